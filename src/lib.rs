@@ -1,1 +1,24 @@
-//! The core.
+//! What Rouse decides, and the streaming core that carries it out.
+//!
+//! ```text
+//!   observe                    decide                         execute
+//!   child exits, probes,  ──▶  Fleet::on(event, now)
+//!   meters, arrivals           Fleet::plan(now) ──▶ commands ──▶ Platform::submit
+//!        ▲                     Fleet::next_deadline()                 │
+//!        └──────────────── outcomes come back as events ◀────────────┘
+//! ```
+//!
+//! The crate has two halves, and `tests/purity.rs` fails when the first imports what only the second may:
+//!
+//! * **decide**: [`units`], [`model`], [`engine`], [`fleet`], [`sim`]. Synchronous; no clock, no randomness, no I/O, no
+//!   tokio, no hyper. Time comes in as a [`units::Tick`]; every decision comes out with its reason.
+//! * **carry**: [`lease`], [`openai`], [`relay`]. Holds requests, counts them, moves their bytes.
+//!
+//! The gateway's driver is the only caller of all three verbs, and the only reader of a clock.
+
+pub mod engine;
+pub mod fault;
+pub mod fleet;
+pub mod lease;
+pub mod model;
+pub mod units;

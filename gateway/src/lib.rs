@@ -1,1 +1,5 @@
+//! The gateway: listeners, the driver, the platforms.
 
+pub mod driver;
+pub mod platform;
+pub mod routes;

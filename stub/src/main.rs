@@ -6,7 +6,11 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "rouse-stub", version, about = "Rouse's small second binary, for Pods and nodes")]
+#[command(
+    name = "rouse-stub",
+    version,
+    about = "Rouse's small second binary, for Pods and nodes"
+)]
 struct Args {
     #[command(subcommand)]
     role: Role,
@@ -30,6 +34,9 @@ fn main() -> ExitCode {
         Role::Launcher => "launcher",
         Role::Node => "node",
     };
-    eprintln!("rouse-stub {role}: not built yet in version {}; on one machine use rouse-gateway alone", env!("CARGO_PKG_VERSION"));
+    eprintln!(
+        "rouse-stub {role}: not built yet in version {}; on one machine use rouse-gateway alone",
+        env!("CARGO_PKG_VERSION")
+    );
     ExitCode::from(69)
 }

@@ -1,0 +1,209 @@
+//! Everything that can go wrong for a request, as one closed set.
+//!
+//! HTTP status, error code, log level and metric label all follow from a [`Fault`]; `openai::error` is the one place
+//! that turns it into what a client sees. Texts inside come from the configuration or from us, never from an
+//! engine's log.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    model::ModelName,
+    units::{Bytes, Millis},
+};
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case", tag = "fault")]
+pub enum Fault {
+    #[error("{message}")]
+    InvalidRequest { message: String, param: Option<String> },
+    #[error("invalid API key")]
+    InvalidApiKey,
+    #[error("this key may not use the model '{model}'")]
+    ModelForbidden { model: String },
+    #[error("Model '{model}' not found")]
+    ModelNotFound { model: String },
+    #[error("no route {method} {path}")]
+    RouteNotFound { method: String, path: String },
+    #[error("{method} is not allowed on {path}")]
+    MethodNotAllowed { method: String, path: String },
+    #[error("the request was not received in time: {what}")]
+    RequestTimeout { what: String },
+    #[error("the body is larger than {setting} ({limit})")]
+    BodyTooLarge { setting: String, limit: Bytes },
+    #[error("Content-Encoding '{encoding}' is not supported: send the body unencoded")]
+    UnsupportedEncoding { encoding: String },
+    #[error("the request's headers are larger than {limit}")]
+    HeadersTooLarge { limit: Bytes },
+    #[error("{what} is not implemented")]
+    NotImplemented { what: String },
+    /// It does not fit. `never`: not even when everything else is put away.
+    #[error("Cannot schedule {}: insufficient memory", .0.model)]
+    InsufficientMemory(Box<Shortage>),
+    #[error("{message}")]
+    QueueFull { message: String, wait: Wait },
+    #[error("too many requests for this key")]
+    RateLimited { retry_after: Millis },
+    #[error("the bodies in flight are at their limit {limit}")]
+    Busy { limit: Bytes },
+    #[error("the client left while {}", .phase.as_str())]
+    ClientLeft { phase: Phase },
+    #[error("the engine of '{model}' cannot be reached")]
+    EngineUnreachable { model: ModelName },
+    #[error("the engine of '{model}' closed the connection before it answered")]
+    EngineClosed { model: ModelName },
+    /// The engine was hung, died or was stopped under a running exchange.
+    #[error("the engine of '{model}' failed: {cause}")]
+    EngineFailed {
+        model: ModelName,
+        cause: Cause,
+        wait: Option<Wait>,
+    },
+    #[error("Model '{model}' failed to become ready: {cause}")]
+    ModelNotReady {
+        model: ModelName,
+        cause: Cause,
+        wait: Wait,
+    },
+    #[error("the gateway is shutting down")]
+    ShuttingDown,
+    #[error("the control plane does not answer")]
+    ControlPlane,
+    #[error("the engine of '{model}' did not answer in time ({which} after {limit})")]
+    EngineTimeout {
+        model: ModelName,
+        which: Timer,
+        limit: Millis,
+    },
+    /// The turn of this model ended while the stream ran, and policy says `cut`.
+    #[error("the turn of '{model}' is over and its drain deadline has passed")]
+    TurnOver { model: ModelName },
+    /// A defect of ours.
+    #[error("internal error")]
+    Internal,
+}
+
+/// Where a client was when it left; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    Parked,
+    Connecting,
+    Headers,
+    Streaming,
+}
+
+/// Which deadline of an exchange passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Timer {
+    FirstByte,
+    NonStream,
+    Idle,
+}
+
+/// Why an engine did not become or stay usable. A class, shown to clients; details are in the engine's log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    OutOfMemory,
+    PortTaken,
+    /// The command could not be run at all.
+    CommandNotFound,
+    Exited(i32),
+    /// Ended by this signal.
+    Killed(i32),
+    Timeout,
+    /// It answers, but not as an engine that can serve.
+    Unhealthy,
+    /// No progress and no health.
+    Hung,
+    /// The engine serves another model than the configuration says.
+    WrongModel {
+        serves: String,
+    },
+    /// It listens on every interface, and the configuration does not allow that.
+    PublicListener,
+    /// The engine refused the call (sleep or wake).
+    Refused,
+    /// An operator's order.
+    Stopped,
+    Unreachable,
+    AcceleratorLost,
+}
+
+/// What a refused or parked request waited for. Every 429 and 503 carries it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wait {
+    /// In words, from the plan's report.
+    pub waited_for: String,
+    pub waited: Millis,
+    /// Place in the model's queue, from 1; 0 when it was not queued.
+    pub position: u32,
+    pub holders: Vec<Blocking>,
+    /// The earliest moment at which trying again makes sense.
+    pub retry_after: Option<Millis>,
+}
+
+/// Why a model does not fit, in numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shortage {
+    pub model: ModelName,
+    /// Per accelerator.
+    pub memory: Bytes,
+    pub available: Bytes,
+    pub never: bool,
+    pub wait: Wait,
+}
+
+/// A model that holds memory another one waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocking {
+    pub model: ModelName,
+    pub memory: Bytes,
+    pub idle_for: Millis,
+    pub leases: u32,
+    pub pinned: bool,
+}
+
+impl Phase {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Parked => "parked",
+            Self::Connecting => "connecting",
+            Self::Headers => "waiting for headers",
+            Self::Streaming => "streaming",
+        }
+    }
+}
+
+impl std::fmt::Display for Timer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::FirstByte => "firstByte",
+            Self::NonStream => "nonStream",
+            Self::Idle => "idle",
+        })
+    }
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::OutOfMemory => f.write_str("out_of_memory"),
+            Self::PortTaken => f.write_str("port_taken"),
+            Self::CommandNotFound => f.write_str("command_not_found"),
+            Self::Exited(code) => write!(f, "exited:{code}"),
+            Self::Killed(signal) => write!(f, "killed:{signal}"),
+            Self::Timeout => f.write_str("timeout"),
+            Self::Unhealthy => f.write_str("unhealthy"),
+            Self::Hung => f.write_str("hung"),
+            Self::WrongModel { serves } => write!(f, "wrong_model: the engine serves '{serves}'"),
+            Self::PublicListener => f.write_str("public_listener"),
+            Self::Refused => f.write_str("refused"),
+            Self::Stopped => f.write_str("stopped"),
+            Self::Unreachable => f.write_str("unreachable"),
+            Self::AcceleratorLost => f.write_str("accelerator_lost"),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! What the decisions are told. Every observation and every outcome of a command is one of these, on one channel and
+//! in the journal, so that a journal is the whole input of a [`super::Fleet`].
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    fault::Cause,
+    model::{AcceleratorId, Configuration, EngineId, Level, ModelName},
+    units::{Bytes, Generation, Millis, Tick},
+};
+
+/// A parked request's identity, unique in one gateway's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct WaiterId(pub u64);
+
+/// One operator's order, unique in one gateway's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct OperationId(pub u64);
+
+/// A parked request, as plain data. The driver keeps the other end of its channel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiter {
+    pub id: WaiterId,
+    pub model: ModelName,
+    /// The model's priority plus the key's; higher goes first.
+    pub band: i32,
+    /// Whose request it is, for fairness; empty without keys.
+    pub key: String,
+    /// When it first arrived; a replayed canary keeps it.
+    pub arrived: Tick,
+    /// When its wait ends in any case.
+    pub deadline: Tick,
+    /// It can be the canary: a stream, which can be replayed until its first byte.
+    pub stream: bool,
+}
+
+/// An observation or an outcome. Those with a `generation` are ignored when the engine has moved on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "event")]
+pub enum Event {
+    /// Loaded or reloaded; models and accelerators that are absent are on their way out.
+    Configured {
+        configuration: Box<Configuration>,
+    },
+    /// What an earlier life learned of a model.
+    Recalled {
+        model: ModelName,
+        learned: Learned,
+    },
+    /// Everything that already ran has been reported: scheduling may begin.
+    AdoptionDone,
+
+    // Requests
+    Arrived {
+        waiter: Waiter,
+    },
+    /// The client of a parked request went away, or its own timer ended it.
+    Left {
+        waiter: WaiterId,
+    },
+    /// Sampled from the gate: leases held, when the last one ended, when the last response byte passed.
+    Used {
+        engine: EngineId,
+        generation: Generation,
+        leases: u32,
+        last_end: Tick,
+        last_byte: Tick,
+    },
+    /// The gate is closed and no lease is left.
+    Drained {
+        engine: EngineId,
+        generation: Generation,
+    },
+    /// How the first request, or the adapter's one-token probe, after a start or wake went.
+    Canary {
+        engine: EngineId,
+        generation: Generation,
+        verdict: Verdict,
+    },
+
+    // Outcomes of commands
+    /// The reservation stands; on one machine its accelerators are known at once.
+    Placed {
+        engine: EngineId,
+        generation: Generation,
+        accelerators: Vec<AcceleratorId>,
+    },
+    /// Somebody else reserved first.
+    Conflict {
+        engine: EngineId,
+        generation: Generation,
+    },
+    /// The process or Pod exists; it will answer here.
+    Started {
+        engine: EngineId,
+        generation: Generation,
+        address: SocketAddr,
+    },
+    /// The engine has measured free memory and taken its own: others may start beside it.
+    Profiled {
+        engine: EngineId,
+        generation: Generation,
+    },
+    /// Health answers, after a launch or a wake.
+    Ready {
+        engine: EngineId,
+        generation: Generation,
+    },
+    /// The engine said that it sleeps.
+    Slept {
+        engine: EngineId,
+        generation: Generation,
+        level: Level,
+    },
+    SleepFailed {
+        engine: EngineId,
+        generation: Generation,
+        cause: Cause,
+    },
+    WakeFailed {
+        engine: EngineId,
+        generation: Generation,
+        cause: Cause,
+    },
+    /// A start that cannot succeed, though the process may still be there.
+    StartFailed {
+        engine: EngineId,
+        generation: Generation,
+        cause: Cause,
+    },
+    /// The process or Pod is seen gone, by order or by itself.
+    Gone {
+        engine: EngineId,
+        generation: Generation,
+        cause: Cause,
+    },
+
+    // Observations
+    /// A health probe of an awake engine. `progressed`: its own token counters moved since the last one.
+    Health {
+        engine: EngineId,
+        generation: Generation,
+        ok: bool,
+        progressed: bool,
+    },
+    /// A meter reading: bytes in use on the accelerator, and by which engine where that can be told.
+    Memory {
+        accelerator: AcceleratorId,
+        used: Bytes,
+        by_engine: Option<BTreeMap<EngineId, Bytes>>,
+    },
+    AcceleratorLost {
+        accelerator: AcceleratorId,
+    },
+    AcceleratorBack {
+        accelerator: AcceleratorId,
+    },
+    /// An engine that already ran when this gateway started.
+    Adopted {
+        engine: EngineId,
+        generation: Generation,
+        found: Found,
+    },
+
+    // People
+    Operator {
+        operation: OperationId,
+        model: ModelName,
+        order: Order,
+    },
+    /// No more waking; every waiter is refused, engines are stopped when `engines` says so.
+    Shutdown {
+        stop_engines: bool,
+    },
+}
+
+/// What a gateway found of an engine when it started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    pub address: SocketAddr,
+    pub accelerators: Vec<AcceleratorId>,
+    /// Asleep at this level; `None`: awake, or still starting when `ready` is false.
+    pub asleep: Option<Level>,
+    pub ready: bool,
+    /// Which template it was started from.
+    pub fingerprint: u64,
+    /// When its last lease ended, as recorded by the gateway before.
+    pub last_end: Tick,
+    pub started: Tick,
+}
+
+/// A canary's outcome. Any status below 500 passes; a client that leaves proves nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Verdict {
+    Passed,
+    Failed(Cause),
+    Inconclusive,
+}
+
+/// What an operator may order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Order {
+    Wake,
+    Sleep { level: Option<Level> },
+    Stop,
+    Pin,
+    Unpin,
+}
+
+/// Learned from earlier lives, given back at the start so that estimates need not be learned again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Learned {
+    pub peak: Option<Bytes>,
+    pub residue: Option<Bytes>,
+    pub start: Option<Millis>,
+    pub wake: Option<Millis>,
+    pub sleep: Option<Millis>,
+}

@@ -1,0 +1,132 @@
+//! What the decisions say about themselves: for every model a reason, also for doing nothing.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Serialize};
+
+use super::event::Learned;
+use crate::{
+    fault::Wait,
+    model::{AcceleratorId, EngineId, ModelName},
+    units::{Bytes, Generation, Tick},
+};
+
+/// One line for every model, in the order of names. `Display` is what people read and what golden tests compare.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    pub models: BTreeMap<ModelName, Line>,
+    /// Accelerators on which nothing new is granted, and why.
+    pub accelerators: BTreeMap<AcceleratorId, String>,
+}
+
+/// Why a model is as it is, and what it waits for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Line {
+    pub state: ModelState,
+    pub waiting: u32,
+    pub leases: u32,
+    /// In words: "waiting for gpu-1: held by qwen-8b, 2 leases, drains at most until 12:00:03.000".
+    pub reason: String,
+    /// The same as data, for those refused or parked.
+    pub wait: Wait,
+}
+
+/// A model's state as clients and operators see it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ModelState {
+    Awake,
+    Asleep,
+    Launching,
+    #[default]
+    Cold,
+    Failed,
+}
+
+/// The whole state, as `GET /admin/v1/fleet` shows it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct View {
+    pub accelerators: Vec<AcceleratorView>,
+    pub host: HostView,
+    pub models: Vec<ModelView>,
+    pub engines: Vec<EngineView>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AcceleratorView {
+    pub id: AcceleratorId,
+    pub capacity: Bytes,
+    pub reserved: Bytes,
+    /// The last meter reading.
+    pub observed: Option<Bytes>,
+    pub healthy: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HostView {
+    pub capacity: Bytes,
+    pub reserved: Bytes,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelView {
+    pub name: ModelName,
+    pub state: ModelState,
+    pub waiting: u32,
+    pub leases: u32,
+    pub pinned: bool,
+    pub reason: String,
+    pub declared: Bytes,
+    pub learned: Learned,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EngineView {
+    pub engine: EngineId,
+    pub generation: Generation,
+    /// The engine's own state, by its name in `lifecycle`: `Loading`, `Asleep(1)`, ….
+    pub state: String,
+    pub since: Tick,
+    pub leases: u32,
+    pub accelerators: Vec<AcceleratorId>,
+    /// Bytes booked on each of the accelerators.
+    pub reserved: Bytes,
+    pub host: Bytes,
+}
+
+impl ModelState {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Awake => "awake",
+            Self::Asleep => "asleep",
+            Self::Launching => "launching",
+            Self::Cold => "cold",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (model, line) in &self.models {
+            writeln!(
+                f,
+                "{model}: {}, {} waiting, {} leases: {}",
+                line.state.as_str(),
+                line.waiting,
+                line.leases,
+                line.reason
+            )?;
+        }
+        for (accelerator, why) in &self.accelerators {
+            writeln!(f, "{accelerator}: {why}")?;
+        }
+        Ok(())
+    }
+}

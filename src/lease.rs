@@ -1,0 +1,198 @@
+//! Gates and leases: who may use an engine, and when nobody does any more.
+//!
+//! Everything that puts an engine away hangs on one question: is it still used? The answer must be exact, it is asked
+//! on every request, and a request that arrives in the same nanosecond as the order to close must fall on one side or
+//! the other. So a gate is a single atomic word ([`count::Count`], checked exhaustively with loom): a closed bit, a
+//! bit that says somebody queues, and the number of leases. Taking a lease is one compare-and-set which fails when the
+//! gate is closed.
+//!
+//! A gate belongs to one (engine, generation) and is never used for another: a lease of a former life cannot count
+//! for the present one. Only the driver opens and closes it. A lease ends when it is dropped, and it is owned by the
+//! response body, never by the response head.
+
+use std::{
+    num::NonZeroU32,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use tokio::{
+    sync::{Notify, futures::OwnedNotified},
+    time::Instant,
+};
+
+use crate::{
+    fault::Fault,
+    units::{Millis, Tick},
+};
+
+pub mod count;
+
+use count::{Count, Released};
+
+/// Reads the moment. Anchored once to wall time by the driver, monotonic afterwards.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    origin: Instant,
+    at: Tick,
+}
+
+/// The gate of one engine's life. Closed when made.
+#[derive(Debug)]
+pub struct Gate {
+    count: Count,
+    limit: Option<NonZeroU32>,
+    clock: Clock,
+    /// When the last lease ended, and when the last response byte passed: ticks, 0 for never.
+    last_end: AtomicU64,
+    last_byte: AtomicU64,
+    /// Wakes the driver: a closed gate emptied, or a place came free that somebody waits for.
+    driver: Arc<Notify>,
+    fault: OnceLock<Fault>,
+    revoked: Arc<Notify>,
+}
+
+/// One request's hold on an engine, from forwarding until the last response byte or drop.
+#[derive(Debug)]
+pub struct Lease {
+    gate: Arc<Gate>,
+}
+
+impl Clock {
+    #[must_use]
+    pub const fn new(origin: Instant, at: Tick) -> Self {
+        Self { origin, at }
+    }
+
+    #[must_use]
+    pub fn now(&self) -> Tick {
+        self.at + Millis::from(Instant::now().duration_since(self.origin))
+    }
+
+    /// When `tick` is due on the runtime's clock; now, when it has passed.
+    #[must_use]
+    pub fn instant(&self, tick: Tick) -> Instant {
+        self.origin + tick.since(self.at).duration()
+    }
+}
+
+impl Gate {
+    /// `limit`: leases at a time. `driver` is notified when a release matters to it.
+    #[must_use]
+    pub fn new(limit: Option<NonZeroU32>, clock: Clock, driver: Arc<Notify>) -> Arc<Self> {
+        Arc::new(Self {
+            count: Count::closed(),
+            limit,
+            clock,
+            last_end: AtomicU64::new(0),
+            last_byte: AtomicU64::new(0),
+            driver,
+            fault: OnceLock::new(),
+            revoked: Arc::default(),
+        })
+    }
+
+    /// A lease for a request that did not queue. `None` when the gate is closed, full, or others queue already.
+    #[must_use]
+    pub fn take(self: &Arc<Self>) -> Option<Lease> {
+        self.count.take(self.limit(), false).then(|| Lease {
+            gate: Arc::clone(self),
+        })
+    }
+
+    /// A lease for a request that queued: goes before newcomers. `None` when the gate is closed or full.
+    #[must_use]
+    pub fn take_queued(self: &Arc<Self>) -> Option<Lease> {
+        self.count.take(self.limit(), true).then(|| Lease {
+            gate: Arc::clone(self),
+        })
+    }
+
+    pub fn open(&self) {
+        self.count.open();
+    }
+
+    /// Closes; returns the leases still out. From here on no lease is given, and the driver is notified when the
+    /// last one ends (also when there is none, so that a drain has one way of ending).
+    pub fn close(&self) -> u32 {
+        let leases = self.count.close();
+        if leases == 0 {
+            self.driver.notify_one();
+        }
+        leases
+    }
+
+    /// Says whether requests queue for this engine: newcomers then may not overtake them.
+    pub fn set_queued(&self, queued: bool) {
+        self.count.set_queued(queued);
+    }
+
+    /// Ends every exchange on this engine with `fault`; the gate must be closed before. Later calls change nothing.
+    pub fn revoke(&self, fault: Fault) {
+        if self.fault.set(fault).is_ok() {
+            self.revoked.notify_waiters();
+        }
+    }
+
+    #[must_use]
+    pub fn leases(&self) -> u32 {
+        self.count.leases()
+    }
+
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.count.is_open()
+    }
+
+    /// When the last lease ended; `Tick(0)` for never.
+    #[must_use]
+    pub fn last_end(&self) -> Tick {
+        Tick(self.last_end.load(Ordering::Relaxed))
+    }
+
+    /// When a response byte last passed; `Tick(0)` for never.
+    #[must_use]
+    pub fn last_byte(&self) -> Tick {
+        Tick(self.last_byte.load(Ordering::Relaxed))
+    }
+
+    fn limit(&self) -> u32 {
+        self.limit.map_or(count::MAX_LEASES, NonZeroU32::get)
+    }
+}
+
+impl Lease {
+    /// A response byte passed just now: the engine makes progress.
+    pub fn progress(&self) {
+        self.gate
+            .last_byte
+            .store(self.gate.clock.now().0, Ordering::Relaxed);
+    }
+
+    /// Why this exchange must end at once, if it must.
+    #[must_use]
+    pub fn revoked(&self) -> Option<&Fault> {
+        self.gate.fault.get()
+    }
+
+    /// Completes when the lease is revoked. Register it (`enable` or poll) before the last look at [`Self::revoked`],
+    /// else a revocation in between is missed.
+    #[must_use]
+    pub fn on_revoke(&self) -> OwnedNotified {
+        Arc::clone(&self.gate.revoked).notified_owned()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.gate
+            .last_end
+            .store(self.gate.clock.now().0, Ordering::Relaxed);
+        match self.gate.count.release() {
+            Released::Unnoticed => {}
+            Released::Drained | Released::Freed => self.gate.driver.notify_one(),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The one word behind a gate: closed bit, queued bit, count.
+//!
+//! Kept apart from everything that is not an atomic so that loom can try every interleaving of it.
+
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU32, Ordering};
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, Ordering};
+
+const CLOSED: u32 = 1 << 31;
+const QUEUED: u32 = 1 << 30;
+/// The most leases a gate can count.
+pub const MAX_LEASES: u32 = QUEUED - 1;
+
+#[derive(Debug)]
+pub struct Count(AtomicU32);
+
+/// What a release means to the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    Unnoticed,
+    /// The gate is closed and this was the last lease.
+    Drained,
+    /// A place came free, and somebody queues for it.
+    Freed,
+}
+
+impl Count {
+    #[must_use]
+    pub fn closed() -> Self {
+        Self(AtomicU32::new(CLOSED))
+    }
+
+    /// One more lease, unless closed, at `limit`, or (for those who did not queue) somebody queues.
+    pub fn take(&self, limit: u32, queued: bool) -> bool {
+        let refuse = if queued { CLOSED } else { CLOSED | QUEUED };
+        let mut word = self.0.load(Ordering::Relaxed);
+        loop {
+            if word & refuse != 0 || word & MAX_LEASES >= limit {
+                return false;
+            }
+            // Acquire: what the driver did before it opened is seen by whoever gets in.
+            match self
+                .0
+                .compare_exchange_weak(word, word + 1, Ordering::Acquire, Ordering::Relaxed)
+            {
+                Ok(_) => return true,
+                Err(seen) => word = seen,
+            }
+        }
+    }
+
+    /// Release: everything the holder did happens before the drain that this may complete.
+    pub fn release(&self) -> Released {
+        let before = self.0.fetch_sub(1, Ordering::AcqRel);
+        debug_assert!(before & MAX_LEASES > 0, "a lease was released twice");
+        if before & CLOSED != 0 && before & MAX_LEASES == 1 {
+            Released::Drained
+        } else if before & QUEUED != 0 {
+            Released::Freed
+        } else {
+            Released::Unnoticed
+        }
+    }
+
+    pub fn open(&self) {
+        self.0.fetch_and(!CLOSED, Ordering::Release);
+    }
+
+    /// Closes and returns the leases still out.
+    pub fn close(&self) -> u32 {
+        self.0.fetch_or(CLOSED, Ordering::AcqRel) & MAX_LEASES
+    }
+
+    pub fn set_queued(&self, queued: bool) {
+        if queued {
+            self.0.fetch_or(QUEUED, Ordering::AcqRel);
+        } else {
+            self.0.fetch_and(!QUEUED, Ordering::AcqRel);
+        }
+    }
+
+    #[must_use]
+    pub fn leases(&self) -> u32 {
+        self.0.load(Ordering::Acquire) & MAX_LEASES
+    }
+
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.0.load(Ordering::Acquire) & CLOSED == 0
+    }
+}

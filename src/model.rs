@@ -1,0 +1,325 @@
+//! What is configured: models, accelerators, policy. Plain data, the same on one machine and in a cluster.
+
+use std::{borrow::Borrow, collections::BTreeMap, fmt, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::{Bytes, Millis};
+
+/// The name of a configured model, as the configuration spells it. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ModelName(Arc<str>);
+
+/// One accelerator, by its UUID (`GPU-…`) or the name a configuration gave it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct AcceleratorId(Arc<str>);
+
+macro_rules! text_id {
+    ($($name:ident)*) => {$(
+        impl $name {
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+        impl From<&str> for $name {
+            fn from(text: &str) -> Self {
+                Self(text.into())
+            }
+        }
+        impl From<String> for $name {
+            fn from(text: String) -> Self {
+                Self(text.into())
+            }
+        }
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    )*};
+}
+
+text_id!(ModelName AcceleratorId);
+
+/// One engine of a model: `name#replica`, in texts and as a map key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct EngineId {
+    pub model: ModelName,
+    pub replica: u32,
+}
+
+impl EngineId {
+    #[must_use]
+    pub const fn new(model: ModelName, replica: u32) -> Self {
+        Self { model, replica }
+    }
+}
+
+impl fmt::Display for EngineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}#{}", self.model, self.replica)
+    }
+}
+
+impl From<EngineId> for String {
+    fn from(id: EngineId) -> Self {
+        id.to_string()
+    }
+}
+
+impl TryFrom<String> for EngineId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let (model, replica) = text
+            .rsplit_once('#')
+            .ok_or_else(|| format!("'{text}' names no engine"))?;
+        let replica = replica.parse().map_err(|_| format!("'{text}' names no engine"))?;
+        Ok(Self {
+            model: model.into(),
+            replica,
+        })
+    }
+}
+
+/// A configured model, as the decisions see it. The command line, probes and paths belong to the platform.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelSpec {
+    pub name: ModelName,
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    pub accelerators: Accelerators,
+    pub memory: Memory,
+    pub idle: Idle,
+    /// How many engines serve the model at once.
+    pub replicas: u32,
+    /// Never put away, and kept awake without demand.
+    pub pinned: bool,
+    /// Higher goes first; 0 is usual.
+    pub priority: i32,
+    /// Requests one engine takes at a time; `None` leaves it to the engine.
+    pub max_concurrency: Option<u32>,
+    /// From the launch until the engine answers.
+    pub start_timeout: Millis,
+    /// The engine was told its KV-cache bytes, so it does not measure free memory at its start and may start beside others.
+    pub explicit_memory: bool,
+    /// The kind of engine knows sleep and wake.
+    pub can_sleep: bool,
+    /// Changes when the command, environment or kind changes: an engine with another fingerprint is outdated.
+    pub fingerprint: u64,
+}
+
+/// Which accelerators an engine of the model takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Accelerators {
+    /// Any so many.
+    Count(u32),
+    /// Exactly these.
+    Ids(Vec<AcceleratorId>),
+}
+
+/// Memory of one engine, per accelerator it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    pub awake: Bytes,
+    /// What an asleep engine keeps: its residue.
+    pub asleep: Bytes,
+    /// Host RAM a level-1 sleeper keeps its weights in.
+    pub host: Bytes,
+}
+
+/// When an unused model is put away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Idle {
+    /// `None`: never by idleness.
+    pub sleep_after: Option<Millis>,
+    pub stop_after: Option<Millis>,
+    pub level: LevelPolicy,
+}
+
+/// How deep an engine sleeps. Level 1 keeps the weights in host RAM; level 2 drops them and reads them again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum LevelPolicy {
+    One,
+    Two,
+    /// Level 1 while the host's budget has room, else level 2.
+    Auto,
+    /// Stopped instead.
+    Never,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Level {
+    One,
+    Two,
+}
+
+impl Level {
+    /// As engines spell it in `/sleep?level=`.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::One => 1,
+            Self::Two => 2,
+        }
+    }
+}
+
+/// One accelerator and what it can hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accelerator {
+    pub id: AcceleratorId,
+    /// What may be granted: the total, less what the driver keeps, less the configured headroom.
+    pub capacity: Bytes,
+    /// The platform can read how much is in use.
+    pub metered: bool,
+}
+
+/// Policy that is not a model's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Host RAM that level-1 sleepers may hold together.
+    pub host_memory: Bytes,
+    pub queue: Queue,
+    pub turns: Turns,
+    pub eviction: Eviction,
+    pub timeouts: Timeouts,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Queue {
+    pub policy: QueuePolicy,
+    /// Requests parked at once, over all models.
+    pub max_waiting: u32,
+    pub max_wait: Millis,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum QueuePolicy {
+    Wait,
+    /// Refuse what would have to wait for memory that others hold.
+    Reject,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turns {
+    /// An awake model keeps its place at least so long.
+    pub residency: Millis,
+    /// When others wait, its gate closes at the latest so long after it became awake.
+    pub max_turn: Millis,
+    pub drain_deadline: Millis,
+    pub on_deadline: OnDeadline,
+}
+
+/// What happens to streams that outlast a drain's deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum OnDeadline {
+    /// Reported and counted; they finish.
+    Wait,
+    /// Ended with an in-stream error.
+    Cut,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Eviction {
+    /// Any idle model past its residency.
+    Residency,
+    /// Only models idle for longer than their own `sleepAfter`.
+    Cooldown,
+    Never,
+}
+
+/// Deadlines of an engine's transitions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timeouts {
+    /// No progress for so long *and* a failing health probe: hung.
+    pub progress: Millis,
+    /// For `/sleep`; one second more per GiB to be freed.
+    pub sleep: Millis,
+    /// For a wake; one second more per GiB to be taken.
+    pub wake: Millis,
+    /// From SIGTERM to SIGKILL.
+    pub stop_grace: Millis,
+    /// How long the memory meter may lag behind a confirmed sleep before what it shows is taken as the residue.
+    pub settle: Millis,
+}
+
+/// Everything configured, in one piece: what a journal starts with and what a reload replaces.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Configuration {
+    pub settings: Settings,
+    pub accelerators: Vec<Accelerator>,
+    pub models: Vec<ModelSpec>,
+}
+
+/// Finds a model by its name or an alias. Immutable; a reload makes another.
+#[derive(Clone, Debug, Default)]
+pub struct Registry {
+    names: BTreeMap<String, ModelName>,
+}
+
+impl Registry {
+    #[must_use]
+    pub fn new<'a>(models: impl IntoIterator<Item = &'a ModelSpec>) -> Self {
+        let mut names = BTreeMap::new();
+        for spec in models {
+            for alias in &spec.aliases {
+                names.insert(alias.clone(), spec.name.clone());
+            }
+            names.insert(spec.name.to_string(), spec.name.clone());
+        }
+        Self { names }
+    }
+
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<&ModelName> {
+        self.names.get(name)
+    }
+
+    /// Every name and alias with the model it means, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &ModelName)> {
+        self.names.iter().map(|(name, model)| (name.as_str(), model))
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            host_memory: Bytes::gib(16),
+            queue: Queue {
+                policy: QueuePolicy::Wait,
+                max_waiting: 1000,
+                max_wait: Millis::secs(540),
+            },
+            turns: Turns {
+                residency: Millis::secs(30),
+                max_turn: Millis::secs(120),
+                drain_deadline: Millis::secs(120),
+                on_deadline: OnDeadline::Wait,
+            },
+            eviction: Eviction::Residency,
+            timeouts: Timeouts {
+                progress: Millis::secs(10),
+                sleep: Millis::secs(30),
+                wake: Millis::secs(30),
+                stop_grace: Millis::secs(10),
+                settle: Millis::secs(2),
+            },
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Numbers that must not be mixed up: sizes, moments, spans, lives.
+//!
+//! They are newtypes because each of them has once been an integer in a bug report somewhere: bytes added to
+//! mebibytes, a deadline compared with a duration, an outcome of an engine's former life believed in its next.
+
+use std::{
+    fmt,
+    ops::{Add, AddAssign, Sub},
+    str::FromStr,
+    time::Duration,
+};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A quantity of memory in bytes. Written and parsed with binary or decimal suffixes (`30Gi`, `256MiB`, `1.5G`, `4096`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bytes(pub u64);
+
+/// A moment: milliseconds since the Unix epoch, advanced by a monotonic clock.
+///
+/// The driver anchors it to wall time once at its start, so moments of two lives of a gateway can be compared
+/// (idle clocks survive a restart) while steps of the wall clock cannot end a residency early.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Tick(pub u64);
+
+/// A span in milliseconds. Written and parsed as `250ms`, `30s`, `9m`, `1h`, `1m30s`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Millis(pub u64);
+
+/// Which life of an engine a command or an outcome means. Grows by one with every launch; an outcome of an older
+/// life is ignored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Generation(pub u64);
+
+/// Why a text is not a [`Bytes`] or [`Millis`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("'{0}' is not a size: write a number and a unit, like 30Gi, 256MiB or 4096")]
+    Size(String),
+    #[error("'{0}' is not a duration: write a number and a unit, like 250ms, 30s, 9m or 1h30m")]
+    Span(String),
+}
+
+const SIZES: [(&str, f64); 4] = [
+    ("Ti", 1_099_511_627_776.0),
+    ("Gi", 1_073_741_824.0),
+    ("Mi", 1_048_576.0),
+    ("Ki", 1024.0),
+];
+
+impl Bytes {
+    pub const ZERO: Self = Self(0);
+
+    pub const fn gib(n: u64) -> Self {
+        Self(n << 30)
+    }
+
+    pub const fn mib(n: u64) -> Self {
+        Self(n << 20)
+    }
+
+    #[must_use]
+    pub const fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+}
+
+impl Add for Bytes {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl AddAssign for Bytes {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+impl std::iter::Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+        iter.fold(Self::ZERO, Add::add)
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n = self.0 as f64;
+        for (suffix, unit) in SIZES {
+            if n >= unit {
+                let value = n / unit;
+                return if value.fract() == 0.0 {
+                    write!(f, "{value:.0}{suffix}")
+                } else {
+                    write!(f, "{value:.2}{suffix}")
+                };
+            }
+        }
+        write!(f, "{}", self.0)
+    }
+}
+
+impl FromStr for Bytes {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let bad = || Error::Size(text.to_owned());
+        let trimmed = text.trim();
+        let digits = trimmed
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(trimmed.len());
+        let (number, unit) = trimmed.split_at(digits);
+        let factor: u64 = match unit.trim() {
+            "" | "B" => 1,
+            "k" | "K" | "kB" | "KB" => 1_000,
+            "M" | "MB" => 1_000_000,
+            "G" | "GB" => 1_000_000_000,
+            "T" | "TB" => 1_000_000_000_000,
+            "Ki" | "KiB" => 1 << 10,
+            "Mi" | "MiB" => 1 << 20,
+            "Gi" | "GiB" => 1 << 30,
+            "Ti" | "TiB" => 1 << 40,
+            _ => return Err(bad()),
+        };
+        if let Ok(whole) = number.parse::<u64>() {
+            return whole.checked_mul(factor).map(Self).ok_or_else(bad);
+        }
+        let value = number.parse::<f64>().map_err(|_| bad())? * factor as f64;
+        if value.is_finite() && value < u64::MAX as f64 {
+            Ok(Self(value.round() as u64))
+        } else {
+            Err(bad())
+        }
+    }
+}
+
+impl Millis {
+    pub const ZERO: Self = Self(0);
+    /// Long enough to mean "no limit" in sums without overflowing them.
+    pub const FOREVER: Self = Self(u64::MAX / 4);
+
+    pub const fn secs(n: u64) -> Self {
+        Self(n * 1000)
+    }
+
+    pub const fn duration(self) -> Duration {
+        Duration::from_millis(self.0)
+    }
+}
+
+impl From<Duration> for Millis {
+    fn from(d: Duration) -> Self {
+        Self(u64::try_from(d.as_millis()).unwrap_or(u64::MAX / 4))
+    }
+}
+
+impl Add for Millis {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl fmt::Display for Millis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 < 1000 {
+            return write!(f, "{}ms", self.0);
+        }
+        let (h, m, s, ms) = (
+            self.0 / 3_600_000,
+            self.0 / 60_000 % 60,
+            self.0 / 1000 % 60,
+            self.0 % 1000,
+        );
+        if h > 0 {
+            write!(f, "{h}h")?;
+        }
+        if m > 0 {
+            write!(f, "{m}m")?;
+        }
+        match (s, ms) {
+            (0, 0) => Ok(()),
+            (s, 0) => write!(f, "{s}s"),
+            (s, ms) => write!(f, "{s}.{ms:03}s"),
+        }
+    }
+}
+
+impl FromStr for Millis {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let bad = || Error::Span(text.to_owned());
+        let mut rest = text.trim();
+        if rest.is_empty() {
+            return Err(bad());
+        }
+        let mut total = 0.0_f64;
+        while !rest.is_empty() {
+            let digits = rest
+                .find(|c: char| !c.is_ascii_digit() && c != '.')
+                .ok_or_else(bad)?;
+            let (number, tail) = rest.split_at(digits);
+            let letters = tail
+                .find(|c: char| !c.is_ascii_alphabetic())
+                .unwrap_or(tail.len());
+            let (unit, next) = tail.split_at(letters);
+            let factor = match unit {
+                "ms" => 1.0,
+                "s" => 1e3,
+                "m" => 60e3,
+                "h" => 3600e3,
+                "d" => 86_400e3,
+                _ => return Err(bad()),
+            };
+            total += number.parse::<f64>().map_err(|_| bad())? * factor;
+            rest = next;
+        }
+        if total.is_finite() && total < Self::FOREVER.0 as f64 {
+            Ok(Self(total.round() as u64))
+        } else {
+            Err(bad())
+        }
+    }
+}
+
+impl Tick {
+    /// The span since `earlier`, zero when `earlier` is in fact later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Millis {
+        Millis(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Millis> for Tick {
+    type Output = Self;
+    fn add(self, span: Millis) -> Self {
+        Self(self.0.saturating_add(span.0))
+    }
+}
+
+impl Sub<Millis> for Tick {
+    type Output = Self;
+    fn sub(self, span: Millis) -> Self {
+        Self(self.0.saturating_sub(span.0))
+    }
+}
+
+/// The time of day in UTC, which is what a person reading a report at the console can use.
+impl fmt::Display for Tick {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = self.0 / 1000;
+        write!(
+            f,
+            "{:02}:{:02}:{:02}.{:03}",
+            s / 3600 % 24,
+            s / 60 % 60,
+            s % 60,
+            self.0 % 1000
+        )
+    }
+}
+
+impl Generation {
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+macro_rules! serde_as_text {
+    ($($name:ident)*) => {$(
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+                s.serialize_u64(self.0)
+            }
+        }
+
+        /// A number means the base unit; a text is parsed with its unit.
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                struct Visitor;
+                impl serde::de::Visitor<'_> for Visitor {
+                    type Value = $name;
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str("a number with a unit")
+                    }
+                    fn visit_u64<E: serde::de::Error>(self, v: u64) -> Result<$name, E> {
+                        Ok($name(v))
+                    }
+                    fn visit_i64<E: serde::de::Error>(self, v: i64) -> Result<$name, E> {
+                        u64::try_from(v).map($name).map_err(E::custom)
+                    }
+                    fn visit_str<E: serde::de::Error>(self, v: &str) -> Result<$name, E> {
+                        v.parse().map_err(E::custom)
+                    }
+                }
+                d.deserialize_any(Visitor)
+            }
+        }
+    )*};
+}
+
+serde_as_text!(Bytes Millis);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_every_usual_suffix_and_junk_is_refused() {
+        for (text, bytes) in [
+            ("30Gi", 30 << 30),
+            ("256MiB", 256 << 20),
+            ("1.5Gi", 3 << 29),
+            ("4096", 4096),
+            ("2G", 2_000_000_000),
+        ] {
+            assert_eq!(text.parse::<Bytes>().unwrap().0, bytes, "{text}");
+        }
+        for text in ["", "Gi", "-1Gi", "1Xi", "1Gi Gi", "99999999999Ti", "NaN"] {
+            assert!(text.parse::<Bytes>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn spans_are_read_and_written() {
+        for (text, ms) in [
+            ("250ms", 250),
+            ("30s", 30_000),
+            ("9m", 540_000),
+            ("1h30m", 5_400_000),
+            ("1.5s", 1500),
+        ] {
+            let span = text.parse::<Millis>().unwrap();
+            assert_eq!(span.0, ms, "{text}");
+            assert_eq!(span.to_string().parse::<Millis>().unwrap(), span);
+        }
+        for text in ["", "5", "s", "5 s x", "-1s", "1y"] {
+            assert!(text.parse::<Millis>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_size_is_shown_in_the_unit_a_person_would_use() {
+        assert_eq!(Bytes::gib(30).to_string(), "30Gi");
+        assert_eq!(Bytes(1 << 29).to_string(), "512Mi");
+        assert_eq!(Bytes(3 << 29).to_string(), "1.50Gi");
+        assert_eq!(Bytes(17).to_string(), "17");
+    }
+}
