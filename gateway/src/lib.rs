@@ -1,5 +1,6 @@
 //! The gateway: listeners, the driver, the platforms.
 
+pub mod config;
 pub mod driver;
 pub mod platform;
 pub mod routes;
