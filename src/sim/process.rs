@@ -143,11 +143,7 @@ impl World {
                     cause: Cause::Refused,
                 });
             }
-            Step::Freed => {
-                let residue = process.residue;
-                // Less memory always fits.
-                let _ = self.machine.hold(&engine, residue);
-            }
+            Step::Freed => process.held = process.residue,
             Step::WokenWeights => {
                 let weights = process.weights();
                 let _ = self.allocate(&engine, weights);
@@ -238,7 +234,7 @@ impl World {
 
     fn slept(&mut self, engine: EngineId, generation: Generation) {
         let late = self.random.chance(self.scenario.faults.late_memory);
-        let mut freeing = self.draw(self.scenario.nature.freeing);
+        let freeing = self.draw(self.scenario.nature.freeing);
         let Some(process) = self.machine.process(&engine, generation) else {
             return;
         };
@@ -247,33 +243,28 @@ impl World {
         };
         process.enter(Phase::Asleep(level));
         let (ordered, accelerators) = (process.late.take(), process.accelerators.clone());
-        if !self.machine.metered(&accelerators) {
-            // Nobody could see it: there a confirmed sleep counts.
-            freeing = Millis::ZERO;
+        let freeing = if !self.machine.metered(&accelerators) {
+            // Nobody could see it late: there a confirmed sleep counts.
+            None
         } else if let Some(late) = ordered {
-            freeing = late;
             self.tally.add("fault: late memory");
+            Some(late)
         } else if late {
-            freeing = Millis(self.random.between(100, 5000));
             self.tally.add("fault: late memory");
-        }
-        if freeing == Millis::ZERO {
-            self.process_freed(&engine, generation);
+            Some(Millis(self.random.between(100, 5000)))
         } else {
-            self.plan_step(&engine, freeing, Step::Freed);
+            Some(freeing)
+        };
+        if let Some(after) = freeing {
+            self.plan_step(&engine, after, Step::Freed);
+        } else if let Some(process) = self.machine.process(&engine, generation) {
+            process.held = process.residue;
         }
         self.tell(Event::Slept {
             engine,
             generation,
             level,
         });
-    }
-
-    fn process_freed(&mut self, engine: &EngineId, generation: Generation) {
-        if let Some(process) = self.machine.process(engine, generation) {
-            let residue = process.residue;
-            let _ = self.machine.hold(engine, residue);
-        }
     }
 
     /// The process is gone, with its memory and everybody's exchange on it.

@@ -294,7 +294,7 @@ impl World {
             self.violation(format!("next_deadline is {at}, which is not after {}", self.now));
         }
         self.check_report(plan);
-        if self.steps % 16 == 0 {
+        if self.steps.is_multiple_of(16) {
             self.check_view();
         }
     }
