@@ -40,9 +40,7 @@ impl Route {
     pub fn take(&self) -> Option<(&Endpoint, Lease)> {
         let first = self.endpoints.iter().min_by_key(|e| e.gate.leases())?;
         first.gate.take().map(|lease| (first, lease)).or_else(|| {
-            self.endpoints
-                .iter()
-                .find_map(|endpoint| endpoint.gate.take().map(|lease| (endpoint, lease)))
+            self.endpoints.iter().find_map(|endpoint| endpoint.gate.take().map(|lease| (endpoint, lease)))
         })
     }
 }

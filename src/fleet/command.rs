@@ -11,6 +11,32 @@ use crate::{
     units::{Bytes, Generation, Millis},
 };
 
+/// Why an engine's gate closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Why {
+    /// Nobody used it; a new request cancels this one.
+    Idle,
+    /// Another model's turn.
+    Turn,
+    /// An operator's order.
+    Order,
+    /// The configuration no longer has it, or has it otherwise.
+    Outdated,
+    /// It is hung, failed or gone.
+    Fault,
+    Shutdown,
+}
+
+/// What follows once the gate is drained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Then {
+    /// At this level; `None`: as its policy says.
+    Sleep(Option<Level>),
+    Stop,
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "command")]
 pub enum Command {
@@ -77,6 +103,8 @@ pub enum Command {
     CloseGate {
         engine: EngineId,
         generation: Generation,
+        why: Why,
+        then: Then,
     },
     /// End every exchange on this engine with this fault. Outcome: `Drained`.
     Revoke {

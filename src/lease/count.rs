@@ -41,10 +41,7 @@ impl Count {
                 return false;
             }
             // Acquire: what the driver did before it opened is seen by whoever gets in.
-            match self
-                .0
-                .compare_exchange_weak(word, word + 1, Ordering::Acquire, Ordering::Relaxed)
-            {
+            match self.0.compare_exchange_weak(word, word + 1, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(seen) => word = seen,
             }
