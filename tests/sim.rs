@@ -21,9 +21,7 @@ fn no_world_breaks_an_invariant() {
     let threads = std::thread::available_parallelism().map_or(1, Into::into);
     let (mut tally, mut failed) = (Tally::default(), Vec::new());
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads)
-            .map(|_| scope.spawn(|| work(&next, seeds, steps)))
-            .collect();
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| work(&next, seeds, steps))).collect();
         for worker in workers {
             let (counts, failures) = worker.join().expect("a worker panicked");
             tally.merge(&counts);
@@ -72,25 +70,15 @@ fn setting(name: &str, default: u64) -> u64 {
 /// Runs the seed again with its journal.
 fn show(seed: u64, steps: u64, failure: &Failure) -> String {
     let mut world = World::new(Scenario::by_chance(seed)).recorded();
-    let again = world
-        .run(steps)
-        .err()
-        .is_some_and(|again| again.step == failure.step);
-    let lines: Vec<_> = world
-        .journal()
-        .iter()
-        .map(|line| journal::write(line).expect("a journal line is JSON"))
-        .collect();
+    let again = world.run(steps).err().is_some_and(|again| again.step == failure.step);
+    let lines: Vec<_> =
+        world.journal().iter().map(|line| journal::write(line).expect("a journal line is JSON")).collect();
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("seed-{seed}.journal"));
     std::fs::write(&path, lines.join("\n") + "\n").expect("the journal is written");
     let tail = &lines[lines.len().saturating_sub(12)..];
     format!(
         "{failure}{}journal: {}\n{}\nROUSE_SIM_SEED={seed} ROUSE_SIM_STEPS={steps} runs it alone",
-        if again {
-            ""
-        } else {
-            "it did not fail the same way again: the fleet is not pure\n"
-        },
+        if again { "" } else { "it did not fail the same way again: the fleet is not pure\n" },
         path.display(),
         tail.join("\n")
     )

@@ -134,28 +134,17 @@ pub enum Command {
 impl fmt::Display for Command {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Reserve {
-                engine,
-                accelerators,
-                bytes,
-                host,
-                ..
-            } => {
+            Self::Reserve { engine, accelerators, bytes, host, .. } => {
                 write!(f, "reserve {bytes} on {} for {engine}", names(accelerators))?;
                 and_host(f, *host)
             }
-            Self::Shrink {
-                engine, bytes, host, ..
-            } => {
+            Self::Shrink { engine, bytes, host, .. } => {
                 write!(f, "shrink the reservation of {engine} to {bytes}")?;
                 and_host(f, *host)
             }
-            Self::Launch {
-                engine,
-                accelerators,
-                bytes,
-                ..
-            } => write!(f, "launch {engine} on {} with {bytes}", names(accelerators)),
+            Self::Launch { engine, accelerators, bytes, .. } => {
+                write!(f, "launch {engine} on {} with {bytes}", names(accelerators))
+            }
             Self::Probe { engine, .. } => write!(f, "probe {engine}"),
             Self::Sleep { engine, level, .. } => {
                 write!(f, "put {engine} to sleep at level {}", level.number())
@@ -172,12 +161,7 @@ impl fmt::Display for Command {
             }
             Self::CloseGate { engine, .. } => write!(f, "close the gate of {engine}"),
             Self::Revoke { engine, fault, .. } => write!(f, "revoke the leases of {engine}: {fault}"),
-            Self::Grant {
-                waiter,
-                engine,
-                canary,
-                ..
-            } => {
+            Self::Grant { waiter, engine, canary, .. } => {
                 let first = if *canary { " as its first" } else { "" };
                 write!(f, "grant waiter {} a lease on {engine}{first}", waiter.0)
             }

@@ -242,9 +242,7 @@ impl fmt::Display for Event {
             Self::Used { engine, leases, .. } => write!(f, "{engine} has {leases} leases"),
             Self::Drained { engine, .. } => write!(f, "{engine} is drained"),
             Self::Canary { engine, verdict, .. } => write!(f, "the first answer of {engine}: {verdict}"),
-            Self::Placed {
-                engine, accelerators, ..
-            } => {
+            Self::Placed { engine, accelerators, .. } => {
                 let names: Vec<_> = accelerators.iter().map(AcceleratorId::as_str).collect();
                 write!(f, "{engine} is placed on {}", names.join(" and "))
             }
@@ -257,19 +255,12 @@ impl fmt::Display for Event {
             Self::WakeFailed { engine, cause, .. } => write!(f, "{engine} does not wake: {cause}"),
             Self::StartFailed { engine, cause, .. } => write!(f, "{engine} does not start: {cause}"),
             Self::Gone { engine, cause, .. } => write!(f, "{engine} is gone: {cause}"),
-            Self::Health {
-                engine,
-                ok,
-                progressed,
-                ..
-            } => {
+            Self::Health { engine, ok, progressed, .. } => {
                 let health = if *ok { "healthy" } else { "not healthy" };
                 let progress = if *progressed { ", makes progress" } else { "" };
                 write!(f, "{engine} is {health}{progress}")
             }
-            Self::Memory {
-                accelerator, used, ..
-            } => write!(f, "{accelerator} has {used} in use"),
+            Self::Memory { accelerator, used, .. } => write!(f, "{accelerator} has {used} in use"),
             Self::AcceleratorLost { accelerator } => write!(f, "{accelerator} is lost"),
             Self::AcceleratorBack { accelerator } => write!(f, "{accelerator} is back"),
             Self::Adopted { engine, found, .. } => {
@@ -280,11 +271,7 @@ impl fmt::Display for Event {
                 };
                 write!(f, "{engine} is found running, {state}")
             }
-            Self::Operator {
-                operation,
-                model,
-                order,
-            } => write!(f, "order {}: {order} {model}", operation.0),
+            Self::Operator { operation, model, order } => write!(f, "order {}: {order} {model}", operation.0),
             Self::Shutdown { stop_engines: true } => f.write_str("shut down, and the engines with it"),
             Self::Shutdown { .. } => f.write_str("shut down; the engines stay"),
         }

@@ -24,11 +24,7 @@ struct Entry<T> {
 impl<T> Agenda<T> {
     pub(super) fn add(&mut self, at: Tick, thing: T) {
         self.made += 1;
-        self.heap.push(Reverse(Entry {
-            at,
-            number: self.made,
-            thing,
-        }));
+        self.heap.push(Reverse(Entry { at, number: self.made, thing }));
     }
 
     pub(super) fn next_at(&self) -> Option<Tick> {
@@ -49,10 +45,7 @@ impl<T> Agenda<T> {
 
 impl<T> Default for Agenda<T> {
     fn default() -> Self {
-        Self {
-            heap: BinaryHeap::new(),
-            made: 0,
-        }
+        Self { heap: BinaryHeap::new(), made: 0 }
     }
 }
 

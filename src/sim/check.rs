@@ -19,9 +19,7 @@ impl World {
     /// What the fleet has just been told, which is what it may act upon.
     pub(super) fn delivered(&mut self, event: &Event) {
         match event {
-            Event::Placed {
-                engine, generation, ..
-            } => {
+            Event::Placed { engine, generation, .. } => {
                 if let Some(booking) = self.machine.bookings.get_mut(engine)
                     && booking.generation == *generation
                 {
@@ -41,9 +39,7 @@ impl World {
                     process.profiling = false;
                 }
             }
-            Event::Gone {
-                engine, generation, ..
-            } => {
+            Event::Gone { engine, generation, .. } => {
                 self.machine.going.remove(&(engine.clone(), *generation));
             }
             _ => {}
@@ -112,9 +108,7 @@ impl World {
     ) -> bool {
         if let Some(process) = self.machine.processes.get(engine) {
             let running = process.generation;
-            self.violation(format!(
-                "{engine} {generation} is launched while {running} still runs"
-            ));
+            self.violation(format!("{engine} {generation} is launched while {running} still runs"));
             return false;
         }
         self.check_booked(engine, generation, accelerators, bytes, "launched");
@@ -127,10 +121,8 @@ impl World {
             else {
                 continue;
             };
-            let message = format!(
-                "{engine} is launched on {id} beside {}, which is {:?}",
-                other.engine, other.phase
-            );
+            let message =
+                format!("{engine} is launched on {id} beside {}, which is {:?}", other.engine, other.phase);
             self.violation(message);
         }
         true
@@ -138,9 +130,7 @@ impl World {
 
     fn measures(&self, engine: &EngineId) -> bool {
         let models = &self.scenario.configuration.models;
-        models
-            .iter()
-            .any(|spec| spec.name == engine.model && !spec.explicit_memory)
+        models.iter().any(|spec| spec.name == engine.model && !spec.explicit_memory)
     }
 
     fn check_booked(
@@ -208,11 +198,8 @@ impl World {
         let Some(process) = self.machine.process(engine, generation) else {
             return self.gone_or_unknown(engine, generation, "wake");
         };
-        let (phase, needs, accelerators) = (
-            process.phase,
-            process.spec.memory.awake,
-            process.accelerators.clone(),
-        );
+        let (phase, needs, accelerators) =
+            (process.phase, process.spec.memory.awake, process.accelerators.clone());
         if phase != Phase::Asleep(level) {
             self.violation(format!("{engine} is woken from {level:?} while it is {phase:?}"));
             return false;
@@ -221,10 +208,7 @@ impl World {
         for id in &accelerators {
             let profiling = self.machine.on(id).find(|p| p.profiling);
             if let Some(other) = profiling {
-                let message = format!(
-                    "{engine} is woken on {id} while {} measures its memory",
-                    other.engine
-                );
+                let message = format!("{engine} is woken on {id} while {} measures its memory", other.engine);
                 self.violation(message);
             }
         }
@@ -234,9 +218,7 @@ impl World {
     /// A command to a process that is gone is an error only when the fleet knew.
     fn gone_or_unknown(&mut self, engine: &EngineId, generation: Generation, what: &str) -> bool {
         if !self.machine.going.contains(&(engine.clone(), generation)) {
-            self.violation(format!(
-                "{what} for {engine} {generation}, which is known to be gone"
-            ));
+            self.violation(format!("{what} for {engine} {generation}, which is known to be gone"));
         }
         false
     }
@@ -245,9 +227,9 @@ impl World {
     pub(super) fn check_traffic(&mut self, engine: &EngineId, generation: Generation) {
         match self.machine.process(engine, generation).map(|p| p.phase) {
             Some(Phase::Awake) => {}
-            Some(phase) => self.violation(format!(
-                "{engine} {generation} gets traffic while it is {phase:?}"
-            )),
+            Some(phase) => {
+                self.violation(format!("{engine} {generation} gets traffic while it is {phase:?}"))
+            }
             None => {
                 self.gone_or_unknown(engine, generation, "traffic");
             }
@@ -262,14 +244,10 @@ impl World {
     ) -> bool {
         let model = self.clients.get(&client).map(|c| c.request.model.clone());
         if model.is_some_and(|model| model != engine.model) {
-            self.violation(format!(
-                "a waiter for another model is granted a lease on {engine}"
-            ));
+            self.violation(format!("a waiter for another model is granted a lease on {engine}"));
         }
         let Some(gate) = self.gates.get(engine).filter(|g| g.generation == generation) else {
-            self.violation(format!(
-                "a lease is granted on {engine} {generation}, which has no gate"
-            ));
+            self.violation(format!("a lease is granted on {engine} {generation}, which has no gate"));
             return false;
         };
         let (open, full) = (gate.open, gate.full());
@@ -305,8 +283,7 @@ impl World {
     pub(super) fn check_report(&mut self, plan: &Plan) {
         for (model, line) in &plan.report.models {
             if line.reason.is_empty() {
-                self.violations
-                    .push(format!("the report gives no reason for {model}"));
+                self.violations.push(format!("the report gives no reason for {model}"));
             }
         }
         if plan.report.models.len() < self.scenario.configuration.models.len() && self.deadline.is_some() {
@@ -314,8 +291,8 @@ impl World {
         }
     }
 
-    pub(super) fn check_view(&mut self) {
-        let view = self.fleet.view(self.now);
+    pub(super) fn check_view(&mut self, plan: &Plan) {
+        let view = self.fleet.view(&plan.report);
         for accelerator in &view.accelerators {
             if accelerator.reserved > accelerator.capacity && !self.excess {
                 self.violation(format!(
@@ -339,11 +316,7 @@ impl World {
             Some(process) if process.corrupt => Verdict::Failed(Cause::Unhealthy),
             Some(_) => Verdict::Passed,
         };
-        self.tell(Event::Canary {
-            engine,
-            generation,
-            verdict,
-        });
+        self.tell(Event::Canary { engine, generation, verdict });
     }
 
     /// Demand and faults end; time goes on until everything should have come to rest, and has.
@@ -380,32 +353,22 @@ impl World {
         }
         for (engine, gate) in &self.gates {
             if !gate.leases.is_empty() {
-                self.violations
-                    .push(format!("{engine} has {} leases at the end", gate.leases.len()));
+                self.violations.push(format!("{engine} has {} leases at the end", gate.leases.len()));
             }
-            let awake = self
-                .machine
-                .processes
-                .get(engine)
-                .is_some_and(|p| p.phase == Phase::Awake);
+            let awake = self.machine.processes.get(engine).is_some_and(|p| p.phase == Phase::Awake);
             if gate.open && !awake {
-                self.violations.push(format!(
-                    "the gate of {engine} is open at the end, but it is not awake"
-                ));
+                self.violations.push(format!("the gate of {engine} is open at the end, but it is not awake"));
             }
         }
         for (engine, booking) in &self.machine.bookings {
             if !self.machine.processes.contains_key(engine) {
-                self.violations.push(format!(
-                    "{engine} holds a reservation of {} without a process",
-                    booking.bytes
-                ));
+                self.violations
+                    .push(format!("{engine} holds a reservation of {} without a process", booking.bytes));
             }
         }
         for (operation, done) in &self.operations {
             if !done {
-                self.violations
-                    .push(format!("operation {} never finished", operation.0));
+                self.violations.push(format!("operation {} never finished", operation.0));
             }
         }
         self.check_idle();
@@ -414,17 +377,11 @@ impl World {
     /// Whoever should have been put away for idleness was.
     fn check_idle(&mut self) {
         for process in self.machine.processes.values() {
-            let configured = self
-                .scenario
-                .configuration
-                .models
-                .iter()
-                .find(|spec| spec.name == process.engine.model);
+            let configured =
+                self.scenario.configuration.models.iter().find(|spec| spec.name == process.engine.model);
             let Some(spec) = configured else {
-                self.violations.push(format!(
-                    "{} runs at the end, but its model is not configured",
-                    process.engine
-                ));
+                self.violations
+                    .push(format!("{} runs at the end, but its model is not configured", process.engine));
                 continue;
             };
             let pinned = spec.pinned || self.pinned.contains(&spec.name);

@@ -23,11 +23,7 @@ pub enum Pattern {
     Poisson { gap: Millis },
     /// `size` at a time, spread over `spread`, and again every `every`. Two of them with offsets half a period apart
     /// are the alternating demand that makes a naive scheduler thrash.
-    Bursts {
-        size: u32,
-        spread: Millis,
-        every: Millis,
-    },
+    Bursts { size: u32, spread: Millis, every: Millis },
 }
 
 /// How a source's clients behave. Fractions in `0..=1`.
@@ -91,25 +87,13 @@ impl Habits {
         };
         Request {
             model: model.clone(),
-            band: if self.keyed {
-                random.between(0, 2) as i32 - 1
-            } else {
-                0
-            },
-            key: if self.keyed {
-                format!("key-{}", random.between(0, 3))
-            } else {
-                String::new()
-            },
+            band: if self.keyed { random.between(0, 2) as i32 - 1 } else { 0 },
+            key: if self.keyed { format!("key-{}", random.between(0, 3)) } else { String::new() },
             stream: random.chance(self.streams),
             exchange,
             timeout: random.chance(self.hurry).then(|| Millis(random.between(1, 4000))),
-            patience: random
-                .chance(self.leave_parked)
-                .then(|| Millis(random.between(0, 8000))),
-            leaves_after: random
-                .chance(self.leave_streaming)
-                .then(|| Millis(random.between(0, exchange.0))),
+            patience: random.chance(self.leave_parked).then(|| Millis(random.between(0, 8000))),
+            leaves_after: random.chance(self.leave_streaming).then(|| Millis(random.between(0, exchange.0))),
             stalls: random.chance(self.stall),
         }
     }

@@ -20,77 +20,40 @@ use crate::{
 impl World {
     pub(super) fn execute(&mut self, command: Command) {
         match command {
-            Command::Reserve {
-                engine,
-                generation,
-                accelerators,
-                bytes,
-                host,
-            } => self.reserve(engine, generation, accelerators, bytes, host),
-            Command::Shrink {
-                engine,
-                generation,
-                bytes,
-                host,
-            } => self.shrink(&engine, generation, bytes, host),
-            Command::Launch {
-                engine,
-                generation,
-                accelerators,
-                bytes,
-            } => self.launch(engine, generation, accelerators, bytes),
+            Command::Reserve { engine, generation, accelerators, bytes, host } => {
+                self.reserve(engine, generation, accelerators, bytes, host)
+            }
+            Command::Shrink { engine, generation, bytes, host } => {
+                self.shrink(&engine, generation, bytes, host)
+            }
+            Command::Launch { engine, generation, accelerators, bytes } => {
+                self.launch(engine, generation, accelerators, bytes)
+            }
             Command::Probe { engine, generation } => {
                 let after = self.draw(self.scenario.nature.first_byte);
-                self.agenda
-                    .add(self.now + after, Happening::Probed { engine, generation });
+                self.agenda.add(self.now + after, Happening::Probed { engine, generation });
             }
-            Command::Sleep {
-                engine,
-                generation,
-                level,
-            } => self.sleep(&engine, generation, level),
-            Command::Wake {
-                engine,
-                generation,
-                level,
-            } => self.wake(&engine, generation, level),
-            Command::Stop {
-                engine,
-                generation,
-                grace,
-            } => self.stop(engine, generation, grace),
+            Command::Sleep { engine, generation, level } => self.sleep(&engine, generation, level),
+            Command::Wake { engine, generation, level } => self.wake(&engine, generation, level),
+            Command::Stop { engine, generation, grace } => self.stop(engine, generation, grace),
             Command::Meter { accelerator, after } => {
                 self.agenda.add(self.now + after, Happening::Read(accelerator));
             }
-            Command::OpenGate {
-                engine,
-                generation,
-                public,
-            } => self.open_gate(&engine, generation, public),
-            Command::CloseGate { engine, generation } => self.close_gate(&engine, generation),
-            Command::Revoke {
-                engine, generation, ..
-            } => self.revoke(&engine, generation),
-            Command::Grant {
-                waiter,
-                engine,
-                generation,
-                canary,
-            } => self.grant(waiter, engine, generation, canary),
+            Command::OpenGate { engine, generation, public } => self.open_gate(&engine, generation, public),
+            Command::CloseGate { engine, generation, .. } => self.close_gate(&engine, generation),
+            Command::Revoke { engine, generation, .. } => self.revoke(&engine, generation),
+            Command::Grant { waiter, engine, generation, canary } => {
+                self.grant(waiter, engine, generation, canary)
+            }
             Command::Refuse { waiter, fault } => self.refuse(waiter, &fault),
             Command::Finish { operation, outcome } => {
-                self.tally.add(if outcome.is_ok() {
-                    "operations done"
-                } else {
-                    "operations failed"
-                });
+                self.tally.add(if outcome.is_ok() { "operations done" } else { "operations failed" });
                 match self.operations.get_mut(&operation) {
                     Some(done @ false) => *done = true,
                     Some(true) => self.violation(format!("operation {} finished twice", operation.0)),
-                    None => self.violation(format!(
-                        "operation {} finished, which nobody ordered",
-                        operation.0
-                    )),
+                    None => {
+                        self.violation(format!("operation {} finished, which nobody ordered", operation.0))
+                    }
                 }
             }
         }
@@ -112,19 +75,10 @@ impl World {
             self.tally.add("fault: conflict");
             Event::Conflict { engine, generation }
         } else {
-            let booking = Booking {
-                generation,
-                accelerators: accelerators.clone(),
-                bytes,
-                host,
-                placed: false,
-            };
+            let booking =
+                Booking { generation, accelerators: accelerators.clone(), bytes, host, placed: false };
             self.machine.bookings.insert(engine.clone(), booking);
-            Event::Placed {
-                engine,
-                generation,
-                accelerators,
-            }
+            Event::Placed { engine, generation, accelerators }
         };
         if after == Millis::ZERO {
             self.tell(event);
@@ -290,11 +244,7 @@ impl World {
         let takes = self.draw(self.scenario.nature.stop);
         if self.machine.process(&engine, generation).is_none() {
             if !self.machine.going.contains(&(engine.clone(), generation)) {
-                self.tell(Event::Gone {
-                    engine,
-                    generation,
-                    cause: Cause::Stopped,
-                });
+                self.tell(Event::Gone { engine, generation, cause: Cause::Stopped });
             }
             return;
         }
@@ -304,9 +254,6 @@ impl World {
         let Some(process) = self.machine.process(&engine, generation) else {
             return;
         };
-        if process.phase == Phase::Exiting {
-            return self.violation(format!("{engine} is stopped twice"));
-        }
         process.enter(Phase::Exiting);
         if process.hung || process.ignores_term {
             self.tally.add("fault: ended by force");
@@ -319,9 +266,7 @@ impl World {
     fn open_gate(&mut self, engine: &EngineId, generation: Generation, public: bool) {
         self.check_traffic(engine, generation);
         let Some(gate) = self.gates.get_mut(engine).filter(|g| g.generation == generation) else {
-            return self.violation(format!(
-                "a gate is opened that is not there: {engine} {generation}"
-            ));
+            return self.violation(format!("a gate is opened that is not there: {engine} {generation}"));
         };
         gate.open = true;
         gate.public = public;
@@ -332,9 +277,7 @@ impl World {
 
     fn close_gate(&mut self, engine: &EngineId, generation: Generation) {
         let Some(gate) = self.gates.get_mut(engine).filter(|g| g.generation == generation) else {
-            return self.violation(format!(
-                "a gate is closed that is not there: {engine} {generation}"
-            ));
+            return self.violation(format!("a gate is closed that is not there: {engine} {generation}"));
         };
         gate.open = false;
         gate.public = false;
@@ -346,14 +289,10 @@ impl World {
     fn revoke(&mut self, engine: &EngineId, generation: Generation) {
         self.tally.add("revocations");
         let Some(gate) = self.gates.get(engine).filter(|g| g.generation == generation) else {
-            return self.violation(format!(
-                "a gate is revoked that is not there: {engine} {generation}"
-            ));
+            return self.violation(format!("a gate is revoked that is not there: {engine} {generation}"));
         };
         if gate.open {
-            self.violation(format!(
-                "the leases of {engine} are revoked while its gate is open"
-            ));
+            self.violation(format!("the leases of {engine} are revoked while its gate is open"));
         }
         for client in self.holders(engine, generation) {
             self.end_exchange(client, End::Revoked);
@@ -364,10 +303,7 @@ impl World {
     fn grant(&mut self, waiter: WaiterId, engine: EngineId, generation: Generation, canary: bool) {
         self.tally.add("grants");
         let Some(id) = self.unpark(waiter) else {
-            return self.violation(format!(
-                "waiter {} is granted a lease, but is not there",
-                waiter.0
-            ));
+            return self.violation(format!("waiter {} is granted a lease, but is not there", waiter.0));
         };
         if !self.check_grant(id, &engine, generation) {
             return;
@@ -378,21 +314,14 @@ impl World {
             self.tell(Event::Left { waiter });
             if canary {
                 let verdict = Verdict::Inconclusive;
-                self.tell(Event::Canary {
-                    engine,
-                    generation,
-                    verdict,
-                });
+                self.tell(Event::Canary { engine, generation, verdict });
             }
             return;
         }
         if let Some(client) = self.clients.get(&id)
             && self.now > client.deadline
         {
-            self.violation(format!(
-                "waiter {} is granted a lease after its deadline",
-                waiter.0
-            ));
+            self.violation(format!("waiter {} is granted a lease after its deadline", waiter.0));
         }
         self.hold(id, engine, generation, canary);
     }

@@ -56,8 +56,7 @@ impl Gate {
     }
 
     pub(super) fn full(&self) -> bool {
-        self.limit
-            .is_some_and(|limit| self.leases.len() >= limit as usize)
+        self.limit.is_some_and(|limit| self.leases.len() >= limit as usize)
     }
 }
 
@@ -126,13 +125,9 @@ impl World {
         self.waiters.insert(waiter, id);
         let serial = client.serial;
         if let Some(patience) = request.patience {
-            self.agenda
-                .add(self.now + patience, Happening::Leave { client: id, serial });
+            self.agenda.add(self.now + patience, Happening::Leave { client: id, serial });
         }
-        self.agenda.add(
-            client.deadline + Millis(1),
-            Happening::Overdue { client: id, serial },
-        );
+        self.agenda.add(client.deadline + Millis(1), Happening::Overdue { client: id, serial });
         self.clients.insert(id, client);
     }
 
@@ -159,27 +154,16 @@ impl World {
             return;
         };
         client.serial += 1;
-        client.state = State::Holding {
-            engine,
-            generation,
-            canary,
-        };
+        client.state = State::Holding { engine, generation, canary };
         let (serial, request) = (client.serial, &client.request);
-        let ends = if request.stalls {
-            SILENCE
-        } else {
-            first + request.exchange
-        };
+        let ends = if request.stalls { SILENCE } else { first + request.exchange };
         let leaves = request.leaves_after;
         if canary {
-            self.agenda
-                .add(self.now + first, Happening::FirstByte { client: id, serial });
+            self.agenda.add(self.now + first, Happening::FirstByte { client: id, serial });
         }
-        self.agenda
-            .add(self.now + ends, Happening::End { client: id, serial });
+        self.agenda.add(self.now + ends, Happening::End { client: id, serial });
         if let Some(after) = leaves {
-            self.agenda
-                .add(self.now + after, Happening::Leave { client: id, serial });
+            self.agenda.add(self.now + after, Happening::Leave { client: id, serial });
         }
     }
 
@@ -188,12 +172,7 @@ impl World {
         let Some(client) = self.clients.get_mut(&id).filter(|c| c.serial == serial) else {
             return;
         };
-        let State::Holding {
-            engine,
-            generation,
-            canary: canary @ true,
-        } = &mut client.state
-        else {
+        let State::Holding { engine, generation, canary: canary @ true } = &mut client.state else {
             return;
         };
         let (engine, generation) = (engine.clone(), *generation);
@@ -205,11 +184,7 @@ impl World {
             }
             _ => {
                 *canary = false;
-                self.tell(Event::Canary {
-                    engine,
-                    generation,
-                    verdict: Verdict::Passed,
-                });
+                self.tell(Event::Canary { engine, generation, verdict: Verdict::Passed });
             }
         }
     }
@@ -219,18 +194,14 @@ impl World {
         let Some(client) = self.clients.get(&id).filter(|c| c.serial == serial) else {
             return;
         };
-        let State::Holding {
-            engine, generation, ..
-        } = &client.state
-        else {
+        let State::Holding { engine, generation, .. } = &client.state else {
             return;
         };
         let stalls = client.request.stalls;
         let (engine, generation) = (engine.clone(), *generation);
         let process = self.machine.process(&engine, generation);
         if process.as_ref().is_some_and(|p| p.hung) {
-            self.agenda
-                .add(self.now + SILENCE, Happening::Silent { client: id, serial });
+            self.agenda.add(self.now + SILENCE, Happening::Silent { client: id, serial });
         } else if process.is_some_and(|p| p.corrupt) {
             self.end_exchange(id, End::Broken);
         } else {
@@ -243,12 +214,7 @@ impl World {
         let Some(mut client) = self.clients.remove(&id) else {
             return;
         };
-        let State::Holding {
-            engine,
-            generation,
-            canary,
-        } = client.state.clone()
-        else {
+        let State::Holding { engine, generation, canary } = client.state.clone() else {
             self.clients.insert(id, client);
             return;
         };
@@ -260,11 +226,7 @@ impl World {
                 End::Served | End::Stalled => Verdict::Passed,
                 End::Left | End::Revoked => Verdict::Inconclusive,
             };
-            self.tell(Event::Canary {
-                engine,
-                generation,
-                verdict,
-            });
+            self.tell(Event::Canary { engine, generation, verdict });
         }
         if again
             && client.request.stream
@@ -305,10 +267,7 @@ impl World {
         {
             gate.told = true;
             let generation = gate.generation;
-            self.tell(Event::Drained {
-                engine: engine.clone(),
-                generation,
-            });
+            self.tell(Event::Drained { engine: engine.clone(), generation });
         }
     }
 

@@ -35,9 +35,7 @@ impl World {
     pub(super) fn begin(&mut self) {
         let configuration = self.scenario.configuration.clone();
         self.machine.configure(&configuration.accelerators);
-        self.tell(Event::Configured {
-            configuration: Box::new(configuration),
-        });
+        self.tell(Event::Configured { configuration: Box::new(configuration) });
         self.tell(Event::AdoptionDone);
         self.read_all();
         for number in 0..self.scenario.sources.len() {
@@ -96,8 +94,7 @@ impl World {
             Injection::Lose => {
                 if let Some(id) = self.some_accelerator() {
                     let back = Millis(self.random.between(1000, 60_000));
-                    self.agenda
-                        .add(self.now + back, Happening::Deed(Deed::Return(id.clone())));
+                    self.agenda.add(self.now + back, Happening::Deed(Deed::Return(id.clone())));
                     self.deed(Deed::Lose(id));
                 }
             }
@@ -212,11 +209,7 @@ impl World {
         self.next_operation += 1;
         let operation = OperationId(self.next_operation);
         self.operations.insert(operation, false);
-        self.tell(Event::Operator {
-            operation,
-            model,
-            order,
-        });
+        self.tell(Event::Operator { operation, model, order });
     }
 
     fn order_by_chance(&mut self) {
@@ -227,13 +220,7 @@ impl World {
         let order = match self.random.between(0, 5) {
             0 => Order::Wake,
             1 => Order::Sleep { level: None },
-            2 => Order::Sleep {
-                level: Some(if self.random.chance(0.5) {
-                    Level::One
-                } else {
-                    Level::Two
-                }),
-            },
+            2 => Order::Sleep { level: Some(if self.random.chance(0.5) { Level::One } else { Level::Two }) },
             3 => Order::Stop,
             4 => Order::Pin,
             _ => Order::Unpin,
@@ -275,9 +262,7 @@ impl World {
         self.tally.add("reloads");
         self.machine.configure(&configuration.accelerators);
         self.scenario.configuration = configuration.clone();
-        self.tell(Event::Configured {
-            configuration: Box::new(configuration),
-        });
+        self.tell(Event::Configured { configuration: Box::new(configuration) });
     }
 
     /// The gateway is killed: its clients lose their connections, the engines live on; then it starts again.
@@ -347,14 +332,9 @@ impl World {
 
     fn adopt(&mut self) {
         let configuration = self.scenario.configuration.clone();
-        self.tell(Event::Configured {
-            configuration: Box::new(configuration.clone()),
-        });
+        self.tell(Event::Configured { configuration: Box::new(configuration.clone()) });
         for spec in &configuration.models {
-            self.tell(Event::Recalled {
-                model: spec.name.clone(),
-                learned: Learned::default(),
-            });
+            self.tell(Event::Recalled { model: spec.name.clone(), learned: Learned::default() });
         }
         let mut found = Vec::new();
         for (engine, process) in &self.machine.processes {
@@ -416,11 +396,7 @@ impl World {
             return;
         }
         let by_engine = self.scenario.nature.per_process.then(|| self.machine.reading(id));
-        self.tell(Event::Memory {
-            accelerator: id.clone(),
-            used: self.machine.used(id),
-            by_engine,
-        });
+        self.tell(Event::Memory { accelerator: id.clone(), used: self.machine.used(id), by_engine });
     }
 
     pub(super) fn read_all(&mut self) {
@@ -438,10 +414,7 @@ impl World {
         self.calm = true;
         self.scenario.faults = super::Faults::default();
         self.agenda.retain(|happening| {
-            !matches!(
-                happening,
-                Happening::Ask(_) | Happening::Demand(_) | Happening::Inject(_)
-            )
+            !matches!(happening, Happening::Ask(_) | Happening::Demand(_) | Happening::Inject(_))
         });
     }
 }

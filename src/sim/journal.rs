@@ -42,11 +42,7 @@ pub enum Error {
 impl Line {
     #[must_use]
     pub fn header(version: &str, at: Tick) -> Self {
-        Self::Header {
-            journal: FORMAT,
-            version: version.to_owned(),
-            at,
-        }
+        Self::Header { journal: FORMAT, version: version.to_owned(), at }
     }
 
     #[must_use]
@@ -80,10 +76,7 @@ pub fn read(text: &str) -> Result<Vec<Line>, Error> {
             Ok(line) => lines.push(line),
             Err(_) if !text.ends_with('\n') && index + 1 == text.lines().count() => break,
             Err(source) => {
-                return Err(Error::Line {
-                    line: index + 1,
-                    source,
-                });
+                return Err(Error::Line { line: index + 1, source });
             }
         }
     }

@@ -51,22 +51,18 @@ pub(super) struct Machine {
 impl Machine {
     pub(super) fn configure(&mut self, accelerators: &[Accelerator]) {
         for accelerator in accelerators {
-            self.devices
-                .entry(accelerator.id.clone())
-                .or_insert_with(|| Device {
-                    capacity: accelerator.capacity,
-                    metered: accelerator.metered,
-                    lost: false,
-                    foreign: Bytes::ZERO,
-                    taken: 0,
-                });
+            self.devices.entry(accelerator.id.clone()).or_insert_with(|| Device {
+                capacity: accelerator.capacity,
+                metered: accelerator.metered,
+                lost: false,
+                foreign: Bytes::ZERO,
+                taken: 0,
+            });
         }
     }
 
     pub(super) fn process(&mut self, engine: &EngineId, generation: Generation) -> Option<&mut Process> {
-        self.processes
-            .get_mut(engine)
-            .filter(|process| process.generation == generation)
+        self.processes.get_mut(engine).filter(|process| process.generation == generation)
     }
 
     /// Bytes in use on an accelerator, by everybody.
@@ -76,9 +72,7 @@ impl Machine {
     }
 
     pub(super) fn on(&self, accelerator: &AcceleratorId) -> impl Iterator<Item = &Process> {
-        self.processes
-            .values()
-            .filter(move |process| process.accelerators.contains(accelerator))
+        self.processes.values().filter(move |process| process.accelerators.contains(accelerator))
     }
 
     pub(super) fn booked(&self, accelerator: &AcceleratorId) -> Bytes {
@@ -136,14 +130,10 @@ impl Machine {
 
     /// All accelerators of the engine can be read, so late or unexpected memory can be seen.
     pub(super) fn metered(&self, accelerators: &[AcceleratorId]) -> bool {
-        accelerators
-            .iter()
-            .all(|id| self.devices.get(id).is_some_and(|d| d.metered))
+        accelerators.iter().all(|id| self.devices.get(id).is_some_and(|d| d.metered))
     }
 
     pub(super) fn reading(&self, accelerator: &AcceleratorId) -> BTreeMap<EngineId, Bytes> {
-        self.on(accelerator)
-            .map(|process| (process.engine.clone(), process.held))
-            .collect()
+        self.on(accelerator).map(|process| (process.engine.clone(), process.held)).collect()
     }
 }

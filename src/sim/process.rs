@@ -125,11 +125,7 @@ impl World {
             }
             Step::Fails(cause) => {
                 process.hung = true;
-                self.tell(Event::StartFailed {
-                    engine,
-                    generation,
-                    cause,
-                });
+                self.tell(Event::StartFailed { engine, generation, cause });
             }
             Step::Exits(cause) => self.die(&engine, cause),
             Step::Killed => self.die(&engine, Cause::Stopped),
@@ -137,11 +133,7 @@ impl World {
             Step::SleepRefused => {
                 process.enter(Phase::Awake);
                 self.watch(&engine);
-                self.tell(Event::SleepFailed {
-                    engine,
-                    generation,
-                    cause: Cause::Refused,
-                });
+                self.tell(Event::SleepFailed { engine, generation, cause: Cause::Refused });
             }
             Step::Freed => process.held = process.residue,
             Step::WokenWeights => {
@@ -162,26 +154,15 @@ impl World {
                 if let Phase::Waking(level) = process.phase {
                     process.enter(Phase::Asleep(level));
                 }
-                self.tell(Event::WakeFailed {
-                    engine,
-                    generation,
-                    cause: Cause::Refused,
-                });
+                self.tell(Event::WakeFailed { engine, generation, cause: Cause::Refused });
             }
         }
     }
 
     fn spawned(&mut self, engine: EngineId, generation: Generation) {
-        let explicit = self
-            .machine
-            .process(&engine, generation)
-            .is_some_and(|p| p.spec.explicit_memory);
+        let explicit = self.machine.process(&engine, generation).is_some_and(|p| p.spec.explicit_memory);
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 40_000));
-        self.tell(Event::Started {
-            engine: engine.clone(),
-            generation,
-            address,
-        });
+        self.tell(Event::Started { engine: engine.clone(), generation, address });
         if explicit {
             self.tell(Event::Profiled { engine, generation });
         }
@@ -193,15 +174,10 @@ impl World {
         let Some(process) = self.machine.process(&engine, generation) else {
             return;
         };
-        let (awake, explicit, from) = (
-            process.spec.memory.awake,
-            process.spec.explicit_memory,
-            process.measured_from,
-        );
+        let (awake, explicit, from) =
+            (process.spec.memory.awake, process.spec.explicit_memory, process.measured_from);
         if !explicit && taken != from {
-            self.violation(format!(
-                "{engine} measured free memory while another engine took some"
-            ));
+            self.violation(format!("{engine} measured free memory while another engine took some"));
         }
         if self.allocate(&engine, awake) && !explicit {
             self.tell(Event::Profiled { engine, generation });
@@ -260,11 +236,7 @@ impl World {
         } else if let Some(process) = self.machine.process(&engine, generation) {
             process.held = process.residue;
         }
-        self.tell(Event::Slept {
-            engine,
-            generation,
-            level,
-        });
+        self.tell(Event::Slept { engine, generation, level });
     }
 
     /// The process is gone, with its memory and everybody's exchange on it.
@@ -274,11 +246,7 @@ impl World {
         };
         let generation = process.generation;
         self.machine.going.insert((engine.clone(), generation));
-        let gone = Event::Gone {
-            engine: engine.clone(),
-            generation,
-            cause,
-        };
+        let gone = Event::Gone { engine: engine.clone(), generation, cause };
         // Seen at once, or a little after the first broken connection.
         let after = Millis(self.random.between(0, 3));
         self.agenda.add(self.now + after, Happening::Tell(gone));
@@ -309,11 +277,6 @@ impl World {
         }
         let ok = !process.hung;
         self.watch(&engine);
-        self.tell(Event::Health {
-            engine,
-            generation,
-            ok,
-            progressed: ok && leases > 0,
-        });
+        self.tell(Event::Health { engine, generation, ok, progressed: ok && leases > 0 });
     }
 }

@@ -295,7 +295,7 @@ impl World {
         }
         self.check_report(plan);
         if self.steps.is_multiple_of(16) {
-            self.check_view();
+            self.check_view(plan);
         }
     }
 
@@ -309,17 +309,10 @@ impl World {
             Happening::FirstByte { client, serial } => self.first_byte(client, serial),
             Happening::End { client, serial } => self.exchange_due(client, serial),
             Happening::Silent { client, serial } => self.silent(client, serial),
-            Happening::Process {
-                engine,
-                generation,
-                serial,
-                step,
-            } => self.process_step(engine, generation, serial, step),
-            Happening::Health {
-                engine,
-                generation,
-                serial,
-            } => self.health(engine, generation, serial),
+            Happening::Process { engine, generation, serial, step } => {
+                self.process_step(engine, generation, serial, step)
+            }
+            Happening::Health { engine, generation, serial } => self.health(engine, generation, serial),
             Happening::Probed { engine, generation } => self.probed(engine, generation),
             Happening::Read(accelerator) => self.read(&accelerator),
             Happening::ReadAll => self.read_all(),
@@ -364,10 +357,7 @@ impl World {
 
     pub(super) fn priority(&self, model: &ModelName) -> i32 {
         let models = &self.scenario.configuration.models;
-        models
-            .iter()
-            .find(|spec| spec.name == *model)
-            .map_or(0, |spec| spec.priority)
+        models.iter().find(|spec| spec.name == *model).map_or(0, |spec| spec.priority)
     }
 }
 

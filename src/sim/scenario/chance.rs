@@ -22,11 +22,7 @@ impl Scenario {
         let _ = random.draw();
         let configuration = configuration(&mut random);
         let faults = faults(&mut random);
-        let sources = configuration
-            .models
-            .iter()
-            .flat_map(|spec| sources(&spec.name, &mut random))
-            .collect();
+        let sources = configuration.models.iter().flat_map(|spec| sources(&spec.name, &mut random)).collect();
         Self {
             name: format!("seed {seed}"),
             seed,
@@ -44,36 +40,20 @@ fn configuration(random: &mut Random) -> Configuration {
     let metered = random.chance(0.8);
     let size = random.between(20, 80);
     let accelerators: Vec<_> = (0..random.between(1, 4))
-        .map(|i| Accelerator {
-            id: format!("gpu-{i}").into(),
-            capacity: Bytes::gib(size),
-            metered,
-        })
+        .map(|i| Accelerator { id: format!("gpu-{i}").into(), capacity: Bytes::gib(size), metered })
         .collect();
     let models = (0..random.between(1, 6))
         .map(|i| model(&format!("model-{i}"), size, &accelerators, random))
         .collect();
-    Configuration {
-        settings: settings(random),
-        accelerators,
-        models,
-    }
+    Configuration { settings: settings(random), accelerators, models }
 }
 
 fn settings(random: &mut Random) -> Settings {
-    let on_deadline = if random.chance(0.5) {
-        OnDeadline::Cut
-    } else {
-        OnDeadline::Wait
-    };
+    let on_deadline = if random.chance(0.5) { OnDeadline::Cut } else { OnDeadline::Wait };
     Settings {
         host_memory: Bytes::gib(random.between(0, 64)),
         queue: Queue {
-            policy: if random.chance(0.8) {
-                QueuePolicy::Wait
-            } else {
-                QueuePolicy::Reject
-            },
+            policy: if random.chance(0.8) { QueuePolicy::Wait } else { QueuePolicy::Reject },
             max_waiting: random.between(4, 200) as u32,
             max_wait: Millis::secs(random.between(5, 120)),
         },
@@ -111,11 +91,7 @@ pub(in crate::sim) fn model(
         name: ModelName::from(name),
         aliases: Vec::new(),
         accelerators: shape(accelerators, random),
-        memory: Memory {
-            awake,
-            asleep,
-            host: Bytes::gib(awake.0 >> 31),
-        },
+        memory: Memory { awake, asleep, host: Bytes::gib(awake.0 >> 31) },
         idle: Idle {
             sleep_after: random.chance(0.8).then(|| Millis::secs(random.between(2, 60))),
             stop_after: random.chance(0.5).then(|| Millis::secs(random.between(30, 120))),
@@ -140,11 +116,7 @@ pub(in crate::sim) fn model(
 fn shape(accelerators: &[Accelerator], random: &mut Random) -> Accelerators {
     let all = accelerators.len() as u64;
     if random.chance(0.1) {
-        let ids: Vec<AcceleratorId> = random
-            .pick(accelerators)
-            .map(|a| a.id.clone())
-            .into_iter()
-            .collect();
+        let ids: Vec<AcceleratorId> = random.pick(accelerators).map(|a| a.id.clone()).into_iter().collect();
         return Accelerators::Ids(ids);
     }
     let many = random.chance(0.25);
@@ -165,30 +137,17 @@ fn sources(model: &ModelName, random: &mut Random) -> Vec<Source> {
     };
     let every = Millis(random.between(2000, 40_000));
     let pattern = match random.between(0, 3) {
-        0 => Pattern::Poisson {
-            gap: Millis(random.between(100, 10_000)),
-        },
-        1 => Pattern::Poisson {
-            gap: Millis(random.between(5000, 60_000)),
-        },
+        0 => Pattern::Poisson { gap: Millis(random.between(100, 10_000)) },
+        1 => Pattern::Poisson { gap: Millis(random.between(5000, 60_000)) },
         _ => Pattern::Bursts {
             size: random.between(1, 12) as u32,
             spread: Millis(random.between(0, 1000)),
             every,
         },
     };
-    let source = Source {
-        model: model.clone(),
-        pattern,
-        habits,
-        offset: Millis(random.between(0, every.0)),
-    };
+    let source = Source { model: model.clone(), pattern, habits, offset: Millis(random.between(0, every.0)) };
     // A model that nobody asks for is in the way of the others all the same.
-    if random.chance(0.1) {
-        Vec::new()
-    } else {
-        vec![source]
-    }
+    if random.chance(0.1) { Vec::new() } else { vec![source] }
 }
 
 fn nature(random: &mut Random, faults: &Faults) -> Nature {
@@ -200,11 +159,7 @@ fn nature(random: &mut Random, faults: &Faults) -> Nature {
         sleep: (Millis(sleep), Millis(sleep * 3)),
         stop: (Millis(20), Millis(900)),
         first_byte: (Millis(5), Millis(200)),
-        placing: if random.chance(0.2) {
-            (Millis(1), Millis(50))
-        } else {
-            (Millis::ZERO, Millis::ZERO)
-        },
+        placing: if random.chance(0.2) { (Millis(1), Millis(50)) } else { (Millis::ZERO, Millis::ZERO) },
         freeing: (Millis::ZERO, Millis(30)),
         health: Millis::secs(5),
         // Somebody else's memory that comes and goes beside ours cannot be told apart without this.
@@ -236,11 +191,7 @@ fn faults(random: &mut Random) -> Faults {
         leaves_at_grant: some(0.1),
         ..Faults::default()
     };
-    let mut every = |low: u64, high: u64| {
-        random
-            .chance(0.2)
-            .then(|| Millis::secs(random.between(low, high)))
-    };
+    let mut every = |low: u64, high: u64| random.chance(0.2).then(|| Millis::secs(random.between(low, high)));
     faults.dies = every(10, 60);
     faults.hangs = every(20, 90);
     faults.accelerator_lost = every(30, 120);
