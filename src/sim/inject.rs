@@ -345,10 +345,6 @@ impl World {
                     Phase::Asleep(_) => process.held,
                     _ => process.spec.memory.awake,
                 },
-                host: match process.phase {
-                    Phase::Asleep(Level::One) => process.spec.memory.host,
-                    _ => Bytes::ZERO,
-                },
                 placed: true,
             };
             self.machine.bookings.insert(engine.clone(), booking);

@@ -76,6 +76,11 @@ impl Process {
         Bytes(self.spec.memory.awake.0 / 10 * 6)
     }
 
+    /// Host memory it keeps its weights in while it sleeps at level 1.
+    pub(super) fn host(&self) -> Bytes {
+        Bytes(self.spec.memory.host.0 * self.accelerators.len() as u64)
+    }
+
     pub(super) const fn enter(&mut self, phase: Phase) {
         self.phase = phase;
         self.serial += 1;
