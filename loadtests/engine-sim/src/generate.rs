@@ -97,10 +97,9 @@ enum Outcome {
 /// What faults and the key have to say before the body is looked at.
 fn refusal(engine: &Engine, head: &Head, serial: u64) -> Option<Reply> {
     let faults = &engine.faults;
-    if let Some(key) = &engine.args.api_key {
-        if head.header("authorization") != Some(&format!("Bearer {key}")) {
-            return Some(Reply::json(401, &json!({"error": "Unauthorized"})));
-        }
+    let key = engine.args.api_key.as_ref().map(|key| format!("Bearer {key}"));
+    if key.is_some() && key.as_deref() != head.header("authorization") {
+        return Some(Reply::json(401, &json!({"error": "Unauthorized"})));
     }
     if faults.on(Fault::TooManyRequests) {
         let reply = Reply::error(429, "TooManyRequests", "The engine is overloaded.", None);
@@ -141,11 +140,8 @@ impl Plan {
         let bad = |message: &str, param| Reply::error(400, "BadRequestError", message, param);
         let ask: Ask<'_> = serde_json::from_slice(body).map_err(|error| bad(&error.to_string(), None))?;
         let names = engine.names();
-        let asked = ask
-            .model
-            .as_deref()
-            .or(names.first().map(String::as_str))
-            .unwrap_or_default();
+        let model = names.first().cloned().unwrap_or_default();
+        let asked = ask.model.as_deref().unwrap_or(&model);
         if !names.iter().any(|name| name == asked) {
             let message = format!("The model `{asked}` does not exist.");
             return Err(Reply::error(404, "NotFoundError", &message, Some("model")));
@@ -159,13 +155,11 @@ impl Plan {
             engine.view().corrupt,
         );
         let voice = |prompt: &str, i: u64| Voice {
-            key: content::key(asked, prompt, seed.wrapping_add(i)),
+            key: content::key(&model, prompt, seed.wrapping_add(i)),
             corrupt,
         };
-        let voices = prompts
-            .iter()
-            .flat_map(|prompt| (0..n).map(move |i| voice(prompt, i)))
-            .collect();
+        let voices = prompts.iter().flat_map(|prompt| (0..n).map(move |i| (prompt, i)));
+        let voices = voices.map(|(prompt, i)| voice(prompt, i)).collect();
         if ask.tokens() == Some(0) {
             return Err(bad("max_tokens must be at least 1, got 0.", Some("max_tokens")));
         }

@@ -142,7 +142,7 @@ impl Memory {
         let weights = self.weights;
         self.cache = holder.transact(|session| {
             let measured = holder.ids().iter().zip(&before).map(|(id, before)| {
-                let foreign = session.usage(id).used_total as i128 - before.used_total as i128;
+                let foreign = i128::from(session.usage(id).used_total) - i128::from(before.used_total);
                 i128::from(part(before.capacity, share)) - i128::from(weights) - foreign
             });
             let cache = u64::try_from(measured.min().unwrap_or(0)).unwrap_or(0);
