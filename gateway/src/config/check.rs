@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use rouse::{
-    model::{Accelerators, Configuration, LevelPolicy, ModelName, ModelSpec},
+    model::{AcceleratorId, Accelerators, Configuration, LevelPolicy, ModelName, ModelSpec},
     units::{Bytes, Millis},
 };
 
@@ -62,7 +62,7 @@ fn misfit(core: &Configuration, spec: &ModelSpec) -> Option<String> {
             core.accelerators.iter().map(|device| device.capacity).collect(),
         ),
         Accelerators::Ids(ids) => {
-            let found = |id| core.accelerators.iter().find(|device| device.id == *id);
+            let found = |id: &AcceleratorId| core.accelerators.iter().find(|device| device.id == *id);
             if let Some(missing) = ids.iter().find(|id| found(id).is_none()) {
                 return Some(format!("there is no accelerator '{missing}'"));
             }

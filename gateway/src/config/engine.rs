@@ -16,7 +16,7 @@ pub(super) struct Engine {
 }
 
 /// Reads the keys of `engine` for the model `name`.
-pub(super) fn engine(reader: &mut Reader<'_>, section: &mut Section, name: ModelName) -> Option<Engine> {
+pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName) -> Option<Engine> {
     let kind = section.require(reader, "kind", |reader, node| {
         reader.choice(
             node,
@@ -105,7 +105,7 @@ impl Engine {
     }
 }
 
-fn command(reader: &mut Reader<'_>, node: &Node) -> Option<Vec<String>> {
+fn command(reader: &mut Reader, node: &Node) -> Option<Vec<String>> {
     let command = reader.list(node, Reader::template)?;
     if command.first().is_none_or(|program| program.trim().is_empty()) {
         reader.note(node.at, "the command is empty");
@@ -118,7 +118,7 @@ fn command(reader: &mut Reader<'_>, node: &Node) -> Option<Vec<String>> {
     Some(command)
 }
 
-fn env(reader: &mut Reader<'_>, node: &Node) -> Option<BTreeMap<String, String>> {
+fn env(reader: &mut Reader, node: &Node) -> Option<BTreeMap<String, String>> {
     let Value::Map(entries) = &node.value else {
         reader.note(node.at, format_args!("expected a mapping, found {}", node.what()));
         return None;
@@ -138,7 +138,7 @@ fn env(reader: &mut Reader<'_>, node: &Node) -> Option<BTreeMap<String, String>>
     Some(env)
 }
 
-fn task(reader: &mut Reader<'_>, node: &Node) -> Option<Task> {
+fn task(reader: &mut Reader, node: &Node) -> Option<Task> {
     reader.choice(
         node,
         &[
@@ -152,7 +152,7 @@ fn task(reader: &mut Reader<'_>, node: &Node) -> Option<Task> {
 }
 
 /// `auto` is `Some(None)`.
-fn sleep_mode(reader: &mut Reader<'_>, node: &Node) -> Option<Option<SleepApi>> {
+fn sleep_mode(reader: &mut Reader, node: &Node) -> Option<Option<SleepApi>> {
     reader.choice(
         node,
         &[

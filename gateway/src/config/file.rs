@@ -32,21 +32,21 @@ pub fn parse(text: &str, origin: &str) -> Result<Config, Errors> {
 }
 
 /// What defaults depend on. A test brings its own.
-pub(super) struct Machine<'a> {
+pub(super) struct Machine {
     pub(super) memory: Bytes,
-    pub(super) environment: Environment<'a>,
+    pub(super) environment: Environment,
 }
 
-impl Machine<'_> {
+impl Machine {
     pub(super) fn this() -> Self {
         Self {
             memory: memory(),
-            environment: &|name| std::env::var(name).ok(),
+            environment: |name| std::env::var(name).ok(),
         }
     }
 }
 
-pub(super) fn parse_on(machine: &Machine<'_>, text: &str, origin: &str) -> Result<Config, Errors> {
+pub(super) fn parse_on(machine: &Machine, text: &str, origin: &str) -> Result<Config, Errors> {
     let (document, problems) = Node::parse(text).map_err(|problems| Errors::new(origin, problems))?;
     let mut reader = Reader::new(machine.environment);
     reader.problems = problems;
@@ -63,7 +63,7 @@ pub(super) fn parse_on(machine: &Machine<'_>, text: &str, origin: &str) -> Resul
     }
 }
 
-fn whole(reader: &mut Reader<'_>, root: &mut Section, machine: &Machine<'_>) -> Config {
+fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     refuse_later_keys(reader, root);
     let (api, admin_address) = root.sub(reader, "listen", |reader, listen| {
         let api = listen.read(reader, "api", address).unwrap_or(local(8080));
@@ -124,7 +124,7 @@ fn whole(reader: &mut Reader<'_>, root: &mut Section, machine: &Machine<'_>) -> 
 
 /// Keys whose meaning is settled but not built. Accepting them in silence would be a security hole with `tls`, and a
 /// surprise with the rest.
-fn refuse_later_keys(reader: &mut Reader<'_>, root: &mut Section) {
+fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
     root.read(reader, "platform", |reader, node| {
         if reader.choice(node, &[("local", false), ("kubernetes", true)])? {
             reader.not_yet(node.at);
@@ -153,7 +153,7 @@ fn refuse_later_keys(reader: &mut Reader<'_>, root: &mut Section) {
 }
 
 /// `none`, or an empty list; others are not built yet. True for an explicit `none`.
-fn keys(reader: &mut Reader<'_>, node: &Node) -> Option<bool> {
+fn keys(reader: &mut Reader, node: &Node) -> Option<bool> {
     match &node.value {
         Value::List(list) if list.is_empty() => Some(false),
         Value::List(_) => {
@@ -164,7 +164,7 @@ fn keys(reader: &mut Reader<'_>, node: &Node) -> Option<bool> {
     }
 }
 
-fn admin(reader: &mut Reader<'_>, section: &mut Section, address: SocketAddr) -> Admin {
+fn admin(reader: &mut Reader, section: &mut Section, address: SocketAddr) -> Admin {
     let at = section.at;
     let token = section.read(reader, "token", |reader, node| {
         let token = reader.text(node)?;
@@ -217,7 +217,7 @@ impl Devices {
     }
 }
 
-fn devices(reader: &mut Reader<'_>, node: &Node, headroom: Bytes) -> Option<Devices> {
+fn devices(reader: &mut Reader, node: &Node, headroom: Bytes) -> Option<Devices> {
     if !matches!(node.value, Value::List(_)) {
         return reader.choice(node, &[("auto", ())]).map(|()| Devices::default());
     }
@@ -258,7 +258,7 @@ fn devices(reader: &mut Reader<'_>, node: &Node, headroom: Bytes) -> Option<Devi
     Some(devices)
 }
 
-fn address(reader: &mut Reader<'_>, node: &Node) -> Option<SocketAddr> {
+fn address(reader: &mut Reader, node: &Node) -> Option<SocketAddr> {
     let text = reader.text(node)?;
     let named = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
     let parsed = named.as_deref().unwrap_or(&text).parse().ok();
@@ -276,7 +276,7 @@ const fn local(port: u16) -> SocketAddr {
 }
 
 /// `$XDG_STATE_HOME/rouse`, else `~/.local/state/rouse`, else `/var/lib/rouse` (a service without a home).
-pub fn default_state_dir(environment: Environment<'_>) -> PathBuf {
+pub fn default_state_dir(environment: Environment) -> PathBuf {
     let set = |name| environment(name).filter(|value| !value.is_empty());
     if let Some(dir) = set("STATE_DIRECTORY") {
         return dir.into();

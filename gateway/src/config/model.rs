@@ -25,7 +25,7 @@ pub(super) struct Models {
 
 /// Reads every model. `devices`: the accelerators there are, when the file lists them.
 pub(super) fn models(
-    reader: &mut Reader<'_>,
+    reader: &mut Reader,
     root: &mut Section,
     devices: Option<&[Accelerator]>,
 ) -> Models {
@@ -51,7 +51,7 @@ pub(super) fn models(
 type Names = BTreeMap<String, At>;
 
 fn one(
-    reader: &mut Reader<'_>,
+    reader: &mut Reader,
     section: &mut Section,
     taken: &mut Names,
     devices: Option<&[Accelerator]>,
@@ -90,8 +90,8 @@ fn one(
     let priority = section.read(reader, "priority", Reader::number).unwrap_or(0);
     let max_concurrency = section.read(reader, "maxConcurrency", |reader, node| {
         let number = reader.number::<u32>(node)?;
-        if number == 0 || number > rouse::lease::MAX_LEASES {
-            reader.note(node.at, format_args!("is between 1 and {}", rouse::lease::MAX_LEASES));
+        if number == 0 || number > rouse::lease::count::MAX_LEASES {
+            reader.note(node.at, format_args!("is between 1 and {}", rouse::lease::count::MAX_LEASES));
         }
         Some(number)
     });
@@ -116,7 +116,7 @@ fn one(
 }
 
 /// A model's name or alias: usable in JSON, in a path and on a command line, and not taken yet.
-fn name(reader: &mut Reader<'_>, node: &Node, taken: &mut Names) -> Option<String> {
+fn name(reader: &mut Reader, node: &Node, taken: &mut Names) -> Option<String> {
     let text = reader.text(node)?;
     if let Some(why) = unusable(&text) {
         reader.note(node.at, format_args!("'{}' cannot be a model's name: {why}", text.escape_debug()));
@@ -151,7 +151,7 @@ fn unusable(name: &str) -> Option<&'static str> {
 }
 
 fn accelerators(
-    reader: &mut Reader<'_>,
+    reader: &mut Reader,
     node: &Node,
     devices: Option<&[Accelerator]>,
 ) -> Option<Accelerators> {
@@ -185,7 +185,7 @@ fn accelerators(
     Some(Accelerators::Ids(ids))
 }
 
-fn memory(reader: &mut Reader<'_>, section: &mut Section, can_sleep: bool) -> Option<Memory> {
+fn memory(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Option<Memory> {
     let awake = section.require(reader, "awake", |reader, node| {
         let size = reader.size(node)?;
         if size == Bytes::ZERO {
@@ -212,7 +212,7 @@ fn memory(reader: &mut Reader<'_>, section: &mut Section, can_sleep: bool) -> Op
     })
 }
 
-fn idle(reader: &mut Reader<'_>, section: &mut Section, can_sleep: bool) -> Idle {
+fn idle(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Idle {
     let sleep_after = section
         .read(reader, "sleepAfter", span_or_never)
         .unwrap_or(Some(Millis::secs(300)));
@@ -237,7 +237,7 @@ fn idle(reader: &mut Reader<'_>, section: &mut Section, can_sleep: bool) -> Idle
     }
 }
 
-fn level(reader: &mut Reader<'_>, node: &Node, can_sleep: bool) -> Option<LevelPolicy> {
+fn level(reader: &mut Reader, node: &Node, can_sleep: bool) -> Option<LevelPolicy> {
     let level = reader.choice(
         node,
         &[
@@ -258,7 +258,7 @@ fn level(reader: &mut Reader<'_>, node: &Node, can_sleep: bool) -> Option<LevelP
 }
 
 /// `never` is `Some(None)`.
-fn span_or_never(reader: &mut Reader<'_>, node: &Node) -> Option<Option<Millis>> {
+fn span_or_never(reader: &mut Reader, node: &Node) -> Option<Option<Millis>> {
     if matches!(&node.value, Value::Scalar { text, .. } if text == "never") {
         return Some(None);
     }

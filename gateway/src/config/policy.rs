@@ -12,7 +12,7 @@ use super::{
 };
 
 /// The decisions' own policy. Its `timeouts` are the defaults: [`timeouts`] reads them.
-pub(super) fn settings(reader: &mut Reader<'_>, root: &mut Section, host: Bytes) -> Settings {
+pub(super) fn settings(reader: &mut Reader, root: &mut Section, host: Bytes) -> Settings {
     let default = Settings::default();
     let host_memory = root
         .sub(reader, "host", |reader, section| {
@@ -42,7 +42,7 @@ pub(super) fn settings(reader: &mut Reader<'_>, root: &mut Section, host: Bytes)
     }
 }
 
-fn queue(reader: &mut Reader<'_>, section: &mut Section, default: Queue) -> Queue {
+fn queue(reader: &mut Reader, section: &mut Section, default: Queue) -> Queue {
     let policy = section.read(reader, "policy", |reader, node| {
         reader.choice(node, &[("wait", QueuePolicy::Wait), ("reject", QueuePolicy::Reject)])
     });
@@ -55,7 +55,7 @@ fn queue(reader: &mut Reader<'_>, section: &mut Section, default: Queue) -> Queu
     }
 }
 
-fn turns(reader: &mut Reader<'_>, section: &mut Section, default: Turns) -> Turns {
+fn turns(reader: &mut Reader, section: &mut Section, default: Turns) -> Turns {
     let residency = section.read(reader, "residency", Reader::span).unwrap_or(default.residency);
     let max_turn = section
         .read(reader, "maxTurn", |reader, node| {
@@ -87,7 +87,7 @@ fn turns(reader: &mut Reader<'_>, section: &mut Section, default: Turns) -> Turn
     }
 }
 
-pub(super) fn stream(reader: &mut Reader<'_>, root: &mut Section) -> Stream {
+pub(super) fn stream(reader: &mut Reader, root: &mut Section) -> Stream {
     root.sub(reader, "stream", |reader, section| {
         let grace = section.read(reader, "grace", Reader::span);
         let heartbeat = section.read(reader, "heartbeat", Reader::positive_span);
@@ -105,9 +105,9 @@ pub(super) fn stream(reader: &mut Reader<'_>, root: &mut Section) -> Stream {
 }
 
 /// Deadlines of exchanges and probes, and those of an engine's transitions.
-pub(super) fn timeouts(reader: &mut Reader<'_>, root: &mut Section) -> (Timeouts, Transitions) {
+pub(super) fn timeouts(reader: &mut Reader, root: &mut Section) -> (Timeouts, Transitions) {
     root.sub(reader, "timeouts", |reader, section| {
-        let mut span = |reader: &mut Reader<'_>, key, default| {
+        let mut span = |reader: &mut Reader, key, default| {
             section.read(reader, key, Reader::positive_span).unwrap_or(default)
         };
         let default = Settings::default().timeouts;
@@ -139,7 +139,7 @@ pub(super) fn timeouts(reader: &mut Reader<'_>, root: &mut Section) -> (Timeouts
     })
 }
 
-pub(super) fn limits(reader: &mut Reader<'_>, root: &mut Section, memory: Bytes) -> Limits {
+pub(super) fn limits(reader: &mut Reader, root: &mut Section, memory: Bytes) -> Limits {
     root.sub(reader, "limits", |reader, section| {
         let body = section.read(reader, "body", Reader::size).unwrap_or(Bytes::mib(256));
         // A machine so small that one body exceeds its share still takes one.
@@ -147,7 +147,7 @@ pub(super) fn limits(reader: &mut Reader<'_>, root: &mut Section, memory: Bytes)
         let body_total = section
             .read(reader, "bodyTotal", |reader, node| body_total(reader, node, body, auto))
             .unwrap_or(auto);
-        let mut span = |reader: &mut Reader<'_>, key, default| {
+        let mut span = |reader: &mut Reader, key, default| {
             section.read(reader, key, Reader::positive_span).unwrap_or(default)
         };
         let header_read = span(reader, "headerRead", Millis::secs(10));
@@ -168,7 +168,7 @@ pub(super) fn limits(reader: &mut Reader<'_>, root: &mut Section, memory: Bytes)
     })
 }
 
-fn body_total(reader: &mut Reader<'_>, node: &Node, body: Bytes, auto: Bytes) -> Option<Bytes> {
+fn body_total(reader: &mut Reader, node: &Node, body: Bytes, auto: Bytes) -> Option<Bytes> {
     let text = reader.text(node)?;
     if text == "auto" {
         return Some(auto);
@@ -184,7 +184,7 @@ fn body_total(reader: &mut Reader<'_>, node: &Node, body: Bytes, auto: Bytes) ->
 }
 
 /// A size per second: `1KiB/s`. The `/s` may be left out.
-fn rate(reader: &mut Reader<'_>, node: &Node) -> Option<Bytes> {
+fn rate(reader: &mut Reader, node: &Node) -> Option<Bytes> {
     let text = reader.text(node)?;
     let size = text.strip_suffix("/s").unwrap_or(&text).trim();
     match size.parse() {
@@ -199,7 +199,7 @@ fn rate(reader: &mut Reader<'_>, node: &Node) -> Option<Bytes> {
     }
 }
 
-fn header(reader: &mut Reader<'_>, node: &Node) -> Option<Bytes> {
+fn header(reader: &mut Reader, node: &Node) -> Option<Bytes> {
     let size = reader.size(node)?;
     // hyper's floor, and more than any proxy lets through.
     if size < Bytes(8 << 10) || size > Bytes::mib(1) {
@@ -209,7 +209,7 @@ fn header(reader: &mut Reader<'_>, node: &Node) -> Option<Bytes> {
     Some(size)
 }
 
-pub(super) fn shutdown(reader: &mut Reader<'_>, root: &mut Section) -> Shutdown {
+pub(super) fn shutdown(reader: &mut Reader, root: &mut Section) -> Shutdown {
     root.sub(reader, "shutdown", |reader, section| {
         let grace = section.read(reader, "grace", Reader::span);
         let stop = section.read(reader, "engines", |reader, node| {

@@ -14,11 +14,11 @@ use super::{
 };
 
 /// Where values of `${env:NAME}` come from.
-pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+pub(super) type Environment = fn(&str) -> Option<String>;
 
-pub(super) struct Reader<'a> {
+pub(super) struct Reader {
     pub(super) problems: Vec<Problem>,
-    environment: Environment<'a>,
+    environment: Environment,
     /// Where in the document we are, for the texts: `["models[0]", "engine", "command"]`.
     path: Vec<String>,
 }
@@ -30,8 +30,8 @@ pub(super) struct Section {
     known: Vec<&'static str>,
 }
 
-impl<'a> Reader<'a> {
-    pub(super) const fn new(environment: Environment<'a>) -> Self {
+impl Reader {
+    pub(super) const fn new(environment: Environment) -> Self {
         Self {
             problems: Vec::new(),
             environment,
@@ -192,9 +192,9 @@ impl Section {
     /// Reads the value of `key`; `None` when it is not there, null, or bad.
     pub(super) fn read<T>(
         &mut self,
-        reader: &mut Reader<'_>,
+        reader: &mut Reader,
         key: &'static str,
-        read: impl FnOnce(&mut Reader<'_>, &Node) -> Option<T>,
+        read: impl FnOnce(&mut Reader, &Node) -> Option<T>,
     ) -> Option<T> {
         let node = self.take(key)?;
         if matches!(node.value, Value::Null) {
@@ -205,9 +205,9 @@ impl Section {
 
     pub(super) fn require<T>(
         &mut self,
-        reader: &mut Reader<'_>,
+        reader: &mut Reader,
         key: &'static str,
-        read: impl FnOnce(&mut Reader<'_>, &Node) -> Option<T>,
+        read: impl FnOnce(&mut Reader, &Node) -> Option<T>,
     ) -> Option<T> {
         let missing = !self
             .entries
@@ -225,9 +225,9 @@ impl Section {
     /// A mapping within this one, read by `read` also when it is not there (all defaults).
     pub(super) fn sub<T>(
         &mut self,
-        reader: &mut Reader<'_>,
+        reader: &mut Reader,
         key: &'static str,
-        read: impl FnOnce(&mut Reader<'_>, &mut Section) -> T,
+        read: impl FnOnce(&mut Reader, &mut Section) -> T,
     ) -> T {
         let node = self.take(key).unwrap_or(Node {
             at: self.at,
@@ -242,7 +242,7 @@ impl Section {
     }
 
     /// Says of every key that nobody asked for that it is unknown.
-    pub(super) fn close(self, reader: &mut Reader<'_>) {
+    pub(super) fn close(self, reader: &mut Reader) {
         for entry in &self.entries {
             let hint = nearest(&entry.key, &self.known).map_or_else(
                 || format!("known here: {}", self.known.join(", ")),

@@ -93,7 +93,7 @@ impl Model {
 pub(super) fn environment(
     text: &str,
     place: Place,
-    environment: Environment<'_>,
+    environment: Environment,
 ) -> Result<String, Vec<Error>> {
     let mut out = String::with_capacity(text.len());
     let mut errors = Vec::new();
@@ -197,15 +197,15 @@ mod tests {
 
     #[test]
     fn a_variable_is_filled_in_and_its_value_is_never_looked_at_again() {
-        let text = environment("x ${env:SECRET} y", Place::Elsewhere, &lookup).unwrap();
+        let text = environment("x ${env:SECRET} y", Place::Elsewhere, lookup).unwrap();
         assert_eq!(text, "x a${PORT}b y");
-        let text = environment("${env:SECRET}", Place::Command, &lookup).unwrap();
+        let text = environment("${env:SECRET}", Place::Command, lookup).unwrap();
         assert_eq!(fill(&text, &values()), "a${PORT}b");
     }
 
     #[test]
     fn every_mistake_of_one_text_is_reported() {
-        let errors = environment("${env:NO} ${PORT} ${HOME} ${", Place::Elsewhere, &lookup).unwrap_err();
+        let errors = environment("${env:NO} ${PORT} ${HOME} ${", Place::Elsewhere, lookup).unwrap_err();
         let texts: Vec<_> = errors.iter().map(ToString::to_string).collect();
         insta::assert_snapshot!(texts.join("\n"), @r"");
     }
@@ -215,7 +215,7 @@ mod tests {
         let text = environment(
             "--port ${PORT} --host ${HOST} ${MEMORY_FRACTION} ${KV_CACHE_BYTES} $${HOME} $5",
             Place::Command,
-            &lookup,
+            lookup,
         )
         .unwrap();
         assert_eq!(fill(&text, &values()), "--port 4711 --host 127.0.0.1 0.3333 1024 ${HOME} $5");
