@@ -11,6 +11,7 @@ mod file;
 mod model;
 mod policy;
 mod reader;
+mod source;
 mod substitute;
 mod tree;
 
@@ -23,7 +24,8 @@ pub use self::{
     check::{Findings, check, misfits},
     diff::{Diff, diff},
     error::{At, Errors, Problem},
-    file::{default_state_dir, load, parse},
+    file::{load, parse},
+    source::Source,
 };
 pub use crate::demo::config as demo;
 

@@ -119,7 +119,12 @@ impl Demo {
 
 /// As a double-quoted YAML text. `${` in a path is a path.
 fn quoted(text: &str) -> String {
-    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace("${", "$${"))
+    format!(
+        "\"{}\"",
+        text.replace('\\', "\\\\")
+            .replace('"', "\\\"")
+            .replace("${", "$${")
+    )
 }
 
 #[cfg(test)]
@@ -130,10 +135,19 @@ mod tests {
 
     #[test]
     fn each_demonstration_model_fits_and_all_of_them_do_not() {
-        let config = config(Path::new("/tmp/a \"quoted\" ${PORT} place"), Path::new("/bin/rouse-gateway")).unwrap();
+        let config = config(
+            Path::new("/tmp/a \"quoted\" ${PORT} place"),
+            Path::new("/bin/rouse-gateway"),
+        )
+        .unwrap();
         assert_eq!(config::misfits(&config.core), []);
         assert_eq!(config::check(&config), config::Findings::default());
-        let total: Bytes = config.core.accelerators.iter().map(|device| device.capacity).sum();
+        let total: Bytes = config
+            .core
+            .accelerators
+            .iter()
+            .map(|device| device.capacity)
+            .sum();
         let wanted: Bytes = config
             .core
             .models

@@ -26,7 +26,10 @@ pub fn check(config: &Config) -> Findings {
     let mut warnings = general(config);
     for spec in &config.core.models {
         let mut warn = |text: String| {
-            warnings.push(Problem::new(place(&spec.name), format!("model '{}': {text}", spec.name)));
+            warnings.push(Problem::new(
+                place(&spec.name),
+                format!("model '{}': {text}", spec.name),
+            ));
         };
         waits(config, spec, &mut warn);
         sleeping(config, spec, &mut warn);
@@ -35,7 +38,11 @@ pub fn check(config: &Config) -> Findings {
         }
     }
     let unknown = config.accelerators_auto && config.core.accelerators.is_empty();
-    let errors = if unknown { Vec::new() } else { misfits(&config.core) };
+    let errors = if unknown {
+        Vec::new()
+    } else {
+        misfits(&config.core)
+    };
     Findings {
         errors: errors
             .into_iter()
@@ -66,12 +73,15 @@ fn misfit(core: &Configuration, spec: &ModelSpec) -> Option<String> {
             if let Some(missing) = ids.iter().find(|id| found(id).is_none()) {
                 return Some(format!("there is no accelerator '{missing}'"));
             }
-            let capacities = ids.iter().filter_map(|id| found(id)).map(|device| device.capacity);
+            let capacities = ids.iter().filter_map(found).map(|device| device.capacity);
             (ids.len(), capacities.collect())
         }
     };
     if there.len() < wanted {
-        return Some(format!("it wants {wanted} accelerators, there are {}", there.len()));
+        return Some(format!(
+            "it wants {wanted} accelerators, there are {}",
+            there.len()
+        ));
     }
     let fitting = there.iter().filter(|capacity| **capacity >= need).count();
     (fitting < wanted).then(|| {
@@ -97,7 +107,29 @@ fn general(config: &Config) -> Vec<Problem> {
             if everywhere { ", every interface," } else { "" },
         ));
     }
+    if let Some(text) = long_turns(config) {
+        warn(&text);
+    }
     warnings
+}
+
+/// Nothing is learned before the first start, so the deadlines of sleep and wake stand in for their times.
+fn long_turns(config: &Config) -> Option<String> {
+    let settings = &config.core.settings;
+    let (turns, max_wait) = (&settings.turns, settings.queue.max_wait);
+    let swap = if config.core.models.iter().any(|spec| spec.can_sleep) {
+        settings.timeouts.sleep + settings.timeouts.wake
+    } else {
+        settings.timeouts.stop_grace
+    };
+    let turn: Millis = turns.max_turn + turns.drain_deadline + swap;
+    (config.core.models.len() > 1 && turn > max_wait).then(|| {
+        format!(
+            "turns.maxTurn ({}), turns.drain.deadline ({}) and a swap (at most {swap}) exceed queue.maxWait \
+             ({max_wait}): waiting behind one busy model can outlast a request",
+            turns.max_turn, turns.drain_deadline
+        )
+    })
 }
 
 /// Waits that cannot end well: the client's own patience ends before the model can be there.
@@ -109,21 +141,6 @@ fn waits(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
             "engine.startTimeout ({}) exceeds queue.maxWait ({max_wait}): whoever waits for a slow start is refused \
              before it is over",
             spec.start_timeout
-        ));
-    }
-    let turns = &settings.turns;
-    // Nothing is learned before the first start, so the deadlines stand in for the times.
-    let swap = if spec.can_sleep {
-        settings.timeouts.sleep + settings.timeouts.wake
-    } else {
-        settings.timeouts.stop_grace
-    };
-    let turn: Millis = turns.max_turn + turns.drain_deadline + swap;
-    if config.core.models.len() > 1 && turn > max_wait {
-        warn(format!(
-            "turns.maxTurn ({}), turns.drain.deadline ({}) and a swap (at most {swap}) exceed queue.maxWait \
-             ({max_wait}): waiting behind one busy model can outlast a request",
-            turns.max_turn, turns.drain_deadline
         ));
     }
 }
@@ -139,7 +156,11 @@ fn sleeping(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
 }
 
 fn engine(model: &Model, warn: &mut impl FnMut(String)) {
-    let words: Vec<_> = model.command.iter().flat_map(|text| text.split_whitespace()).collect();
+    let words: Vec<_> = model
+        .command
+        .iter()
+        .flat_map(|text| text.split_whitespace())
+        .collect();
     let has = |word: &str| words.contains(&word);
     match model.kind {
         Kind::Vllm => {
@@ -149,7 +170,11 @@ fn engine(model: &Model, warn: &mut impl FnMut(String)) {
                      sleep and woken"
                         .to_owned(),
                 );
-            } else if model.env.get("VLLM_SERVER_DEV_MODE").is_none_or(|value| value != "1") {
+            } else if model
+                .env
+                .get("VLLM_SERVER_DEV_MODE")
+                .is_none_or(|value| value != "1")
+            {
                 warn(
                     "env has no VLLM_SERVER_DEV_MODE: \"1\", without which vLLM has no /sleep and /wake_up"
                         .to_owned(),
@@ -164,7 +189,10 @@ fn engine(model: &Model, warn: &mut impl FnMut(String)) {
             }
         }
         Kind::Sglang if model.sleep == SleepApi::None => {
-            warn("the command has no --enable-memory-saver: the engine is stopped instead of put to sleep".to_owned());
+            warn(
+                "the command has no --enable-memory-saver: the engine is stopped instead of put to sleep"
+                    .to_owned(),
+            );
         }
         Kind::LlamaCpp => {
             let python = words.iter().any(|word| word.contains("llama_cpp"));

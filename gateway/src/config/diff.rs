@@ -68,7 +68,13 @@ impl Diff {
 /// One line for the log: `added a, b; changed c; settings queue, turns`.
 impl fmt::Display for Diff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = |names: &[ModelName]| names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let names = |names: &[ModelName]| {
+            names
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
         let parts = [
             ("added", names(&self.added)),
             ("removed", names(&self.removed)),
@@ -92,7 +98,11 @@ fn models(old: &Config, new: &Config, diff: &mut Diff) {
         specs.map(|spec| (spec.name.clone(), spec)).collect()
     };
     let (before, after) = (by_name(old), by_name(new));
-    diff.removed = before.keys().filter(|name| !after.contains_key(*name)).cloned().collect();
+    diff.removed = before
+        .keys()
+        .filter(|name| !after.contains_key(*name))
+        .cloned()
+        .collect();
     for (name, spec) in &after {
         match before.get(name) {
             None => diff.added.push(name.clone()),
@@ -116,5 +126,8 @@ fn accelerators_differ(old: &Config, new: &Config) -> bool {
 }
 
 fn changed(keys: &[(&'static str, bool)]) -> Vec<&'static str> {
-    keys.iter().filter(|(_, changed)| *changed).map(|(key, _)| *key).collect()
+    keys.iter()
+        .filter(|(_, changed)| *changed)
+        .map(|(key, _)| *key)
+        .collect()
 }

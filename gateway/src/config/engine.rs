@@ -37,7 +37,10 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
         .read(reader, "startTimeout", Reader::positive_span)
         .unwrap_or(Millis::secs(480));
     let on_disconnect = section.read(reader, "onDisconnect", |reader, node| {
-        reader.choice(node, &[("abort", OnDisconnect::Abort), ("drain", OnDisconnect::Drain)])
+        reader.choice(
+            node,
+            &[("abort", OnDisconnect::Abort), ("drain", OnDisconnect::Drain)],
+        )
     });
     let api_key = section.read(reader, "apiKey", Reader::text);
     let allow_public = section.read(reader, "allowPublic", Reader::flag).unwrap_or(false);
@@ -48,7 +51,9 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
         served_name: served_name.unwrap_or_else(|| name.to_string()),
         name,
         kind,
-        sleep: sleep.flatten().unwrap_or_else(|| sleep_by_command(kind, &command)),
+        sleep: sleep
+            .flatten()
+            .unwrap_or_else(|| sleep_by_command(kind, &command)),
         command,
         env: env.unwrap_or_default(),
         task,
@@ -165,7 +170,11 @@ fn sleep_mode(reader: &mut Reader, node: &Node) -> Option<Option<SleepApi>> {
 }
 
 fn sleep_by_command(kind: Kind, command: &[String]) -> SleepApi {
-    let has = |flag: &str| command.iter().any(|text| text.split_whitespace().any(|word| word == flag));
+    let has = |flag: &str| {
+        command
+            .iter()
+            .any(|text| text.split_whitespace().any(|word| word == flag))
+    };
     match kind {
         Kind::Vllm if has("--enable-sleep-mode") => SleepApi::Vllm,
         Kind::Sglang if has("--enable-memory-saver") => SleepApi::Sglang,

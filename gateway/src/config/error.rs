@@ -52,6 +52,9 @@ impl Problem {
             serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
                 format!("the key '{key}' is given twice")
             }
+            serde_saphyr::Error::MultipleDocuments { .. } => {
+                "there is a second document (---) in the file".to_owned()
+            }
             other => {
                 let text = other.to_string();
                 // The place is in front already.

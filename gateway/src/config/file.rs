@@ -17,6 +17,9 @@ use super::{
     tree::{Node, Value},
 };
 
+const LOCAL_API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+const LOCAL_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
+
 /// Reads and checks a file. The error lists everything that is wrong with it.
 pub fn load(path: &Path) -> Result<Config, Errors> {
     let origin = path.display().to_string();
@@ -65,14 +68,17 @@ pub(super) fn parse_on(machine: &Machine, text: &str, origin: &str) -> Result<Co
 
 fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     refuse_later_keys(reader, root);
-    let (api, admin_address) = root.sub(reader, "listen", |reader, listen| {
-        let api = listen.read(reader, "api", address).unwrap_or(local(8080));
-        (api, listen.read(reader, "admin", address).unwrap_or(local(9090)))
+    let (api, admin_listen) = root.sub(reader, "listen", |reader, listen| {
+        let api = listen.read(reader, "api", address).map(|(api, _)| api);
+        (api, listen.read(reader, "admin", address))
     });
+    let api = api.unwrap_or(LOCAL_API);
     let admin = root.sub(reader, "admin", |reader, section| {
-        admin(reader, section, admin_address)
+        admin(reader, section, admin_listen)
     });
-    let headroom = root.read(reader, "headroom", Reader::size).unwrap_or(Bytes::gib(1));
+    let headroom = root
+        .read(reader, "headroom", Reader::size)
+        .unwrap_or(Bytes::gib(1));
     let devices = root
         .read(reader, "accelerators", |reader, node| {
             devices(reader, node, headroom)
@@ -143,7 +149,10 @@ fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
     root.sub(reader, "api", |reader, api| {
         api.sub(reader, "cors", |reader, cors| {
             cors.read(reader, "origins", |reader, node| {
-                if reader.list(node, Reader::text).is_some_and(|list| !list.is_empty()) {
+                if reader
+                    .list(node, Reader::text)
+                    .is_some_and(|list| !list.is_empty())
+                {
                     reader.not_yet(node.at);
                 }
                 Some(())
@@ -164,12 +173,14 @@ fn keys(reader: &mut Reader, node: &Node) -> Option<bool> {
     }
 }
 
-fn admin(reader: &mut Reader, section: &mut Section, address: SocketAddr) -> Admin {
-    let at = section.at;
+fn admin(reader: &mut Reader, section: &mut Section, listen: Option<(SocketAddr, At)>) -> Admin {
     let token = section.read(reader, "token", |reader, node| {
         let token = reader.text(node)?;
         if token.chars().any(|c| !c.is_ascii_graphic()) {
-            reader.note(node.at, "a token is visible ASCII without spaces: it goes into a header");
+            reader.note(
+                node.at,
+                "a token is visible ASCII without spaces: it goes into a header",
+            );
             return None;
         }
         Some(token)
@@ -180,14 +191,15 @@ fn admin(reader: &mut Reader, section: &mut Section, address: SocketAddr) -> Adm
             reader.choice(node, &[("open", true), ("token", false)])
         })
         .unwrap_or(true);
-    if token.is_none() && !address.ip().is_loopback() {
-        reader.note(
-            at,
-            format_args!("listen.admin is {address}, which is not loopback: that needs a token"),
-        );
+    if let Some((address, at)) = listen
+        && token.is_none()
+        && !address.ip().is_loopback()
+    {
+        let text = format!("listen.admin: {address} is not loopback: that needs an admin.token");
+        reader.problems.push(Problem::new(at, text));
     }
     Admin {
-        address,
+        address: listen.map_or(LOCAL_ADMIN, |(address, _)| address),
         token,
         metrics_open,
     }
@@ -258,9 +270,11 @@ fn devices(reader: &mut Reader, node: &Node, headroom: Bytes) -> Option<Devices>
     Some(devices)
 }
 
-fn address(reader: &mut Reader, node: &Node) -> Option<SocketAddr> {
+fn address(reader: &mut Reader, node: &Node) -> Option<(SocketAddr, At)> {
     let text = reader.text(node)?;
-    let named = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
+    let named = text
+        .strip_prefix("localhost:")
+        .map(|port| format!("127.0.0.1:{port}"));
     let parsed = named.as_deref().unwrap_or(&text).parse().ok();
     if parsed.is_none() {
         reader.note(
@@ -268,15 +282,11 @@ fn address(reader: &mut Reader, node: &Node) -> Option<SocketAddr> {
             format_args!("'{text}' is not an address: write IP:PORT, like 127.0.0.1:8080 or [::1]:8080"),
         );
     }
-    parsed
-}
-
-const fn local(port: u16) -> SocketAddr {
-    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
+    parsed.map(|address| (address, node.at))
 }
 
 /// `$XDG_STATE_HOME/rouse`, else `~/.local/state/rouse`, else `/var/lib/rouse` (a service without a home).
-pub fn default_state_dir(environment: Environment) -> PathBuf {
+pub(super) fn default_state_dir(environment: Environment) -> PathBuf {
     let set = |name| environment(name).filter(|value| !value.is_empty());
     if let Some(dir) = set("STATE_DIRECTORY") {
         return dir.into();

@@ -24,11 +24,7 @@ pub(super) struct Models {
 }
 
 /// Reads every model. `devices`: the accelerators there are, when the file lists them.
-pub(super) fn models(
-    reader: &mut Reader,
-    root: &mut Section,
-    devices: Option<&[Accelerator]>,
-) -> Models {
+pub(super) fn models(reader: &mut Reader, root: &mut Section, devices: Option<&[Accelerator]>) -> Models {
     let mut models = Models::default();
     let mut taken = Names::default();
     root.read(reader, "models", |reader, node| {
@@ -69,7 +65,9 @@ fn one(
         engine
     });
     let accelerators = section
-        .read(reader, "accelerators", |reader, node| accelerators(reader, node, devices))
+        .read(reader, "accelerators", |reader, node| {
+            accelerators(reader, node, devices)
+        })
         .unwrap_or(Accelerators::Count(1));
     let sleep = engine.as_ref().map(|engine| engine.model.sleep);
     let can_sleep = sleep != Some(SleepApi::None);
@@ -91,7 +89,10 @@ fn one(
     let max_concurrency = section.read(reader, "maxConcurrency", |reader, node| {
         let number = reader.number::<u32>(node)?;
         if number == 0 || number > rouse::lease::count::MAX_LEASES {
-            reader.note(node.at, format_args!("is between 1 and {}", rouse::lease::count::MAX_LEASES));
+            reader.note(
+                node.at,
+                format_args!("is between 1 and {}", rouse::lease::count::MAX_LEASES),
+            );
         }
         Some(number)
     });
@@ -119,7 +120,10 @@ fn one(
 fn name(reader: &mut Reader, node: &Node, taken: &mut Names) -> Option<String> {
     let text = reader.text(node)?;
     if let Some(why) = unusable(&text) {
-        reader.note(node.at, format_args!("'{}' cannot be a model's name: {why}", text.escape_debug()));
+        reader.note(
+            node.at,
+            format_args!("'{}' cannot be a model's name: {why}", text.escape_debug()),
+        );
         return None;
     }
     if let Some(before) = taken.get(&text) {
@@ -150,11 +154,7 @@ fn unusable(name: &str) -> Option<&'static str> {
     segments_bad.then_some("between slashes it needs something other than dots")
 }
 
-fn accelerators(
-    reader: &mut Reader,
-    node: &Node,
-    devices: Option<&[Accelerator]>,
-) -> Option<Accelerators> {
+fn accelerators(reader: &mut Reader, node: &Node, devices: Option<&[Accelerator]>) -> Option<Accelerators> {
     if !matches!(node.value, Value::List(_)) {
         let count = reader.number::<u32>(node)?;
         if count == 0 {
@@ -259,7 +259,7 @@ fn level(reader: &mut Reader, node: &Node, can_sleep: bool) -> Option<LevelPolic
 
 /// `never` is `Some(None)`.
 fn span_or_never(reader: &mut Reader, node: &Node) -> Option<Option<Millis>> {
-    if matches!(&node.value, Value::Scalar { text, .. } if text == "never") {
+    if matches!(&node.value, Value::Scalar(text) if text == "never") {
         return Some(None);
     }
     reader.span(node).map(Some)

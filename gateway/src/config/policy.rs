@@ -19,8 +19,12 @@ pub(super) fn settings(reader: &mut Reader, root: &mut Section, host: Bytes) -> 
             section.read(reader, "sleepMemory", Reader::size)
         })
         .unwrap_or(host);
-    let queue = root.sub(reader, "queue", |reader, section| queue(reader, section, default.queue));
-    let turns = root.sub(reader, "turns", |reader, section| turns(reader, section, default.turns));
+    let queue = root.sub(reader, "queue", |reader, section| {
+        queue(reader, section, default.queue)
+    });
+    let turns = root.sub(reader, "turns", |reader, section| {
+        turns(reader, section, default.turns)
+    });
     let eviction = root
         .read(reader, "eviction", |reader, node| {
             reader.choice(
@@ -44,7 +48,10 @@ pub(super) fn settings(reader: &mut Reader, root: &mut Section, host: Bytes) -> 
 
 fn queue(reader: &mut Reader, section: &mut Section, default: Queue) -> Queue {
     let policy = section.read(reader, "policy", |reader, node| {
-        reader.choice(node, &[("wait", QueuePolicy::Wait), ("reject", QueuePolicy::Reject)])
+        reader.choice(
+            node,
+            &[("wait", QueuePolicy::Wait), ("reject", QueuePolicy::Reject)],
+        )
     });
     let max_waiting = section.read(reader, "maxWaiting", Reader::number);
     let max_wait = section.read(reader, "maxWait", Reader::positive_span);
@@ -56,7 +63,9 @@ fn queue(reader: &mut Reader, section: &mut Section, default: Queue) -> Queue {
 }
 
 fn turns(reader: &mut Reader, section: &mut Section, default: Turns) -> Turns {
-    let residency = section.read(reader, "residency", Reader::span).unwrap_or(default.residency);
+    let residency = section
+        .read(reader, "residency", Reader::span)
+        .unwrap_or(default.residency);
     let max_turn = section
         .read(reader, "maxTurn", |reader, node| {
             let max_turn = reader.positive_span(node)?;
@@ -108,7 +117,9 @@ pub(super) fn stream(reader: &mut Reader, root: &mut Section) -> Stream {
 pub(super) fn timeouts(reader: &mut Reader, root: &mut Section) -> (Timeouts, Transitions) {
     root.sub(reader, "timeouts", |reader, section| {
         let mut span = |reader: &mut Reader, key, default| {
-            section.read(reader, key, Reader::positive_span).unwrap_or(default)
+            section
+                .read(reader, key, Reader::positive_span)
+                .unwrap_or(default)
         };
         let default = Settings::default().timeouts;
         let transitions = Transitions {
@@ -125,7 +136,10 @@ pub(super) fn timeouts(reader: &mut Reader, root: &mut Section) -> (Timeouts, Tr
         let (health_every, health_timeout) = section.sub(reader, "health", |reader, health| {
             let every = health.read(reader, "every", Reader::positive_span);
             let timeout = health.read(reader, "timeout", Reader::positive_span);
-            (every.unwrap_or(Millis::secs(2)), timeout.unwrap_or(Millis::secs(2)))
+            (
+                every.unwrap_or(Millis::secs(2)),
+                timeout.unwrap_or(Millis::secs(2)),
+            )
         });
         let exchange = Timeouts {
             connect,
@@ -141,14 +155,20 @@ pub(super) fn timeouts(reader: &mut Reader, root: &mut Section) -> (Timeouts, Tr
 
 pub(super) fn limits(reader: &mut Reader, root: &mut Section, memory: Bytes) -> Limits {
     root.sub(reader, "limits", |reader, section| {
-        let body = section.read(reader, "body", Reader::size).unwrap_or(Bytes::mib(256));
+        let body = section
+            .read(reader, "body", Reader::size)
+            .unwrap_or(Bytes::mib(256));
         // A machine so small that one body exceeds its share still takes one.
         let auto = Bytes::gib(2).min(Bytes(memory.0 / 8)).max(body);
         let body_total = section
-            .read(reader, "bodyTotal", |reader, node| body_total(reader, node, body, auto))
+            .read(reader, "bodyTotal", |reader, node| {
+                body_total(reader, node, body, auto)
+            })
             .unwrap_or(auto);
         let mut span = |reader: &mut Reader, key, default| {
-            section.read(reader, key, Reader::positive_span).unwrap_or(default)
+            section
+                .read(reader, key, Reader::positive_span)
+                .unwrap_or(default)
         };
         let header_read = span(reader, "headerRead", Millis::secs(10));
         let connection_idle = span(reader, "connectionIdle", Millis::secs(75));
@@ -177,7 +197,9 @@ fn body_total(reader: &mut Reader, node: &Node, body: Bytes, auto: Bytes) -> Opt
     if total < body {
         reader.note(
             node.at,
-            format_args!("{total} is less than limits.body ({body}): a body of that size could never be taken"),
+            format_args!(
+                "{total} is less than limits.body ({body}): a body of that size could never be taken"
+            ),
         );
     }
     Some(total)

@@ -76,10 +76,13 @@ impl Reader {
     }
 
     fn scalar<'n>(&mut self, node: &'n Node) -> Option<&'n str> {
-        if let Value::Scalar { text, .. } = &node.value {
+        if let Value::Scalar(text) = &node.value {
             return Some(text);
         }
-        self.note(node.at, format_args!("expected a single value, found {}", node.what()));
+        self.note(
+            node.at,
+            format_args!("expected a single value, found {}", node.what()),
+        );
         None
     }
 
@@ -116,7 +119,10 @@ impl Reader {
         let text = self.text(node)?;
         let number = text.parse().ok();
         if number.is_none() {
-            self.note(node.at, format_args!("'{text}' is not a whole number that fits here"));
+            self.note(
+                node.at,
+                format_args!("'{text}' is not a whole number that fits here"),
+            );
         }
         number
     }
@@ -227,7 +233,7 @@ impl Section {
         &mut self,
         reader: &mut Reader,
         key: &'static str,
-        read: impl FnOnce(&mut Reader, &mut Section) -> T,
+        read: impl FnOnce(&mut Reader, &mut Self) -> T,
     ) -> T {
         let node = self.take(key).unwrap_or(Node {
             at: self.at,
@@ -265,7 +271,7 @@ fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     known
         .iter()
         .map(|candidate| (distance(&key, &candidate.to_lowercase()), *candidate))
-        .filter(|(distance, candidate)| *distance <= candidate.len() / 3)
+        .filter(|(distance, candidate)| *distance <= (candidate.len() + 1) / 3)
         .min()
         .map(|(_, candidate)| candidate)
 }

@@ -90,11 +90,7 @@ impl Model {
 }
 
 /// Fills in `${env:NAME}`. In a command the placeholders and `$${` stay for [`fill`].
-pub(super) fn environment(
-    text: &str,
-    place: Place,
-    environment: Environment,
-) -> Result<String, Vec<Error>> {
+pub(super) fn environment(text: &str, place: Place, environment: Environment) -> Result<String, Vec<Error>> {
     let mut out = String::with_capacity(text.len());
     let mut errors = Vec::new();
     for piece in pieces(text) {
@@ -207,7 +203,12 @@ mod tests {
     fn every_mistake_of_one_text_is_reported() {
         let errors = environment("${env:NO} ${PORT} ${HOME} ${", Place::Elsewhere, lookup).unwrap_err();
         let texts: Vec<_> = errors.iter().map(ToString::to_string).collect();
-        insta::assert_snapshot!(texts.join("\n"), @r"");
+        insta::assert_snapshot!(texts.join("\n"), @r###"
+        the environment variable NO is not set
+        ${PORT} means something only in an engine's command and env
+        ${HOME} is unknown: use ${env:HOME} for the gateway's environment variable, or $${HOME} to pass it on as it stands
+        '${' without a closing '}'
+        "###);
     }
 
     #[test]
@@ -218,7 +219,10 @@ mod tests {
             lookup,
         )
         .unwrap();
-        assert_eq!(fill(&text, &values()), "--port 4711 --host 127.0.0.1 0.3333 1024 ${HOME} $5");
+        assert_eq!(
+            fill(&text, &values()),
+            "--port 4711 --host 127.0.0.1 0.3333 1024 ${HOME} $5"
+        );
     }
 
     fn values() -> Values {

@@ -24,8 +24,7 @@ pub(super) struct Node {
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     Null,
-    /// `quoted`: a number or boolean was not meant.
-    Scalar { text: String, quoted: bool },
+    Scalar(String),
     List(Vec<Node>),
     Map(Vec<Entry>),
 }
@@ -64,14 +63,14 @@ impl Node {
         let at = At::from(raw.referenced);
         let value = match raw.value {
             Raw::Null => Value::Null,
-            Raw::Text(text) => Value::Scalar { text, quoted: true },
-            Raw::Plain(fallback) => Value::Scalar {
-                text: written(&raw.defined, source).unwrap_or(fallback),
-                quoted: false,
-            },
-            Raw::List(items) => {
-                Value::List(items.into_iter().map(|item| Self::from_raw(item, source)).collect())
-            }
+            Raw::Text(text) => Value::Scalar(text),
+            Raw::Plain(fallback) => Value::Scalar(written(&raw.defined, source).unwrap_or(fallback)),
+            Raw::List(items) => Value::List(
+                items
+                    .into_iter()
+                    .map(|item| Self::from_raw(item, source))
+                    .collect(),
+            ),
             Raw::Map(entries) => Value::Map(
                 entries
                     .into_iter()
@@ -90,7 +89,7 @@ impl Node {
     pub(super) const fn what(&self) -> &'static str {
         match self.value {
             Value::Null => "nothing",
-            Value::Scalar { .. } => "a single value",
+            Value::Scalar(_) => "a single value",
             Value::List(_) => "a list",
             Value::Map(_) => "a mapping",
         }
@@ -118,8 +117,8 @@ enum Raw {
     Text(String),
     /// A number or boolean as inferred; what was written is looked up by its span.
     Plain(String),
-    List(Vec<Spanned<Raw>>),
-    Map(Vec<(Spanned<String>, Spanned<Raw>)>),
+    List(Vec<Spanned<Self>>),
+    Map(Vec<(Spanned<String>, Spanned<Self>)>),
 }
 
 impl<'de> Deserialize<'de> for Raw {
