@@ -21,4 +21,5 @@ pub mod fault;
 pub mod fleet;
 pub mod lease;
 pub mod model;
+pub mod sim;
 pub mod units;
