@@ -126,8 +126,12 @@ impl Driver {
     fn execute(&mut self, plan: Plan, now: Tick, again: &mut Vec<Event>) {
         for command in &plan.commands {
             match command {
-                Command::CloseGate { engine, generation, .. } => again.extend(self.gates.close(engine, *generation)),
-                Command::Revoke { engine, generation, fault } => self.gates.revoke(engine, *generation, fault),
+                Command::CloseGate { engine, generation, .. } => {
+                    again.extend(self.gates.close(engine, *generation))
+                }
+                Command::Revoke { engine, generation, fault } => {
+                    self.gates.revoke(engine, *generation, fault)
+                }
                 _ => {}
             }
         }
@@ -152,7 +156,13 @@ impl Driver {
 
     /// Takes the lease and sends it, so that one that is never received is released by its drop. Gives the waiter
     /// back when a newcomer took the last place in the same instant.
-    fn grant(&mut self, id: WaiterId, engine: &rouse::model::EngineId, canary: bool, now: Tick) -> Option<Waiter> {
+    fn grant(
+        &mut self,
+        id: WaiterId,
+        engine: &rouse::model::EngineId,
+        canary: bool,
+        now: Tick,
+    ) -> Option<Waiter> {
         let (waiter, reply) = self.queue.remove(id)?;
         let state = self.fleet.engine(engine)?;
         match self.gates.take_queued(engine) {

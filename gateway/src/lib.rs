@@ -5,7 +5,6 @@ pub mod cli;
 pub mod config;
 pub mod demo;
 pub mod driver;
-pub mod journal;
 pub mod limits;
 pub mod metrics;
 pub mod platform;

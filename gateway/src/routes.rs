@@ -39,7 +39,8 @@ impl Routes {
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         let alike = |a: &Route, b: &Route| {
-            let ends = |r: &Route| r.endpoints.iter().map(|e| (e.address, Arc::as_ptr(&e.gate))).collect::<Vec<_>>();
+            let ends =
+                |r: &Route| r.endpoints.iter().map(|e| (e.address, Arc::as_ptr(&e.gate))).collect::<Vec<_>>();
             a.priority == b.priority && a.state == b.state && ends(a) == ends(b)
         };
         self.ready == other.ready

@@ -64,7 +64,8 @@ impl Planner {
         let models = self.models.values().filter_map(|m| m.spec.clone()).collect();
         let settings = self.settings.clone();
         let configuration = Configuration { settings, accelerators: accelerators.collect(), models };
-        let learned = self.models.iter().map(|(name, m)| Event::Recalled { model: name.clone(), learned: m.learned });
+        let learned =
+            self.models.iter().map(|(name, m)| Event::Recalled { model: name.clone(), learned: m.learned });
         let engines = self.engines.values().filter_map(|e| {
             let asleep = match e.state {
                 State::Asleep { level } => Some(level),

@@ -129,7 +129,9 @@ impl Gates {
             }
         }
         let known = |id: &EngineId, held: &Held| {
-            held.endpoint.gate.leases() > 0 || held.closing || fleet.engine(id).is_some_and(|e| e.address.is_some())
+            held.endpoint.gate.leases() > 0
+                || held.closing
+                || fleet.engine(id).is_some_and(|e| e.address.is_some())
         };
         self.held.retain(|id, held| known(id, held));
     }

@@ -27,19 +27,11 @@ pub enum Error {
     #[error("accelerator file {path}: {source}")]
     Io { path: PathBuf, source: io::Error },
     #[error("accelerator file {path} is not valid: {source}")]
-    Format {
-        path: PathBuf,
-        source: serde_json::Error,
-    },
+    Format { path: PathBuf, source: serde_json::Error },
     #[error("accelerator `{0}` is not in the file")]
     UnknownAccelerator(String),
     #[error("{asked} bytes do not fit on `{accelerator}`: {free} of {capacity} are free")]
-    OutOfMemory {
-        accelerator: String,
-        asked: u64,
-        capacity: u64,
-        free: u64,
-    },
+    OutOfMemory { accelerator: String, asked: u64, capacity: u64, free: u64 },
 }
 
 /// What one accelerator holds; all in bytes.
@@ -86,34 +78,19 @@ pub struct Session<'a> {
 impl Book {
     /// Makes the file with accelerators of the given capacities in bytes, replacing one that is there.
     pub fn create(path: impl AsRef<Path>, accelerators: &[(&str, u64)]) -> Result<Self, Error> {
-        let book = Self {
-            path: path.as_ref().to_owned(),
-        };
+        let book = Self { path: path.as_ref().to_owned() };
         let accelerators = accelerators
             .iter()
-            .map(|(id, capacity)| {
-                (
-                    (*id).to_owned(),
-                    Card {
-                        capacity: *capacity,
-                        used: BTreeMap::new(),
-                    },
-                )
-            })
+            .map(|(id, capacity)| ((*id).to_owned(), Card { capacity: *capacity, used: BTreeMap::new() }))
             .collect();
         let _lock = book.lock()?;
-        book.write(&State {
-            accelerators,
-            ..State::default()
-        })?;
+        book.write(&State { accelerators, ..State::default() })?;
         Ok(book)
     }
 
     /// Opens a file that [`Book::create`] made.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
-        let book = Self {
-            path: path.as_ref().to_owned(),
-        };
+        let book = Self { path: path.as_ref().to_owned() };
         book.read()?;
         Ok(book)
     }
@@ -126,24 +103,13 @@ impl Book {
     /// What is in use now, by accelerator id.
     pub fn usage(&self) -> Result<BTreeMap<String, Usage>, Error> {
         self.transact(|state, _| {
-            Ok(state
-                .accelerators
-                .keys()
-                .map(|id| (id.clone(), state.usage(id)))
-                .collect())
+            Ok(state.accelerators.keys().map(|id| (id.clone(), state.usage(id))).collect())
         })
     }
 
     /// Host memory that sleepers hold, by living process, in bytes.
     pub fn host_usage(&self) -> Result<BTreeMap<u32, u64>, Error> {
-        self.transact(|state, _| {
-            Ok(state
-                .host
-                .used
-                .iter()
-                .map(|(pid, entry)| (*pid, entry.bytes))
-                .collect())
-        })
+        self.transact(|state, _| Ok(state.host.used.iter().map(|(pid, entry)| (*pid, entry.bytes)).collect()))
     }
 
     /// An account for the calling process on `ids`; a number that is no id is an index, as in `CUDA_VISIBLE_DEVICES`.
@@ -164,14 +130,7 @@ impl Book {
         }
         let pid = std::process::id();
         let start = process::start_ticks(pid).unwrap_or_default();
-        Ok(Holder {
-            book: self.clone(),
-            ids,
-            pid,
-            start,
-            label: label.to_owned(),
-            late,
-        })
+        Ok(Holder { book: self.clone(), ids, pid, start, label: label.to_owned(), late })
     }
 
     fn transact<T>(&self, change: impl FnOnce(&mut State, u64) -> Result<T, Error>) -> Result<T, Error> {
@@ -189,38 +148,20 @@ impl Book {
 
     fn lock(&self) -> Result<Flock<File>, Error> {
         let path = self.beside("lock");
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path);
-        let file = file.map_err(|source| Error::Io {
-            path: path.clone(),
-            source,
-        })?;
+        let file = File::options().create(true).truncate(false).write(true).open(&path);
+        let file = file.map_err(|source| Error::Io { path: path.clone(), source })?;
         // A transaction is a read and a rename: waiting for it does not hold up the streams noticeably.
-        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| Error::Io {
-            path,
-            source: errno.into(),
-        })
+        Flock::lock(file, FlockArg::LockExclusive)
+            .map_err(|(_, errno)| Error::Io { path, source: errno.into() })
     }
 
     fn read(&self) -> Result<State, Error> {
-        let text = fs::read(&self.path).map_err(|source| Error::Io {
-            path: self.path.clone(),
-            source,
-        })?;
-        serde_json::from_slice(&text).map_err(|source| Error::Format {
-            path: self.path.clone(),
-            source,
-        })
+        let text = fs::read(&self.path).map_err(|source| Error::Io { path: self.path.clone(), source })?;
+        serde_json::from_slice(&text).map_err(|source| Error::Format { path: self.path.clone(), source })
     }
 
     fn write(&self, state: &State) -> Result<(), Error> {
-        let format = |source| Error::Format {
-            path: self.path.clone(),
-            source,
-        };
+        let format = |source| Error::Format { path: self.path.clone(), source };
         let text = serde_json::to_vec_pretty(state).map_err(format)?;
         let new = self.beside("new");
         fs::write(&new, text)
@@ -250,13 +191,7 @@ impl Holder {
 
     /// Runs `change` with the file locked; all of it happens or, on an error, nothing.
     pub fn transact<T>(&self, change: impl FnOnce(&mut Session<'_>) -> Result<T, Error>) -> Result<T, Error> {
-        self.book.transact(|state, now_ms| {
-            change(&mut Session {
-                state,
-                holder: self,
-                now_ms,
-            })
-        })
+        self.book.transact(|state, now_ms| change(&mut Session { state, holder: self, now_ms }))
     }
 
     /// Makes this account hold `bytes` on each of its accelerators.
@@ -301,13 +236,7 @@ impl Session<'_> {
         if let Some(late) = late.filter(|_| bytes < held) {
             let until_unix_ms = self.now_ms + late.as_millis() as u64;
             let start = self.holder.start;
-            let entry = Late {
-                accelerator: id.to_owned(),
-                bytes: held - bytes,
-                until_unix_ms,
-                pid,
-                start,
-            };
+            let entry = Late { accelerator: id.to_owned(), bytes: held - bytes, until_unix_ms, pid, start };
             self.state.late.push(entry);
         }
         Ok(())
@@ -326,15 +255,7 @@ impl Holder {
             return;
         }
         let late_ms = self.late.map_or(0, |late| late.as_millis() as u64);
-        used.insert(
-            self.pid,
-            Entry {
-                start: self.start,
-                bytes,
-                label: self.label.clone(),
-                late_ms,
-            },
-        );
+        used.insert(self.pid, Entry { start: self.start, bytes, label: self.label.clone(), late_ms });
     }
 }
 
@@ -393,36 +314,20 @@ impl State {
                 *by_pid.entry(late.pid).or_default() += late.bytes;
             }
         }
-        Usage {
-            capacity: card.capacity,
-            used_total,
-            by_pid,
-        }
+        Usage { capacity: card.capacity, used_total, by_pid }
     }
 
     /// Drops what processes held that are gone, or moves it to the late memory.
     fn drop_gone(&mut self, now_ms: u64) {
         let gone = |pid: &u32, entry: &mut Entry| !process::lives(*pid, entry.start);
         for (id, card) in &mut self.accelerators {
-            for (pid, entry) in card
-                .used
-                .extract_if(.., gone)
-                .filter(|(_, entry)| entry.late_ms > 0)
-            {
+            for (pid, entry) in card.used.extract_if(.., gone).filter(|(_, entry)| entry.late_ms > 0) {
                 let until_unix_ms = now_ms + entry.late_ms;
                 let Entry { bytes, start, .. } = entry;
-                self.late.push(Late {
-                    accelerator: id.clone(),
-                    bytes,
-                    until_unix_ms,
-                    pid,
-                    start,
-                });
+                self.late.push(Late { accelerator: id.clone(), bytes, until_unix_ms, pid, start });
             }
         }
-        self.host
-            .used
-            .retain(|pid, entry| process::lives(*pid, entry.start));
+        self.host.used.retain(|pid, entry| process::lives(*pid, entry.start));
         self.late.retain(|late| late.until_unix_ms > now_ms);
     }
 }

@@ -65,9 +65,7 @@ impl Counters {
 
     pub(crate) fn became_ready(&self) {
         // Only the first one counts; a lost race is somebody else's first one.
-        self.first_ready_unix_us
-            .compare_exchange(0, clock::wall_us(), Relaxed, Relaxed)
-            .ok();
+        self.first_ready_unix_us.compare_exchange(0, clock::wall_us(), Relaxed, Relaxed).ok();
     }
 
     /// Returns once no request runs or waits.
@@ -143,12 +141,7 @@ pub(crate) enum End {
 impl Seat {
     pub(crate) fn waiting(counters: &Arc<Counters>) -> Self {
         counters.waiting.fetch_add(1, Relaxed);
-        Self {
-            counters: Arc::clone(counters),
-            runs: false,
-            cached: 0,
-            end: End::Aborted,
-        }
+        Self { counters: Arc::clone(counters), runs: false, cached: 0, end: End::Aborted }
     }
 
     pub(crate) fn run(&mut self) {
@@ -190,11 +183,7 @@ impl Drop for Seat {
                 counters.aborts.fetch_add(1, Relaxed)
             }
         };
-        let held = if self.runs {
-            &counters.running
-        } else {
-            &counters.waiting
-        };
+        let held = if self.runs { &counters.running } else { &counters.waiting };
         held.fetch_sub(1, Relaxed);
         if counters.busy() == 0 {
             counters.emptied.notify_waiters();

@@ -31,11 +31,7 @@ pub(crate) async fn infer(
 ) -> Result<(), Broken> {
     let serial = engine.serial();
     let request_id = head.header("x-request-id").map(str::to_owned);
-    engine.counters.arrived(Arrival {
-        unix_us: head.unix_us,
-        path: head.path.clone(),
-        request_id,
-    });
+    engine.counters.arrived(Arrival { unix_us: head.unix_us, path: head.path.clone(), request_id });
     if let Some(reply) = refusal(engine, head, serial) {
         return reply.send(conn, wire).await;
     }
@@ -44,27 +40,13 @@ pub(crate) async fn infer(
         Err(reply) => return reply.send(conn, wire).await,
     };
     if !engine.view().awake {
-        engine
-            .counters
-            .requests_while_asleep
-            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        engine.counters.requests_while_asleep.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
-        return Reply::error(500, "InternalServerError", message, None)
-            .send(conn, wire)
-            .await;
+        return Reply::error(500, "InternalServerError", message, None).send(conn, wire).await;
     }
     let frames = Frames::new(api, &plan.model, serial);
     let seat = Seat::waiting(&engine.counters);
-    let mut job = Job {
-        engine,
-        wire,
-        plan,
-        seat,
-        frames,
-        stream: None,
-        events: 0,
-        made: 0,
-    };
+    let mut job = Job { engine, wire, plan, seat, frames, stream: None, events: 0, made: 0 };
     let mut aborts = engine.aborts();
     let outcome = select! {
         biased;
@@ -105,19 +87,12 @@ fn refusal(engine: &Engine, head: &Head, serial: u64) -> Option<Reply> {
         let reply = Reply::error(429, "TooManyRequests", "The engine is overloaded.", None);
         return Some(reply.with("retry-after", "1"));
     }
-    let status = faults
-        .count(Fault::Status)
-        .and_then(|status| u16::try_from(status).ok());
+    let status = faults.count(Fault::Status).and_then(|status| u16::try_from(status).ok());
     // Spread evenly and without chance: a test with a rate of a quarter sees every fourth request fail.
     let share = faults.share(Fault::ErrorRate).unwrap_or_default();
     let failed = (serial as f64 * share).floor() < ((serial + 1) as f64 * share).floor();
     let status = status.or_else(|| failed.then_some(500))?;
-    Some(Reply::error(
-        status,
-        "InternalServerError",
-        "A fault was asked for.",
-        None,
-    ))
+    Some(Reply::error(status, "InternalServerError", "A fault was asked for.", None))
 }
 
 /// What a request wants, in the engine's terms.
@@ -146,18 +121,10 @@ impl Plan {
             let message = format!("The model `{asked}` does not exist.");
             return Err(Reply::error(404, "NotFoundError", &message, Some("model")));
         }
-        let prompts = ask
-            .prompts(api)
-            .ok_or_else(|| bad("the request has no prompt", None))?;
-        let (n, seed, corrupt) = (
-            ask.n.unwrap_or(1).clamp(1, 128),
-            ask.seed(),
-            engine.view().corrupt,
-        );
-        let voice = |prompt: &str, i: u64| Voice {
-            key: content::key(&model, prompt, seed.wrapping_add(i)),
-            corrupt,
-        };
+        let prompts = ask.prompts(api).ok_or_else(|| bad("the request has no prompt", None))?;
+        let (n, seed, corrupt) = (ask.n.unwrap_or(1).clamp(1, 128), ask.seed(), engine.view().corrupt);
+        let voice =
+            |prompt: &str, i: u64| Voice { key: content::key(&model, prompt, seed.wrapping_add(i)), corrupt };
         let voices = prompts.iter().flat_map(|prompt| (0..n).map(move |i| (prompt, i)));
         let voices = voices.map(|(prompt, i)| voice(prompt, i)).collect();
         if ask.tokens() == Some(0) {
@@ -277,18 +244,8 @@ impl Job<'_> {
         if conn.broke_off() {
             return Err(Broken::Gone);
         }
-        let Plan {
-            voices,
-            prompt_tokens,
-            usage: show,
-            api,
-            stream,
-            ..
-        } = &self.plan;
-        let usage = Usage {
-            prompt: *prompt_tokens,
-            completion: self.made * voices.len() as u64,
-        };
+        let Plan { voices, prompt_tokens, usage: show, api, stream, .. } = &self.plan;
+        let usage = Usage { prompt: *prompt_tokens, completion: self.made * voices.len() as u64 };
         let aborted = finish == "abort";
         if !*stream {
             let texts: Vec<String> = voices.iter().map(|voice| voice.text(self.made)).collect();
@@ -323,12 +280,7 @@ impl Job<'_> {
         let Some(stream) = &mut self.stream else {
             return Ok(());
         };
-        let now = |fault| {
-            self.engine
-                .faults
-                .count(fault)
-                .is_some_and(|events| events <= self.events)
-        };
+        let now = |fault| self.engine.faults.count(fault).is_some_and(|events| events <= self.events);
         if now(Fault::DieMidStream) {
             self.engine.fatal.die(1);
             return std::future::pending().await;
@@ -364,10 +316,8 @@ fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
-        let bits = group
-            .iter()
-            .fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte))
-            << (8 * (3 - group.len()));
+        let bits =
+            group.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
         for n in 0..4 {
             let letter = char::from(LETTERS[(bits >> (18 - 6 * n)) as usize & 63]);
             out.push(if n > group.len() { '=' } else { letter });

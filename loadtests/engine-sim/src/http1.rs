@@ -63,10 +63,7 @@ enum Framing {
 
 impl Head {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.headers
-            .iter()
-            .find(|(n, _)| n.eq_ignore_ascii_case(name))
-            .map(|(_, v)| v.as_str())
+        self.headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str())
     }
 
     pub(crate) fn has_body(&self) -> bool {
@@ -75,11 +72,7 @@ impl Head {
 
     pub(crate) fn keeps_alive(&self) -> bool {
         let says = |word: &str| self.header("connection").is_some_and(|v| lists(v, word));
-        if self.old {
-            says("keep-alive")
-        } else {
-            !says("close")
-        }
+        if self.old { says("keep-alive") } else { !says("close") }
     }
 
     pub(crate) fn accepts_gzip(&self) -> bool {
@@ -98,13 +91,7 @@ impl Head {
 
 /// Whether a comma-separated header value names `word`, parameters aside.
 fn lists(value: &str, word: &str) -> bool {
-    value.split(',').any(|item| {
-        item.split(';')
-            .next()
-            .unwrap_or_default()
-            .trim()
-            .eq_ignore_ascii_case(word)
-    })
+    value.split(',').any(|item| item.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(word))
 }
 
 pub(crate) struct Conn {
@@ -122,14 +109,7 @@ impl Conn {
     pub(crate) fn new(io: TcpStream, counters: Arc<Counters>) -> Self {
         counters.connections_open.fetch_add(1, Relaxed);
         counters.connections_total.fetch_add(1, Relaxed);
-        Self {
-            io,
-            buf: BytesMut::with_capacity(4096),
-            counters,
-            unix_us: 0,
-            partial: false,
-            counts: false,
-        }
+        Self { io, buf: BytesMut::with_capacity(4096), counters, unix_us: 0, partial: false, counts: false }
     }
 
     /// The next request's head; [`Broken::Gone`] when none begins within `idle`.
@@ -150,9 +130,7 @@ impl Conn {
             }
             let begins = self.buf.is_empty();
             match idle.filter(|_| begins) {
-                Some(idle) => time::timeout(idle, self.fill())
-                    .await
-                    .map_err(|_| Broken::Gone)??,
+                Some(idle) => time::timeout(idle, self.fill()).await.map_err(|_| Broken::Gone)??,
                 None => self.fill().await?,
             }
             if begins {
@@ -163,10 +141,7 @@ impl Conn {
 
     /// Reads the body that `head` announces.
     pub(crate) async fn body(&mut self, head: &Head) -> Result<Bytes, Broken> {
-        if head
-            .header("expect")
-            .is_some_and(|v| v.eq_ignore_ascii_case("100-continue"))
-        {
+        if head.header("expect").is_some_and(|v| v.eq_ignore_ascii_case("100-continue")) {
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
         }
         let Framing::Length(length) = head.body else {
@@ -182,15 +157,12 @@ impl Conn {
         loop {
             let line = self.line().await?;
             let digits = line.split(';').next().unwrap_or_default().trim();
-            let sized = usize::from_str_radix(digits, 16)
-                .ok()
-                .filter(|_| !digits.starts_with('+'));
+            let sized = usize::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+'));
             let size = sized.ok_or(Broken::Malformed("chunk size"))?;
             if size == 0 {
                 break;
             }
-            self.at_least(size.checked_add(2).ok_or(Broken::Malformed("chunk size"))?)
-                .await?;
+            self.at_least(size.checked_add(2).ok_or(Broken::Malformed("chunk size"))?).await?;
             body.extend_from_slice(&self.buf.split_to(size));
             if !self.buf.starts_with(b"\r\n") {
                 return Err(Broken::Malformed("chunk end"));
@@ -228,11 +200,7 @@ impl Conn {
         if self.buf.capacity() - self.buf.len() < 1024 {
             self.buf.reserve(4096);
         }
-        if self.io.read_buf(&mut self.buf).await? == 0 {
-            Err(Broken::Gone)
-        } else {
-            Ok(())
-        }
+        if self.io.read_buf(&mut self.buf).await? == 0 { Err(Broken::Gone) } else { Ok(()) }
     }
 
     /// Returns when the client is gone; until then it keeps what comes.
@@ -265,11 +233,8 @@ impl Conn {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let reads = self.buf.len() < AHEAD_LIMIT;
-                    let interest = if reads {
-                        Interest::READABLE | Interest::WRITABLE
-                    } else {
-                        Interest::WRITABLE
-                    };
+                    let interest =
+                        if reads { Interest::READABLE | Interest::WRITABLE } else { Interest::WRITABLE };
                     self.io.ready(interest).await?;
                 }
                 Err(_) => return Err(Broken::Gone),
@@ -320,33 +285,14 @@ fn parse(buf: &mut BytesMut, unix_us: u64) -> Result<Option<Head>, Broken> {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let (method, path, query) = (method.to_owned(), path.to_owned(), query.to_owned());
     let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
-    let headers: Vec<_> = request
-        .headers
-        .iter()
-        .map(|h| (h.name.to_owned(), text(h.value)))
-        .collect();
+    let headers: Vec<_> = request.headers.iter().map(|h| (h.name.to_owned(), text(h.value))).collect();
     let body = framing(&headers)?;
     let old = minor == 0;
-    if !old
-        && headers
-            .iter()
-            .filter(|(n, _)| n.eq_ignore_ascii_case("host"))
-            .count()
-            != 1
-    {
+    if !old && headers.iter().filter(|(n, _)| n.eq_ignore_ascii_case("host")).count() != 1 {
         return Err(Broken::Malformed("host"));
     }
     buf.advance(bytes);
-    Ok(Some(Head {
-        method,
-        path,
-        query,
-        old,
-        unix_us,
-        bytes,
-        body,
-        headers,
-    }))
+    Ok(Some(Head { method, path, query, old, unix_us, bytes, body, headers }))
 }
 
 /// Refuses whatever two parsers could read differently: a proxy must never pass it on.
@@ -360,9 +306,7 @@ fn framing(headers: &[(String, String)]) -> Result<Framing, Broken> {
         ([length], []) => {
             let digits = length.bytes().all(|b| b.is_ascii_digit());
             let length = length.parse().ok().filter(|_| digits);
-            length
-                .map(Framing::Length)
-                .ok_or(Broken::Malformed("content-length"))
+            length.map(Framing::Length).ok_or(Broken::Malformed("content-length"))
         }
         ([], [coding]) if coding.eq_ignore_ascii_case("chunked") => Ok(Framing::Chunked),
         ([], _) => Err(Broken::Malformed("transfer-encoding")),

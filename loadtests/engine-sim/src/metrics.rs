@@ -14,11 +14,8 @@ pub(crate) fn text(engine: &Engine) -> String {
     let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Relaxed) as f64;
     let room = (engine.view().cache_bytes / TOKEN_BYTES).max(1) as f64;
     let full = (read(&counters.cached_tokens) / room).min(1.0);
-    let name = engine
-        .names()
-        .into_iter()
-        .next()
-        .map_or_else(|| "\"\"".to_owned(), |n| Value::from(n).to_string());
+    let name =
+        engine.names().into_iter().next().map_or_else(|| "\"\"".to_owned(), |n| Value::from(n).to_string());
     let labels = format!("engine=\"0\",model_name={name}");
     let mut out = String::with_capacity(4096);
     let mut family = |kind: &str, name: &str, help: &str, more: &[(&str, f64)]| {
@@ -40,18 +37,8 @@ pub(crate) fn text(engine: &Engine) -> String {
         "Requests waiting to be processed.",
         &[("", read(&counters.waiting))],
     );
-    family(
-        "gauge",
-        "vllm:kv_cache_usage_perc",
-        "KV-cache usage, 1 is full.",
-        &[("", full)],
-    );
-    family(
-        "gauge",
-        "vllm:gpu_cache_usage_perc",
-        "KV-cache usage, 1 is full; the old name.",
-        &[("", full)],
-    );
+    family("gauge", "vllm:kv_cache_usage_perc", "KV-cache usage, 1 is full.", &[("", full)]);
+    family("gauge", "vllm:gpu_cache_usage_perc", "KV-cache usage, 1 is full; the old name.", &[("", full)]);
     family(
         "counter",
         "vllm:prompt_tokens_total",
@@ -69,19 +56,13 @@ pub(crate) fn text(engine: &Engine) -> String {
         "counter",
         "vllm:request_success_total",
         "Requests that ended, by reason.",
-        &[
-            (",finished_reason=\"stop\"", read(&counters.finished)),
-            (",finished_reason=\"abort\"", aborted),
-        ],
+        &[(",finished_reason=\"stop\"", read(&counters.finished)), (",finished_reason=\"abort\"", aborted)],
     );
     family(
         "gauge",
         "vllm:engine_sleep_state",
         "Sleep state of the engine.",
-        &[(
-            ",sleep_state=\"awake\"",
-            f64::from(u8::from(!engine.view().sleeping)),
-        )],
+        &[(",sleep_state=\"awake\"", f64::from(u8::from(!engine.view().sleeping)))],
     );
     out
 }
