@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::clock;
 
@@ -36,6 +36,7 @@ pub(crate) struct Counters {
     pub(crate) wakes: AtomicU64,
     pub(crate) prompt_tokens: AtomicU64,
     pub(crate) generation_tokens: AtomicU64,
+    pub(crate) latency: Latency,
     /// Tokens that running requests hold in the KV cache.
     pub(crate) cached_tokens: AtomicU64,
     pub(crate) last_abort_unix_us: AtomicU64,
@@ -43,6 +44,15 @@ pub(crate) struct Counters {
     pub(crate) last_wake_unix_us: AtomicU64,
     arrivals: Mutex<VecDeque<Arrival>>,
     emptied: Notify,
+}
+
+/// Sums behind vLLM's latency histograms; times in microseconds.
+#[derive(Debug, Default)]
+pub(crate) struct Latency {
+    pub(crate) first_tokens: AtomicU64,
+    pub(crate) to_first_token: AtomicU64,
+    pub(crate) later_tokens: AtomicU64,
+    pub(crate) between_tokens: AtomicU64,
 }
 
 /// One inference request's first byte.
@@ -129,6 +139,9 @@ pub(crate) struct Seat {
     counters: Arc<Counters>,
     runs: bool,
     cached: u64,
+    /// The arrival, then the last step's moment.
+    stepped: Instant,
+    made: u64,
     end: End,
 }
 
@@ -143,10 +156,13 @@ pub(crate) enum End {
 impl Seat {
     pub(crate) fn waiting(counters: &Arc<Counters>) -> Self {
         counters.waiting.fetch_add(1, Relaxed);
+        let counters = Arc::clone(counters);
         Self {
-            counters: Arc::clone(counters),
+            counters,
             runs: false,
             cached: 0,
+            stepped: Instant::now(),
+            made: 0,
             end: End::Aborted,
         }
     }
@@ -162,9 +178,23 @@ impl Seat {
         self.cache(tokens);
     }
 
-    pub(crate) fn generated(&mut self) {
-        self.counters.generation_tokens.fetch_add(1, Relaxed);
-        self.cache(1);
+    /// One step: a token of each of `choices`.
+    pub(crate) fn generated(&mut self, choices: u64) {
+        self.counters.generation_tokens.fetch_add(choices, Relaxed);
+        self.cache(choices);
+        let now = Instant::now();
+        let took = now
+            .duration_since(std::mem::replace(&mut self.stepped, now))
+            .as_micros() as u64;
+        let latency = &self.counters.latency;
+        let (count, sum) = if self.made == 0 {
+            (&latency.first_tokens, &latency.to_first_token)
+        } else {
+            (&latency.later_tokens, &latency.between_tokens)
+        };
+        count.fetch_add(1, Relaxed);
+        sum.fetch_add(took, Relaxed);
+        self.made += choices;
     }
 
     pub(crate) fn ended(&mut self, end: End) {

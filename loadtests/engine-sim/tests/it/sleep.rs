@@ -173,3 +173,17 @@ fn a_wake_can_corrupt_even_level_1() {
     engine.post("/wake_up", "");
     assert_eq!(says(&engine), corrupt());
 }
+
+#[test]
+fn a_client_that_reads_nothing_does_not_hold_up_a_sleep() {
+    let engine = start("--enable-sleep-mode --ttft 0 --itl 0");
+    let stalled = open_stream(engine.addr, "a", u64::MAX);
+    let mut last = 0;
+    // Until both socket buffers are full.
+    while engine.counter("generation_tokens") != last {
+        last = engine.counter("generation_tokens");
+    }
+    assert_eq!(engine.post("/sleep", "").status, 200);
+    assert_eq!(engine.counter("aborted_by_sleep"), 1);
+    drop(stalled);
+}
