@@ -142,7 +142,7 @@ pub(crate) struct Seat {
     /// The arrival, then the last step's moment.
     stepped: Instant,
     made: u64,
-    end: End,
+    left: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +163,7 @@ impl Seat {
             cached: 0,
             stepped: Instant::now(),
             made: 0,
-            end: End::Aborted,
+            left: false,
         }
     }
 
@@ -197,21 +197,19 @@ impl Seat {
         self.made += choices;
     }
 
-    pub(crate) fn ended(&mut self, end: End) {
-        self.end = end;
-    }
-
     fn cache(&mut self, tokens: u64) {
         self.cached += tokens;
         self.counters.cached_tokens.fetch_add(tokens, Relaxed);
     }
-}
 
-impl Drop for Seat {
-    fn drop(&mut self) {
+    /// Gives the place up; only the first call counts.
+    pub(crate) fn leave(&mut self, end: End) {
+        if std::mem::replace(&mut self.left, true) {
+            return;
+        }
         let counters = &self.counters;
         counters.cached_tokens.fetch_sub(self.cached, Relaxed);
-        match self.end {
+        match end {
             End::Finished => counters.finished.fetch_add(1, Relaxed),
             End::Failed => counters.failed.fetch_add(1, Relaxed),
             End::AbortedBySleep => counters.aborted_by_sleep.fetch_add(1, Relaxed),
@@ -229,5 +227,11 @@ impl Drop for Seat {
         if counters.busy() == 0 {
             counters.emptied.notify_waiters();
         }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.leave(End::Aborted);
     }
 }

@@ -52,7 +52,7 @@ pub(crate) async fn infer(
     let mut seat = Seat::waiting(&engine.counters);
     let mut aborts = engine.aborts();
     if !engine.view().awake {
-        seat.ended(End::Failed);
+        seat.leave(End::Failed);
         engine.counters.requests_while_asleep.fetch_add(1, Relaxed);
         let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
         return Reply::error(500, "InternalServerError", message, None)
@@ -77,7 +77,7 @@ pub(crate) async fn infer(
     };
     let result = match outcome {
         Outcome::Ended(result) => {
-            job.seat.ended(match result {
+            job.seat.leave(match result {
                 Ok(()) => End::Finished,
                 Err(Broken::Fault) => End::Failed,
                 Err(_) => End::Aborted,
@@ -85,7 +85,8 @@ pub(crate) async fn infer(
             result
         }
         Outcome::AbortedBySleep => {
-            job.seat.ended(End::AbortedBySleep);
+            // Before the last words: a client that reads nothing must not hold up the sleep.
+            job.seat.leave(End::AbortedBySleep);
             job.finish(conn, "abort").await
         }
     };
@@ -139,28 +140,34 @@ struct Job<'a> {
 
 impl Job<'_> {
     async fn run(&mut self, conn: &mut Conn) -> Result<(), Broken> {
-        let _place = select! {
-            broken = conn.gone() => return Err(broken),
-            place = self.engine.seat() => place,
-        };
-        self.seat.run();
         let long = self.engine.faults.time(Fault::LongPrefill);
-        if self.plan.stream && long.is_none() {
-            self.stream = Some(EventStream::begin(conn, self.wire).await?);
+        self.unless_gone(conn, self.engine.faults.cleared(&[Fault::HealthWhileDead]))
+            .await?;
+        // The head goes out before there is a place, as vLLM's does.
+        if long.is_none() {
+            self.begin(conn).await?;
         }
+        let _place = self.unless_gone(conn, self.engine.seat()).await?;
+        self.seat.run();
         let ready = Instant::now() + long.unwrap_or(self.engine.args.ttft);
         if long.is_some() {
             self.prefill_slowly(conn, ready).await?;
         }
         self.pace(conn, ready).await?;
         self.seat.prefilled(self.plan.prompt_tokens);
-        if self.plan.stream && self.stream.is_none() {
-            self.stream = Some(EventStream::begin(conn, self.wire).await?);
-        }
         if self.plan.api != Api::Embeddings {
+            self.begin(conn).await?;
             self.generate(conn, ready).await?;
         }
         self.finish(conn, self.plan.finish).await
+    }
+
+    /// Sends the head of a stream, once.
+    async fn begin(&mut self, conn: &mut Conn) -> Result<(), Broken> {
+        if self.plan.stream && self.stream.is_none() {
+            self.stream = Some(EventStream::begin(conn, self.wire).await?);
+        }
+        Ok(())
     }
 
     async fn prefill_slowly(&mut self, conn: &mut Conn, ready: Instant) -> Result<(), Broken> {
@@ -184,8 +191,11 @@ impl Job<'_> {
                 next += self.engine.args.itl;
                 self.pace(conn, next).await?;
             }
-            // The first stall is over only now: what it delayed is not made up for.
-            next = next.max(Instant::now() - self.engine.args.itl);
+            // A late wake-up is made up for, a stall is not.
+            let now = Instant::now();
+            if now > next + self.engine.args.itl {
+                next = now;
+            }
             let last = (i + 1 == self.plan.tokens).then_some(self.plan.finish);
             self.made = i + 1;
             self.seat.generated(self.plan.voices.len() as u64);
@@ -207,7 +217,6 @@ impl Job<'_> {
         let Plan {
             voices,
             prompt_tokens,
-            usage: show,
             api,
             stream,
             ..
@@ -226,6 +235,13 @@ impl Job<'_> {
             };
             return Reply::json(200, &body).send(conn, self.wire).await;
         }
+        self.begin(conn).await?;
+        let Plan {
+            voices,
+            usage: show,
+            api,
+            ..
+        } = &self.plan;
         let mut events = Vec::new();
         if aborted && self.made < self.plan.tokens && *api != Api::Responses {
             events.extend((0..voices.len()).map(|n| self.frames.token(n as u64, "", Some(finish))));
@@ -241,7 +257,7 @@ impl Job<'_> {
         }
         match self.stream.take() {
             Some(stream) => stream.end(conn).await,
-            None => Err(Broken::Fault),
+            None => Ok(()),
         }
     }
 
@@ -279,9 +295,13 @@ impl Job<'_> {
             }
             self.engine.faults.cleared(&STALLS).await;
         };
+        self.unless_gone(conn, due).await
+    }
+
+    async fn unless_gone<T>(&self, conn: &mut Conn, what: impl Future<Output = T>) -> Result<T, Broken> {
         select! {
             biased;
-            () = due => Ok(()),
+            done = what => Ok(done),
             broken = conn.gone() => Err(broken),
         }
     }

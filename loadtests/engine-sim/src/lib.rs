@@ -115,7 +115,7 @@ async fn serve(engine: &Arc<Engine>, socket: TcpSocket, tasks: &mut JoinSet<()>)
                     tasks.spawn(server::serve(Arc::clone(engine), io));
                 }
                 // Without descriptors the next accept fails as well: first one of these must end.
-                Err(error) if matches!(Errno::from_raw(error.raw_os_error().unwrap_or_default()), Errno::EMFILE | Errno::ENFILE) => {
+                Err(error) if out_of_descriptors(&error) => {
                     log::error(&error.to_string());
                     tasks.join_next().await;
                 }
@@ -124,6 +124,11 @@ async fn serve(engine: &Arc<Engine>, socket: TcpSocket, tasks: &mut JoinSet<()>)
             Some(_) = tasks.join_next() => {}
         }
     }
+}
+
+fn out_of_descriptors(error: &std::io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE))
 }
 
 struct Signals {

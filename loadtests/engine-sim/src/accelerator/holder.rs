@@ -69,37 +69,51 @@ impl Session<'_> {
         self.state.usage(id)
     }
 
-    /// Makes the account hold `bytes` on `id`: more must fit, less is freed (late, if the account is so).
+    /// Makes the account hold `bytes` on `id`: more must fit, less is freed (late, if the account is so). What the account
+    /// freed and has not come back yet it may take again: a driver that is slow to free still knows whose memory it is.
     pub fn resize(&mut self, id: &str, bytes: u64) -> Result<(), Error> {
         let Holder { pid, late, .. } = *self.holder;
         let usage = self.state.usage(id);
         let card = self.state.accelerators.get_mut(id);
         let card = card.ok_or_else(|| Error::UnknownAccelerator(id.to_owned()))?;
         let held = card.used.get(&pid).map_or(0, |entry| entry.bytes);
-        if bytes > held && bytes - held > usage.free() {
-            let Usage { capacity, .. } = usage;
-            let asked = bytes - held;
+        let (asked, freed) = (bytes.saturating_sub(held), held.saturating_sub(bytes));
+        self.holder.enter(&mut card.used, bytes);
+        let missing = asked - self.reclaim(id, asked);
+        if missing > usage.free() {
+            let (accelerator, free) = (id.to_owned(), usage.free());
             return Err(Error::OutOfMemory {
-                accelerator: id.to_owned(),
+                accelerator,
                 asked,
-                capacity,
-                free: usage.free(),
+                capacity: usage.capacity,
+                free,
             });
         }
-        self.holder.enter(&mut card.used, bytes);
-        if let Some(late) = late.filter(|_| bytes < held) {
+        if let Some(late) = late.filter(|_| freed > 0) {
             let until_unix_ms = self.now_ms + late.as_millis() as u64;
-            let start = self.holder.start;
-            let entry = Late {
-                accelerator: id.to_owned(),
-                bytes: held - bytes,
+            let (accelerator, start) = (id.to_owned(), self.holder.start);
+            self.state.late.push(Late {
+                accelerator,
+                bytes: freed,
                 until_unix_ms,
                 pid,
                 start,
-            };
-            self.state.late.push(entry);
+            });
         }
         Ok(())
+    }
+
+    /// Takes up to `bytes` of the account's own late memory on `id` back; how much it was.
+    fn reclaim(&mut self, id: &str, bytes: u64) -> u64 {
+        let Holder { pid, start, .. } = *self.holder;
+        let own = |late: &&mut Late| late.accelerator == id && (late.pid, late.start) == (pid, start);
+        let mut left = bytes;
+        for late in self.state.late.iter_mut().filter(own) {
+            let taken = late.bytes.min(left);
+            late.bytes -= taken;
+            left -= taken;
+        }
+        bytes - left
     }
 
     /// Makes the account hold `bytes` of host memory, which has no capacity here.

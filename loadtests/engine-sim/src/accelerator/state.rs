@@ -91,6 +91,7 @@ impl State {
         self.host
             .used
             .retain(|pid, entry| process::lives(*pid, entry.start));
-        self.late.retain(|late| late.until_unix_ms > now_ms);
+        self.late
+            .retain(|late| late.until_unix_ms > now_ms && late.bytes > 0);
     }
 }
