@@ -151,3 +151,30 @@ impl Signals {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn another_binary_can_offer_it_and_spawn_it() {
+        fn spawnable(_: impl Future + Send) {}
+
+        let cli = Cli::parse_from([
+            "demo", "--model", "a", "--port", "1", "--port", "0", "--model", "b",
+        ]);
+        assert_eq!(
+            (&*cli.args.model, cli.args.port),
+            (&["a".to_owned(), "b".to_owned()][..], 0)
+        );
+        spawnable(run(cli.args));
+    }
+}
