@@ -26,7 +26,11 @@ pub(crate) async fn serve(engine: Arc<Engine>, io: TcpStream) {
     let mut served = false;
     loop {
         let kept = Some(engine.args.keep_alive).filter(|idle| !idle.is_zero());
-        let idle = engine.faults.time(Fault::StaleKeepalive).or(kept).filter(|_| served);
+        let idle = engine
+            .faults
+            .time(Fault::StaleKeepalive)
+            .or(kept)
+            .filter(|_| served);
         let ended = match conn.head(idle).await {
             Ok(head) => exchange(&engine, &mut conn, &head).await,
             Err(broken) => Err(broken),
@@ -67,7 +71,7 @@ async fn exchange(engine: &Engine, conn: &mut Conn, head: &Head) -> Result<bool,
     conn.counts = true;
     engine.counters.bytes_in.fetch_add(head.bytes as u64, Relaxed);
     let mut wire = Wire::faulty(head, &engine.faults);
-    if engine.faults.on(Fault::EarlyResponse) && head.has_body() {
+    if engine.faults.on(Fault::EarlyResponse) && head.has_body() && Api::of(&head.path).is_some() {
         wire.close();
         let reply = Reply::error(400, "BadRequestError", "answered before the body was read", None);
         reply.send(conn, &wire).await?;
@@ -132,19 +136,28 @@ async fn manage(engine: &Engine, head: &Head, body: &Bytes) -> Option<(Reply, bo
     }
     let order = match (head.method.as_str(), head.path.as_str()) {
         ("GET", "/is_sleeping") => {
-            return Some((Reply::json(200, &json!({"is_sleeping": engine.view().sleeping})), false));
+            return Some((
+                Reply::json(200, &json!({"is_sleeping": engine.view().sleeping})),
+                false,
+            ));
         }
         ("POST", "/sleep") => {
             let level = head.query("level").next().unwrap_or("1");
             let Some(level) = level.parse().ok().filter(|level| matches!(level, 1 | 2)) else {
                 return Some((Reply::detail(400, "level must be 1 or 2"), false));
             };
-            Order::Sleep { level, wait: head.query("mode").next() == Some("wait") }
+            Order::Sleep {
+                level,
+                wait: head.query("mode").next() == Some("wait"),
+            }
         }
         ("POST", "/wake_up") => {
             let tags: Vec<&str> = head.query("tags").collect();
             let named = |tag| tags.is_empty() || tags.contains(&tag);
-            Order::Wake { weights: named("weights"), cache: named("kv_cache") }
+            Order::Wake {
+                weights: named("weights"),
+                cache: named("kv_cache"),
+            }
         }
         ("POST", "/reset_prefix_cache") => Order::ResetPrefixCache,
         ("POST", "/collective_rpc") => {
@@ -171,7 +184,10 @@ fn outcome(outcome: Outcome, done: Value) -> (Reply, bool) {
         Ok(()) => (Reply::json(200, &done), false),
         Err(refusal) => {
             crate::log::error(&refusal.message);
-            (Reply::error(500, "InternalServerError", &refusal.message, None), refusal.fatal)
+            (
+                Reply::error(500, "InternalServerError", &refusal.message, None),
+                refusal.fatal,
+            )
         }
     }
 }
