@@ -59,9 +59,7 @@ impl Adapter {
                 self.order("/wake_up?tags=kv_cache", None).await?;
                 self.order("/reset_prefix_cache", None).await
             }
-            (Kind::Sglang, Level::One) => {
-                self.order("/resume_memory_occupation", Some(&json!({}))).await
-            }
+            (Kind::Sglang, Level::One) => self.order("/resume_memory_occupation", Some(&json!({}))).await,
             (Kind::Sglang, Level::Two) => {
                 let weights = json!({"tags": ["weights"]});
                 self.order("/resume_memory_occupation", Some(&weights)).await?;

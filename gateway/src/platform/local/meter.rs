@@ -23,7 +23,9 @@ const DEADLINE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("no NVIDIA driver here ({0}): list the accelerators in the configuration, `accelerators: [{{id, memory}}]`")]
+    #[error(
+        "no NVIDIA driver here ({0}): list the accelerators in the configuration, `accelerators: [{{id, memory}}]`"
+    )]
     NoDriver(String),
     #[error("accelerator {0} is gone")]
     Lost(AcceleratorId),
@@ -75,7 +77,11 @@ pub fn discover(headroom: Bytes) -> Result<Vec<Accelerator>, Error> {
 
 impl Meters {
     /// Reads the accelerator's meter: `file` when it is simulated.
-    pub(super) async fn read(self: &Arc<Self>, id: AcceleratorId, file: Option<PathBuf>) -> Result<Reading, Error> {
+    pub(super) async fn read(
+        self: &Arc<Self>,
+        id: AcceleratorId,
+        file: Option<PathBuf>,
+    ) -> Result<Reading, Error> {
         let meters = Arc::clone(self);
         let reading = task::spawn_blocking(move || match file {
             Some(file) => simulated(&file, &id),
@@ -88,7 +94,9 @@ impl Meters {
     }
 
     fn nvml(&self) -> Result<&Nvml, Error> {
-        let nvml = self.nvml.get_or_init(|| Nvml::init().map_err(|error| error.to_string()));
+        let nvml = self
+            .nvml
+            .get_or_init(|| Nvml::init().map_err(|error| error.to_string()));
         nvml.as_ref().map_err(|error| Error::NoDriver(error.clone()))
     }
 
@@ -117,7 +125,9 @@ impl Meters {
 
 fn simulated(file: &Path, id: &AcceleratorId) -> Result<Reading, Error> {
     let mut usage = Book::open(file)?.usage()?;
-    let usage = usage.remove(id.as_str()).ok_or_else(|| Error::Unknown(id.clone()))?;
+    let usage = usage
+        .remove(id.as_str())
+        .ok_or_else(|| Error::Unknown(id.clone()))?;
     let by_pid = usage.by_pid.iter().map(|(&pid, &bytes)| (pid, Bytes(bytes)));
     Ok(Reading {
         total: Bytes(usage.capacity),

@@ -42,12 +42,12 @@ fn parse_stat(text: &str) -> Option<Stat> {
     })
 }
 
-/// Living processes of `group`, and those elsewhere whose environment carries `mark` (an engine's worker may have
+/// Living processes of `group`, if any, and those elsewhere whose environment carries `mark` (an engine's worker may have
 /// left the group).
-pub(super) fn members(group: i32, mark: &str) -> Vec<i32> {
+pub(super) fn members(group: Option<i32>, mark: &str) -> Vec<i32> {
     pids()
         .filter(|&pid| {
-            stat(pid).is_some_and(|stat| !stat.zombie && (stat.group == group || marked(pid, mark)))
+            stat(pid).is_some_and(|stat| !stat.zombie && (Some(stat.group) == group || marked(pid, mark)))
         })
         .collect()
 }
@@ -62,8 +62,11 @@ pub(super) fn mark_of(pid: i32, variable: &str) -> Option<String> {
 }
 
 fn marked(pid: i32, mark: &str) -> bool {
-    fs::read(format!("/proc/{pid}/environ"))
-        .is_ok_and(|environment| environment.split(|&b| b == 0).any(|entry| entry == mark.as_bytes()))
+    fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| {
+        environment
+            .split(|&b| b == 0)
+            .any(|entry| entry == mark.as_bytes())
+    })
 }
 
 pub(super) fn pids() -> impl Iterator<Item = i32> {
@@ -126,7 +129,10 @@ fn sockets(pid: i32) -> Vec<u64> {
         let text = target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
         text.parse().ok()
     };
-    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let open = fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten();
     open.filter_map(inode).collect()
 }
 
@@ -158,8 +164,20 @@ mod tests {
 
     #[test]
     fn mapped_and_plain_version_6_addresses_are_told_apart() {
-        assert!(parse_address("00000000000000000000000001000000").unwrap().is_loopback());
-        assert!(parse_address("0000000000000000FFFF00000100007F").unwrap().is_loopback());
-        assert!(parse_address("00000000000000000000000000000000").unwrap().is_unspecified());
+        assert!(
+            parse_address("00000000000000000000000001000000")
+                .unwrap()
+                .is_loopback()
+        );
+        assert!(
+            parse_address("0000000000000000FFFF00000100007F")
+                .unwrap()
+                .is_loopback()
+        );
+        assert!(
+            parse_address("00000000000000000000000000000000")
+                .unwrap()
+                .is_unspecified()
+        );
     }
 }

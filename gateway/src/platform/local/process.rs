@@ -34,10 +34,12 @@ impl Process {
     pub(super) fn ours(child: Child, mark: String) -> io::Result<Self> {
         let pid = child.id().and_then(|id| i32::try_from(id).ok());
         let pid = pid.ok_or_else(|| io::Error::from(Errno::ESRCH))?;
+        // What cannot be watched may not run.
+        let fd = watch(pid).inspect_err(|_| kill_group(pid, Signal::SIGKILL))?;
         Ok(Self {
             pid,
             mark,
-            fd: watch(pid)?,
+            fd,
             child: Some(child),
         })
     }
@@ -70,7 +72,7 @@ impl Process {
     pub(super) async fn end(mut self) -> Option<ExitStatus> {
         kill_group(self.pid, Signal::SIGKILL);
         self.exited().await;
-        clear(self.pid, self.mark).await;
+        clear(Some(self.pid), self.mark).await;
         match &mut self.child {
             Some(child) => child.wait().await.ok(),
             None => None,
@@ -79,7 +81,7 @@ impl Process {
 }
 
 /// Kills every process of the group and every marked one, until there is none.
-pub(super) async fn clear(group: i32, mark: String) {
+pub(super) async fn clear(group: Option<i32>, mark: String) {
     loop {
         let mark = mark.clone();
         let Ok(left) = task::spawn_blocking(move || proc::members(group, &mark)).await else {
@@ -100,6 +102,10 @@ pub(super) async fn clear(group: i32, mark: String) {
     }
 }
 
+#[expect(
+    deprecated,
+    reason = "its successor is unsafe, for types whose descriptor may change: an `OwnedFd` keeps its own"
+)]
 fn watch(pid: i32) -> io::Result<AsyncFd<OwnedFd>> {
     let pid = rustix::process::Pid::from_raw(pid).ok_or_else(|| io::Error::from(Errno::ESRCH))?;
     AsyncFd::with_interest(pidfd_open(pid, PidfdFlags::empty())?, Interest::READABLE)

@@ -1,6 +1,7 @@
 //! What must outlive the gateway: which engines run, when they were last used, what was learned of their models.
 //!
-//! Written beside and renamed over, so that a reader never meets half a file. What must be on disk before the next
+//! Written beside and renamed over, so that a reader never meets half a file; not forced to the disk, since after a
+//! crash of the machine there are no engines to find. What must be on disk before the next
 //! step (an engine that was started, a transition that begins) is saved at once; idle clocks and learned values are
 //! saved within a second or so by the keeper. The folder is locked: two gateways on one would adopt each other's
 //! engines.
@@ -8,7 +9,7 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::{self, Write},
+    io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -95,7 +96,11 @@ impl Store {
         };
         fs::create_dir_all(folder.join("logs")).map_err(failed)?;
         let folder = folder.canonicalize().map_err(failed)?;
-        let lock = File::options().create(true).truncate(false).write(true).open(folder.join("lock"));
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(folder.join("lock"));
         let lock = Flock::lock(lock.map_err(failed)?, FlockArg::LockExclusiveNonblock);
         let lock = lock.map_err(|_| Error::Locked(folder.clone()))?;
         let boot = proc::boot();
@@ -138,7 +143,10 @@ impl Store {
     pub(super) async fn remove(self: &Arc<Self>, engine: &EngineId, generation: Generation) {
         let removed = {
             let mut content = self.content();
-            let current = content.engines.get(engine).is_some_and(|e| e.generation == generation);
+            let current = content
+                .engines
+                .get(engine)
+                .is_some_and(|e| e.generation == generation);
             current && content.engines.remove(engine).is_some()
         };
         if removed {
@@ -197,16 +205,26 @@ impl Store {
                 boot: self.boot.clone(),
                 engines: content.engines.clone(),
             };
-            (serde_json::to_vec_pretty(&engines)?, serde_json::to_vec_pretty(&content.learned)?)
+            (
+                serde_json::to_vec_pretty(&engines)?,
+                serde_json::to_vec_pretty(&content.learned)?,
+            )
         };
         replace(&self.folder.join(ENGINES), &engines)?;
         replace(&self.folder.join(LEARNED), &learned)
     }
 
-    fn change(&self, engine: &EngineId, generation: Generation, with: impl FnOnce(&mut Entry) -> bool) -> bool {
+    fn change(
+        &self,
+        engine: &EngineId,
+        generation: Generation,
+        with: impl FnOnce(&mut Entry) -> bool,
+    ) -> bool {
         let mut content = self.content();
         let entry = content.engines.get_mut(engine);
-        entry.filter(|entry| entry.generation == generation).is_some_and(with)
+        entry
+            .filter(|entry| entry.generation == generation)
+            .is_some_and(with)
     }
 
     fn content(&self) -> MutexGuard<'_, Content> {
@@ -231,9 +249,7 @@ fn read<T: Default + DeserializeOwned>(path: &Path) -> T {
 
 fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     let new = path.with_extension("json.new");
-    let mut file = File::create(&new)?;
-    file.write_all(text)?;
-    file.sync_data()?;
+    fs::write(&new, text)?;
     fs::rename(new, path)
 }
 
@@ -246,7 +262,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = Store::open(dir.path()).unwrap();
         let second = Store::open(dir.path()).unwrap_err().to_string();
-        assert!(second.starts_with("another gateway uses this state directory"), "{second}");
+        assert!(
+            second.starts_with("another gateway uses this state directory"),
+            "{second}"
+        );
         drop(first);
         Store::open(dir.path()).unwrap();
     }

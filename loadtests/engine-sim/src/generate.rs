@@ -1,0 +1,389 @@
+//! One inference request from its body to its last byte: refused, queued, prefilled, generated, and at any of these moments
+//! abandoned by its client, aborted by a sleep, or hit by a fault.
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tokio::{select, time::Instant};
+
+use crate::{
+    ask::{Api, Ask},
+    content,
+    counters::{Arrival, End, Seat},
+    engine::Engine,
+    faults::Fault,
+    frames::{Frames, Usage, Voice},
+    http1::{Broken, Conn, Head},
+    reply::{EventStream, Reply, Wire},
+};
+
+/// Faults under which nothing is generated.
+const STALLS: [Fault; 3] = [Fault::Hang, Fault::StallStreams, Fault::HealthWhileDead];
+/// Between two moves of the prompt counter in a long prefill.
+const PREFILL_STEP: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// Serves one request on an inference route.
+pub(crate) async fn infer(
+    engine: &Engine,
+    conn: &mut Conn,
+    (head, body): (&Head, &Bytes),
+    wire: &Wire,
+    api: Api,
+) -> Result<(), Broken> {
+    let serial = engine.serial();
+    let request_id = head.header("x-request-id").map(str::to_owned);
+    engine.counters.arrived(Arrival {
+        unix_us: head.unix_us,
+        path: head.path.clone(),
+        request_id,
+    });
+    if let Some(reply) = refusal(engine, head, serial) {
+        return reply.send(conn, wire).await;
+    }
+    let plan = match Plan::read(engine, api, body) {
+        Ok(plan) => plan,
+        Err(reply) => return reply.send(conn, wire).await,
+    };
+    if !engine.view().awake {
+        engine
+            .counters
+            .requests_while_asleep
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
+        return Reply::error(500, "InternalServerError", message, None)
+            .send(conn, wire)
+            .await;
+    }
+    let frames = Frames::new(api, &plan.model, serial);
+    let seat = Seat::waiting(&engine.counters);
+    let mut job = Job {
+        engine,
+        wire,
+        plan,
+        seat,
+        frames,
+        stream: None,
+        events: 0,
+        made: 0,
+    };
+    let mut aborts = engine.aborts();
+    let outcome = select! {
+        biased;
+        _ = aborts.changed() => Outcome::AbortedBySleep,
+        result = job.run(conn) => Outcome::Ended(result),
+    };
+    let result = match outcome {
+        Outcome::Ended(result) => {
+            job.seat.ended(match result {
+                Ok(()) => End::Finished,
+                Err(Broken::Fault) => End::Failed,
+                Err(_) => End::Aborted,
+            });
+            result
+        }
+        Outcome::AbortedBySleep => {
+            job.seat.ended(End::AbortedBySleep);
+            job.finish(conn, "abort").await
+        }
+    };
+    drop(job);
+    result
+}
+
+enum Outcome {
+    Ended(Result<(), Broken>),
+    AbortedBySleep,
+}
+
+/// What faults and the key have to say before the body is looked at.
+fn refusal(engine: &Engine, head: &Head, serial: u64) -> Option<Reply> {
+    let faults = &engine.faults;
+    let key = engine.args.api_key.as_ref().map(|key| format!("Bearer {key}"));
+    if key.is_some() && key.as_deref() != head.header("authorization") {
+        return Some(Reply::json(401, &json!({"error": "Unauthorized"})));
+    }
+    if faults.on(Fault::TooManyRequests) {
+        let reply = Reply::error(429, "TooManyRequests", "The engine is overloaded.", None);
+        return Some(reply.with("retry-after", "1"));
+    }
+    let status = faults
+        .count(Fault::Status)
+        .and_then(|status| u16::try_from(status).ok());
+    // Spread evenly and without chance: a test with a rate of a quarter sees every fourth request fail.
+    let share = faults.share(Fault::ErrorRate).unwrap_or_default();
+    let failed = (serial as f64 * share).floor() < ((serial + 1) as f64 * share).floor();
+    let status = status.or_else(|| failed.then_some(500))?;
+    Some(Reply::error(
+        status,
+        "InternalServerError",
+        "A fault was asked for.",
+        None,
+    ))
+}
+
+/// What a request wants, in the engine's terms.
+struct Plan {
+    api: Api,
+    model: String,
+    voices: Vec<Voice>,
+    inputs: Vec<String>,
+    stream: bool,
+    usage: bool,
+    tokens: u64,
+    finish: &'static str,
+    prompt_tokens: u64,
+    dimensions: usize,
+    base64: bool,
+}
+
+impl Plan {
+    fn read(engine: &Engine, api: Api, body: &Bytes) -> Result<Self, Reply> {
+        let bad = |message: &str, param| Reply::error(400, "BadRequestError", message, param);
+        let ask: Ask<'_> = serde_json::from_slice(body).map_err(|error| bad(&error.to_string(), None))?;
+        let names = engine.names();
+        let model = names.first().cloned().unwrap_or_default();
+        let asked = ask.model.as_deref().unwrap_or(&model);
+        if !names.iter().any(|name| name == asked) {
+            let message = format!("The model `{asked}` does not exist.");
+            return Err(Reply::error(404, "NotFoundError", &message, Some("model")));
+        }
+        let prompts = ask
+            .prompts(api)
+            .ok_or_else(|| bad("the request has no prompt", None))?;
+        let (n, seed, corrupt) = (
+            ask.n.unwrap_or(1).clamp(1, 128),
+            ask.seed(),
+            engine.view().corrupt,
+        );
+        let voice = |prompt: &str, i: u64| Voice {
+            key: content::key(&model, prompt, seed.wrapping_add(i)),
+            corrupt,
+        };
+        let voices = prompts.iter().flat_map(|prompt| (0..n).map(move |i| (prompt, i)));
+        let voices = voices.map(|(prompt, i)| voice(prompt, i)).collect();
+        if ask.tokens() == Some(0) {
+            return Err(bad("max_tokens must be at least 1, got 0.", Some("max_tokens")));
+        }
+        Ok(Self {
+            api,
+            voices,
+            stream: ask.stream.unwrap_or(false) && api != Api::Embeddings,
+            usage: ask.include_usage(),
+            tokens: ask.tokens().unwrap_or(engine.args.tokens),
+            finish: if ask.tokens().is_some() { "length" } else { "stop" },
+            prompt_tokens: ask.prompt_tokens(&prompts),
+            dimensions: ask.dimensions.unwrap_or(8),
+            base64: ask.encoding_format.as_deref() == Some("base64"),
+            inputs: prompts,
+            model,
+        })
+    }
+
+    fn embeddings(&self) -> Value {
+        let data = |(index, input): (usize, &String)| {
+            let vector = content::embedding(&self.model, input, self.dimensions);
+            let embedding = if self.base64 {
+                let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+                Value::from(base64(&bytes))
+            } else {
+                Value::from(vector)
+            };
+            json!({"object": "embedding", "index": index, "embedding": embedding})
+        };
+        let data: Vec<Value> = self.inputs.iter().enumerate().map(data).collect();
+        let usage = json!({
+            "prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens, "completion_tokens": 0,
+        });
+        json!({"object": "list", "model": self.model, "data": data, "usage": usage})
+    }
+}
+
+struct Job<'a> {
+    engine: &'a Engine,
+    wire: &'a Wire,
+    plan: Plan,
+    seat: Seat,
+    frames: Frames,
+    stream: Option<EventStream<'a>>,
+    /// Events sent, of any kind.
+    events: u64,
+    /// Tokens made of each choice.
+    made: u64,
+}
+
+impl Job<'_> {
+    async fn run(&mut self, conn: &mut Conn) -> Result<(), Broken> {
+        let _place = select! {
+            broken = conn.gone() => return Err(broken),
+            place = self.engine.seat() => place,
+        };
+        self.seat.run();
+        let long = self.engine.faults.time(Fault::LongPrefill);
+        if self.plan.stream && long.is_none() {
+            self.stream = Some(EventStream::begin(conn, self.wire).await?);
+        }
+        let ready = Instant::now() + long.unwrap_or(self.engine.args.ttft);
+        if long.is_some() {
+            self.prefill_slowly(conn, ready).await?;
+        }
+        self.pace(conn, ready).await?;
+        self.seat.prefilled(self.plan.prompt_tokens);
+        if self.plan.stream && self.stream.is_none() {
+            self.stream = Some(EventStream::begin(conn, self.wire).await?);
+        }
+        if self.plan.api != Api::Embeddings {
+            self.generate(conn, ready).await?;
+        }
+        self.finish(conn, self.plan.finish).await
+    }
+
+    async fn prefill_slowly(&mut self, conn: &mut Conn, ready: Instant) -> Result<(), Broken> {
+        loop {
+            let next = Instant::now() + PREFILL_STEP;
+            if next >= ready {
+                return Ok(());
+            }
+            self.pace(conn, next).await?;
+            self.seat.prefilled(1);
+        }
+    }
+
+    async fn generate(&mut self, conn: &mut Conn, first: Instant) -> Result<(), Broken> {
+        for event in self.frames.opening(self.plan.voices.len() as u64) {
+            self.event(conn, &event).await?;
+        }
+        let mut next = first;
+        for i in 0..self.plan.tokens {
+            if i > 0 {
+                next += self.engine.args.itl;
+                self.pace(conn, next).await?;
+            }
+            // The first stall is over only now: what it delayed is not made up for.
+            next = next.max(Instant::now() - self.engine.args.itl);
+            let last = (i + 1 == self.plan.tokens).then_some(self.plan.finish);
+            self.made = i + 1;
+            for n in 0..self.plan.voices.len() {
+                self.seat.generated();
+                if self.stream.is_some() {
+                    let event = self.frames.token(n as u64, &self.plan.voices[n].token(i), last);
+                    self.event(conn, &event).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what is left to send, with the given finish reason.
+    async fn finish(&mut self, conn: &mut Conn, finish: &str) -> Result<(), Broken> {
+        if conn.broke_off() {
+            return Err(Broken::Gone);
+        }
+        let Plan {
+            voices,
+            prompt_tokens,
+            usage: show,
+            api,
+            stream,
+            ..
+        } = &self.plan;
+        let usage = Usage {
+            prompt: *prompt_tokens,
+            completion: self.made * voices.len() as u64,
+        };
+        let aborted = finish == "abort";
+        if !*stream {
+            let texts: Vec<String> = voices.iter().map(|voice| voice.text(self.made)).collect();
+            let body = match api {
+                Api::Embeddings if aborted => return Err(Broken::Fault),
+                Api::Embeddings => self.plan.embeddings(),
+                _ => self.frames.whole(&texts, usage, finish),
+            };
+            return Reply::json(200, &body).send(conn, self.wire).await;
+        }
+        let mut events = Vec::new();
+        if aborted && self.made < self.plan.tokens && *api != Api::Responses {
+            events.extend((0..voices.len()).map(|n| self.frames.token(n as u64, "", Some(finish))));
+        }
+        let text = if *api == Api::Responses {
+            voices.iter().map(|v| v.text(self.made)).collect()
+        } else {
+            String::new()
+        };
+        events.extend(self.frames.closing(usage, *show, &text, finish));
+        for event in events {
+            self.event(conn, &event).await?;
+        }
+        match self.stream.take() {
+            Some(stream) => stream.end(conn).await,
+            None => Err(Broken::Fault),
+        }
+    }
+
+    /// Sends one event, unless a fault ends the stream or the process here.
+    async fn event(&mut self, conn: &mut Conn, event: &str) -> Result<(), Broken> {
+        let Some(stream) = &mut self.stream else {
+            return Ok(());
+        };
+        let now = |fault| {
+            self.engine
+                .faults
+                .count(fault)
+                .is_some_and(|events| events <= self.events)
+        };
+        if now(Fault::DieMidStream) {
+            self.engine.fatal.die(1);
+            return std::future::pending().await;
+        }
+        if now(Fault::CutMidStream) {
+            conn.reset();
+            return Err(Broken::Fault);
+        }
+        if now(Fault::FinMidStream) {
+            return Err(Broken::Fault);
+        }
+        self.events += 1;
+        stream.event(conn, event.as_bytes()).await
+    }
+
+    /// Waits until `then`, and on while a fault holds generation up; ends at once when the client leaves.
+    async fn pace(&self, conn: &mut Conn, then: Instant) -> Result<(), Broken> {
+        let due = async {
+            if then > Instant::now() {
+                tokio::time::sleep_until(then).await;
+            }
+            self.engine.faults.cleared(&STALLS).await;
+        };
+        select! {
+            biased;
+            () = due => Ok(()),
+            broken = conn.gone() => Err(broken),
+        }
+    }
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let bits = group
+            .iter()
+            .fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte))
+            << (8 * (3 - group.len()));
+        for n in 0..4 {
+            let letter = char::from(LETTERS[(bits >> (18 - 6 * n)) as usize & 63]);
+            out.push(if n > group.len() { '=' } else { letter });
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::base64;
+
+    #[test]
+    fn base64_pads() {
+        assert_eq!(base64(b"Man"), "TWFu");
+        assert_eq!(base64(b"Ma"), "TWE=");
+        assert_eq!(base64(b"M"), "TQ==");
+    }
+}
