@@ -2,5 +2,7 @@
 
 pub mod config;
 pub mod driver;
+pub mod http;
 pub mod platform;
 pub mod routes;
+pub mod serve;
