@@ -13,12 +13,15 @@ use std::{rc::Rc, sync::Arc};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header, request};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request};
 use hyper::body::Incoming;
 use rouse::{
     fault::Fault,
     openai,
-    relay::{Payload, Pool},
+    relay::{
+        Payload, Pool,
+        headers::{REQUEST_ID, RequestIds},
+    },
     units::Tick,
 };
 use tokio::sync::{Notify, watch};
@@ -32,6 +35,7 @@ use crate::{
     },
 };
 
+pub mod admin;
 mod exchange;
 mod head;
 mod intake;
@@ -53,8 +57,6 @@ pub struct Shared {
     pub(crate) meter: Arc<dyn Meter>,
     bodies: Arc<intake::InFlight>,
     started: Tick,
-    /// Seeds the ids of requests that bring none: unique with the counter of each core.
-    nonce: u64,
 }
 
 /// What one core has for itself.
@@ -62,8 +64,7 @@ pub(crate) struct Core {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Pool,
     pub(crate) stage: watch::Receiver<Stage>,
-    number: u64,
-    requests: std::cell::Cell<u64>,
+    ids: RequestIds,
 }
 
 impl Shared {
@@ -77,26 +78,18 @@ impl Shared {
             meter,
             bodies: Arc::default(),
             started,
-            nonce: (started.0 << 20) ^ u64::from(std::process::id()),
         })
     }
 }
 
 impl Core {
-    pub(crate) fn new(shared: Arc<Shared>, stage: watch::Receiver<Stage>, number: usize) -> Rc<Self> {
+    pub(crate) fn new(shared: Arc<Shared>, stage: watch::Receiver<Stage>) -> Rc<Self> {
         Rc::new(Self {
             shared,
             pool: Pool::default(),
             stage,
-            number: number as u64,
-            requests: std::cell::Cell::new(0),
+            ids: RequestIds::new(),
         })
-    }
-
-    fn next_id(&self) -> u128 {
-        let count = self.requests.get() + 1;
-        self.requests.set(count);
-        u128::from(self.shared.nonce) << 64 | u128::from(self.number << 48 | count)
     }
 
     fn draining(&self) -> bool {
@@ -108,7 +101,7 @@ impl Core {
 pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<Incoming>) -> Response<Reply> {
     let exchange = socket.begin();
     let (parts, body) = request.into_parts();
-    let id = head::request_id(&parts.headers, || core.next_id());
+    let id = core.ids.keep_or_make(&parts.headers);
     let path = parts.uri.path();
     let found = route::find(&parts.method, path, &parts.headers);
     let track = Track::new(
@@ -144,7 +137,7 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
         }
     };
     track.head(response.status().as_u16());
-    response.headers_mut().insert(head::X_REQUEST_ID, track.id.clone());
+    response.headers_mut().insert(REQUEST_ID, track.id.clone());
     if core.draining() && !socket.is_multiplexed() {
         close(&mut response);
     }
@@ -238,6 +231,7 @@ impl Served {
             routes.registry.find(&head.model).cloned().ok_or_else(not_found)?
         };
         self.track.model(&model);
+        parts.headers.insert(REQUEST_ID, self.track.id.clone());
         let spec = Arc::clone(config.models.get(&model).ok_or_else(not_found)?);
         let payload = if spec.served_name == head.model {
             Payload::from(body)
@@ -256,7 +250,7 @@ impl Served {
                 .path_and_query()
                 .cloned()
                 .unwrap_or_else(|| http::uri::PathAndQuery::from_static("/")),
-            headers: std::mem::take(&mut parts.headers),
+            headers: parts.headers,
             body: payload,
             stream: api.streams() && head.stream,
             deadline,
@@ -359,11 +353,9 @@ pub(crate) fn bare(core: &Core, fault: &Fault) -> Vec<u8> {
             bytes.extend_from_slice(part);
         }
     }
-    let id = core.next_id();
-    let rest = format!(
-        "x-request-id: req-{id:032x}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
+    bytes.extend_from_slice(b"x-request-id: ");
+    bytes.extend_from_slice(core.ids.keep_or_make(&HeaderMap::new()).as_bytes());
+    let rest = format!("\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
     bytes.extend_from_slice(rest.as_bytes());
     bytes.extend_from_slice(&body);
     bytes

@@ -8,7 +8,7 @@
 
 use std::{io, net::SocketAddr};
 
-pub mod admin;
+mod admin;
 mod api;
 mod connection;
 mod listener;

@@ -166,7 +166,11 @@ impl Job {
         let handle = &self.core.shared.handle;
         let _parked = self.track.park(&self.model);
         self.parked.notify_one();
-        let band = handle.routes().models.get(&self.model).map_or(0, |route| route.priority);
+        let band = handle
+            .routes()
+            .models
+            .get(&self.model)
+            .map_or(0, |route| route.priority);
         let wait = handle.park(Parking {
             model: self.model.clone(),
             band,
@@ -242,7 +246,6 @@ impl Job {
                 if let Some(canary) = canary {
                     canary.tell(Verdict::Passed);
                 }
-                let response = response.map(Box::pin);
                 Attempt::Answered(Box::new(Answer { response, gate }))
             }
             (Err(failed), Some(canary)) => match blame(&failed.fault) {

@@ -1,13 +1,10 @@
 //! What a request's head settles before a byte of its body is read.
 
-use std::fmt::Write as _;
-
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http::{HeaderMap, HeaderValue, header};
 use rouse::{fault::Fault, units::Millis};
 
 use super::text;
 
-pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const X_REQUEST_TIMEOUT: &str = "x-request-timeout";
 
 /// Refuses what the gateway cannot read or cannot attribute: an encoded body, two different keys.
@@ -40,22 +37,6 @@ pub(crate) fn timeout(headers: &HeaderMap) -> Result<Option<Millis>, Fault> {
         })
 }
 
-/// The request's id: the client's own when it is plain, else `made`.
-pub(crate) fn request_id(headers: &HeaderMap, made: impl FnOnce() -> u128) -> HeaderValue {
-    let kept = headers.get(X_REQUEST_ID).filter(|value| {
-        let bytes = value.as_bytes();
-        (1..=128).contains(&bytes.len())
-            && bytes
-                .iter()
-                .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
-    });
-    kept.cloned().unwrap_or_else(|| {
-        let mut id = String::with_capacity(36);
-        write!(id, "req-{:032x}", made()).unwrap_or_default();
-        HeaderValue::try_from(id).unwrap_or_else(|_| HeaderValue::from_static("req-0"))
-    })
-}
-
 /// Any or no key is accepted here, but two different ones are a client that does not know what it sends.
 fn one_key(headers: &HeaderMap) -> Result<(), Fault> {
     let mut seen: Option<&[u8]> = None;
@@ -86,6 +67,8 @@ fn bearer(value: &HeaderValue) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderName;
+
     use super::*;
 
     fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
@@ -108,7 +91,11 @@ mod tests {
 
     #[test]
     fn two_different_keys_conflict_and_the_same_one_twice_does_not() {
-        let same = headers(&[("authorization", "Bearer a"), ("x-api-key", "a"), ("api-key", " a")]);
+        let same = headers(&[
+            ("authorization", "Bearer a"),
+            ("x-api-key", "a"),
+            ("api-key", " a"),
+        ]);
         assert!(check(&same).is_ok());
         let conflict = headers(&[("authorization", "bearer a"), ("api-key", "b")]);
         assert!(matches!(check(&conflict), Err(Fault::InvalidRequest { .. })));
@@ -121,15 +108,6 @@ mod tests {
         assert_eq!(timeout(&HeaderMap::new()).unwrap(), None);
         for bad in ["", "soon", "-1", "0", "NaN", "inf"] {
             assert!(asked(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_plain_request_id_is_kept_and_any_other_replaced() {
-        let id = |value| request_id(&headers(&[("x-request-id", value)]), || 7);
-        assert_eq!(id("a-B_9.z"), "a-B_9.z");
-        for bad in ["", "a b", "a\"", &"x".repeat(129)] {
-            assert_eq!(id(bad), "req-00000000000000000000000000000007", "{bad}");
         }
     }
 }

@@ -10,11 +10,13 @@
 //! 36 MiB at most beside `limits.bodyTotal`.
 
 use std::{
-    pin::pin,
+    future::poll_fn,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -120,7 +122,7 @@ impl Gathered {
 struct Pace {
     least: u64,
     begun: Instant,
-    timer: Option<std::pin::Pin<Box<tokio::time::Sleep>>>,
+    timer: Option<Pin<Box<tokio::time::Sleep>>>,
 }
 
 impl Pace {
@@ -134,7 +136,7 @@ impl Pace {
 
     async fn next<F: Future>(&mut self, frame: F, so_far: u64) -> Result<F::Output, Fault> {
         let mut frame = pin!(frame);
-        if let std::task::Poll::Ready(ready) = futures_util::poll!(&mut frame) {
+        if let Poll::Ready(ready) = poll_fn(|cx| Poll::Ready(frame.as_mut().poll(cx))).await {
             return Ok(ready);
         }
         loop {
@@ -178,10 +180,11 @@ impl Drop for Charge {
 /// A body that ends too early is a client that left; one that cannot be decoded is a bad request.
 fn broken(error: &(dyn std::error::Error + 'static)) -> Fault {
     let left = std::iter::successors(Some(error), |e| e.source()).any(|e| {
-        e.downcast_ref::<std::io::Error>()
-            .is_some_and(|io| io.kind() != std::io::ErrorKind::InvalidData && io.kind() != std::io::ErrorKind::InvalidInput)
-            || e.downcast_ref::<hyper::Error>()
-                .is_some_and(|e| e.is_incomplete_message() || e.is_canceled() || e.is_closed())
+        e.downcast_ref::<std::io::Error>().is_some_and(|io| {
+            io.kind() != std::io::ErrorKind::InvalidData && io.kind() != std::io::ErrorKind::InvalidInput
+        }) || e
+            .downcast_ref::<hyper::Error>()
+            .is_some_and(|e| e.is_incomplete_message() || e.is_canceled() || e.is_closed())
     });
     if left {
         Fault::ClientLeft {

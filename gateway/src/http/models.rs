@@ -1,10 +1,7 @@
 //! `GET /v1/models`: every model and alias, awake or not, and what state it is in.
 
 use bytes::Bytes;
-use rouse::{
-    fleet::report::ModelState,
-    model::ModelName,
-};
+use rouse::{fleet::report::ModelState, model::ModelName};
 use serde::Serialize;
 
 use crate::routes::Routes;

@@ -10,7 +10,6 @@
 
 use std::{
     cell::{Cell, RefCell},
-    convert::Infallible,
     future::poll_fn,
     pin::Pin,
     rc::Rc,
@@ -20,7 +19,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use rouse::{
     fault::{Cause, Fault, Phase},
@@ -31,10 +30,7 @@ use rouse::{
 };
 use tokio::time::{Instant, Sleep};
 
-use super::{
-    exchange::Watcher,
-    track::Track,
-};
+use super::{exchange::Watcher, track::Track};
 use crate::{
     config::OnDisconnect,
     serve::socket::{InExchange, Socket},
@@ -48,7 +44,7 @@ const REFUSAL: usize = 64 * 1024;
 const DRAIN: Duration = Duration::from_secs(300);
 
 /// An engine's answer as it passes.
-pub(crate) type Upstream = Pin<Box<RelayBody<Watcher>>>;
+pub(crate) type Upstream = RelayBody<Watcher>;
 
 /// A future for the answer of a request that may still be waiting.
 pub(crate) type Job = Pin<Box<dyn Future<Output = Result<Answer, Fault>>>>;
@@ -87,7 +83,9 @@ enum State {
     /// An engine's refusal, gathered to be told as an event.
     Refused(Upstream, Vec<u8>),
     /// The last event is out as soon as hyper has written it.
-    Failing { flushed: bool },
+    Failing {
+        flushed: bool,
+    },
     Over,
 }
 
@@ -123,7 +121,11 @@ impl Reply {
 impl Live {
     pub(crate) fn relayed(answer: Answer, parts: LiveParts) -> Rc<Self> {
         parts.track.phase(Phase::Streaming);
-        Self::new(State::Relayed(answer.response.into_body()), Some(answer.gate), parts)
+        Self::new(
+            State::Relayed(answer.response.into_body()),
+            Some(answer.gate),
+            parts,
+        )
     }
 
     /// `every`: between two heartbeats; the first comes at once.
@@ -166,9 +168,10 @@ impl Live {
         let mut state = self.state.borrow_mut();
         loop {
             match &mut *state {
-                State::Relayed(body) => match ready!(body.as_mut().poll_frame(cx)) {
+                State::Relayed(body) => match ready!(Pin::new(&mut *body).poll_frame(cx)) {
                     Some(Ok(frame)) => return self.hand(frame),
-                    Some(Err(_)) => *state = State::Failing { flushed: false },
+                    // It has told why, and given that time to leave.
+                    Some(Err(_)) => *state = State::Failing { flushed: true },
                     None => *state = State::Over,
                 },
                 State::Waiting(waiting) => {
@@ -199,7 +202,7 @@ impl Live {
                         }
                     }
                 }
-                State::Refused(body, gathered) => match ready!(body.as_mut().poll_frame(cx)) {
+                State::Refused(body, gathered) => match ready!(Pin::new(&mut *body).poll_frame(cx)) {
                     Some(Ok(frame)) => {
                         if let Ok(data) = frame.into_data() {
                             let room = REFUSAL.saturating_sub(gathered.len()).min(data.len());
@@ -212,7 +215,9 @@ impl Live {
                         return self.hand(Frame::data(event));
                     }
                 },
-                State::Failing { flushed: flushed @ false } => {
+                State::Failing {
+                    flushed: flushed @ false,
+                } => {
                     // An error ends the connection at once, with whatever hyper still holds: that must be out first.
                     *flushed = true;
                     self.socket.on_flushed(cx.waker());
@@ -280,7 +285,7 @@ impl Drop for Live {
 pub(crate) fn drain(mut body: Upstream) {
     tokio::task::spawn_local(async move {
         let end = poll_fn(|cx| {
-            while let Some(Ok(_)) = ready!(body.as_mut().poll_frame(cx)) {}
+            while let Some(Ok(_)) = ready!(Pin::new(&mut body).poll_frame(cx)) {}
             Poll::Ready(())
         });
         if tokio::time::timeout(DRAIN, end).await.is_err() {

@@ -150,7 +150,10 @@ mod tests {
 
     #[test]
     fn routes_are_told_from_methods_that_do_not_fit_and_paths_that_do_not_exist() {
-        assert_eq!(status_of("POST", "/v1/chat/completions"), Ok(Route::Inference(Inference::Chat)));
+        assert_eq!(
+            status_of("POST", "/v1/chat/completions"),
+            Ok(Route::Inference(Inference::Chat))
+        );
         assert_eq!(status_of("HEAD", "/healthz"), Ok(Route::Healthz));
         assert_eq!(
             status_of("GET", "/v1/models/org%2Fqwen"),
@@ -166,7 +169,13 @@ mod tests {
             assert!(matches!(fault, Fault::MethodNotAllowed { .. }), "{method} {path}");
             assert_eq!(allowed, Some(allow), "{method} {path}");
         }
-        for path in ["/", "/v1/chat/completions/", "/v1/models/", "//v1/models", "/v1/chat%2Fcompletions"] {
+        for path in [
+            "/",
+            "/v1/chat/completions/",
+            "/v1/models/",
+            "//v1/models",
+            "/v1/chat%2Fcompletions",
+        ] {
             assert!(
                 matches!(status_of("GET", path), Err((Fault::RouteNotFound { .. }, None))),
                 "{path}"

@@ -8,7 +8,9 @@ pub(crate) fn cut(text: &str) -> String {
     let mut out = String::with_capacity(text.len().min(LONGEST + 3));
     for c in text.chars() {
         let before = out.len();
-        if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') {
+        if c.is_control()
+            || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        {
             out.extend(c.escape_default());
         } else {
             out.push(c);

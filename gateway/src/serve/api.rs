@@ -48,7 +48,9 @@ impl Api {
             .unwrap_or(1);
         let listeners = listener::bind_shared(address, cores)?;
         let address = match listeners.first() {
-            Some(first) => first.local_addr().map_err(|source| Error::Bind { address, source })?,
+            Some(first) => first
+                .local_addr()
+                .map_err(|source| Error::Bind { address, source })?,
             None => address,
         };
         Ok(Self {
@@ -78,7 +80,7 @@ impl Api {
                 .name(format!("api-{number}"))
                 .spawn(move || {
                     // Nobody listens any more when the control runtime is gone.
-                    drop(tell.send(run_core(number, listener, shared, stage, addresses)));
+                    drop(tell.send(run_core(listener, shared, stage, addresses)));
                 })
                 .map_err(Error::Thread)?;
             ends.push(end);
@@ -93,17 +95,18 @@ impl Api {
 }
 
 fn run_core(
-    number: usize,
     listener: std::net::TcpListener,
     shared: Arc<Shared>,
     stage: watch::Receiver<Stage>,
     addresses: Arc<Addresses>,
 ) -> io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let local = LocalSet::new();
     runtime.block_on(local.run_until(async move {
         let listener = TcpListener::from_std(listener)?;
-        let core = Core::new(shared, stage.clone(), number);
+        let core = Core::new(shared, stage.clone());
         let pool = core.pool.clone();
         tokio::task::spawn_local(async move { pool.expire().await });
         let connections = Rc::new(Connections {

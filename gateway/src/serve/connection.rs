@@ -89,7 +89,9 @@ pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>) {
 async fn http1(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
     let service = service(core, socket);
     // Room for a head of the largest size; bodies are passed on frame by frame and never fill it.
-    let room = usize::try_from(limits.header.0).unwrap_or(usize::MAX).max(8 << 10);
+    let room = usize::try_from(limits.header.0)
+        .unwrap_or(usize::MAX)
+        .max(8 << 10);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         // Measured from the first byte of a head by the task below; hyper's would also end idle connections.
@@ -99,7 +101,10 @@ async fn http1(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
         .max_headers(200)
         .writev(false)
         .serve_connection(TokioIo::new(socket.io()), service);
-    drive(pin!(connection), socket, limits, |connection| connection.graceful_shutdown()).await
+    drive(pin!(connection), socket, limits, |connection| {
+        connection.graceful_shutdown()
+    })
+    .await
 }
 
 async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
@@ -110,7 +115,10 @@ async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
         .max_header_list_size(u32::try_from(limits.header.0).unwrap_or(u32::MAX))
         .max_concurrent_streams(1024)
         .serve_connection(TokioIo::new(socket.io()), service);
-    drive(pin!(connection), socket, limits, |connection| connection.graceful_shutdown()).await
+    drive(pin!(connection), socket, limits, |connection| {
+        connection.graceful_shutdown()
+    })
+    .await
 }
 
 fn service(
@@ -169,10 +177,7 @@ struct Watch<'a> {
 
 impl<'a> Watch<'a> {
     const fn new(limits: &'a Limits) -> Self {
-        Self {
-            limits,
-            ending: None,
-        }
+        Self { limits, ending: None }
     }
 
     /// The timer is set only when something is due before it; one that fires for nothing is set again.
@@ -232,7 +237,11 @@ impl<'a> Watch<'a> {
         let lives = socket.lives();
         let patience = |live: &Live| {
             let most = self.limits.client_stall.duration();
-            if live.drains() { most.min(DRAINING_STALL) } else { most }
+            if live.drains() {
+                most.min(DRAINING_STALL)
+            } else {
+                most
+            }
         };
         if let Some(since) = socket.write_blocked() {
             let least = lives.iter().map(|live| patience(live)).min();
@@ -242,7 +251,10 @@ impl<'a> Watch<'a> {
             }
         }
         for live in lives {
-            if live.stalled_since().is_some_and(|since| since + patience(&live) <= now) {
+            if live
+                .stalled_since()
+                .is_some_and(|since| since + patience(&live) <= now)
+            {
                 if !socket.is_multiplexed() {
                     return Some(End::Stalled);
                 }

@@ -121,7 +121,12 @@ mod tests {
         let address = listeners[0].local_addr().unwrap();
         assert!(listeners.iter().all(|l| l.local_addr().unwrap() == address));
         let error = bind_shared(address, 1).unwrap_err();
-        assert!(error.to_string().contains(&format!("address {address} is in use")), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains(&format!("address {address} is in use")),
+            "{error}"
+        );
         assert!(matches!(bind_one(address), Err(Error::InUse(_))));
     }
 

@@ -57,10 +57,16 @@ pub(crate) struct Socket {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rest {
     /// Nothing was sent, not even a first request.
-    Fresh { since: Instant },
-    Idle { since: Instant },
+    Fresh {
+        since: Instant,
+    },
+    Idle {
+        since: Instant,
+    },
     /// A part of a head arrived.
-    Head { since: Instant },
+    Head {
+        since: Instant,
+    },
 }
 
 /// Counts an exchange from the call of the service until the response's body is gone.
@@ -294,11 +300,7 @@ impl Drop for InExchange {
 }
 
 impl AsyncRead for Io {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let socket = &self.0;
         let mut ahead = socket.ahead.borrow_mut();
         if !ahead.is_empty() {
