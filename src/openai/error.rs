@@ -67,7 +67,6 @@ pub fn kind(fault: &Fault) -> &'static str {
         (429, Fault::InsufficientMemory(_)) => "insufficient_memory",
         (429, _) => "rate_limit_error",
         (500.., _) => "server_error",
-        // 501 above is a server's status, and yet the request is what has to change.
         _ => "invalid_request_error",
     }
 }

@@ -85,10 +85,3 @@ impl Connection {
         self.buffer = BytesMut::new();
     }
 }
-
-#[cfg(test)]
-impl Connection {
-    pub(super) fn local(&self) -> SocketAddr {
-        self.stream.local_addr().unwrap()
-    }
-}

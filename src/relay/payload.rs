@@ -81,7 +81,7 @@ mod tests {
         let mut unsent = Unsent::new(&Bytes::from_static(b"HEAD"), &body);
         let mut seen = Vec::new();
         for take in [1, 5, 0, 2, 3] {
-            let all = unsent.slices().concat();
+            let all: Vec<u8> = unsent.slices().iter().flat_map(|slice| slice.to_vec()).collect();
             seen.extend_from_slice(&all[..take]);
             unsent.advance(take);
         }
