@@ -89,7 +89,7 @@ docs:
 .PHONY: deny
 deny: $(DENY)
 	$(DENY) --locked --workspace check --hide-inclusion-graph bans licenses sources
-	@if timeout 20 git ls-remote --quiet --exit-code $(ADVISORIES) HEAD >/dev/null 2>&1; then \
+	@if GIT_TERMINAL_PROMPT=0 timeout 20 git ls-remote --quiet --exit-code $(ADVISORIES) HEAD >/dev/null 2>&1; then \
 	    $(DENY) --locked --workspace check advisories; \
 	else \
 	    echo "advisories: not checked, $(ADVISORIES) cannot be reached from here"; \
