@@ -57,7 +57,7 @@ test-engines: $(VENV)/.complete ## The gateway against a real llama.cpp server a
 	@echo "== real engine, real client: llama.cpp's server launched by requests, the openai package while models swap"
 	cargo build --locked -p rouse-gateway
 	PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway" \
-	    "$(VENV)/bin/python" -m pytest -p no:cacheprovider $(ENGINES) $(ARGS)
+	    "$(VENV)/bin/python" -m pytest -rP -p no:cacheprovider $(ENGINES) $(ARGS)
 
 .PHONY: soak-sim
 soak-sim: ## The simulator for longer: SEEDS=200000 STEPS=1000

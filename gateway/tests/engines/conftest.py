@@ -102,8 +102,13 @@ class Gateway:
             path = folder / "rouse.yaml"
             path.write_text(yaml.safe_dump({**config, "state": str(folder / "state")}))
             command += ["--config", str(path)]
+        # The demonstration keeps its state here too: one that the same person has running is none of our business.
+        environment = {**os.environ, "XDG_STATE_HOME": str(folder)}
+        environment.pop("STATE_DIRECTORY", None)
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
 
     def wait_ready(self):
         def ready():

@@ -15,7 +15,7 @@ def config(*models):
         # The default of 1Gi would leave nothing of an accelerator this small.
         "headroom": "64Mi",
         "queue": {"maxWait": "120s"},
-        "turns": {"residency": "500ms", "maxTurn": "3s"},
+        "turns": {"residency": "500ms", "maxTurn": "3s", "drain": {"deadline": "5s"}},
         "models": [model.entry for model in models],
     }
 
