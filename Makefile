@@ -50,7 +50,7 @@ test-crates:
 .PHONY: test-loom
 test-loom:
 	@echo "== the lease and its gate under loom: every interleaving of taking, closing and releasing"
-	RUSTFLAGS="$${RUSTFLAGS:-} --cfg loom" cargo test --locked --target-dir "$(TARGET)/loom" -p rouse --lib lease | $(SOME_TEST_RAN)
+	RUSTFLAGS="$${RUSTFLAGS:-} --cfg rouse_loom" cargo test --locked --target-dir "$(TARGET)/loom" -p rouse --lib lease | $(SOME_TEST_RAN)
 
 .PHONY: test-engines
 test-engines: $(VENV)/.complete ## The gateway against a real llama.cpp server and with the openai SDK, both from PyPI
