@@ -3,6 +3,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-print-directory
+# What `time` prints of each part of the tests.
+export TIMEFORMAT := == took %lR
+
+# Parts of a run share two cores and one target directory; side by side they would only blur each other's timings.
+.NOTPARALLEL:
 
 PYTHON ?= python3
 ARGS ?=
@@ -44,20 +49,21 @@ test-all: test test-engines ## Everything: test, then test-engines
 .PHONY: test-crates
 test-crates:
 	@echo "== the four crates: units, the simulator's seeds, the gateway against engine-sim"
-	cargo test --workspace --locked
+	time cargo test --workspace --locked
 
 # Its own target directory: RUSTFLAGS are part of every crate's fingerprint, and sharing one would rebuild the world twice.
 .PHONY: test-loom
 test-loom:
 	@echo "== the lease and its gate under loom: every interleaving of taking, closing and releasing"
-	RUSTFLAGS="$${RUSTFLAGS:-} --cfg rouse_loom" cargo test --locked --target-dir "$(TARGET)/loom" -p rouse --lib lease | $(SOME_TEST_RAN)
+	export RUSTFLAGS="$${RUSTFLAGS:-} --cfg rouse_loom"; \
+	    time cargo test --locked --target-dir "$(TARGET)/loom" -p rouse --lib lease | $(SOME_TEST_RAN)
 
 .PHONY: test-engines
-test-engines: $(VENV)/.complete ## The gateway against a real llama.cpp server and with the openai SDK, both from PyPI
+test-engines: $(VENV)/.complete ## The gateway against a real llama.cpp server and with the openai SDK, both from PyPI (ARGS="-k NAME")
 	@echo "== real engine, real client: llama.cpp's server launched by requests, the openai package while models swap"
 	cargo build --locked -p rouse-gateway
-	PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway" \
-	    "$(VENV)/bin/python" -m pytest -rP -p no:cacheprovider $(ENGINES) $(ARGS)
+	export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway"; \
+	    time "$(VENV)/bin/python" -m pytest -rP -p no:cacheprovider $(ENGINES) $(ARGS)
 
 .PHONY: soak-sim
 soak-sim: ## The simulator for longer: SEEDS=200000 STEPS=1000
