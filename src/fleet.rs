@@ -39,7 +39,7 @@ use report::{Report, View};
 
 use crate::{
     engine::Engine,
-    model::{EngineId, ModelName},
+    model::{EngineId, ModelName, ModelSpec},
     units::Tick,
 };
 
@@ -129,6 +129,24 @@ impl Fleet {
         self.planner.models.iter().map(|(name, model)| (name.clone(), model.learned)).collect()
     }
 
+    /// What is configured of this model; `None` when it is not, or no longer.
+    #[must_use]
+    pub fn spec(&self, model: &ModelName) -> Option<&ModelSpec> {
+        self.planner.spec(model)
+    }
+
+    /// Every configured model.
+    pub fn specs(&self) -> impl Iterator<Item = &ModelSpec> {
+        self.planner.models.values().filter_map(|m| m.spec.as_ref())
+    }
+
+    /// The state as the events that would bring a new fleet to it: what a journal starts over with when its file is
+    /// full.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<Event> {
+        self.planner.snapshot().into_iter().chain(self.dispatch.snapshot()).collect()
+    }
+
     pub fn engines(&self) -> impl Iterator<Item = &Engine> {
         self.planner.engines.values()
     }
@@ -142,6 +160,12 @@ impl Fleet {
     #[must_use]
     pub fn is_queued(&self, model: &ModelName) -> bool {
         self.dispatch.waiting(model) > 0
+    }
+
+    /// Configured, and everything that already ran is known.
+    #[must_use]
+    pub const fn is_ready(&self) -> bool {
+        self.planner.adopted && self.planner.shutdown.is_none()
     }
 
     /// Shutdown was ordered, and nothing is left to wait for.

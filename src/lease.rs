@@ -160,6 +160,12 @@ impl Gate {
 }
 
 impl Lease {
+    /// The gate it came through: tells whether the engine drains.
+    #[must_use]
+    pub const fn gate(&self) -> &Arc<Gate> {
+        &self.gate
+    }
+
     /// A response byte passed just now: the engine makes progress.
     pub fn progress(&self) {
         self.gate.last_byte.store(self.gate.clock.now().0, Ordering::Relaxed);

@@ -263,7 +263,7 @@ pub struct Configuration {
 }
 
 /// Finds a model by its name or an alias. Immutable; a reload makes another.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Registry {
     names: BTreeMap<String, ModelName>,
 }

@@ -1,6 +1,13 @@
 //! The gateway: listeners, the driver, the platforms.
 
+pub mod app;
+pub mod cli;
 pub mod config;
+pub mod demo;
 pub mod driver;
+pub mod http;
+pub mod limits;
+pub mod metrics;
 pub mod platform;
 pub mod routes;
+pub mod serve;

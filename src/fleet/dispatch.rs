@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::{
     command::Command,
-    event::{Waiter, WaiterId},
+    event::{Event, Waiter, WaiterId},
     plan::{Demand, Draft, Verdicts},
 };
 use crate::{
@@ -47,6 +47,10 @@ impl Dispatch {
                 self.queues.remove(&waiter.model);
             }
         }
+    }
+
+    pub(super) fn snapshot(&self) -> impl Iterator<Item = Event> + '_ {
+        self.waiters.values().map(|waiter| Event::Arrived { waiter: waiter.clone() })
     }
 
     #[must_use]

@@ -2,10 +2,10 @@
 //!
 //! Kept apart from everything that is not an atomic so that loom can try every interleaving of it.
 
-#[cfg(not(loom))]
+#[cfg(not(rouse_loom))]
 use std::sync::atomic::{AtomicU32, Ordering};
 
-#[cfg(loom)]
+#[cfg(rouse_loom)]
 use loom::sync::atomic::{AtomicU32, Ordering};
 
 const CLOSED: u32 = 1 << 31;

@@ -1,1 +1,180 @@
-//! sim
+//! An inference server that behaves like vLLM as a gateway sees it: its routes, its streams, its sleep mode, its memory on
+//! accelerators that engines share, and its ways to fail. `README.md` lists flags, faults and the engine's own routes.
+//!
+//! `content` says what an answer must be, byte for byte; `accelerator` is the shared memory, for meters and tests.
+
+pub mod accelerator;
+mod args;
+mod ask;
+mod clock;
+pub mod content;
+mod counters;
+mod engine;
+pub mod faults;
+mod frames;
+mod generate;
+mod gzip;
+mod http1;
+mod lifecycle;
+mod log;
+mod memory;
+mod metrics;
+mod reply;
+mod server;
+pub mod units;
+
+use std::{net::SocketAddr, process::ExitCode, sync::Arc};
+
+use anyhow::Context as _;
+use nix::{
+    errno::Errno,
+    sys::resource::{Resource, getrlimit, setrlimit},
+};
+use tokio::{
+    net::{TcpListener, TcpSocket, lookup_host},
+    select,
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinSet,
+};
+
+pub use args::Args;
+
+use engine::Engine;
+use faults::Fault;
+use memory::Memory;
+
+/// uvicorn's backlog.
+const BACKLOG: u32 = 2048;
+
+/// Runs an engine until SIGTERM (exit code 0), or until it dies of itself (1, or what a fault says).
+///
+/// Needs nothing but a current-thread runtime with I/O and time. Errors: the address cannot be bound, or is no address.
+pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals {
+        term: signal(SignalKind::terminate())?,
+        int: signal(SignalKind::interrupt())?,
+    };
+    raise_descriptor_limit();
+    // As vLLM does: the port is taken at once, and a port that is taken already is known at once; only later does it listen.
+    let socket = bind(&args).await?;
+    let (engine, life) = Engine::new(args);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(life);
+    let code = select! {
+        code = serve(&engine, socket, &mut tasks) => code?,
+        code = engine.fatal.died() => code,
+        () = signals.obeyed(&engine) => 0,
+    };
+    // Nothing is finished: what runs is cut off, as by vLLM.
+    tasks.abort_all();
+    match Memory::new(&engine.args, engine.faults.time(Fault::LateMemory)).and_then(|memory| memory.release())
+    {
+        Ok(()) => {}
+        // What is left in the book is dropped by its next reader.
+        Err(error) => log::error(&error.to_string()),
+    }
+    Ok(ExitCode::from(code))
+}
+
+/// As vLLM does: many streams are many sockets.
+fn raise_descriptor_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        log::error(&format!("the descriptor limit stays as it is: {error}"));
+    }
+}
+
+async fn bind(args: &Args) -> anyhow::Result<TcpSocket> {
+    let named = (args.host.as_str(), args.port);
+    let address = lookup_host(named)
+        .await
+        .with_context(|| format!("{} is no address", args.host))?
+        .next();
+    let address = address.with_context(|| format!("{} has no address", args.host))?;
+    let socket = if address.is_ipv4() {
+        TcpSocket::new_v4()?
+    } else {
+        TcpSocket::new_v6()?
+    };
+    socket.set_reuseaddr(true)?;
+    let taken = || format!("error while attempting to bind on address {address}: address already in use");
+    socket.bind(address).with_context(taken)?;
+    Ok(socket)
+}
+
+async fn serve(engine: &Arc<Engine>, socket: TcpSocket, tasks: &mut JoinSet<()>) -> anyhow::Result<u8> {
+    engine.until(|view| view.listening).await;
+    let listener: TcpListener = socket.listen(BACKLOG)?;
+    let address: SocketAddr = listener.local_addr()?;
+    log::plain(&format!("listening on {address}"));
+    loop {
+        select! {
+            accepted = listener.accept() => match accepted {
+                Ok((io, _)) => {
+                    tasks.spawn(server::serve(Arc::clone(engine), io));
+                }
+                // Without descriptors the next accept fails as well: first one of these must end.
+                Err(error) if out_of_descriptors(&error) => {
+                    log::error(&error.to_string());
+                    tasks.join_next().await;
+                }
+                Err(error) => log::error(&error.to_string()),
+            },
+            Some(_) = tasks.join_next() => {}
+        }
+    }
+}
+
+fn out_of_descriptors(error: &std::io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE))
+}
+
+struct Signals {
+    term: Signal,
+    int: Signal,
+}
+
+impl Signals {
+    /// Returns at the first signal that the engine does not ignore.
+    async fn obeyed(&mut self, engine: &Engine) {
+        loop {
+            select! {
+                _ = self.term.recv() => {}
+                _ = self.int.recv() => {}
+            }
+            if !engine.faults.on(Fault::IgnoreSigterm) {
+                return;
+            }
+            log::info("a signal was ignored");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn another_binary_can_offer_it_and_spawn_it() {
+        fn spawnable(_: impl Future + Send) {}
+
+        let cli = Cli::parse_from([
+            "demo", "--model", "a", "--port", "1", "--port", "0", "--model", "b",
+        ]);
+        assert_eq!(
+            (&*cli.args.model, cli.args.port),
+            (&["a".to_owned(), "b".to_owned()][..], 0)
+        );
+        spawnable(run(cli.args));
+    }
+}

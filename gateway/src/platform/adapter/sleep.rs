@@ -1,0 +1,128 @@
+//! Putting an engine to sleep and waking it, in each kind's own sequence.
+//!
+//! None of these calls has a deadline of its own worth the name: how long a sleep or a wake may take depends on the
+//! bytes it moves, and the decisions hold that clock. What is here only keeps a dead peer from being waited for for
+//! ever; the caller drops the call when it is told to stop.
+
+use std::time::Duration;
+
+use rouse::{fault::Cause, model::Level};
+use serde_json::{Value, json};
+use tokio::time::{self, Instant};
+
+use super::{Adapter, Health, http::Failure};
+use crate::config::Kind;
+
+/// Longer than any deadline the decisions set.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// One small question.
+const MOMENT: Duration = Duration::from_secs(5);
+/// How long requests that nobody waits for any more may still show in the counters: the engine learns of a client
+/// that left within a few milliseconds, but publishes its gauges only with its next step.
+const LINGER: Duration = Duration::from_secs(5);
+
+impl Adapter {
+    /// Puts the engine to sleep; returns when it says that it sleeps.
+    pub async fn sleep(&self, level: Level) -> Result<(), Cause> {
+        self.until_unused().await?;
+        match self.kind {
+            // `mode=wait` finishes what runs instead of aborting it. Versions without it ignore the parameter.
+            Kind::Vllm | Kind::Custom => {
+                let path = format!("/sleep?level={}&mode=wait", level.number());
+                self.order(&path, None).await?;
+            }
+            Kind::Sglang => {
+                self.order("/flush_cache", None).await?;
+                self.order("/release_memory_occupation", Some(&json!({}))).await?;
+            }
+            Kind::LlamaCpp => return Err(Cause::Refused),
+        }
+        // Some versions answer when the order is taken, not when it is carried out.
+        let mut gap = Duration::from_millis(5);
+        while self.asleep(MOMENT).await == Some(false) {
+            time::sleep(gap).await;
+            gap = (gap * 2).min(Duration::from_millis(200));
+        }
+        Ok(())
+    }
+
+    /// Gives the wake orders; the engine is usable once its health is good and [`Self::asleep`] denies.
+    pub async fn wake(&self, level: Level) -> Result<(), Cause> {
+        match (self.kind, level) {
+            (Kind::Vllm | Kind::Custom, Level::One) => self.order("/wake_up", None).await,
+            // Weights first, then their content, then the cache, which still describes what the engine held before:
+            // without the last two steps a level-2 sleeper answers with noise.
+            (Kind::Vllm | Kind::Custom, Level::Two) => {
+                self.order("/wake_up?tags=weights", None).await?;
+                let reload = json!({"method": "reload_weights"});
+                self.order("/collective_rpc", Some(&reload)).await?;
+                self.order("/wake_up?tags=kv_cache", None).await?;
+                self.order("/reset_prefix_cache", None).await
+            }
+            (Kind::Sglang, Level::One) => self.order("/resume_memory_occupation", Some(&json!({}))).await,
+            (Kind::Sglang, Level::Two) => {
+                let weights = json!({"tags": ["weights"]});
+                self.order("/resume_memory_occupation", Some(&weights)).await?;
+                let path = self.model_path().await?;
+                let reload = json!({"model_path": path});
+                self.order("/update_weights_from_disk", Some(&reload)).await?;
+                let cache = json!({"tags": ["kv_cache"]});
+                self.order("/resume_memory_occupation", Some(&cache)).await
+            }
+            (Kind::LlamaCpp, _) => Err(Cause::Refused),
+        }
+    }
+
+    /// Whether the engine says that it sleeps; `None` when it cannot tell.
+    pub async fn asleep(&self, within: Duration) -> Option<bool> {
+        if !matches!(self.kind, Kind::Vllm | Kind::Custom) {
+            return None;
+        }
+        let reply = self.caller.get("/is_sleeping", within).await.ok()?;
+        let answer: Value = serde_json::from_slice(&reply.body).ok()?;
+        answer.get("is_sleeping")?.as_bool()
+    }
+
+    /// Health is good and the engine does not say that it sleeps.
+    pub async fn up(&self, within: Duration) -> bool {
+        self.health(within).await == Health::Good && self.asleep(within).await != Some(true)
+    }
+
+    /// Sleep with work in flight crashes engines: their own counters must agree that there is none.
+    async fn until_unused(&self) -> Result<(), Cause> {
+        let until = Instant::now() + LINGER;
+        let mut gap = Duration::from_millis(5);
+        while let Some(counters) = self.counters(MOMENT).await {
+            if counters.running == 0 && counters.waiting == 0 {
+                break;
+            }
+            if Instant::now() >= until {
+                return Err(Cause::Refused);
+            }
+            time::sleep(gap).await;
+            gap = (gap * 2).min(Duration::from_millis(200));
+        }
+        Ok(())
+    }
+
+    async fn model_path(&self) -> Result<String, Cause> {
+        let reply = self.caller.get("/get_model_info", MOMENT).await;
+        let reply = reply.map_err(|failure| failure.cause())?;
+        let info: Option<Value> = serde_json::from_slice(&reply.body).ok();
+        let path = info.as_ref().and_then(|info| info.get("model_path")?.as_str());
+        path.map(str::to_owned).ok_or(Cause::Refused)
+    }
+
+    async fn order(&self, path: &str, body: Option<&Value>) -> Result<(), Cause> {
+        match self.caller.post(path, body, PATIENCE).await {
+            Ok(reply) if reply.success() => Ok(()),
+            Ok(reply) => {
+                tracing::warn!(path, status = reply.status, "the engine refused");
+                Err(Cause::Refused)
+            }
+            Err(failure @ (Failure::Timeout | Failure::Unreachable | Failure::Broken)) => {
+                Err(failure.cause())
+            }
+        }
+    }
+}

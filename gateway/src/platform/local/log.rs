@@ -1,0 +1,183 @@
+//! Engines' output: append-only files, never pipes (a pipe dies with us and takes the engine along).
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom, Write},
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::ExitStatus,
+};
+
+use rouse::{
+    fault::Cause,
+    model::EngineId,
+    units::{Bytes, Generation, Tick},
+};
+
+const HEADER: &str = "=== rouse:";
+/// Read from the end of a log to find out why its engine died.
+const TAIL: u64 = 64 << 10;
+
+/// Where an engine's output goes: `<state>/logs/<model>-<replica>.log`. What a file name cannot hold is spelled `%XX`,
+/// so that two models never share a file.
+pub(super) fn path(state: &Path, engine: &EngineId) -> PathBuf {
+    let mut name = String::new();
+    for (at, byte) in engine.model.as_str().bytes().enumerate() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_') || (byte == b'.' && at > 0) {
+            name.push(char::from(byte));
+        } else {
+            name.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    name.push_str(&format!("-{}.log", engine.replica));
+    state.join("logs").join(name)
+}
+
+/// Opens for appending and writes the line that begins a launch.
+pub(super) fn begin(path: &Path, engine: &EngineId, generation: Generation, at: Tick) -> io::Result<File> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let mut file = File::options().create(true).append(true).open(path)?;
+    file.write_all(format!("{HEADER} {engine}, generation {generation}, at {at} UTC ===\n").as_bytes())?;
+    Ok(file)
+}
+
+/// The last lines of the present launch.
+pub(super) fn tail(path: &Path) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+        let mut text = Vec::new();
+        file.take(TAIL).read_to_end(&mut text)?;
+        Ok(text)
+    };
+    let text = read().unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    match text.rsplit_once(HEADER) {
+        Some((_, launch)) => launch.to_owned(),
+        None => text.into_owned(),
+    }
+}
+
+/// Why an engine ended. What it said goes before how it exited: runtimes exit with 1 for everything.
+/// `status` is unknown for processes that are not our children.
+pub(super) fn classify(status: Option<ExitStatus>, tail: &str) -> Cause {
+    const MEMORY: [&str; 3] = [
+        "out of memory",
+        "outofmemoryerror",
+        "no available memory for the cache blocks",
+    ];
+    const PORT: [&str; 3] = ["address already in use", "address in use", "errno 98"];
+    let orderly = status.is_some_and(|status| status.success());
+    let tail = tail.to_lowercase();
+    if !orderly && MEMORY.iter().any(|pattern| tail.contains(pattern)) {
+        return Cause::OutOfMemory;
+    }
+    if !orderly && PORT.iter().any(|pattern| tail.contains(pattern)) {
+        return Cause::PortTaken;
+    }
+    match status {
+        Some(status) => match (status.code(), status.signal()) {
+            (Some(code), _) => Cause::Exited(code),
+            (None, Some(signal)) => Cause::Killed(signal),
+            (None, None) => Cause::Exited(-1),
+        },
+        None => Cause::Exited(-1),
+    }
+}
+
+/// Keeps the last half of `cap` of a log that has outgrown it: copy the end aside, truncate, append it again. The
+/// engine goes on writing at the new end, since it appends. Lines it writes during the copy may be lost, or stand
+/// before older ones; the alternative is an engine that must be told to reopen its output.
+pub(super) fn trim(path: &Path, cap: Bytes) -> io::Result<bool> {
+    let length = match fs::metadata(path) {
+        Ok(metadata) => metadata.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    if length <= cap.0 {
+        return Ok(false);
+    }
+    let aside = path.with_extension("log.keep");
+    let mut log = File::options().read(true).append(true).open(path)?;
+    log.seek(SeekFrom::Start(length - cap.0 / 2))?;
+    let mut kept = File::options()
+        .create(true)
+        .truncate(true)
+        .read(true)
+        .write(true)
+        .open(&aside)?;
+    io::copy(&mut (&log).take(cap.0 / 2), &mut kept)?;
+    log.set_len(0)?;
+    kept.rewind()?;
+    io::copy(&mut kept, &mut log)?;
+    fs::remove_file(&aside)?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_no_file_can_have_become_different_files() {
+        let path = |model: &str| path(Path::new("/s"), &EngineId::new(model.into(), 0));
+        assert_eq!(path("Qwen/Qwen3-8B"), Path::new("/s/logs/Qwen%2FQwen3-8B-0.log"));
+        assert_eq!(path("../x"), Path::new("/s/logs/%2E.%2Fx-0.log"));
+        assert_ne!(path("a/b"), path("a%2Fb"));
+    }
+
+    #[test]
+    fn what_an_engine_said_last_tells_why_it_died() {
+        let failed = Some(ExitStatus::from_raw(1 << 8));
+        let memory = "torch.OutOfMemoryError: CUDA out of memory.";
+        assert_eq!(classify(failed, memory), Cause::OutOfMemory);
+        assert_eq!(
+            classify(Some(ExitStatus::from_raw(9)), memory),
+            Cause::OutOfMemory
+        );
+        assert_eq!(
+            classify(failed, "OSError: [Errno 98] Address already in use"),
+            Cause::PortTaken
+        );
+        assert_eq!(classify(failed, "ValueError"), Cause::Exited(1));
+        assert_eq!(classify(Some(ExitStatus::from_raw(9)), ""), Cause::Killed(9));
+        assert_eq!(
+            classify(Some(ExitStatus::from_raw(0)), "out of memory, went on"),
+            Cause::Exited(0)
+        );
+    }
+
+    #[test]
+    fn only_the_present_launch_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = EngineId::new("m".into(), 0);
+        let path = path(dir.path(), &engine);
+        for text in ["out of memory\n", "fine\n"] {
+            let mut file = begin(&path, &engine, Generation(1), Tick(0)).unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+        }
+        let tail = tail(&path);
+        assert!(tail.contains("fine") && !tail.contains("memory"), "{tail}");
+    }
+
+    #[test]
+    fn a_log_that_outgrew_its_cap_keeps_its_end_and_its_writer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m-0.log");
+        let mut writer = File::options().create(true).append(true).open(&path).unwrap();
+        for n in 0..1000 {
+            writeln!(writer, "line {n:04}").unwrap();
+        }
+        assert!(trim(&path, Bytes(2000)).unwrap());
+        writeln!(writer, "after").unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(
+            text.ends_with("line 0999\nafter\n") && text.len() <= 1006,
+            "{text}"
+        );
+        assert!(!trim(&path, Bytes(2000)).unwrap());
+    }
+}

@@ -1,0 +1,137 @@
+//! How much memory is in use on an accelerator, and by which engine.
+//!
+//! NVML where there is a driver, a simulated accelerator's file where the configuration names one. Both block, so
+//! they are read on a blocking thread; the library is loaded when it is first asked for, and its absence is an answer.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use engine_sim::accelerator::Book;
+use nvml_wrapper::{Nvml, enums::device::UsedGpuMemory, error::NvmlError};
+use rouse::{
+    model::{Accelerator, AcceleratorId},
+    units::Bytes,
+};
+use tokio::{task, time};
+
+/// NVML hangs when a driver does; nobody waits longer than this for it.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "no NVIDIA driver here ({0}): list the accelerators in the configuration, `accelerators: [{{id, memory}}]`"
+    )]
+    NoDriver(String),
+    #[error("accelerator {0} is gone")]
+    Lost(AcceleratorId),
+    #[error("NVML: {0}")]
+    Nvml(#[from] NvmlError),
+    #[error(transparent)]
+    Simulated(#[from] engine_sim::accelerator::Error),
+    #[error("accelerator {0} is not in its meter's file")]
+    Unknown(AcceleratorId),
+    #[error("the meter did not answer in time")]
+    Timeout,
+}
+
+/// One reading.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reading {
+    pub(super) total: Bytes,
+    pub(super) used: Bytes,
+    /// By process; `None` where the driver does not tell.
+    pub(super) by_pid: Option<BTreeMap<u32, Bytes>>,
+}
+
+/// The meters of this machine.
+#[derive(Debug, Default)]
+pub(super) struct Meters {
+    nvml: OnceLock<Result<Nvml, String>>,
+}
+
+/// Every accelerator NVML knows: id is its UUID, capacity its total less what the driver keeps and `headroom`. Blocks.
+pub fn discover(headroom: Bytes) -> Result<Vec<Accelerator>, Error> {
+    let meters = Meters::default();
+    let nvml = meters.nvml()?;
+    let mut found = Vec::new();
+    for index in 0..nvml.device_count()? {
+        let device = nvml.device_by_index(index)?;
+        let memory = device.memory_info()?;
+        let usable = Bytes(memory.total.saturating_sub(memory.reserved));
+        found.push(Accelerator {
+            id: device.uuid()?.into(),
+            capacity: usable.saturating_sub(headroom),
+            metered: true,
+        });
+    }
+    if found.is_empty() {
+        return Err(Error::NoDriver("NVML lists no accelerator".to_owned()));
+    }
+    Ok(found)
+}
+
+impl Meters {
+    /// Reads the accelerator's meter: `file` when it is simulated.
+    pub(super) async fn read(
+        self: &Arc<Self>,
+        id: AcceleratorId,
+        file: Option<PathBuf>,
+    ) -> Result<Reading, Error> {
+        let meters = Arc::clone(self);
+        let reading = task::spawn_blocking(move || match file {
+            Some(file) => simulated(&file, &id),
+            None => meters.real(&id),
+        });
+        match time::timeout(DEADLINE, reading).await {
+            Ok(Ok(reading)) => reading,
+            Ok(Err(_)) | Err(_) => Err(Error::Timeout),
+        }
+    }
+
+    fn nvml(&self) -> Result<&Nvml, Error> {
+        let nvml = self
+            .nvml
+            .get_or_init(|| Nvml::init().map_err(|error| error.to_string()));
+        nvml.as_ref().map_err(|error| Error::NoDriver(error.clone()))
+    }
+
+    fn real(&self, id: &AcceleratorId) -> Result<Reading, Error> {
+        let lost = |error| match error {
+            NvmlError::GpuLost | NvmlError::NotFound => Error::Lost(id.clone()),
+            other => Error::Nvml(other),
+        };
+        let device = self.nvml()?.device_by_uuid(id.as_str()).map_err(lost)?;
+        let memory = device.memory_info().map_err(lost)?;
+        let processes = device.running_compute_processes().ok();
+        let by_pid = processes.and_then(|processes| {
+            let used = processes.iter().map(|process| match process.used_gpu_memory {
+                UsedGpuMemory::Used(bytes) => Some((process.pid, Bytes(bytes))),
+                UsedGpuMemory::Unavailable => None,
+            });
+            used.collect()
+        });
+        Ok(Reading {
+            total: Bytes(memory.total),
+            used: Bytes(memory.used),
+            by_pid,
+        })
+    }
+}
+
+fn simulated(file: &Path, id: &AcceleratorId) -> Result<Reading, Error> {
+    let mut usage = Book::open(file)?.usage()?;
+    let usage = usage
+        .remove(id.as_str())
+        .ok_or_else(|| Error::Unknown(id.clone()))?;
+    let by_pid = usage.by_pid.iter().map(|(&pid, &bytes)| (pid, Bytes(bytes)));
+    Ok(Reading {
+        total: Bytes(usage.capacity),
+        used: Bytes(usage.used_total),
+        by_pid: Some(by_pid.collect()),
+    })
+}

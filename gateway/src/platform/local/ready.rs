@@ -1,0 +1,96 @@
+//! From "the process runs" or "the wake was ordered" to "it can be asked".
+
+use std::{sync::Arc, time::Duration};
+
+use rouse::{
+    fault::Cause,
+    units::{Millis, Tick},
+};
+use tokio::time;
+
+use super::{life::Contact, proc};
+
+const FIRST: Duration = Duration::from_millis(10);
+const LAST: Duration = Duration::from_millis(500);
+const GROWTH: f64 = 1.3;
+
+/// How often a starting engine is asked. Quick at first (small engines and wakes are up in no time), then less and
+/// less, and quick again around the moment that earlier starts took.
+struct Pace {
+    began: Tick,
+    expected: Option<Millis>,
+    gap: Duration,
+}
+
+impl Pace {
+    fn next(&mut self, now: Tick) -> Duration {
+        let gap = self.gap;
+        self.gap = gap.mul_f64(GROWTH).min(LAST);
+        let Some(expected) = self.expected else {
+            return gap;
+        };
+        let away = now.since(self.began).0.abs_diff(expected.0);
+        gap.min(Duration::from_millis(away / 4).max(FIRST))
+    }
+}
+
+/// Waits until the engine answers health requests and does not say that it sleeps. For ever, if need be: the
+/// decisions hold the deadline.
+pub(super) async fn up(contact: &Arc<Contact>, expected: Option<Millis>) {
+    let mut pace = Pace {
+        began: contact.shared.clock.now(),
+        expected,
+        gap: FIRST,
+    };
+    while !contact.adapter.up(contact.health_timeout()).await {
+        time::sleep(pace.next(contact.shared.clock.now())).await;
+    }
+}
+
+/// What must hold of an engine that answers before it may serve.
+pub(super) async fn fit(contact: &Arc<Contact>) -> Result<(), Cause> {
+    if !contact.model.allow_public {
+        let (port, group, mark) = (contact.address.port(), contact.group(), contact.mark());
+        let public = tokio::task::spawn_blocking(move || listens_publicly(port, group, &mark)).await;
+        if public.unwrap_or(true) {
+            return Err(Cause::PublicListener);
+        }
+    }
+    contact.adapter.serves(contact.health_timeout()).await
+}
+
+/// Whether the engine's port can be reached from elsewhere. Where the listener is not the engine's own process
+/// (a container runtime's forwarder), whoever listens there counts.
+fn listens_publicly(port: u16, group: Option<i32>, mark: &str) -> bool {
+    let all = proc::listeners(port);
+    let own = proc::owned(&all, &proc::members(group, mark));
+    let relevant = if own.is_empty() { all } else { own };
+    relevant.iter().any(|listener| !listener.address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probes_grow_rare_and_are_frequent_again_near_the_learned_time() {
+        let began = Tick(1_000_000);
+        let pace = |expected| Pace {
+            began,
+            expected,
+            gap: FIRST,
+        };
+        let mut plain = pace(None);
+        let gaps: Vec<_> = (0..20).map(|_| plain.next(began)).collect();
+        assert_eq!(gaps[0], FIRST);
+        assert_eq!(gaps[19], LAST);
+        let mut learned = pace(Some(Millis::secs(60)));
+        for _ in 0..20 {
+            learned.next(began);
+        }
+        assert_eq!(learned.next(began + Millis::secs(30)), LAST);
+        assert_eq!(learned.next(began + Millis(59_900)), Duration::from_millis(25));
+        assert_eq!(learned.next(began + Millis(60_010)), FIRST);
+        assert_eq!(learned.next(began + Millis::secs(90)), LAST);
+    }
+}

@@ -1,0 +1,286 @@
+//! What must outlive the gateway: which engines run, when they were last used, what was learned of their models.
+//!
+//! Written beside and renamed over, so that a reader never meets half a file; not forced to the disk, since after a
+//! crash of the machine there are no engines to find. What must be on disk before the next
+//! step (an engine that was started, a transition that begins) is saved at once; idle clocks and learned values are
+//! saved within a second or so by the keeper. The folder is locked: two gateways on one would adopt each other's
+//! engines.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use nix::fcntl::{Flock, FlockArg};
+use rouse::{
+    fleet::event::Learned,
+    model::{AcceleratorId, EngineId, Level, ModelName},
+    units::{Generation, Tick},
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::{sync::Notify, task};
+
+use super::proc;
+
+const ENGINES: &str = "engines.json";
+const LEARNED: &str = "learned.json";
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("another gateway uses this state directory: {0}")]
+    Locked(PathBuf),
+    #[error("state directory {path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+}
+
+/// One engine that was started and not seen gone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Entry {
+    pub(super) generation: Generation,
+    pub(super) pid: i32,
+    /// Start time of the process, in clock ticks since boot: with the pid, its identity.
+    pub(super) start: u64,
+    pub(super) address: SocketAddr,
+    pub(super) accelerators: Vec<AcceleratorId>,
+    pub(super) fingerprint: u64,
+    pub(super) phase: Phase,
+    pub(super) started: Tick,
+    /// When its last lease ended; when it started, before there was one.
+    pub(super) last_end: Tick,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Phase {
+    Starting,
+    Awake,
+    /// Falling asleep or waking: after a crash in here the engine alone knows how far it came.
+    Moving(Level),
+    Asleep(Level),
+}
+
+#[derive(Debug)]
+pub(super) struct Store {
+    folder: PathBuf,
+    boot: String,
+    content: Mutex<Content>,
+    /// Held while a file is written, so that an older state never replaces a newer one.
+    writing: Mutex<()>,
+    dirty: Notify,
+    _lock: Flock<File>,
+}
+
+#[derive(Debug, Default)]
+struct Content {
+    engines: BTreeMap<EngineId, Entry>,
+    learned: BTreeMap<ModelName, Learned>,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Engines {
+    boot: String,
+    engines: BTreeMap<EngineId, Entry>,
+}
+
+impl Store {
+    /// Opens and locks the folder, making it when needed, and reads what an earlier gateway left.
+    pub(super) fn open(folder: &Path) -> Result<Self, Error> {
+        let failed = |source| Error::Io {
+            path: folder.to_owned(),
+            source,
+        };
+        fs::create_dir_all(folder.join("logs")).map_err(failed)?;
+        let folder = folder.canonicalize().map_err(failed)?;
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(folder.join("lock"));
+        let lock = Flock::lock(lock.map_err(failed)?, FlockArg::LockExclusiveNonblock);
+        let lock = lock.map_err(|_| Error::Locked(folder.clone()))?;
+        let boot = proc::boot();
+        let mut saved: Engines = read(&folder.join(ENGINES));
+        if saved.boot != boot {
+            saved.engines.clear();
+        }
+        let content = Content {
+            engines: saved.engines,
+            learned: read(&folder.join(LEARNED)),
+        };
+        Ok(Self {
+            folder,
+            boot,
+            content: Mutex::new(content),
+            writing: Mutex::default(),
+            dirty: Notify::new(),
+            _lock: lock,
+        })
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub(super) fn engines(&self) -> BTreeMap<EngineId, Entry> {
+        self.content().engines.clone()
+    }
+
+    pub(super) fn learned(&self) -> BTreeMap<ModelName, Learned> {
+        self.content().learned.clone()
+    }
+
+    /// Notes an engine that was started, and returns when it is on disk.
+    pub(super) async fn add(self: &Arc<Self>, engine: EngineId, entry: Entry) {
+        self.content().engines.insert(engine, entry);
+        self.save().await;
+    }
+
+    pub(super) async fn remove(self: &Arc<Self>, engine: &EngineId, generation: Generation) {
+        let removed = {
+            let mut content = self.content();
+            let current = content
+                .engines
+                .get(engine)
+                .is_some_and(|e| e.generation == generation);
+            current && content.engines.remove(engine).is_some()
+        };
+        if removed {
+            self.save().await;
+        }
+    }
+
+    pub(super) async fn set_phase(self: &Arc<Self>, engine: &EngineId, generation: Generation, phase: Phase) {
+        let changed = self.change(engine, generation, |entry| {
+            std::mem::replace(&mut entry.phase, phase) != phase
+        });
+        if changed {
+            self.save().await;
+        }
+    }
+
+    pub(super) fn note_idle(&self, engine: &EngineId, generation: Generation, last_end: Tick) {
+        let newer = |entry: &mut Entry| {
+            let newer = last_end > entry.last_end;
+            entry.last_end = entry.last_end.max(last_end);
+            newer
+        };
+        if self.change(engine, generation, newer) {
+            self.dirty.notify_one();
+        }
+    }
+
+    pub(super) fn learn(&self, learned: BTreeMap<ModelName, Learned>) {
+        let mut content = self.content();
+        if content.learned != learned {
+            content.learned = learned;
+            drop(content);
+            self.dirty.notify_one();
+        }
+    }
+
+    /// Completes when something waits to be saved.
+    pub(super) async fn dirty(&self) {
+        self.dirty.notified().await;
+    }
+
+    /// Writes both files. An error is logged: the engines run on, only a restart would not know them.
+    pub(super) async fn save(self: &Arc<Self>) {
+        let store = Arc::clone(self);
+        let saved = task::spawn_blocking(move || store.write()).await;
+        if let Ok(Err(error)) = saved {
+            tracing::error!(folder = %self.folder.display(), %error, "cannot save the state");
+        }
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (engines, learned) = {
+            let content = self.content();
+            let engines = Engines {
+                boot: self.boot.clone(),
+                engines: content.engines.clone(),
+            };
+            (
+                serde_json::to_vec_pretty(&engines)?,
+                serde_json::to_vec_pretty(&content.learned)?,
+            )
+        };
+        replace(&self.folder.join(ENGINES), &engines)?;
+        replace(&self.folder.join(LEARNED), &learned)
+    }
+
+    fn change(
+        &self,
+        engine: &EngineId,
+        generation: Generation,
+        with: impl FnOnce(&mut Entry) -> bool,
+    ) -> bool {
+        let mut content = self.content();
+        let entry = content.engines.get_mut(engine);
+        entry
+            .filter(|entry| entry.generation == generation)
+            .is_some_and(with)
+    }
+
+    fn content(&self) -> MutexGuard<'_, Content> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An absent file is an empty one. A damaged one is put aside: the processes it spoke of are found by their mark.
+fn read<T: Default + DeserializeOwned>(path: &Path) -> T {
+    let Ok(text) = fs::read(path) else {
+        return T::default();
+    };
+    serde_json::from_slice(&text).unwrap_or_else(|error| {
+        let aside = path.with_extension("json.damaged");
+        tracing::error!(path = %path.display(), %error, "damaged, put aside");
+        if let Err(error) = fs::rename(path, aside) {
+            tracing::error!(path = %path.display(), %error, "cannot be put aside");
+        }
+        T::default()
+    })
+}
+
+fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("json.new");
+    fs::write(&new, text)?;
+    fs::rename(new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_directory_serves_one_gateway() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Store::open(dir.path()).unwrap();
+        let second = Store::open(dir.path()).unwrap_err().to_string();
+        assert!(
+            second.starts_with("another gateway uses this state directory"),
+            "{second}"
+        );
+        drop(first);
+        Store::open(dir.path()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_is_saved_is_found_again_and_a_damaged_file_is_put_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let learned = BTreeMap::from([(ModelName::from("m"), Learned::default())]);
+        let store = Arc::new(Store::open(dir.path()).unwrap());
+        store.learn(learned.clone());
+        store.save().await;
+        drop(store);
+        fs::write(dir.path().join(ENGINES), "{").unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        assert_eq!(store.learned(), learned);
+        assert!(dir.path().join("engines.json.damaged").exists());
+    }
+}

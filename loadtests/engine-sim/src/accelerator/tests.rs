@@ -1,0 +1,92 @@
+use std::process::{Command, Stdio};
+
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+fn book(capacity: u64) -> (tempfile::TempDir, Book) {
+    let dir = tempfile::tempdir().unwrap();
+    let book = Book::create(
+        dir.path().join("cards.json"),
+        &[("gpu-0", capacity), ("gpu-1", capacity)],
+    )
+    .unwrap();
+    (dir, book)
+}
+
+#[test]
+fn capacity_is_enforced_and_a_refusal_changes_nothing() {
+    let (_dir, book) = book(GIB);
+    let both = book.holder(&["gpu-0".into(), "gpu-1".into()], "m", None).unwrap();
+    both.resize(GIB / 2).unwrap();
+    assert!(matches!(both.resize(GIB + 1), Err(Error::OutOfMemory { free, .. }) if free == GIB / 2));
+    let usage = book.usage().unwrap();
+    assert_eq!(
+        usage["gpu-0"].by_pid,
+        BTreeMap::from([(std::process::id(), GIB / 2)])
+    );
+    assert_eq!(usage["gpu-1"].free(), GIB / 2);
+}
+
+#[test]
+fn a_number_is_an_index_and_nothing_is_the_first() {
+    let (_dir, book) = book(GIB);
+    assert_eq!(book.holder(&["1".into()], "m", None).unwrap().ids(), ["gpu-1"]);
+    assert_eq!(book.holder(&[String::new()], "m", None).unwrap().ids(), ["gpu-0"]);
+    assert!(matches!(
+        book.holder(&["7".into()], "m", None),
+        Err(Error::UnknownAccelerator(_))
+    ));
+}
+
+#[test]
+fn entries_of_the_dead_are_dropped_by_whoever_reads() {
+    let (_dir, book) = book(GIB);
+    let mut child = Command::new("sleep")
+        .arg("60")
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = process::start_ticks(child.id()).unwrap();
+    let mut holder = book.holder(&[], "dead", None).unwrap();
+    (holder.pid, holder.start) = (child.id(), start);
+    holder.resize(GIB).unwrap();
+    assert_eq!(book.usage().unwrap()["gpu-0"].free(), 0);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(
+        book.usage().unwrap()["gpu-0"],
+        Usage {
+            capacity: GIB,
+            ..Usage::default()
+        }
+    );
+}
+
+#[test]
+fn late_memory_stays_counted_until_its_time() {
+    let (_dir, book) = book(GIB);
+    let holder = book.holder(&[], "late", Some(Duration::from_millis(80))).unwrap();
+    holder.resize(GIB).unwrap();
+    holder.resize(GIB / 4).unwrap();
+    assert_eq!(book.usage().unwrap()["gpu-0"].used_total, GIB);
+    let deadline = clock::wall_us() + 2_000_000;
+    while book.usage().unwrap()["gpu-0"].used_total != GIB / 4 {
+        assert!(clock::wall_us() < deadline, "the memory never came back");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn an_account_takes_its_own_late_memory_back_before_others_can() {
+    let (_dir, book) = book(GIB);
+    let holder = book.holder(&[], "late", Some(Duration::from_secs(60))).unwrap();
+    holder.resize(GIB).unwrap();
+    holder.resize(GIB / 4).unwrap();
+    holder.resize(GIB / 2).unwrap();
+    let mut other = holder.clone();
+    (other.pid, other.start) = (1, process::start_ticks(1).unwrap());
+    assert!(other.resize(GIB / 4).is_err());
+    holder.resize(GIB).unwrap();
+    assert_eq!(book.usage().unwrap()["gpu-0"].used_total, GIB);
+}

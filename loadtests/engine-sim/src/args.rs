@@ -1,0 +1,93 @@
+//! The command line. A `clap::Args`, not a `Parser`, so that another binary can offer the same engine as a subcommand.
+
+use std::{path::PathBuf, time::Duration};
+
+use crate::{faults, units};
+
+/// An inference server that behaves like vLLM, without a model or an accelerator.
+// The last of two wins, as in vLLM: a caller's default can be overridden by appending.
+#[derive(clap::Args, Clone, Debug)]
+#[command(args_override_self = true)]
+pub struct Args {
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 picks one. `listening on ADDR` on stdout says which.
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Name that the engine answers to; repeat for aliases, the first one is shown in answers to all.
+    #[arg(long, alias = "served-model-name", default_value = "sim", num_args = 1..)]
+    pub model: Vec<String>,
+    /// From process start until requests are served.
+    #[arg(long, default_value = "100ms", value_parser = units::duration)]
+    pub start_time: Duration,
+    /// The last part of the start time, in which the port is open and /health is 503; vLLM has none.
+    #[arg(long, default_value = "0", value_parser = units::duration)]
+    pub load_time: Duration,
+    /// How long /wake_up takes, over all tags.
+    #[arg(long, default_value = "50ms", value_parser = units::duration)]
+    pub wake_time: Duration,
+    /// How long /sleep takes.
+    #[arg(long, default_value = "50ms", value_parser = units::duration)]
+    pub sleep_time: Duration,
+    /// Time to the first token.
+    #[arg(long, default_value = "5ms", value_parser = units::duration)]
+    pub ttft: Duration,
+    /// Time between two tokens.
+    #[arg(long, default_value = "5ms", value_parser = units::duration)]
+    pub itl: Duration,
+    /// Completion length when the request names none.
+    #[arg(long, default_value_t = 16)]
+    pub tokens: u64,
+    /// Requests that generate at once; more wait. 0 is no limit.
+    #[arg(long, default_value_t = 0)]
+    pub max_running: usize,
+    /// Idle time after which a connection is closed, as uvicorn does; 0 is never.
+    #[arg(long, default_value = "5s", value_parser = units::duration)]
+    pub keep_alive: Duration,
+    /// Accelerator memory while awake, per accelerator.
+    #[arg(long, default_value = "1Gi", value_parser = units::bytes)]
+    pub memory_awake: u64,
+    /// Accelerator memory kept while asleep, per accelerator.
+    #[arg(long, default_value = "64Mi", value_parser = units::bytes)]
+    pub memory_asleep: u64,
+    /// Host memory held in sleep level 1, per accelerator.
+    #[arg(long, default_value = "512Mi", value_parser = units::bytes)]
+    pub memory_host: u64,
+    /// The weights' part of the awake memory; the rest is KV cache. Default: half of --memory-awake.
+    #[arg(long, value_parser = units::bytes)]
+    pub memory_weights: Option<u64>,
+    /// File that stands for the machine's accelerators; without it nothing is accounted.
+    #[arg(long)]
+    pub accelerator_file: Option<PathBuf>,
+    /// Accelerators to use, by id or by index; default: the first one of the file.
+    #[arg(long, env = "CUDA_VISIBLE_DEVICES", value_delimiter = ',')]
+    pub accelerators: Vec<String>,
+    /// Claim this share of each accelerator's total and size the KV cache by profiling, as vLLM does.
+    #[arg(long)]
+    pub gpu_memory_utilization: Option<f64>,
+    /// KV cache of this size beside the weights; no profiling.
+    #[arg(long, value_parser = units::bytes)]
+    pub kv_cache_memory_bytes: Option<u64>,
+    /// The last part of the start time before the KV cache is allocated, in which memory is profiled.
+    #[arg(long, default_value = "50ms", value_parser = units::duration)]
+    pub profile_time: Duration,
+    /// Offer /sleep, /wake_up, /is_sleeping, /collective_rpc and /reset_prefix_cache; without it they are 404.
+    #[arg(long)]
+    pub enable_sleep_mode: bool,
+    /// Key that /v1 paths ask for.
+    #[arg(long)]
+    pub api_key: Option<String>,
+    /// Misbehave: NAME or NAME=VALUE, repeatable; the README lists them.
+    #[arg(long = "fault", value_name = "NAME[=VALUE]")]
+    pub faults: Vec<faults::Setting>,
+}
+
+impl Args {
+    /// Bytes of the weights on each accelerator.
+    pub(crate) fn weights(&self) -> u64 {
+        self.memory_weights
+            .unwrap_or(self.memory_awake / 2)
+            .min(self.memory_awake)
+    }
+}

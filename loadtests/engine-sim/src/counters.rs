@@ -1,0 +1,237 @@
+//! What happened, as tests want to know it: not vLLM's metrics but the engine's own view of leaks, aborts and moments.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use serde_json::{Value, json};
+use tokio::{sync::Notify, time::Instant};
+
+use crate::clock;
+
+/// Arrivals kept; a test reads them before so many more have come.
+const ARRIVALS: usize = 1024;
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) running: AtomicU64,
+    pub(crate) waiting: AtomicU64,
+    pub(crate) total: AtomicU64,
+    pub(crate) finished: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) aborts: AtomicU64,
+    pub(crate) aborted_by_sleep: AtomicU64,
+    pub(crate) requests_while_asleep: AtomicU64,
+    /// Requests that are not HTTP as RFC 9112 has it: a proxy that causes one is broken.
+    pub(crate) malformed: AtomicU64,
+    pub(crate) bytes_in: AtomicU64,
+    pub(crate) bytes_out: AtomicU64,
+    pub(crate) connections_open: AtomicU64,
+    pub(crate) connections_total: AtomicU64,
+    pub(crate) sleeps: AtomicU64,
+    pub(crate) wakes: AtomicU64,
+    pub(crate) prompt_tokens: AtomicU64,
+    pub(crate) generation_tokens: AtomicU64,
+    pub(crate) latency: Latency,
+    /// Tokens that running requests hold in the KV cache.
+    pub(crate) cached_tokens: AtomicU64,
+    pub(crate) last_abort_unix_us: AtomicU64,
+    pub(crate) first_ready_unix_us: AtomicU64,
+    pub(crate) last_wake_unix_us: AtomicU64,
+    arrivals: Mutex<VecDeque<Arrival>>,
+    emptied: Notify,
+}
+
+/// Sums behind vLLM's latency histograms; times in microseconds.
+#[derive(Debug, Default)]
+pub(crate) struct Latency {
+    pub(crate) first_tokens: AtomicU64,
+    pub(crate) to_first_token: AtomicU64,
+    pub(crate) later_tokens: AtomicU64,
+    pub(crate) between_tokens: AtomicU64,
+}
+
+/// One inference request's first byte.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub(crate) unix_us: u64,
+    pub(crate) path: String,
+    pub(crate) request_id: Option<String>,
+}
+
+impl Counters {
+    pub(crate) fn arrived(&self, arrival: Arrival) {
+        self.total.fetch_add(1, Relaxed);
+        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        if arrivals.len() == ARRIVALS {
+            arrivals.pop_front();
+        }
+        arrivals.push_back(arrival);
+    }
+
+    pub(crate) fn became_ready(&self) {
+        // Only the first one counts; a lost race is somebody else's first one.
+        self.first_ready_unix_us
+            .compare_exchange(0, clock::wall_us(), Relaxed, Relaxed)
+            .ok();
+    }
+
+    /// Returns once no request runs or waits.
+    pub(crate) async fn empty(&self) {
+        loop {
+            let emptied = self.emptied.notified();
+            if self.busy() == 0 {
+                return;
+            }
+            emptied.await;
+        }
+    }
+
+    pub(crate) fn busy(&self) -> u64 {
+        self.running.load(Relaxed) + self.waiting.load(Relaxed)
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        let read = |counter: &AtomicU64| counter.load(Relaxed);
+        let moment = |counter: &AtomicU64| Some(counter.load(Relaxed)).filter(|us| *us > 0);
+        let arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        let times: Vec<u64> = arrivals.iter().map(|a| a.unix_us).collect();
+        let details: Vec<Value> = arrivals
+            .iter()
+            .map(|a| json!({"unix_us": a.unix_us, "path": a.path, "request_id": a.request_id}))
+            .collect();
+        drop(arrivals);
+        json!({
+            "running": read(&self.running),
+            "waiting": read(&self.waiting),
+            "total": read(&self.total),
+            "finished": read(&self.finished),
+            "failed": read(&self.failed),
+            "aborts": read(&self.aborts),
+            "aborted_by_sleep": read(&self.aborted_by_sleep),
+            "requests_while_asleep": read(&self.requests_while_asleep),
+            "malformed": read(&self.malformed),
+            "bytes_in": read(&self.bytes_in),
+            "bytes_out": read(&self.bytes_out),
+            "connections_open": read(&self.connections_open),
+            "connections_total": read(&self.connections_total),
+            "sleeps": read(&self.sleeps),
+            "wakes": read(&self.wakes),
+            "prompt_tokens": read(&self.prompt_tokens),
+            "generation_tokens": read(&self.generation_tokens),
+            "cached_tokens": read(&self.cached_tokens),
+            "last_abort_unix_us": moment(&self.last_abort_unix_us),
+            "first_ready_unix_us": moment(&self.first_ready_unix_us),
+            "last_wake_unix_us": moment(&self.last_wake_unix_us),
+            "first_request_byte_unix_us": times,
+            "arrivals": details,
+        })
+    }
+}
+
+/// A request's place in the counters, from admission to its end. Dropped without a word it is an abort: the connection's
+/// task ended because the client left.
+pub(crate) struct Seat {
+    counters: Arc<Counters>,
+    runs: bool,
+    cached: u64,
+    /// The arrival, then the last step's moment.
+    stepped: Instant,
+    made: u64,
+    left: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Finished,
+    Aborted,
+    AbortedBySleep,
+    Failed,
+}
+
+impl Seat {
+    pub(crate) fn waiting(counters: &Arc<Counters>) -> Self {
+        counters.waiting.fetch_add(1, Relaxed);
+        let counters = Arc::clone(counters);
+        Self {
+            counters,
+            runs: false,
+            cached: 0,
+            stepped: Instant::now(),
+            made: 0,
+            left: false,
+        }
+    }
+
+    pub(crate) fn run(&mut self) {
+        self.runs = true;
+        self.counters.running.fetch_add(1, Relaxed);
+        self.counters.waiting.fetch_sub(1, Relaxed);
+    }
+
+    pub(crate) fn prefilled(&mut self, tokens: u64) {
+        self.counters.prompt_tokens.fetch_add(tokens, Relaxed);
+        self.cache(tokens);
+    }
+
+    /// One step: a token of each of `choices`.
+    pub(crate) fn generated(&mut self, choices: u64) {
+        self.counters.generation_tokens.fetch_add(choices, Relaxed);
+        self.cache(choices);
+        let now = Instant::now();
+        let took = now
+            .duration_since(std::mem::replace(&mut self.stepped, now))
+            .as_micros() as u64;
+        let latency = &self.counters.latency;
+        let (count, sum) = if self.made == 0 {
+            (&latency.first_tokens, &latency.to_first_token)
+        } else {
+            (&latency.later_tokens, &latency.between_tokens)
+        };
+        count.fetch_add(1, Relaxed);
+        sum.fetch_add(took, Relaxed);
+        self.made += choices;
+    }
+
+    fn cache(&mut self, tokens: u64) {
+        self.cached += tokens;
+        self.counters.cached_tokens.fetch_add(tokens, Relaxed);
+    }
+
+    /// Gives the place up; only the first call counts.
+    pub(crate) fn leave(&mut self, end: End) {
+        if std::mem::replace(&mut self.left, true) {
+            return;
+        }
+        let counters = &self.counters;
+        counters.cached_tokens.fetch_sub(self.cached, Relaxed);
+        match end {
+            End::Finished => counters.finished.fetch_add(1, Relaxed),
+            End::Failed => counters.failed.fetch_add(1, Relaxed),
+            End::AbortedBySleep => counters.aborted_by_sleep.fetch_add(1, Relaxed),
+            End::Aborted => {
+                counters.last_abort_unix_us.store(clock::wall_us(), Relaxed);
+                counters.aborts.fetch_add(1, Relaxed)
+            }
+        };
+        let held = if self.runs {
+            &counters.running
+        } else {
+            &counters.waiting
+        };
+        held.fetch_sub(1, Relaxed);
+        if counters.busy() == 0 {
+            counters.emptied.notify_waiters();
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.leave(End::Aborted);
+    }
+}

@@ -1,0 +1,247 @@
+//! The connection: HTTP/1.1 read strictly and written by hand.
+//!
+//! Not hyper's server, since half of what an engine can do wrong on the wire (informational responses, a reset in the
+//! middle of a chunk, an answer before the body was read, an answer delimited by closing) is what a good server refuses to
+//! write; and one path that can do both is easier to trust than a good server with a second one behind it. Reading goes on
+//! while an answer is made, because a client's end of stream is how an engine learns that nobody wants the rest.
+
+mod head;
+
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::{
+    io::{AsyncReadExt, Interest},
+    net::TcpStream,
+    time,
+};
+
+use crate::{clock, counters::Counters};
+
+pub(crate) use head::Head;
+
+use head::{Framing, parse};
+
+const HEAD_LIMIT: usize = 64 << 10;
+/// What a client may send ahead while its answer is made; past it, reading stops as uvicorn's does.
+const AHEAD_LIMIT: usize = 64 << 10;
+
+/// Why a connection ends.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Broken {
+    /// The client left, or was idle for too long.
+    Gone,
+    /// What came is not HTTP as RFC 9112 has it.
+    Malformed(&'static str),
+    /// The engine breaks it off, by a fault.
+    Fault,
+}
+
+impl From<io::Error> for Broken {
+    fn from(_: io::Error) -> Self {
+        Self::Gone
+    }
+}
+
+pub(crate) struct Conn {
+    io: TcpStream,
+    buf: BytesMut,
+    counters: Arc<Counters>,
+    unix_us: u64,
+    /// A write was begun and not completed.
+    partial: bool,
+    /// Whether what is written counts: the engine's own `/sim` paths do not.
+    pub(crate) counts: bool,
+}
+
+impl Conn {
+    pub(crate) fn new(io: TcpStream, counters: Arc<Counters>) -> Self {
+        counters.connections_open.fetch_add(1, Relaxed);
+        counters.connections_total.fetch_add(1, Relaxed);
+        Self {
+            io,
+            buf: BytesMut::with_capacity(4096),
+            counters,
+            unix_us: 0,
+            partial: false,
+            counts: false,
+        }
+    }
+
+    /// The next request's head; [`Broken::Gone`] when none begins within `idle`.
+    pub(crate) async fn head(&mut self, idle: Option<Duration>) -> Result<Head, Broken> {
+        if !self.buf.is_empty() {
+            self.unix_us = clock::wall_us();
+        }
+        loop {
+            // Old clients end a body with a stray CRLF; RFC 9112 (2.2) has servers skip it.
+            while matches!(self.buf.first(), Some(b'\r' | b'\n')) {
+                self.buf.advance(1);
+            }
+            if let Some(head) = parse(&mut self.buf, self.unix_us)? {
+                return Ok(head);
+            }
+            if self.buf.len() > HEAD_LIMIT {
+                return Err(Broken::Malformed("head too long"));
+            }
+            let begins = self.buf.is_empty();
+            match idle.filter(|_| begins) {
+                Some(idle) => time::timeout(idle, self.fill())
+                    .await
+                    .map_err(|_| Broken::Gone)??,
+                None => self.fill().await?,
+            }
+            if begins {
+                self.unix_us = clock::wall_us();
+            }
+        }
+    }
+
+    /// Reads the body that `head` announces.
+    pub(crate) async fn body(&mut self, head: &Head) -> Result<Bytes, Broken> {
+        if head
+            .header("expect")
+            .is_some_and(|v| v.eq_ignore_ascii_case("100-continue"))
+        {
+            self.send(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
+        }
+        let Framing::Length(length) = head.body else {
+            return self.chunked().await;
+        };
+        let length = usize::try_from(length).map_err(|_| Broken::Malformed("body too long"))?;
+        self.at_least(length).await?;
+        Ok(self.buf.split_to(length).freeze())
+    }
+
+    async fn chunked(&mut self) -> Result<Bytes, Broken> {
+        let mut body = BytesMut::new();
+        loop {
+            let line = self.line().await?;
+            let digits = line.split(';').next().unwrap_or_default().trim();
+            let sized = usize::from_str_radix(digits, 16)
+                .ok()
+                .filter(|_| !digits.starts_with('+'));
+            let size = sized.ok_or(Broken::Malformed("chunk size"))?;
+            if size == 0 {
+                break;
+            }
+            self.at_least(size.checked_add(2).ok_or(Broken::Malformed("chunk size"))?)
+                .await?;
+            body.extend_from_slice(&self.buf.split_to(size));
+            if !self.buf.starts_with(b"\r\n") {
+                return Err(Broken::Malformed("chunk end"));
+            }
+            self.buf.advance(2);
+        }
+        while !self.line().await?.is_empty() {}
+        Ok(body.freeze())
+    }
+
+    async fn line(&mut self) -> Result<String, Broken> {
+        loop {
+            if let Some(end) = self.buf.windows(2).position(|w| w == b"\r\n") {
+                let line = String::from_utf8_lossy(&self.buf.split_to(end)).into_owned();
+                self.buf.advance(2);
+                return Ok(line);
+            }
+            if self.buf.len() > HEAD_LIMIT {
+                return Err(Broken::Malformed("line too long"));
+            }
+            self.fill().await?;
+        }
+    }
+
+    async fn at_least(&mut self, length: usize) -> Result<(), Broken> {
+        while self.buf.len() < length {
+            // By steps: a length is a claim, and memory is given for bytes that came.
+            self.buf.reserve((length - self.buf.len()).min(1 << 20));
+            self.fill().await?;
+        }
+        Ok(())
+    }
+
+    async fn fill(&mut self) -> Result<(), Broken> {
+        if self.buf.capacity() - self.buf.len() < 1024 {
+            self.buf.reserve(4096);
+        }
+        if self.io.read_buf(&mut self.buf).await? == 0 {
+            Err(Broken::Gone)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Returns when the client is gone; until then it keeps what comes.
+    pub(crate) async fn gone(&mut self) -> Broken {
+        while self.buf.len() < AHEAD_LIMIT {
+            if let Err(broken) = self.fill().await {
+                return broken;
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Writes all of `bytes`, or learns that nobody reads them.
+    pub(crate) async fn send(&mut self, mut bytes: &[u8]) -> Result<(), Broken> {
+        // Writing to a socket that has room costs no budget, and a stream without pauses would keep the thread.
+        tokio::task::coop::consume_budget().await;
+        self.partial = true;
+        loop {
+            self.read_ahead()?;
+            match self.io.try_write(bytes) {
+                Ok(n) => {
+                    if self.counts {
+                        self.counters.bytes_out.fetch_add(n as u64, Relaxed);
+                    }
+                    bytes = &bytes[n..];
+                    if bytes.is_empty() {
+                        self.partial = false;
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let reads = self.buf.len() < AHEAD_LIMIT;
+                    let interest = if reads {
+                        Interest::READABLE | Interest::WRITABLE
+                    } else {
+                        Interest::WRITABLE
+                    };
+                    self.io.ready(interest).await?;
+                }
+                Err(_) => return Err(Broken::Gone),
+            }
+        }
+    }
+
+    /// Whether a write was given up in its middle: nothing that follows would be understood.
+    pub(crate) fn broke_off(&self) -> bool {
+        self.partial
+    }
+
+    fn read_ahead(&mut self) -> Result<(), Broken> {
+        if self.buf.len() >= AHEAD_LIMIT {
+            return Ok(());
+        }
+        match self.io.try_read_buf(&mut self.buf) {
+            Ok(0) => Err(Broken::Gone),
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(Broken::Gone),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the close that follows a reset.
+    pub(crate) fn reset(&mut self) {
+        // On a socket that is already broken there is nothing left to reset.
+        self.io.set_zero_linger().ok();
+    }
+}
+
+impl Drop for Conn {
+    fn drop(&mut self) {
+        self.counters.connections_open.fetch_sub(1, Relaxed);
+    }
+}
