@@ -80,13 +80,23 @@ impl World {
         }
     }
 
-    /// A booking may not become smaller than what is really held.
+    /// A booking may not become smaller than what is really held. Where the meter cannot tell whose memory it shows, it
+    /// is enough that all bookings together cover it.
     pub(super) fn check_shrink(&mut self, engine: &EngineId, generation: Generation, bytes: Bytes) {
         let Some(process) = self.machine.process(engine, generation) else {
             return;
         };
         let (held, phase, accelerators) = (process.held, process.phase, process.accelerators.clone());
-        if held > bytes && self.machine.metered(&accelerators) {
+        if held <= bytes || !self.machine.metered(&accelerators) {
+            return;
+        }
+        let own = self.machine.bookings.get(engine).map_or(Bytes::ZERO, |b| b.bytes);
+        let covered = accelerators.iter().all(|id| {
+            let foreign = self.machine.devices.get(id).map_or(Bytes::ZERO, |d| d.foreign);
+            let booked = self.machine.booked(id).saturating_sub(own) + bytes;
+            self.machine.used(id).saturating_sub(foreign) <= booked
+        });
+        if self.scenario.nature.per_process || !covered {
             self.violation(format!(
                 "the reservation of {engine} {generation} shrinks to {bytes} while it is {phase:?} and holds {held}"
             ));
@@ -112,7 +122,7 @@ impl World {
             let Some(other) = self
                 .machine
                 .on(id)
-                .find(|p| p.profiling || (measures && matches!(p.phase, Phase::Waking(_))))
+                .find(|p| p.profiling || (measures && matches!(p.phase, Phase::Waking(_) | Phase::Loading) && !p.has_taken()))
             else {
                 continue;
             };

@@ -307,6 +307,11 @@ impl World {
             self.tally.add("fault: left at its grant");
             self.clients.remove(&id);
             self.tell(Event::Left { waiter });
+            // The lease is taken all the same, and ends with the message that could not be delivered.
+            if let Some(gate) = self.gates.get_mut(&engine) {
+                gate.last_end = self.now;
+                gate.forget_sample();
+            }
             if canary {
                 let verdict = Verdict::Inconclusive;
                 self.tell(Event::Canary { engine, generation, verdict });

@@ -21,7 +21,8 @@ pub fn narrate(lines: &[Line]) -> String {
     journal::replay(lines, |at, events, plan, _| {
         let events: Vec<&Event> = events.iter().filter(|event| is_news(event)).collect();
         let changes = changes(&last, &plan.report);
-        if events.is_empty() && plan.commands.is_empty() && changes.is_empty() {
+        let readings = events.iter().all(|event| matches!(event, Event::Memory { .. }));
+        if readings && plan.commands.is_empty() && changes.is_empty() {
             return;
         }
         last.clone_from(&plan.report);

@@ -81,6 +81,11 @@ impl Process {
         Bytes(self.spec.memory.host.0 * self.accelerators.len() as u64)
     }
 
+    /// It holds all that it will.
+    pub(super) fn has_taken(&self) -> bool {
+        self.held >= self.spec.memory.awake
+    }
+
     pub(super) const fn enter(&mut self, phase: Phase) {
         self.phase = phase;
         self.serial += 1;
