@@ -119,11 +119,10 @@ impl World {
         self.check_booked(engine, generation, accelerators, bytes, "launched");
         let measures = self.measures(engine);
         for id in accelerators {
-            let Some(other) = self
-                .machine
-                .on(id)
-                .find(|p| p.profiling || (measures && matches!(p.phase, Phase::Waking(_) | Phase::Loading) && !p.has_taken()))
-            else {
+            let Some(other) = self.machine.on(id).find(|p| {
+                p.profiling
+                    || (measures && matches!(p.phase, Phase::Waking(_) | Phase::Loading) && !p.has_taken())
+            }) else {
                 continue;
             };
             let message =
