@@ -250,6 +250,7 @@ impl World {
             return;
         };
         process.enter(Phase::Exiting);
+        process.profiling = false;
         if process.hung || process.ignores_term {
             self.tally.add("fault: ended by force");
             self.plan_step(&engine, grace, Step::Killed);

@@ -196,6 +196,10 @@ impl World {
     }
 
     fn order(&mut self, model: ModelName, order: Order) {
+        if self.fleet.forbids(&model, order).is_err() {
+            self.tally.add("operator orders forbidden");
+            return;
+        }
         self.tally.add("operator orders");
         match order {
             Order::Pin => {

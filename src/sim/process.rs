@@ -135,6 +135,7 @@ impl World {
             }
             Step::Fails(cause) => {
                 process.hung = true;
+                process.profiling = false;
                 self.tell(Event::StartFailed { engine, generation, cause });
             }
             Step::Exits(cause) => self.die(&engine, cause),
