@@ -63,12 +63,7 @@ pub(super) fn parse(buffer: &mut BytesMut, method: &Method) -> Result<Option<Hea
         drop(buffer.split_to(length));
         let decoder = framing(&headers, status, method)?;
         let keep = !matches!(decoder, Decoder::UntilClose) && keep_alive(&headers, keep_by_version);
-        return Ok(Some(Head {
-            status,
-            headers,
-            decoder,
-            keep,
-        }));
+        return Ok(Some(Head { status, headers, decoder, keep }));
     }
 }
 
@@ -90,11 +85,7 @@ fn framing(headers: &HeaderMap, status: StatusCode, method: &Method) -> Result<D
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     if let Some(coding) = codings.next() {
         let plain = coding.as_bytes().eq_ignore_ascii_case(b"chunked") && codings.next().is_none();
-        return if plain {
-            Ok(Decoder::chunked())
-        } else {
-            Err(Malformed)
-        };
+        return if plain { Ok(Decoder::chunked()) } else { Err(Malformed) };
     }
     let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
     let Some(length) = lengths.next() else {

@@ -4,11 +4,7 @@ use super::*;
 use crate::fault::{Cause, Timer};
 
 fn died() -> Fault {
-    Fault::EngineFailed {
-        model: "m".into(),
-        cause: Cause::Unreachable,
-        wait: None,
-    }
+    Fault::EngineFailed { model: "m".into(), cause: Cause::Unreachable, wait: None }
 }
 
 fn closed() -> Fault {
@@ -98,11 +94,7 @@ async fn into_a_body_that_is_no_plain_event_stream_nothing_is_written() {
         let (mut body, mut peer) = begun(&core, &engine, &seen, head).await;
         peer.chunk("data: 1\n\n").await;
         drop(peer);
-        assert_eq!(
-            drain(&mut body).await,
-            ("data: 1\n\n".to_owned(), Err(died())),
-            "{head}"
-        );
+        assert_eq!(drain(&mut body).await, ("data: 1\n\n".to_owned(), Err(died())), "{head}");
         assert!(core.is_unused());
     }
 }
@@ -148,11 +140,7 @@ async fn an_engine_that_is_not_there_costs_nothing_and_the_request_may_go_elsewh
 
 #[tokio::test]
 async fn each_deadline_names_itself() {
-    let timer = |which, limit| Fault::EngineTimeout {
-        model: "m".into(),
-        which,
-        limit: Millis(limit),
-    };
+    let timer = |which, limit| Fault::EngineTimeout { model: "m".into(), which, limit: Millis(limit) };
     let engine = Engine::start().await;
     let mut core = Core::new(engine.address());
     core.timeouts.first_byte = Millis(60);
@@ -160,10 +148,7 @@ async fn each_deadline_names_itself() {
     core.timeouts.idle = Millis(120);
 
     // No head.
-    for (stream, fault) in [
-        (true, timer(Timer::FirstByte, 60)),
-        (false, timer(Timer::NonStream, 90)),
-    ] {
+    for (stream, fault) in [(true, timer(Timer::FirstByte, 60)), (false, timer(Timer::NonStream, 90))] {
         let seen = Seen::default();
         let (answer, _peer) = tokio::join!(core.send(stream, &seen), engine.accept());
         let failed = answer.unwrap_err();
@@ -216,10 +201,7 @@ async fn revocation_ends_an_exchange_in_every_phase() {
         core.gate.close();
         core.gate.revoke(turn_over());
         peer.sees_close().await;
-        assert!(
-            core.is_unused(),
-            "the lease is back before the client has read the end"
-        );
+        assert!(core.is_unused(), "the lease is back before the client has read the end");
     };
     let (end, ()) = tokio::join!(drain(&mut body), revoke);
     assert_eq!(end, (format!("\n\n{}", event(&turn_over())), Err(turn_over())));
@@ -254,12 +236,7 @@ async fn behind_a_real_server_the_client_reads_the_event_and_no_clean_end() {
             drop(request);
             serve(()).await.map_err(|failed| failed.fault)
         });
-        assert!(
-            hyper::server::conn::http1::Builder::new()
-                .serve_connection(io, service)
-                .await
-                .is_err()
-        );
+        assert!(hyper::server::conn::http1::Builder::new().serve_connection(io, service).await.is_err());
     };
     let engine_side = async {
         let mut peer = engine.accept().await;
@@ -268,15 +245,9 @@ async fn behind_a_real_server_the_client_reads_the_event_and_no_clean_end() {
         peer.chunk("data: 1\n\n").await;
     };
     let client_side = async {
-        client
-            .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-            .await
-            .unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
         let mut text = String::new();
-        timeout(LONG, client.read_to_string(&mut text))
-            .await
-            .unwrap()
-            .unwrap();
+        timeout(LONG, client.read_to_string(&mut text)).await.unwrap().unwrap();
         text
     };
     let ((), (), text) = tokio::join!(server, engine_side, client_side);
