@@ -113,6 +113,7 @@ async fn metrics(State(shared): State<Shared>) -> Response {
 }
 
 async fn fleet(State(shared): State<Shared>) -> Response {
+    shared.parts.handle.refresh().await;
     Json(&*shared.parts.handle.view()).into_response()
 }
 
@@ -165,7 +166,7 @@ async fn look(State(shared): State<Shared>, Query(asked): Query<Asked>, uri: Uri
         Err(response) => return response,
     };
     match what {
-        "explain" => explain(&shared, &model),
+        "explain" => explain(&shared, &model).await,
         "logs" => {
             let follow = asked.follow.is_some_and(|value| value != "false" && value != "0");
             match (shared.parts.logs)(&model) {
@@ -183,7 +184,8 @@ async fn look(State(shared): State<Shared>, Query(asked): Query<Asked>, uri: Uri
     }
 }
 
-fn explain(shared: &Shared, model: &ModelName) -> Response {
+async fn explain(shared: &Shared, model: &ModelName) -> Response {
+    shared.parts.handle.refresh().await;
     let report = shared.parts.handle.report();
     let Some(line) = report.models.get(model) else {
         return error(StatusCode::NOT_FOUND, "no_decision", "nothing was decided about this model yet");
