@@ -99,16 +99,9 @@ impl Local {
             ports: Mutex::default(),
         });
         let (commands, orders) = mpsc::unbounded_channel();
-        let supervisor = Supervisor {
-            shared: Arc::clone(&shared),
-            lives: BTreeMap::new(),
-            tasks: JoinSet::new(),
-        };
-        Ok(Self {
-            commands,
-            shared,
-            supervisor: tokio::spawn(supervisor.run(orders)),
-        })
+        let supervisor =
+            Supervisor { shared: Arc::clone(&shared), lives: BTreeMap::new(), tasks: JoinSet::new() };
+        Ok(Self { commands, shared, supervisor: tokio::spawn(supervisor.run(orders)) })
     }
 
     /// From here on launches and probes go by `config`. Engines that run are not touched: stopping what is no longer
@@ -141,11 +134,7 @@ impl Local {
 
     /// Ends every task, saves what is unsaved and unlocks the state directory. Engines live on.
     pub async fn close(self) {
-        let Self {
-            commands,
-            shared,
-            supervisor,
-        } = self;
+        let Self { commands, shared, supervisor } = self;
         drop(commands);
         if let Err(error) = supervisor.await {
             tracing::error!(%error, "the platform's supervisor died");
@@ -192,20 +181,10 @@ impl Shared {
         match self.meters.read(accelerator.clone(), file).await {
             Ok(reading) => {
                 if self.set_lost(&accelerator, false) {
-                    self.tell(Event::AcceleratorBack {
-                        accelerator: accelerator.clone(),
-                    })
-                    .await;
+                    self.tell(Event::AcceleratorBack { accelerator: accelerator.clone() }).await;
                 }
-                let by_engine = reading
-                    .by_pid
-                    .and_then(|by_pid| self.by_engine(&accelerator, by_pid));
-                self.tell(Event::Memory {
-                    accelerator,
-                    used: reading.used,
-                    by_engine,
-                })
-                .await;
+                let by_engine = reading.by_pid.and_then(|by_pid| self.by_engine(&accelerator, by_pid));
+                self.tell(Event::Memory { accelerator, used: reading.used, by_engine }).await;
             }
             Err(MeterError::Lost(_)) => {
                 if self.set_lost(&accelerator, true) {
@@ -225,10 +204,8 @@ impl Shared {
     ) -> Option<BTreeMap<EngineId, Bytes>> {
         let mut engines = self.store.engines();
         engines.retain(|_, entry| entry.accelerators.contains(accelerator));
-        let mut held: BTreeMap<EngineId, Bytes> = engines
-            .keys()
-            .map(|engine| (engine.clone(), Bytes::ZERO))
-            .collect();
+        let mut held: BTreeMap<EngineId, Bytes> =
+            engines.keys().map(|engine| (engine.clone(), Bytes::ZERO)).collect();
         let foreign_view = !by_pid.is_empty();
         let mut seen = false;
         for (pid, bytes) in by_pid {
@@ -247,11 +224,7 @@ impl Shared {
     /// Whether that is news.
     fn set_lost(&self, accelerator: &AcceleratorId, lost: bool) -> bool {
         let mut known = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
-        if lost {
-            known.insert(accelerator.clone())
-        } else {
-            known.remove(accelerator)
-        }
+        if lost { known.insert(accelerator.clone()) } else { known.remove(accelerator) }
     }
 }
 
@@ -303,41 +276,23 @@ impl Supervisor {
 
     async fn carry_out(&mut self, command: Command) {
         match command {
-            Command::Reserve {
-                engine,
-                generation,
-                accelerators,
-                ..
-            } => {
-                let placed = Event::Placed {
-                    engine,
-                    generation,
-                    accelerators,
-                };
+            Command::Reserve { engine, generation, accelerators, .. } => {
+                let placed = Event::Placed { engine, generation, accelerators };
                 self.shared.tell(placed).await;
             }
-            Command::Launch {
-                engine,
-                generation,
-                accelerators,
-                ..
-            } => self.launch(engine, generation, accelerators).await,
+            Command::Launch { engine, generation, accelerators, .. } => {
+                self.launch(engine, generation, accelerators).await
+            }
             Command::Probe { engine, generation } => self.order(engine, generation, Order::Probe).await,
-            Command::Sleep {
-                engine,
-                generation,
-                level,
-            } => self.order(engine, generation, Order::Sleep(level)).await,
-            Command::Wake {
-                engine,
-                generation,
-                level,
-            } => self.order(engine, generation, Order::Wake(level)).await,
-            Command::Stop {
-                engine,
-                generation,
-                grace,
-            } => self.order(engine, generation, Order::Stop(grace)).await,
+            Command::Sleep { engine, generation, level } => {
+                self.order(engine, generation, Order::Sleep(level)).await
+            }
+            Command::Wake { engine, generation, level } => {
+                self.order(engine, generation, Order::Wake(level)).await
+            }
+            Command::Stop { engine, generation, grace } => {
+                self.order(engine, generation, Order::Stop(grace)).await
+            }
             Command::Meter { accelerator, after } => self.meter(accelerator, after),
             // The ledger is the decisions' own; the rest is the driver's.
             Command::Shrink { .. }
@@ -355,13 +310,7 @@ impl Supervisor {
         if let Some(running) = running {
             tracing::error!(%engine, %generation, running = %running.generation, "launched while it runs");
             let cause = Cause::Refused;
-            self.shared
-                .tell(Event::StartFailed {
-                    engine,
-                    generation,
-                    cause,
-                })
-                .await;
+            self.shared.tell(Event::StartFailed { engine, generation, cause }).await;
             return;
         }
         let (orders, received) = mpsc::unbounded_channel();
@@ -377,35 +326,16 @@ impl Supervisor {
 
     /// An order to a life that is over has the outcome that it has for something that is gone.
     async fn order(&mut self, engine: EngineId, generation: Generation, order: Order) {
-        let life = self
-            .lives
-            .get(&engine)
-            .filter(|life| life.generation == generation);
+        let life = self.lives.get(&engine).filter(|life| life.generation == generation);
         if life.is_some_and(|life| life.orders.send(order).is_ok()) {
             return;
         }
         let cause = Cause::Unreachable;
         let outcome = match order {
-            Order::Probe => Event::Canary {
-                engine,
-                generation,
-                verdict: Verdict::Failed(cause),
-            },
-            Order::Sleep(_) => Event::SleepFailed {
-                engine,
-                generation,
-                cause,
-            },
-            Order::Wake(_) => Event::WakeFailed {
-                engine,
-                generation,
-                cause,
-            },
-            Order::Stop(_) => Event::Gone {
-                engine,
-                generation,
-                cause: Cause::Stopped,
-            },
+            Order::Probe => Event::Canary { engine, generation, verdict: Verdict::Failed(cause) },
+            Order::Sleep(_) => Event::SleepFailed { engine, generation, cause },
+            Order::Wake(_) => Event::WakeFailed { engine, generation, cause },
+            Order::Stop(_) => Event::Gone { engine, generation, cause: Cause::Stopped },
         };
         self.shared.tell(outcome).await;
     }

@@ -51,21 +51,13 @@ pub(super) async fn launch(
     match start(shared, &engine, generation, &accelerators).await {
         Ok((contact, process)) => {
             let address = contact.address;
-            let started = Event::Started {
-                engine,
-                generation,
-                address,
-            };
+            let started = Event::Started { engine, generation, address };
             shared.tell(started).await;
             Some((contact, process))
         }
         Err(error) => {
             tracing::error!(%engine, %error, "cannot launch");
-            let gone = Event::Gone {
-                engine,
-                generation,
-                cause: Cause::CommandNotFound,
-            };
+            let gone = Event::Gone { engine, generation, cause: Cause::CommandNotFound };
             shared.tell(gone).await;
             None
         }
@@ -177,10 +169,7 @@ fn fraction(awake: Bytes, total: Bytes) -> String {
 fn kv_cache(spec: &ModelSpec, accelerators: usize) -> u64 {
     let awake = spec.memory.awake.0;
     let weights = spec.memory.host.0 / accelerators.max(1) as u64;
-    awake
-        .saturating_sub(weights)
-        .saturating_sub(awake / 10)
-        .max(awake / 10)
+    awake.saturating_sub(weights).saturating_sub(awake / 10).max(awake / 10)
 }
 
 fn spawn(
@@ -192,10 +181,7 @@ fn spawn(
 ) -> Result<Process, Error> {
     let command: Vec<String> = model.command.iter().map(|part| values.fill(part)).collect();
     let (program, arguments) = command.split_first().ok_or(Error::Empty)?;
-    let failed = |source| Error::Spawn {
-        program: program.clone(),
-        source,
-    };
+    let failed = |source| Error::Spawn { program: program.clone(), source };
     let ids: Vec<&str> = accelerators.iter().map(AcceleratorId::as_str).collect();
     let mut command = Command::new(program);
     // Our own secrets and settings are none of an engine's business.

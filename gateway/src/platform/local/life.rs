@@ -133,12 +133,7 @@ pub(super) async fn live(
 
 /// Ends what is left of the group, and only then reports.
 async fn bury(contact: &Contact, process: Process, orders: UnboundedReceiver<Order>, stopping: bool) {
-    let Contact {
-        shared,
-        id,
-        generation,
-        ..
-    } = contact;
+    let Contact { shared, id, generation, .. } = contact;
     let status = process.end().await;
     let cause = if stopping {
         Cause::Stopped
@@ -152,13 +147,7 @@ async fn bury(contact: &Contact, process: Process, orders: UnboundedReceiver<Ord
     shared.release_port(contact.address.port());
     // From here on the supervisor knows that a new life may begin; the driver learns it next.
     drop(orders);
-    shared
-        .tell(Event::Gone {
-            engine: id.clone(),
-            generation: *generation,
-            cause,
-        })
-        .await;
+    shared.tell(Event::Gone { engine: id.clone(), generation: *generation, cause }).await;
 }
 
 async fn under_way<T>(work: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
@@ -177,10 +166,7 @@ async fn at(moment: Option<Instant>) {
 
 async fn become_ready(contact: Arc<Contact>, start: Start) -> After {
     let (engine, generation) = (contact.id.clone(), contact.generation);
-    let profiled = Event::Profiled {
-        engine: engine.clone(),
-        generation,
-    };
+    let profiled = Event::Profiled { engine: engine.clone(), generation };
     // Told its cache's size, an engine does not look at what is free: others may start beside it at once.
     let explicit = contact.explicit_memory();
     if explicit && start == Start::Launched {
@@ -199,11 +185,7 @@ async fn become_ready(contact: Arc<Contact>, start: Start) -> After {
             After::Watch
         }
         Err(cause) => {
-            let failed = Event::StartFailed {
-                engine,
-                generation,
-                cause,
-            };
+            let failed = Event::StartFailed { engine, generation, cause };
             contact.shared.tell(failed).await;
             After::AsBefore
         }
@@ -214,14 +196,7 @@ async fn probe(contact: Arc<Contact>) -> After {
     let patience = contact.shared.config.load().timeouts.first_byte.duration();
     let verdict = contact.adapter.probe(patience).await;
     let (engine, generation) = (contact.id.clone(), contact.generation);
-    contact
-        .shared
-        .tell(Event::Canary {
-            engine,
-            generation,
-            verdict,
-        })
-        .await;
+    contact.shared.tell(Event::Canary { engine, generation, verdict }).await;
     After::AsBefore
 }
 
@@ -232,17 +207,9 @@ async fn sleep(contact: Arc<Contact>, level: Level) -> After {
     let event = match outcome {
         Ok(()) => {
             contact.enter(Phase::Asleep(level)).await;
-            Event::Slept {
-                engine,
-                generation,
-                level,
-            }
+            Event::Slept { engine, generation, level }
         }
-        Err(cause) => Event::SleepFailed {
-            engine,
-            generation,
-            cause,
-        },
+        Err(cause) => Event::SleepFailed { engine, generation, cause },
     };
     contact.shared.tell(event).await;
     After::AsBefore
@@ -253,11 +220,7 @@ async fn wake(contact: Arc<Contact>, level: Level) -> After {
     let outcome = contact.adapter.wake(level).await;
     let (engine, generation) = (contact.id.clone(), contact.generation);
     if let Err(cause) = outcome {
-        let failed = Event::WakeFailed {
-            engine,
-            generation,
-            cause,
-        };
+        let failed = Event::WakeFailed { engine, generation, cause };
         contact.shared.tell(failed).await;
         return After::AsBefore;
     }
@@ -286,15 +249,7 @@ async fn watch(contact: Arc<Contact>) {
         tokens = now.or(tokens);
         if !ok || !was_ok {
             let (engine, generation) = (contact.id.clone(), contact.generation);
-            contact
-                .shared
-                .tell(Event::Health {
-                    engine,
-                    generation,
-                    ok,
-                    progressed,
-                })
-                .await;
+            contact.shared.tell(Event::Health { engine, generation, ok, progressed }).await;
         }
         was_ok = ok;
     }
@@ -344,9 +299,6 @@ impl Contact {
     }
 
     pub(super) async fn enter(&self, phase: Phase) {
-        self.shared
-            .store
-            .set_phase(&self.id, self.generation, phase)
-            .await;
+        self.shared.store.set_phase(&self.id, self.generation, phase).await;
     }
 }

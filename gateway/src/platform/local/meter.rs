@@ -94,9 +94,7 @@ impl Meters {
     }
 
     fn nvml(&self) -> Result<&Nvml, Error> {
-        let nvml = self
-            .nvml
-            .get_or_init(|| Nvml::init().map_err(|error| error.to_string()));
+        let nvml = self.nvml.get_or_init(|| Nvml::init().map_err(|error| error.to_string()));
         nvml.as_ref().map_err(|error| Error::NoDriver(error.clone()))
     }
 
@@ -115,19 +113,13 @@ impl Meters {
             });
             used.collect()
         });
-        Ok(Reading {
-            total: Bytes(memory.total),
-            used: Bytes(memory.used),
-            by_pid,
-        })
+        Ok(Reading { total: Bytes(memory.total), used: Bytes(memory.used), by_pid })
     }
 }
 
 fn simulated(file: &Path, id: &AcceleratorId) -> Result<Reading, Error> {
     let mut usage = Book::open(file)?.usage()?;
-    let usage = usage
-        .remove(id.as_str())
-        .ok_or_else(|| Error::Unknown(id.clone()))?;
+    let usage = usage.remove(id.as_str()).ok_or_else(|| Error::Unknown(id.clone()))?;
     let by_pid = usage.by_pid.iter().map(|(&pid, &bytes)| (pid, Bytes(bytes)));
     Ok(Reading {
         total: Bytes(usage.capacity),
