@@ -4,6 +4,7 @@
 use super::{
     budget::Reading,
     event::{Event, Learned, Order, Verdict},
+    orders::Operation,
     plan::{Model, Planner},
 };
 use crate::{
@@ -259,7 +260,7 @@ impl Planner {
                 _ => {}
             }
         }
-        self.operations.insert(operation, (model.clone(), order));
+        self.operations.insert(operation, Operation { model: model.clone(), order, given: now });
     }
 }
 
