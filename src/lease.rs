@@ -124,7 +124,8 @@ impl Gate {
         leases
     }
 
-    /// Says whether requests queue for this engine: newcomers then may not overtake them.
+    /// Says whether requests queue for this engine: newcomers then may not overtake them. Having set it, try
+    /// [`Self::take_queued`] once more: a place that came free just before told nobody.
     pub fn set_queued(&self, queued: bool) {
         self.count.set_queued(queued);
     }
@@ -196,3 +197,6 @@ impl Drop for Lease {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
