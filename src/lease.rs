@@ -180,7 +180,6 @@ impl Lease {
 
     /// Completes when the lease is revoked. Register it (`enable` or poll) before the last look at [`Self::revoked`],
     /// else a revocation in between is missed.
-    #[must_use]
     pub fn on_revoke(&self) -> OwnedNotified {
         Arc::clone(&self.gate.revoked).notified_owned()
     }
