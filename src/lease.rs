@@ -137,6 +137,12 @@ impl Gate {
         }
     }
 
+    /// Why every exchange on this engine must end at once, if it must.
+    #[must_use]
+    pub fn revoked(&self) -> Option<&Fault> {
+        self.fault.get()
+    }
+
     #[must_use]
     pub fn leases(&self) -> u32 {
         self.count.leases()
@@ -175,7 +181,7 @@ impl Lease {
     /// Why this exchange must end at once, if it must.
     #[must_use]
     pub fn revoked(&self) -> Option<&Fault> {
-        self.gate.fault.get()
+        self.gate.revoked()
     }
 
     /// Completes when the lease is revoked. Register it (`enable` or poll) before the last look at [`Self::revoked`],
