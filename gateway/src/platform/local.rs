@@ -53,7 +53,7 @@ use super::Platform;
 use crate::config::Config;
 use life::Order;
 use meter::Meters;
-use store::Store;
+use store::{Lock, Store};
 
 pub use meter::{Error as MeterError, discover};
 pub use store::Error;
@@ -69,6 +69,7 @@ pub struct Local {
     commands: mpsc::UnboundedSender<Command>,
     shared: Arc<Shared>,
     supervisor: JoinHandle<()>,
+    lock: Lock,
 }
 
 /// What every task of the platform uses.
@@ -89,8 +90,9 @@ impl Local {
     /// engines that already run (`Adopted`), `AdoptionDone`; then outcomes. Must be called inside a runtime, on which
     /// the platform's tasks run.
     pub fn start(config: Arc<Config>, events: mpsc::Sender<Event>, clock: Clock) -> Result<Self, Error> {
+        let (store, lock) = Store::open(&config.state)?;
         let shared = Arc::new(Shared {
-            store: Arc::new(Store::open(&config.state)?),
+            store: Arc::new(store),
             config: ArcSwap::new(config),
             events,
             clock,
@@ -108,6 +110,7 @@ impl Local {
             commands,
             shared,
             supervisor: tokio::spawn(supervisor.run(orders)),
+            lock,
         })
     }
 
@@ -145,12 +148,14 @@ impl Local {
             commands,
             shared,
             supervisor,
+            lock,
         } = self;
         drop(commands);
         if let Err(error) = supervisor.await {
             tracing::error!(%error, "the platform's supervisor died");
         }
         shared.store.save().await;
+        drop(lock);
     }
 }
 
@@ -442,3 +447,6 @@ async fn keep(shared: Arc<Shared>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
