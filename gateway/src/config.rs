@@ -1,6 +1,33 @@
 //! The configuration as meant: parsed, checked and complete before any port is opened.
+//!
+//! [`load`] and [`parse`] report everything that is wrong with a file at once, each with line and column. [`check`]
+//! finds what is legal but will not work as meant, [`diff`] says what a reload changes.
 
-use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc};
+mod check;
+mod diff;
+mod engine;
+mod error;
+mod file;
+mod model;
+mod policy;
+mod reader;
+mod source;
+mod substitute;
+mod tree;
+
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, sync::Arc};
+
+pub use self::{
+    check::{Findings, check, misfits},
+    diff::{Diff, diff},
+    error::{At, Errors, Problem},
+    file::{load, parse},
+    source::Source,
+};
+pub use crate::demo::config as demo;
 
 use rouse::{
     model::{AcceleratorId, Configuration, ModelName},
@@ -29,9 +56,14 @@ pub struct Config {
     pub state: PathBuf,
     /// Cap of each engine's log.
     pub log_cap: Bytes,
+    /// `keys: none`: that anybody may use the API is meant so.
+    pub keys_none: bool,
+    /// The file's name, for texts; and where in it each model stands.
+    pub origin: String,
+    pub places: BTreeMap<ModelName, At>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Admin {
     pub address: SocketAddr,
     pub token: Option<String>,
@@ -40,7 +72,7 @@ pub struct Admin {
 }
 
 /// How one model's engine is run and spoken to.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Model {
     pub name: ModelName,
     pub kind: Kind,
@@ -55,6 +87,20 @@ pub struct Model {
     pub api_key: Option<String>,
     /// The engine may listen on every interface.
     pub allow_public: bool,
+    /// Which calls put it to sleep and wake it.
+    pub sleep: SleepApi,
+}
+
+/// The calls that an engine understands for sleep and wake.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SleepApi {
+    /// It cannot sleep: it is stopped instead.
+    #[default]
+    None,
+    /// `/sleep`, `/wake_up`, `/is_sleeping`.
+    Vllm,
+    /// `/release_memory_occupation`, `/resume_memory_occupation`.
+    Sglang,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,14 +128,14 @@ pub enum OnDisconnect {
     Drain,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
     pub grace: Millis,
     pub heartbeat: Millis,
 }
 
 /// Deadlines of one exchange and of probes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     pub connect: Millis,
     pub first_byte: Millis,
@@ -99,7 +145,7 @@ pub struct Timeouts {
     pub health_timeout: Millis,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub body: Bytes,
     pub body_total: Bytes,
@@ -112,8 +158,38 @@ pub struct Limits {
     pub client_stall: Millis,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shutdown {
     pub grace: Millis,
     pub stop_engines: bool,
+}
+
+/// Without the token: configurations are logged.
+impl fmt::Debug for Admin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admin")
+            .field("address", &self.address)
+            .field("token", &self.token.as_ref().map(|_| "…"))
+            .field("metrics_open", &self.metrics_open)
+            .finish()
+    }
+}
+
+/// Without the values of `env` and without the key. The command is shown: every user of the machine can read it
+/// from the process table anyway.
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Model")
+            .field("name", &self.name)
+            .field("kind", &self.kind)
+            .field("command", &self.command)
+            .field("env", &self.env.keys())
+            .field("served_name", &self.served_name)
+            .field("task", &self.task)
+            .field("on_disconnect", &self.on_disconnect)
+            .field("api_key", &self.api_key.as_ref().map(|_| "…"))
+            .field("allow_public", &self.allow_public)
+            .field("sleep", &self.sleep)
+            .finish()
+    }
 }

@@ -1,6 +1,12 @@
 //! The gateway: listeners, the driver, the platforms.
 
+pub mod app;
+pub mod cli;
 pub mod config;
+pub mod demo;
 pub mod driver;
+pub mod journal;
+pub mod limits;
+pub mod metrics;
 pub mod platform;
 pub mod routes;

@@ -1,1 +1,18 @@
-fn main() {}
+//! The binary: a command line over the library.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use rouse_gateway::cli::{Cli, USAGE, run};
+
+fn main() -> ExitCode {
+    match Cli::try_parse() {
+        Ok(cli) => run(cli),
+        Err(error) => {
+            let code = if error.use_stderr() { USAGE } else { 0 };
+            // Nobody is left to tell when this cannot be written.
+            error.print().unwrap_or_default();
+            code.into()
+        }
+    }
+}

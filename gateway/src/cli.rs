@@ -1,0 +1,176 @@
+//! The command line: serve, or ask a gateway that serves.
+
+mod client;
+mod serve;
+mod show;
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::config;
+
+/// The file or the command line is wrong (`EX_USAGE`).
+pub const USAGE: u8 = 64;
+/// There is no gateway to ask (`EX_UNAVAILABLE`).
+pub const UNAVAILABLE: u8 = 69;
+
+/// An OpenAI-compatible gateway that wakes models. Without a configuration it runs its embedded demonstration.
+#[derive(Debug, Parser)]
+#[command(name = "rouse-gateway", version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    serve: Serve,
+}
+
+#[derive(Args, Debug)]
+struct Serve {
+    /// The configuration; without one the embedded demonstration runs.
+    #[arg(long, value_name = "FILE", env = "ROUSE_CONFIG")]
+    config: Option<PathBuf>,
+    /// Where the inference API listens, instead of `listen.api`.
+    #[arg(long, value_name = "ADDR")]
+    api: Option<SocketAddr>,
+    /// Where metrics and the admin API listen, instead of `listen.admin`.
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<SocketAddr>,
+    /// Write everything that is observed to this file, for `replay`.
+    #[arg(long, value_name = "FILE")]
+    journal: Option<PathBuf>,
+    /// How log lines look. What is logged is ROUSE_LOG's affair (`info`, `rouse_gateway=debug`, …).
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Check a configuration: everything that is wrong with it, and what will not work as meant.
+    Check { file: PathBuf },
+    /// Show models, engines and accelerators.
+    Ps {
+        #[command(flatten)]
+        gateway: Gateway,
+        /// The answer as it came.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say why a model is as it is and what it waits for.
+    Explain {
+        model: String,
+        #[command(flatten)]
+        gateway: Gateway,
+        /// The answer as it came.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what is observed, as it happens.
+    Events {
+        #[command(flatten)]
+        gateway: Gateway,
+        /// The journal's lines as they come.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show an engine's output.
+    Logs {
+        model: String,
+        #[command(flatten)]
+        gateway: Gateway,
+        /// Go on as it grows.
+        #[arg(long, short)]
+        follow: bool,
+    },
+    /// Feed a journal to the decisions again and print what they say.
+    Replay { file: PathBuf },
+    /// The engine of the embedded demonstration.
+    #[command(hide = true)]
+    DemoEngine(Box<engine_sim::Args>),
+}
+
+/// Which gateway to ask.
+#[derive(Args, Debug)]
+struct Gateway {
+    /// The admin API's address.
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "ROUSE_ADMIN",
+        default_value = "http://127.0.0.1:9090"
+    )]
+    admin: client::Endpoint,
+    /// The token that it asks for.
+    #[arg(long, value_name = "TOKEN", env = "ROUSE_ADMIN_TOKEN", hide_env_values = true)]
+    token: Option<String>,
+}
+
+/// Does what the command line says. Call it before any thread is started. Errors have been printed.
+#[must_use]
+pub fn run(cli: Cli) -> ExitCode {
+    let result = match cli.command {
+        None => serve::serve(cli.serve),
+        Some(Command::Check { file }) => Ok(serve::check(&file)),
+        Some(Command::Replay { file }) => replay(&file),
+        Some(other) => ask(other),
+    };
+    result.unwrap_or_else(|error| {
+        if let Some(errors) = error.downcast_ref::<config::Errors>() {
+            eprintln!("{errors}");
+            return USAGE.into();
+        }
+        // `events | head` is no failure.
+        if error.downcast_ref::<std::io::Error>().map(std::io::Error::kind)
+            == Some(std::io::ErrorKind::BrokenPipe)
+        {
+            return ExitCode::SUCCESS;
+        }
+        eprintln!("rouse-gateway: {error:#}");
+        match error.downcast_ref::<client::Error>() {
+            Some(client::Error::NotRunning { .. }) => UNAVAILABLE.into(),
+            _ => ExitCode::FAILURE,
+        }
+    })
+}
+
+fn replay(file: &std::path::Path) -> anyhow::Result<ExitCode> {
+    crate::journal::replay(file, &mut std::io::stdout().lock())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ask(command: Command) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start")?;
+    let done = |()| ExitCode::SUCCESS;
+    runtime.block_on(async {
+        match command {
+            Command::Ps { gateway, json } => show::ps(&gateway.client(), json).await.map(done),
+            Command::Explain { model, gateway, json } => {
+                show::explain(&gateway.client(), &model, json).await.map(done)
+            }
+            Command::Events { gateway, json } => show::events(&gateway.client(), json).await.map(done),
+            Command::Logs {
+                model,
+                gateway,
+                follow,
+            } => show::logs(&gateway.client(), &model, follow).await.map(done),
+            Command::DemoEngine(args) => Box::pin(engine_sim::run(*args)).await,
+            Command::Check { .. } | Command::Replay { .. } => Ok(ExitCode::SUCCESS),
+        }
+    })
+}
+
+impl Gateway {
+    fn client(&self) -> client::Client {
+        client::Client::new(self.admin.clone(), self.token.clone())
+    }
+}

@@ -1,0 +1,191 @@
+//! A small client of the admin API: one connection for each question, plain HTTP.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use bytes::Bytes;
+use http::{Method, Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use tokio::{net::TcpStream, time::timeout};
+
+/// For the answer's head, and for a whole answer that is no stream.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// No answer of the admin API that is read whole comes near this, in bytes.
+const LARGEST: usize = 64 << 20;
+
+/// `HOST:PORT` of an admin API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Endpoint(String);
+
+pub(super) struct Client {
+    endpoint: Endpoint,
+    token: Option<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error(
+        "no gateway answers at {endpoint}: {source}. Is it running? --admin URL or ROUSE_ADMIN says where"
+    )]
+    NotRunning {
+        endpoint: Endpoint,
+        source: std::io::Error,
+    },
+    #[error("{0} did not answer within 10 s")]
+    Silent(Endpoint),
+    #[error("the admin API at {0} asks for a token: set ROUSE_ADMIN_TOKEN")]
+    Token(Endpoint),
+    #[error("{0}")]
+    Refused(String),
+    #[error("{endpoint} does not answer like a gateway's admin API: {what}")]
+    Strange { endpoint: Endpoint, what: String },
+}
+
+impl Client {
+    pub(super) const fn new(endpoint: Endpoint, token: Option<String>) -> Self {
+        Self { endpoint, token }
+    }
+
+    /// The whole answer to `GET path`.
+    pub(super) async fn get(&self, path: &str) -> Result<Bytes, Error> {
+        let body = self.stream(path).await?;
+        self.whole(body).await
+    }
+
+    /// The answer to `GET path` as it comes.
+    pub(super) async fn stream(&self, path: &str) -> Result<Incoming, Error> {
+        let answer = timeout(PATIENCE, self.ask(path))
+            .await
+            .map_err(|_| Error::Silent(self.endpoint.clone()))??;
+        let status = answer.status();
+        if status.is_success() {
+            return Ok(answer.into_body());
+        }
+        let body = self.whole(answer.into_body()).await?;
+        Err(self.refusal(status, &body))
+    }
+
+    async fn ask(&self, path: &str) -> Result<http::Response<Incoming>, Error> {
+        let stream = TcpStream::connect(&self.endpoint.0)
+            .await
+            .map_err(|source| Error::NotRunning {
+                endpoint: self.endpoint.clone(),
+                source,
+            })?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| self.strange(error))?;
+        // Ends with the answer; what went wrong on it is seen there.
+        tokio::spawn(connection);
+        let mut request = Request::builder()
+            .method(Method::GET)
+            .uri(path)
+            .header(header::HOST, &self.endpoint.0);
+        if let Some(token) = &self.token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let request = request
+            .body(Empty::<Bytes>::new())
+            .map_err(|error| self.strange(error))?;
+        sender
+            .send_request(request)
+            .await
+            .map_err(|error| self.strange(error))
+    }
+
+    async fn whole(&self, body: Incoming) -> Result<Bytes, Error> {
+        let whole = timeout(PATIENCE, Limited::new(body, LARGEST).collect())
+            .await
+            .map_err(|_| Error::Silent(self.endpoint.clone()))?;
+        whole
+            .map(http_body_util::Collected::to_bytes)
+            .map_err(|error| self.strange(error))
+    }
+
+    fn refusal(&self, status: StatusCode, body: &[u8]) -> Error {
+        if status == StatusCode::UNAUTHORIZED {
+            return Error::Token(self.endpoint.clone());
+        }
+        let message = serde_json::from_slice::<serde_json::Value>(body)
+            .ok()
+            .and_then(|body| body["error"]["message"].as_str().map(str::to_owned));
+        match message {
+            Some(message) => Error::Refused(message),
+            None => self.strange(status),
+        }
+    }
+
+    pub(super) fn strange(&self, what: impl fmt::Display) -> Error {
+        Error::Strange {
+            endpoint: self.endpoint.clone(),
+            what: what.to_string(),
+        }
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let uri: http::Uri = if text.contains("://") {
+            text.parse()
+        } else {
+            format!("http://{text}").parse()
+        }
+        .map_err(|error| format!("not a URL: {error}"))?;
+        if uri.scheme_str() != Some("http") {
+            return Err("only http:// is spoken: use the loopback address or a tunnel".to_owned());
+        }
+        let authority = uri.authority().ok_or("no host")?;
+        if authority.as_str().contains('@') {
+            return Err("the token goes into ROUSE_ADMIN_TOKEN, not into the URL".to_owned());
+        }
+        let port = authority.port_u16().unwrap_or(9090);
+        Ok(Self(format!("{}:{port}", authority.host())))
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A model's name as one segment of a path.
+pub(super) fn segment(name: &str) -> String {
+    let mut out = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_a_url_or_an_address() {
+        for (text, endpoint) in [
+            ("http://127.0.0.1:9090", "127.0.0.1:9090"),
+            ("localhost:1234", "localhost:1234"),
+            ("http://[::1]:9/", "[::1]:9"),
+            ("box", "box:9090"),
+        ] {
+            assert_eq!(text.parse::<Endpoint>().unwrap().0, endpoint, "{text}");
+        }
+        for text in ["https://box:9090", "", "http://user:secret@box", "a b"] {
+            assert!(text.parse::<Endpoint>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_one_segment() {
+        assert_eq!(segment("Qwen/Qwen3-8B:q4"), "Qwen%2FQwen3-8B%3Aq4");
+    }
+}

@@ -1,0 +1,82 @@
+//! `serve` and `check`: the two that read a configuration.
+
+use std::{path::Path, process::ExitCode};
+
+use anyhow::Context as _;
+use tracing_subscriber::EnvFilter;
+
+use super::{LogFormat, Serve, USAGE};
+use crate::{app, config, demo, limits};
+
+pub(super) fn serve(serve: Serve) -> anyhow::Result<ExitCode> {
+    log(serve.log_format)?;
+    let descriptors = limits::raise().context("cannot read the limit of open files")?;
+    let source = config::Source {
+        file: serve.config,
+        api: serve.api,
+        admin: serve.admin,
+    };
+    let config = source.load()?;
+    let findings = config::check(&config);
+    for problem in findings.errors.iter().chain(&findings.warnings) {
+        tracing::warn!("{}", problem.display(&config.origin));
+    }
+    if source.file.is_none() {
+        std::fs::create_dir_all(&config.state)
+            .with_context(|| format!("cannot make {}", config.state.display()))?;
+        demo::prepare(&config)?;
+    }
+    tracing::debug!(descriptors, "limit of open files");
+    app::run(app::Start {
+        config,
+        source,
+        journal: serve.journal,
+    })
+}
+
+/// Prints what is wrong or doubtful. Exit code 64 when anything is wrong.
+pub(super) fn check(file: &Path) -> ExitCode {
+    let config = match config::load(file) {
+        Ok(config) => config,
+        Err(errors) => {
+            eprintln!("{errors}");
+            return USAGE.into();
+        }
+    };
+    let findings = config::check(&config);
+    for problem in &findings.errors {
+        eprintln!("{}", problem.display(&config.origin));
+    }
+    for problem in &findings.warnings {
+        eprintln!("warning: {}", problem.display(&config.origin));
+    }
+    if !findings.errors.is_empty() {
+        return USAGE.into();
+    }
+    let memory = if config.accelerators_auto {
+        "accelerators are asked for at the start, so memory was not checked".to_owned()
+    } else {
+        format!("{} accelerators", config.core.accelerators.len())
+    };
+    println!(
+        "{}: valid; {} models; {memory}",
+        config.origin,
+        config.core.models.len()
+    );
+    ExitCode::SUCCESS
+}
+
+fn log(format: LogFormat) -> anyhow::Result<()> {
+    let filter = match std::env::var("ROUSE_LOG") {
+        Ok(text) => EnvFilter::try_new(text).context("ROUSE_LOG")?,
+        Err(_) => EnvFilter::new("info"),
+    };
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => builder.try_init(),
+        LogFormat::Json => builder.json().try_init(),
+    }
+    .map_err(|error| anyhow::anyhow!("cannot log: {error}"))
+}

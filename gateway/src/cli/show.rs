@@ -1,0 +1,244 @@
+//! What the admin API says, for people.
+
+use std::io::Write;
+
+use http_body_util::BodyExt as _;
+use rouse::{
+    fault::Wait,
+    fleet::report::{ModelState, View},
+    model::ModelName,
+    units::{Bytes, Tick},
+};
+use serde::Deserialize;
+
+use super::client::{Client, segment};
+
+/// `GET /admin/v1/models/{m}/explain`.
+#[derive(Debug, Deserialize)]
+struct Explanation {
+    model: ModelName,
+    state: ModelState,
+    waiting: u32,
+    leases: u32,
+    reason: String,
+    #[serde(default)]
+    wait: Wait,
+    at: Tick,
+}
+
+pub(super) async fn ps(client: &Client, json: bool) -> anyhow::Result<()> {
+    let body = client.get("/admin/v1/fleet").await?;
+    let mut out = std::io::stdout().lock();
+    if json {
+        return Ok(writeln!(out, "{}", String::from_utf8_lossy(&body))?);
+    }
+    let view: View = serde_json::from_slice(&body).map_err(|error| client.strange(error))?;
+    Ok(write!(out, "{}", fleet(&view))?)
+}
+
+pub(super) async fn explain(client: &Client, model: &str, json: bool) -> anyhow::Result<()> {
+    let body = client
+        .get(&format!("/admin/v1/models/{}/explain", segment(model)))
+        .await?;
+    let mut out = std::io::stdout().lock();
+    if json {
+        return Ok(writeln!(out, "{}", String::from_utf8_lossy(&body))?);
+    }
+    let explanation: Explanation = serde_json::from_slice(&body).map_err(|error| client.strange(error))?;
+    Ok(write!(out, "{}", explained(&explanation))?)
+}
+
+/// Until the gateway ends the stream.
+pub(super) async fn events(client: &Client, json: bool) -> anyhow::Result<()> {
+    let mut body = client.stream("/admin/v1/events").await?;
+    let mut pending = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(|error| client.strange(error))?.into_data() else {
+            continue;
+        };
+        pending.extend_from_slice(&data);
+        let mut out = std::io::stdout().lock();
+        while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = pending.drain(..=end).collect();
+            let line = String::from_utf8_lossy(&line);
+            let Some(data) = line.trim_end().strip_prefix("data:") else {
+                continue;
+            };
+            let data = data.trim_start();
+            if json {
+                writeln!(out, "{data}")?;
+            } else {
+                writeln!(out, "{}", event(data))?;
+            }
+        }
+        out.flush()?;
+    }
+    Ok(())
+}
+
+pub(super) async fn logs(client: &Client, model: &str, follow: bool) -> anyhow::Result<()> {
+    let query = if follow { "?follow=true" } else { "" };
+    let path = format!("/admin/v1/models/{}/logs{query}", segment(model));
+    let mut body = client.stream(&path).await?;
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame.map_err(|error| client.strange(error))?.into_data() {
+            let mut out = std::io::stdout().lock();
+            out.write_all(&data)?;
+            out.flush()?;
+        }
+    }
+    Ok(())
+}
+
+fn fleet(view: &View) -> String {
+    let mut models = vec![row(["MODEL", "STATE", "WAITING", "LEASES", "MEMORY", "WHY"])];
+    models.extend(view.models.iter().map(|model| {
+        let state = if model.pinned {
+            format!("{}, pinned", model.state.as_str())
+        } else {
+            model.state.as_str().to_owned()
+        };
+        row([
+            model.name.as_str(),
+            &state,
+            &model.waiting.to_string(),
+            &model.leases.to_string(),
+            &model.declared.to_string(),
+            &model.reason,
+        ])
+    }));
+    let mut engines = vec![row([
+        "ENGINE", "STATE", "SINCE", "LEASES", "ON", "RESERVED", "HOST",
+    ])];
+    engines.extend(view.engines.iter().map(|engine| {
+        let on: Vec<_> = engine.accelerators.iter().map(ToString::to_string).collect();
+        row([
+            &engine.engine.to_string(),
+            &engine.state,
+            &engine.since.to_string(),
+            &engine.leases.to_string(),
+            &on.join(","),
+            &engine.reserved.to_string(),
+            &engine.host.to_string(),
+        ])
+    }));
+    let mut memory = vec![row(["ACCELERATOR", "CAPACITY", "RESERVED", "OBSERVED", ""])];
+    memory.extend(view.accelerators.iter().map(|accelerator| {
+        let observed = accelerator
+            .observed
+            .map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
+        row([
+            accelerator.id.as_str(),
+            &accelerator.capacity.to_string(),
+            &accelerator.reserved.to_string(),
+            &observed,
+            if accelerator.healthy {
+                ""
+            } else {
+                "faulty: nothing new is granted"
+            },
+        ])
+    }));
+    let host = &view.host;
+    if host.capacity > Bytes::ZERO {
+        memory.push(row([
+            "host RAM",
+            &host.capacity.to_string(),
+            &host.reserved.to_string(),
+            "-",
+            "",
+        ]));
+    }
+    [models, engines, memory]
+        .iter()
+        .filter(|rows| rows.len() > 1)
+        .map(|rows| table(rows))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+fn explained(explanation: &Explanation) -> String {
+    let Explanation {
+        model,
+        state,
+        waiting,
+        leases,
+        reason,
+        wait,
+        at,
+    } = explanation;
+    let mut text = format!(
+        "{model}: {}, {waiting} waiting, {leases} leases\n  {reason}\n",
+        state.as_str()
+    );
+    for holder in &wait.holders {
+        text.push_str(&format!(
+            "  {} holds {}: {} leases, idle for {}{}\n",
+            holder.model,
+            holder.memory,
+            holder.leases,
+            holder.idle_for,
+            if holder.pinned { ", pinned" } else { "" },
+        ));
+    }
+    if let Some(after) = wait.retry_after {
+        text.push_str(&format!("  the earliest change is in {after}\n"));
+    }
+    text.push_str(&format!("  as of {at} UTC\n"));
+    text
+}
+
+/// A journal line: the time of day, the event's name, and the rest as `key=value`.
+fn event(line: &str) -> String {
+    let Ok(serde_json::Value::Object(mut fields)) = serde_json::from_str(line) else {
+        return line.to_owned();
+    };
+    let at = fields.remove("at").and_then(|at| at.as_u64());
+    let name = fields.remove("event");
+    let mut text = at.map_or_else(String::new, |at| format!("{} ", Tick(at)));
+    text.push_str(name.as_ref().and_then(|name| name.as_str()).unwrap_or("-"));
+    for (key, value) in &fields {
+        flat(&mut text, key, value);
+    }
+    text
+}
+
+fn flat(text: &mut String, key: &str, value: &serde_json::Value) {
+    match value {
+        serde_json::Value::Null => {}
+        serde_json::Value::Object(fields) => {
+            for (name, value) in fields {
+                flat(text, &format!("{key}.{name}"), value);
+            }
+        }
+        serde_json::Value::String(value) => text.push_str(&format!(" {key}={}", value.escape_debug())),
+        other => text.push_str(&format!(" {key}={other}")),
+    }
+}
+
+fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).to_vec()
+}
+
+/// Columns as wide as their widest cell; the last one as it is.
+fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or_default()
+    };
+    let widths: Vec<_> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            line.push_str(&format!("{cell:<width$}  "));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+//! What is legal and will not work as meant.
+
+use std::net::IpAddr;
+
+use rouse::{
+    model::{AcceleratorId, Accelerators, Configuration, LevelPolicy, ModelName, ModelSpec},
+    units::{Bytes, Millis},
+};
+
+use super::{At, Config, Kind, Model, Problem, SleepApi};
+
+/// What `check` says of a valid file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Models that can never run. `check` fails on them; a running gateway refuses their requests and serves the
+    /// others, since an accelerator that is missing today is no reason to stop everything.
+    pub errors: Vec<Problem>,
+    pub warnings: Vec<Problem>,
+}
+
+/// Looks at everything that can be known without starting an engine. `accelerators: auto` must have been filled in
+/// for the memory to be checked.
+#[must_use]
+pub fn check(config: &Config) -> Findings {
+    let place = |name: &ModelName| config.places.get(name).copied().unwrap_or_default();
+    let mut warnings = general(config);
+    for spec in &config.core.models {
+        let mut warn = |text: String| {
+            warnings.push(Problem::new(
+                place(&spec.name),
+                format!("model '{}': {text}", spec.name),
+            ));
+        };
+        waits(config, spec, &mut warn);
+        sleeping(config, spec, &mut warn);
+        if let Some(model) = config.models.get(&spec.name) {
+            engine(model, &mut warn);
+        }
+    }
+    let unknown = config.accelerators_auto && config.core.accelerators.is_empty();
+    let errors = if unknown {
+        Vec::new()
+    } else {
+        misfits(&config.core)
+    };
+    Findings {
+        errors: errors
+            .into_iter()
+            .map(|(name, why)| Problem::new(place(&name), format!("model '{name}': {why}")))
+            .collect(),
+        warnings,
+    }
+}
+
+/// Models that fit nowhere even when everything else is put away, and why.
+#[must_use]
+pub fn misfits(core: &Configuration) -> Vec<(ModelName, String)> {
+    core.models
+        .iter()
+        .filter_map(|spec| misfit(core, spec).map(|why| (spec.name.clone(), why)))
+        .collect()
+}
+
+fn misfit(core: &Configuration, spec: &ModelSpec) -> Option<String> {
+    let need = spec.memory.awake;
+    let (wanted, there): (usize, Vec<Bytes>) = match &spec.accelerators {
+        Accelerators::Count(count) => (
+            usize::try_from(*count).unwrap_or(usize::MAX),
+            core.accelerators.iter().map(|device| device.capacity).collect(),
+        ),
+        Accelerators::Ids(ids) => {
+            let found = |id: &AcceleratorId| core.accelerators.iter().find(|device| device.id == *id);
+            if let Some(missing) = ids.iter().find(|id| found(id).is_none()) {
+                return Some(format!("there is no accelerator '{missing}'"));
+            }
+            let capacities = ids.iter().filter_map(found).map(|device| device.capacity);
+            (ids.len(), capacities.collect())
+        }
+    };
+    if there.len() < wanted {
+        return Some(format!(
+            "it wants {wanted} accelerators, there are {}",
+            there.len()
+        ));
+    }
+    let fitting = there.iter().filter(|capacity| **capacity >= need).count();
+    (fitting < wanted).then(|| {
+        let largest = there.iter().max().copied().unwrap_or_default();
+        format!(
+            "it needs {need} on each of {wanted} accelerators and fits nowhere: the largest can be granted {largest} \
+             (headroom taken off)"
+        )
+    })
+}
+
+fn general(config: &Config) -> Vec<Problem> {
+    let mut warnings = Vec::new();
+    let mut warn = |text: &str| warnings.push(Problem::new(At::default(), text));
+    if config.core.models.is_empty() {
+        warn("there are no models: every request is answered 404");
+    }
+    if !config.api.ip().is_loopback() && !config.keys_none {
+        let everywhere = config.api.ip() == IpAddr::from([0, 0, 0, 0]);
+        warn(&format!(
+            "listen.api is {}{} and there are no keys: whoever reaches it may use it (keys: none says that this is meant)",
+            config.api,
+            if everywhere { ", every interface," } else { "" },
+        ));
+    }
+    if let Some(text) = long_turns(config) {
+        warn(&text);
+    }
+    warnings
+}
+
+/// Nothing is learned before the first start, so the deadlines of sleep and wake stand in for their times.
+fn long_turns(config: &Config) -> Option<String> {
+    let settings = &config.core.settings;
+    let (turns, max_wait) = (&settings.turns, settings.queue.max_wait);
+    let swap = if config.core.models.iter().any(|spec| spec.can_sleep) {
+        settings.timeouts.sleep + settings.timeouts.wake
+    } else {
+        settings.timeouts.stop_grace
+    };
+    let turn: Millis = turns.max_turn + turns.drain_deadline + swap;
+    (config.core.models.len() > 1 && turn > max_wait).then(|| {
+        format!(
+            "turns.maxTurn ({}), turns.drain.deadline ({}) and a swap (at most {swap}) exceed queue.maxWait \
+             ({max_wait}): waiting behind one busy model can outlast a request",
+            turns.max_turn, turns.drain_deadline
+        )
+    })
+}
+
+/// Waits that cannot end well: the client's own patience ends before the model can be there.
+fn waits(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
+    let settings = &config.core.settings;
+    let max_wait = settings.queue.max_wait;
+    if spec.start_timeout > max_wait {
+        warn(format!(
+            "engine.startTimeout ({}) exceeds queue.maxWait ({max_wait}): whoever waits for a slow start is refused \
+             before it is over",
+            spec.start_timeout
+        ));
+    }
+}
+
+fn sleeping(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
+    let budget = config.core.settings.host_memory;
+    if spec.can_sleep && spec.idle.level == LevelPolicy::One && spec.memory.host > budget {
+        warn(format!(
+            "idle.level is 1, but memory.host ({}) exceeds host.sleepMemory ({budget}): it will be stopped instead",
+            spec.memory.host
+        ));
+    }
+}
+
+fn engine(model: &Model, warn: &mut impl FnMut(String)) {
+    let words: Vec<_> = model
+        .command
+        .iter()
+        .flat_map(|text| text.split_whitespace())
+        .collect();
+    let has = |word: &str| words.contains(&word);
+    match model.kind {
+        Kind::Vllm => {
+            if model.sleep == SleepApi::None {
+                warn(
+                    "the command has no --enable-sleep-mode: the engine is stopped and started instead of put to \
+                     sleep and woken"
+                        .to_owned(),
+                );
+            } else if model
+                .env
+                .get("VLLM_SERVER_DEV_MODE")
+                .is_none_or(|value| value != "1")
+            {
+                warn(
+                    "env has no VLLM_SERVER_DEV_MODE: \"1\", without which vLLM has no /sleep and /wake_up"
+                        .to_owned(),
+                );
+            }
+            if !model.uses("MEMORY_FRACTION") && !model.uses("KV_CACHE_BYTES") {
+                warn(
+                    "the command uses neither ${MEMORY_FRACTION} nor ${KV_CACHE_BYTES}: vLLM takes its own share of \
+                     the accelerator, whatever memory.awake says"
+                        .to_owned(),
+                );
+            }
+        }
+        Kind::Sglang if model.sleep == SleepApi::None => {
+            warn(
+                "the command has no --enable-memory-saver: the engine is stopped instead of put to sleep"
+                    .to_owned(),
+            );
+        }
+        Kind::LlamaCpp => {
+            let python = words.iter().any(|word| word.contains("llama_cpp"));
+            let interrupts_off = words
+                .windows(2)
+                .any(|pair| pair[0] == "--interrupt_requests" && pair[1].eq_ignore_ascii_case("false"));
+            if python && !interrupts_off && !has("--interrupt_requests=false") {
+                warn(
+                    "llama-cpp-python ends a running request when a second one comes: add --interrupt_requests false"
+                        .to_owned(),
+                );
+            }
+        }
+        Kind::Sglang | Kind::Custom => {}
+    }
+    if !model.uses("HOST") {
+        warn(
+            "neither command nor env uses ${HOST}: see to it that the engine listens on loopback only, or it is \
+             refused after its start"
+                .to_owned(),
+        );
+    }
+}

@@ -1,0 +1,133 @@
+//! What a reload changes. Models that are not named here are not touched.
+
+use std::{collections::BTreeMap, fmt};
+
+use rouse::model::{ModelName, ModelSpec};
+
+use super::Config;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Diff {
+    pub added: Vec<ModelName>,
+    pub removed: Vec<ModelName>,
+    /// Same engine, other policy: takes effect at once.
+    pub changed: Vec<ModelName>,
+    /// Another command, environment or kind: running engines are outdated and replaced when they are put away.
+    pub outdated: Vec<ModelName>,
+    /// Top-level keys that take effect at once.
+    pub settings: Vec<&'static str>,
+    /// Top-level keys that keep their old value until the gateway starts again.
+    pub needs_restart: Vec<&'static str>,
+}
+
+/// Compares two configurations.
+#[must_use]
+pub fn diff(old: &Config, new: &Config) -> Diff {
+    let mut diff = Diff::default();
+    models(old, new, &mut diff);
+    let (was, is) = (&old.core.settings, &new.core.settings);
+    let settings = [
+        ("host", was.host_memory != is.host_memory),
+        ("queue", was.queue != is.queue),
+        ("turns", was.turns != is.turns),
+        ("eviction", was.eviction != is.eviction),
+        ("stream", old.stream != new.stream),
+        (
+            "timeouts",
+            was.timeouts != is.timeouts || old.timeouts != new.timeouts,
+        ),
+        ("limits", old.limits != new.limits),
+        ("shutdown", old.shutdown != new.shutdown),
+        (
+            "admin",
+            old.admin.token != new.admin.token || old.admin.metrics_open != new.admin.metrics_open,
+        ),
+    ];
+    let restart = [
+        (
+            "listen",
+            old.api != new.api || old.admin.address != new.admin.address,
+        ),
+        ("accelerators", accelerators_differ(old, new)),
+        ("headroom", old.headroom != new.headroom),
+        ("state", old.state != new.state),
+        ("logs", old.log_cap != new.log_cap),
+    ];
+    diff.settings = changed(&settings);
+    diff.needs_restart = changed(&restart);
+    diff
+}
+
+impl Diff {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// One line for the log: `added a, b; changed c; settings queue, turns`.
+impl fmt::Display for Diff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = |names: &[ModelName]| {
+            names
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        let parts = [
+            ("added", names(&self.added)),
+            ("removed", names(&self.removed)),
+            ("changed", names(&self.changed)),
+            ("engine changed", names(&self.outdated)),
+            ("settings", self.settings.join(", ")),
+            ("only after a restart", self.needs_restart.join(", ")),
+        ];
+        let mut written = parts.iter().filter(|(_, list)| !list.is_empty());
+        let Some((what, list)) = written.next() else {
+            return f.write_str("nothing changed");
+        };
+        write!(f, "{what} {list}")?;
+        written.try_for_each(|(what, list)| write!(f, "; {what} {list}"))
+    }
+}
+
+fn models(old: &Config, new: &Config, diff: &mut Diff) {
+    let by_name = |config: &Config| -> BTreeMap<ModelName, ModelSpec> {
+        let specs = config.core.models.iter().cloned();
+        specs.map(|spec| (spec.name.clone(), spec)).collect()
+    };
+    let (before, after) = (by_name(old), by_name(new));
+    diff.removed = before
+        .keys()
+        .filter(|name| !after.contains_key(*name))
+        .cloned()
+        .collect();
+    for (name, spec) in &after {
+        match before.get(name) {
+            None => diff.added.push(name.clone()),
+            Some(was) if was.fingerprint != spec.fingerprint => diff.outdated.push(name.clone()),
+            Some(was) if was != spec || old.models.get(name) != new.models.get(name) => {
+                diff.changed.push(name.clone());
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// With `auto` on both sides the list was filled in by the machine, not by the file.
+fn accelerators_differ(old: &Config, new: &Config) -> bool {
+    if old.accelerators_auto && new.accelerators_auto {
+        return false;
+    }
+    old.accelerators_auto != new.accelerators_auto
+        || old.meters != new.meters
+        || old.core.accelerators != new.core.accelerators
+}
+
+fn changed(keys: &[(&'static str, bool)]) -> Vec<&'static str> {
+    keys.iter()
+        .filter(|(_, changed)| *changed)
+        .map(|(key, _)| *key)
+        .collect()
+}

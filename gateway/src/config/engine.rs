@@ -1,0 +1,183 @@
+//! `engine` of a model: how it is run and spoken to.
+
+use std::collections::BTreeMap;
+
+use rouse::{model::ModelName, units::Millis};
+
+use super::{
+    Kind, Model, OnDisconnect, SleepApi, Task,
+    reader::{Reader, Section},
+    tree::{Node, Value},
+};
+
+pub(super) struct Engine {
+    pub(super) model: Model,
+    pub(super) start_timeout: Millis,
+}
+
+/// Reads the keys of `engine` for the model `name`.
+pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName) -> Option<Engine> {
+    let kind = section.require(reader, "kind", |reader, node| {
+        reader.choice(
+            node,
+            &[
+                ("vllm", Kind::Vllm),
+                ("sglang", Kind::Sglang),
+                ("llama-cpp", Kind::LlamaCpp),
+                ("custom", Kind::Custom),
+            ],
+        )
+    });
+    let at = section.at;
+    let command = section.require(reader, "command", command);
+    let env = section.read(reader, "env", env);
+    let served_name = section.read(reader, "servedName", Reader::text);
+    let task = section.read(reader, "task", task).unwrap_or(Task::Generate);
+    let start_timeout = section
+        .read(reader, "startTimeout", Reader::positive_span)
+        .unwrap_or(Millis::secs(480));
+    let on_disconnect = section.read(reader, "onDisconnect", |reader, node| {
+        reader.choice(
+            node,
+            &[("abort", OnDisconnect::Abort), ("drain", OnDisconnect::Drain)],
+        )
+    });
+    let api_key = section.read(reader, "apiKey", Reader::text);
+    let allow_public = section.read(reader, "allowPublic", Reader::flag).unwrap_or(false);
+    let sleep = section.read(reader, "sleepMode", sleep_mode);
+
+    let (kind, command) = (kind?, command?);
+    let model = Model {
+        served_name: served_name.unwrap_or_else(|| name.to_string()),
+        name,
+        kind,
+        sleep: sleep
+            .flatten()
+            .unwrap_or_else(|| sleep_by_command(kind, &command)),
+        command,
+        env: env.unwrap_or_default(),
+        task,
+        on_disconnect: on_disconnect.unwrap_or(OnDisconnect::Abort),
+        api_key: api_key.filter(|key| !key.is_empty()),
+        allow_public,
+    };
+    if !model.uses("PORT") {
+        reader.note(
+            at,
+            "neither command nor env uses ${PORT}: the engine would not listen where it is looked for",
+        );
+    }
+    Some(Engine { model, start_timeout })
+}
+
+impl Engine {
+    /// It was told its KV-cache bytes, or is of a kind that does not measure free memory when it starts.
+    pub(super) fn explicit_memory(&self) -> bool {
+        matches!(self.model.kind, Kind::LlamaCpp | Kind::Custom) || self.model.uses("KV_CACHE_BYTES")
+    }
+
+    /// The same for the same template on every machine and in every build: adopted engines carry it across restarts
+    /// and upgrades. FNV-1a; nobody gains by a collision.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let model = &self.model;
+        let kind = match model.kind {
+            Kind::Vllm => "vllm",
+            Kind::Sglang => "sglang",
+            Kind::LlamaCpp => "llama-cpp",
+            Kind::Custom => "custom",
+        };
+        let variables = model
+            .env
+            .iter()
+            .flat_map(|(name, value)| [name.as_str(), value.as_str()]);
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        let mut feed = |bytes: &[u8]| {
+            for byte in bytes {
+                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+            }
+        };
+        let commands = model.command.iter().map(String::as_str);
+        for part in [kind, model.served_name.as_str()].into_iter().chain(commands) {
+            feed(part.as_bytes());
+            feed(&[0]);
+        }
+        feed(&[1]);
+        for part in variables {
+            feed(part.as_bytes());
+            feed(&[0]);
+        }
+        hash
+    }
+}
+
+fn command(reader: &mut Reader, node: &Node) -> Option<Vec<String>> {
+    let command = reader.list(node, Reader::template)?;
+    if command.first().is_none_or(|program| program.trim().is_empty()) {
+        reader.note(node.at, "the command is empty");
+        return None;
+    }
+    if command.iter().any(|text| text.contains('\0')) {
+        reader.note(node.at, "an argument cannot have a NUL in it");
+        return None;
+    }
+    Some(command)
+}
+
+fn env(reader: &mut Reader, node: &Node) -> Option<BTreeMap<String, String>> {
+    let Value::Map(entries) = &node.value else {
+        reader.note(node.at, format_args!("expected a mapping, found {}", node.what()));
+        return None;
+    };
+    let mut env = BTreeMap::new();
+    for entry in entries {
+        if entry.key.is_empty() || entry.key.contains(['=', '\0']) {
+            reader.note(
+                entry.at,
+                format_args!("'{}' cannot be a variable's name", entry.key.escape_debug()),
+            );
+        }
+        if let Some(value) = reader.template(&entry.value) {
+            env.insert(entry.key.clone(), value);
+        }
+    }
+    Some(env)
+}
+
+fn task(reader: &mut Reader, node: &Node) -> Option<Task> {
+    reader.choice(
+        node,
+        &[
+            ("generate", Task::Generate),
+            ("embed", Task::Embed),
+            ("score", Task::Score),
+            ("transcribe", Task::Transcribe),
+            ("none", Task::None),
+        ],
+    )
+}
+
+/// `auto` is `Some(None)`.
+fn sleep_mode(reader: &mut Reader, node: &Node) -> Option<Option<SleepApi>> {
+    reader.choice(
+        node,
+        &[
+            ("auto", None),
+            ("vllm", Some(SleepApi::Vllm)),
+            ("sglang", Some(SleepApi::Sglang)),
+            ("none", Some(SleepApi::None)),
+        ],
+    )
+}
+
+fn sleep_by_command(kind: Kind, command: &[String]) -> SleepApi {
+    let has = |flag: &str| {
+        command
+            .iter()
+            .any(|text| text.split_whitespace().any(|word| word == flag))
+    };
+    match kind {
+        Kind::Vllm if has("--enable-sleep-mode") => SleepApi::Vllm,
+        Kind::Sglang if has("--enable-memory-saver") => SleepApi::Sglang,
+        _ => SleepApi::None,
+    }
+}

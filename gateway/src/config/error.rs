@@ -1,0 +1,98 @@
+//! What is wrong with a file, all of it at once.
+
+use std::fmt;
+
+use serde_saphyr::Location;
+
+/// Line and column, from 1; line 0 is "the file as a whole".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct At {
+    pub line: u64,
+    pub column: u64,
+}
+
+/// One thing that is wrong or doubtful, and where.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    pub at: At,
+    pub text: String,
+}
+
+/// Everything that is wrong with one file, in the order of the file. `Display` gives a line
+/// `FILE:LINE:COLUMN: what` for each.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", listed(.origin, .problems))]
+pub struct Errors {
+    pub origin: String,
+    pub problems: Vec<Problem>,
+}
+
+impl Errors {
+    pub(super) fn new(origin: &str, mut problems: Vec<Problem>) -> Self {
+        problems.sort();
+        problems.dedup();
+        Self {
+            origin: origin.to_owned(),
+            problems,
+        }
+    }
+}
+
+impl Problem {
+    pub(super) fn new(at: At, text: impl Into<String>) -> Self {
+        Self {
+            at,
+            text: text.into(),
+        }
+    }
+
+    pub(super) fn from_yaml(error: &serde_saphyr::Error) -> Self {
+        let at = error.location().map(At::from).unwrap_or_default();
+        let text = match error.without_snippet() {
+            serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
+                format!("the key '{key}' is given twice")
+            }
+            serde_saphyr::Error::MultipleDocuments { .. } => {
+                "there is a second document (---) in the file".to_owned()
+            }
+            other => {
+                let text = other.to_string();
+                // The place is in front already.
+                text.rsplit_once(" at line ")
+                    .map_or_else(|| text.clone(), |(what, _)| what.to_owned())
+            }
+        };
+        Self { at, text }
+    }
+
+    /// As a person reads it: `FILE:LINE:COLUMN: what`.
+    #[must_use]
+    pub fn display(&self, origin: &str) -> String {
+        let At { line, column } = self.at;
+        if line == 0 {
+            format!("{origin}: {}", self.text)
+        } else {
+            format!("{origin}:{line}:{column}: {}", self.text)
+        }
+    }
+}
+
+impl From<Location> for At {
+    fn from(location: Location) -> Self {
+        Self {
+            line: location.line(),
+            column: location.column(),
+        }
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.line, self.column)
+    }
+}
+
+fn listed(origin: &str, problems: &[Problem]) -> String {
+    let lines: Vec<_> = problems.iter().map(|problem| problem.display(origin)).collect();
+    lines.join("\n")
+}

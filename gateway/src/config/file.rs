@@ -1,0 +1,310 @@
+//! The file as a whole: every top-level key, its type, its default.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+};
+
+use rouse::{
+    model::{Accelerator, AcceleratorId, Configuration},
+    units::Bytes,
+};
+
+use super::{
+    Admin, At, Config, Errors, Problem, model, policy,
+    reader::{Environment, Reader, Section},
+    tree::{Node, Value},
+};
+
+const LOCAL_API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+const LOCAL_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
+
+/// Reads and checks a file. The error lists everything that is wrong with it.
+pub fn load(path: &Path) -> Result<Config, Errors> {
+    let origin = path.display().to_string();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Errors::new(&origin, vec![Problem::new(At::default(), error.to_string())]))?;
+    parse(&text, &origin)
+}
+
+/// Checks a configuration's text; `origin` is what the errors call it. `${env:NAME}` is read from this process's
+/// environment.
+pub fn parse(text: &str, origin: &str) -> Result<Config, Errors> {
+    parse_on(&Machine::this(), text, origin)
+}
+
+/// What defaults depend on. A test brings its own.
+pub(super) struct Machine {
+    pub(super) memory: Bytes,
+    pub(super) environment: Environment,
+}
+
+impl Machine {
+    pub(super) fn this() -> Self {
+        Self {
+            memory: memory(),
+            environment: |name| std::env::var(name).ok(),
+        }
+    }
+}
+
+pub(super) fn parse_on(machine: &Machine, text: &str, origin: &str) -> Result<Config, Errors> {
+    let (document, problems) = Node::parse(text).map_err(|problems| Errors::new(origin, problems))?;
+    let mut reader = Reader::new(machine.environment);
+    reader.problems = problems;
+    let mut root = reader.section(&document);
+    let config = whole(&mut reader, &mut root, machine);
+    root.close(&mut reader);
+    if reader.problems.is_empty() {
+        Ok(Config {
+            origin: origin.to_owned(),
+            ..config
+        })
+    } else {
+        Err(Errors::new(origin, reader.problems))
+    }
+}
+
+fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
+    refuse_later_keys(reader, root);
+    let (api, admin_listen) = root.sub(reader, "listen", |reader, listen| {
+        let api = listen.read(reader, "api", address).map(|(api, _)| api);
+        (api, listen.read(reader, "admin", address))
+    });
+    let api = api.unwrap_or(LOCAL_API);
+    let admin = root.sub(reader, "admin", |reader, section| {
+        admin(reader, section, admin_listen)
+    });
+    let headroom = root
+        .read(reader, "headroom", Reader::size)
+        .unwrap_or(Bytes::gib(1));
+    let devices = root
+        .read(reader, "accelerators", |reader, node| {
+            devices(reader, node, headroom)
+        })
+        .unwrap_or_default();
+    let settings = policy::settings(reader, root, Bytes(machine.memory.0 / 2));
+    let stream = policy::stream(reader, root);
+    let (timeouts, transitions) = policy::timeouts(reader, root);
+    let settings = rouse::model::Settings {
+        timeouts: transitions,
+        ..settings
+    };
+    let limits = policy::limits(reader, root, machine.memory);
+    let shutdown = policy::shutdown(reader, root);
+    let state = root
+        .read(reader, "state", Reader::text)
+        .map_or_else(|| default_state_dir(machine.environment), PathBuf::from);
+    let log_cap = root
+        .sub(reader, "logs", |reader, logs| {
+            logs.read(reader, "perEngine", Reader::size)
+        })
+        .unwrap_or(Bytes::mib(64));
+    let keys_none = root.read(reader, "keys", keys).unwrap_or(false);
+    let found = model::models(reader, root, devices.known());
+
+    Config {
+        api,
+        admin,
+        core: Configuration {
+            settings,
+            accelerators: devices.list,
+            models: found.specs,
+        },
+        models: found.models,
+        meters: devices.meters,
+        accelerators_auto: devices.auto,
+        headroom,
+        stream,
+        timeouts,
+        limits,
+        shutdown,
+        state,
+        log_cap,
+        keys_none,
+        origin: String::new(),
+        places: found.places,
+    }
+}
+
+/// Keys whose meaning is settled but not built. Accepting them in silence would be a security hole with `tls`, and a
+/// surprise with the rest.
+fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
+    root.read(reader, "platform", |reader, node| {
+        if reader.choice(node, &[("local", false), ("kubernetes", true)])? {
+            reader.not_yet(node.at);
+        }
+        Some(())
+    });
+    for key in ["tls", "telemetry"] {
+        root.read(reader, key, |reader, node| {
+            let empty = matches!(&node.value, Value::Map(entries) if entries.is_empty());
+            if !empty {
+                reader.not_yet(node.at);
+            }
+            Some(())
+        });
+    }
+    root.sub(reader, "api", |reader, api| {
+        api.sub(reader, "cors", |reader, cors| {
+            cors.read(reader, "origins", |reader, node| {
+                if reader
+                    .list(node, Reader::text)
+                    .is_some_and(|list| !list.is_empty())
+                {
+                    reader.not_yet(node.at);
+                }
+                Some(())
+            });
+        });
+    });
+}
+
+/// `none`, or an empty list; others are not built yet. True for an explicit `none`.
+fn keys(reader: &mut Reader, node: &Node) -> Option<bool> {
+    match &node.value {
+        Value::List(list) if list.is_empty() => Some(false),
+        Value::List(_) => {
+            reader.not_yet(node.at);
+            None
+        }
+        _ => reader.choice(node, &[("none", true)]),
+    }
+}
+
+fn admin(reader: &mut Reader, section: &mut Section, listen: Option<(SocketAddr, At)>) -> Admin {
+    let token = section.read(reader, "token", |reader, node| {
+        let token = reader.text(node)?;
+        if token.chars().any(|c| !c.is_ascii_graphic()) {
+            reader.note(
+                node.at,
+                "a token is visible ASCII without spaces: it goes into a header",
+            );
+            return None;
+        }
+        Some(token)
+    });
+    let token = token.filter(|token| !token.is_empty());
+    let metrics_open = section
+        .read(reader, "metrics", |reader, node| {
+            reader.choice(node, &[("open", true), ("token", false)])
+        })
+        .unwrap_or(true);
+    if let Some((address, at)) = listen
+        && token.is_none()
+        && !address.ip().is_loopback()
+    {
+        let text = format!("listen.admin: {address} is not loopback: that needs an admin.token");
+        reader.problems.push(Problem::new(at, text));
+    }
+    Admin {
+        address: listen.map_or(LOCAL_ADMIN, |(address, _)| address),
+        token,
+        metrics_open,
+    }
+}
+
+/// What `accelerators` says.
+struct Devices {
+    auto: bool,
+    list: Vec<Accelerator>,
+    meters: BTreeMap<AcceleratorId, PathBuf>,
+}
+
+impl Default for Devices {
+    fn default() -> Self {
+        Self {
+            auto: true,
+            list: Vec::new(),
+            meters: BTreeMap::new(),
+        }
+    }
+}
+
+impl Devices {
+    /// The accelerators, when they are known before the machine has been asked.
+    fn known(&self) -> Option<&[Accelerator]> {
+        (!self.auto).then_some(&self.list)
+    }
+}
+
+fn devices(reader: &mut Reader, node: &Node, headroom: Bytes) -> Option<Devices> {
+    if !matches!(node.value, Value::List(_)) {
+        return reader.choice(node, &[("auto", ())]).map(|()| Devices::default());
+    }
+    let mut devices = Devices {
+        auto: false,
+        ..Devices::default()
+    };
+    reader.list(node, |reader, node| {
+        let mut section = reader.section(node);
+        let id = section.require(reader, "id", Reader::text);
+        let memory = section.require(reader, "memory", Reader::size);
+        let meter = section.read(reader, "meter", Reader::text);
+        let at = section.at;
+        section.close(reader);
+        let (id, memory) = (AcceleratorId::from(id?), memory?);
+        if id.as_str().is_empty() || id.as_str().contains(',') {
+            reader.note(at, "an accelerator's id is not empty and has no comma");
+        }
+        if devices.list.iter().any(|other| other.id == id) {
+            reader.note(at, format_args!("the accelerator '{id}' is listed twice"));
+        }
+        if memory <= headroom {
+            reader.note(
+                at,
+                format_args!("memory {memory} leaves nothing beside headroom {headroom}"),
+            );
+        }
+        devices.list.push(Accelerator {
+            id: id.clone(),
+            capacity: memory.saturating_sub(headroom),
+            metered: meter.is_some(),
+        });
+        if let Some(meter) = meter {
+            devices.meters.insert(id, meter.into());
+        }
+        Some(())
+    });
+    Some(devices)
+}
+
+fn address(reader: &mut Reader, node: &Node) -> Option<(SocketAddr, At)> {
+    let text = reader.text(node)?;
+    let named = text
+        .strip_prefix("localhost:")
+        .map(|port| format!("127.0.0.1:{port}"));
+    let parsed = named.as_deref().unwrap_or(&text).parse().ok();
+    if parsed.is_none() {
+        reader.note(
+            node.at,
+            format_args!("'{text}' is not an address: write IP:PORT, like 127.0.0.1:8080 or [::1]:8080"),
+        );
+    }
+    parsed.map(|address| (address, node.at))
+}
+
+/// `$XDG_STATE_HOME/rouse`, else `~/.local/state/rouse`, else `/var/lib/rouse` (a service without a home).
+pub(super) fn default_state_dir(environment: Environment) -> PathBuf {
+    let set = |name| environment(name).filter(|value| !value.is_empty());
+    if let Some(dir) = set("STATE_DIRECTORY") {
+        return dir.into();
+    }
+    if let Some(base) = set("XDG_STATE_HOME") {
+        return Path::new(&base).join("rouse");
+    }
+    set("HOME").map_or_else(
+        || "/var/lib/rouse".into(),
+        |home| Path::new(&home).join(".local/state/rouse"),
+    )
+}
+
+/// RAM of this machine; 16 GiB where the kernel does not say.
+fn memory() -> Bytes {
+    let total = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok()
+    });
+    total.map_or(Bytes::gib(16), |kib| Bytes(kib << 10))
+}

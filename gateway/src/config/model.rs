@@ -1,0 +1,266 @@
+//! `models`: what each entry says to the decisions. How its engine is run is [`super::engine`]'s.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use rouse::{
+    model::{Accelerator, AcceleratorId, Accelerators, Idle, LevelPolicy, Memory, ModelName, ModelSpec},
+    units::{Bytes, Millis},
+};
+
+use super::{
+    At, Model, SleepApi, engine,
+    reader::{Reader, Section},
+    tree::{Node, Value},
+};
+
+/// Residue of an engine of which nothing is known.
+const UNKNOWN_RESIDUE: Bytes = Bytes::gib(4);
+
+#[derive(Default)]
+pub(super) struct Models {
+    pub(super) specs: Vec<ModelSpec>,
+    pub(super) models: BTreeMap<ModelName, Arc<Model>>,
+    pub(super) places: BTreeMap<ModelName, At>,
+}
+
+/// Reads every model. `devices`: the accelerators there are, when the file lists them.
+pub(super) fn models(reader: &mut Reader, root: &mut Section, devices: Option<&[Accelerator]>) -> Models {
+    let mut models = Models::default();
+    let mut taken = Names::default();
+    root.read(reader, "models", |reader, node| {
+        reader.list(node, |reader, node| {
+            let mut section = reader.section(node);
+            let at = section.at;
+            let read = one(reader, &mut section, &mut taken, devices);
+            section.close(reader);
+            let (spec, model) = read?;
+            models.places.insert(spec.name.clone(), at);
+            models.models.insert(spec.name.clone(), Arc::new(model));
+            models.specs.push(spec);
+            Some(())
+        })
+    });
+    models
+}
+
+/// Every name and alias so far, with where it was given.
+type Names = BTreeMap<String, At>;
+
+fn one(
+    reader: &mut Reader,
+    section: &mut Section,
+    taken: &mut Names,
+    devices: Option<&[Accelerator]>,
+) -> Option<(ModelSpec, Model)> {
+    let name = section.require(reader, "name", |reader, node| name(reader, node, taken));
+    let aliases = section.read(reader, "aliases", |reader, node| {
+        reader.list(node, |reader, node| self::name(reader, node, taken))
+    });
+    // The rest is read under a stand-in when the name is bad: its mistakes are wanted too.
+    let model_name = ModelName::from(name.as_deref().unwrap_or_default());
+    let engine = section.require(reader, "engine", |reader, node| {
+        let mut section = reader.section(node);
+        let engine = engine::engine(reader, &mut section, model_name.clone());
+        section.close(reader);
+        engine
+    });
+    let accelerators = section
+        .read(reader, "accelerators", |reader, node| {
+            accelerators(reader, node, devices)
+        })
+        .unwrap_or(Accelerators::Count(1));
+    let sleep = engine.as_ref().map(|engine| engine.model.sleep);
+    let can_sleep = sleep != Some(SleepApi::None);
+    let memory = section.require(reader, "memory", |reader, node| {
+        let mut section = reader.section(node);
+        let memory = memory(reader, &mut section, can_sleep);
+        section.close(reader);
+        memory
+    });
+    let idle = section.sub(reader, "idle", |reader, section| idle(reader, section, can_sleep));
+    section.read(reader, "replicas", |reader, node| {
+        if reader.number::<u32>(node)? != 1 {
+            reader.not_yet(node.at);
+        }
+        Some(())
+    });
+    let pinned = section.read(reader, "pinned", Reader::flag).unwrap_or(false);
+    let priority = section.read(reader, "priority", Reader::number).unwrap_or(0);
+    let max_concurrency = section.read(reader, "maxConcurrency", |reader, node| {
+        let number = reader.number::<u32>(node)?;
+        if number == 0 || number > rouse::lease::count::MAX_LEASES {
+            reader.note(
+                node.at,
+                format_args!("is between 1 and {}", rouse::lease::count::MAX_LEASES),
+            );
+        }
+        Some(number)
+    });
+    let (engine, memory) = (engine?, memory?);
+    name?;
+    let spec = ModelSpec {
+        name: model_name,
+        aliases: aliases.unwrap_or_default(),
+        accelerators,
+        memory,
+        idle,
+        replicas: 1,
+        pinned,
+        priority,
+        max_concurrency,
+        start_timeout: engine.start_timeout,
+        explicit_memory: engine.explicit_memory(),
+        can_sleep,
+        fingerprint: engine.fingerprint(),
+    };
+    Some((spec, engine.model))
+}
+
+/// A model's name or alias: usable in JSON, in a path and on a command line, and not taken yet.
+fn name(reader: &mut Reader, node: &Node, taken: &mut Names) -> Option<String> {
+    let text = reader.text(node)?;
+    if let Some(why) = unusable(&text) {
+        reader.note(
+            node.at,
+            format_args!("'{}' cannot be a model's name: {why}", text.escape_debug()),
+        );
+        return None;
+    }
+    if let Some(before) = taken.get(&text) {
+        reader.note(
+            node.at,
+            format_args!("the name '{text}' is already taken by the model or alias at {before}"),
+        );
+        return None;
+    }
+    taken.insert(text.clone(), node.at);
+    Some(text)
+}
+
+fn unusable(name: &str) -> Option<&'static str> {
+    if name.is_empty() {
+        return Some("it is empty");
+    }
+    if name.len() > 256 {
+        return Some("it is longer than 256 bytes");
+    }
+    if name.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        return Some("it has white space or control characters in it");
+    }
+    if name.contains(['%', '?', '#', ';', '\\', '"']) {
+        return Some("it has one of % ? # ; \\ \" in it, which mean something in a path");
+    }
+    let segments_bad = name.split('/').any(|segment| matches!(segment, "" | "." | ".."));
+    segments_bad.then_some("between slashes it needs something other than dots")
+}
+
+fn accelerators(reader: &mut Reader, node: &Node, devices: Option<&[Accelerator]>) -> Option<Accelerators> {
+    if !matches!(node.value, Value::List(_)) {
+        let count = reader.number::<u32>(node)?;
+        if count == 0 {
+            reader.note(
+                node.at,
+                "is at least 1: for engines without one, list a pretended accelerator with the memory they may use",
+            );
+            return None;
+        }
+        return Some(Accelerators::Count(count));
+    }
+    let mut ids: Vec<AcceleratorId> = Vec::new();
+    reader.list(node, |reader, node| {
+        let id = AcceleratorId::from(reader.text(node)?);
+        let known = devices.is_none_or(|devices| devices.iter().any(|device| device.id == id));
+        if !known {
+            reader.note(node.at, format_args!("there is no accelerator '{id}'"));
+        } else if ids.contains(&id) {
+            reader.note(node.at, format_args!("the accelerator '{id}' is listed twice"));
+        }
+        ids.push(id);
+        Some(())
+    })?;
+    if ids.is_empty() {
+        reader.note(node.at, "is at least one accelerator");
+        return None;
+    }
+    Some(Accelerators::Ids(ids))
+}
+
+fn memory(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Option<Memory> {
+    let awake = section.require(reader, "awake", |reader, node| {
+        let size = reader.size(node)?;
+        if size == Bytes::ZERO {
+            reader.note(node.at, "is more than 0");
+            return None;
+        }
+        Some(size)
+    });
+    let asleep = section.read(reader, "asleep", |reader, node| {
+        let size = reader.size(node)?;
+        if awake.is_some_and(|awake| size > awake) {
+            reader.note(node.at, format_args!("{size} asleep is more than awake"));
+        }
+        Some(size)
+    });
+    let host = section.read(reader, "host", Reader::size);
+    let awake = awake?;
+    // An engine that is only ever stopped keeps nothing.
+    let unknown = |size: Bytes| if can_sleep { size } else { Bytes::ZERO };
+    Some(Memory {
+        awake,
+        asleep: asleep.unwrap_or_else(|| unknown(UNKNOWN_RESIDUE.min(awake))),
+        host: host.unwrap_or_else(|| unknown(awake)),
+    })
+}
+
+fn idle(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Idle {
+    let sleep_after = section
+        .read(reader, "sleepAfter", span_or_never)
+        .unwrap_or(Some(Millis::secs(300)));
+    let stop_after = section
+        .read(reader, "stopAfter", |reader, node| {
+            let stop = span_or_never(reader, node)?;
+            if let (Some(stop), Some(sleep)) = (stop, sleep_after)
+                && stop < sleep
+            {
+                reader.note(node.at, format_args!("{stop} is before sleepAfter ({sleep})"));
+            }
+            Some(stop)
+        })
+        .unwrap_or(Some(Millis::secs(3600)));
+    let level = section
+        .read(reader, "level", |reader, node| level(reader, node, can_sleep))
+        .unwrap_or(LevelPolicy::Auto);
+    Idle {
+        sleep_after,
+        stop_after,
+        level,
+    }
+}
+
+fn level(reader: &mut Reader, node: &Node, can_sleep: bool) -> Option<LevelPolicy> {
+    let level = reader.choice(
+        node,
+        &[
+            ("1", LevelPolicy::One),
+            ("2", LevelPolicy::Two),
+            ("auto", LevelPolicy::Auto),
+            ("never", LevelPolicy::Never),
+        ],
+    )?;
+    if !can_sleep && matches!(level, LevelPolicy::One | LevelPolicy::Two) {
+        reader.note(
+            node.at,
+            "this engine cannot sleep: vllm needs --enable-sleep-mode in its command, sglang \
+             --enable-memory-saver; or say engine.sleepMode",
+        );
+    }
+    Some(level)
+}
+
+/// `never` is `Some(None)`.
+fn span_or_never(reader: &mut Reader, node: &Node) -> Option<Option<Millis>> {
+    if matches!(&node.value, Value::Scalar(text) if text == "never") {
+        return Some(None);
+    }
+    reader.span(node).map(Some)
+}

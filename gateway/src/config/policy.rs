@@ -1,0 +1,245 @@
+//! Policy and limits: queue, turns, eviction, streams, timeouts, limits, shutdown.
+
+use rouse::{
+    model::{Eviction, OnDeadline, Queue, QueuePolicy, Settings, Timeouts as Transitions, Turns},
+    units::{Bytes, Millis},
+};
+
+use super::{
+    Limits, Shutdown, Stream, Timeouts,
+    reader::{Reader, Section},
+    tree::Node,
+};
+
+/// The decisions' own policy. Its `timeouts` are the defaults: [`timeouts`] reads them.
+pub(super) fn settings(reader: &mut Reader, root: &mut Section, host: Bytes) -> Settings {
+    let default = Settings::default();
+    let host_memory = root
+        .sub(reader, "host", |reader, section| {
+            section.read(reader, "sleepMemory", Reader::size)
+        })
+        .unwrap_or(host);
+    let queue = root.sub(reader, "queue", |reader, section| {
+        queue(reader, section, default.queue)
+    });
+    let turns = root.sub(reader, "turns", |reader, section| {
+        turns(reader, section, default.turns)
+    });
+    let eviction = root
+        .read(reader, "eviction", |reader, node| {
+            reader.choice(
+                node,
+                &[
+                    ("residency", Eviction::Residency),
+                    ("cooldown", Eviction::Cooldown),
+                    ("never", Eviction::Never),
+                ],
+            )
+        })
+        .unwrap_or(default.eviction);
+    Settings {
+        host_memory,
+        queue,
+        turns,
+        eviction,
+        timeouts: default.timeouts,
+    }
+}
+
+fn queue(reader: &mut Reader, section: &mut Section, default: Queue) -> Queue {
+    let policy = section.read(reader, "policy", |reader, node| {
+        reader.choice(
+            node,
+            &[("wait", QueuePolicy::Wait), ("reject", QueuePolicy::Reject)],
+        )
+    });
+    let max_waiting = section.read(reader, "maxWaiting", Reader::number);
+    let max_wait = section.read(reader, "maxWait", Reader::positive_span);
+    Queue {
+        policy: policy.unwrap_or(default.policy),
+        max_waiting: max_waiting.unwrap_or(default.max_waiting),
+        max_wait: max_wait.unwrap_or(default.max_wait),
+    }
+}
+
+fn turns(reader: &mut Reader, section: &mut Section, default: Turns) -> Turns {
+    let residency = section
+        .read(reader, "residency", Reader::span)
+        .unwrap_or(default.residency);
+    let max_turn = section
+        .read(reader, "maxTurn", |reader, node| {
+            let max_turn = reader.positive_span(node)?;
+            if max_turn < residency {
+                reader.note(
+                    node.at,
+                    format_args!("{max_turn} is shorter than turns.residency ({residency})"),
+                );
+            }
+            Some(max_turn)
+        })
+        .unwrap_or_else(|| default.max_turn.max(residency));
+    let (drain_deadline, on_deadline) = section.sub(reader, "drain", |reader, drain| {
+        let deadline = drain.read(reader, "deadline", Reader::span);
+        let then = drain.read(reader, "onDeadline", |reader, node| {
+            reader.choice(node, &[("wait", OnDeadline::Wait), ("cut", OnDeadline::Cut)])
+        });
+        (
+            deadline.unwrap_or(default.drain_deadline),
+            then.unwrap_or(default.on_deadline),
+        )
+    });
+    Turns {
+        residency,
+        max_turn,
+        drain_deadline,
+        on_deadline,
+    }
+}
+
+pub(super) fn stream(reader: &mut Reader, root: &mut Section) -> Stream {
+    root.sub(reader, "stream", |reader, section| {
+        let grace = section.read(reader, "grace", Reader::span);
+        let heartbeat = section.read(reader, "heartbeat", Reader::positive_span);
+        section.read(reader, "responsesHeartbeat", |reader, node| {
+            if reader.choice(node, &[("comment", false), ("event", true)])? {
+                reader.not_yet(node.at);
+            }
+            Some(())
+        });
+        Stream {
+            grace: grace.unwrap_or(Millis::secs(2)),
+            heartbeat: heartbeat.unwrap_or(Millis::secs(10)),
+        }
+    })
+}
+
+/// Deadlines of exchanges and probes, and those of an engine's transitions.
+pub(super) fn timeouts(reader: &mut Reader, root: &mut Section) -> (Timeouts, Transitions) {
+    root.sub(reader, "timeouts", |reader, section| {
+        let mut span = |reader: &mut Reader, key, default| {
+            section
+                .read(reader, key, Reader::positive_span)
+                .unwrap_or(default)
+        };
+        let default = Settings::default().timeouts;
+        let transitions = Transitions {
+            progress: span(reader, "progress", default.progress),
+            sleep: span(reader, "sleep", default.sleep),
+            wake: span(reader, "wake", default.wake),
+            stop_grace: span(reader, "stop", default.stop_grace),
+            settle: span(reader, "settle", default.settle),
+        };
+        let connect = span(reader, "connect", Millis::secs(2));
+        let first_byte = span(reader, "firstByte", Millis::secs(300));
+        let non_stream = span(reader, "nonStream", Millis::secs(600));
+        let idle = span(reader, "idle", Millis::secs(300));
+        let (health_every, health_timeout) = section.sub(reader, "health", |reader, health| {
+            let every = health.read(reader, "every", Reader::positive_span);
+            let timeout = health.read(reader, "timeout", Reader::positive_span);
+            (
+                every.unwrap_or(Millis::secs(2)),
+                timeout.unwrap_or(Millis::secs(2)),
+            )
+        });
+        let exchange = Timeouts {
+            connect,
+            first_byte,
+            non_stream,
+            idle,
+            health_every,
+            health_timeout,
+        };
+        (exchange, transitions)
+    })
+}
+
+pub(super) fn limits(reader: &mut Reader, root: &mut Section, memory: Bytes) -> Limits {
+    root.sub(reader, "limits", |reader, section| {
+        let body = section
+            .read(reader, "body", Reader::size)
+            .unwrap_or(Bytes::mib(256));
+        // A machine so small that one body exceeds its share still takes one.
+        let auto = Bytes::gib(2).min(Bytes(memory.0 / 8)).max(body);
+        let body_total = section
+            .read(reader, "bodyTotal", |reader, node| {
+                body_total(reader, node, body, auto)
+            })
+            .unwrap_or(auto);
+        let mut span = |reader: &mut Reader, key, default| {
+            section
+                .read(reader, key, Reader::positive_span)
+                .unwrap_or(default)
+        };
+        let header_read = span(reader, "headerRead", Millis::secs(10));
+        let connection_idle = span(reader, "connectionIdle", Millis::secs(75));
+        let client_stall = span(reader, "clientStall", Millis::secs(60));
+        Limits {
+            body,
+            body_total,
+            body_rate: section.read(reader, "bodyRate", rate).unwrap_or(Bytes(1024)),
+            header: section.read(reader, "header", header).unwrap_or(Bytes(64 << 10)),
+            header_read,
+            connection_idle,
+            connections_per_address: section
+                .read(reader, "connectionsPerAddress", Reader::number)
+                .unwrap_or(1024),
+            client_stall,
+        }
+    })
+}
+
+fn body_total(reader: &mut Reader, node: &Node, body: Bytes, auto: Bytes) -> Option<Bytes> {
+    let text = reader.text(node)?;
+    if text == "auto" {
+        return Some(auto);
+    }
+    let total = reader.size(node)?;
+    if total < body {
+        reader.note(
+            node.at,
+            format_args!(
+                "{total} is less than limits.body ({body}): a body of that size could never be taken"
+            ),
+        );
+    }
+    Some(total)
+}
+
+/// A size per second: `1KiB/s`. The `/s` may be left out.
+fn rate(reader: &mut Reader, node: &Node) -> Option<Bytes> {
+    let text = reader.text(node)?;
+    let size = text.strip_suffix("/s").unwrap_or(&text).trim();
+    match size.parse() {
+        Ok(rate) => Some(rate),
+        Err(_) => {
+            reader.note(
+                node.at,
+                format_args!("'{text}' is not a rate: write a size per second, like 1KiB/s"),
+            );
+            None
+        }
+    }
+}
+
+fn header(reader: &mut Reader, node: &Node) -> Option<Bytes> {
+    let size = reader.size(node)?;
+    // hyper's floor, and more than any proxy lets through.
+    if size < Bytes(8 << 10) || size > Bytes::mib(1) {
+        reader.note(node.at, format_args!("{size} is not between 8Ki and 1Mi"));
+        return None;
+    }
+    Some(size)
+}
+
+pub(super) fn shutdown(reader: &mut Reader, root: &mut Section) -> Shutdown {
+    root.sub(reader, "shutdown", |reader, section| {
+        let grace = section.read(reader, "grace", Reader::span);
+        let stop = section.read(reader, "engines", |reader, node| {
+            reader.choice(node, &[("stop", true), ("leave", false)])
+        });
+        Shutdown {
+            grace: grace.unwrap_or(Millis::secs(30)),
+            stop_engines: stop.unwrap_or(true),
+        }
+    })
+}

@@ -1,0 +1,293 @@
+//! Reads the tree into types, and goes on after a mistake.
+//!
+//! Every function here returns `None` when it has noted a problem, so a caller may put in a default and carry on: the
+//! configuration is thrown away in the end, but the mistakes behind the first one have been found.
+
+use std::str::FromStr;
+
+use rouse::units::{Bytes, Millis};
+
+use super::{
+    error::{At, Problem},
+    substitute,
+    tree::{Entry, Node, Value},
+};
+
+/// Where values of `${env:NAME}` come from.
+pub(super) type Environment = fn(&str) -> Option<String>;
+
+pub(super) struct Reader {
+    pub(super) problems: Vec<Problem>,
+    environment: Environment,
+    /// Where in the document we are, for the texts: `["models[0]", "engine", "command"]`.
+    path: Vec<String>,
+}
+
+/// A mapping being read. Keys that nobody asked for when it is closed are unknown.
+pub(super) struct Section {
+    pub(super) at: At,
+    entries: Vec<Entry>,
+    known: Vec<&'static str>,
+}
+
+impl Reader {
+    pub(super) const fn new(environment: Environment) -> Self {
+        Self {
+            problems: Vec::new(),
+            environment,
+            path: Vec::new(),
+        }
+    }
+
+    pub(super) fn note(&mut self, at: At, text: impl std::fmt::Display) {
+        let text = if self.path.is_empty() {
+            text.to_string()
+        } else {
+            format!("{}: {text}", self.path.join("."))
+        };
+        self.problems.push(Problem::new(at, text));
+    }
+
+    pub(super) fn not_yet(&mut self, at: At) {
+        self.note(at, "not supported yet in this version");
+    }
+
+    /// A text with `${env:NAME}` filled in.
+    pub(super) fn text(&mut self, node: &Node) -> Option<String> {
+        self.substituted(node, substitute::Place::Elsewhere)
+    }
+
+    /// A text of an engine's `command` or `env`: the placeholders stay in it until the engine is launched.
+    pub(super) fn template(&mut self, node: &Node) -> Option<String> {
+        self.substituted(node, substitute::Place::Command)
+    }
+
+    fn substituted(&mut self, node: &Node, place: substitute::Place) -> Option<String> {
+        let text = self.scalar(node)?.to_owned();
+        match substitute::environment(&text, place, self.environment) {
+            Ok(text) => Some(text),
+            Err(errors) => {
+                for error in errors {
+                    self.note(node.at, error);
+                }
+                None
+            }
+        }
+    }
+
+    fn scalar<'n>(&mut self, node: &'n Node) -> Option<&'n str> {
+        if let Value::Scalar(text) = &node.value {
+            return Some(text);
+        }
+        self.note(
+            node.at,
+            format_args!("expected a single value, found {}", node.what()),
+        );
+        None
+    }
+
+    pub(super) fn parse<T: FromStr<Err: std::fmt::Display>>(&mut self, node: &Node) -> Option<T> {
+        let text = self.text(node)?;
+        match text.parse() {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.note(node.at, error);
+                None
+            }
+        }
+    }
+
+    pub(super) fn size(&mut self, node: &Node) -> Option<Bytes> {
+        self.parse(node)
+    }
+
+    pub(super) fn span(&mut self, node: &Node) -> Option<Millis> {
+        self.parse(node)
+    }
+
+    /// A span that must not be zero.
+    pub(super) fn positive_span(&mut self, node: &Node) -> Option<Millis> {
+        let span = self.span(node)?;
+        if span == Millis::ZERO {
+            self.note(node.at, "must be longer than 0");
+            return None;
+        }
+        Some(span)
+    }
+
+    pub(super) fn number<T: FromStr>(&mut self, node: &Node) -> Option<T> {
+        let text = self.text(node)?;
+        let number = text.parse().ok();
+        if number.is_none() {
+            self.note(
+                node.at,
+                format_args!("'{text}' is not a whole number that fits here"),
+            );
+        }
+        number
+    }
+
+    pub(super) fn flag(&mut self, node: &Node) -> Option<bool> {
+        self.choice(node, &[("true", true), ("false", false)])
+    }
+
+    pub(super) fn choice<T: Copy>(&mut self, node: &Node, choices: &[(&str, T)]) -> Option<T> {
+        let text = self.text(node)?;
+        let found = choices.iter().find(|(name, _)| *name == text);
+        if found.is_none() {
+            let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
+            self.note(node.at, format_args!("'{text}' is none of: {}", names.join(", ")));
+        }
+        found.map(|(_, value)| *value)
+    }
+
+    /// Reads every item, also those behind a bad one; `None` when any was bad.
+    pub(super) fn list<T>(
+        &mut self,
+        node: &Node,
+        mut item: impl FnMut(&mut Self, &Node) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        let Value::List(items) = &node.value else {
+            self.note(node.at, format_args!("expected a list, found {}", node.what()));
+            return None;
+        };
+        let mut all = Some(Vec::with_capacity(items.len()));
+        for (index, node) in items.iter().enumerate() {
+            let value = self.at_index(index, |reader| item(reader, node));
+            all = all.zip(value).map(|(mut all, value)| {
+                all.push(value);
+                all
+            });
+        }
+        all
+    }
+
+    /// Opens a mapping. What is no mapping is noted and reads as an empty one.
+    pub(super) fn section(&mut self, node: &Node) -> Section {
+        let entries = match &node.value {
+            Value::Map(entries) => entries.clone(),
+            Value::Null => Vec::new(),
+            _ => {
+                self.note(node.at, format_args!("expected a mapping, found {}", node.what()));
+                Vec::new()
+            }
+        };
+        Section {
+            at: node.at,
+            entries,
+            known: Vec::new(),
+        }
+    }
+
+    fn within<T>(&mut self, name: String, read: impl FnOnce(&mut Self) -> T) -> T {
+        self.path.push(name);
+        let value = read(self);
+        self.path.pop();
+        value
+    }
+
+    fn at_index<T>(&mut self, index: usize, read: impl FnOnce(&mut Self) -> T) -> T {
+        let base = self.path.pop().unwrap_or_default();
+        let value = self.within(format!("{base}[{index}]"), read);
+        self.path.push(base);
+        value
+    }
+}
+
+impl Section {
+    /// Reads the value of `key`; `None` when it is not there, null, or bad.
+    pub(super) fn read<T>(
+        &mut self,
+        reader: &mut Reader,
+        key: &'static str,
+        read: impl FnOnce(&mut Reader, &Node) -> Option<T>,
+    ) -> Option<T> {
+        let node = self.take(key)?;
+        if matches!(node.value, Value::Null) {
+            return None;
+        }
+        reader.within(key.to_owned(), |reader| read(reader, &node))
+    }
+
+    pub(super) fn require<T>(
+        &mut self,
+        reader: &mut Reader,
+        key: &'static str,
+        read: impl FnOnce(&mut Reader, &Node) -> Option<T>,
+    ) -> Option<T> {
+        let missing = !self
+            .entries
+            .iter()
+            .any(|entry| entry.key == key && !matches!(entry.value.value, Value::Null));
+        if missing {
+            self.known.push(key);
+            self.entries.retain(|entry| entry.key != key);
+            reader.note(self.at, format_args!("'{key}' is missing"));
+            return None;
+        }
+        self.read(reader, key, read)
+    }
+
+    /// A mapping within this one, read by `read` also when it is not there (all defaults).
+    pub(super) fn sub<T>(
+        &mut self,
+        reader: &mut Reader,
+        key: &'static str,
+        read: impl FnOnce(&mut Reader, &mut Self) -> T,
+    ) -> T {
+        let node = self.take(key).unwrap_or(Node {
+            at: self.at,
+            value: Value::Null,
+        });
+        reader.within(key.to_owned(), |reader| {
+            let mut section = reader.section(&node);
+            let value = read(reader, &mut section);
+            section.close(reader);
+            value
+        })
+    }
+
+    /// Says of every key that nobody asked for that it is unknown.
+    pub(super) fn close(self, reader: &mut Reader) {
+        for entry in &self.entries {
+            let hint = nearest(&entry.key, &self.known).map_or_else(
+                || format!("known here: {}", self.known.join(", ")),
+                |near| format!("did you mean '{near}'?"),
+            );
+            reader.note(entry.at, format_args!("unknown key '{}' ({hint})", entry.key));
+        }
+    }
+
+    fn take(&mut self, key: &'static str) -> Option<Node> {
+        self.known.push(key);
+        let index = self.entries.iter().position(|entry| entry.key == key)?;
+        Some(self.entries.remove(index).value)
+    }
+}
+
+/// The known key that the unknown one is probably a misspelling of.
+fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
+    let key = key.to_lowercase().replace(['_', '-'], "");
+    known
+        .iter()
+        .map(|candidate| (distance(&key, &candidate.to_lowercase()), *candidate))
+        .filter(|(distance, candidate)| *distance <= (candidate.len() + 1) / 3)
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// Levenshtein's.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<_> = b.chars().collect();
+    let mut row: Vec<_> = (0..=b.len()).collect();
+    for (i, left) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, right) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(left != *right);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}

@@ -1,0 +1,43 @@
+//! Where a configuration comes from, so that it can be had again.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use super::{At, Config, Errors, Problem, file};
+
+/// A file, or the embedded demonstration, and what the command line says instead of it. Loading it again is a reload:
+/// the overrides hold there too.
+#[derive(Clone, Debug, Default)]
+pub struct Source {
+    /// `None`: the demonstration.
+    pub file: Option<PathBuf>,
+    pub api: Option<SocketAddr>,
+    pub admin: Option<SocketAddr>,
+}
+
+impl Source {
+    /// Reads and checks it. The demonstration keeps its state beside that of a configured gateway, in `demonstration`.
+    pub fn load(&self) -> Result<Config, Errors> {
+        let mut config = match &self.file {
+            Some(path) => file::load(path)?,
+            None => demonstration()?,
+        };
+        config.api = self.api.unwrap_or(config.api);
+        if let Some(admin) = self.admin {
+            if config.admin.token.is_none() && !admin.ip().is_loopback() {
+                let text = format!("{admin} is not loopback: that needs an admin.token");
+                return Err(Errors::new("--admin", vec![Problem::new(At::default(), text)]));
+            }
+            config.admin.address = admin;
+        }
+        Ok(config)
+    }
+}
+
+fn demonstration() -> Result<Config, Errors> {
+    let exe = std::env::current_exe().map_err(|error| {
+        let text = format!("cannot tell where this program is: {error}");
+        Errors::new("the demonstration", vec![Problem::new(At::default(), text)])
+    })?;
+    let state = file::default_state_dir(|name| std::env::var(name).ok()).join("demonstration");
+    super::demo(&state, &exe)
+}

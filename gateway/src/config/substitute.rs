@@ -1,0 +1,236 @@
+//! `${…}` in the file: `${env:NAME}` when it is read, the placeholders of an engine's command when it is launched.
+//!
+//! They are two steps because the port and the memory of an engine are known only at its launch, and a secret must be
+//! known (or its absence reported) before anything is opened. `$${` is a literal `${`, for commands that are shell
+//! scripts. What comes out of an environment variable is never looked at again, so a secret may contain anything.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use rouse::units::Bytes;
+
+use super::{Model, reader::Environment};
+
+const PLACEHOLDERS: [&str; 4] = ["PORT", "HOST", "MEMORY_FRACTION", "KV_CACHE_BYTES"];
+
+/// What an engine is told at its launch.
+struct Values {
+    port: u16,
+    host: IpAddr,
+    fraction: f64,
+    kv_cache: Bytes,
+}
+
+/// Where in the file a text stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// An engine's `command` or `env`.
+    Command,
+    Elsewhere,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Error {
+    #[error("the environment variable {0} is not set")]
+    Unset(String),
+    #[error("${{{0}}} means something only in an engine's command and env")]
+    OnlyInCommands(String),
+    #[error(
+        "${{{0}}} is unknown: use ${{env:{0}}} for the gateway's environment variable, or $${{{0}}} to pass it on \
+         as it stands"
+    )]
+    Unknown(String),
+    #[error("'${{' without a closing '}}'")]
+    Open,
+}
+
+impl Model {
+    /// Program and arguments as they are executed. `fraction` is the share of an accelerator's total memory, `kv_bytes`
+    /// the KV cache of one accelerator.
+    #[must_use]
+    pub fn command_line(&self, port: u16, host: IpAddr, fraction: f64, kv_bytes: Bytes) -> Vec<String> {
+        let values = Values {
+            port,
+            host,
+            fraction,
+            kv_cache: kv_bytes,
+        };
+        self.command.iter().map(|text| fill(text, &values)).collect()
+    }
+
+    /// The variables of `env` as the engine gets them, beside those it inherits.
+    #[must_use]
+    pub fn environment(
+        &self,
+        port: u16,
+        host: IpAddr,
+        fraction: f64,
+        kv_bytes: Bytes,
+    ) -> BTreeMap<String, String> {
+        let values = Values {
+            port,
+            host,
+            fraction,
+            kv_cache: kv_bytes,
+        };
+        self.env
+            .iter()
+            .map(|(name, text)| (name.clone(), fill(text, &values)))
+            .collect()
+    }
+
+    /// Whether the command or the environment uses `${NAME}`.
+    #[must_use]
+    pub fn uses(&self, placeholder: &str) -> bool {
+        self.command.iter().chain(self.env.values()).any(|text| {
+            pieces(text)
+                .iter()
+                .any(|piece| matches!(piece, Piece::Name(name) if *name == placeholder))
+        })
+    }
+}
+
+/// Fills in `${env:NAME}`. In a command the placeholders and `$${` stay for [`fill`].
+pub(super) fn environment(text: &str, place: Place, environment: Environment) -> Result<String, Vec<Error>> {
+    let mut out = String::with_capacity(text.len());
+    let mut errors = Vec::new();
+    for piece in pieces(text) {
+        match (piece, place) {
+            (Piece::Text(text), _) => out.push_str(text),
+            (Piece::Escape, Place::Elsewhere) => out.push_str("${"),
+            (Piece::Escape, Place::Command) => out.push_str("$${"),
+            (Piece::Open, _) => errors.push(Error::Open),
+            (Piece::Name(name), place) => {
+                let known = PLACEHOLDERS.contains(&name);
+                if let Some(variable) = name.strip_prefix("env:") {
+                    match (environment(variable), place) {
+                        (Some(value), Place::Elsewhere) => out.push_str(&value),
+                        (Some(value), Place::Command) => out.push_str(&value.replace("${", "$${")),
+                        (None, _) => errors.push(Error::Unset(variable.to_owned())),
+                    }
+                } else if known && place == Place::Command {
+                    out.push_str("${");
+                    out.push_str(name);
+                    out.push('}');
+                } else if known {
+                    errors.push(Error::OnlyInCommands(name.to_owned()));
+                } else {
+                    errors.push(Error::Unknown(name.to_owned()));
+                }
+            }
+        }
+    }
+    if errors.is_empty() { Ok(out) } else { Err(errors) }
+}
+
+fn fill(text: &str, values: &Values) -> String {
+    let mut out = String::with_capacity(text.len());
+    for piece in pieces(text) {
+        match piece {
+            Piece::Text(text) => out.push_str(text),
+            Piece::Escape | Piece::Open => out.push_str("${"),
+            Piece::Name("PORT") => out.push_str(&values.port.to_string()),
+            Piece::Name("HOST") => out.push_str(&values.host.to_string()),
+            // Rounded down: a share that is a hair too large is an out-of-memory.
+            Piece::Name("MEMORY_FRACTION") => {
+                let fraction = (values.fraction.clamp(0.0, 1.0) * 1e4).floor() / 1e4;
+                out.push_str(&fraction.to_string());
+            }
+            Piece::Name("KV_CACHE_BYTES") => out.push_str(&values.kv_cache.0.to_string()),
+            Piece::Name(other) => {
+                out.push_str("${");
+                out.push_str(other);
+                out.push('}');
+            }
+        }
+    }
+    out
+}
+
+#[derive(Debug, PartialEq)]
+enum Piece<'t> {
+    Text(&'t str),
+    /// What stands between `${` and `}`.
+    Name(&'t str),
+    /// `$${`
+    Escape,
+    /// A `${` that is never closed.
+    Open,
+}
+
+fn pieces(text: &str) -> Vec<Piece<'_>> {
+    let mut pieces = Vec::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("${") {
+        if let Some(before) = before.strip_suffix('$') {
+            pieces.push(Piece::Text(before));
+            pieces.push(Piece::Escape);
+            rest = after;
+            continue;
+        }
+        pieces.push(Piece::Text(before));
+        match after.split_once('}') {
+            Some((name, after)) => {
+                pieces.push(Piece::Name(name));
+                rest = after;
+            }
+            None => {
+                pieces.push(Piece::Open);
+                rest = after;
+            }
+        }
+    }
+    pieces.push(Piece::Text(rest));
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lookup(name: &str) -> Option<String> {
+        (name == "SECRET").then(|| "a${PORT}b".to_owned())
+    }
+
+    #[test]
+    fn a_variable_is_filled_in_and_its_value_is_never_looked_at_again() {
+        let text = environment("x ${env:SECRET} y", Place::Elsewhere, lookup).unwrap();
+        assert_eq!(text, "x a${PORT}b y");
+        let text = environment("${env:SECRET}", Place::Command, lookup).unwrap();
+        assert_eq!(fill(&text, &values()), "a${PORT}b");
+    }
+
+    #[test]
+    fn every_mistake_of_one_text_is_reported() {
+        let errors = environment("${env:NO} ${PORT} ${HOME} ${", Place::Elsewhere, lookup).unwrap_err();
+        let texts: Vec<_> = errors.iter().map(ToString::to_string).collect();
+        insta::assert_snapshot!(texts.join("\n"), @r###"
+        the environment variable NO is not set
+        ${PORT} means something only in an engine's command and env
+        ${HOME} is unknown: use ${env:HOME} for the gateway's environment variable, or $${HOME} to pass it on as it stands
+        '${' without a closing '}'
+        "###);
+    }
+
+    #[test]
+    fn placeholders_are_filled_in_at_launch_and_an_escaped_one_is_passed_on() {
+        let text = environment(
+            "--port ${PORT} --host ${HOST} ${MEMORY_FRACTION} ${KV_CACHE_BYTES} $${HOME} $5",
+            Place::Command,
+            lookup,
+        )
+        .unwrap();
+        assert_eq!(
+            fill(&text, &values()),
+            "--port 4711 --host 127.0.0.1 0.3333 1024 ${HOME} $5"
+        );
+    }
+
+    fn values() -> Values {
+        Values {
+            port: 4711,
+            host: IpAddr::from([127, 0, 0, 1]),
+            fraction: 1.0 / 3.0,
+            kv_cache: Bytes(1024),
+        }
+    }
+}

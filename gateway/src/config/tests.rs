@@ -1,0 +1,344 @@
+//! Texts of errors are compared whole: they are what a person gets.
+
+use std::path::Path;
+
+use rouse::{
+    model::{Accelerators, LevelPolicy},
+    units::{Bytes, Millis},
+};
+
+use super::{
+    file::{Machine, parse_on},
+    *,
+};
+
+fn machine() -> Machine {
+    Machine {
+        memory: Bytes::gib(64),
+        environment: |name| match name {
+            "TOKEN" => Some("s3cret".to_owned()),
+            "HOME" => Some("/home/me".to_owned()),
+            "PAGE" => Some("8".to_owned()),
+            _ => None,
+        },
+    }
+}
+
+fn read(text: &str) -> Result<Config, Errors> {
+    parse_on(&machine(), text, "rouse.yaml")
+}
+
+fn errors(text: &str) -> String {
+    read(text).map_or_else(|errors| errors.to_string(), |_| "no error".to_owned())
+}
+
+const MODEL: &str = r#"
+models:
+  - name: qwen3-8b
+    aliases: [default]
+    engine:
+      kind: vllm
+      command: [vllm, serve, Qwen/Qwen3-8B, --host, "${HOST}", --port, "${PORT}", --enable-sleep-mode, --gpu-memory-utilization, "${MEMORY_FRACTION}"]
+      env: {VLLM_SERVER_DEV_MODE: "1", VERSION: 1.10, SIZE: "${env:PAGE}"}
+      servedName: Qwen/Qwen3-8B
+    memory: {awake: 30Gi, asleep: 2Gi, host: 16Gi}
+    idle: {sleepAfter: 5m, stopAfter: never, level: 1}
+"#;
+
+#[test]
+fn an_empty_file_gives_the_documented_defaults() {
+    for text in ["", "# nothing\n", "models: []\n", "turns:\n  # residency: 30s\n"] {
+        let config = read(text).unwrap();
+        assert_eq!(config.api.to_string(), "127.0.0.1:8080");
+        assert_eq!(config.admin.address.to_string(), "127.0.0.1:9090");
+        assert!(config.accelerators_auto && config.admin.metrics_open && config.admin.token.is_none());
+        assert_eq!(config.headroom, Bytes::gib(1));
+        assert_eq!(config.core.settings.host_memory, Bytes::gib(32));
+        assert_eq!(config.limits.body_total, Bytes::gib(2));
+        assert_eq!(config.core.settings.queue.max_wait, Millis::secs(540));
+        assert_eq!(config.state, Path::new("/home/me/.local/state/rouse"));
+    }
+}
+
+#[test]
+fn a_model_is_read_with_its_defaults() {
+    let config = read(MODEL).unwrap();
+    let spec = &config.core.models[0];
+    assert_eq!(spec.accelerators, Accelerators::Count(1));
+    assert!(spec.can_sleep && !spec.explicit_memory && !spec.pinned);
+    assert_eq!(spec.idle.stop_after, None);
+    assert_eq!(spec.idle.level, LevelPolicy::One);
+    assert_eq!(spec.start_timeout, Millis::secs(480));
+    let model = &config.models["qwen3-8b"];
+    assert_eq!(model.served_name, "Qwen/Qwen3-8B");
+    assert_eq!(model.sleep, SleepApi::Vllm);
+    let host = [127, 0, 0, 1].into();
+    let command = model.command_line(4711, host, 0.4267, Bytes::ZERO);
+    assert_eq!(command[3..7], ["--host", "127.0.0.1", "--port", "4711"]);
+    assert_eq!(command[9], "0.4267");
+    // As written, not as a number: 1.10 is a version.
+    let env = model.environment(4711, host, 0.5, Bytes::ZERO);
+    assert_eq!(env["VERSION"], "1.10");
+    assert_eq!(env["SIZE"], "8");
+}
+
+#[test]
+fn mistakes_in_different_places_are_reported_together_each_with_its_place() {
+    insta::assert_snapshot!(errors(
+        r#"listen: {api: 127.0.0.1:http, adnim: 127.0.0.1:9090}
+headroom: lots
+queue:
+  maxWaiting: -1
+  policy: maybe
+turns: {residency: 30s, maxTurn: 10s}
+admin: {token: "${env:NO_SUCH}"}
+state: "${PORT}"
+limits: [1, 2]
+models:
+  - name: a
+    engine: {kind: vlm, command: []}
+    memory: {awake: 1Gi, sleep: 2Gi}
+    replicas: 2
+  - name: a
+    aliases: [b, b]
+    engine:
+      kind: custom
+      command: [serve, "${MODEL}"]
+    pinned: yes
+    acelerators: 0
+"#
+    ), @r###"
+    rouse.yaml:1:15: listen.api: '127.0.0.1:http' is not an address: write IP:PORT, like 127.0.0.1:8080 or [::1]:8080
+    rouse.yaml:1:31: listen: unknown key 'adnim' (did you mean 'admin'?)
+    rouse.yaml:2:11: headroom: 'lots' is not a size: write a number and a unit, like 30Gi, 256MiB or 4096
+    rouse.yaml:4:15: queue.maxWaiting: '-1' is not a whole number that fits here
+    rouse.yaml:5:11: queue.policy: 'maybe' is none of: wait, reject
+    rouse.yaml:6:34: turns.maxTurn: 10s is shorter than turns.residency (30s)
+    rouse.yaml:7:16: admin.token: the environment variable NO_SUCH is not set
+    rouse.yaml:8:8: state: ${PORT} means something only in an engine's command and env
+    rouse.yaml:9:9: limits: expected a mapping, found a list
+    rouse.yaml:12:20: models[0].engine.kind: 'vlm' is none of: vllm, sglang, llama-cpp, custom
+    rouse.yaml:12:34: models[0].engine.command: the command is empty
+    rouse.yaml:13:26: models[0].memory: unknown key 'sleep' (did you mean 'asleep'?)
+    rouse.yaml:14:15: models[0].replicas: not supported yet in this version
+    rouse.yaml:15:5: models[1]: 'memory' is missing
+    rouse.yaml:15:11: models[1].name: the name 'a' is already taken by the model or alias at 11:11
+    rouse.yaml:16:18: models[1].aliases[1]: the name 'b' is already taken by the model or alias at 16:15
+    rouse.yaml:19:24: models[1].engine.command[1]: ${MODEL} is unknown: use ${env:MODEL} for the gateway's environment variable, or $${MODEL} to pass it on as it stands
+    rouse.yaml:20:13: models[1].pinned: 'yes' is none of: true, false
+    rouse.yaml:21:5: models[1]: unknown key 'acelerators' (did you mean 'accelerators'?)
+    "###);
+}
+
+#[test]
+fn a_syntax_error_is_reported_alone() {
+    insta::assert_snapshot!(errors("listen: {api: 127.0.0.1:8080\nheadroom: 1Gi\n"), @r###"rouse.yaml:2:9: while parsing a flow mapping, did not find expected ',' or '}'"###);
+}
+
+#[test]
+fn a_key_given_twice_does_not_hide_other_mistakes() {
+    insta::assert_snapshot!(errors("headroom: 1Gi\nheadroom: 2Gi\nevicton: never\n"), @r###"
+    rouse.yaml:2:1: the key 'headroom' is given twice
+    rouse.yaml:3:1: unknown key 'evicton' (did you mean 'eviction'?)
+    "###);
+}
+
+#[test]
+fn what_is_no_mapping_is_refused() {
+    insta::assert_snapshot!(errors("just a text\n"), @r###"rouse.yaml:1:1: expected a mapping, found a single value"###);
+    insta::assert_snapshot!(errors("--- {}\n--- {}\n"), @r###"rouse.yaml:2:5: there is a second document (---) in the file"###);
+}
+
+#[test]
+fn keys_of_later_versions_are_known_but_not_silently_accepted() {
+    let accepted = "platform: local\ntls: {}\ntelemetry: {}\nkeys: none\napi: {cors: {origins: []}}\n\
+                    stream: {responsesHeartbeat: comment}\n";
+    assert!(read(accepted).unwrap().keys_none);
+    insta::assert_snapshot!(errors(
+        "platform: kubernetes\ntls: {cert: a, key: b}\ntelemetry: {otlp: http://x}\nkeys: [{name: a, sha256: b}]\n\
+         api: {cors: {origins: [\"*\"]}}\nstream: {responsesHeartbeat: event}\n"
+    ), @r###"
+    rouse.yaml:1:11: platform: not supported yet in this version
+    rouse.yaml:2:6: tls: not supported yet in this version
+    rouse.yaml:3:12: telemetry: not supported yet in this version
+    rouse.yaml:4:7: keys: not supported yet in this version
+    rouse.yaml:5:23: api.cors.origins: not supported yet in this version
+    rouse.yaml:6:30: stream.responsesHeartbeat: not supported yet in this version
+    "###);
+}
+
+#[test]
+fn an_admin_api_for_others_needs_a_token() {
+    insta::assert_snapshot!(errors("listen: {admin: 0.0.0.0:9090}\n"), @r###"rouse.yaml:1:17: listen.admin: 0.0.0.0:9090 is not loopback: that needs an admin.token"###);
+    let config =
+        read("listen: {admin: 0.0.0.0:9090}\nadmin: {token: \"${env:TOKEN}\", metrics: token}\n").unwrap();
+    assert_eq!(config.admin.token.as_deref(), Some("s3cret"));
+    assert!(!format!("{config:?}").contains("s3cret"));
+}
+
+#[test]
+fn declared_accelerators_are_less_their_headroom_and_named_once() {
+    let config = read("accelerators: [{id: a, memory: 24Gi}, {id: b, memory: 8Gi, meter: /tmp/x}]").unwrap();
+    assert_eq!(config.core.accelerators[0].capacity, Bytes::gib(23));
+    assert!(!config.core.accelerators[0].metered && config.core.accelerators[1].metered);
+    insta::assert_snapshot!(errors(
+        "accelerators: [{id: a, memory: 24Gi}, {id: a, memory: 1Gi}]\nmodels:\n  - name: x\n    accelerators: [c, a, a]\n    \
+         engine: {kind: custom, command: [x, \"${PORT}\"]}\n    memory: {awake: 1Gi}\n"
+    ), @r###"
+    rouse.yaml:1:39: accelerators[1]: memory 1Gi leaves nothing beside headroom 1Gi
+    rouse.yaml:1:39: accelerators[1]: the accelerator 'a' is listed twice
+    rouse.yaml:4:20: models[0].accelerators[0]: there is no accelerator 'c'
+    rouse.yaml:4:26: models[0].accelerators[2]: the accelerator 'a' is listed twice
+    "###);
+}
+
+#[test]
+fn names_that_could_not_be_used_are_refused() {
+    for bad in [
+        "''",
+        "a b",
+        "a/../b",
+        "/a",
+        "a%2fb",
+        "'a#1'",
+        "a//b",
+        "a;b",
+        r#""a\tb""#,
+    ] {
+        let text = MODEL.replace("qwen3-8b", bad);
+        assert!(
+            errors(&text).contains("cannot be a model's name"),
+            "{bad}: {}",
+            errors(&text)
+        );
+    }
+    for good in ["Qwen/Qwen3-8B", "gpt-4o:mini", "模型", "123"] {
+        read(&MODEL.replace("qwen3-8b", good)).unwrap();
+    }
+}
+
+#[test]
+fn sleep_is_known_from_the_command_or_said() {
+    let sleep = |engine: &str| {
+        let text = format!("models: [{{name: m, engine: {engine}, memory: {{awake: 8Gi}}}}]");
+        let config = read(&text).unwrap();
+        assert_eq!(
+            config.core.models[0].can_sleep,
+            config.models["m"].sleep != SleepApi::None
+        );
+        (config.models["m"].sleep, config.core.models[0].explicit_memory)
+    };
+    let cases = [
+        ("{kind: vllm, command: [v, \"${PORT}\"]}", SleepApi::None, false),
+        (
+            "{kind: vllm, command: [v, \"${PORT}\", \"${KV_CACHE_BYTES}\"], sleepMode: vllm}",
+            SleepApi::Vllm,
+            true,
+        ),
+        (
+            "{kind: sglang, command: [sh, -c, \"s --enable-memory-saver --port ${PORT}\"]}",
+            SleepApi::Sglang,
+            false,
+        ),
+        (
+            "{kind: custom, command: [x], env: {PORT: \"${PORT}\"}, sleepMode: vllm}",
+            SleepApi::Vllm,
+            true,
+        ),
+        (
+            "{kind: llama-cpp, command: [x, \"${PORT}\"]}",
+            SleepApi::None,
+            true,
+        ),
+    ];
+    for (engine, api, explicit) in cases {
+        assert_eq!(sleep(engine), (api, explicit), "{engine}");
+    }
+}
+
+#[test]
+fn a_fingerprint_is_the_same_everywhere_and_follows_the_template_only() {
+    let of = |text: &str| read(text).unwrap().core.models[0].fingerprint;
+    // Written down: engines carry it across restarts and upgrades.
+    assert_eq!(of(MODEL), 15_943_622_502_938_062_438);
+    assert_eq!(of(MODEL), of(&MODEL.replace("5m", "6m")));
+    assert_ne!(of(MODEL), of(&MODEL.replace("1.10", "1.11")));
+    assert_ne!(of(MODEL), of(&MODEL.replace("serve, Qwen", "serve, --x, Qwen")));
+}
+
+#[test]
+fn check_warns_of_what_will_not_work_as_meant() {
+    let config = read(
+        r#"
+listen: {api: 0.0.0.0:8080}
+queue: {maxWait: 4m}
+host: {sleepMemory: 4Gi}
+accelerators: [{id: a, memory: 24Gi}]
+models:
+  - name: vllm-bare
+    engine: {kind: vllm, command: [vllm, --port, "${PORT}", --enable-sleep-mode]}
+    memory: {awake: 30Gi}
+    idle: {level: 1}
+  - name: vllm-no-sleep
+    accelerators: 2
+    engine: {kind: vllm, command: [vllm, "${HOST}:${PORT}", "${MEMORY_FRACTION}"], startTimeout: 1m}
+    memory: {awake: 3Gi}
+  - name: llama
+    engine: {kind: llama-cpp, command: [python, -m, llama_cpp.server, --port, "${PORT}", --host, "${HOST}"], startTimeout: 1m}
+    memory: {awake: 3Gi}
+"#,
+    )
+    .unwrap();
+    let findings = check(&config);
+    let show = |problems: &[Problem]| {
+        problems
+            .iter()
+            .map(|problem| problem.display("f"))
+            .collect::<Vec<_>>()
+            .join("\n")
+    };
+    insta::assert_snapshot!(show(&findings.errors), @r###"
+    f:7:5: model 'vllm-bare': it needs 30Gi on each of 1 accelerators and fits nowhere: the largest can be granted 23Gi (headroom taken off)
+    f:11:5: model 'vllm-no-sleep': it wants 2 accelerators, there are 1
+    "###);
+    insta::assert_snapshot!(show(&findings.warnings), @r###"
+    f: listen.api is 0.0.0.0:8080, every interface, and there are no keys: whoever reaches it may use it (keys: none says that this is meant)
+    f: turns.maxTurn (2m), turns.drain.deadline (2m) and a swap (at most 1m) exceed queue.maxWait (4m): waiting behind one busy model can outlast a request
+    f:7:5: model 'vllm-bare': engine.startTimeout (8m) exceeds queue.maxWait (4m): whoever waits for a slow start is refused before it is over
+    f:7:5: model 'vllm-bare': idle.level is 1, but memory.host (30Gi) exceeds host.sleepMemory (4Gi): it will be stopped instead
+    f:7:5: model 'vllm-bare': env has no VLLM_SERVER_DEV_MODE: "1", without which vLLM has no /sleep and /wake_up
+    f:7:5: model 'vllm-bare': the command uses neither ${MEMORY_FRACTION} nor ${KV_CACHE_BYTES}: vLLM takes its own share of the accelerator, whatever memory.awake says
+    f:7:5: model 'vllm-bare': neither command nor env uses ${HOST}: see to it that the engine listens on loopback only, or it is refused after its start
+    f:11:5: model 'vllm-no-sleep': the command has no --enable-sleep-mode: the engine is stopped and started instead of put to sleep and woken
+    f:15:5: model 'llama': llama-cpp-python ends a running request when a second one comes: add --interrupt_requests false
+    "###);
+    // Without a list nothing is known of the memory before the machine was asked.
+    assert_eq!(check(&read(MODEL).unwrap()), Findings::default());
+}
+
+#[test]
+fn a_reload_is_told_apart_by_model_and_by_key() {
+    let old = read(MODEL).unwrap();
+    assert_eq!(diff(&old, &old).to_string(), "nothing changed");
+    let other = MODEL.replace("qwen3-8b", "llama");
+    let both = format!(
+        "{MODEL}{}",
+        other.replace("models:", "").replace("[default]", "[]")
+    );
+    let new = format!("queue: {{maxWait: 1m}}\nlisten: {{api: 127.0.0.1:1}}\n{both}").replace("5m", "7m");
+    let new = read(&new).unwrap();
+    let change = diff(&old, &new);
+    assert_eq!(
+        change.to_string(),
+        "added llama; changed qwen3-8b; settings queue; only after a restart listen"
+    );
+    assert_eq!(diff(&new, &old).removed, ["llama".into()]);
+    let outdated = read(&MODEL.replace("1.10", "1.11")).unwrap();
+    assert_eq!(diff(&old, &outdated).outdated, ["qwen3-8b".into()]);
+}
+
+#[test]
+fn a_missing_file_is_an_error_with_its_name() {
+    let error = load(Path::new("/no/such/rouse.yaml")).unwrap_err();
+    insta::assert_snapshot!(error, @r###"/no/such/rouse.yaml: No such file or directory (os error 2)"###);
+}

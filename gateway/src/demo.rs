@@ -1,0 +1,175 @@
+//! The embedded demonstration: what runs when there is no configuration at all.
+//!
+//! Three small pretended models on two pretended accelerators that cannot all be awake at once, so that a first look
+//! shows what Rouse is for. Their engines come out of this very binary (`demo-engine`), so one file is enough.
+
+use std::path::Path;
+
+use rouse::model::AcceleratorId;
+
+use crate::config::{self, Config, Errors};
+
+/// The pretended accelerators and their memory in bytes.
+pub const ACCELERATORS: [(&str, u64); 2] = [("sim-0", 24 << 30), ("sim-1", 24 << 30)];
+
+/// The file in the state directory that stands for them.
+const METER: &str = "accelerators.json";
+
+/// `tiny-llama` fills one accelerator, `tiny-qwen` half of one, `tiny-mistral` both: it can be awake only alone.
+const MODELS: [Demo; 3] = [
+    Demo {
+        name: "tiny-llama",
+        accelerators: 1,
+        awake: "20Gi",
+        asleep: "1Gi",
+        start: "3s",
+        wake: "400ms",
+    },
+    Demo {
+        name: "tiny-qwen",
+        accelerators: 1,
+        awake: "12Gi",
+        asleep: "1Gi",
+        start: "2s",
+        wake: "250ms",
+    },
+    Demo {
+        name: "tiny-mistral",
+        accelerators: 2,
+        awake: "16Gi",
+        asleep: "1Gi",
+        start: "4s",
+        wake: "600ms",
+    },
+];
+
+struct Demo {
+    name: &'static str,
+    accelerators: u32,
+    awake: &'static str,
+    asleep: &'static str,
+    start: &'static str,
+    wake: &'static str,
+}
+
+/// The demonstration's configuration. State is kept under `state_dir`; engines are `own_exe demo-engine …`. The file of
+/// the pretended accelerators is named in it and must be made by [`prepare`].
+pub fn config(state_dir: &Path, own_exe: &Path) -> Result<Config, Errors> {
+    config::parse(&yaml(state_dir, own_exe), "the demonstration")
+}
+
+/// Makes the file of the pretended accelerators, unless one is there: engines that live on from the gateway before are
+/// accounted in it.
+pub fn prepare(config: &Config) -> Result<(), engine_sim::accelerator::Error> {
+    let Some(path) = config.meters.get(&AcceleratorId::from(ACCELERATORS[0].0)) else {
+        return Ok(());
+    };
+    if engine_sim::accelerator::Book::open(path).is_err() {
+        engine_sim::accelerator::Book::create(path, &ACCELERATORS)?;
+    }
+    Ok(())
+}
+
+/// The same as a file that a person could write: it also serves as an example.
+#[must_use]
+pub fn yaml(state_dir: &Path, own_exe: &Path) -> String {
+    let meter = quoted(&state_dir.join(METER).display().to_string());
+    let mut text = format!(
+        "headroom: 1Gi\nhost: {{sleepMemory: 64Gi}}\nturns: {{residency: 2s, maxTurn: 20s}}\nstate: {}\naccelerators:\n",
+        quoted(&state_dir.display().to_string())
+    );
+    for (id, bytes) in ACCELERATORS {
+        text.push_str(&format!("  - {{id: {id}, memory: {bytes}, meter: {meter}}}\n"));
+    }
+    text.push_str("models:\n");
+    let exe = quoted(&own_exe.display().to_string());
+    for model in &MODELS {
+        text.push_str(&model.yaml(&exe, &meter));
+    }
+    text
+}
+
+impl Demo {
+    fn yaml(&self, exe: &str, meter: &str) -> String {
+        let Self {
+            name,
+            accelerators,
+            awake,
+            asleep,
+            start,
+            wake,
+        } = self;
+        format!(
+            r#"  - name: {name}
+    engine:
+      kind: vllm
+      command: [{exe}, demo-engine, --host, "${{HOST}}", --port, "${{PORT}}", --model, {name},
+        --enable-sleep-mode, --gpu-memory-utilization, "${{MEMORY_FRACTION}}", --accelerator-file, {meter},
+        --memory-awake, {awake}, --memory-asleep, {asleep}, --memory-host, 4Gi,
+        --start-time, {start}, --wake-time, {wake}, --sleep-time, 200ms, --ttft, 80ms, --itl, 25ms, --tokens, "48"]
+      env: {{VLLM_SERVER_DEV_MODE: "1"}}
+      startTimeout: 1m
+    accelerators: {accelerators}
+    memory: {{awake: {awake}, asleep: {asleep}, host: 4Gi}}
+    idle: {{sleepAfter: 1m, stopAfter: 10m}}
+"#
+        )
+    }
+}
+
+/// As a double-quoted YAML text. `${` in a path is a path.
+fn quoted(text: &str) -> String {
+    format!(
+        "\"{}\"",
+        text.replace('\\', "\\\\")
+            .replace('"', "\\\"")
+            .replace("${", "$${")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use rouse::{model::Accelerators, units::Bytes};
+
+    use super::*;
+
+    #[test]
+    fn each_demonstration_model_fits_and_all_of_them_do_not() {
+        let config = config(
+            Path::new("/tmp/a \"quoted\" ${PORT} place"),
+            Path::new("/bin/rouse-gateway"),
+        )
+        .unwrap();
+        assert_eq!(config::misfits(&config.core), []);
+        assert_eq!(config::check(&config), config::Findings::default());
+        let total: Bytes = config
+            .core
+            .accelerators
+            .iter()
+            .map(|device| device.capacity)
+            .sum();
+        let wanted: Bytes = config
+            .core
+            .models
+            .iter()
+            .map(|spec| match &spec.accelerators {
+                Accelerators::Count(count) => Bytes(spec.memory.awake.0 * u64::from(*count)),
+                Accelerators::Ids(_) => unreachable!(),
+            })
+            .sum();
+        assert!(wanted > total, "{wanted} must not fit into {total}");
+        assert!(config.core.models.iter().all(|spec| spec.can_sleep));
+        assert_eq!(config.state, Path::new("/tmp/a \"quoted\" ${PORT} place"));
+    }
+
+    #[test]
+    fn the_demonstration_keeps_the_accelerators_of_engines_that_live_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), Path::new("/bin/rouse-gateway")).unwrap();
+        prepare(&config).unwrap();
+        let file = dir.path().join(METER);
+        let before = std::fs::metadata(&file).unwrap().modified().unwrap();
+        prepare(&config).unwrap();
+        assert_eq!(std::fs::metadata(&file).unwrap().modified().unwrap(), before);
+    }
+}

@@ -1,0 +1,230 @@
+//! What is counted, for Prometheus.
+//!
+//! The registry is a value that is passed down, never the global one, so that tests (and two gateways in one process)
+//! do not count for each other. A model is a label only while it is configured: each model's families carry it as a
+//! constant label and are registered and unregistered whole, so a removed model leaves no series behind and no client
+//! can make series by naming models. Everything the hot path touches is resolved when the routes are built and costs
+//! one atomic operation.
+
+mod labels;
+mod model;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use prometheus::{
+    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    core::Collector, process_collector::ProcessCollector,
+};
+use rouse::{
+    fault::{Fault, Phase},
+    fleet::report::View,
+    model::ModelName,
+    units::Millis,
+};
+
+pub use self::{
+    labels::{Cause, Outcome, Route, Status, Transition},
+    model::ModelMetrics,
+};
+
+/// Seconds that a request may take or wait: from a token of a small model to a cold start of a large one.
+const SECONDS: [f64; 16] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+];
+
+/// Seconds that the gateway itself adds to a request.
+const ADDED: [f64; 10] = [
+    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25,
+];
+
+/// All of the gateway's metrics.
+pub struct Metrics {
+    registry: Registry,
+    models: RwLock<BTreeMap<ModelName, Arc<ModelMetrics>>>,
+    /// Whatever belongs to no configured model.
+    other: Arc<ModelMetrics>,
+    view: view::Gauges,
+    added_latency: Histogram,
+    refusals: IntCounterVec,
+    disconnects: [IntCounter; 4],
+    connections: IntGauge,
+    swaps: IntCounter,
+    reloads: IntCounterVec,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    #[must_use]
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        valid(registry.register(Box::new(ProcessCollector::for_self())));
+        let build = build_info(&registry);
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let disconnects = counters(
+            &registry,
+            "rouse_client_disconnects_total",
+            "Clients that left before their response was complete, by what they waited for",
+            "phase",
+        );
+        Self {
+            other: Arc::new(ModelMetrics::new(&registry, "other")),
+            models: RwLock::default(),
+            view: view::Gauges::new(&registry),
+            added_latency: register(
+                &registry,
+                valid(Histogram::with_opts(
+                    HistogramOpts::new(
+                        "rouse_added_latency_seconds",
+                        "What the gateway itself added to a request that found its model awake",
+                    )
+                    .buckets(ADDED.to_vec()),
+                )),
+            ),
+            refusals: counters(
+                &registry,
+                "rouse_admission_refusals_total",
+                "Requests that were refused, by the code of the error",
+                "reason",
+            ),
+            disconnects: labels::PHASES.map(|phase| disconnects.with_label_values(&[labels::phase(phase)])),
+            connections: register(
+                &registry,
+                valid(IntGauge::new(
+                    "rouse_connections",
+                    "Open connections of clients to the API",
+                )),
+            ),
+            swaps: register(
+                &registry,
+                valid(IntCounter::new(
+                    "rouse_swaps_total",
+                    "Models that were put away so that another one could be awake",
+                )),
+            ),
+            reloads: counters(
+                &registry,
+                "rouse_config_reloads_total",
+                "Reloads of the configuration, by outcome",
+                "outcome",
+            ),
+            registry,
+        }
+    }
+
+    /// Makes exactly these models known: labels of others vanish, those that stay keep counting.
+    pub fn configure<'a>(&self, names: impl IntoIterator<Item = &'a ModelName>) {
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        let mut before = std::mem::take(&mut *models);
+        for name in names {
+            let metrics = before
+                .remove(name)
+                .unwrap_or_else(|| Arc::new(ModelMetrics::new(&self.registry, name.as_str())));
+            models.insert(name.clone(), metrics);
+        }
+        for metrics in before.into_values() {
+            metrics.unregister(&self.registry);
+        }
+    }
+
+    /// The handles of a model, or those of `other` when it is not configured. Resolve them once and keep them.
+    #[must_use]
+    pub fn model(&self, name: &ModelName) -> Arc<ModelMetrics> {
+        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(models.get(name).unwrap_or(&self.other))
+    }
+
+    /// The handles for requests that name no configured model.
+    #[must_use]
+    pub fn other(&self) -> Arc<ModelMetrics> {
+        Arc::clone(&self.other)
+    }
+
+    /// Sets every gauge that follows from the state of the fleet.
+    pub fn observe_view(&self, view: &View) {
+        self.view.observe(view);
+        for model in &view.models {
+            let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(metrics) = models.get(&model.name) {
+                metrics.observe(model, &view.engines);
+            }
+        }
+    }
+
+    /// A request was answered with this fault instead of by an engine.
+    pub fn refused(&self, fault: &Fault) {
+        self.refusals.with_label_values(&[labels::reason(fault)]).inc();
+    }
+
+    pub fn client_left(&self, phase: Phase) {
+        self.disconnects[labels::phase_index(phase)].inc();
+    }
+
+    /// What the gateway itself added to a request, in microseconds.
+    pub fn added_latency(&self, micros: u64) {
+        self.added_latency.observe(micros as f64 / 1e6);
+    }
+
+    /// Open client connections; the listener adds and takes away.
+    #[must_use]
+    pub const fn connections(&self) -> &IntGauge {
+        &self.connections
+    }
+
+    /// A model was put away so that another one could be awake.
+    pub fn swapped(&self) {
+        self.swaps.inc();
+    }
+
+    pub fn reloaded(&self, outcome: Outcome) {
+        self.reloads.with_label_values(&[outcome.as_str()]).inc();
+    }
+
+    /// Prometheus's text format, version 0.0.4.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        TextEncoder::new()
+            .encode_to_string(&self.registry.gather())
+            .unwrap_or_default()
+    }
+}
+
+/// The content type of [`Metrics::encode`].
+pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
+
+fn build_info(registry: &Registry) -> IntGaugeVec {
+    let opts = Opts::new("rouse_build_info", "Always 1; the labels say which build this is");
+    register(registry, valid(IntGaugeVec::new(opts, &["version"])))
+}
+
+fn counters(registry: &Registry, name: &str, help: &str, label: &str) -> IntCounterVec {
+    register(
+        registry,
+        valid(IntCounterVec::new(Opts::new(name, help), &[label])),
+    )
+}
+
+fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {
+    valid(registry.register(Box::new(collector.clone())));
+    collector
+}
+
+/// Names and labels are constants of this module: an error is a defect that the first test finds.
+fn valid<T>(result: prometheus::Result<T>) -> T {
+    result.expect("the names and labels of metrics are valid and different")
+}
+
+fn seconds(span: Millis) -> f64 {
+    span.0 as f64 / 1e3
+}

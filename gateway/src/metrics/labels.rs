@@ -1,0 +1,195 @@
+//! Every label value that is not a configured name is from a closed set.
+
+use rouse::fault::{Fault, Phase};
+
+use crate::driver::ColdStart;
+
+/// Which door a request came through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    Chat,
+    Completions,
+    Embeddings,
+    Models,
+    Other,
+}
+
+/// How a request ended, as a client sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    Success,
+    Redirect,
+    Client,
+    Server,
+    /// The client left first.
+    Left,
+}
+
+/// Why an engine was launched, woken, put to sleep or stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// A request waits for it.
+    Demand,
+    /// Nobody used it.
+    Idle,
+    /// Another model needs its memory.
+    Swap,
+    /// It failed or was judged hung.
+    Fault,
+    Operator,
+    /// The configuration changed.
+    Reload,
+    Shutdown,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transition {
+    Launch,
+    Wake,
+    Sleep,
+    Stop,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    Failed,
+}
+
+pub(super) const ROUTES: usize = 5;
+pub(super) const STATUSES: usize = 5;
+pub(super) const STARTS: usize = 4;
+pub(super) const PHASES: [Phase; 4] = [Phase::Parked, Phase::Connecting, Phase::Headers, Phase::Streaming];
+
+impl Route {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Completions => "completions",
+            Self::Embeddings => "embeddings",
+            Self::Models => "models",
+            Self::Other => "other",
+        }
+    }
+}
+
+impl Status {
+    /// Of an HTTP status; 499 is not one that was sent.
+    #[must_use]
+    pub const fn of(code: u16) -> Self {
+        match code {
+            499 => Self::Left,
+            500.. => Self::Server,
+            400.. => Self::Client,
+            300.. => Self::Redirect,
+            _ => Self::Success,
+        }
+    }
+
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Success => "2xx",
+            Self::Redirect => "3xx",
+            Self::Client => "4xx",
+            Self::Server => "5xx",
+            Self::Left => "499",
+        }
+    }
+}
+
+impl Cause {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Demand => "demand",
+            Self::Idle => "idle",
+            Self::Swap => "swap",
+            Self::Fault => "fault",
+            Self::Operator => "operator",
+            Self::Reload => "reload",
+            Self::Shutdown => "shutdown",
+        }
+    }
+}
+
+impl Transition {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Launch => "launch",
+            Self::Wake => "wake",
+            Self::Sleep => "sleep",
+            Self::Stop => "stop",
+        }
+    }
+}
+
+impl Outcome {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+pub(super) const fn start(start: Option<ColdStart>) -> (usize, &'static str) {
+    match start {
+        None => (0, "none"),
+        Some(ColdStart::Hot) => (1, "hot"),
+        Some(ColdStart::Warm) => (2, "warm"),
+        Some(ColdStart::Cold) => (3, "cold"),
+    }
+}
+
+pub(super) const fn phase_index(phase: Phase) -> usize {
+    match phase {
+        Phase::Parked => 0,
+        Phase::Connecting => 1,
+        Phase::Headers => 2,
+        Phase::Streaming => 3,
+    }
+}
+
+/// As one word: [`Phase::as_str`] is for sentences.
+pub(super) const fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Parked => "parked",
+        Phase::Connecting => "connecting",
+        Phase::Headers => "headers",
+        Phase::Streaming => "streaming",
+    }
+}
+
+/// The code that clients see.
+pub(super) const fn reason(fault: &Fault) -> &'static str {
+    match fault {
+        Fault::InvalidRequest { .. } => "invalid_request",
+        Fault::InvalidApiKey => "invalid_api_key",
+        Fault::ModelForbidden { .. } => "model_forbidden",
+        Fault::ModelNotFound { .. } | Fault::RouteNotFound { .. } => "model_not_found",
+        Fault::MethodNotAllowed { .. } => "method_not_allowed",
+        Fault::RequestTimeout { .. } => "request_timeout",
+        Fault::BodyTooLarge { .. } => "body_too_large",
+        Fault::UnsupportedEncoding { .. } => "unsupported_encoding",
+        Fault::HeadersTooLarge { .. } => "headers_too_large",
+        Fault::NotImplemented { .. } => "not_implemented",
+        Fault::InsufficientMemory(_) => "insufficient_memory",
+        Fault::QueueFull { .. } => "queue_full",
+        Fault::RateLimited { .. } => "rate_limited",
+        Fault::Busy { .. } => "busy",
+        Fault::ClientLeft { .. } => "client_left",
+        Fault::EngineUnreachable { .. } => "engine_unreachable",
+        Fault::EngineClosed { .. } => "engine_closed",
+        Fault::EngineFailed { .. } => "engine_failed",
+        Fault::ModelNotReady { .. } => "model_not_ready",
+        Fault::ShuttingDown => "shutting_down",
+        Fault::ControlPlane => "control_plane",
+        Fault::EngineTimeout { .. } => "engine_timeout",
+        Fault::TurnOver { .. } => "turn_over",
+        Fault::Internal => "internal",
+    }
+}

@@ -1,0 +1,373 @@
+//! One model's families, with its name as a constant label.
+
+use std::sync::{Arc, OnceLock};
+
+use prometheus::{
+    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry,
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
+use rouse::{
+    fleet::report::{EngineView, ModelState, ModelView},
+    units::{Bytes, Millis},
+};
+
+use super::{
+    SECONDS,
+    labels::{self, Cause, Outcome, ROUTES, Route, STARTS, STATUSES, Status, Transition},
+    seconds, valid,
+};
+use crate::driver::ColdStart;
+
+const STATES: [ModelState; 5] = [
+    ModelState::Awake,
+    ModelState::Asleep,
+    ModelState::Launching,
+    ModelState::Cold,
+    ModelState::Failed,
+];
+
+/// Handles for one model. Everything that a request touches is an atomic that is already looked up.
+pub struct ModelMetrics {
+    families: Families,
+    requests: IntCounterVec,
+    /// By route, status and start: looked up in `requests` once, at first use.
+    resolved: Box<[OnceLock<IntCounter>]>,
+    in_flight: IntGauge,
+    parked: IntGauge,
+    first_byte: Histogram,
+    duration: Histogram,
+    waited: Histogram,
+    bytes_in: IntCounter,
+    bytes_out: IntCounter,
+    replays: IntCounter,
+    overstayed: IntCounter,
+    transitions: IntCounterVec,
+    transition_seconds: HistogramVec,
+    evictions: IntCounterVec,
+    declared: IntGauge,
+    peak: IntGauge,
+    utilization: Gauge,
+    ready: IntGauge,
+    replicas: IntGauge,
+    leases: IntGauge,
+    state: IntGaugeVec,
+    engine_state: IntGaugeVec,
+}
+
+impl ModelMetrics {
+    pub(super) fn new(registry: &Registry, name: &str) -> Self {
+        let metrics = Self::unregistered(name);
+        valid(registry.register(Box::new(metrics.families.clone())));
+        metrics
+    }
+
+    fn unregistered(name: &str) -> Self {
+        let mut make = Make {
+            name,
+            families: Vec::new(),
+        };
+        let bytes = make.counters(
+            "rouse_bytes_total",
+            "Bytes of bodies, from clients (in) and to clients (out)",
+            &["direction"],
+        );
+        Self {
+            requests: make.counters(
+                "rouse_requests_total",
+                "Requests that ended, by route, status class and kind of cold start they waited for",
+                &["route", "status", "cold_start"],
+            ),
+            resolved: (0..ROUTES * STATUSES * STARTS).map(|_| OnceLock::new()).collect(),
+            in_flight: make.gauge(
+                "rouse_in_flight",
+                "Requests between their head and the last byte of their answer",
+            ),
+            parked: make.gauge("rouse_parked", "Requests that wait for their model"),
+            first_byte: make.histogram(
+                "rouse_time_to_first_byte_seconds",
+                "From the request's head to the first byte of the engine's answer, the wait included",
+            ),
+            duration: make.histogram(
+                "rouse_request_duration_seconds",
+                "From the request's head to the last byte of the answer",
+            ),
+            waited: make.histogram(
+                "rouse_wait_seconds",
+                "How long parked requests waited, however it ended",
+            ),
+            bytes_in: bytes.with_label_values(&["in"]),
+            bytes_out: bytes.with_label_values(&["out"]),
+            replays: make.counter(
+                "rouse_replays_total",
+                "Requests sent a second time, on a fresh connection",
+            ),
+            overstayed: make.counter(
+                "rouse_drain_deadlines_passed_total",
+                "Drains that were not over at their deadline",
+            ),
+            transitions: make.counters(
+                "rouse_transitions_total",
+                "Launches, wakes, sleeps and stops of engines, by cause and outcome",
+                &["transition", "cause", "outcome"],
+            ),
+            transition_seconds: make.histograms(
+                "rouse_transition_duration_seconds",
+                "How long launches, wakes, sleeps and stops took that went well",
+                "transition",
+            ),
+            evictions: make.counters(
+                "rouse_evictions_total",
+                "Times the model was put away for another one's memory, by how",
+                &["transition"],
+            ),
+            declared: make.seed_gauge(
+                "inference_model_memory_declared_bytes",
+                "Declared memory, per accelerator",
+            ),
+            peak: make.seed_gauge(
+                "inference_model_memory_observed_peak_bytes",
+                "Highest memory seen, per accelerator; 0: not known yet",
+            ),
+            utilization: {
+                let opts = make.seed_opts(
+                    "inference_model_memory_utilization_ratio",
+                    "Highest memory seen as a share of the declared",
+                );
+                make.keep(valid(Gauge::with_opts(opts)))
+            },
+            ready: make.seed_gauge("inference_model_ready", "1 when the model answers without a wait"),
+            replicas: make.seed_gauge(
+                "inference_model_replicas",
+                "Engines of the model that exist, asleep or not",
+            ),
+            leases: make.gauge("rouse_leases", "Requests that hold an engine of the model"),
+            state: make.gauges(
+                "rouse_model_state",
+                "1 for the state that the model is in",
+                &["state"],
+            ),
+            engine_state: make.gauges(
+                "rouse_engine_state",
+                "1 for the state that each engine is in",
+                &["replica", "state"],
+            ),
+            families: Families(make.families.into()),
+        }
+    }
+
+    pub(super) fn unregister(&self, registry: &Registry) {
+        valid(registry.unregister(Box::new(self.families.clone())));
+    }
+
+    /// A request has begun; it ends when the guard is dropped, at the last byte of its answer.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>) -> InFlight {
+        self.in_flight.inc();
+        InFlight(Arc::clone(self))
+    }
+
+    /// A request waits for its model; the wait ends when the guard is dropped. The time is told to [`Self::waited`].
+    #[must_use]
+    pub fn park(self: &Arc<Self>) -> Parked {
+        self.parked.inc();
+        Parked(Arc::clone(self))
+    }
+
+    /// How long a parked request waited, however that ended.
+    pub fn waited(&self, wait: Millis) {
+        self.waited.observe(seconds(wait));
+    }
+
+    pub fn first_byte(&self, after: Millis) {
+        self.first_byte.observe(seconds(after));
+    }
+
+    /// A request is over.
+    pub fn ended(&self, route: Route, status: Status, start: Option<ColdStart>, duration: Millis) {
+        let (start_index, start) = labels::start(start);
+        let index = (route as usize * STATUSES + status as usize) * STARTS + start_index;
+        let count = || {
+            self.requests
+                .with_label_values(&[route.as_str(), status.as_str(), start])
+        };
+        match self.resolved.get(index) {
+            Some(cell) => cell.get_or_init(count).inc(),
+            None => count().inc(),
+        }
+        self.duration.observe(seconds(duration));
+    }
+
+    /// Bytes of a request's body.
+    pub fn bytes_in(&self, bytes: u64) {
+        self.bytes_in.inc_by(bytes);
+    }
+
+    /// Bytes of an answer's body.
+    pub fn bytes_out(&self, bytes: u64) {
+        self.bytes_out.inc_by(bytes);
+    }
+
+    /// A request was sent a second time.
+    pub fn replayed(&self) {
+        self.replays.inc();
+    }
+
+    /// A drain was not over at its deadline.
+    pub fn drain_deadline_passed(&self) {
+        self.overstayed.inc();
+    }
+
+    /// An engine was launched, woken, put to sleep or stopped, or could not be.
+    pub fn transition(&self, transition: Transition, cause: Cause, outcome: Outcome, took: Millis) {
+        let name = transition.as_str();
+        self.transitions
+            .with_label_values(&[name, cause.as_str(), outcome.as_str()])
+            .inc();
+        if outcome == Outcome::Done {
+            self.transition_seconds
+                .with_label_values(&[name])
+                .observe(seconds(took));
+        }
+    }
+
+    /// The model was put away for another one's memory.
+    pub fn evicted(&self, transition: Transition) {
+        self.evictions.with_label_values(&[transition.as_str()]).inc();
+    }
+
+    pub(super) fn observe(&self, model: &ModelView, engines: &[EngineView]) {
+        self.declared.set(integer(model.declared.0));
+        let peak = model.learned.peak.unwrap_or_default();
+        self.peak.set(integer(peak.0));
+        self.utilization.set(ratio(peak, model.declared));
+        self.ready.set(i64::from(model.state == ModelState::Awake));
+        self.leases.set(i64::from(model.leases));
+        for state in STATES {
+            let is = i64::from(state == model.state);
+            self.state.with_label_values(&[state.as_str()]).set(is);
+        }
+        self.engine_state.reset();
+        let own = engines.iter().filter(|engine| engine.engine.model == model.name);
+        let mut replicas = 0;
+        for engine in own {
+            replicas += i64::from(engine.state != "Cold");
+            let state = short(&engine.state);
+            let replica = engine.engine.replica.to_string();
+            self.engine_state
+                .with_label_values(&[replica.as_str(), &state])
+                .set(1);
+        }
+        self.replicas.set(replicas);
+    }
+}
+
+/// Counts a request as in flight until dropped.
+pub struct InFlight(Arc<ModelMetrics>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.dec();
+    }
+}
+
+/// Counts a request as parked until dropped.
+pub struct Parked(Arc<ModelMetrics>);
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        self.0.parked.dec();
+    }
+}
+
+/// All families of one model, registered and unregistered as one.
+#[derive(Clone)]
+struct Families(Arc<[Box<dyn Collector>]>);
+
+impl Collector for Families {
+    fn desc(&self) -> Vec<&Desc> {
+        self.0.iter().flat_map(|family| family.desc()).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.0.iter().flat_map(|family| family.collect()).collect()
+    }
+}
+
+struct Make<'n> {
+    name: &'n str,
+    families: Vec<Box<dyn Collector>>,
+}
+
+impl Make<'_> {
+    fn opts(&self, name: &str, help: &str) -> Opts {
+        Opts::new(name, help).const_label("model", self.name)
+    }
+
+    /// The families of the budget controller that came before have a namespace; one machine is one.
+    fn seed_opts(&self, name: &str, help: &str) -> Opts {
+        self.opts(name, help).const_label("namespace", "local")
+    }
+
+    fn keep<C: Collector + Clone + 'static>(&mut self, family: C) -> C {
+        self.families.push(Box::new(family.clone()));
+        family
+    }
+
+    fn counter(&mut self, name: &str, help: &str) -> IntCounter {
+        let counter = valid(IntCounter::with_opts(self.opts(name, help)));
+        self.keep(counter)
+    }
+
+    fn counters(&mut self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+        let counters = valid(IntCounterVec::new(self.opts(name, help), labels));
+        self.keep(counters)
+    }
+
+    fn gauge(&mut self, name: &str, help: &str) -> IntGauge {
+        let gauge = valid(IntGauge::with_opts(self.opts(name, help)));
+        self.keep(gauge)
+    }
+
+    fn seed_gauge(&mut self, name: &str, help: &str) -> IntGauge {
+        let gauge = valid(IntGauge::with_opts(self.seed_opts(name, help)));
+        self.keep(gauge)
+    }
+
+    fn gauges(&mut self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+        let gauges = valid(IntGaugeVec::new(self.opts(name, help), labels));
+        self.keep(gauges)
+    }
+
+    fn histogram_opts(&self, name: &str, help: &str) -> HistogramOpts {
+        HistogramOpts::from(self.opts(name, help)).buckets(SECONDS.to_vec())
+    }
+
+    fn histogram(&mut self, name: &str, help: &str) -> Histogram {
+        let histogram = valid(Histogram::with_opts(self.histogram_opts(name, help)));
+        self.keep(histogram)
+    }
+
+    fn histograms(&mut self, name: &str, help: &str, label: &str) -> HistogramVec {
+        let histograms = valid(HistogramVec::new(self.histogram_opts(name, help), &[label]));
+        self.keep(histograms)
+    }
+}
+
+/// `Asleep(1)` → `asleep`: the level is in the report, and a label set should be small.
+fn short(state: &str) -> String {
+    let name = state.split('(').next().unwrap_or(state);
+    name.to_ascii_lowercase()
+}
+
+fn ratio(part: Bytes, whole: Bytes) -> f64 {
+    if whole == Bytes::ZERO {
+        return 0.0;
+    }
+    part.0 as f64 / whole.0 as f64
+}
+
+pub(super) fn integer(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,199 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use rouse::{
+    fleet::report::{AcceleratorView, EngineView, HostView, ModelState, ModelView},
+    model::EngineId,
+    units::{Bytes, Generation, Tick},
+};
+
+use super::*;
+use crate::driver::ColdStart;
+
+const DOCUMENT: &str = include_str!("../../../docs/metrics.md");
+
+#[test]
+fn a_scrape_has_every_family_and_the_document_names_them_all_with_their_types_and_labels() {
+    let metrics = used();
+    let scraped = families(&metrics.encode());
+    let documented: BTreeMap<_, _> = DOCUMENT
+        .lines()
+        .filter_map(|line| {
+            let mut cells = line
+                .strip_prefix("| `")?
+                .split('|')
+                .map(|cell| cell.trim().trim_matches('`'));
+            let (name, kind, labels) = (cells.next()?, cells.next()?, cells.next()?);
+            let labels = labels.split(", ").map(|label| label.trim_matches('`').to_owned());
+            let labels = labels.filter(|label| !label.is_empty()).collect::<BTreeSet<_>>();
+            Some((name.to_owned(), (kind.to_owned(), labels)))
+        })
+        .collect();
+    assert_eq!(scraped, documented);
+}
+
+#[test]
+fn a_removed_model_leaves_no_series_and_one_that_stays_keeps_its_count() {
+    let metrics = Metrics::new();
+    let (stays, goes) = (ModelName::from("stays"), ModelName::from("goes"));
+    metrics.configure([&stays, &goes]);
+    for name in [&stays, &goes] {
+        metrics
+            .model(name)
+            .ended(Route::Chat, Status::Success, None, Millis(5));
+    }
+    assert!(metrics.encode().contains("model=\"goes\""));
+    metrics.configure([&stays]);
+    let text = metrics.encode();
+    assert!(!text.contains("model=\"goes\""), "{text}");
+    let line = "rouse_requests_total{cold_start=\"none\",model=\"stays\",route=\"chat\",status=\"2xx\"} 1";
+    assert!(text.lines().any(|found| found == line), "{text}");
+    // It may come back, and counts from nothing.
+    metrics.configure([&stays, &goes]);
+    assert!(!metrics.encode().contains("model=\"goes\",route"));
+}
+
+#[test]
+fn what_is_not_configured_counts_as_other() {
+    let metrics = Metrics::new();
+    metrics
+        .model(&"made-up-by-a-client".into())
+        .ended(Route::Chat, Status::Client, None, Millis(1));
+    let text = metrics.encode();
+    assert!(!text.contains("made-up"), "{text}");
+    assert!(
+        text.contains("model=\"other\",route=\"chat\",status=\"4xx\"} 1"),
+        "{text}"
+    );
+}
+
+#[test]
+fn guards_give_back_what_they_counted() {
+    let metrics = Metrics::new();
+    let model = metrics.other();
+    let (in_flight, parked) = (model.begin(), model.park());
+    let text = metrics.encode();
+    assert!(text.contains("rouse_in_flight{model=\"other\"} 1"), "{text}");
+    assert!(text.contains("rouse_parked{model=\"other\"} 1"), "{text}");
+    drop((in_flight, parked));
+    let text = metrics.encode();
+    assert!(text.contains("rouse_in_flight{model=\"other\"} 0"), "{text}");
+    assert!(text.contains("rouse_parked{model=\"other\"} 0"), "{text}");
+}
+
+#[test]
+fn the_view_becomes_gauges_under_the_names_of_the_seed() {
+    let metrics = used();
+    let text = metrics.encode();
+    for line in [
+        "inference_budget_total_bytes{node_pool=\"local\"} 1000",
+        "inference_budget_allocated_bytes{node_pool=\"local\"} 400",
+        "inference_budget_available_bytes{node_pool=\"local\"} 600",
+        "inference_model_memory_declared_bytes{model=\"m\",namespace=\"local\"} 400",
+        "inference_model_memory_observed_peak_bytes{model=\"m\",namespace=\"local\"} 300",
+        "inference_model_memory_utilization_ratio{model=\"m\",namespace=\"local\"} 0.75",
+        "inference_model_ready{model=\"m\",namespace=\"local\"} 0",
+        "inference_model_replicas{model=\"m\",namespace=\"local\"} 1",
+        "rouse_model_state{model=\"m\",state=\"asleep\"} 1",
+        "rouse_model_state{model=\"m\",state=\"awake\"} 0",
+        "rouse_engine_state{model=\"m\",replica=\"0\",state=\"asleep\"} 1",
+        "rouse_accelerator_memory_bytes{accelerator=\"gpu-0\",kind=\"observed\"} 390",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+    }
+    metrics.observe_view(&View::default());
+    assert!(!metrics.encode().contains("gpu-0"), "an accelerator that is gone");
+}
+
+/// Metrics in which everything was counted once.
+fn used() -> Metrics {
+    let metrics = Metrics::new();
+    let name = ModelName::from("m");
+    metrics.configure([&name]);
+    metrics.observe_view(&view(&name));
+    metrics.refused(&Fault::ShuttingDown);
+    metrics.client_left(Phase::Parked);
+    metrics.added_latency(120);
+    metrics.connections().inc();
+    metrics.swapped();
+    metrics.reloaded(Outcome::Done);
+    let model = metrics.model(&name);
+    drop((model.begin(), model.park()));
+    model.waited(Millis(300));
+    model.first_byte(Millis(400));
+    model.ended(Route::Chat, Status::of(200), Some(ColdStart::Cold), Millis(900));
+    model.bytes_in(10);
+    model.bytes_out(20);
+    model.replayed();
+    model.drain_deadline_passed();
+    model.transition(Transition::Wake, Cause::Demand, Outcome::Done, Millis(50));
+    model.evicted(Transition::Sleep);
+    metrics
+}
+
+fn view(name: &ModelName) -> View {
+    let engine = EngineId::new(name.clone(), 0);
+    View {
+        accelerators: vec![AcceleratorView {
+            id: "gpu-0".into(),
+            capacity: Bytes(1000),
+            reserved: Bytes(400),
+            observed: Some(Bytes(390)),
+            healthy: true,
+        }],
+        host: HostView {
+            capacity: Bytes(64),
+            reserved: Bytes(16),
+        },
+        models: vec![ModelView {
+            name: name.clone(),
+            state: ModelState::Asleep,
+            waiting: 0,
+            leases: 0,
+            pinned: false,
+            reason: String::new(),
+            declared: Bytes(400),
+            learned: rouse::fleet::event::Learned {
+                peak: Some(Bytes(300)),
+                ..Default::default()
+            },
+        }],
+        engines: vec![EngineView {
+            engine,
+            generation: Generation(1),
+            state: "Asleep(1)".to_owned(),
+            since: Tick(0),
+            leases: 0,
+            accelerators: vec!["gpu-0".into()],
+            reserved: Bytes(400),
+            host: Bytes(16),
+        }],
+    }
+}
+
+type Families = BTreeMap<String, (String, BTreeSet<String>)>;
+
+/// Name → type and labels, of everything of ours in a scrape.
+fn families(text: &str) -> Families {
+    let mut families = Families::new();
+    let mut current = String::new();
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            name.clone_into(&mut current);
+            families.insert(current.clone(), (kind.to_owned(), BTreeSet::new()));
+        } else if let Some((_, labels)) = line.split_once('{').filter(|_| !line.starts_with('#')) {
+            let names = labels
+                .split("=\"")
+                .filter_map(|part| part.rsplit(['{', ',', '"']).next());
+            let names =
+                names.filter(|name| !name.is_empty() && !name.starts_with(['}', ' ']) && *name != "le");
+            families
+                .get_mut(&current)
+                .unwrap()
+                .1
+                .extend(names.map(str::to_owned));
+        }
+    }
+    families.retain(|name, _| !name.starts_with("process_"));
+    families
+}
