@@ -3,19 +3,20 @@
 mod adoption;
 mod stopping;
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use engine_sim::accelerator::Book;
 use rouse::{
-    model::{
-        Accelerator, Accelerators, Configuration, Idle, Level, LevelPolicy, Memory, ModelSpec, Settings,
-    },
-    units::Millis,
+    fault::Cause,
+    fleet::event::Verdict,
+    model::{Accelerators, Idle, Level, LevelPolicy, Memory, ModelSpec},
+    units::{Bytes, Millis},
 };
 use tempfile::TempDir;
+use tokio::time;
 
 use super::*;
-use crate::config::{Admin, Kind, Limits, Model, OnDisconnect, Shutdown, Stream, Task, Timeouts};
+use crate::config::{Config, Kind, Model, OnDisconnect, SleepApi, Task};
 
 const FLAGS: &str = "TEST_ENGINE_FLAGS";
 const FIRST: Generation = Generation(1);
@@ -191,6 +192,7 @@ fn script(name: &str, command: &[&str]) -> Model {
         on_disconnect: OnDisconnect::Abort,
         api_key: None,
         allow_public: false,
+        sleep: SleepApi::Vllm,
     }
 }
 
@@ -221,59 +223,20 @@ fn spec(name: &ModelName) -> ModelSpec {
 }
 
 fn config(folder: &Path, models: Vec<Model>) -> Config {
-    let accelerator = Accelerator {
-        id: "gpu-0".into(),
-        capacity: Bytes::gib(4),
-        metered: true,
-    };
-    Config {
-        api: ([127, 0, 0, 1], 0).into(),
-        admin: Admin {
-            address: ([127, 0, 0, 1], 0).into(),
-            token: None,
-            metrics_open: true,
-        },
-        core: Configuration {
-            settings: Settings::default(),
-            accelerators: vec![accelerator],
-            models: models.iter().map(|model| spec(&model.name)).collect(),
-        },
-        models: models
-            .into_iter()
-            .map(|model| (model.name.clone(), Arc::new(model)))
-            .collect(),
-        meters: BTreeMap::from([("gpu-0".into(), folder.join("gpus"))]),
-        accelerators_auto: false,
-        headroom: Bytes::ZERO,
-        stream: Stream {
-            grace: Millis::secs(2),
-            heartbeat: Millis::secs(10),
-        },
-        timeouts: Timeouts {
-            connect: Millis::secs(2),
-            first_byte: Millis::secs(10),
-            non_stream: Millis::secs(10),
-            idle: Millis::secs(10),
-            health_every: Millis(50),
-            health_timeout: Millis(300),
-        },
-        limits: Limits {
-            body: Bytes::mib(1),
-            body_total: Bytes::mib(8),
-            body_rate: Bytes(1024),
-            header: Bytes(65_536),
-            header_read: Millis::secs(10),
-            connection_idle: Millis::secs(75),
-            connections_per_address: 64,
-            client_stall: Millis::secs(60),
-        },
-        shutdown: Shutdown {
-            grace: Millis::secs(1),
-            stop_engines: true,
-        },
-        state: folder.join("state"),
-        log_cap: Bytes::mib(1),
-    }
+    let (state, meter) = (folder.join("state"), folder.join("gpus"));
+    let text = format!(
+        "state: {}\nheadroom: 0\naccelerators: [{{id: gpu-0, memory: 4Gi, meter: {}}}]\n\
+         timeouts: {{firstByte: 10s, health: {{every: 50ms, timeout: 300ms}}}}\nlogs: {{perEngine: 1MiB}}\n",
+        state.display(),
+        meter.display()
+    );
+    let mut config = crate::config::parse(&text, "test").unwrap_or_else(|errors| panic!("{errors}"));
+    config.core.models = models.iter().map(|model| spec(&model.name)).collect();
+    config.models = models
+        .into_iter()
+        .map(|model| (model.name.clone(), Arc::new(model)))
+        .collect();
+    config
 }
 
 #[tokio::test]

@@ -151,3 +151,20 @@ async fn a_process_that_was_started_but_never_recorded_is_ended() {
     assert_eq!(world.adopted().await, []);
     assert!(proc::stat(pid).is_none_or(|stat| stat.zombie));
 }
+
+/// Its process lives, but somebody else listens where it should: requests would go to a stranger.
+#[tokio::test]
+async fn an_engine_whose_port_belongs_to_somebody_else_is_ended() {
+    let models = || vec![script("m", &["sleep", "1000"])];
+    let mut world = World::new(models());
+    world.adopted().await;
+    world.launch("m");
+    let Event::Started { address, .. } = world.next().await else {
+        panic!("not started")
+    };
+    let pid = world.pid("m");
+    let _somebody = std::net::TcpListener::bind(address).unwrap();
+    let mut world = world.restart(models()).await;
+    assert_eq!(world.adopted().await, []);
+    assert!(proc::stat(pid).is_none_or(|stat| stat.zombie));
+}
