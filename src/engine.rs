@@ -1,1 +1,201 @@
-//! One engine's life.
+//! One engine's life, as data: what it is doing, what it holds, who uses it, and when it must have moved on.
+//!
+//! The engine does not act. [`crate::fleet`] reads it, decides, and records its decisions here; observations change it
+//! in [`crate::fleet`]'s `observe`. Timers are moments computed from `since`, never callbacks: a deadline that was
+//! overtaken by an event has simply ceased to exist.
+
+use std::net::SocketAddr;
+
+use crate::{
+    fault::Cause,
+    model::{AcceleratorId, EngineId, ModelSpec, Timeouts},
+    units::{Bytes, Generation, Millis, Tick},
+};
+
+pub mod backoff;
+pub mod state;
+
+use state::State;
+
+/// Who gets through an engine's gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    Closed,
+    /// Granted waiters only: the engine has not proved itself yet.
+    Waiters,
+    Public,
+}
+
+/// How far an engine has come in proving that it serves, after a start or a wake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// Health has not answered yet.
+    NotReady,
+    /// Health answers; nobody was sent yet.
+    Wanted,
+    /// The canary or the probe is out, since then.
+    Out(Tick),
+}
+
+/// A reservation asked for, before the launch or wake that it permits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placing {
+    pub accelerators: Vec<AcceleratorId>,
+    pub bytes: Bytes,
+    /// The answer was `Placed`.
+    pub confirmed: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Engine {
+    pub id: EngineId,
+    pub generation: Generation,
+    pub state: State,
+    /// When the state was entered.
+    pub since: Tick,
+    pub fingerprint: u64,
+    pub accelerators: Vec<AcceleratorId>,
+    pub address: Option<SocketAddr>,
+    pub placing: Option<Placing>,
+    pub door: Door,
+    pub proof: Proof,
+    /// It has taken its memory; others may start beside it.
+    pub profiled: bool,
+    pub leases: u32,
+    /// When the last lease ended, and when anything last moved.
+    pub last_end: Tick,
+    pub last_progress: Tick,
+    /// When its turn began: when it last became awake.
+    pub turn: Tick,
+    pub failing_since: Option<Tick>,
+    /// Failures in a row.
+    pub failures: u32,
+    /// Confirmed asleep at this moment, and the memory it gave back is not seen free yet.
+    pub shrinking: Option<Tick>,
+    /// A stop was given up to this moment; after it the order is repeated, without grace.
+    pub stop_by: Tick,
+    /// Left `Cold` or `Asleep` at this moment, for `wake` in server timing and for learning.
+    pub began: Tick,
+    /// Started from nothing, rather than woken.
+    pub cold: bool,
+    /// A process of this generation is gone while its gate was open: the gate is still to be shut.
+    pub orphan: Option<(Generation, Cause)>,
+}
+
+/// Awake for so long without a failure, and former failures are forgotten.
+const FORGIVEN: Millis = Millis::secs(60);
+/// A canary or probe without any byte for so long has failed.
+const PROOF_TIMEOUT: Millis = Millis::secs(120);
+/// A stop that nothing came of is repeated after so long beyond its grace.
+pub const STOP_AGAIN: Millis = Millis::secs(20);
+
+impl Engine {
+    #[must_use]
+    pub const fn new(id: EngineId, now: Tick) -> Self {
+        Self {
+            id,
+            generation: Generation(0),
+            state: State::Cold,
+            since: now,
+            fingerprint: 0,
+            accelerators: Vec::new(),
+            address: None,
+            placing: None,
+            door: Door::Closed,
+            proof: Proof::NotReady,
+            profiled: false,
+            leases: 0,
+            last_end: Tick(0),
+            last_progress: Tick(0),
+            turn: Tick(0),
+            failing_since: None,
+            failures: 0,
+            shrinking: None,
+            stop_by: Tick(0),
+            began: now,
+            cold: true,
+            orphan: None,
+        }
+    }
+
+    /// Enters a state. A forbidden edge is a defect of the decisions.
+    pub fn become_state(&mut self, next: State, now: Tick) {
+        debug_assert!(self.state.may_become(&next), "{}: {} may not become {next}", self.id, self.state);
+        self.state = next;
+        self.since = now;
+    }
+
+    /// Since when nobody has used it: never before it woke.
+    #[must_use]
+    pub fn idle_since(&self) -> Tick {
+        self.last_end.max(self.turn)
+    }
+
+    /// It can be given to waiters: proven, with an open gate.
+    #[must_use]
+    pub fn serves(&self) -> bool {
+        self.state == State::Awake && self.door == Door::Public
+    }
+
+    /// It is about to prove itself, and nobody was sent to it yet.
+    #[must_use]
+    pub fn wants_proof(&self) -> bool {
+        matches!(self.state, State::Loading | State::Waking { .. }) && self.proof == Proof::Wanted
+    }
+
+    /// A launch that others must keep away from, on its accelerators.
+    #[must_use]
+    pub const fn is_profiling(&self) -> bool {
+        matches!(self.state, State::Launching | State::Loading) && !self.profiled
+    }
+
+    /// The moment by which the present state must have ended. `held`: bytes booked per accelerator.
+    #[must_use]
+    pub fn deadline(&self, spec: Option<&ModelSpec>, held: Bytes, timeouts: &Timeouts) -> Option<Tick> {
+        // Moving memory takes time in proportion to it; a second for each GiB is several times what slow hosts need.
+        let moving = Millis::secs(held.0 >> 30);
+        let by = match &self.state {
+            State::Launching | State::Loading => {
+                self.began + spec.map_or(Millis::secs(480), |s| s.start_timeout)
+            }
+            State::Waking { .. } => self.since + timeouts.wake + moving,
+            State::FallingAsleep { .. } => self.since + timeouts.sleep + moving,
+            _ => return None,
+        };
+        match self.proof {
+            Proof::Out(sent) if self.state.is_starting() => Some(sent + PROOF_TIMEOUT),
+            _ => Some(by),
+        }
+    }
+
+    /// It is awake and well for long enough that former failures no longer count.
+    #[must_use]
+    pub fn is_forgiven(&self, now: Tick) -> bool {
+        self.state == State::Awake && self.turn + FORGIVEN <= now
+    }
+
+    /// Hung: health has failed for half the progress timeout, and nothing has moved for all of it.
+    #[must_use]
+    pub fn hung_at(&self, timeouts: &Timeouts) -> Option<Tick> {
+        let failing = self.failing_since? + Millis(timeouts.progress.0 / 2);
+        Some(failing.max(self.last_progress.max(self.turn) + timeouts.progress))
+    }
+
+    /// It cannot be used any more; whoever still holds a lease is told so, then it is stopped.
+    pub fn fail(&mut self, cause: Cause, now: Tick) {
+        let drained = self.door == Door::Closed && self.leases == 0;
+        self.become_state(State::Failing { cause, drained }, now);
+    }
+
+    /// Forgets everything that belonged to the process that is gone.
+    pub fn forget_process(&mut self) {
+        self.accelerators.clear();
+        self.address = None;
+        self.placing = None;
+        self.proof = Proof::NotReady;
+        self.profiled = false;
+        self.leases = 0;
+        self.failing_since = None;
+        self.shrinking = None;
+    }
+}

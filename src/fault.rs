@@ -53,27 +53,15 @@ pub enum Fault {
     EngineClosed { model: ModelName },
     /// The engine was hung, died or was stopped under a running exchange.
     #[error("the engine of '{model}' failed: {cause}")]
-    EngineFailed {
-        model: ModelName,
-        cause: Cause,
-        wait: Option<Wait>,
-    },
+    EngineFailed { model: ModelName, cause: Cause, wait: Option<Wait> },
     #[error("Model '{model}' failed to become ready: {cause}")]
-    ModelNotReady {
-        model: ModelName,
-        cause: Cause,
-        wait: Wait,
-    },
+    ModelNotReady { model: ModelName, cause: Cause, wait: Wait },
     #[error("the gateway is shutting down")]
     ShuttingDown,
     #[error("the control plane does not answer")]
     ControlPlane,
     #[error("the engine of '{model}' did not answer in time ({which} after {limit})")]
-    EngineTimeout {
-        model: ModelName,
-        which: Timer,
-        limit: Millis,
-    },
+    EngineTimeout { model: ModelName, which: Timer, limit: Millis },
     /// The turn of this model ended while the stream ran, and policy says `cut`.
     #[error("the turn of '{model}' is over and its drain deadline has passed")]
     TurnOver { model: ModelName },

@@ -1,19 +1,55 @@
-//! The decisions about a fleet of engines. See [`event`] for what comes in and [`command`] for what goes out.
+//! The decisions about a fleet of engines.
+//!
+//! Two of them, because a cluster has many gateways and one leader:
+//!
+//! * [`dispatch`]: waiters and awake engines → who gets a lease, who is refused. Runs in every gateway.
+//! * [`plan`]: demand and reservations → reserve, launch, wake, gate, sleep, stop. Runs in the leader.
+//!
+//! One machine is both, and [`Fleet`] is the two put together. See [`event`] for what comes in and [`command`] for
+//! what goes out.
+//!
+//! Planning works on a copy: every decision is recorded in the copy at once ([`plan::Planner`]'s `apply`, the same
+//! function that [`Fleet::issued`] uses), so that a later decision of the same plan sees the earlier ones, and so that
+//! what was planned and what is recorded cannot differ.
 
 pub mod command;
+pub mod dispatch;
 pub mod event;
+pub mod plan;
 pub mod report;
 
+mod admit;
+mod adopt;
+mod advance;
+mod apply;
+mod budget;
+mod check;
+mod eviction;
+mod explain;
+mod observe;
+mod placement;
+
+use std::collections::BTreeMap;
+
 use command::Command;
-use event::Event;
+use dispatch::Dispatch;
+use event::{Event, Learned, Order};
+use plan::Planner;
 use report::{Report, View};
 
-use crate::units::Tick;
+use crate::{
+    engine::Engine,
+    model::{EngineId, ModelName, ModelSpec},
+    units::Tick,
+};
 
 /// Everything that is decided about engines and requests. Pure: the same events at the same moments give the same
 /// commands.
 #[derive(Clone, Debug, Default)]
-pub struct Fleet {}
+pub struct Fleet {
+    planner: Planner,
+    dispatch: Dispatch,
+}
 
 /// What to do now, and for every model why.
 #[derive(Clone, Debug, Default)]
@@ -30,37 +66,111 @@ impl Fleet {
 
     /// Takes note of an observation. Decides nothing.
     pub fn on(&mut self, event: &Event, now: Tick) {
-        let _ = (event, now);
+        match event {
+            Event::Arrived { waiter } => self.dispatch.arrived(waiter.clone()),
+            Event::Left { waiter } => self.dispatch.left(*waiter),
+            _ => {}
+        }
+        self.planner.observe(event, now);
     }
 
     /// What should be done at this moment. Changes nothing: call [`Self::issued`] with what will really be submitted.
     #[must_use]
     pub fn plan(&self, now: Tick) -> Plan {
-        let _ = now;
-        Plan::default()
+        let demand = self.dispatch.demand();
+        let mut draft = plan::Draft::new(self.planner.clone(), &demand, now);
+        draft.decide();
+        let mut commands = draft.take_commands();
+        let mut verdicts = draft.verdicts();
+        let granted = self.dispatch.decide(&mut draft, &mut verdicts, now);
+        commands.extend(draft.take_commands());
+        commands.extend(granted);
+        Plan { commands, report: draft.report() }
     }
 
     /// Records commands as given, before they are submitted. Planning again at the same moment yields none.
     pub fn issued(&mut self, commands: &[Command], now: Tick) {
-        let _ = (commands, now);
+        self.planner.settle(now);
+        for command in commands {
+            if let Command::Grant { waiter, .. } | Command::Refuse { waiter, .. } = command {
+                self.dispatch.left(*waiter);
+            }
+            self.planner.apply(command, now);
+        }
     }
 
     /// The next moment at which planning may give something without an event in between.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
-        None
+        let planned = self.planner.planned;
+        self.planner.deadlines().chain(self.dispatch.deadlines()).filter(|at| *at > planned).min()
     }
 
     /// The state, for people.
     #[must_use]
-    pub fn view(&self, now: Tick) -> View {
-        let _ = now;
-        View::default()
+    pub fn view(&self, report: &Report) -> View {
+        self.planner.view(report)
     }
 
     /// Every broken invariant, in words; empty when all is well.
     #[must_use]
     pub fn check(&self) -> Vec<String> {
-        Vec::new()
+        self.planner.check()
+    }
+
+    /// Why an operator's order cannot be taken, if it cannot.
+    pub fn forbids(&self, model: &ModelName, order: Order) -> Result<(), String> {
+        self.planner.forbids(model, order)
+    }
+
+    /// What was learned so far, to be kept over restarts.
+    #[must_use]
+    pub fn learned(&self) -> BTreeMap<ModelName, Learned> {
+        self.planner.models.iter().map(|(name, model)| (name.clone(), model.learned)).collect()
+    }
+
+    /// What is configured of this model; `None` when it is not, or no longer.
+    #[must_use]
+    pub fn spec(&self, model: &ModelName) -> Option<&ModelSpec> {
+        self.planner.spec(model)
+    }
+
+    /// Every configured model.
+    pub fn specs(&self) -> impl Iterator<Item = &ModelSpec> {
+        self.planner.models.values().filter_map(|m| m.spec.as_ref())
+    }
+
+    /// The state as the events that would bring a new fleet to it: what a journal starts over with when its file is
+    /// full.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<Event> {
+        self.planner.snapshot().into_iter().chain(self.dispatch.snapshot()).collect()
+    }
+
+    pub fn engines(&self) -> impl Iterator<Item = &Engine> {
+        self.planner.engines.values()
+    }
+
+    #[must_use]
+    pub fn engine(&self, id: &EngineId) -> Option<&Engine> {
+        self.planner.engines.get(id)
+    }
+
+    /// Requests of this model queue here.
+    #[must_use]
+    pub fn is_queued(&self, model: &ModelName) -> bool {
+        self.dispatch.waiting(model) > 0
+    }
+
+    /// Configured, and everything that already ran is known.
+    #[must_use]
+    pub const fn is_ready(&self) -> bool {
+        self.planner.adopted && self.planner.shutdown.is_none()
+    }
+
+    /// Shutdown was ordered, and nothing is left to wait for.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.planner.is_finished()
     }
 }

@@ -97,17 +97,13 @@ impl Gate {
     /// A lease for a request that did not queue. `None` when the gate is closed, full, or others queue already.
     #[must_use]
     pub fn take(self: &Arc<Self>) -> Option<Lease> {
-        self.count.take(self.limit(), false).then(|| Lease {
-            gate: Arc::clone(self),
-        })
+        self.count.take(self.limit(), false).then(|| Lease { gate: Arc::clone(self) })
     }
 
     /// A lease for a request that queued: goes before newcomers. `None` when the gate is closed or full.
     #[must_use]
     pub fn take_queued(self: &Arc<Self>) -> Option<Lease> {
-        self.count.take(self.limit(), true).then(|| Lease {
-            gate: Arc::clone(self),
-        })
+        self.count.take(self.limit(), true).then(|| Lease { gate: Arc::clone(self) })
     }
 
     pub fn open(&self) {
@@ -164,11 +160,15 @@ impl Gate {
 }
 
 impl Lease {
+    /// The gate it came through: tells whether the engine drains.
+    #[must_use]
+    pub const fn gate(&self) -> &Arc<Gate> {
+        &self.gate
+    }
+
     /// A response byte passed just now: the engine makes progress.
     pub fn progress(&self) {
-        self.gate
-            .last_byte
-            .store(self.gate.clock.now().0, Ordering::Relaxed);
+        self.gate.last_byte.store(self.gate.clock.now().0, Ordering::Relaxed);
     }
 
     /// Why this exchange must end at once, if it must.
@@ -187,9 +187,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.gate
-            .last_end
-            .store(self.gate.clock.now().0, Ordering::Relaxed);
+        self.gate.last_end.store(self.gate.clock.now().0, Ordering::Relaxed);
         match self.gate.count.release() {
             Released::Unnoticed => {}
             Released::Drained | Released::Freed => self.gate.driver.notify_one(),

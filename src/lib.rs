@@ -21,4 +21,7 @@ pub mod fault;
 pub mod fleet;
 pub mod lease;
 pub mod model;
+pub mod openai;
+pub mod relay;
+pub mod sim;
 pub mod units;

@@ -80,14 +80,9 @@ impl TryFrom<String> for EngineId {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let (model, replica) = text
-            .rsplit_once('#')
-            .ok_or_else(|| format!("'{text}' names no engine"))?;
+        let (model, replica) = text.rsplit_once('#').ok_or_else(|| format!("'{text}' names no engine"))?;
         let replica = replica.parse().map_err(|_| format!("'{text}' names no engine"))?;
-        Ok(Self {
-            model: model.into(),
-            replica,
-        })
+        Ok(Self { model: model.into(), replica })
     }
 }
 
@@ -268,7 +263,7 @@ pub struct Configuration {
 }
 
 /// Finds a model by its name or an alias. Immutable; a reload makes another.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Registry {
     names: BTreeMap<String, ModelName>,
 }
@@ -301,11 +296,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             host_memory: Bytes::gib(16),
-            queue: Queue {
-                policy: QueuePolicy::Wait,
-                max_waiting: 1000,
-                max_wait: Millis::secs(540),
-            },
+            queue: Queue { policy: QueuePolicy::Wait, max_waiting: 1000, max_wait: Millis::secs(540) },
             turns: Turns {
                 residency: Millis::secs(30),
                 max_turn: Millis::secs(120),

@@ -43,12 +43,8 @@ pub enum Error {
     Span(String),
 }
 
-const SIZES: [(&str, f64); 4] = [
-    ("Ti", 1_099_511_627_776.0),
-    ("Gi", 1_073_741_824.0),
-    ("Mi", 1_048_576.0),
-    ("Ki", 1024.0),
-];
+const SIZES: [(&str, f64); 4] =
+    [("Ti", 1_099_511_627_776.0), ("Gi", 1_073_741_824.0), ("Mi", 1_048_576.0), ("Ki", 1024.0)];
 
 impl Bytes {
     pub const ZERO: Self = Self(0);
@@ -109,9 +105,7 @@ impl FromStr for Bytes {
     fn from_str(text: &str) -> Result<Self, Error> {
         let bad = || Error::Size(text.to_owned());
         let trimmed = text.trim();
-        let digits = trimmed
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .unwrap_or(trimmed.len());
+        let digits = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(digits);
         let factor: u64 = match unit.trim() {
             "" | "B" => 1,
@@ -129,11 +123,7 @@ impl FromStr for Bytes {
             return whole.checked_mul(factor).map(Self).ok_or_else(bad);
         }
         let value = number.parse::<f64>().map_err(|_| bad())? * factor as f64;
-        if value.is_finite() && value < u64::MAX as f64 {
-            Ok(Self(value.round() as u64))
-        } else {
-            Err(bad())
-        }
+        if value.is_finite() && value < u64::MAX as f64 { Ok(Self(value.round() as u64)) } else { Err(bad()) }
     }
 }
 
@@ -169,12 +159,7 @@ impl fmt::Display for Millis {
         if self.0 < 1000 {
             return write!(f, "{}ms", self.0);
         }
-        let (h, m, s, ms) = (
-            self.0 / 3_600_000,
-            self.0 / 60_000 % 60,
-            self.0 / 1000 % 60,
-            self.0 % 1000,
-        );
+        let (h, m, s, ms) = (self.0 / 3_600_000, self.0 / 60_000 % 60, self.0 / 1000 % 60, self.0 % 1000);
         if h > 0 {
             write!(f, "{h}h")?;
         }
@@ -200,13 +185,9 @@ impl FromStr for Millis {
         }
         let mut total = 0.0_f64;
         while !rest.is_empty() {
-            let digits = rest
-                .find(|c: char| !c.is_ascii_digit() && c != '.')
-                .ok_or_else(bad)?;
+            let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(bad)?;
             let (number, tail) = rest.split_at(digits);
-            let letters = tail
-                .find(|c: char| !c.is_ascii_alphabetic())
-                .unwrap_or(tail.len());
+            let letters = tail.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(tail.len());
             let (unit, next) = tail.split_at(letters);
             let factor = match unit {
                 "ms" => 1.0,
@@ -253,14 +234,7 @@ impl Sub<Millis> for Tick {
 impl fmt::Display for Tick {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = self.0 / 1000;
-        write!(
-            f,
-            "{:02}:{:02}:{:02}.{:03}",
-            s / 3600 % 24,
-            s / 60 % 60,
-            s % 60,
-            self.0 % 1000
-        )
+        write!(f, "{:02}:{:02}:{:02}.{:03}", s / 3600 % 24, s / 60 % 60, s % 60, self.0 % 1000)
     }
 }
 
@@ -334,13 +308,9 @@ mod tests {
 
     #[test]
     fn spans_are_read_and_written() {
-        for (text, ms) in [
-            ("250ms", 250),
-            ("30s", 30_000),
-            ("9m", 540_000),
-            ("1h30m", 5_400_000),
-            ("1.5s", 1500),
-        ] {
+        for (text, ms) in
+            [("250ms", 250), ("30s", 30_000), ("9m", 540_000), ("1h30m", 5_400_000), ("1.5s", 1500)]
+        {
             let span = text.parse::<Millis>().unwrap();
             assert_eq!(span.0, ms, "{text}");
             assert_eq!(span.to_string().parse::<Millis>().unwrap(), span);

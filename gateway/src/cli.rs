@@ -100,12 +100,7 @@ enum Command {
 #[derive(Args, Debug)]
 struct Gateway {
     /// The admin API's address.
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "ROUSE_ADMIN",
-        default_value = "http://127.0.0.1:9090"
-    )]
+    #[arg(long, value_name = "URL", env = "ROUSE_ADMIN", default_value = "http://127.0.0.1:9090")]
     admin: client::Endpoint,
     /// The token that it asks for.
     #[arg(long, value_name = "TOKEN", env = "ROUSE_ADMIN_TOKEN", hide_env_values = true)]
@@ -141,15 +136,13 @@ pub fn run(cli: Cli) -> ExitCode {
 }
 
 fn replay(file: &std::path::Path) -> anyhow::Result<ExitCode> {
-    crate::journal::replay(file, &mut std::io::stdout().lock())?;
+    crate::driver::replay(file, &mut std::io::stdout().lock())?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn ask(command: Command) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start")?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     let done = |()| ExitCode::SUCCESS;
     runtime.block_on(async {
         match command {
@@ -158,11 +151,9 @@ fn ask(command: Command) -> anyhow::Result<ExitCode> {
                 show::explain(&gateway.client(), &model, json).await.map(done)
             }
             Command::Events { gateway, json } => show::events(&gateway.client(), json).await.map(done),
-            Command::Logs {
-                model,
-                gateway,
-                follow,
-            } => show::logs(&gateway.client(), &model, follow).await.map(done),
+            Command::Logs { model, gateway, follow } => {
+                show::logs(&gateway.client(), &model, follow).await.map(done)
+            }
             Command::DemoEngine(args) => Box::pin(engine_sim::run(*args)).await,
             Command::Check { .. } | Command::Replay { .. } => Ok(ExitCode::SUCCESS),
         }

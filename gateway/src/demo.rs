@@ -17,30 +17,9 @@ const METER: &str = "accelerators.json";
 
 /// `tiny-llama` fills one accelerator, `tiny-qwen` half of one, `tiny-mistral` both: it can be awake only alone.
 const MODELS: [Demo; 3] = [
-    Demo {
-        name: "tiny-llama",
-        accelerators: 1,
-        awake: "20Gi",
-        asleep: "1Gi",
-        start: "3s",
-        wake: "400ms",
-    },
-    Demo {
-        name: "tiny-qwen",
-        accelerators: 1,
-        awake: "12Gi",
-        asleep: "1Gi",
-        start: "2s",
-        wake: "250ms",
-    },
-    Demo {
-        name: "tiny-mistral",
-        accelerators: 2,
-        awake: "16Gi",
-        asleep: "1Gi",
-        start: "4s",
-        wake: "600ms",
-    },
+    Demo { name: "tiny-llama", accelerators: 1, awake: "20Gi", asleep: "1Gi", start: "3s", wake: "400ms" },
+    Demo { name: "tiny-qwen", accelerators: 1, awake: "12Gi", asleep: "1Gi", start: "2s", wake: "250ms" },
+    Demo { name: "tiny-mistral", accelerators: 2, awake: "16Gi", asleep: "1Gi", start: "4s", wake: "600ms" },
 ];
 
 struct Demo {
@@ -91,14 +70,7 @@ pub fn yaml(state_dir: &Path, own_exe: &Path) -> String {
 
 impl Demo {
     fn yaml(&self, exe: &str, meter: &str) -> String {
-        let Self {
-            name,
-            accelerators,
-            awake,
-            asleep,
-            start,
-            wake,
-        } = self;
+        let Self { name, accelerators, awake, asleep, start, wake } = self;
         format!(
             r#"  - name: {name}
     engine:
@@ -119,12 +91,7 @@ impl Demo {
 
 /// As a double-quoted YAML text. `${` in a path is a path.
 fn quoted(text: &str) -> String {
-    format!(
-        "\"{}\"",
-        text.replace('\\', "\\\\")
-            .replace('"', "\\\"")
-            .replace("${", "$${")
-    )
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace("${", "$${"))
 }
 
 #[cfg(test)]
@@ -135,19 +102,11 @@ mod tests {
 
     #[test]
     fn each_demonstration_model_fits_and_all_of_them_do_not() {
-        let config = config(
-            Path::new("/tmp/a \"quoted\" ${PORT} place"),
-            Path::new("/bin/rouse-gateway"),
-        )
-        .unwrap();
+        let config =
+            config(Path::new("/tmp/a \"quoted\" ${PORT} place"), Path::new("/bin/rouse-gateway")).unwrap();
         assert_eq!(config::misfits(&config.core), []);
         assert_eq!(config::check(&config), config::Findings::default());
-        let total: Bytes = config
-            .core
-            .accelerators
-            .iter()
-            .map(|device| device.capacity)
-            .sum();
+        let total: Bytes = config.core.accelerators.iter().map(|device| device.capacity).sum();
         let wanted: Bytes = config
             .core
             .models

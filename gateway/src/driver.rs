@@ -1,143 +1,188 @@
 //! The only clock, and the only caller of all three verbs.
+//!
+//! One loop: receive what happened, tell the fleet, ask it what to do, record that, do it. There is no policy here;
+//! whatever looks like one belongs into `rouse::fleet`. The order inside a turn matters, though, and is the same every
+//! time: gates close before the routes change, and open after, so that a request that reads an old snapshot meets a
+//! closed gate and never the reverse.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
-use arc_swap::{ArcSwap, Guard};
 use rouse::{
-    fault::Fault,
     fleet::{
-        event::{OperationId, Order, Verdict, WaiterId},
-        report::{Report, View},
+        Fleet, Plan,
+        command::Command,
+        event::{Event, OperationId, Waiter, WaiterId},
     },
-    lease::{Clock, Lease},
-    model::{EngineId, ModelName},
-    units::{Generation, Millis, Tick},
+    units::Tick,
 };
+use tokio::sync::mpsc;
 
-use tokio::sync::broadcast;
+use crate::platform::Platform;
 
-use crate::routes::Routes;
+mod gates;
+mod handle;
+mod journal;
+mod queue;
+mod record;
 
-/// What the rest of the gateway may do with the driver. Cheap to clone.
-#[derive(Clone)]
-pub struct Handle {
-    routes: Arc<ArcSwap<Routes>>,
-    clock: Clock,
+pub use handle::{Canary, ColdStart, Granted, Handle, Operation, Parking, Waited};
+pub use journal::{Journal, replay};
+
+use gates::Gates;
+use handle::{Ask, Shared};
+use queue::Queue;
+use record::Recorder;
+
+/// Events in a turn at most: a flood of them must not keep the plan from running.
+const BATCH: usize = 256;
+
+pub struct Driver {
+    fleet: Fleet,
+    platform: Arc<dyn Platform>,
+    shared: Arc<Shared>,
+    asks: mpsc::UnboundedReceiver<Ask>,
+    events: mpsc::Receiver<Event>,
+    gates: Gates,
+    queue: Queue,
+    journal: Journal,
+    recorder: Recorder,
 }
 
-/// A request that must wait.
-pub struct Parking {
-    pub model: ModelName,
-    pub band: i32,
-    pub key: String,
-    /// When it first arrived (a replayed canary keeps its place).
-    pub arrived: Tick,
-    pub deadline: Tick,
-    /// An SSE stream: can be the canary.
-    pub stream: bool,
-}
-
-/// The end of a wait: a lease, and where to go with it.
-pub struct Granted {
-    pub lease: Lease,
-    pub engine: EngineId,
-    pub generation: Generation,
-    pub address: SocketAddr,
-    /// Present when this request is the engine's first: its outcome is wanted.
-    pub canary: Option<Canary>,
-    pub waited: Waited,
-}
-
-/// What the wait was made of, for `x-rouse-cold-start` and `server-timing`.
-#[derive(Clone, Copy, Debug)]
-pub struct Waited {
-    /// How the engine came to be awake; `None` when only a place was waited for.
-    pub cold_start: Option<ColdStart>,
-    /// In the queue, all in all.
-    pub queue: Millis,
-    /// Of that, from the order to launch or wake until ready.
-    pub wake: Millis,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ColdStart {
-    Hot,
-    Warm,
-    Cold,
-}
-
-/// The duty to tell how the first exchange after a start or wake went. Dropped without a word it counts as
-/// inconclusive: the client left, and the next one is tried.
-pub struct Canary {
-    tell: Option<Box<dyn FnOnce(Verdict) + Send>>,
-}
-
-impl Handle {
-    pub fn routes(&self) -> Guard<Arc<Routes>> {
-        self.routes.load()
+impl Driver {
+    /// Runs until shutdown was ordered and is complete.
+    pub async fn run(mut self) {
+        let mut batch = Vec::new();
+        while !self.fleet.is_finished() {
+            self.receive(&mut batch).await;
+            let now = self.shared.clock.now();
+            self.gates.sample(&mut batch);
+            for event in &batch {
+                self.fleet.on(event, now);
+            }
+            let plan = self.fleet.plan(now);
+            self.journal.write(now, &batch, &self.fleet);
+            self.fleet.issued(&plan.commands, now);
+            debug_assert!(self.fleet.check().is_empty(), "{:?}", self.fleet.check());
+            self.recorder.turn(&batch, &plan.commands, now);
+            batch.clear();
+            self.execute(plan, now, &mut batch);
+        }
+        self.queue.close();
     }
 
-    pub fn clock(&self) -> Clock {
-        self.clock
-    }
-
-    /// Waits for a lease until the deadline. Dropping the future leaves the queue.
-    pub async fn park(&self, parking: Parking) -> Result<Granted, Fault> {
-        let _ = parking;
-        Err(Fault::Internal)
-    }
-
-    /// The state of the fleet, as of the last plan.
-    pub fn view(&self) -> Arc<View> {
-        Arc::default()
-    }
-
-    /// The last plan's report.
-    pub fn report(&self) -> Arc<Report> {
-        Arc::default()
-    }
-
-    /// How an order went; `None` when unknown or older than an hour.
-    pub fn operation(&self, id: OperationId) -> Option<Operation> {
-        let _ = id;
-        None
-    }
-
-    /// The journal from now on, line by line (JSON). Slow readers miss lines rather than hold up the driver.
-    pub fn journal(&self) -> broadcast::Receiver<Arc<str>> {
-        broadcast::channel(1).1
-    }
-
-    /// Gives an order; its outcome is found under the returned id for an hour. `Err`: why an invariant forbids it.
-    pub async fn order(&self, model: ModelName, order: Order) -> Result<OperationId, String> {
-        let _ = (model, order, WaiterId(0));
-        Err(String::new())
-    }
-}
-
-/// An operator's order and what became of it.
-#[derive(Clone, Debug)]
-pub struct Operation {
-    pub model: ModelName,
-    pub order: Order,
-    pub given: Tick,
-    /// `None`: still running.
-    pub outcome: Option<Result<(), String>>,
-}
-
-impl Canary {
-    /// The first byte of an answer below 500 came.
-    pub fn tell(mut self, verdict: Verdict) {
-        if let Some(tell) = self.tell.take() {
-            tell(verdict);
+    /// Waits for anything to happen, then takes all that has.
+    async fn receive(&mut self, batch: &mut Vec<Event>) {
+        let due = self.fleet.next_deadline().map(|at| self.shared.clock.instant(at));
+        let sleep = async {
+            match due {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        if batch.is_empty() {
+            tokio::select! {
+                biased;
+                Some(ask) = self.asks.recv() => self.take(ask, batch),
+                Some(event) = self.events.recv() => batch.push(event),
+                () = self.gates.changed() => {}
+                () = sleep => {}
+            }
+        }
+        while batch.len() < BATCH {
+            if let Ok(ask) = self.asks.try_recv() {
+                self.take(ask, batch);
+            } else if let Ok(event) = self.events.try_recv() {
+                batch.push(event);
+            } else {
+                return;
+            }
         }
     }
-}
 
-impl Drop for Canary {
-    fn drop(&mut self) {
-        if let Some(tell) = self.tell.take() {
-            tell(Verdict::Inconclusive);
+    fn take(&mut self, ask: Ask, batch: &mut Vec<Event>) {
+        match ask {
+            Ask::Park { waiter, reply } => {
+                self.queue.add(waiter.clone(), reply);
+                batch.push(Event::Arrived { waiter });
+            }
+            Ask::Leave(waiter) => {
+                if self.queue.remove(waiter).is_some() {
+                    batch.push(Event::Left { waiter });
+                }
+            }
+            Ask::Order { model, order, reply } => {
+                let answer = self.fleet.forbids(&model, order).map(|()| {
+                    let operation = self.shared.begin(model.clone(), order);
+                    batch.push(Event::Operator { operation, model, order });
+                    operation
+                });
+                // Whoever asked may have gone; the order stands.
+                drop(reply.send(answer));
+            }
+            Ask::Event(event) => batch.push(event),
         }
+    }
+
+    fn execute(&mut self, plan: Plan, now: Tick, again: &mut Vec<Event>) {
+        for command in &plan.commands {
+            match command {
+                Command::CloseGate { engine, generation, .. } => {
+                    again.extend(self.gates.close(engine, *generation))
+                }
+                Command::Revoke { engine, generation, fault } => {
+                    self.gates.revoke(engine, *generation, fault)
+                }
+                _ => {}
+            }
+        }
+        self.gates.follow(&self.fleet);
+        self.shared.publish(&self.fleet, plan.report, &self.gates);
+        for command in plan.commands {
+            match command {
+                Command::OpenGate { engine, .. } => self.gates.open(&engine),
+                Command::Grant { waiter, engine, canary, .. } => {
+                    if let Some(waiter) = self.grant(waiter, &engine, canary, now) {
+                        again.push(Event::Arrived { waiter });
+                    }
+                }
+                Command::Refuse { waiter, fault } => self.queue.refuse(waiter, fault),
+                Command::Finish { operation, outcome } => self.finish(operation, outcome),
+                Command::CloseGate { .. } | Command::Revoke { .. } => {}
+                command => self.platform.submit(command),
+            }
+        }
+        self.gates.set_queued(&self.fleet);
+    }
+
+    /// Takes the lease and sends it, so that one that is never received is released by its drop. Gives the waiter
+    /// back when a newcomer took the last place in the same instant.
+    fn grant(
+        &mut self,
+        id: WaiterId,
+        engine: &rouse::model::EngineId,
+        canary: bool,
+        now: Tick,
+    ) -> Option<Waiter> {
+        let (waiter, reply) = self.queue.remove(id)?;
+        let state = self.fleet.engine(engine)?;
+        match self.gates.take_queued(engine) {
+            Some(place) => {
+                let waited = Waited::of(&waiter, state, canary, now);
+                let canary = canary.then(|| Canary::new(&self.shared, engine.clone(), state.generation));
+                drop(reply.send(Ok(place.granted(engine.clone(), state.generation, canary, waited))));
+                None
+            }
+            None => {
+                self.queue.add(waiter.clone(), reply);
+                Some(waiter)
+            }
+        }
+    }
+
+    fn finish(&self, operation: OperationId, outcome: Result<(), String>) {
+        if let Err(why) = &outcome {
+            tracing::warn!(operation = operation.0, why, "an operator's order failed");
+        }
+        self.shared.finish(operation, outcome);
     }
 }

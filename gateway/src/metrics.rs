@@ -35,14 +35,11 @@ pub use self::{
 };
 
 /// Seconds that a request may take or wait: from a token of a small model to a cold start of a large one.
-const SECONDS: [f64; 16] = [
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
-];
+const SECONDS: [f64; 16] =
+    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
 
 /// Seconds that the gateway itself adds to a request.
-const ADDED: [f64; 10] = [
-    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25,
-];
+const ADDED: [f64; 10] = [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25];
 
 /// All of the gateway's metrics.
 pub struct Metrics {
@@ -101,10 +98,7 @@ impl Metrics {
             disconnects: labels::PHASES.map(|phase| disconnects.with_label_values(&[labels::phase(phase)])),
             connections: register(
                 &registry,
-                valid(IntGauge::new(
-                    "rouse_connections",
-                    "Open connections of clients to the API",
-                )),
+                valid(IntGauge::new("rouse_connections", "Open connections of clients to the API")),
             ),
             swaps: register(
                 &registry,
@@ -194,9 +188,7 @@ impl Metrics {
     /// Prometheus's text format, version 0.0.4.
     #[must_use]
     pub fn encode(&self) -> String {
-        TextEncoder::new()
-            .encode_to_string(&self.registry.gather())
-            .unwrap_or_default()
+        TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
     }
 }
 
@@ -209,10 +201,7 @@ fn build_info(registry: &Registry) -> IntGaugeVec {
 }
 
 fn counters(registry: &Registry, name: &str, help: &str, label: &str) -> IntCounterVec {
-    register(
-        registry,
-        valid(IntCounterVec::new(Opts::new(name, help), &[label])),
-    )
+    register(registry, valid(IntCounterVec::new(Opts::new(name, help), &[label])))
 }
 
 fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {

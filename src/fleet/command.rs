@@ -1,5 +1,7 @@
 //! What the decisions order. A command returns nothing; its outcome is an [`super::event::Event`].
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::event::{OperationId, WaiterId};
@@ -8,6 +10,32 @@ use crate::{
     model::{AcceleratorId, EngineId, Level},
     units::{Bytes, Generation, Millis},
 };
+
+/// Why an engine's gate closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Why {
+    /// Nobody used it; a new request cancels this one.
+    Idle,
+    /// Another model's turn.
+    Turn,
+    /// An operator's order.
+    Order,
+    /// The configuration no longer has it, or has it otherwise.
+    Outdated,
+    /// It is hung, failed or gone.
+    Fault,
+    Shutdown,
+}
+
+/// What follows once the gate is drained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Then {
+    /// At this level; `None`: as its policy says.
+    Sleep(Option<Level>),
+    Stop,
+}
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "command")]
@@ -75,6 +103,8 @@ pub enum Command {
     CloseGate {
         engine: EngineId,
         generation: Generation,
+        why: Why,
+        then: Then,
     },
     /// End every exchange on this engine with this fault. Outcome: `Drained`.
     Revoke {
@@ -98,4 +128,60 @@ pub enum Command {
         operation: OperationId,
         outcome: Result<(), String>,
     },
+}
+
+/// In words, for reports and golden scenarios. The generation is left out: an engine has one at a time.
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reserve { engine, accelerators, bytes, host, .. } => {
+                write!(f, "reserve {bytes} on {} for {engine}", names(accelerators))?;
+                and_host(f, *host)
+            }
+            Self::Shrink { engine, bytes, host, .. } => {
+                write!(f, "shrink the reservation of {engine} to {bytes}")?;
+                and_host(f, *host)
+            }
+            Self::Launch { engine, accelerators, bytes, .. } => {
+                write!(f, "launch {engine} on {} with {bytes}", names(accelerators))
+            }
+            Self::Probe { engine, .. } => write!(f, "probe {engine}"),
+            Self::Sleep { engine, level, .. } => {
+                write!(f, "put {engine} to sleep at level {}", level.number())
+            }
+            Self::Wake { engine, level, .. } => write!(f, "wake {engine} from level {}", level.number()),
+            Self::Stop { engine, grace, .. } => write!(f, "stop {engine}, by force after {grace}"),
+            Self::Meter { accelerator, after } if after.0 == 0 => {
+                write!(f, "read the meter of {accelerator}")
+            }
+            Self::Meter { accelerator, after } => write!(f, "read the meter of {accelerator} in {after}"),
+            Self::OpenGate { engine, public, .. } => {
+                let to = if *public { "to all" } else { "to waiters" };
+                write!(f, "open the gate of {engine} {to}")
+            }
+            Self::CloseGate { engine, .. } => write!(f, "close the gate of {engine}"),
+            Self::Revoke { engine, fault, .. } => write!(f, "revoke the leases of {engine}: {fault}"),
+            Self::Grant { waiter, engine, canary, .. } => {
+                let first = if *canary { " as its first" } else { "" };
+                write!(f, "grant waiter {} a lease on {engine}{first}", waiter.0)
+            }
+            Self::Refuse { waiter, fault } => write!(f, "refuse waiter {}: {fault}", waiter.0),
+            Self::Finish { operation, outcome } => match outcome {
+                Ok(()) => write!(f, "order {} is done", operation.0),
+                Err(why) => write!(f, "order {} failed: {why}", operation.0),
+            },
+        }
+    }
+}
+
+fn names(accelerators: &[AcceleratorId]) -> String {
+    let names: Vec<_> = accelerators.iter().map(AcceleratorId::as_str).collect();
+    names.join(" and ")
+}
+
+fn and_host(f: &mut fmt::Formatter<'_>, host: Bytes) -> fmt::Result {
+    if host == Bytes::ZERO {
+        return Ok(());
+    }
+    write!(f, ", {host} of host memory")
 }

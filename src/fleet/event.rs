@@ -1,7 +1,7 @@
 //! What the decisions are told. Every observation and every outcome of a command is one of these, on one channel and
 //! in the journal, so that a journal is the whole input of a [`super::Fleet`].
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{collections::BTreeMap, fmt, net::SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -221,4 +221,82 @@ pub struct Learned {
     pub start: Option<Millis>,
     pub wake: Option<Millis>,
     pub sleep: Option<Millis>,
+}
+
+/// In words, for golden scenarios and people reading a journal. The generation is left out: an engine has one at a
+/// time.
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Configured { configuration } => {
+                let (models, gpus) = (configuration.models.len(), configuration.accelerators.len());
+                write!(f, "configured: {models} models, {gpus} accelerators")
+            }
+            Self::Recalled { model, .. } => write!(f, "what an earlier life learned of {model}"),
+            Self::AdoptionDone => f.write_str("everything that ran is known"),
+            Self::Arrived { waiter } => {
+                let kind = if waiter.stream { "stream" } else { "request" };
+                write!(f, "waiter {} arrives: a {kind} for {}", waiter.id.0, waiter.model)
+            }
+            Self::Left { waiter } => write!(f, "waiter {} leaves", waiter.0),
+            Self::Used { engine, leases, .. } => write!(f, "{engine} has {leases} leases"),
+            Self::Drained { engine, .. } => write!(f, "{engine} is drained"),
+            Self::Canary { engine, verdict, .. } => write!(f, "the first answer of {engine}: {verdict}"),
+            Self::Placed { engine, accelerators, .. } => {
+                let names: Vec<_> = accelerators.iter().map(AcceleratorId::as_str).collect();
+                write!(f, "{engine} is placed on {}", names.join(" and "))
+            }
+            Self::Conflict { engine, .. } => write!(f, "{engine} is not placed: somebody reserved first"),
+            Self::Started { engine, .. } => write!(f, "{engine} runs"),
+            Self::Profiled { engine, .. } => write!(f, "{engine} has measured its memory"),
+            Self::Ready { engine, .. } => write!(f, "{engine} is ready"),
+            Self::Slept { engine, level, .. } => write!(f, "{engine} sleeps at level {}", level.number()),
+            Self::SleepFailed { engine, cause, .. } => write!(f, "{engine} does not fall asleep: {cause}"),
+            Self::WakeFailed { engine, cause, .. } => write!(f, "{engine} does not wake: {cause}"),
+            Self::StartFailed { engine, cause, .. } => write!(f, "{engine} does not start: {cause}"),
+            Self::Gone { engine, cause, .. } => write!(f, "{engine} is gone: {cause}"),
+            Self::Health { engine, ok, progressed, .. } => {
+                let health = if *ok { "healthy" } else { "not healthy" };
+                let progress = if *progressed { ", makes progress" } else { "" };
+                write!(f, "{engine} is {health}{progress}")
+            }
+            Self::Memory { accelerator, used, .. } => write!(f, "{accelerator} has {used} in use"),
+            Self::AcceleratorLost { accelerator } => write!(f, "{accelerator} is lost"),
+            Self::AcceleratorBack { accelerator } => write!(f, "{accelerator} is back"),
+            Self::Adopted { engine, found, .. } => {
+                let state = match found.asleep {
+                    Some(level) => format!("asleep at level {}", level.number()),
+                    None if found.ready => "awake".to_owned(),
+                    None => "not ready".to_owned(),
+                };
+                write!(f, "{engine} is found running, {state}")
+            }
+            Self::Operator { operation, model, order } => write!(f, "order {}: {order} {model}", operation.0),
+            Self::Shutdown { stop_engines: true } => f.write_str("shut down, and the engines with it"),
+            Self::Shutdown { .. } => f.write_str("shut down; the engines stay"),
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => f.write_str("passed"),
+            Self::Failed(cause) => write!(f, "failed: {cause}"),
+            Self::Inconclusive => f.write_str("inconclusive"),
+        }
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wake => f.write_str("wake"),
+            Self::Sleep { level: None } => f.write_str("sleep"),
+            Self::Sleep { level: Some(level) } => write!(f, "sleep at level {}", level.number()),
+            Self::Stop => f.write_str("stop"),
+            Self::Pin => f.write_str("pin"),
+            Self::Unpin => f.write_str("unpin"),
+        }
+    }
 }

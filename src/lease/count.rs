@@ -2,10 +2,10 @@
 //!
 //! Kept apart from everything that is not an atomic so that loom can try every interleaving of it.
 
-#[cfg(not(loom))]
+#[cfg(not(rouse_loom))]
 use std::sync::atomic::{AtomicU32, Ordering};
 
-#[cfg(loom)]
+#[cfg(rouse_loom)]
 use loom::sync::atomic::{AtomicU32, Ordering};
 
 const CLOSED: u32 = 1 << 31;
@@ -41,10 +41,7 @@ impl Count {
                 return false;
             }
             // Acquire: what the driver did before it opened is seen by whoever gets in.
-            match self
-                .0
-                .compare_exchange_weak(word, word + 1, Ordering::Acquire, Ordering::Relaxed)
-            {
+            match self.0.compare_exchange_weak(word, word + 1, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(seen) => word = seen,
             }

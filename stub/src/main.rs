@@ -6,11 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(
-    name = "rouse-stub",
-    version,
-    about = "Rouse's small second binary, for Pods and nodes"
-)]
+#[command(name = "rouse-stub", version, about = "Rouse's small second binary, for Pods and nodes")]
 struct Args {
     #[command(subcommand)]
     role: Role,

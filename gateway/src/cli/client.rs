@@ -28,10 +28,7 @@ pub(super) enum Error {
     #[error(
         "no gateway answers at {endpoint}: {source}. Is it running? --admin URL or ROUSE_ADMIN says where"
     )]
-    NotRunning {
-        endpoint: Endpoint,
-        source: std::io::Error,
-    },
+    NotRunning { endpoint: Endpoint, source: std::io::Error },
     #[error("{0} did not answer within 10 s")]
     Silent(Endpoint),
     #[error("the admin API at {0} asks for a token: set ROUSE_ADMIN_TOKEN")]
@@ -55,9 +52,8 @@ impl Client {
 
     /// The answer to `GET path` as it comes.
     pub(super) async fn stream(&self, path: &str) -> Result<Incoming, Error> {
-        let answer = timeout(PATIENCE, self.ask(path))
-            .await
-            .map_err(|_| Error::Silent(self.endpoint.clone()))??;
+        let answer =
+            timeout(PATIENCE, self.ask(path)).await.map_err(|_| Error::Silent(self.endpoint.clone()))??;
         let status = answer.status();
         if status.is_success() {
             return Ok(answer.into_body());
@@ -69,38 +65,26 @@ impl Client {
     async fn ask(&self, path: &str) -> Result<http::Response<Incoming>, Error> {
         let stream = TcpStream::connect(&self.endpoint.0)
             .await
-            .map_err(|source| Error::NotRunning {
-                endpoint: self.endpoint.clone(),
-                source,
-            })?;
+            .map_err(|source| Error::NotRunning { endpoint: self.endpoint.clone(), source })?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| self.strange(error))?;
         // Ends with the answer; what went wrong on it is seen there.
         tokio::spawn(connection);
-        let mut request = Request::builder()
-            .method(Method::GET)
-            .uri(path)
-            .header(header::HOST, &self.endpoint.0);
+        let mut request =
+            Request::builder().method(Method::GET).uri(path).header(header::HOST, &self.endpoint.0);
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        let request = request
-            .body(Empty::<Bytes>::new())
-            .map_err(|error| self.strange(error))?;
-        sender
-            .send_request(request)
-            .await
-            .map_err(|error| self.strange(error))
+        let request = request.body(Empty::<Bytes>::new()).map_err(|error| self.strange(error))?;
+        sender.send_request(request).await.map_err(|error| self.strange(error))
     }
 
     async fn whole(&self, body: Incoming) -> Result<Bytes, Error> {
         let whole = timeout(PATIENCE, Limited::new(body, LARGEST).collect())
             .await
             .map_err(|_| Error::Silent(self.endpoint.clone()))?;
-        whole
-            .map(http_body_util::Collected::to_bytes)
-            .map_err(|error| self.strange(error))
+        whole.map(http_body_util::Collected::to_bytes).map_err(|error| self.strange(error))
     }
 
     fn refusal(&self, status: StatusCode, body: &[u8]) -> Error {
@@ -117,10 +101,7 @@ impl Client {
     }
 
     pub(super) fn strange(&self, what: impl fmt::Display) -> Error {
-        Error::Strange {
-            endpoint: self.endpoint.clone(),
-            what: what.to_string(),
-        }
+        Error::Strange { endpoint: self.endpoint.clone(), what: what.to_string() }
     }
 }
 
@@ -128,12 +109,9 @@ impl FromStr for Endpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let uri: http::Uri = if text.contains("://") {
-            text.parse()
-        } else {
-            format!("http://{text}").parse()
-        }
-        .map_err(|error| format!("not a URL: {error}"))?;
+        let uri: http::Uri =
+            if text.contains("://") { text.parse() } else { format!("http://{text}").parse() }
+                .map_err(|error| format!("not a URL: {error}"))?;
         if uri.scheme_str() != Some("http") {
             return Err("only http:// is spoken: use the loopback address or a tunnel".to_owned());
         }

@@ -11,11 +11,7 @@ use crate::{app, config, demo, limits};
 pub(super) fn serve(serve: Serve) -> anyhow::Result<ExitCode> {
     log(serve.log_format)?;
     let descriptors = limits::raise().context("cannot read the limit of open files")?;
-    let source = config::Source {
-        file: serve.config,
-        api: serve.api,
-        admin: serve.admin,
-    };
+    let source = config::Source { file: serve.config, api: serve.api, admin: serve.admin };
     let config = source.load()?;
     let findings = config::check(&config);
     for problem in findings.errors.iter().chain(&findings.warnings) {
@@ -27,11 +23,7 @@ pub(super) fn serve(serve: Serve) -> anyhow::Result<ExitCode> {
         demo::prepare(&config)?;
     }
     tracing::debug!(descriptors, "limit of open files");
-    app::run(app::Start {
-        config,
-        source,
-        journal: serve.journal,
-    })
+    app::run(app::Start { config, source, journal: serve.journal })
 }
 
 /// Prints what is wrong or doubtful. Exit code 64 when anything is wrong.
@@ -58,11 +50,7 @@ pub(super) fn check(file: &Path) -> ExitCode {
     } else {
         format!("{} accelerators", config.core.accelerators.len())
     };
-    println!(
-        "{}: valid; {} models; {memory}",
-        config.origin,
-        config.core.models.len()
-    );
+    println!("{}: valid; {} models; {memory}", config.origin, config.core.models.len());
     ExitCode::SUCCESS
 }
 
@@ -71,9 +59,7 @@ fn log(format: LogFormat) -> anyhow::Result<()> {
         Ok(text) => EnvFilter::try_new(text).context("ROUSE_LOG")?,
         Err(_) => EnvFilter::new("info"),
     };
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().try_init(),

@@ -37,9 +37,7 @@ pub(super) async fn ps(client: &Client, json: bool) -> anyhow::Result<()> {
 }
 
 pub(super) async fn explain(client: &Client, model: &str, json: bool) -> anyhow::Result<()> {
-    let body = client
-        .get(&format!("/admin/v1/models/{}/explain", segment(model)))
-        .await?;
+    let body = client.get(&format!("/admin/v1/models/{}/explain", segment(model))).await?;
     let mut out = std::io::stdout().lock();
     if json {
         return Ok(writeln!(out, "{}", String::from_utf8_lossy(&body))?);
@@ -107,9 +105,7 @@ fn fleet(view: &View) -> String {
             &model.reason,
         ])
     }));
-    let mut engines = vec![row([
-        "ENGINE", "STATE", "SINCE", "LEASES", "ON", "RESERVED", "HOST",
-    ])];
+    let mut engines = vec![row(["ENGINE", "STATE", "SINCE", "LEASES", "ON", "RESERVED", "HOST"])];
     engines.extend(view.engines.iter().map(|engine| {
         let on: Vec<_> = engine.accelerators.iter().map(ToString::to_string).collect();
         row([
@@ -124,30 +120,18 @@ fn fleet(view: &View) -> String {
     }));
     let mut memory = vec![row(["ACCELERATOR", "CAPACITY", "RESERVED", "OBSERVED", ""])];
     memory.extend(view.accelerators.iter().map(|accelerator| {
-        let observed = accelerator
-            .observed
-            .map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
+        let observed = accelerator.observed.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
         row([
             accelerator.id.as_str(),
             &accelerator.capacity.to_string(),
             &accelerator.reserved.to_string(),
             &observed,
-            if accelerator.healthy {
-                ""
-            } else {
-                "faulty: nothing new is granted"
-            },
+            if accelerator.healthy { "" } else { "faulty: nothing new is granted" },
         ])
     }));
     let host = &view.host;
     if host.capacity > Bytes::ZERO {
-        memory.push(row([
-            "host RAM",
-            &host.capacity.to_string(),
-            &host.reserved.to_string(),
-            "-",
-            "",
-        ]));
+        memory.push(row(["host RAM", &host.capacity.to_string(), &host.reserved.to_string(), "-", ""]));
     }
     [models, engines, memory]
         .iter()
@@ -158,19 +142,8 @@ fn fleet(view: &View) -> String {
 }
 
 fn explained(explanation: &Explanation) -> String {
-    let Explanation {
-        model,
-        state,
-        waiting,
-        leases,
-        reason,
-        wait,
-        at,
-    } = explanation;
-    let mut text = format!(
-        "{model}: {}, {waiting} waiting, {leases} leases\n  {reason}\n",
-        state.as_str()
-    );
+    let Explanation { model, state, waiting, leases, reason, wait, at } = explanation;
+    let mut text = format!("{model}: {}, {waiting} waiting, {leases} leases\n  {reason}\n", state.as_str());
     for holder in &wait.holders {
         text.push_str(&format!(
             "  {} holds {}: {} leases, idle for {}{}\n",

@@ -26,10 +26,7 @@ pub fn check(config: &Config) -> Findings {
     let mut warnings = general(config);
     for spec in &config.core.models {
         let mut warn = |text: String| {
-            warnings.push(Problem::new(
-                place(&spec.name),
-                format!("model '{}': {text}", spec.name),
-            ));
+            warnings.push(Problem::new(place(&spec.name), format!("model '{}': {text}", spec.name)));
         };
         waits(config, spec, &mut warn);
         sleeping(config, spec, &mut warn);
@@ -38,11 +35,7 @@ pub fn check(config: &Config) -> Findings {
         }
     }
     let unknown = config.accelerators_auto && config.core.accelerators.is_empty();
-    let errors = if unknown {
-        Vec::new()
-    } else {
-        misfits(&config.core)
-    };
+    let errors = if unknown { Vec::new() } else { misfits(&config.core) };
     Findings {
         errors: errors
             .into_iter()
@@ -55,10 +48,7 @@ pub fn check(config: &Config) -> Findings {
 /// Models that fit nowhere even when everything else is put away, and why.
 #[must_use]
 pub fn misfits(core: &Configuration) -> Vec<(ModelName, String)> {
-    core.models
-        .iter()
-        .filter_map(|spec| misfit(core, spec).map(|why| (spec.name.clone(), why)))
-        .collect()
+    core.models.iter().filter_map(|spec| misfit(core, spec).map(|why| (spec.name.clone(), why))).collect()
 }
 
 fn misfit(core: &Configuration, spec: &ModelSpec) -> Option<String> {
@@ -78,10 +68,7 @@ fn misfit(core: &Configuration, spec: &ModelSpec) -> Option<String> {
         }
     };
     if there.len() < wanted {
-        return Some(format!(
-            "it wants {wanted} accelerators, there are {}",
-            there.len()
-        ));
+        return Some(format!("it wants {wanted} accelerators, there are {}", there.len()));
     }
     let fitting = there.iter().filter(|capacity| **capacity >= need).count();
     (fitting < wanted).then(|| {
@@ -156,11 +143,7 @@ fn sleeping(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
 }
 
 fn engine(model: &Model, warn: &mut impl FnMut(String)) {
-    let words: Vec<_> = model
-        .command
-        .iter()
-        .flat_map(|text| text.split_whitespace())
-        .collect();
+    let words: Vec<_> = model.command.iter().flat_map(|text| text.split_whitespace()).collect();
     let has = |word: &str| words.contains(&word);
     match model.kind {
         Kind::Vllm => {
@@ -170,11 +153,7 @@ fn engine(model: &Model, warn: &mut impl FnMut(String)) {
                      sleep and woken"
                         .to_owned(),
                 );
-            } else if model
-                .env
-                .get("VLLM_SERVER_DEV_MODE")
-                .is_none_or(|value| value != "1")
-            {
+            } else if model.env.get("VLLM_SERVER_DEV_MODE").is_none_or(|value| value != "1") {
                 warn(
                     "env has no VLLM_SERVER_DEV_MODE: \"1\", without which vLLM has no /sleep and /wake_up"
                         .to_owned(),

@@ -32,22 +32,13 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
         ("turns", was.turns != is.turns),
         ("eviction", was.eviction != is.eviction),
         ("stream", old.stream != new.stream),
-        (
-            "timeouts",
-            was.timeouts != is.timeouts || old.timeouts != new.timeouts,
-        ),
+        ("timeouts", was.timeouts != is.timeouts || old.timeouts != new.timeouts),
         ("limits", old.limits != new.limits),
         ("shutdown", old.shutdown != new.shutdown),
-        (
-            "admin",
-            old.admin.token != new.admin.token || old.admin.metrics_open != new.admin.metrics_open,
-        ),
+        ("admin", old.admin.token != new.admin.token || old.admin.metrics_open != new.admin.metrics_open),
     ];
     let restart = [
-        (
-            "listen",
-            old.api != new.api || old.admin.address != new.admin.address,
-        ),
+        ("listen", old.api != new.api || old.admin.address != new.admin.address),
         ("accelerators", accelerators_differ(old, new)),
         ("headroom", old.headroom != new.headroom),
         ("state", old.state != new.state),
@@ -68,13 +59,8 @@ impl Diff {
 /// One line for the log: `added a, b; changed c; settings queue, turns`.
 impl fmt::Display for Diff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = |names: &[ModelName]| {
-            names
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join(", ")
-        };
+        let names =
+            |names: &[ModelName]| names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let parts = [
             ("added", names(&self.added)),
             ("removed", names(&self.removed)),
@@ -98,11 +84,7 @@ fn models(old: &Config, new: &Config, diff: &mut Diff) {
         specs.map(|spec| (spec.name.clone(), spec)).collect()
     };
     let (before, after) = (by_name(old), by_name(new));
-    diff.removed = before
-        .keys()
-        .filter(|name| !after.contains_key(*name))
-        .cloned()
-        .collect();
+    diff.removed = before.keys().filter(|name| !after.contains_key(*name)).cloned().collect();
     for (name, spec) in &after {
         match before.get(name) {
             None => diff.added.push(name.clone()),
@@ -126,8 +108,5 @@ fn accelerators_differ(old: &Config, new: &Config) -> bool {
 }
 
 fn changed(keys: &[(&'static str, bool)]) -> Vec<&'static str> {
-    keys.iter()
-        .filter(|(_, changed)| *changed)
-        .map(|(key, _)| *key)
-        .collect()
+    keys.iter().filter(|(_, changed)| *changed).map(|(key, _)| *key).collect()
 }

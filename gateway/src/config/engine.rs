@@ -33,14 +33,10 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
     let env = section.read(reader, "env", env);
     let served_name = section.read(reader, "servedName", Reader::text);
     let task = section.read(reader, "task", task).unwrap_or(Task::Generate);
-    let start_timeout = section
-        .read(reader, "startTimeout", Reader::positive_span)
-        .unwrap_or(Millis::secs(480));
+    let start_timeout =
+        section.read(reader, "startTimeout", Reader::positive_span).unwrap_or(Millis::secs(480));
     let on_disconnect = section.read(reader, "onDisconnect", |reader, node| {
-        reader.choice(
-            node,
-            &[("abort", OnDisconnect::Abort), ("drain", OnDisconnect::Drain)],
-        )
+        reader.choice(node, &[("abort", OnDisconnect::Abort), ("drain", OnDisconnect::Drain)])
     });
     let api_key = section.read(reader, "apiKey", Reader::text);
     let allow_public = section.read(reader, "allowPublic", Reader::flag).unwrap_or(false);
@@ -51,9 +47,7 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
         served_name: served_name.unwrap_or_else(|| name.to_string()),
         name,
         kind,
-        sleep: sleep
-            .flatten()
-            .unwrap_or_else(|| sleep_by_command(kind, &command)),
+        sleep: sleep.flatten().unwrap_or_else(|| sleep_by_command(kind, &command)),
         command,
         env: env.unwrap_or_default(),
         task,
@@ -86,10 +80,7 @@ impl Engine {
             Kind::LlamaCpp => "llama-cpp",
             Kind::Custom => "custom",
         };
-        let variables = model
-            .env
-            .iter()
-            .flat_map(|(name, value)| [name.as_str(), value.as_str()]);
+        let variables = model.env.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]);
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         let mut feed = |bytes: &[u8]| {
             for byte in bytes {
@@ -131,10 +122,7 @@ fn env(reader: &mut Reader, node: &Node) -> Option<BTreeMap<String, String>> {
     let mut env = BTreeMap::new();
     for entry in entries {
         if entry.key.is_empty() || entry.key.contains(['=', '\0']) {
-            reader.note(
-                entry.at,
-                format_args!("'{}' cannot be a variable's name", entry.key.escape_debug()),
-            );
+            reader.note(entry.at, format_args!("'{}' cannot be a variable's name", entry.key.escape_debug()));
         }
         if let Some(value) = reader.template(&entry.value) {
             env.insert(entry.key.clone(), value);
@@ -170,11 +158,7 @@ fn sleep_mode(reader: &mut Reader, node: &Node) -> Option<Option<SleepApi>> {
 }
 
 fn sleep_by_command(kind: Kind, command: &[String]) -> SleepApi {
-    let has = |flag: &str| {
-        command
-            .iter()
-            .any(|text| text.split_whitespace().any(|word| word == flag))
-    };
+    let has = |flag: &str| command.iter().any(|text| text.split_whitespace().any(|word| word == flag));
     match kind {
         Kind::Vllm if has("--enable-sleep-mode") => SleepApi::Vllm,
         Kind::Sglang if has("--enable-memory-saver") => SleepApi::Sglang,

@@ -31,19 +31,13 @@ impl Errors {
     pub(super) fn new(origin: &str, mut problems: Vec<Problem>) -> Self {
         problems.sort();
         problems.dedup();
-        Self {
-            origin: origin.to_owned(),
-            problems,
-        }
+        Self { origin: origin.to_owned(), problems }
     }
 }
 
 impl Problem {
     pub(super) fn new(at: At, text: impl Into<String>) -> Self {
-        Self {
-            at,
-            text: text.into(),
-        }
+        Self { at, text: text.into() }
     }
 
     pub(super) fn from_yaml(error: &serde_saphyr::Error) -> Self {
@@ -58,8 +52,7 @@ impl Problem {
             other => {
                 let text = other.to_string();
                 // The place is in front already.
-                text.rsplit_once(" at line ")
-                    .map_or_else(|| text.clone(), |(what, _)| what.to_owned())
+                text.rsplit_once(" at line ").map_or_else(|| text.clone(), |(what, _)| what.to_owned())
             }
         };
         Self { at, text }
@@ -79,10 +72,7 @@ impl Problem {
 
 impl From<Location> for At {
     fn from(location: Location) -> Self {
-        Self {
-            line: location.line(),
-            column: location.column(),
-        }
+        Self { line: location.line(), column: location.column() }
     }
 }
 

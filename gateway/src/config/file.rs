@@ -42,10 +42,7 @@ pub(super) struct Machine {
 
 impl Machine {
     pub(super) fn this() -> Self {
-        Self {
-            memory: memory(),
-            environment: |name| std::env::var(name).ok(),
-        }
+        Self { memory: memory(), environment: |name| std::env::var(name).ok() }
     }
 }
 
@@ -57,10 +54,7 @@ pub(super) fn parse_on(machine: &Machine, text: &str, origin: &str) -> Result<Co
     let config = whole(&mut reader, &mut root, machine);
     root.close(&mut reader);
     if reader.problems.is_empty() {
-        Ok(Config {
-            origin: origin.to_owned(),
-            ..config
-        })
+        Ok(Config { origin: origin.to_owned(), ..config })
     } else {
         Err(Errors::new(origin, reader.problems))
     }
@@ -73,33 +67,21 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         (api, listen.read(reader, "admin", address))
     });
     let api = api.unwrap_or(LOCAL_API);
-    let admin = root.sub(reader, "admin", |reader, section| {
-        admin(reader, section, admin_listen)
-    });
-    let headroom = root
-        .read(reader, "headroom", Reader::size)
-        .unwrap_or(Bytes::gib(1));
-    let devices = root
-        .read(reader, "accelerators", |reader, node| {
-            devices(reader, node, headroom)
-        })
-        .unwrap_or_default();
+    let admin = root.sub(reader, "admin", |reader, section| admin(reader, section, admin_listen));
+    let headroom = root.read(reader, "headroom", Reader::size).unwrap_or(Bytes::gib(1));
+    let devices =
+        root.read(reader, "accelerators", |reader, node| devices(reader, node, headroom)).unwrap_or_default();
     let settings = policy::settings(reader, root, Bytes(machine.memory.0 / 2));
     let stream = policy::stream(reader, root);
     let (timeouts, transitions) = policy::timeouts(reader, root);
-    let settings = rouse::model::Settings {
-        timeouts: transitions,
-        ..settings
-    };
+    let settings = rouse::model::Settings { timeouts: transitions, ..settings };
     let limits = policy::limits(reader, root, machine.memory);
     let shutdown = policy::shutdown(reader, root);
     let state = root
         .read(reader, "state", Reader::text)
         .map_or_else(|| default_state_dir(machine.environment), PathBuf::from);
     let log_cap = root
-        .sub(reader, "logs", |reader, logs| {
-            logs.read(reader, "perEngine", Reader::size)
-        })
+        .sub(reader, "logs", |reader, logs| logs.read(reader, "perEngine", Reader::size))
         .unwrap_or(Bytes::mib(64));
     let keys_none = root.read(reader, "keys", keys).unwrap_or(false);
     let found = model::models(reader, root, devices.known());
@@ -107,11 +89,7 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     Config {
         api,
         admin,
-        core: Configuration {
-            settings,
-            accelerators: devices.list,
-            models: found.specs,
-        },
+        core: Configuration { settings, accelerators: devices.list, models: found.specs },
         models: found.models,
         meters: devices.meters,
         accelerators_auto: devices.auto,
@@ -149,10 +127,7 @@ fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
     root.sub(reader, "api", |reader, api| {
         api.sub(reader, "cors", |reader, cors| {
             cors.read(reader, "origins", |reader, node| {
-                if reader
-                    .list(node, Reader::text)
-                    .is_some_and(|list| !list.is_empty())
-                {
+                if reader.list(node, Reader::text).is_some_and(|list| !list.is_empty()) {
                     reader.not_yet(node.at);
                 }
                 Some(())
@@ -177,19 +152,14 @@ fn admin(reader: &mut Reader, section: &mut Section, listen: Option<(SocketAddr,
     let token = section.read(reader, "token", |reader, node| {
         let token = reader.text(node)?;
         if token.chars().any(|c| !c.is_ascii_graphic()) {
-            reader.note(
-                node.at,
-                "a token is visible ASCII without spaces: it goes into a header",
-            );
+            reader.note(node.at, "a token is visible ASCII without spaces: it goes into a header");
             return None;
         }
         Some(token)
     });
     let token = token.filter(|token| !token.is_empty());
     let metrics_open = section
-        .read(reader, "metrics", |reader, node| {
-            reader.choice(node, &[("open", true), ("token", false)])
-        })
+        .read(reader, "metrics", |reader, node| reader.choice(node, &[("open", true), ("token", false)]))
         .unwrap_or(true);
     if let Some((address, at)) = listen
         && token.is_none()
@@ -198,11 +168,7 @@ fn admin(reader: &mut Reader, section: &mut Section, listen: Option<(SocketAddr,
         let text = format!("listen.admin: {address} is not loopback: that needs an admin.token");
         reader.problems.push(Problem::new(at, text));
     }
-    Admin {
-        address: listen.map_or(LOCAL_ADMIN, |(address, _)| address),
-        token,
-        metrics_open,
-    }
+    Admin { address: listen.map_or(LOCAL_ADMIN, |(address, _)| address), token, metrics_open }
 }
 
 /// What `accelerators` says.
@@ -214,11 +180,7 @@ struct Devices {
 
 impl Default for Devices {
     fn default() -> Self {
-        Self {
-            auto: true,
-            list: Vec::new(),
-            meters: BTreeMap::new(),
-        }
+        Self { auto: true, list: Vec::new(), meters: BTreeMap::new() }
     }
 }
 
@@ -233,10 +195,7 @@ fn devices(reader: &mut Reader, node: &Node, headroom: Bytes) -> Option<Devices>
     if !matches!(node.value, Value::List(_)) {
         return reader.choice(node, &[("auto", ())]).map(|()| Devices::default());
     }
-    let mut devices = Devices {
-        auto: false,
-        ..Devices::default()
-    };
+    let mut devices = Devices { auto: false, ..Devices::default() };
     reader.list(node, |reader, node| {
         let mut section = reader.section(node);
         let id = section.require(reader, "id", Reader::text);
@@ -252,10 +211,7 @@ fn devices(reader: &mut Reader, node: &Node, headroom: Bytes) -> Option<Devices>
             reader.note(at, format_args!("the accelerator '{id}' is listed twice"));
         }
         if memory <= headroom {
-            reader.note(
-                at,
-                format_args!("memory {memory} leaves nothing beside headroom {headroom}"),
-            );
+            reader.note(at, format_args!("memory {memory} leaves nothing beside headroom {headroom}"));
         }
         devices.list.push(Accelerator {
             id: id.clone(),
@@ -272,9 +228,7 @@ fn devices(reader: &mut Reader, node: &Node, headroom: Bytes) -> Option<Devices>
 
 fn address(reader: &mut Reader, node: &Node) -> Option<(SocketAddr, At)> {
     let text = reader.text(node)?;
-    let named = text
-        .strip_prefix("localhost:")
-        .map(|port| format!("127.0.0.1:{port}"));
+    let named = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
     let parsed = named.as_deref().unwrap_or(&text).parse().ok();
     if parsed.is_none() {
         reader.note(
@@ -294,10 +248,7 @@ pub(super) fn default_state_dir(environment: Environment) -> PathBuf {
     if let Some(base) = set("XDG_STATE_HOME") {
         return Path::new(&base).join("rouse");
     }
-    set("HOME").map_or_else(
-        || "/var/lib/rouse".into(),
-        |home| Path::new(&home).join(".local/state/rouse"),
-    )
+    set("HOME").map_or_else(|| "/var/lib/rouse".into(), |home| Path::new(&home).join(".local/state/rouse"))
 }
 
 /// RAM of this machine; 16 GiB where the kernel does not say.

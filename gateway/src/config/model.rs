@@ -65,9 +65,7 @@ fn one(
         engine
     });
     let accelerators = section
-        .read(reader, "accelerators", |reader, node| {
-            accelerators(reader, node, devices)
-        })
+        .read(reader, "accelerators", |reader, node| accelerators(reader, node, devices))
         .unwrap_or(Accelerators::Count(1));
     let sleep = engine.as_ref().map(|engine| engine.model.sleep);
     let can_sleep = sleep != Some(SleepApi::None);
@@ -89,10 +87,7 @@ fn one(
     let max_concurrency = section.read(reader, "maxConcurrency", |reader, node| {
         let number = reader.number::<u32>(node)?;
         if number == 0 || number > rouse::lease::count::MAX_LEASES {
-            reader.note(
-                node.at,
-                format_args!("is between 1 and {}", rouse::lease::count::MAX_LEASES),
-            );
+            reader.note(node.at, format_args!("is between 1 and {}", rouse::lease::count::MAX_LEASES));
         }
         Some(number)
     });
@@ -120,10 +115,7 @@ fn one(
 fn name(reader: &mut Reader, node: &Node, taken: &mut Names) -> Option<String> {
     let text = reader.text(node)?;
     if let Some(why) = unusable(&text) {
-        reader.note(
-            node.at,
-            format_args!("'{}' cannot be a model's name: {why}", text.escape_debug()),
-        );
+        reader.note(node.at, format_args!("'{}' cannot be a model's name: {why}", text.escape_debug()));
         return None;
     }
     if let Some(before) = taken.get(&text) {
@@ -213,9 +205,7 @@ fn memory(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Option
 }
 
 fn idle(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Idle {
-    let sleep_after = section
-        .read(reader, "sleepAfter", span_or_never)
-        .unwrap_or(Some(Millis::secs(300)));
+    let sleep_after = section.read(reader, "sleepAfter", span_or_never).unwrap_or(Some(Millis::secs(300)));
     let stop_after = section
         .read(reader, "stopAfter", |reader, node| {
             let stop = span_or_never(reader, node)?;
@@ -230,11 +220,7 @@ fn idle(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Idle {
     let level = section
         .read(reader, "level", |reader, node| level(reader, node, can_sleep))
         .unwrap_or(LevelPolicy::Auto);
-    Idle {
-        sleep_after,
-        stop_after,
-        level,
-    }
+    Idle { sleep_after, stop_after, level }
 }
 
 fn level(reader: &mut Reader, node: &Node, can_sleep: bool) -> Option<LevelPolicy> {

@@ -15,16 +15,10 @@ use super::{
 pub(super) fn settings(reader: &mut Reader, root: &mut Section, host: Bytes) -> Settings {
     let default = Settings::default();
     let host_memory = root
-        .sub(reader, "host", |reader, section| {
-            section.read(reader, "sleepMemory", Reader::size)
-        })
+        .sub(reader, "host", |reader, section| section.read(reader, "sleepMemory", Reader::size))
         .unwrap_or(host);
-    let queue = root.sub(reader, "queue", |reader, section| {
-        queue(reader, section, default.queue)
-    });
-    let turns = root.sub(reader, "turns", |reader, section| {
-        turns(reader, section, default.turns)
-    });
+    let queue = root.sub(reader, "queue", |reader, section| queue(reader, section, default.queue));
+    let turns = root.sub(reader, "turns", |reader, section| turns(reader, section, default.turns));
     let eviction = root
         .read(reader, "eviction", |reader, node| {
             reader.choice(
@@ -37,21 +31,12 @@ pub(super) fn settings(reader: &mut Reader, root: &mut Section, host: Bytes) -> 
             )
         })
         .unwrap_or(default.eviction);
-    Settings {
-        host_memory,
-        queue,
-        turns,
-        eviction,
-        timeouts: default.timeouts,
-    }
+    Settings { host_memory, queue, turns, eviction, timeouts: default.timeouts }
 }
 
 fn queue(reader: &mut Reader, section: &mut Section, default: Queue) -> Queue {
     let policy = section.read(reader, "policy", |reader, node| {
-        reader.choice(
-            node,
-            &[("wait", QueuePolicy::Wait), ("reject", QueuePolicy::Reject)],
-        )
+        reader.choice(node, &[("wait", QueuePolicy::Wait), ("reject", QueuePolicy::Reject)])
     });
     let max_waiting = section.read(reader, "maxWaiting", Reader::number);
     let max_wait = section.read(reader, "maxWait", Reader::positive_span);
@@ -63,17 +48,13 @@ fn queue(reader: &mut Reader, section: &mut Section, default: Queue) -> Queue {
 }
 
 fn turns(reader: &mut Reader, section: &mut Section, default: Turns) -> Turns {
-    let residency = section
-        .read(reader, "residency", Reader::span)
-        .unwrap_or(default.residency);
+    let residency = section.read(reader, "residency", Reader::span).unwrap_or(default.residency);
     let max_turn = section
         .read(reader, "maxTurn", |reader, node| {
             let max_turn = reader.positive_span(node)?;
             if max_turn < residency {
-                reader.note(
-                    node.at,
-                    format_args!("{max_turn} is shorter than turns.residency ({residency})"),
-                );
+                reader
+                    .note(node.at, format_args!("{max_turn} is shorter than turns.residency ({residency})"));
             }
             Some(max_turn)
         })
@@ -83,17 +64,9 @@ fn turns(reader: &mut Reader, section: &mut Section, default: Turns) -> Turns {
         let then = drain.read(reader, "onDeadline", |reader, node| {
             reader.choice(node, &[("wait", OnDeadline::Wait), ("cut", OnDeadline::Cut)])
         });
-        (
-            deadline.unwrap_or(default.drain_deadline),
-            then.unwrap_or(default.on_deadline),
-        )
+        (deadline.unwrap_or(default.drain_deadline), then.unwrap_or(default.on_deadline))
     });
-    Turns {
-        residency,
-        max_turn,
-        drain_deadline,
-        on_deadline,
-    }
+    Turns { residency, max_turn, drain_deadline, on_deadline }
 }
 
 pub(super) fn stream(reader: &mut Reader, root: &mut Section) -> Stream {
@@ -106,10 +79,7 @@ pub(super) fn stream(reader: &mut Reader, root: &mut Section) -> Stream {
             }
             Some(())
         });
-        Stream {
-            grace: grace.unwrap_or(Millis::secs(2)),
-            heartbeat: heartbeat.unwrap_or(Millis::secs(10)),
-        }
+        Stream { grace: grace.unwrap_or(Millis::secs(2)), heartbeat: heartbeat.unwrap_or(Millis::secs(10)) }
     })
 }
 
@@ -117,9 +87,7 @@ pub(super) fn stream(reader: &mut Reader, root: &mut Section) -> Stream {
 pub(super) fn timeouts(reader: &mut Reader, root: &mut Section) -> (Timeouts, Transitions) {
     root.sub(reader, "timeouts", |reader, section| {
         let mut span = |reader: &mut Reader, key, default| {
-            section
-                .read(reader, key, Reader::positive_span)
-                .unwrap_or(default)
+            section.read(reader, key, Reader::positive_span).unwrap_or(default)
         };
         let default = Settings::default().timeouts;
         let transitions = Transitions {
@@ -136,39 +104,23 @@ pub(super) fn timeouts(reader: &mut Reader, root: &mut Section) -> (Timeouts, Tr
         let (health_every, health_timeout) = section.sub(reader, "health", |reader, health| {
             let every = health.read(reader, "every", Reader::positive_span);
             let timeout = health.read(reader, "timeout", Reader::positive_span);
-            (
-                every.unwrap_or(Millis::secs(2)),
-                timeout.unwrap_or(Millis::secs(2)),
-            )
+            (every.unwrap_or(Millis::secs(2)), timeout.unwrap_or(Millis::secs(2)))
         });
-        let exchange = Timeouts {
-            connect,
-            first_byte,
-            non_stream,
-            idle,
-            health_every,
-            health_timeout,
-        };
+        let exchange = Timeouts { connect, first_byte, non_stream, idle, health_every, health_timeout };
         (exchange, transitions)
     })
 }
 
 pub(super) fn limits(reader: &mut Reader, root: &mut Section, memory: Bytes) -> Limits {
     root.sub(reader, "limits", |reader, section| {
-        let body = section
-            .read(reader, "body", Reader::size)
-            .unwrap_or(Bytes::mib(256));
+        let body = section.read(reader, "body", Reader::size).unwrap_or(Bytes::mib(256));
         // A machine so small that one body exceeds its share still takes one.
         let auto = Bytes::gib(2).min(Bytes(memory.0 / 8)).max(body);
         let body_total = section
-            .read(reader, "bodyTotal", |reader, node| {
-                body_total(reader, node, body, auto)
-            })
+            .read(reader, "bodyTotal", |reader, node| body_total(reader, node, body, auto))
             .unwrap_or(auto);
         let mut span = |reader: &mut Reader, key, default| {
-            section
-                .read(reader, key, Reader::positive_span)
-                .unwrap_or(default)
+            section.read(reader, key, Reader::positive_span).unwrap_or(default)
         };
         let header_read = span(reader, "headerRead", Millis::secs(10));
         let connection_idle = span(reader, "connectionIdle", Millis::secs(75));
@@ -212,10 +164,8 @@ fn rate(reader: &mut Reader, node: &Node) -> Option<Bytes> {
     match size.parse() {
         Ok(rate) => Some(rate),
         Err(_) => {
-            reader.note(
-                node.at,
-                format_args!("'{text}' is not a rate: write a size per second, like 1KiB/s"),
-            );
+            reader
+                .note(node.at, format_args!("'{text}' is not a rate: write a size per second, like 1KiB/s"));
             None
         }
     }
@@ -234,12 +184,8 @@ fn header(reader: &mut Reader, node: &Node) -> Option<Bytes> {
 pub(super) fn shutdown(reader: &mut Reader, root: &mut Section) -> Shutdown {
     root.sub(reader, "shutdown", |reader, section| {
         let grace = section.read(reader, "grace", Reader::span);
-        let stop = section.read(reader, "engines", |reader, node| {
-            reader.choice(node, &[("stop", true), ("leave", false)])
-        });
-        Shutdown {
-            grace: grace.unwrap_or(Millis::secs(30)),
-            stop_engines: stop.unwrap_or(true),
-        }
+        let stop = section
+            .read(reader, "engines", |reader, node| reader.choice(node, &[("stop", true), ("leave", false)]));
+        Shutdown { grace: grace.unwrap_or(Millis::secs(30)), stop_engines: stop.unwrap_or(true) }
     })
 }

@@ -32,19 +32,12 @@ pub(super) struct Section {
 
 impl Reader {
     pub(super) const fn new(environment: Environment) -> Self {
-        Self {
-            problems: Vec::new(),
-            environment,
-            path: Vec::new(),
-        }
+        Self { problems: Vec::new(), environment, path: Vec::new() }
     }
 
     pub(super) fn note(&mut self, at: At, text: impl std::fmt::Display) {
-        let text = if self.path.is_empty() {
-            text.to_string()
-        } else {
-            format!("{}: {text}", self.path.join("."))
-        };
+        let text =
+            if self.path.is_empty() { text.to_string() } else { format!("{}: {text}", self.path.join(".")) };
         self.problems.push(Problem::new(at, text));
     }
 
@@ -79,10 +72,7 @@ impl Reader {
         if let Value::Scalar(text) = &node.value {
             return Some(text);
         }
-        self.note(
-            node.at,
-            format_args!("expected a single value, found {}", node.what()),
-        );
+        self.note(node.at, format_args!("expected a single value, found {}", node.what()));
         None
     }
 
@@ -119,10 +109,7 @@ impl Reader {
         let text = self.text(node)?;
         let number = text.parse().ok();
         if number.is_none() {
-            self.note(
-                node.at,
-                format_args!("'{text}' is not a whole number that fits here"),
-            );
+            self.note(node.at, format_args!("'{text}' is not a whole number that fits here"));
         }
         number
     }
@@ -172,11 +159,7 @@ impl Reader {
                 Vec::new()
             }
         };
-        Section {
-            at: node.at,
-            entries,
-            known: Vec::new(),
-        }
+        Section { at: node.at, entries, known: Vec::new() }
     }
 
     fn within<T>(&mut self, name: String, read: impl FnOnce(&mut Self) -> T) -> T {
@@ -215,10 +198,8 @@ impl Section {
         key: &'static str,
         read: impl FnOnce(&mut Reader, &Node) -> Option<T>,
     ) -> Option<T> {
-        let missing = !self
-            .entries
-            .iter()
-            .any(|entry| entry.key == key && !matches!(entry.value.value, Value::Null));
+        let missing =
+            !self.entries.iter().any(|entry| entry.key == key && !matches!(entry.value.value, Value::Null));
         if missing {
             self.known.push(key);
             self.entries.retain(|entry| entry.key != key);
@@ -235,10 +216,7 @@ impl Section {
         key: &'static str,
         read: impl FnOnce(&mut Reader, &mut Self) -> T,
     ) -> T {
-        let node = self.take(key).unwrap_or(Node {
-            at: self.at,
-            value: Value::Null,
-        });
+        let node = self.take(key).unwrap_or(Node { at: self.at, value: Value::Null });
         reader.within(key.to_owned(), |reader| {
             let mut section = reader.section(&node);
             let value = read(reader, &mut section);

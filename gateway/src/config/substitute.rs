@@ -48,12 +48,7 @@ impl Model {
     /// the KV cache of one accelerator.
     #[must_use]
     pub fn command_line(&self, port: u16, host: IpAddr, fraction: f64, kv_bytes: Bytes) -> Vec<String> {
-        let values = Values {
-            port,
-            host,
-            fraction,
-            kv_cache: kv_bytes,
-        };
+        let values = Values { port, host, fraction, kv_cache: kv_bytes };
         self.command.iter().map(|text| fill(text, &values)).collect()
     }
 
@@ -66,25 +61,15 @@ impl Model {
         fraction: f64,
         kv_bytes: Bytes,
     ) -> BTreeMap<String, String> {
-        let values = Values {
-            port,
-            host,
-            fraction,
-            kv_cache: kv_bytes,
-        };
-        self.env
-            .iter()
-            .map(|(name, text)| (name.clone(), fill(text, &values)))
-            .collect()
+        let values = Values { port, host, fraction, kv_cache: kv_bytes };
+        self.env.iter().map(|(name, text)| (name.clone(), fill(text, &values))).collect()
     }
 
     /// Whether the command or the environment uses `${NAME}`.
     #[must_use]
     pub fn uses(&self, placeholder: &str) -> bool {
         self.command.iter().chain(self.env.values()).any(|text| {
-            pieces(text)
-                .iter()
-                .any(|piece| matches!(piece, Piece::Name(name) if *name == placeholder))
+            pieces(text).iter().any(|piece| matches!(piece, Piece::Name(name) if *name == placeholder))
         })
     }
 }
@@ -219,18 +204,10 @@ mod tests {
             lookup,
         )
         .unwrap();
-        assert_eq!(
-            fill(&text, &values()),
-            "--port 4711 --host 127.0.0.1 0.3333 1024 ${HOME} $5"
-        );
+        assert_eq!(fill(&text, &values()), "--port 4711 --host 127.0.0.1 0.3333 1024 ${HOME} $5");
     }
 
     fn values() -> Values {
-        Values {
-            port: 4711,
-            host: IpAddr::from([127, 0, 0, 1]),
-            fraction: 1.0 / 3.0,
-            kv_cache: Bytes(1024),
-        }
+        Values { port: 4711, host: IpAddr::from([127, 0, 0, 1]), fraction: 1.0 / 3.0, kv_cache: Bytes(1024) }
     }
 }

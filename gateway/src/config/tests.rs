@@ -194,23 +194,9 @@ fn declared_accelerators_are_less_their_headroom_and_named_once() {
 
 #[test]
 fn names_that_could_not_be_used_are_refused() {
-    for bad in [
-        "''",
-        "a b",
-        "a/../b",
-        "/a",
-        "a%2fb",
-        "'a#1'",
-        "a//b",
-        "a;b",
-        r#""a\tb""#,
-    ] {
+    for bad in ["''", "a b", "a/../b", "/a", "a%2fb", "'a#1'", "a//b", "a;b", r#""a\tb""#] {
         let text = MODEL.replace("qwen3-8b", bad);
-        assert!(
-            errors(&text).contains("cannot be a model's name"),
-            "{bad}: {}",
-            errors(&text)
-        );
+        assert!(errors(&text).contains("cannot be a model's name"), "{bad}: {}", errors(&text));
     }
     for good in ["Qwen/Qwen3-8B", "gpt-4o:mini", "模型", "123"] {
         read(&MODEL.replace("qwen3-8b", good)).unwrap();
@@ -222,10 +208,7 @@ fn sleep_is_known_from_the_command_or_said() {
     let sleep = |engine: &str| {
         let text = format!("models: [{{name: m, engine: {engine}, memory: {{awake: 8Gi}}}}]");
         let config = read(&text).unwrap();
-        assert_eq!(
-            config.core.models[0].can_sleep,
-            config.models["m"].sleep != SleepApi::None
-        );
+        assert_eq!(config.core.models[0].can_sleep, config.models["m"].sleep != SleepApi::None);
         (config.models["m"].sleep, config.core.models[0].explicit_memory)
     };
     let cases = [
@@ -240,16 +223,8 @@ fn sleep_is_known_from_the_command_or_said() {
             SleepApi::Sglang,
             false,
         ),
-        (
-            "{kind: custom, command: [x], env: {PORT: \"${PORT}\"}, sleepMode: vllm}",
-            SleepApi::Vllm,
-            true,
-        ),
-        (
-            "{kind: llama-cpp, command: [x, \"${PORT}\"]}",
-            SleepApi::None,
-            true,
-        ),
+        ("{kind: custom, command: [x], env: {PORT: \"${PORT}\"}, sleepMode: vllm}", SleepApi::Vllm, true),
+        ("{kind: llama-cpp, command: [x, \"${PORT}\"]}", SleepApi::None, true),
     ];
     for (engine, api, explicit) in cases {
         assert_eq!(sleep(engine), (api, explicit), "{engine}");
@@ -291,11 +266,7 @@ models:
     .unwrap();
     let findings = check(&config);
     let show = |problems: &[Problem]| {
-        problems
-            .iter()
-            .map(|problem| problem.display("f"))
-            .collect::<Vec<_>>()
-            .join("\n")
+        problems.iter().map(|problem| problem.display("f")).collect::<Vec<_>>().join("\n")
     };
     insta::assert_snapshot!(show(&findings.errors), @r###"
     f:7:5: model 'vllm-bare': it needs 30Gi on each of 1 accelerators and fits nowhere: the largest can be granted 23Gi (headroom taken off)
@@ -321,10 +292,7 @@ fn a_reload_is_told_apart_by_model_and_by_key() {
     let old = read(MODEL).unwrap();
     assert_eq!(diff(&old, &old).to_string(), "nothing changed");
     let other = MODEL.replace("qwen3-8b", "llama");
-    let both = format!(
-        "{MODEL}{}",
-        other.replace("models:", "").replace("[default]", "[]")
-    );
+    let both = format!("{MODEL}{}", other.replace("models:", "").replace("[default]", "[]"));
     let new = format!("queue: {{maxWait: 1m}}\nlisten: {{api: 127.0.0.1:1}}\n{both}").replace("5m", "7m");
     let new = read(&new).unwrap();
     let change = diff(&old, &new);

@@ -65,12 +65,9 @@ impl Node {
             Raw::Null => Value::Null,
             Raw::Text(text) => Value::Scalar(text),
             Raw::Plain(fallback) => Value::Scalar(written(&raw.defined, source).unwrap_or(fallback)),
-            Raw::List(items) => Value::List(
-                items
-                    .into_iter()
-                    .map(|item| Self::from_raw(item, source))
-                    .collect(),
-            ),
+            Raw::List(items) => {
+                Value::List(items.into_iter().map(|item| Self::from_raw(item, source)).collect())
+            }
             Raw::Map(entries) => Value::Map(
                 entries
                     .into_iter()

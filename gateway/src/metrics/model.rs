@@ -20,13 +20,8 @@ use super::{
 };
 use crate::driver::ColdStart;
 
-const STATES: [ModelState; 5] = [
-    ModelState::Awake,
-    ModelState::Asleep,
-    ModelState::Launching,
-    ModelState::Cold,
-    ModelState::Failed,
-];
+const STATES: [ModelState; 5] =
+    [ModelState::Awake, ModelState::Asleep, ModelState::Launching, ModelState::Cold, ModelState::Failed];
 
 /// Handles for one model. Everything that a request touches is an atomic that is already looked up.
 pub struct ModelMetrics {
@@ -64,10 +59,7 @@ impl ModelMetrics {
     }
 
     fn unregistered(name: &str) -> Self {
-        let mut make = Make {
-            name,
-            families: Vec::new(),
-        };
+        let mut make = Make { name, families: Vec::new() };
         let bytes = make.counters(
             "rouse_bytes_total",
             "Bytes of bodies, from clients (in) and to clients (out)",
@@ -80,10 +72,8 @@ impl ModelMetrics {
                 &["route", "status", "cold_start"],
             ),
             resolved: (0..ROUTES * STATUSES * STARTS).map(|_| OnceLock::new()).collect(),
-            in_flight: make.gauge(
-                "rouse_in_flight",
-                "Requests between their head and the last byte of their answer",
-            ),
+            in_flight: make
+                .gauge("rouse_in_flight", "Requests between their head and the last byte of their answer"),
             parked: make.gauge("rouse_parked", "Requests that wait for their model"),
             first_byte: make.histogram(
                 "rouse_time_to_first_byte_seconds",
@@ -93,20 +83,13 @@ impl ModelMetrics {
                 "rouse_request_duration_seconds",
                 "From the request's head to the last byte of the answer",
             ),
-            waited: make.histogram(
-                "rouse_wait_seconds",
-                "How long parked requests waited, however it ended",
-            ),
+            waited: make.histogram("rouse_wait_seconds", "How long parked requests waited, however it ended"),
             bytes_in: bytes.with_label_values(&["in"]),
             bytes_out: bytes.with_label_values(&["out"]),
-            replays: make.counter(
-                "rouse_replays_total",
-                "Requests sent a second time, on a fresh connection",
-            ),
-            overstayed: make.counter(
-                "rouse_drain_deadlines_passed_total",
-                "Drains that were not over at their deadline",
-            ),
+            replays: make
+                .counter("rouse_replays_total", "Requests sent a second time, on a fresh connection"),
+            overstayed: make
+                .counter("rouse_drain_deadlines_passed_total", "Drains that were not over at their deadline"),
             transitions: make.counters(
                 "rouse_transitions_total",
                 "Launches, wakes, sleeps and stops of engines, by cause and outcome",
@@ -122,10 +105,8 @@ impl ModelMetrics {
                 "Times the model was put away for another one's memory, by how",
                 &["transition"],
             ),
-            declared: make.seed_gauge(
-                "inference_model_memory_declared_bytes",
-                "Declared memory, per accelerator",
-            ),
+            declared: make
+                .seed_gauge("inference_model_memory_declared_bytes", "Declared memory, per accelerator"),
             peak: make.seed_gauge(
                 "inference_model_memory_observed_peak_bytes",
                 "Highest memory seen, per accelerator; 0: not known yet",
@@ -138,16 +119,10 @@ impl ModelMetrics {
                 make.keep(valid(Gauge::with_opts(opts)))
             },
             ready: make.seed_gauge("inference_model_ready", "1 when the model answers without a wait"),
-            replicas: make.seed_gauge(
-                "inference_model_replicas",
-                "Engines of the model that exist, asleep or not",
-            ),
+            replicas: make
+                .seed_gauge("inference_model_replicas", "Engines of the model that exist, asleep or not"),
             leases: make.gauge("rouse_leases", "Requests that hold an engine of the model"),
-            state: make.gauges(
-                "rouse_model_state",
-                "1 for the state that the model is in",
-                &["state"],
-            ),
+            state: make.gauges("rouse_model_state", "1 for the state that the model is in", &["state"]),
             engine_state: make.gauges(
                 "rouse_engine_state",
                 "1 for the state that each engine is in",
@@ -188,10 +163,7 @@ impl ModelMetrics {
     pub fn ended(&self, route: Route, status: Status, start: Option<ColdStart>, duration: Millis) {
         let (start_index, start) = labels::start(start);
         let index = (route as usize * STATUSES + status as usize) * STARTS + start_index;
-        let count = || {
-            self.requests
-                .with_label_values(&[route.as_str(), status.as_str(), start])
-        };
+        let count = || self.requests.with_label_values(&[route.as_str(), status.as_str(), start]);
         match self.resolved.get(index) {
             Some(cell) => cell.get_or_init(count).inc(),
             None => count().inc(),
@@ -222,13 +194,9 @@ impl ModelMetrics {
     /// An engine was launched, woken, put to sleep or stopped, or could not be.
     pub fn transition(&self, transition: Transition, cause: Cause, outcome: Outcome, took: Millis) {
         let name = transition.as_str();
-        self.transitions
-            .with_label_values(&[name, cause.as_str(), outcome.as_str()])
-            .inc();
+        self.transitions.with_label_values(&[name, cause.as_str(), outcome.as_str()]).inc();
         if outcome == Outcome::Done {
-            self.transition_seconds
-                .with_label_values(&[name])
-                .observe(seconds(took));
+            self.transition_seconds.with_label_values(&[name]).observe(seconds(took));
         }
     }
 
@@ -255,9 +223,7 @@ impl ModelMetrics {
             replicas += i64::from(engine.state != "Cold");
             let state = short(&engine.state);
             let replica = engine.engine.replica.to_string();
-            self.engine_state
-                .with_label_values(&[replica.as_str(), &state])
-                .set(1);
+            self.engine_state.with_label_values(&[replica.as_str(), &state]).set(1);
         }
         self.replicas.set(replicas);
     }

@@ -18,10 +18,7 @@ fn a_scrape_has_every_family_and_the_document_names_them_all_with_their_types_an
     let documented: BTreeMap<_, _> = DOCUMENT
         .lines()
         .filter_map(|line| {
-            let mut cells = line
-                .strip_prefix("| `")?
-                .split('|')
-                .map(|cell| cell.trim().trim_matches('`'));
+            let mut cells = line.strip_prefix("| `")?.split('|').map(|cell| cell.trim().trim_matches('`'));
             let (name, kind, labels) = (cells.next()?, cells.next()?, cells.next()?);
             let labels = labels.split(", ").map(|label| label.trim_matches('`').to_owned());
             let labels = labels.filter(|label| !label.is_empty()).collect::<BTreeSet<_>>();
@@ -37,9 +34,7 @@ fn a_removed_model_leaves_no_series_and_one_that_stays_keeps_its_count() {
     let (stays, goes) = (ModelName::from("stays"), ModelName::from("goes"));
     metrics.configure([&stays, &goes]);
     for name in [&stays, &goes] {
-        metrics
-            .model(name)
-            .ended(Route::Chat, Status::Success, None, Millis(5));
+        metrics.model(name).ended(Route::Chat, Status::Success, None, Millis(5));
     }
     assert!(metrics.encode().contains("model=\"goes\""));
     metrics.configure([&stays]);
@@ -55,15 +50,10 @@ fn a_removed_model_leaves_no_series_and_one_that_stays_keeps_its_count() {
 #[test]
 fn what_is_not_configured_counts_as_other() {
     let metrics = Metrics::new();
-    metrics
-        .model(&"made-up-by-a-client".into())
-        .ended(Route::Chat, Status::Client, None, Millis(1));
+    metrics.model(&"made-up-by-a-client".into()).ended(Route::Chat, Status::Client, None, Millis(1));
     let text = metrics.encode();
     assert!(!text.contains("made-up"), "{text}");
-    assert!(
-        text.contains("model=\"other\",route=\"chat\",status=\"4xx\"} 1"),
-        "{text}"
-    );
+    assert!(text.contains("model=\"other\",route=\"chat\",status=\"4xx\"} 1"), "{text}");
 }
 
 #[test]
@@ -140,10 +130,7 @@ fn view(name: &ModelName) -> View {
             observed: Some(Bytes(390)),
             healthy: true,
         }],
-        host: HostView {
-            capacity: Bytes(64),
-            reserved: Bytes(16),
-        },
+        host: HostView { capacity: Bytes(64), reserved: Bytes(16) },
         models: vec![ModelView {
             name: name.clone(),
             state: ModelState::Asleep,
@@ -152,10 +139,7 @@ fn view(name: &ModelName) -> View {
             pinned: false,
             reason: String::new(),
             declared: Bytes(400),
-            learned: rouse::fleet::event::Learned {
-                peak: Some(Bytes(300)),
-                ..Default::default()
-            },
+            learned: rouse::fleet::event::Learned { peak: Some(Bytes(300)), ..Default::default() },
         }],
         engines: vec![EngineView {
             engine,
@@ -182,16 +166,10 @@ fn families(text: &str) -> Families {
             name.clone_into(&mut current);
             families.insert(current.clone(), (kind.to_owned(), BTreeSet::new()));
         } else if let Some((_, labels)) = line.split_once('{').filter(|_| !line.starts_with('#')) {
-            let names = labels
-                .split("=\"")
-                .filter_map(|part| part.rsplit(['{', ',', '"']).next());
+            let names = labels.split("=\"").filter_map(|part| part.rsplit(['{', ',', '"']).next());
             let names =
                 names.filter(|name| !name.is_empty() && !name.starts_with(['}', ' ']) && *name != "le");
-            families
-                .get_mut(&current)
-                .unwrap()
-                .1
-                .extend(names.map(str::to_owned));
+            families.get_mut(&current).unwrap().1.extend(names.map(str::to_owned));
         }
     }
     families.retain(|name, _| !name.starts_with("process_"));

@@ -71,9 +71,7 @@ impl Gauges {
             if let Some(observed) = accelerator.observed {
                 set("observed", observed);
             }
-            self.healthy
-                .with_label_values(&[id])
-                .set(i64::from(accelerator.healthy));
+            self.healthy.with_label_values(&[id]).set(i64::from(accelerator.healthy));
         }
         let host = |kind, bytes: Bytes| self.host.with_label_values(&[kind]).set(integer(bytes.0));
         host("capacity", view.host.capacity);

@@ -56,7 +56,7 @@ fn health_while_dead_is_healthy_and_answers_nothing() {
     assert_eq!(engine.get("/health").status, 200);
     assert!(silent(&mut send(
         &engine,
-        &request("POST", CHAT, &chat("a", 1, false), "")
+        &request("POST", CHAT, &chat("a", 1, true), "")
     )));
 }
 

@@ -173,3 +173,36 @@ fn a_wake_can_corrupt_even_level_1() {
     engine.post("/wake_up", "");
     assert_eq!(says(&engine), corrupt());
 }
+
+#[test]
+fn a_client_that_reads_nothing_does_not_hold_up_a_sleep() {
+    let engine = start("--enable-sleep-mode --ttft 0 --itl 0");
+    let stalled = open_stream(engine.addr, "a", u64::MAX);
+    let mut last = 0;
+    // Until both socket buffers are full.
+    while engine.counter("generation_tokens") != last {
+        last = engine.counter("generation_tokens");
+    }
+    assert_eq!(engine.post("/sleep", "").status, 200);
+    assert_eq!(engine.counter("aborted_by_sleep"), 1);
+    drop(stalled);
+}
+
+#[test]
+fn a_sleep_aborts_what_waits_as_well_as_what_runs() {
+    let engine = start("--enable-sleep-mode --max-running 1 --itl 60s");
+    let _running = open_stream(engine.addr, "a", 10);
+    engine.reaches("running", 1);
+    let mut waiting = connect(engine.addr);
+    waiting
+        .write_all(request("POST", CHAT, &chat("b", 5, true), "connection: close\r\n").as_bytes())
+        .unwrap();
+    engine.reaches("waiting", 1);
+    assert_eq!(engine.post("/sleep?mode=abort", "").status, 200);
+    let answer = read(&mut waiting);
+    assert!(
+        answer.whole && answer.text().contains(r#""finish_reason":"abort""#),
+        "{answer:?}"
+    );
+    assert_eq!(engine.counter("aborted_by_sleep"), 2);
+}

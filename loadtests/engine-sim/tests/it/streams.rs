@@ -253,3 +253,32 @@ fn the_first_name_is_shown_whatever_was_asked() {
     assert_eq!(answer["model"], "m");
     assert_eq!(answer["choices"][0]["text"], *content::text("m", "a", 0, 2));
 }
+
+#[test]
+fn metrics_go_by_vllms_names() {
+    let engine = start("--ttft 20ms --itl 10ms");
+    engine.post(CHAT, &chat("a", 3, true));
+    let metrics = engine.get("/metrics").text();
+    let value = |name: &str| -> f64 {
+        let line = metrics
+            .lines()
+            .find(|l| l.starts_with(&format!("vllm:{name}{{")))
+            .unwrap_or_else(|| panic!("{name}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    assert_eq!(
+        (value("generation_tokens_total"), value("prompt_tokens_total")),
+        (3.0, 1.0)
+    );
+    assert_eq!(
+        (value("request_success_total"), value("kv_cache_usage_perc")),
+        (1.0, 0.0)
+    );
+    assert_eq!(value("inter_token_latency_seconds_count"), 2.0);
+    assert!(value("time_to_first_token_seconds_sum") >= 0.02);
+    // Paced from the start: a late first token shortens the first gap.
+    assert!(value("inter_token_latency_seconds_sum") >= 0.01);
+    assert!(metrics.contains(
+        "vllm:cache_config_info{engine=\"0\",model_name=\"m\",block_size=\"16\",num_gpu_blocks=\""
+    ));
+}

@@ -1,0 +1,120 @@
+# Every way to build and check Rouse. `make` alone lists the targets; CONTRIBUTING.md says when to use which.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+# What `time` prints of each part of the tests.
+export TIMEFORMAT := == took %lR
+
+# Parts of a run share two cores and one target directory; side by side they would only blur each other's timings.
+.NOTPARALLEL:
+
+PYTHON ?= python3
+ARGS ?=
+SEEDS ?= 200000
+STEPS ?= 1000
+SECONDS_OF_SOAK ?= 600
+
+# Tools and Python environments are costly to make and belong to no checkout, so they live outside the tree. What cargo
+# builds goes where cargo always puts it, unless CARGO_TARGET_DIR says otherwise.
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rouse
+TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+
+DENY_VERSION := 0.20.2
+DENY := $(CACHE)/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
+ADVISORIES := https://github.com/RustSec/advisory-db
+
+ENGINES := gateway/tests/engines
+VENV := $(CACHE)/engines-$(shell cat $(ENGINES)/requirements.txt | sha256sum | cut -c1-16)
+
+# A filter that matches nothing is a success to cargo; here it is a failure, or a renamed test would never run again.
+SOME_TEST_RAN := awk '{ print; fflush() } /test result: ok\. [1-9]/ { ran = 1 } END { if (!ran) print "no test ran"; exit !ran }'
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  %-14s %s\n", $$1, $$2 }'
+
+.PHONY: run
+run: ## Build the gateway and start its embedded demonstration (ARGS="--config FILE" for your own)
+	cargo run --locked --profile quick -p rouse-gateway -- $(ARGS)
+
+# ---- tests
+
+.PHONY: test
+test: test-crates test-loom ## Tests of the four crates and of the lease in every interleaving; minutes, needs only cargo
+
+.PHONY: test-all
+test-all: test test-engines ## Everything: test, then test-engines
+
+.PHONY: test-crates
+test-crates:
+	@echo "== the four crates: units, the simulator's seeds, the gateway against engine-sim"
+	time cargo test --workspace --locked
+
+# Its own target directory: RUSTFLAGS are part of every crate's fingerprint, and sharing one would rebuild the world twice.
+.PHONY: test-loom
+test-loom:
+	@echo "== the lease and its gate under loom: every interleaving of taking, closing and releasing"
+	export RUSTFLAGS="$${RUSTFLAGS:-} --cfg rouse_loom"; \
+	    time cargo test --locked --target-dir "$(TARGET)/loom" -p rouse --lib lease | $(SOME_TEST_RAN)
+
+.PHONY: test-engines
+test-engines: $(VENV)/.complete ## The gateway against a real llama.cpp server and with the openai SDK, both from PyPI (ARGS="-k NAME")
+	@echo "== real engine, real client: llama.cpp's server launched by requests, the openai package while models swap"
+	cargo build --locked -p rouse-gateway
+	export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway"; \
+	    time "$(VENV)/bin/python" -m pytest -rP -p no:cacheprovider $(ENGINES) $(ARGS)
+
+.PHONY: soak-sim
+soak-sim: ## The simulator for longer: SEEDS=200000 STEPS=1000
+	ROUSE_SIM_SEEDS=$(SEEDS) ROUSE_SIM_STEPS=$(STEPS) cargo test --locked -p rouse --test sim -- --nocapture | $(SOME_TEST_RAN)
+
+.PHONY: soak
+soak: ## The recorded trace of 200 clients for ten minutes instead of one
+	ROUSE_SOAK_SECONDS=$(SECONDS_OF_SOAK) cargo test --locked -p rouse-gateway --test it trace -- --nocapture | $(SOME_TEST_RAN)
+
+# ---- what a change must pass besides tests
+
+.PHONY: lint
+lint: fmt clippy docs deny ## Formatting, clippy, documentation, dependency rules; all without a warning
+
+.PHONY: fmt
+fmt:
+	cargo fmt --all --check
+
+.PHONY: clippy
+clippy:
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+.PHONY: docs
+docs:
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+
+# Advisories live in a repository of their own, which not every build machine can reach. Without it the other checks still
+# hold, and the run says what it left out.
+.PHONY: deny
+deny: $(DENY)
+	$(DENY) --locked --workspace check --hide-inclusion-graph bans licenses sources
+	@if GIT_TERMINAL_PROMPT=0 timeout 20 git ls-remote --quiet --exit-code $(ADVISORIES) HEAD >/dev/null 2>&1; then \
+	    $(DENY) --locked --workspace check advisories; \
+	else \
+	    echo "advisories: not checked, $(ADVISORIES) cannot be reached from here"; \
+	fi
+
+# ---- tools, made once
+
+# A linter that runs for a second needs no optimised build: this takes about a minute instead of several.
+$(DENY):
+	CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+	CARGO_TARGET_DIR="$(CACHE)/cargo-deny-$(DENY_VERSION)/build" \
+	    cargo install cargo-deny --version $(DENY_VERSION) --locked --root "$(CACHE)/cargo-deny-$(DENY_VERSION)"
+	rm -rf "$(CACHE)/cargo-deny-$(DENY_VERSION)/build"
+
+# The stamp comes last: an interrupted build starts over. GGML_NATIVE=OFF keeps a cache usable on another processor.
+$(VENV)/.complete:
+	@echo "== Python environment for the engine tests; llama.cpp builds from source, about five minutes, once"
+	rm -rf "$(VENV)"
+	$(PYTHON) -m venv "$(VENV)"
+	CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) CMAKE_ARGS="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF" \
+	    "$(VENV)/bin/pip" install --disable-pip-version-check --progress-bar off --no-deps -r $(ENGINES)/requirements.txt
+	touch $@

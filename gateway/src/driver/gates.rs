@@ -1,0 +1,170 @@
+//! The gates of all engines that run, and the routes made of them.
+//!
+//! A gate belongs to one life of an engine. Within that life the engine may sleep and wake; a gate whose leases were
+//! revoked is replaced before it opens again, since a revocation is for ever.
+
+use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc};
+
+use rouse::{
+    engine::Door,
+    fault::Fault,
+    fleet::{Fleet, event::Event},
+    lease::{Clock, Gate, Lease},
+    model::{EngineId, ModelName},
+    units::{Generation, Tick},
+};
+use tokio::sync::Notify;
+
+use super::{Canary, Granted, Waited};
+use crate::routes::Endpoint;
+
+pub(super) struct Gates {
+    held: BTreeMap<EngineId, Held>,
+    clock: Clock,
+    changed: Arc<Notify>,
+}
+
+struct Held {
+    endpoint: Endpoint,
+    /// Closed, and its drain not reported yet.
+    closing: bool,
+    revoked: bool,
+    queued: bool,
+    /// In the routes.
+    public: bool,
+    /// What was last told to the fleet.
+    told: (u32, Tick, Tick),
+}
+
+/// A lease on an engine, with where it is.
+pub(super) struct Place {
+    lease: Lease,
+    address: std::net::SocketAddr,
+}
+
+impl Place {
+    pub(super) fn granted(
+        self,
+        engine: EngineId,
+        generation: Generation,
+        canary: Option<Canary>,
+        waited: Waited,
+    ) -> Granted {
+        Granted { lease: self.lease, engine, generation, address: self.address, canary, waited }
+    }
+}
+
+impl Gates {
+    pub(super) fn new(clock: Clock) -> Self {
+        Self { held: BTreeMap::new(), clock, changed: Arc::default() }
+    }
+
+    /// A release matters: a drain is complete, or a place came free that somebody waits for.
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// What moved since the last turn.
+    pub(super) fn sample(&mut self, batch: &mut Vec<Event>) {
+        for (engine, held) in &mut self.held {
+            let (gate, generation) = (&held.endpoint.gate, held.endpoint.generation);
+            let seen = (gate.leases(), gate.last_end(), gate.last_byte());
+            if seen != held.told {
+                held.told = seen;
+                let (leases, last_end, last_byte) = seen;
+                batch.push(Event::Used { engine: engine.clone(), generation, leases, last_end, last_byte });
+            }
+            if held.closing && gate.leases() == 0 {
+                held.closing = false;
+                batch.push(Event::Drained { engine: engine.clone(), generation });
+            }
+        }
+    }
+
+    /// Its drain is reported by [`Self::sample`] once the last lease is gone; at once, when there never was a gate.
+    pub(super) fn close(&mut self, engine: &EngineId, generation: Generation) -> Option<Event> {
+        let Some(held) = self.held.get_mut(engine).filter(|h| h.endpoint.generation == generation) else {
+            return Some(Event::Drained { engine: engine.clone(), generation });
+        };
+        held.endpoint.gate.close();
+        held.closing = true;
+        None
+    }
+
+    pub(super) fn revoke(&mut self, engine: &EngineId, generation: Generation, fault: &Fault) {
+        if let Some(held) = self.held.get_mut(engine).filter(|h| h.endpoint.generation == generation) {
+            held.endpoint.gate.revoke(fault.clone());
+            held.revoked = true;
+        }
+    }
+
+    /// Makes gates for engines that are about to open, forgets those of lives that ended.
+    pub(super) fn follow(&mut self, fleet: &Fleet) {
+        for engine in fleet.engines() {
+            let Some(address) = engine.address else { continue };
+            let stale = self.held.get(&engine.id).is_some_and(|h| {
+                h.endpoint.generation != engine.generation || (h.revoked && engine.door != Door::Closed)
+            });
+            if stale {
+                self.held.remove(&engine.id);
+            }
+            let limit = fleet.spec(&engine.id.model).and_then(|s| s.max_concurrency);
+            self.held.entry(engine.id.clone()).or_insert_with(|| Held {
+                endpoint: Endpoint {
+                    engine: engine.id.clone(),
+                    generation: engine.generation,
+                    address,
+                    gate: Gate::new(limit.and_then(NonZeroU32::new), self.clock, Arc::clone(&self.changed)),
+                },
+                closing: false,
+                revoked: false,
+                queued: false,
+                public: false,
+                told: (0, Tick(0), Tick(0)),
+            });
+        }
+        for engine in fleet.engines() {
+            if let Some(held) = self.held.get_mut(&engine.id) {
+                held.public = engine.door == Door::Public && held.endpoint.generation == engine.generation;
+            }
+        }
+        let known = |id: &EngineId, held: &Held| {
+            held.endpoint.gate.leases() > 0
+                || held.closing
+                || fleet.engine(id).is_some_and(|e| e.address.is_some())
+        };
+        self.held.retain(|id, held| known(id, held));
+    }
+
+    pub(super) fn open(&self, engine: &EngineId) {
+        if let Some(held) = self.held.get(engine) {
+            held.endpoint.gate.open();
+        }
+    }
+
+    pub(super) fn take_queued(&self, engine: &EngineId) -> Option<Place> {
+        let held = self.held.get(engine)?;
+        let lease = held.endpoint.gate.take_queued()?;
+        Some(Place { lease, address: held.endpoint.address })
+    }
+
+    /// Tells each gate whether requests queue for it. A place that came free before the gate knew would be missed,
+    /// so a gate that learns of a queue is looked at once more.
+    pub(super) fn set_queued(&mut self, fleet: &Fleet) {
+        for (engine, held) in &mut self.held {
+            let queued = fleet.is_queued(&engine.model);
+            if queued != held.queued {
+                held.queued = queued;
+                held.endpoint.gate.set_queued(queued);
+                if queued {
+                    self.changed.notify_one();
+                }
+            }
+        }
+    }
+
+    pub(super) fn endpoints(&self, model: &ModelName) -> Vec<Endpoint> {
+        let of = self.held.iter().filter(|(id, held)| id.model == *model && held.public);
+        of.map(|(_, held)| held.endpoint.clone()).collect()
+    }
+}

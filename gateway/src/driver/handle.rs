@@ -1,0 +1,332 @@
+//! What the rest of the gateway may do with the driver, and what it reads of it.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use arc_swap::{ArcSwap, Guard};
+use rouse::{
+    engine::Engine,
+    fault::{Fault, Wait},
+    fleet::{
+        Fleet,
+        event::{Event, OperationId, Order, Verdict, Waiter, WaiterId},
+        report::{Report, View},
+    },
+    lease::{Clock, Lease},
+    model::{EngineId, ModelName, Registry},
+    units::{Generation, Millis, Tick},
+};
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use super::{Driver, Journal, gates::Gates, queue::Queue, record::Recorder};
+use crate::{
+    metrics::Metrics,
+    platform::Platform,
+    routes::{Route, Routes},
+};
+
+/// Parked requests beyond `queue.maxWaiting` that may be on their way to the driver: a bound on memory, not a policy;
+/// the fleet refuses what is above the configured number.
+const IN_TRANSIT: usize = 4096;
+/// Outcomes of orders are kept so long.
+const OPERATIONS_KEPT: Millis = Millis::secs(3600);
+
+/// Cheap to clone.
+#[derive(Clone)]
+pub struct Handle(Arc<Shared>);
+
+pub(super) struct Shared {
+    pub(super) clock: Clock,
+    routes: ArcSwap<Routes>,
+    view: ArcSwap<View>,
+    report: ArcSwap<Report>,
+    /// Unbounded by type, bounded by use: two messages for each parked request, which `parked` bounds, and one for
+    /// each canary and order.
+    asks: mpsc::UnboundedSender<Ask>,
+    parked: AtomicUsize,
+    ids: AtomicU64,
+    operations: Mutex<BTreeMap<OperationId, Operation>>,
+    journal: broadcast::Sender<Arc<str>>,
+    metrics: Arc<Metrics>,
+}
+
+pub(super) enum Ask {
+    Park { waiter: Waiter, reply: super::queue::Reply },
+    Leave(WaiterId),
+    Order { model: ModelName, order: Order, reply: oneshot::Sender<Result<OperationId, String>> },
+    Event(Event),
+}
+
+/// A request that must wait.
+pub struct Parking {
+    pub model: ModelName,
+    pub band: i32,
+    pub key: String,
+    /// When it first arrived (a replayed canary keeps its place).
+    pub arrived: Tick,
+    pub deadline: Tick,
+    /// An SSE stream: can be the canary.
+    pub stream: bool,
+}
+
+/// The end of a wait: a lease, and where to go with it.
+pub struct Granted {
+    pub lease: Lease,
+    pub engine: EngineId,
+    pub generation: Generation,
+    pub address: SocketAddr,
+    /// Present when this request is the engine's first: its outcome is wanted.
+    pub canary: Option<Canary>,
+    pub waited: Waited,
+}
+
+/// What the wait was made of, for `x-rouse-cold-start` and `server-timing`.
+#[derive(Clone, Copy, Debug)]
+pub struct Waited {
+    /// How the engine came to be awake; `None` when only a place was waited for.
+    pub cold_start: Option<ColdStart>,
+    /// In the queue, all in all.
+    pub queue: Millis,
+    /// Of that, from the order to launch or wake until ready.
+    pub wake: Millis,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ColdStart {
+    Hot,
+    Warm,
+    Cold,
+}
+
+/// The duty to tell how the first exchange after a start or wake went. Dropped without a word it counts as
+/// inconclusive: the client left, and the next one is tried.
+pub struct Canary {
+    shared: Arc<Shared>,
+    engine: EngineId,
+    generation: Generation,
+    told: bool,
+}
+
+/// An operator's order and what became of it.
+#[derive(Clone, Debug)]
+pub struct Operation {
+    pub model: ModelName,
+    pub order: Order,
+    pub given: Tick,
+    /// `None`: still running.
+    pub outcome: Option<Result<(), String>>,
+}
+
+impl Handle {
+    /// A driver over this platform, and the handle to it. `first` is told to the fleet before anything else; `events`
+    /// is where the platform's own come from.
+    pub fn new(
+        platform: Arc<dyn Platform>,
+        events: mpsc::Receiver<Event>,
+        journal: Journal,
+        metrics: Arc<Metrics>,
+        clock: Clock,
+    ) -> (Self, Driver) {
+        let (asks, received) = mpsc::unbounded_channel();
+        let shared = Arc::new(Shared {
+            clock,
+            routes: ArcSwap::default(),
+            view: ArcSwap::default(),
+            report: ArcSwap::default(),
+            asks,
+            parked: AtomicUsize::new(0),
+            ids: AtomicU64::new(1),
+            operations: Mutex::default(),
+            journal: journal.lines(),
+            metrics: Arc::clone(&metrics),
+        });
+        let driver = Driver {
+            fleet: Fleet::new(),
+            platform,
+            shared: Arc::clone(&shared),
+            asks: received,
+            events,
+            gates: Gates::new(clock),
+            queue: Queue::default(),
+            journal,
+            recorder: Recorder::new(metrics),
+        };
+        (Self(shared), driver)
+    }
+
+    pub fn routes(&self) -> Guard<Arc<Routes>> {
+        self.0.routes.load()
+    }
+
+    pub fn clock(&self) -> Clock {
+        self.0.clock
+    }
+
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.0.metrics
+    }
+
+    /// Waits for a lease until the deadline. Dropping the future leaves the queue.
+    pub async fn park(&self, parking: Parking) -> Result<Granted, Fault> {
+        let place = Place::new(&self.0)?;
+        let (reply, answer) = oneshot::channel();
+        let waiter = Waiter {
+            id: place.id,
+            model: parking.model,
+            band: parking.band,
+            key: parking.key,
+            arrived: parking.arrived,
+            deadline: parking.deadline,
+            stream: parking.stream,
+        };
+        self.0.asks.send(Ask::Park { waiter, reply }).map_err(|_| Fault::ShuttingDown)?;
+        answer.await.unwrap_or(Err(Fault::ShuttingDown))
+    }
+
+    /// The state of the fleet, as of the last plan.
+    pub fn view(&self) -> Arc<View> {
+        self.0.view.load_full()
+    }
+
+    /// The last plan's report.
+    pub fn report(&self) -> Arc<Report> {
+        self.0.report.load_full()
+    }
+
+    /// How an order went; `None` when unknown or older than an hour.
+    pub fn operation(&self, id: OperationId) -> Option<Operation> {
+        self.0.operations().get(&id).cloned()
+    }
+
+    /// The journal from now on, line by line (JSON). Slow readers miss lines rather than hold up the driver.
+    pub fn journal(&self) -> broadcast::Receiver<Arc<str>> {
+        self.0.journal.subscribe()
+    }
+
+    /// Gives an order; its outcome is found under the returned id for an hour. `Err`: why an invariant forbids it.
+    pub async fn order(&self, model: ModelName, order: Order) -> Result<OperationId, String> {
+        let gone = || "the gateway is shutting down".to_owned();
+        let (reply, answer) = oneshot::channel();
+        self.0.asks.send(Ask::Order { model, order, reply }).map_err(|_| gone())?;
+        answer.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// Tells the driver something that no platform observes: a configuration, a shutdown. Lost when it has ended.
+    pub fn tell(&self, event: Event) {
+        drop(self.0.asks.send(Ask::Event(event)));
+    }
+}
+
+impl Shared {
+    fn operations(&self) -> std::sync::MutexGuard<'_, BTreeMap<OperationId, Operation>> {
+        self.operations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn begin(&self, model: ModelName, order: Order) -> OperationId {
+        let id = OperationId(self.ids.fetch_add(1, Ordering::Relaxed));
+        let given = self.clock.now();
+        let mut operations = self.operations();
+        operations.retain(|_, o| o.given + OPERATIONS_KEPT > given);
+        operations.insert(id, Operation { model, order, given, outcome: None });
+        id
+    }
+
+    pub(super) fn finish(&self, id: OperationId, outcome: Result<(), String>) {
+        if let Some(operation) = self.operations().get_mut(&id) {
+            operation.outcome = Some(outcome);
+        }
+    }
+
+    /// Swaps what others read. The routes are exchanged as a whole, and only when they differ.
+    pub(super) fn publish(&self, fleet: &Fleet, report: Report, gates: &Gates) {
+        let view = fleet.view(&report);
+        self.metrics.observe_view(&view);
+        let routes = Routes {
+            registry: Registry::new(fleet.specs()),
+            models: fleet
+                .specs()
+                .map(|spec| {
+                    let state = report.models.get(&spec.name).map(|l| l.state).unwrap_or_default();
+                    let endpoints = gates.endpoints(&spec.name);
+                    (spec.name.clone(), Route { priority: spec.priority, state, endpoints })
+                })
+                .collect(),
+            ready: fleet.is_ready(),
+        };
+        if !routes.is_like(&self.routes.load()) {
+            self.routes.store(Arc::new(routes));
+        }
+        self.view.store(Arc::new(view));
+        self.report.store(Arc::new(report));
+    }
+}
+
+/// A place in the queue, left when dropped.
+struct Place<'a> {
+    shared: &'a Shared,
+    id: WaiterId,
+}
+
+impl<'a> Place<'a> {
+    fn new(shared: &'a Shared) -> Result<Self, Fault> {
+        if shared.parked.fetch_add(1, Ordering::Relaxed) >= IN_TRANSIT {
+            shared.parked.fetch_sub(1, Ordering::Relaxed);
+            let message = "too many requests wait".to_owned();
+            return Err(Fault::QueueFull { message, wait: Wait::default() });
+        }
+        let id = WaiterId(shared.ids.fetch_add(1, Ordering::Relaxed));
+        Ok(Self { shared, id })
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.shared.parked.fetch_sub(1, Ordering::Relaxed);
+        // After a grant or a refusal the driver no longer knows the waiter, and ignores this.
+        drop(self.shared.asks.send(Ask::Leave(self.id)));
+    }
+}
+
+impl Canary {
+    pub(super) fn new(shared: &Arc<Shared>, engine: EngineId, generation: Generation) -> Self {
+        Self { shared: Arc::clone(shared), engine, generation, told: false }
+    }
+
+    /// The first byte of an answer came, or why none did.
+    pub fn tell(mut self, verdict: Verdict) {
+        self.send(verdict);
+    }
+
+    fn send(&mut self, verdict: Verdict) {
+        if !std::mem::replace(&mut self.told, true) {
+            let event = Event::Canary { engine: self.engine.clone(), generation: self.generation, verdict };
+            drop(self.shared.asks.send(Ask::Event(event)));
+        }
+    }
+}
+
+impl Drop for Canary {
+    fn drop(&mut self) {
+        self.send(Verdict::Inconclusive);
+    }
+}
+
+impl Waited {
+    pub(super) fn of(waiter: &Waiter, engine: &Engine, canary: bool, now: Tick) -> Self {
+        let queue = now.since(waiter.arrived);
+        // It became awake while this one waited, or this one is what proves it.
+        if !canary && engine.turn < waiter.arrived {
+            return Self { cold_start: None, queue, wake: Millis::ZERO };
+        }
+        let ready = if canary { now } else { engine.turn };
+        let wake = ready.since(engine.began.max(waiter.arrived));
+        let cold_start = Some(if engine.cold { ColdStart::Cold } else { ColdStart::Hot });
+        Self { cold_start, queue, wake }
+    }
+}

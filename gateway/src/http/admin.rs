@@ -1,0 +1,293 @@
+//! The operators' API: what the fleet does and why, orders, events, logs, metrics.
+//!
+//! Reading is cheap and takes no part in decisions: it shows what the driver last published. Orders go to the driver
+//! and are answered with the id under which their outcome will be found.
+
+use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+
+use arc_swap::ArcSwap;
+use axum::{
+    Json, Router,
+    body::Body,
+    extract::{Query, State},
+    response::{
+        IntoResponse, Response,
+        sse::{Event, KeepAlive, Sse},
+    },
+    routing::get,
+};
+use http::{Request, StatusCode, Uri, header};
+use rouse::{
+    fault::Fault,
+    fleet::event::{OperationId, Order},
+    model::{Level, ModelName},
+    openai,
+};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::sync::{broadcast, watch};
+use tower_service::Service as _;
+
+use super::{route, text};
+use crate::{config::Config, driver::Handle, serve::Stage};
+
+mod guard;
+mod logs;
+
+/// What the operators' API reads from.
+#[derive(Clone)]
+pub struct Parts {
+    pub handle: Handle,
+    pub config: Arc<ArcSwap<Config>>,
+    /// The metrics in Prometheus' text format.
+    pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
+    /// Where the engine's output of a model is; `None` when there is none.
+    pub logs: Arc<dyn Fn(&ModelName) -> Option<PathBuf> + Send + Sync>,
+}
+
+/// Answers operators' requests.
+#[derive(Clone)]
+pub(crate) struct Service {
+    parts: Parts,
+    router: Router,
+}
+
+#[derive(Clone)]
+struct Shared {
+    parts: Parts,
+    stage: watch::Receiver<Stage>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Asked {
+    level: Option<u8>,
+    #[serde(default)]
+    follow: Option<String>,
+}
+
+impl Service {
+    pub(crate) fn new(parts: Parts, stage: watch::Receiver<Stage>) -> Self {
+        let router = Router::new()
+            .route("/healthz", get(|| async { "ok\n" }))
+            .route("/readyz", get(ready))
+            .route("/metrics", get(metrics))
+            .route("/admin/v1/fleet", get(fleet))
+            .route("/admin/v1/events", get(events))
+            .route("/admin/v1/operations/{id}", get(operation))
+            // A model's name may hold slashes, so what follows is told apart by hand.
+            .route("/admin/v1/models/{*rest}", get(look).post(order))
+            .fallback(|uri: Uri| async move { no_route("GET", uri.path()) })
+            .with_state(Shared {
+                parts: parts.clone(),
+                stage,
+            });
+        Self { parts, router }
+    }
+
+    /// Refuses who may not ask, and answers everybody else.
+    pub(crate) async fn answer<B>(self, request: Request<B>, peer: SocketAddr) -> Response
+    where
+        B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
+        B::Error: Into<axum::BoxError>,
+    {
+        let admin = self.parts.config.load().admin.clone();
+        if let Err(refusal) = guard::check(&admin, &request, peer) {
+            return refusal.into_response();
+        }
+        let mut router = self.router;
+        match router.call(request.map(Body::new)).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
+    }
+}
+
+async fn ready(State(shared): State<Shared>) -> Response {
+    if shared.parts.handle.routes().ready && *shared.stage.borrow() == Stage::Serving {
+        "ok\n".into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response()
+    }
+}
+
+async fn metrics(State(shared): State<Shared>) -> Response {
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    (kind, (shared.parts.metrics)()).into_response()
+}
+
+async fn fleet(State(shared): State<Shared>) -> Response {
+    Json(&*shared.parts.handle.view()).into_response()
+}
+
+async fn events(State(shared): State<Shared>) -> Response {
+    let journal = shared.parts.handle.journal();
+    let stream = futures_util::stream::unfold(journal, |mut journal| async move {
+        let event = match journal.recv().await {
+            Ok(line) => Event::default().data(&*line),
+            Err(broadcast::error::RecvError::Lagged(missed)) => {
+                Event::default().event("missed").data(missed.to_string())
+            }
+            Err(broadcast::error::RecvError::Closed) => return None,
+        };
+        Some((Ok::<_, std::convert::Infallible>(event), journal))
+    });
+    Sse::new(stream).keep_alive(KeepAlive::default()).into_response()
+}
+
+async fn operation(State(shared): State<Shared>, uri: Uri) -> Response {
+    let id = uri.path().rsplit('/').next().unwrap_or_default();
+    let found = id
+        .parse()
+        .ok()
+        .map(OperationId)
+        .and_then(|id| Some((id, shared.parts.handle.operation(id)?)));
+    let Some((id, operation)) = found else {
+        return error(
+            StatusCode::NOT_FOUND,
+            "operation_not_found",
+            "no such operation, or older than an hour",
+        );
+    };
+    let (state, reason) = match &operation.outcome {
+        None => ("running", None),
+        Some(Ok(())) => ("done", None),
+        Some(Err(reason)) => ("failed", Some(reason)),
+    };
+    Json(json!({
+        "operation": id,
+        "model": operation.model,
+        "order": operation.order,
+        "given": operation.given,
+        "state": state,
+        "reason": reason,
+    }))
+    .into_response()
+}
+
+/// `GET /admin/v1/models/{m}/explain` and `…/logs`.
+async fn look(State(shared): State<Shared>, Query(asked): Query<Asked>, uri: Uri) -> Response {
+    let (model, what) = match subject(&shared, uri.path()) {
+        Ok(subject) => subject,
+        Err(response) => return response,
+    };
+    match what {
+        "explain" => explain(&shared, &model),
+        "logs" => {
+            let follow = asked.follow.is_some_and(|value| value != "false" && value != "0");
+            match (shared.parts.logs)(&model) {
+                Some(path) => logs::stream(path, follow).await,
+                None => error(
+                    StatusCode::NOT_FOUND,
+                    "no_logs",
+                    "this model has no output here yet",
+                ),
+            }
+        }
+        "wake" | "sleep" | "stop" | "pin" | "unpin" => {
+            let mut response = error(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "orders are given by POST",
+            );
+            response
+                .headers_mut()
+                .insert(header::ALLOW, http::HeaderValue::from_static("POST"));
+            response
+        }
+        _ => no_route("GET", uri.path()),
+    }
+}
+
+fn explain(shared: &Shared, model: &ModelName) -> Response {
+    let report = shared.parts.handle.report();
+    let Some(line) = report.models.get(model) else {
+        return error(
+            StatusCode::NOT_FOUND,
+            "no_decision",
+            "nothing was decided about this model yet",
+        );
+    };
+    Json(json!({
+        "model": model,
+        "state": line.state,
+        "waiting": line.waiting,
+        "leases": line.leases,
+        "reason": line.reason,
+        "wait": line.wait,
+        "at": shared.parts.handle.clock().now(),
+    }))
+    .into_response()
+}
+
+/// `POST /admin/v1/models/{m}/wake` and the other orders.
+async fn order(State(shared): State<Shared>, Query(asked): Query<Asked>, uri: Uri) -> Response {
+    let (model, what) = match subject(&shared, uri.path()) {
+        Ok(subject) => subject,
+        Err(response) => return response,
+    };
+    let level = match asked.level {
+        None => None,
+        Some(1) => Some(Level::One),
+        Some(2) => Some(Level::Two),
+        Some(_) => return error(StatusCode::BAD_REQUEST, "invalid_request", "level must be 1 or 2"),
+    };
+    let order = match what {
+        "wake" => Order::Wake,
+        "sleep" => Order::Sleep { level },
+        "stop" => Order::Stop,
+        "pin" => Order::Pin,
+        "unpin" => Order::Unpin,
+        "explain" | "logs" => {
+            let mut response = error(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "this is read by GET",
+            );
+            response
+                .headers_mut()
+                .insert(header::ALLOW, http::HeaderValue::from_static("GET, HEAD"));
+            return response;
+        }
+        _ => return no_route("POST", uri.path()),
+    };
+    match shared.parts.handle.order(model, order).await {
+        Ok(id) => (StatusCode::ACCEPTED, Json(json!({ "operation": id }))).into_response(),
+        Err(reason) => error(StatusCode::CONFLICT, "conflict", &reason),
+    }
+}
+
+/// The model and what is asked about it: everything before the last slash is the name, raw or escaped.
+fn subject<'a>(shared: &Shared, path: &'a str) -> Result<(ModelName, &'a str), Response> {
+    let rest = path.strip_prefix("/admin/v1/models/").unwrap_or_default();
+    let Some((name, what)) = rest.rsplit_once('/') else {
+        return Err(no_route("", path));
+    };
+    let routes = shared.parts.handle.routes();
+    match route::named(&routes.registry, name) {
+        Some((_, model)) => Ok((model.clone(), what)),
+        None => Err(fault(&Fault::ModelNotFound {
+            model: text::cut(name),
+        })),
+    }
+}
+
+fn no_route(method: &str, path: &str) -> Response {
+    fault(&Fault::RouteNotFound {
+        method: method.to_owned(),
+        path: text::cut(path),
+    })
+}
+
+fn fault(fault: &Fault) -> Response {
+    openai::error::response(fault).map(Body::new)
+}
+
+fn error(status: StatusCode, code: &str, message: &str) -> Response {
+    let kind = if status.is_server_error() {
+        "server_error"
+    } else {
+        "invalid_request_error"
+    };
+    let body = json!({ "error": { "message": message, "type": kind, "param": null, "code": code } });
+    (status, Json(body)).into_response()
+}

@@ -1,0 +1,84 @@
+//! An engine's output, as text, and what is added to it as it is added.
+//!
+//! Following looks at the file four times a second. Watching it instead would need a thread of the kernel's interface
+//! for each follower; a person at a console cannot tell the difference.
+
+use std::{io, path::PathBuf, time::Duration};
+
+use axum::{
+    body::{Body, Bytes},
+    response::{IntoResponse, Response},
+};
+use http::{StatusCode, header};
+use tokio::{
+    fs::File,
+    io::{AsyncReadExt, AsyncSeekExt, SeekFrom},
+    time::MissedTickBehavior,
+};
+
+const LOOK: Duration = Duration::from_millis(250);
+const PIECE: usize = 64 * 1024;
+
+pub(super) async fn stream(path: PathBuf, follow: bool) -> Response {
+    let file = match File::open(&path).await {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return super::error(
+                StatusCode::NOT_FOUND,
+                "no_logs",
+                "this model has no output here yet",
+            );
+        }
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "cannot read an engine's log");
+            return super::error(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "log_unreadable",
+                "the engine's output cannot be read",
+            );
+        }
+    };
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let tail = Tail {
+        file,
+        at: 0,
+        follow,
+        looks,
+    };
+    let pieces = futures_util::stream::unfold(tail, |mut tail| async move {
+        let piece = tail.next().await.transpose()?;
+        Some((piece, tail))
+    });
+    let kind = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
+    (kind, Body::from_stream(pieces)).into_response()
+}
+
+struct Tail {
+    file: File,
+    at: u64,
+    follow: bool,
+    looks: tokio::time::Interval,
+}
+
+impl Tail {
+    /// The next piece; `None` at the end of a file that is not followed.
+    async fn next(&mut self) -> io::Result<Option<Bytes>> {
+        loop {
+            let mut piece = Vec::with_capacity(PIECE);
+            let read = self.file.read_buf(&mut piece).await?;
+            if read > 0 {
+                self.at += read as u64;
+                return Ok(Some(piece.into()));
+            }
+            if !self.follow {
+                return Ok(None);
+            }
+            self.looks.tick().await;
+            // Logs are capped by copying and truncating: what is shorter than what was read has begun anew.
+            if self.file.metadata().await?.len() < self.at {
+                self.at = self.file.seek(SeekFrom::Start(0)).await?;
+            }
+        }
+    }
+}

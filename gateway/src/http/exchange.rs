@@ -1,0 +1,313 @@
+//! From a routed request to an engine's answer: a lease at once, or a place in the queue and then a lease, and the few
+//! cases in which one request is tried again without its client noticing.
+//!
+//! It is tried again only while no byte of an answer has gone out, so that nothing is generated twice for one client:
+//!
+//! * The first request after a start or wake is the canary. When it fails (5xx, a broken connection, no byte in time)
+//!   the engine is the suspect and not the request: it goes back to its old place in the queue, [`CANARIES`] times.
+//! * An engine that is found dead is not yet known to be dead by those who decide. The request waits until the dead
+//!   engine's gate closes and queues again, once.
+
+use std::{rc::Rc, sync::Arc, time::Duration};
+
+use http::{HeaderMap, HeaderValue, Method, StatusCode, uri::PathAndQuery};
+use rouse::{
+    fault::{Cause, Fault, Phase},
+    fleet::event::Verdict,
+    lease::{Gate, Lease},
+    model::ModelName,
+    relay::{self, Exchange, Observer, Outcome, Outgoing, Payload, Target},
+    units::{Millis, Tick},
+};
+use tokio::sync::Notify;
+
+use super::{
+    Core,
+    reply::{self, Answer},
+    track::Track,
+};
+use crate::{
+    config::{self, OnDisconnect},
+    driver::{Canary, Granted, Parking},
+};
+
+/// How often one request may be the canary of an engine that fails it.
+const CANARIES: u32 = 3;
+/// How much later than its own deadline a parked request gives up on a control plane that does not answer.
+const SLACK: Millis = Millis::secs(2);
+/// How long a dead engine may keep its gate open before its request is queued again anyway, and how often one looks.
+const NOTICED: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(5);
+
+/// One request that is to be answered by an engine.
+pub(crate) struct Job {
+    pub(crate) core: Rc<Core>,
+    pub(crate) track: Rc<Track>,
+    pub(crate) config: Arc<config::Config>,
+    pub(crate) model: ModelName,
+    pub(crate) spec: Arc<config::Model>,
+    pub(crate) method: Method,
+    pub(crate) path: PathAndQuery,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Payload,
+    pub(crate) stream: bool,
+    pub(crate) deadline: Tick,
+    /// Notified when the request begins to wait.
+    pub(crate) parked: Rc<Notify>,
+}
+
+/// Tells the account of a request what its exchange does.
+#[derive(Clone)]
+pub(crate) struct Watcher(Rc<Track>);
+
+/// A lease, where to go with it, and whether the outcome is wanted.
+struct Place {
+    target: Target,
+    lease: Lease,
+    gate: Arc<Gate>,
+    canary: Option<Canary>,
+}
+
+/// What became of one attempt.
+enum Attempt {
+    Answered(Box<Answer>),
+    Failed(Fault),
+    /// The engine is at fault and not the request.
+    Again(Fault, Again),
+}
+
+enum Again {
+    Canary,
+    Dead(Arc<Gate>),
+}
+
+impl Job {
+    /// Sees the request through to the head of an answer.
+    pub(crate) async fn run(self) -> Result<Answer, Fault> {
+        if self.spec.on_disconnect == OnDisconnect::Drain {
+            return self.run_apart().await;
+        }
+        let place = self.place().await?;
+        self.attempts(place).await
+    }
+
+    /// In a task of its own, so that the engine is read to its end although the client left.
+    async fn run_apart(self) -> Result<Answer, Fault> {
+        let (mut tell, told) = tokio::sync::oneshot::channel();
+        tokio::task::spawn_local(async move {
+            // Until a lease is held there is nothing to be read to its end: a client that leaves leaves the queue.
+            let place = tokio::select! {
+                biased;
+                () = tell.closed() => return,
+                place = self.place() => place,
+            };
+            let answer = match place {
+                Ok(place) => self.attempts(place).await,
+                Err(fault) => Err(fault),
+            };
+            if let Err(Ok(answer)) = tell.send(answer) {
+                reply::drain(answer.response.into_body());
+            }
+        });
+        told.await.unwrap_or(Err(Fault::Internal))
+    }
+
+    async fn place(&self) -> Result<Place, Fault> {
+        match self.at_once() {
+            Some(place) => Ok(place),
+            None => self.park().await,
+        }
+    }
+
+    async fn attempts(&self, first: Place) -> Result<Answer, Fault> {
+        let mut place = first;
+        let (mut canaries, mut deaths) = (0, 0);
+        loop {
+            match self.attempt(place).await {
+                Attempt::Answered(answer) => return Ok(*answer),
+                Attempt::Failed(fault) => return Err(fault),
+                Attempt::Again(fault, Again::Canary) => {
+                    canaries += 1;
+                    if canaries >= CANARIES {
+                        return Err(fault);
+                    }
+                }
+                Attempt::Again(fault, Again::Dead(gate)) => {
+                    deaths += 1;
+                    if deaths > 1 {
+                        return Err(fault);
+                    }
+                    until_closed(&gate).await;
+                }
+            }
+            self.track.replayed();
+            place = self.park().await?;
+        }
+    }
+
+    /// A lease on an awake engine, if one can be had without waiting.
+    fn at_once(&self) -> Option<Place> {
+        let routes = self.core.shared.handle.routes();
+        let (endpoint, lease) = routes.models.get(&self.model)?.take()?;
+        Some(Place {
+            target: Target {
+                engine: endpoint.engine.clone(),
+                generation: endpoint.generation,
+                address: endpoint.address,
+                authorization: self.authorization(),
+            },
+            lease,
+            gate: Arc::clone(&endpoint.gate),
+            canary: None,
+        })
+    }
+
+    async fn park(&self) -> Result<Place, Fault> {
+        let handle = &self.core.shared.handle;
+        let _parked = self.track.park(&self.model);
+        self.parked.notify_one();
+        let band = handle
+            .routes()
+            .models
+            .get(&self.model)
+            .map_or(0, |route| route.priority);
+        let wait = handle.park(Parking {
+            model: self.model.clone(),
+            band,
+            key: String::new(),
+            arrived: self.track.arrived,
+            deadline: self.deadline,
+            stream: self.stream,
+        });
+        // The queue ends every wait by its deadline; this is for a queue that has died.
+        let patience = handle.clock().instant(self.deadline + SLACK);
+        let Granted {
+            lease,
+            engine,
+            generation,
+            address,
+            canary,
+            waited,
+        } = tokio::time::timeout_at(patience, wait)
+            .await
+            .unwrap_or(Err(Fault::ControlPlane))?;
+        self.track.waited(waited);
+        Ok(Place {
+            target: Target {
+                engine,
+                generation,
+                address,
+                authorization: self.authorization(),
+            },
+            gate: Arc::clone(lease.gate()),
+            lease,
+            canary,
+        })
+    }
+
+    async fn attempt(&self, place: Place) -> Attempt {
+        self.track.phase(Phase::Connecting);
+        let Place {
+            target,
+            lease,
+            gate,
+            canary,
+        } = place;
+        let timeouts = &self.config.timeouts;
+        let exchange = Exchange {
+            target,
+            outgoing: Outgoing {
+                method: self.method.clone(),
+                path: self.path.clone(),
+                headers: self.headers.clone(),
+                body: self.body.clone(),
+                stream: self.stream,
+            },
+            lease,
+            timeouts: relay::Timeouts {
+                connect: timeouts.connect,
+                first_byte: timeouts.first_byte,
+                non_stream: timeouts.non_stream,
+                idle: timeouts.idle,
+            },
+            observer: Watcher(Rc::clone(&self.track)),
+        };
+        match (relay::exchange(&self.core.pool, exchange).await, canary) {
+            (Ok(response), Some(canary)) if response.status().is_server_error() => {
+                canary.tell(Verdict::Failed(Cause::Unhealthy));
+                let fault = Fault::EngineFailed {
+                    model: self.model.clone(),
+                    cause: Cause::Unhealthy,
+                    wait: None,
+                };
+                Attempt::Again(fault, Again::Canary)
+            }
+            (Ok(response), canary) => {
+                if let Some(canary) = canary {
+                    canary.tell(Verdict::Passed);
+                }
+                Attempt::Answered(Box::new(Answer { response, gate }))
+            }
+            (Err(failed), Some(canary)) => match blame(&failed.fault) {
+                Some(cause) => {
+                    canary.tell(Verdict::Failed(cause));
+                    Attempt::Again(failed.fault, Again::Canary)
+                }
+                None => Attempt::Failed(failed.fault),
+            },
+            (Err(failed), None) => match failed.fault {
+                fault @ (Fault::EngineUnreachable { .. } | Fault::EngineClosed { .. }) => {
+                    Attempt::Again(fault, Again::Dead(gate))
+                }
+                fault => Attempt::Failed(fault),
+            },
+        }
+    }
+
+    fn authorization(&self) -> Option<HeaderValue> {
+        let key = self.spec.api_key.as_ref()?;
+        let mut value = HeaderValue::try_from(format!("Bearer {key}")).ok()?;
+        value.set_sensitive(true);
+        Some(value)
+    }
+}
+
+/// What a failed canary says about its engine; `None` when the engine is not to blame (its lease was revoked).
+fn blame(fault: &Fault) -> Option<Cause> {
+    match fault {
+        Fault::EngineUnreachable { .. } | Fault::EngineClosed { .. } => Some(Cause::Unreachable),
+        Fault::EngineTimeout { .. } => Some(Cause::Timeout),
+        _ => None,
+    }
+}
+
+/// There is no event for a gate that closes, and one on every close would cost every request something; this is only
+/// waited for by requests that met a dead engine.
+async fn until_closed(gate: &Gate) {
+    let look = async {
+        let mut interval = tokio::time::interval(LOOK);
+        while gate.is_open() {
+            interval.tick().await;
+        }
+    };
+    // Still open after that: the queue is asked anyway, and its answer is final.
+    drop(tokio::time::timeout(NOTICED, look).await);
+}
+
+impl Observer for Watcher {
+    fn replayed(&mut self) {
+        self.0.replayed();
+    }
+
+    fn head(&mut self, _: StatusCode) {
+        self.0.phase(Phase::Streaming);
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Failed(fault) => self.0.fault(&fault),
+            Outcome::ClientLeft(phase) => self.0.phase(phase),
+            Outcome::Complete => {}
+        }
+    }
+}

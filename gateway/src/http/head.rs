@@ -1,0 +1,113 @@
+//! What a request's head settles before a byte of its body is read.
+
+use http::{HeaderMap, HeaderValue, header};
+use rouse::{fault::Fault, units::Millis};
+
+use super::text;
+
+const X_REQUEST_TIMEOUT: &str = "x-request-timeout";
+
+/// Refuses what the gateway cannot read or cannot attribute: an encoded body, two different keys.
+pub(crate) fn check(headers: &HeaderMap) -> Result<(), Fault> {
+    for encoding in headers.get_all(header::CONTENT_ENCODING) {
+        let spelled = encoding.to_str().unwrap_or("?").trim();
+        if !spelled.is_empty() && !spelled.eq_ignore_ascii_case("identity") {
+            return Err(Fault::UnsupportedEncoding {
+                encoding: text::cut(spelled),
+            });
+        }
+    }
+    one_key(headers)
+}
+
+/// The wait a client asked for with `x-request-timeout`, in seconds.
+pub(crate) fn timeout(headers: &HeaderMap) -> Result<Option<Millis>, Fault> {
+    let Some(value) = headers.get(X_REQUEST_TIMEOUT) else {
+        return Ok(None);
+    };
+    value
+        .to_str()
+        .ok()
+        .and_then(|text| text.trim().parse::<f64>().ok())
+        .filter(|seconds| seconds.is_finite() && *seconds > 0.0)
+        .map(|seconds| Some(Millis((seconds * 1000.0).min(1e15) as u64)))
+        .ok_or_else(|| Fault::InvalidRequest {
+            message: format!("{X_REQUEST_TIMEOUT} must be a number of seconds above 0"),
+            param: Some(X_REQUEST_TIMEOUT.into()),
+        })
+}
+
+/// Any or no key is accepted here, but two different ones are a client that does not know what it sends.
+fn one_key(headers: &HeaderMap) -> Result<(), Fault> {
+    let mut seen: Option<&[u8]> = None;
+    let authorization = headers.get_all(header::AUTHORIZATION).iter().map(bearer);
+    let plain = ["x-api-key", "api-key"]
+        .into_iter()
+        .flat_map(|name| headers.get_all(name))
+        .map(|value| value.as_bytes().trim_ascii());
+    for key in authorization.chain(plain) {
+        if seen.is_some_and(|earlier| earlier != key) {
+            return Err(Fault::InvalidRequest {
+                message: "conflicting keys: send one of Authorization, x-api-key and api-key".into(),
+                param: None,
+            });
+        }
+        seen = Some(key);
+    }
+    Ok(())
+}
+
+fn bearer(value: &HeaderValue) -> &[u8] {
+    let bytes = value.as_bytes().trim_ascii();
+    match bytes.split_at_checked(7) {
+        Some((scheme, key)) if scheme.eq_ignore_ascii_case(b"bearer ") => key.trim_ascii(),
+        _ => bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderName;
+
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn only_unencoded_bodies_are_taken() {
+        for fine in ["identity", "Identity", ""] {
+            assert!(check(&headers(&[("content-encoding", fine)])).is_ok(), "{fine}");
+        }
+        for bad in ["gzip", "identity, gzip", "br"] {
+            let fault = check(&headers(&[("content-encoding", bad)])).unwrap_err();
+            assert!(matches!(fault, Fault::UnsupportedEncoding { .. }), "{bad}");
+        }
+    }
+
+    #[test]
+    fn two_different_keys_conflict_and_the_same_one_twice_does_not() {
+        let same = headers(&[
+            ("authorization", "Bearer a"),
+            ("x-api-key", "a"),
+            ("api-key", " a"),
+        ]);
+        assert!(check(&same).is_ok());
+        let conflict = headers(&[("authorization", "bearer a"), ("api-key", "b")]);
+        assert!(matches!(check(&conflict), Err(Fault::InvalidRequest { .. })));
+    }
+
+    #[test]
+    fn a_timeout_is_seconds_and_anything_else_is_refused() {
+        let asked = |value| timeout(&headers(&[("x-request-timeout", value)]));
+        assert_eq!(asked("1.5").unwrap(), Some(Millis(1500)));
+        assert_eq!(timeout(&HeaderMap::new()).unwrap(), None);
+        for bad in ["", "soon", "-1", "0", "NaN", "inf"] {
+            assert!(asked(bad).is_err(), "{bad}");
+        }
+    }
+}

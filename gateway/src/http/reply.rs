@@ -1,0 +1,346 @@
+//! The response's body as the client's connection reads it, and everything that must last exactly as long.
+//!
+//! A body is one of three: text of ours, an engine's answer passing through, or a stream whose head went out while its
+//! request still waits. The last keeps the connection alive with comments, which no SDK turns into an event, and
+//! becomes the second when the engine answers. Once a head is out, a failure can only be told as an error event; no
+//! `[DONE]` follows and the connection is cut, so that nobody takes half an answer for a whole one.
+//!
+//! A client that takes nothing pins an engine. hyper asks for the next frame only when it could write the last one, so
+//! the time since a frame was handed over and no other was asked for is the time the client has stalled.
+
+use std::{
+    cell::{Cell, RefCell},
+    future::poll_fn,
+    pin::Pin,
+    rc::Rc,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::Response;
+use http_body::{Body, Frame, SizeHint};
+use rouse::{
+    fault::{Cause, Fault, Phase},
+    lease::Gate,
+    model::ModelName,
+    openai,
+    relay::RelayBody,
+};
+use tokio::time::{Instant, Sleep};
+
+use super::{exchange::Watcher, track::Track};
+use crate::{
+    config::OnDisconnect,
+    serve::socket::{InExchange, Socket},
+};
+
+/// One newline: a comment followed by an empty line would be an empty event to some SDKs.
+const HEARTBEAT: &[u8] = b": rouse\n";
+/// Of an engine's own refusal, at most so much is repeated in an event.
+const REFUSAL: usize = 64 * 1024;
+/// How long an answer is read on behalf of a client that left, for engines that must not be interrupted.
+const DRAIN: Duration = Duration::from_secs(300);
+
+/// An engine's answer as it passes.
+pub(crate) type Upstream = RelayBody<Watcher>;
+
+/// A future for the answer of a request that may still be waiting.
+pub(crate) type Job = Pin<Box<dyn Future<Output = Result<Answer, Fault>>>>;
+
+/// An engine's answer and what its body is tied to.
+pub(crate) struct Answer {
+    pub(crate) response: Response<Upstream>,
+    pub(crate) gate: Arc<Gate>,
+}
+
+pub(crate) struct Reply {
+    content: Content,
+    track: Rc<Track>,
+    _exchange: InExchange,
+}
+
+enum Content {
+    Text(Option<Bytes>),
+    Live(Rc<Live>),
+}
+
+/// A body that lasts; shared with the connection, which cuts it when its client stalls.
+pub(crate) struct Live {
+    state: RefCell<State>,
+    handed: Cell<Option<Instant>>,
+    gate: RefCell<Option<Arc<Gate>>>,
+    socket: Rc<Socket>,
+    track: Rc<Track>,
+    model: ModelName,
+    on_disconnect: OnDisconnect,
+}
+
+enum State {
+    Waiting(Waiting),
+    Relayed(Upstream),
+    /// An engine's refusal, gathered to be told as an event.
+    Refused(Upstream, Vec<u8>),
+    /// The last event is out as soon as hyper has written it.
+    Failing {
+        flushed: bool,
+    },
+    Over,
+}
+
+struct Waiting {
+    job: Job,
+    beat: Pin<Box<Sleep>>,
+    every: Duration,
+}
+
+/// Ends a body uncleanly: the client must not take what it has for the whole.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the response was broken off")]
+pub(crate) struct Broken;
+
+impl Reply {
+    pub(crate) fn text(text: Bytes, track: Rc<Track>, exchange: InExchange) -> Self {
+        Self {
+            content: Content::Text(Some(text)),
+            track,
+            _exchange: exchange,
+        }
+    }
+
+    pub(crate) fn live(live: Rc<Live>, exchange: InExchange) -> Self {
+        Self {
+            track: Rc::clone(&live.track),
+            content: Content::Live(live),
+            _exchange: exchange,
+        }
+    }
+}
+
+impl Live {
+    pub(crate) fn relayed(answer: Answer, parts: LiveParts) -> Rc<Self> {
+        parts.track.phase(Phase::Streaming);
+        Self::new(
+            State::Relayed(answer.response.into_body()),
+            Some(answer.gate),
+            parts,
+        )
+    }
+
+    /// `every`: between two heartbeats; the first comes at once.
+    pub(crate) fn waiting(job: Job, every: Duration, parts: LiveParts) -> Rc<Self> {
+        let beat = Box::pin(tokio::time::sleep(Duration::ZERO));
+        Self::new(State::Waiting(Waiting { job, beat, every }), None, parts)
+    }
+
+    fn new(state: State, gate: Option<Arc<Gate>>, parts: LiveParts) -> Rc<Self> {
+        let live = Rc::new(Self {
+            state: RefCell::new(state),
+            handed: Cell::new(None),
+            gate: RefCell::new(gate),
+            socket: parts.socket,
+            track: parts.track,
+            model: parts.model,
+            on_disconnect: parts.on_disconnect,
+        });
+        live.socket.watch(&live);
+        live
+    }
+
+    /// Since when the client has not asked for more although there was more to give.
+    pub(crate) fn stalled_since(&self) -> Option<Instant> {
+        self.handed.get()
+    }
+
+    /// The engine drains for others, which shortens a stalled client's time.
+    pub(crate) fn drains(&self) -> bool {
+        self.gate.borrow().as_ref().is_some_and(|gate| !gate.is_open())
+    }
+
+    /// Ends the exchange with the engine; what the client has got stays.
+    pub(crate) fn cut(&self) {
+        *self.state.borrow_mut() = State::Failing { flushed: true };
+    }
+
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        self.handed.set(None);
+        let mut state = self.state.borrow_mut();
+        loop {
+            match &mut *state {
+                State::Relayed(body) => match ready!(Pin::new(&mut *body).poll_frame(cx)) {
+                    Some(Ok(frame)) => return self.hand(frame),
+                    // It has told why, and given that time to leave.
+                    Some(Err(_)) => *state = State::Failing { flushed: true },
+                    None => *state = State::Over,
+                },
+                State::Waiting(waiting) => {
+                    let result = match waiting.job.as_mut().poll(cx) {
+                        Poll::Ready(result) => result,
+                        Poll::Pending => {
+                            ready!(waiting.beat.as_mut().poll(cx));
+                            waiting.beat.as_mut().reset(Instant::now() + waiting.every);
+                            return self.hand(Frame::data(Bytes::from_static(HEARTBEAT)));
+                        }
+                    };
+                    match result {
+                        Ok(answer) => {
+                            *self.gate.borrow_mut() = Some(answer.gate);
+                            let status = answer.response.status();
+                            let body = answer.response.into_body();
+                            self.track.phase(Phase::Streaming);
+                            *state = if status.is_success() {
+                                State::Relayed(body)
+                            } else {
+                                State::Refused(body, Vec::new())
+                            };
+                        }
+                        Err(fault) => {
+                            self.track.fault(&fault);
+                            *state = State::Failing { flushed: false };
+                            return self.hand(Frame::data(openai::error::event(&fault)));
+                        }
+                    }
+                }
+                State::Refused(body, gathered) => match ready!(Pin::new(&mut *body).poll_frame(cx)) {
+                    Some(Ok(frame)) => {
+                        if let Ok(data) = frame.into_data() {
+                            let room = REFUSAL.saturating_sub(gathered.len()).min(data.len());
+                            gathered.extend_from_slice(&data[..room]);
+                        }
+                    }
+                    None | Some(Err(_)) => {
+                        let event = self.refusal_event(gathered);
+                        *state = State::Failing { flushed: false };
+                        return self.hand(Frame::data(event));
+                    }
+                },
+                State::Failing {
+                    flushed: flushed @ false,
+                } => {
+                    // An error ends the connection at once, with whatever hyper still holds: that must be out first.
+                    *flushed = true;
+                    self.socket.on_flushed(cx.waker());
+                    return Poll::Pending;
+                }
+                State::Failing { flushed: true } => {
+                    *state = State::Over;
+                    self.track.over();
+                    return Poll::Ready(Some(Err(Broken)));
+                }
+                State::Over => {
+                    self.track.over();
+                    return Poll::Ready(None);
+                }
+            }
+        }
+    }
+
+    fn hand(&self, frame: Frame<Bytes>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        self.handed.set(Some(Instant::now()));
+        self.track.sent(frame.data_ref().map_or(0, Bytes::len));
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    /// The engine's refusal as an event, in its own words where they have the API's form.
+    fn refusal_event(&self, body: &[u8]) -> Bytes {
+        match serde_json::from_slice(body) {
+            Ok(serde_json::Value::Object(object)) => {
+                let envelope = if object.contains_key("error") {
+                    serde_json::Value::Object(object)
+                } else {
+                    serde_json::json!({ "error": object })
+                };
+                format!("data: {envelope}\n\n").into()
+            }
+            _ => openai::error::event(&Fault::EngineFailed {
+                model: self.model.clone(),
+                cause: Cause::Refused,
+                wait: None,
+            }),
+        }
+    }
+}
+
+/// What a [`Live`] body belongs to.
+pub(crate) struct LiveParts {
+    pub(crate) socket: Rc<Socket>,
+    pub(crate) track: Rc<Track>,
+    pub(crate) model: ModelName,
+    pub(crate) on_disconnect: OnDisconnect,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        let State::Relayed(body) = std::mem::replace(self.state.get_mut(), State::Over) else {
+            return;
+        };
+        if self.on_disconnect == OnDisconnect::Drain && !body.is_end_stream() {
+            drain(body);
+        }
+    }
+}
+
+/// Reads an answer to its end for nobody. Some engines do not survive an interrupted request.
+pub(crate) fn drain(mut body: Upstream) {
+    tokio::task::spawn_local(async move {
+        let end = poll_fn(|cx| {
+            while let Some(Ok(_)) = ready!(Pin::new(&mut body).poll_frame(cx)) {}
+            Poll::Ready(())
+        });
+        if tokio::time::timeout(DRAIN, end).await.is_err() {
+            tracing::debug!("gave up draining the answer of a client that left");
+        }
+    });
+}
+
+impl Body for Reply {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        match &mut self.content {
+            Content::Text(text) => {
+                let text = text.take();
+                self.track.over();
+                self.track.sent(text.as_ref().map_or(0, Bytes::len));
+                Poll::Ready(text.map(|text| Ok(Frame::data(text))))
+            }
+            Content::Live(live) => live.poll(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.content {
+            Content::Text(text) => text.as_ref().is_none_or(Bytes::is_empty),
+            Content::Live(live) => match &*live.state.borrow() {
+                State::Over => true,
+                State::Relayed(body) => body.is_end_stream(),
+                _ => false,
+            },
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Text(text) => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+            Content::Live(live) => match &*live.state.borrow() {
+                State::Relayed(body) => body.size_hint(),
+                State::Over => SizeHint::with_exact(0),
+                _ => SizeHint::default(),
+            },
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        // hyper asks no more once a body says that it is at its end, and never for the body of an answer to HEAD.
+        if self.is_end_stream() || matches!(self.content, Content::Text(_)) {
+            self.track.over();
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! What is known of one request, for the access log and the metrics, and the certainty that it is told exactly once.
+//!
+//! A request ends in many places: in a handler, at the last byte of a body, or nowhere, because its client left and
+//! every future that served it was dropped. So the account is kept in one shared value which speaks when the last part
+//! that holds it is gone; one that was never finished is a client that left.
+
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+    sync::Arc,
+};
+
+use http::HeaderValue;
+use rouse::{
+    fault::{Fault, Phase},
+    lease::Clock,
+    model::ModelName,
+    openai,
+    units::{Millis, Tick},
+};
+
+use super::text;
+use crate::driver::{ColdStart, Waited};
+
+/// Where requests are counted. Called once per request, at its end, and when one begins or ends to wait.
+pub trait Meter: Send + Sync {
+    fn finished(&self, finished: &Finished<'_>);
+    /// One request more (`+1`) or less (`-1`) is parked for this model.
+    fn parked(&self, model: &ModelName, change: i64);
+    /// A client was refused before its request was understood (broken or too large head, too many connections).
+    fn refused(&self, status: u16);
+}
+
+/// Counts nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unmetered;
+
+/// One request, when it is over.
+#[derive(Debug)]
+pub struct Finished<'a> {
+    pub route: &'static str,
+    /// The configured model, once the request named one.
+    pub model: Option<&'a ModelName>,
+    /// What the client saw; 499 when it left.
+    pub status: u16,
+    /// The fault's code, for what the gateway refused or broke off.
+    pub code: Option<&'static str>,
+    /// Where the client was when it left.
+    pub left: Option<Phase>,
+    pub cold_start: Option<ColdStart>,
+    /// All of its waiting.
+    pub parked: Millis,
+    /// From arrival to the response's head.
+    pub first_byte: Option<Millis>,
+    pub duration: Millis,
+    /// How often it was given to another engine, or to the same one again.
+    pub replays: u32,
+    /// Of the request's body, and of the response's.
+    pub bytes_in: u64,
+    pub bytes_out: u64,
+}
+
+pub(crate) struct Track {
+    meter: Arc<dyn Meter>,
+    clock: Clock,
+    pub(crate) id: HeaderValue,
+    pub(crate) route: &'static str,
+    pub(crate) arrived: Tick,
+    method: String,
+    path: String,
+    model: RefCell<Option<ModelName>>,
+    phase: Cell<Phase>,
+    status: Cell<Option<u16>>,
+    code: Cell<Option<&'static str>>,
+    waited: Cell<Option<Waited>>,
+    first_byte: Cell<Option<Millis>>,
+    replays: Cell<u32>,
+    bytes_in: Cell<u64>,
+    bytes_out: Cell<u64>,
+    over: Cell<bool>,
+}
+
+impl Track {
+    pub(crate) fn new(
+        meter: &Arc<dyn Meter>,
+        clock: Clock,
+        id: HeaderValue,
+        route: &'static str,
+        method: &str,
+        path: &str,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            meter: Arc::clone(meter),
+            clock,
+            id,
+            route,
+            arrived: clock.now(),
+            method: text::cut(method),
+            path: text::cut(path),
+            model: RefCell::default(),
+            phase: Cell::new(Phase::Connecting),
+            status: Cell::new(None),
+            code: Cell::new(None),
+            waited: Cell::new(None),
+            first_byte: Cell::new(None),
+            replays: Cell::new(0),
+            bytes_in: Cell::new(0),
+            bytes_out: Cell::new(0),
+            over: Cell::new(false),
+        })
+    }
+
+    pub(crate) fn phase(&self, phase: Phase) {
+        self.phase.set(phase);
+    }
+
+    pub(crate) fn model(&self, model: &ModelName) {
+        *self.model.borrow_mut() = Some(model.clone());
+    }
+
+    pub(crate) fn received(&self, bytes: usize) {
+        self.bytes_in.set(bytes as u64);
+    }
+
+    pub(crate) fn sent(&self, bytes: usize) {
+        self.bytes_out.set(self.bytes_out.get() + bytes as u64);
+    }
+
+    pub(crate) fn waited(&self, waited: Waited) {
+        self.waited.set(Some(waited));
+    }
+
+    pub(crate) fn was_parked(&self) -> Option<Waited> {
+        self.waited.get()
+    }
+
+    pub(crate) fn replayed(&self) {
+        self.replays.set(self.replays.get() + 1);
+    }
+
+    pub(crate) fn fault(&self, fault: &Fault) {
+        self.code.set(Some(openai::error::code(fault)));
+    }
+
+    /// The response's head is handed to the client's connection.
+    pub(crate) fn head(&self, status: u16) {
+        self.status.set(Some(status));
+        self.first_byte.set(Some(self.since_arrival()));
+    }
+
+    /// The response is complete: what comes after is no client that left.
+    pub(crate) fn over(&self) {
+        self.over.set(true);
+    }
+
+    pub(crate) fn since_arrival(&self) -> Millis {
+        self.clock.now().since(self.arrived)
+    }
+
+    /// A guard for the time in which the request is parked.
+    pub(crate) fn park(&self, model: &ModelName) -> Parked {
+        self.phase(Phase::Parked);
+        self.meter.parked(model, 1);
+        Parked {
+            meter: Arc::clone(&self.meter),
+            model: model.clone(),
+        }
+    }
+}
+
+pub(crate) struct Parked {
+    meter: Arc<dyn Meter>,
+    model: ModelName,
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        self.meter.parked(&self.model, -1);
+    }
+}
+
+impl Drop for Track {
+    fn drop(&mut self) {
+        let left = (!self.over.get()).then(|| self.phase.get());
+        let model = self.model.borrow();
+        let waited = self.waited.get();
+        let finished = Finished {
+            route: self.route,
+            model: model.as_ref(),
+            status: left.map_or_else(|| self.status.get().unwrap_or(500), |_| 499),
+            code: self.code.get(),
+            left,
+            cold_start: waited.and_then(|waited| waited.cold_start),
+            parked: waited.map_or(Millis::ZERO, |waited| waited.queue),
+            first_byte: self.first_byte.get(),
+            duration: self.since_arrival(),
+            replays: self.replays.get(),
+            bytes_in: self.bytes_in.get(),
+            bytes_out: self.bytes_out.get(),
+        };
+        self.meter.finished(&finished);
+        tracing::debug!(
+            target: "rouse_gateway::access",
+            id = self.id.to_str().unwrap_or("?"),
+            method = self.method,
+            path = self.path,
+            model = model.as_ref().map_or("", ModelName::as_str),
+            status = finished.status,
+            code = finished.code.unwrap_or(""),
+            left = left.map_or("", Phase::as_str),
+            parked_ms = finished.parked.0,
+            first_byte_ms = finished.first_byte.map_or(0, |span| span.0),
+            duration_ms = finished.duration.0,
+            replays = finished.replays,
+            bytes_in = finished.bytes_in,
+            bytes_out = finished.bytes_out,
+            "request"
+        );
+    }
+}
+
+impl Meter for Unmetered {
+    fn finished(&self, _: &Finished<'_>) {}
+    fn parked(&self, _: &ModelName, _: i64) {}
+    fn refused(&self, _: u16) {}
+}

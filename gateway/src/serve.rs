@@ -1,0 +1,41 @@
+//! The listeners: one for the inference API, one for operators.
+//!
+//! The inference API runs on one current-thread runtime per core, each with its own `SO_REUSEPORT` listener, so that a
+//! request never crosses threads between its client and its engine. The operators' API runs on the control runtime:
+//! it must answer when every core is busy.
+//!
+//! Both are bound before anything else starts; a taken port is an error at the start and never a retry.
+
+use std::{io, net::SocketAddr};
+
+mod admin;
+mod api;
+mod connection;
+mod listener;
+pub(crate) mod socket;
+
+pub use admin::Admin;
+pub use api::Api;
+
+/// How far the gateway is in its end. Only ever moves forward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    #[default]
+    Serving,
+    /// What already queued is accepted, nothing more; exchanges finish.
+    Draining,
+    /// Leases have been revoked: exchanges get a moment to say so, then their sockets are closed.
+    Ending,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("address {0} is in use: another process listens there, or another gateway runs")]
+    InUse(SocketAddr),
+    #[error("cannot listen on {address}: {source}")]
+    Bind { address: SocketAddr, source: io::Error },
+    #[error("cannot start a serving thread: {0}")]
+    Thread(io::Error),
+    #[error("the {0} listener ended: {1}")]
+    Ended(&'static str, io::Error),
+}

@@ -1,0 +1,82 @@
+//! The operators' listener, on the control runtime. HTTP/1.1 only; few connections, none of them on a request's way.
+
+use std::{convert::Infallible, net::SocketAddr, time::Duration};
+
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    net::TcpListener,
+    sync::{Notify, watch},
+};
+
+use super::{Error, Stage, listener};
+use crate::http::admin::{self, Parts};
+
+/// From a connection's first byte to the end of a request's head; also how long a connection may be idle.
+const HEAD: Duration = Duration::from_secs(30);
+/// After an accept that failed for want of descriptors.
+const BACK_OFF: Duration = Duration::from_millis(500);
+
+/// The bound listener.
+pub struct Admin {
+    address: SocketAddr,
+    listener: std::net::TcpListener,
+    parts: Parts,
+}
+
+impl Admin {
+    pub fn bind(address: SocketAddr, parts: Parts) -> Result<Self, Error> {
+        let listener = listener::bind_one(address)?;
+        let address = listener
+            .local_addr()
+            .map_err(|source| Error::Bind { address, source })?;
+        Ok(Self {
+            address,
+            listener,
+            parts,
+        })
+    }
+
+    /// Where it listens, with the port that was given for port 0.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until [`Stage::Ending`], so that a drain can be watched. What is still open then ends with the runtime.
+    pub async fn run(self, mut stage: watch::Receiver<Stage>) -> Result<(), Error> {
+        let listener = TcpListener::from_std(self.listener).map_err(|error| Error::Ended("admin", error))?;
+        let service = admin::Service::new(self.parts, stage.clone());
+        let closed = std::sync::Arc::new(Notify::new());
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                _ = stage.wait_for(|stage| *stage == Stage::Ending) => return Ok(()),
+                accepted = listener.accept() => accepted,
+            };
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept an operator's connection");
+                    drop(tokio::time::timeout(BACK_OFF, closed.notified()).await);
+                    continue;
+                }
+            };
+            let (service, closed) = (service.clone(), std::sync::Arc::clone(&closed));
+            tokio::spawn(async move {
+                let answer = service_fn(move |request| {
+                    let service = service.clone();
+                    async move { Ok::<_, Infallible>(service.answer(request, peer).await) }
+                });
+                let connection = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(HEAD)
+                    .serve_connection(TokioIo::new(stream), answer);
+                if let Err(error) = connection.await {
+                    tracing::debug!(%error, %peer, "an operator's connection broke");
+                }
+                closed.notify_waiters();
+            });
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! One client's connection, from its first byte until nobody can write to it any more.
+//!
+//! The task here owns hyper's connection and looks at the socket beside it: after each poll of hyper it asks whether
+//! the client left, and one timer that is set as rarely as possible looks at everything that must not last (a head in
+//! dribs, idleness, a client that takes nothing). When one of them ends the connection, hyper's side is dropped, and
+//! with it every future and body that served the client: there is no other way in which an exchange is cancelled.
+
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    pin::{Pin, pin},
+    rc::Rc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::{Request, Response};
+use hyper::{
+    body::Incoming,
+    server::conn::{http1, http2},
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rouse::{fault::Fault, openai};
+use tokio::time::{Instant, Sleep};
+
+use super::{
+    Stage,
+    socket::{Rest, Socket},
+};
+use crate::{
+    config::Limits,
+    http::{self as api, Core, reply::Live},
+};
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// How much of a request's time limits may be late, and how often a stalled client is looked at.
+const COARSE: Duration = Duration::from_secs(1);
+/// A client may stall no longer than this while its engine drains for others.
+const DRAINING_STALL: Duration = Duration::from_secs(5);
+/// How long a client that was refused before it had sent everything may go on sending, and how long it may pause.
+const LINGER: Duration = Duration::from_secs(30);
+const LINGER_PAUSE: Duration = Duration::from_secs(5);
+
+/// Why a connection is over.
+enum End {
+    /// hyper is done with it: closed by either side, or broken.
+    Done,
+    Left,
+    /// Its first or next head did not come in time.
+    SlowHead,
+    Idle,
+    Stalled,
+    /// The gateway goes.
+    Ending,
+}
+
+/// Runs HTTP/2's streams on this core.
+#[derive(Clone, Copy)]
+struct Here;
+
+impl<F: Future + 'static> hyper::rt::Executor<F> for Here
+where
+    F::Output: 'static,
+{
+    fn execute(&self, future: F) {
+        tokio::task::spawn_local(future);
+    }
+}
+
+/// Serves the connection until it is over.
+pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>) {
+    let limits = core.shared.config.load().limits;
+    let preface = poll_fn(|cx| socket.poll_starts_with(cx, PREFACE));
+    let patience = if socket.stage() == Stage::Serving {
+        limits.header_read.duration()
+    } else {
+        COARSE
+    };
+    let end = match tokio::time::timeout(patience, preface).await {
+        Err(_) => End::SlowHead,
+        Ok(Err(_)) => return,
+        Ok(Ok(true)) => http2(&core, &socket, &limits).await,
+        Ok(Ok(false)) => http1(&core, &socket, &limits).await,
+    };
+    finish(&core, &socket, &limits, &end).await;
+}
+
+async fn http1(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
+    let service = service(core, socket);
+    // Room for a head of the largest size; bodies are passed on frame by frame and never fill it.
+    let room = usize::try_from(limits.header.0)
+        .unwrap_or(usize::MAX)
+        .max(8 << 10);
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        // Measured from the first byte of a head by the task below; hyper's would also end idle connections.
+        .header_read_timeout(None)
+        .max_header_size(room)
+        .max_buf_size(room.saturating_add(8 << 10))
+        .max_headers(200)
+        .writev(false)
+        .serve_connection(TokioIo::new(socket.io()), service);
+    drive(pin!(connection), socket, limits, |connection| {
+        connection.graceful_shutdown()
+    })
+    .await
+}
+
+async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
+    socket.set_multiplexed();
+    let service = service(core, socket);
+    let connection = http2::Builder::new(Here)
+        .timer(TokioTimer::new())
+        .max_header_list_size(u32::try_from(limits.header.0).unwrap_or(u32::MAX))
+        .max_concurrent_streams(1024)
+        .serve_connection(TokioIo::new(socket.io()), service);
+    drive(pin!(connection), socket, limits, |connection| {
+        connection.graceful_shutdown()
+    })
+    .await
+}
+
+fn service(
+    core: &Rc<Core>,
+    socket: &Rc<Socket>,
+) -> impl hyper::service::Service<
+    Request<Incoming>,
+    Response = Response<api::reply::Reply>,
+    Error = Infallible,
+    Future = impl Future<Output = Result<Response<api::reply::Reply>, Infallible>> + 'static,
+> + 'static {
+    let (core, socket) = (Rc::clone(core), Rc::clone(socket));
+    service_fn(move |request| {
+        let answer = api::serve(Rc::clone(&core), Rc::clone(&socket), request);
+        async move { Ok(answer.await) }
+    })
+}
+
+/// Polls hyper and looks at the socket until the connection is over.
+async fn drive<C>(
+    mut connection: Pin<&mut C>,
+    socket: &Socket,
+    limits: &Limits,
+    graceful: impl Fn(Pin<&mut C>),
+) -> End
+where
+    C: Future<Output = hyper::Result<()>>,
+{
+    let mut watch = Watch::new(limits);
+    let mut asked = false;
+    let mut timer = pin!(tokio::time::sleep(limits.header_read.duration()));
+    poll_fn(|cx| {
+        socket.before_poll();
+        if connection.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(End::Done);
+        }
+        if socket.poll_left(cx) {
+            return Poll::Ready(End::Left);
+        }
+        socket.wake_with(cx);
+        if socket.stage() > Stage::Serving && !std::mem::replace(&mut asked, true) {
+            graceful(connection.as_mut());
+            // It may be over at once.
+            cx.waker().wake_by_ref();
+        }
+        watch.poll(socket, timer.as_mut(), cx)
+    })
+    .await
+}
+
+/// What must not last.
+struct Watch<'a> {
+    limits: &'a Limits,
+    ending: Option<Instant>,
+}
+
+impl<'a> Watch<'a> {
+    const fn new(limits: &'a Limits) -> Self {
+        Self { limits, ending: None }
+    }
+
+    /// The timer is set only when something is due before it; one that fires for nothing is set again.
+    fn poll(&mut self, socket: &Socket, mut timer: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<End> {
+        if socket.stage() == Stage::Ending && self.ending.is_none() {
+            self.ending = Some(Instant::now() + 2 * COARSE);
+        }
+        if let Some(due) = self.due(socket)
+            && due < timer.deadline()
+        {
+            timer.as_mut().reset(due);
+        }
+        while timer.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            if let Some(end) = self.verdict(socket, now) {
+                return Poll::Ready(end);
+            }
+            let next = self
+                .due(socket)
+                .map_or(now + 60 * COARSE, |due| due.max(now + COARSE / 20));
+            timer.as_mut().reset(next);
+        }
+        Poll::Pending
+    }
+
+    fn due(&self, socket: &Socket) -> Option<Instant> {
+        let own = if socket.exchanges() == 0 {
+            Some(self.rest_ends(socket).0)
+        } else if socket.write_blocked().is_some() || socket.any_stalled() {
+            Some(Instant::now() + COARSE)
+        } else {
+            None
+        };
+        own.into_iter().chain(self.ending).min()
+    }
+
+    fn rest_ends(&self, socket: &Socket) -> (Instant, End) {
+        let head = self.limits.header_read.duration();
+        let idle = self.limits.connection_idle.duration();
+        match socket.rest() {
+            Rest::Idle { since } => (since + idle, End::Idle),
+            Rest::Fresh { since } | Rest::Head { since } if socket.is_multiplexed() => {
+                (since + idle, End::Idle)
+            }
+            Rest::Fresh { since } | Rest::Head { since } => (since + head, End::SlowHead),
+        }
+    }
+
+    fn verdict(&self, socket: &Socket, now: Instant) -> Option<End> {
+        if self.ending.is_some_and(|at| at <= now) {
+            return Some(End::Ending);
+        }
+        if socket.exchanges() == 0 {
+            let (at, end) = self.rest_ends(socket);
+            return (at <= now).then_some(end);
+        }
+        let lives = socket.lives();
+        let patience = |live: &Live| {
+            let most = self.limits.client_stall.duration();
+            if live.drains() {
+                most.min(DRAINING_STALL)
+            } else {
+                most
+            }
+        };
+        if let Some(since) = socket.write_blocked() {
+            let least = lives.iter().map(|live| patience(live)).min();
+            let most = least.unwrap_or(self.limits.client_stall.duration());
+            if since + most <= now {
+                return Some(End::Stalled);
+            }
+        }
+        for live in lives {
+            if live
+                .stalled_since()
+                .is_some_and(|since| since + patience(&live) <= now)
+            {
+                if !socket.is_multiplexed() {
+                    return Some(End::Stalled);
+                }
+                live.cut();
+            }
+        }
+        None
+    }
+}
+
+/// Says what is left to say to the client, and lets it read it.
+async fn finish(core: &Core, socket: &Socket, limits: &Limits, end: &End) {
+    let fault = match (end, socket.refused(), socket.rest()) {
+        (End::Done, Some(414 | 431), _) => Some(Fault::HeadersTooLarge { limit: limits.header }),
+        (End::Done, Some(_), _) => Some(Fault::InvalidRequest {
+            message: "the request's head is not valid HTTP".into(),
+            param: None,
+        }),
+        (End::SlowHead, _, Rest::Head { .. }) if !socket.is_multiplexed() => Some(Fault::RequestTimeout {
+            what: "its head took longer than limits.headerRead".into(),
+        }),
+        (End::Stalled, ..) => {
+            tracing::debug!("cut a client that took nothing");
+            None
+        }
+        _ => None,
+    };
+    if let Some(fault) = &fault {
+        core.shared.meter.refused(openai::error::status(fault).as_u16());
+        let answer = api::bare(core, fault);
+        let written = tokio::time::timeout(LINGER_PAUSE, socket.write_all(&answer)).await;
+        if !matches!(written, Ok(Ok(()))) {
+            return;
+        }
+    } else if !(matches!(end, End::Done) && socket.is_unread()) {
+        return;
+    }
+    linger(socket).await;
+}
+
+/// Takes and forgets what the client still sends. Closing the socket with unread bytes in it would reset the
+/// connection, and the client would lose the answer that says why.
+async fn linger(socket: &Socket) {
+    let all = async {
+        if socket.shutdown().await.is_err() {
+            return;
+        }
+        while let Ok(Ok(more)) = tokio::time::timeout(LINGER_PAUSE, socket.discard()).await {
+            if !more || socket.stage() == Stage::Ending {
+                break;
+            }
+        }
+    };
+    if tokio::time::timeout(LINGER, all).await.is_err() {
+        tracing::debug!("a refused client did not stop sending");
+    }
+}

@@ -1,0 +1,361 @@
+//! A client's socket that keeps being read while its request is served.
+//!
+//! A client that leaves must be noticed in every phase, because a forgotten generation holds a GPU. hyper sees the end
+//! of a connection only while its own read buffer is empty: one stray byte after the body (a CRLF, as some clients
+//! send) blinds it. So the socket is shared between hyper and the task that drives the connection. Whenever hyper did
+//! not look at the socket during a poll, the task reads on in its place, up to [`AHEAD`] bytes. These belong to a
+//! pipelined request and are handed to hyper later; an end or a reset means that the client left, also when only its
+//! sending half was closed. A client that pipelines more than [`AHEAD`] bytes is noticed once it is written to.
+//!
+//! The same place knows when a client takes nothing any more, when it dawdles over a request's head, and when hyper
+//! refuses a head by itself with an empty answer, which then gets a body like every other refusal.
+
+use std::{
+    cell::{Cell, RefCell},
+    future::poll_fn,
+    io,
+    pin::Pin,
+    rc::{Rc, Weak},
+    task::{Context, Poll, Waker},
+};
+
+use bytes::{Buf, BytesMut};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    time::Instant,
+};
+
+use super::Stage;
+use crate::http::reply::Live;
+
+/// Bytes read ahead of hyper at most, per connection.
+pub(crate) const AHEAD: usize = 16 * 1024;
+
+/// What hyper reads and writes.
+pub(crate) struct Io(Rc<Socket>);
+
+/// What the connection's task and its exchanges share.
+pub(crate) struct Socket {
+    stream: RefCell<TcpStream>,
+    ahead: RefCell<BytesMut>,
+    multiplexed: Cell<bool>,
+    exchanges: Cell<u32>,
+    rest: Cell<Rest>,
+    /// hyper met an empty socket during the present poll, so its waker is registered and nothing is to be read ahead.
+    met_empty: Cell<bool>,
+    write_blocked: Cell<Option<Instant>>,
+    flushed: RefCell<Vec<Waker>>,
+    lives: RefCell<Vec<Weak<Live>>>,
+    stage: Cell<Stage>,
+    task: RefCell<Option<Waker>>,
+    refused: Cell<Option<u16>>,
+    unread: Cell<bool>,
+}
+
+/// What a connection does between exchanges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// Nothing was sent, not even a first request.
+    Fresh {
+        since: Instant,
+    },
+    Idle {
+        since: Instant,
+    },
+    /// A part of a head arrived.
+    Head {
+        since: Instant,
+    },
+}
+
+/// Counts an exchange from the call of the service until the response's body is gone.
+pub(crate) struct InExchange(Rc<Socket>);
+
+impl Socket {
+    pub(crate) fn new(stream: TcpStream, stage: Stage) -> Rc<Self> {
+        Rc::new(Self {
+            stream: RefCell::new(stream),
+            ahead: RefCell::default(),
+            multiplexed: Cell::new(false),
+            exchanges: Cell::new(0),
+            rest: Cell::new(Rest::Fresh {
+                since: Instant::now(),
+            }),
+            met_empty: Cell::new(false),
+            write_blocked: Cell::new(None),
+            flushed: RefCell::default(),
+            lives: RefCell::default(),
+            stage: Cell::new(stage),
+            task: RefCell::default(),
+            refused: Cell::new(None),
+            unread: Cell::new(false),
+        })
+    }
+
+    pub(crate) fn io(self: &Rc<Self>) -> Io {
+        Io(Rc::clone(self))
+    }
+
+    pub(crate) fn begin(self: &Rc<Self>) -> InExchange {
+        self.exchanges.set(self.exchanges.get() + 1);
+        InExchange(Rc::clone(self))
+    }
+
+    pub(crate) fn exchanges(&self) -> u32 {
+        self.exchanges.get()
+    }
+
+    pub(crate) fn rest(&self) -> Rest {
+        self.rest.get()
+    }
+
+    /// Since when the client has taken none of the bytes that are ready for it.
+    pub(crate) fn write_blocked(&self) -> Option<Instant> {
+        self.write_blocked.get()
+    }
+
+    /// The status with which hyper refused a head that it could not take.
+    pub(crate) fn refused(&self) -> Option<u16> {
+        self.refused.get()
+    }
+
+    /// A request was answered before its body was read: the client may still be sending.
+    pub(crate) fn leave_unread(&self) {
+        self.unread.set(true);
+    }
+
+    pub(crate) fn is_unread(&self) -> bool {
+        self.unread.get()
+    }
+
+    pub(crate) fn set_multiplexed(&self) {
+        self.multiplexed.set(true);
+        self.rest.set(Rest::Idle {
+            since: Instant::now(),
+        });
+    }
+
+    pub(crate) fn is_multiplexed(&self) -> bool {
+        self.multiplexed.get()
+    }
+
+    /// Has this body looked after while it lasts.
+    pub(crate) fn watch(&self, live: &Rc<Live>) {
+        let mut lives = self.lives.borrow_mut();
+        lives.retain(|live| live.strong_count() > 0);
+        lives.push(Rc::downgrade(live));
+    }
+
+    pub(crate) fn lives(&self) -> Vec<Rc<Live>> {
+        self.lives.borrow().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(crate) fn any_stalled(&self) -> bool {
+        let lives = self.lives.borrow();
+        lives
+            .iter()
+            .filter_map(Weak::upgrade)
+            .any(|live| live.stalled_since().is_some())
+    }
+
+    pub(crate) fn stage(&self) -> Stage {
+        self.stage.get()
+    }
+
+    /// Tells the connection's task that the gateway is at this stage.
+    pub(crate) fn set_stage(&self, stage: Stage) {
+        self.stage.set(stage);
+        if let Some(task) = &*self.task.borrow() {
+            task.wake_by_ref();
+        }
+    }
+
+    /// The task that [`Self::set_stage`] wakes.
+    pub(crate) fn wake_with(&self, cx: &Context<'_>) {
+        let mut task = self.task.borrow_mut();
+        if !task.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            *task = Some(cx.waker().clone());
+        }
+    }
+
+    /// To be called before hyper is polled.
+    pub(crate) fn before_poll(&self) {
+        self.met_empty.set(false);
+    }
+
+    /// To be called after hyper was polled: true when the client left during an exchange.
+    pub(crate) fn poll_left(&self, cx: &mut Context<'_>) -> bool {
+        if self.exchanges.get() == 0 || self.met_empty.get() || self.multiplexed.get() {
+            return false;
+        }
+        loop {
+            let room = AHEAD.saturating_sub(self.ahead.borrow().len());
+            if room == 0 {
+                return false;
+            }
+            match self.poll_fill(cx, room.min(2048)) {
+                Poll::Pending => return false,
+                Poll::Ready(Ok(0) | Err(_)) => return true,
+                Poll::Ready(Ok(_)) => {}
+            }
+        }
+    }
+
+    /// Waits until `wanted` bytes or the end have been read ahead; returns whether what came is the start of `wanted`
+    /// in full. Used once, before hyper owns the connection, to tell HTTP/2 by its preface.
+    pub(crate) fn poll_starts_with(&self, cx: &mut Context<'_>, wanted: &[u8]) -> Poll<io::Result<bool>> {
+        loop {
+            {
+                let ahead = self.ahead.borrow();
+                let common = ahead.iter().zip(wanted).take_while(|(a, b)| a == b).count();
+                if common == wanted.len() {
+                    return Poll::Ready(Ok(true));
+                }
+                if common < ahead.len() {
+                    return Poll::Ready(Ok(false));
+                }
+            }
+            match self.poll_fill(cx, 2048) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Ready(Ok(0)) => return Poll::Ready(Ok(false)),
+                Poll::Ready(Ok(_)) => self.note_head(),
+            }
+        }
+    }
+
+    /// Completes when hyper has next written out all that it held.
+    pub(crate) fn on_flushed(&self, waker: &Waker) {
+        self.flushed.borrow_mut().push(waker.clone());
+    }
+
+    /// Writes past hyper, which must be gone.
+    pub(crate) async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let write = |cx: &mut Context<'_>| Pin::new(&mut *self.stream.borrow_mut()).poll_write(cx, bytes);
+            let written = poll_fn(write).await?;
+            bytes = &bytes[written..];
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn shutdown(&self) -> io::Result<()> {
+        poll_fn(|cx| Pin::new(&mut *self.stream.borrow_mut()).poll_shutdown(cx)).await
+    }
+
+    /// Reads some bytes and forgets them; false at the end.
+    pub(crate) async fn discard(&self) -> io::Result<bool> {
+        let read = poll_fn(|cx| self.poll_fill(cx, 2048)).await?;
+        self.ahead.borrow_mut().clear();
+        Ok(read > 0)
+    }
+
+    fn poll_fill(&self, cx: &mut Context<'_>, room: usize) -> Poll<io::Result<usize>> {
+        let mut scratch = [0_u8; 2048];
+        let mut buf = ReadBuf::new(&mut scratch[..room.min(2048)]);
+        match Pin::new(&mut *self.stream.borrow_mut()).poll_read(cx, &mut buf) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Ready(Ok(())) => {
+                self.ahead.borrow_mut().extend_from_slice(buf.filled());
+                Poll::Ready(Ok(buf.filled().len()))
+            }
+        }
+    }
+
+    fn note_head(&self) {
+        if self.exchanges.get() == 0 && !matches!(self.rest.get(), Rest::Head { .. }) {
+            self.rest.set(Rest::Head {
+                since: Instant::now(),
+            });
+        }
+    }
+
+    /// hyper answers a head that it cannot parse by itself, bare. Nothing else starts like that while no exchange is
+    /// open and a head is being read; the caller then answers in its place.
+    fn refuses(&self, bytes: &[u8]) -> Option<u16> {
+        if self.exchanges.get() > 0 || !matches!(self.rest.get(), Rest::Head { .. }) {
+            return None;
+        }
+        match bytes.strip_prefix(b"HTTP/1.1 ")?.get(..3)? {
+            b"400" => Some(400),
+            b"414" => Some(414),
+            b"431" => Some(431),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for InExchange {
+    fn drop(&mut self) {
+        let left = self.0.exchanges.get() - 1;
+        self.0.exchanges.set(left);
+        if left == 0 {
+            self.0.rest.set(Rest::Idle {
+                since: Instant::now(),
+            });
+        }
+    }
+}
+
+impl AsyncRead for Io {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let socket = &self.0;
+        let mut ahead = socket.ahead.borrow_mut();
+        if !ahead.is_empty() {
+            let n = ahead.len().min(buf.remaining());
+            buf.put_slice(&ahead[..n]);
+            ahead.advance(n);
+            if ahead.is_empty() {
+                // An idle connection keeps no buffer.
+                *ahead = BytesMut::new();
+            }
+            socket.note_head();
+            return Poll::Ready(Ok(()));
+        }
+        let before = buf.filled().len();
+        let read = Pin::new(&mut *socket.stream.borrow_mut()).poll_read(cx, buf);
+        match &read {
+            Poll::Pending => socket.met_empty.set(true),
+            Poll::Ready(Ok(())) if buf.filled().len() > before => socket.note_head(),
+            Poll::Ready(_) => {}
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Io {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let socket = &self.0;
+        if let Some(status) = socket.refuses(bytes) {
+            socket.refused.set(Some(status));
+        }
+        if socket.refused.get().is_some() {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        let written = Pin::new(&mut *socket.stream.borrow_mut()).poll_write(cx, bytes);
+        match &written {
+            Poll::Pending if socket.write_blocked.get().is_none() => {
+                socket.write_blocked.set(Some(Instant::now()));
+            }
+            Poll::Pending => {}
+            Poll::Ready(_) => socket.write_blocked.set(None),
+        }
+        written
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        for waker in self.0.flushed.borrow_mut().drain(..) {
+            waker.wake();
+        }
+        Pin::new(&mut *self.0.stream.borrow_mut()).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.0.refused.get().is_some() {
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut *self.0.stream.borrow_mut()).poll_shutdown(cx)
+    }
+}

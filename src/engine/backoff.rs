@@ -1,0 +1,43 @@
+//! How long a failed engine is left alone.
+//!
+//! The first failure is tried again at once: most are a crash or a lost race for memory, and somebody waits. From
+//! the second on the pause doubles. Jitter keeps several engines that failed together (an accelerator fault, a full
+//! disk) from starting together for ever; it is drawn from the engine's own name and count, so that a decision stays
+//! a function of its input.
+
+use crate::{model::EngineId, units::Millis};
+
+const FIRST: u64 = 1_000;
+const CAP: u64 = 60_000;
+
+/// The pause after the `failures`-th failure in a row (from 1).
+#[must_use]
+pub fn pause(engine: &EngineId, failures: u32) -> Millis {
+    if failures <= 1 {
+        return Millis::ZERO;
+    }
+    let base = FIRST.saturating_mul(1 << (failures - 2).min(10)).min(CAP);
+    Millis(base + hash(engine, failures) % (base / 4))
+}
+
+/// FNV-1a: stable over builds and machines, unlike the standard library's hasher, so that journals replay.
+fn hash(engine: &EngineId, failures: u32) -> u64 {
+    let bytes =
+        engine.model.as_str().bytes().chain(engine.replica.to_le_bytes()).chain(failures.to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_grows_to_its_cap_and_never_overflows() {
+        let engine = EngineId::new("m".into(), 0);
+        assert_eq!(pause(&engine, 1), Millis::ZERO);
+        let pauses: Vec<_> = (2..40).map(|n| pause(&engine, n).0).collect();
+        assert!(pauses[0] >= FIRST && pauses[0] < FIRST * 5 / 4);
+        assert!(pauses.iter().all(|&p| p < CAP * 5 / 4));
+        assert!(pauses[10..].iter().all(|&p| p >= CAP));
+    }
+}

@@ -1,0 +1,117 @@
+//! The states of an engine's life, and which may follow which.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    fault::Cause,
+    fleet::command::{Then, Why},
+    model::Level,
+    units::Tick,
+};
+
+/// Where an engine is in its life. What it holds and who uses it stands beside it, in [`super::Engine`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum State {
+    /// Nothing runs, nothing is held.
+    Cold,
+    /// The process or Pod is asked for.
+    Launching,
+    /// It runs and does not answer yet, or its first exchange is still out.
+    Loading,
+    /// It answers and has proved that it can serve.
+    Awake,
+    /// The gate is closed; leases run out. `revoked`: they were told to end.
+    Draining {
+        why: Why,
+        then: Then,
+        revoked: bool,
+        drained: bool,
+    },
+    FallingAsleep {
+        level: Level,
+    },
+    Asleep {
+        level: Level,
+    },
+    /// Told to wake, or awake and its first exchange is still out.
+    Waking {
+        level: Level,
+    },
+    /// Judged unusable: leases are revoked, and it is stopped once they are gone.
+    Failing {
+        cause: Cause,
+        drained: bool,
+    },
+    /// Told to end; its memory is its own until the process is seen gone.
+    Stopping {
+        cause: Cause,
+    },
+    /// Gone by a failure, and not tried again before `until`.
+    Backoff {
+        until: Tick,
+        cause: Cause,
+    },
+}
+
+impl State {
+    /// There may be a process.
+    #[must_use]
+    pub const fn has_process(&self) -> bool {
+        !matches!(self, Self::Cold | Self::Backoff { .. })
+    }
+
+    /// On its way to being awake.
+    #[must_use]
+    pub const fn is_starting(&self) -> bool {
+        matches!(self, Self::Launching | Self::Loading | Self::Waking { .. })
+    }
+
+    /// Its memory will shrink without any further decision.
+    #[must_use]
+    pub const fn is_leaving(&self) -> bool {
+        matches!(
+            self,
+            Self::Draining { .. } | Self::FallingAsleep { .. } | Self::Failing { .. } | Self::Stopping { .. }
+        )
+    }
+
+    /// Whether `next` may follow. `Failing` and the end of the process may follow wherever there is one.
+    #[must_use]
+    pub const fn may_become(&self, next: &Self) -> bool {
+        use State as S;
+        match (self, next) {
+            (from, S::Failing { .. } | S::Stopping { .. } | S::Backoff { .. }) if from.has_process() => true,
+            (S::Cold, S::Launching)
+            | (S::Launching, S::Loading)
+            | (S::Loading | S::Waking { .. }, S::Awake)
+            | (S::Awake, S::Draining { .. })
+            | (S::Draining { .. }, S::Awake | S::FallingAsleep { .. } | S::Draining { .. })
+            | (S::FallingAsleep { .. }, S::Asleep { .. })
+            | (S::Asleep { .. }, S::Waking { .. })
+            | (S::Stopping { .. } | S::Backoff { .. }, S::Cold) => true,
+            // A conflict or a lost accelerator may make it wait before it is tried at all.
+            (S::Cold, S::Backoff { .. }) => true,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cold => f.write_str("Cold"),
+            Self::Launching => f.write_str("Launching"),
+            Self::Loading => f.write_str("Loading"),
+            Self::Awake => f.write_str("Awake"),
+            Self::Draining { .. } => f.write_str("Draining"),
+            Self::FallingAsleep { level } => write!(f, "FallingAsleep({})", level.number()),
+            Self::Asleep { level } => write!(f, "Asleep({})", level.number()),
+            Self::Waking { level } => write!(f, "Waking({})", level.number()),
+            Self::Failing { cause, .. } => write!(f, "Failing({cause})"),
+            Self::Stopping { .. } => f.write_str("Stopping"),
+            Self::Backoff { cause, .. } => write!(f, "Backoff({cause})"),
+        }
+    }
+}

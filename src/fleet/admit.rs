@@ -1,0 +1,384 @@
+//! Who starts: models that are wanted, in the order of their turns.
+//!
+//! The order is the whole fairness: highest band first, then the model whose oldest waiter came first. A model that
+//! cannot start yet claims the memory it will take, so that nobody behind it in line can take that away, and nobody
+//! can be starved by a stream of smaller ones.
+
+use std::cmp::Reverse;
+
+use super::{
+    command::{Command, Then, Why},
+    event::Order,
+    eviction::Victim,
+    explain::Reason,
+    placement::{Candidate, Room},
+    plan::Draft,
+};
+use crate::{
+    engine::state::State,
+    fault::Cause,
+    model::{EngineId, Eviction, ModelName, ModelSpec, QueuePolicy},
+    units::{Bytes, Millis, Tick},
+};
+
+/// A model that should be awake, with its place in line.
+type Turn = (Reverse<i32>, u32, Tick, EngineId);
+
+/// Failures in a row after which those who wait are told, instead of trying on for them.
+const TRIES: u32 = 2;
+
+impl Draft<'_> {
+    pub(super) fn admit(&mut self) {
+        for (_, replica, _, id) in self.line() {
+            self.bring_up(&id, replica == 0);
+        }
+    }
+
+    /// Every engine that is wanted and not awake, in the order of turns.
+    fn line(&self) -> Vec<Turn> {
+        let wanted = self.planner.engines.values().filter_map(|e| {
+            let model = self.planner.models.get(&e.id.model)?;
+            let spec = model.spec.as_ref().filter(|s| e.id.replica < s.replicas)?;
+            if e.serves() {
+                return None;
+            }
+            let place = match self.demand.get(&e.id.model) {
+                Some(demand) => (demand.band, demand.oldest),
+                None if model.pinned() || self.ordered_awake(&e.id.model) => (spec.priority, model.since),
+                None => return None,
+            };
+            Some((Reverse(place.0), e.id.replica, place.1, e.id.clone()))
+        });
+        let mut line: Vec<Turn> = wanted.collect();
+        line.sort();
+        line
+    }
+
+    /// Whether `a` stands before `b` in line.
+    pub(super) fn goes_before(&self, a: &EngineId, b: &EngineId) -> bool {
+        let line = self.line();
+        let place = |id: &EngineId| line.iter().position(|(.., e)| e == id).unwrap_or(usize::MAX);
+        place(a) < place(b)
+    }
+
+    fn bring_up(&mut self, id: &EngineId, may_evict: bool) {
+        let Some(spec) = self.planner.spec(&id.model).cloned() else {
+            return;
+        };
+        let Some(e) = self.engine(id) else { return };
+        if e.placing.is_some() {
+            return self.because(id, Reason::starting("its memory is being reserved"));
+        }
+        match e.state.clone() {
+            State::Cold | State::Asleep { .. } if e.shrinking.is_none() => self.start(id, &spec, may_evict),
+            State::Backoff { until, cause } => self.because(id, self.backing_off(id, until, cause)),
+            state if state.is_starting() => self.because(id, self.under_way(id, &spec)),
+            state => {
+                // On its way down while it is wanted: it comes back in its turn, and its place is kept for it.
+                let text = format!("it is {state}, and starts again afterwards");
+                let candidate = self.candidates(id, &spec, true).into_iter().next();
+                self.because(id, Reason::starting(&text));
+                if let Some(candidate) = candidate.filter(|_| !matches!(state, State::Awake)) {
+                    self.claim(id, &candidate);
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, id: &EngineId, spec: &ModelSpec, may_evict: bool) {
+        let candidates = self.candidates(id, spec, true);
+        if candidates.is_empty() {
+            let reason = self.fits_nowhere(id, spec);
+            return self.because(id, reason);
+        }
+        let rooms: Vec<Room> = candidates.iter().map(|c| self.room(id, spec, c)).collect();
+        let at = |wanted: fn(&Room) -> bool| rooms.iter().position(wanted).and_then(|i| candidates.get(i));
+        if let Some(candidate) = at(|r| *r == Room::Yes) {
+            return self.reserve(id, spec, candidate);
+        }
+        for room in [
+            at(|r| matches!(r, Room::Unread { .. })),
+            at(|r| matches!(r, Room::Excluded { .. })),
+            at(|r| matches!(r, Room::Unseen { .. })),
+            at(|r| *r == Room::Coming),
+        ] {
+            if let Some(candidate) = room {
+                let room = self.room(id, spec, candidate);
+                return self.await_room(id, candidate, &room);
+            }
+        }
+        if !may_evict {
+            return self.because(
+                id,
+                Reason::starting("another replica, when there is room without putting others away"),
+            );
+        }
+        match self.victims(id, &candidates) {
+            Some((candidate, _)) if self.refuses_to_wait(&candidates, id) => {
+                let candidate = candidate.clone();
+                self.wait_for_turn(id, &candidate);
+            }
+            Some((candidate, victims)) => self.evict(id, candidate, &victims),
+            None => {
+                let best =
+                    candidates.iter().min_by_key(|c| self.earliest(id, c)).or_else(|| candidates.first());
+                if let Some(candidate) = best.cloned() {
+                    self.wait_for_turn(id, &candidate);
+                }
+            }
+        }
+    }
+
+    /// `queue.policy: reject`, and only engines in use could make room: that would be waiting.
+    fn refuses_to_wait(&self, candidates: &[Candidate], id: &EngineId) -> bool {
+        self.planner.settings.queue.policy == QueuePolicy::Reject
+            && self.victims(id, candidates).is_some_and(|(_, set)| set.iter().any(Victim::is_busy))
+    }
+
+    fn reserve(&mut self, id: &EngineId, spec: &ModelSpec, candidate: &Candidate) {
+        let asleep = self.engine(id).is_some_and(|e| e.state.has_process());
+        if !asleep && !spec.explicit_memory && self.wake_first(id, candidate) {
+            self.claim(id, candidate);
+            return self.because(id, Reason::starting("a waiting wake on its accelerator goes first"));
+        }
+        let generation = self.generation(id);
+        self.emit(Command::Reserve {
+            engine: id.clone(),
+            generation: if asleep { generation } else { generation.next() },
+            accelerators: candidate.accelerators.clone(),
+            bytes: candidate.need,
+            host: Bytes::ZERO,
+        });
+        self.because(id, Reason::starting("its memory is being reserved"));
+    }
+
+    /// A launch keeps its accelerators to itself for long; a wake that fits beside it takes a moment. Starts those.
+    fn wake_first(&mut self, id: &EngineId, candidate: &Candidate) -> bool {
+        let behind: Vec<EngineId> = self
+            .line()
+            .into_iter()
+            .map(|(.., e)| e)
+            .filter(|e| {
+                e != id
+                    && self.engine(e).is_some_and(|e| {
+                        matches!(e.state, State::Asleep { .. })
+                            && e.placing.is_none()
+                            && e.shrinking.is_none()
+                    })
+            })
+            .filter(|e| {
+                self.engine(e)
+                    .is_some_and(|e| e.accelerators.iter().any(|a| candidate.accelerators.contains(a)))
+            })
+            .collect();
+        let claims = self.claims.clone();
+        self.claim(id, candidate);
+        let mut first = false;
+        for sleeper in behind {
+            let Some(spec) = self.planner.spec(&sleeper.model).cloned() else {
+                continue;
+            };
+            let Some(own) = self.candidates(&sleeper, &spec, true).into_iter().next() else {
+                continue;
+            };
+            match self.room(&sleeper, &spec, &own) {
+                Room::Yes => {
+                    self.reserve(&sleeper, &spec, &own);
+                    first = true;
+                }
+                Room::Unread { .. } => {
+                    let room = self.room(&sleeper, &spec, &own);
+                    self.await_room(&sleeper, &own, &room);
+                    first = true;
+                }
+                _ => {}
+            }
+        }
+        if !first {
+            self.claims = claims;
+        }
+        first
+    }
+
+    /// Room is there or coming, and nothing needs to be decided but to look.
+    fn await_room(&mut self, id: &EngineId, candidate: &Candidate, room: &Room) {
+        self.claim(id, candidate);
+        match room {
+            Room::Unread { accelerator } => {
+                for accelerator in &candidate.accelerators {
+                    let fresh = self
+                        .planner
+                        .ledger
+                        .accelerators
+                        .get(accelerator)
+                        .is_none_or(|a| a.is_fresh(self.now));
+                    if !fresh {
+                        self.meter(accelerator, Millis::ZERO);
+                    }
+                }
+                self.because(
+                    id,
+                    Reason::memory(format!("reading how much of {accelerator} is in use"), Vec::new(), None),
+                );
+            }
+            Room::Unseen { accelerator, after, short } => {
+                self.meter(accelerator, *after);
+                let text =
+                    format!("waiting for memory on {accelerator} to come back: {short} not seen free yet");
+                self.because(id, Reason::memory(text, Vec::new(), None));
+            }
+            Room::Excluded { by } => {
+                let text = format!("waiting for {by} to finish taking its memory on the same accelerator");
+                self.because(id, Reason::starting(&text));
+            }
+            _ => {
+                self.insist(id, candidate);
+                let reason = self.held_reason(id, candidate);
+                self.because(id, reason);
+            }
+        }
+    }
+
+    /// Idle drains that this model counts on can no longer be cancelled.
+    fn insist(&mut self, id: &EngineId, candidate: &Candidate) {
+        let idle = self.planner.engines.values().filter(|e| {
+            e.id != *id
+                && matches!(e.state, State::Draining { why: Why::Idle, .. })
+                && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
+        });
+        let drains: Vec<(EngineId, Then)> = idle
+            .filter_map(|e| match e.state {
+                State::Draining { then, .. } => Some((e.id.clone(), then)),
+                _ => None,
+            })
+            .collect();
+        for (engine, then) in drains {
+            self.close(&engine, Why::Turn, then);
+        }
+    }
+
+    fn evict(&mut self, id: &EngineId, candidate: &Candidate, victims: &[Victim]) {
+        for victim in victims {
+            if victim.is_asleep() {
+                self.stop(&victim.engine);
+            } else {
+                self.close(&victim.engine, Why::Turn, victim.then);
+            }
+        }
+        self.insist(id, candidate);
+        self.claim(id, candidate);
+        let names: Vec<String> =
+            victims.iter().map(|v| format!("{} is {}", v.engine.model, v.fate())).collect();
+        let reason = self.held_reason(id, candidate);
+        let text = format!("making room on {}: {}", list(candidate), names.join(", "));
+        self.because(id, Reason::memory(text, reason.holders, reason.retry_after));
+    }
+
+    /// Nobody may be put away yet: it keeps its place in line for the candidate that comes free first.
+    fn wait_for_turn(&mut self, id: &EngineId, candidate: &Candidate) {
+        let mut reason = self.held_reason(id, candidate);
+        if self.planner.settings.queue.policy == QueuePolicy::Reject {
+            reason.refuse = true;
+        } else {
+            self.claim(id, candidate);
+        }
+        self.because(id, reason);
+    }
+
+    /// When the engines in the way of a candidate may first be put away.
+    fn earliest(&self, id: &EngineId, candidate: &Candidate) -> Tick {
+        let never = Tick(u64::MAX);
+        let in_the_way = self.planner.engines.values().filter(|e| {
+            e.id != *id
+                && e.state.has_process()
+                && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
+        });
+        let free_at = |e: &crate::engine::Engine| {
+            if self.pinned(&e.id) || self.planner.settings.eviction == Eviction::Never {
+                never
+            } else {
+                self.planner.may_go_at(e)
+            }
+        };
+        in_the_way.map(free_at).filter(|at| *at != never).min().unwrap_or(never)
+    }
+
+    /// Books nothing, but keeps others behind in line from taking it.
+    fn claim(&mut self, id: &EngineId, candidate: &Candidate) {
+        for accelerator in &candidate.accelerators {
+            let booked =
+                self.planner.ledger.accelerators.get(accelerator).map_or(Bytes::ZERO, |a| a.booked_by(id));
+            *self.claims.entry(accelerator.clone()).or_default() += candidate.need.saturating_sub(booked);
+        }
+    }
+
+    fn because(&mut self, id: &EngineId, reason: Reason) {
+        self.reasons.entry(id.model.clone()).or_insert(reason);
+    }
+
+    fn backing_off(&self, id: &EngineId, until: Tick, cause: Cause) -> Reason {
+        let failures = self.engine(id).map_or(0, |e| e.failures);
+        let hopeless =
+            matches!(cause, Cause::CommandNotFound | Cause::WrongModel { .. } | Cause::PublicListener);
+        let others_serve = self.planner.engines_of(&id.model).any(crate::engine::Engine::serves);
+        Reason::failed(cause, failures, until, (failures >= TRIES || hopeless) && !others_serve)
+    }
+
+    pub(super) fn ordered_awake(&self, model: &ModelName) -> bool {
+        self.planner.operations.values().any(|(m, order)| m == model && *order == Order::Wake)
+    }
+
+    pub(super) fn orders(&self, id: &EngineId, order: Order) -> bool {
+        self.planner.operations.values().any(|(m, o)| *m == id.model && *o == order)
+    }
+
+    /// The level an operator asked for, if one asked.
+    pub(super) fn ordered_sleep(&self, id: &EngineId) -> Option<Option<crate::model::Level>> {
+        self.planner.operations.values().find_map(|(m, order)| match order {
+            Order::Sleep { level } if *m == id.model => Some(*level),
+            _ => None,
+        })
+    }
+
+    pub(super) fn finish_operations(&mut self) {
+        for (operation, (model, order)) in self.planner.operations.clone() {
+            let Some(outcome) = self.outcome(&model, order) else {
+                continue;
+            };
+            self.emit(Command::Finish { operation, outcome });
+        }
+    }
+
+    /// How an order stands: `None` while it is being carried out.
+    fn outcome(&self, model: &ModelName, order: Order) -> Option<Result<(), String>> {
+        let mut engines = self.planner.engines_of(model);
+        if self.planner.spec(model).is_none() && !matches!(order, Order::Stop) {
+            return Some(Err(format!("'{model}' was removed from the configuration")));
+        }
+        if self.planner.shutdown.is_some() {
+            return Some(Err("the gateway is shutting down".to_owned()));
+        }
+        match order {
+            Order::Pin | Order::Unpin => Some(Ok(())),
+            Order::Stop => engines.all(|e| !e.state.has_process()).then_some(Ok(())),
+            Order::Sleep { .. } => {
+                let down = |e: &crate::engine::Engine| {
+                    !e.state.has_process() || matches!(e.state, State::Asleep { .. })
+                };
+                engines.all(down).then_some(Ok(()))
+            }
+            Order::Wake => {
+                if engines.any(crate::engine::Engine::serves) {
+                    return Some(Ok(()));
+                }
+                let reason = self.reasons.get(model)?;
+                reason.is_final().then(|| Err(reason.text.clone()))
+            }
+        }
+    }
+}
+
+fn list(candidate: &Candidate) -> String {
+    let names: Vec<&str> = candidate.accelerators.iter().map(crate::model::AcceleratorId::as_str).collect();
+    names.join(", ")
+}

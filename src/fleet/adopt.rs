@@ -1,0 +1,201 @@
+//! Taking over engines that already run, and orders by people: what enters the state from outside a plan.
+
+use super::{
+    event::{Event, Found, Order},
+    plan::Planner,
+    report::{AcceleratorView, EngineView, HostView, ModelState, ModelView, Report, View},
+};
+use crate::{
+    engine::{Engine, Proof, state::State},
+    model::{Accelerator, Configuration, EngineId, LevelPolicy, ModelName},
+    units::{Bytes, Generation, Tick},
+};
+
+impl Planner {
+    /// An engine enters as it is, also when that exceeds what may be granted: nothing new is granted there until it
+    /// fits again.
+    pub(super) fn adopt(&mut self, id: &EngineId, generation: Generation, found: &Found, now: Tick) {
+        let memory = self.spec(&id.model).map(|s| s.memory);
+        let residue = self.residue_of(id);
+        let mut engine = Engine::new(id.clone(), now);
+        engine.generation = generation;
+        engine.fingerprint = found.fingerprint;
+        engine.accelerators.clone_from(&found.accelerators);
+        engine.address = Some(found.address);
+        engine.last_end = found.last_end;
+        engine.last_progress = now;
+        engine.profiled = true;
+        engine.began = found.started;
+        let awake = memory.map_or(Bytes::ZERO, |m| m.awake);
+        let (state, bytes) = match (found.asleep, found.ready) {
+            (Some(level), _) => (State::Asleep { level }, residue),
+            (None, true) => (State::Awake, awake),
+            (None, false) => (State::Loading, awake),
+        };
+        if let Some(level) = found.asleep
+            && level == crate::model::Level::One
+        {
+            let host = self.host_need(id);
+            self.ledger.host.booked.insert(id.clone(), host);
+        }
+        // Its turn began when it did, as far as anybody remembers; its idle clock goes on.
+        engine.turn = found.last_end.max(found.started).min(now);
+        engine.proof = Proof::NotReady;
+        engine.state = state;
+        engine.since = now;
+        self.engines.insert(id.clone(), engine);
+        self.ledger.book(id, &found.accelerators, bytes);
+        self.models.entry(id.model.clone()).or_insert_with(|| super::plan::Model {
+            spec: None,
+            pin: None,
+            learned: super::event::Learned::default(),
+            gap: None,
+            since: now,
+        });
+    }
+
+    /// Configuration, what was learned, and every engine with a process, as a restarted gateway would find it.
+    pub(super) fn snapshot(&self) -> Vec<Event> {
+        let accelerators = self.ledger.accelerators.iter().map(|(id, account)| Accelerator {
+            id: id.clone(),
+            capacity: account.capacity,
+            metered: account.metered,
+        });
+        let models = self.models.values().filter_map(|m| m.spec.clone()).collect();
+        let settings = self.settings.clone();
+        let configuration = Configuration { settings, accelerators: accelerators.collect(), models };
+        let learned =
+            self.models.iter().map(|(name, m)| Event::Recalled { model: name.clone(), learned: m.learned });
+        let engines = self.engines.values().filter_map(|e| {
+            let asleep = match e.state {
+                State::Asleep { level } => Some(level),
+                _ => None,
+            };
+            let found = Found {
+                address: e.address?,
+                accelerators: e.accelerators.clone(),
+                asleep,
+                ready: !e.state.is_starting(),
+                fingerprint: e.fingerprint,
+                last_end: e.last_end,
+                started: e.began,
+            };
+            Some(Event::Adopted { engine: e.id.clone(), generation: e.generation, found })
+        });
+        let mut events = vec![Event::Configured { configuration: Box::new(configuration) }];
+        events.extend(learned);
+        events.extend(engines);
+        if self.adopted {
+            events.push(Event::AdoptionDone);
+        }
+        events
+    }
+
+    /// What an engine of this model keeps on each accelerator while it sleeps.
+    pub(super) fn residue_of(&self, id: &EngineId) -> Bytes {
+        let model = self.models.get(&id.model);
+        model.and_then(|m| m.spec.as_ref().map(|s| m.residue(s))).unwrap_or_default()
+    }
+
+    /// Host RAM a level-1 sleeper takes, over all its accelerators.
+    pub(super) fn host_need(&self, id: &EngineId) -> Bytes {
+        let per = self.spec(&id.model).map_or(Bytes::ZERO, |s| s.memory.host);
+        let count = self.engines.get(id).map_or(1, |e| e.accelerators.len().max(1)) as u64;
+        Bytes(per.0.saturating_mul(count))
+    }
+
+    pub(super) fn forbids(&self, model: &ModelName, order: Order) -> Result<(), String> {
+        let known = self.models.get(model).and_then(|m| m.spec.as_ref().map(|s| (m, s)));
+        let Some((state, spec)) = known else {
+            return Err(format!("Model '{model}' not found"));
+        };
+        if self.shutdown.is_some() {
+            return Err("the gateway is shutting down".to_owned());
+        }
+        match order {
+            Order::Sleep { .. } if !spec.can_sleep || spec.idle.level == LevelPolicy::Never => Err(format!(
+                "'{model}' cannot sleep: its engine or its idle.level does not allow it; stop it instead"
+            )),
+            Order::Sleep { .. } | Order::Stop if state.pinned() => {
+                Err(format!("'{model}' is pinned: it would be woken again at once; unpin it first"))
+            }
+            Order::Sleep { .. }
+                if self.engines_of(model).all(|e| {
+                    !matches!(e.state, State::Awake | State::Asleep { .. } | State::Draining { .. })
+                }) =>
+            {
+                Err(format!(
+                    "'{model}' is {}: only an awake engine can be put to sleep",
+                    self.model_state(model).as_str()
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn engines_of<'a>(&'a self, model: &'a ModelName) -> impl Iterator<Item = &'a Engine> {
+        self.engines.values().filter(move |e| e.id.model == *model)
+    }
+
+    /// The best of its engines' states, as people see it.
+    pub(super) fn model_state(&self, model: &ModelName) -> ModelState {
+        let rank = |e: &Engine| match &e.state {
+            State::Awake | State::Draining { .. } => ModelState::Awake,
+            State::Launching | State::Loading | State::Waking { .. } => ModelState::Launching,
+            State::Asleep { .. } | State::FallingAsleep { .. } => ModelState::Asleep,
+            State::Cold | State::Stopping { .. } => ModelState::Cold,
+            State::Failing { .. } | State::Backoff { .. } => ModelState::Failed,
+        };
+        let order = [
+            ModelState::Awake,
+            ModelState::Launching,
+            ModelState::Asleep,
+            ModelState::Failed,
+            ModelState::Cold,
+        ];
+        let best = |state: &ModelState| self.engines_of(model).any(|e| rank(e) == *state);
+        order.into_iter().find(best).unwrap_or_default()
+    }
+
+    pub(super) fn view(&self, report: &Report) -> View {
+        let accelerators = self.ledger.accelerators.iter().map(|(id, a)| AcceleratorView {
+            id: id.clone(),
+            capacity: a.capacity,
+            reserved: a.reserved(),
+            observed: a.reading.as_ref().map(|r| r.used),
+            healthy: a.healthy,
+        });
+        let engines = self.engines.values().map(|e| EngineView {
+            engine: e.id.clone(),
+            generation: e.generation,
+            state: e.state.to_string(),
+            since: e.since,
+            leases: e.leases,
+            accelerators: e.accelerators.clone(),
+            reserved: self.ledger.held(&e.id),
+            host: self.ledger.host.booked.get(&e.id).copied().unwrap_or_default(),
+        });
+        let models = self.models.iter().map(|(name, model)| ModelView {
+            name: name.clone(),
+            state: self.model_state(name),
+            waiting: report.models.get(name).map_or(0, |l| l.waiting),
+            leases: self.leases_of(name),
+            pinned: model.pinned(),
+            reason: report.models.get(name).map(|l| l.reason.clone()).unwrap_or_default(),
+            declared: model.spec.as_ref().map_or(Bytes::ZERO, |s| s.memory.awake),
+            learned: model.learned,
+        });
+        View {
+            accelerators: accelerators.collect(),
+            host: HostView { capacity: self.ledger.host.capacity, reserved: self.ledger.host.reserved() },
+            models: models.collect(),
+            engines: engines.collect(),
+        }
+    }
+
+    /// When this model would go if nobody held it: the earliest end of its residency or turn.
+    pub(super) fn may_go_at(&self, engine: &Engine) -> Tick {
+        let turns = &self.settings.turns;
+        if engine.leases == 0 { engine.turn + turns.residency } else { engine.turn + turns.max_turn }
+    }
+}

@@ -1,0 +1,317 @@
+//! What each engine's own life demands, whoever else waits: launches that may proceed, gates that close, drains that
+//! end, deadlines that passed, sleep and stop by idleness.
+
+use super::{
+    command::{Command, Then, Why},
+    event::Order,
+    plan::Draft,
+};
+use crate::{
+    engine::{Door, Engine, state::State},
+    fault::{Cause, Fault},
+    model::{AcceleratorId, EngineId, Level, LevelPolicy, OnDeadline},
+    units::{Bytes, Generation, Millis},
+};
+
+impl Draft<'_> {
+    pub(super) fn advance(&mut self) {
+        let ids: Vec<EngineId> = self.planner.engines.keys().cloned().collect();
+        for id in &ids {
+            self.bury(id);
+            self.step(id);
+            self.settle_residue(id);
+        }
+    }
+
+    pub(super) fn engine(&self, id: &EngineId) -> Option<&Engine> {
+        self.planner.engines.get(id)
+    }
+
+    /// The gate of a process that ended by itself: shut, and its holders told.
+    fn bury(&mut self, id: &EngineId) {
+        let Some((generation, cause)) = self.engine(id).and_then(|e| e.orphan.clone()) else {
+            return;
+        };
+        let engine = id.clone();
+        self.emit(Command::CloseGate { engine, generation, why: Why::Fault, then: Then::Stop });
+        let fault = Fault::EngineFailed { model: id.model.clone(), cause, wait: None };
+        self.emit(Command::Revoke { engine: id.clone(), generation, fault });
+    }
+
+    fn step(&mut self, id: &EngineId) {
+        let Some(e) = self.engine(id) else { return };
+        let generation = e.generation;
+        if self.overdue(id) {
+            return if e.door == Door::Closed { self.stop(id) } else { self.fault(id, Cause::Timeout) };
+        }
+        match e.state.clone() {
+            State::Cold | State::Backoff { .. } => self.launch(id),
+            State::Launching | State::Loading | State::Waking { .. } => {
+                if self.unwanted(id) || self.orders(id, Order::Stop) {
+                    self.abandon(id);
+                }
+            }
+            State::Awake => self.awake(id),
+            State::Draining { why, then, revoked, drained } => self.draining(id, why, then, revoked, drained),
+            State::FallingAsleep { .. } => {}
+            State::Asleep { level } => self.asleep(id, level),
+            State::Failing { drained: true, .. } => self.stop(id),
+            State::Failing { cause, .. } => {
+                if e.door != Door::Closed {
+                    self.fault(id, cause);
+                }
+            }
+            State::Stopping { .. } => {
+                if e.stop_by <= self.now {
+                    self.emit(Command::Stop { engine: id.clone(), generation, grace: Millis::ZERO });
+                }
+            }
+        }
+    }
+
+    /// A reservation that was confirmed is used; one whose model went away in between is given back.
+    fn launch(&mut self, id: &EngineId) {
+        let Some(e) = self.engine(id) else { return };
+        let Some(placing) = e.placing.clone().filter(|p| p.confirmed) else {
+            return;
+        };
+        let (engine, generation) = (id.clone(), e.generation);
+        if self.unwanted(id) {
+            return self.emit(Command::Shrink { engine, generation, bytes: Bytes::ZERO, host: Bytes::ZERO });
+        }
+        let accelerators = placing.accelerators;
+        self.emit(Command::Launch { engine, generation, accelerators, bytes: placing.bytes });
+    }
+
+    fn asleep(&mut self, id: &EngineId, level: Level) {
+        let Some(e) = self.engine(id) else { return };
+        let (engine, generation) = (id.clone(), e.generation);
+        let unused = e.idle_since().max(e.since);
+        if self.unwanted(id) || self.planner.lost_accelerator(id).is_some() || self.orders(id, Order::Stop) {
+            return self.stop(id);
+        }
+        if e.placing.as_ref().is_some_and(|p| p.confirmed) {
+            return self.emit(Command::Wake { engine, generation, level });
+        }
+        let stop_after = self.planner.spec(&id.model).and_then(|s| s.idle.stop_after);
+        let wanted = self.waiting(&id.model) > 0 || e.placing.is_some() || self.pinned(id);
+        if !wanted && stop_after.is_some_and(|after| unused + after <= self.now) {
+            self.stop(id);
+        }
+    }
+
+    fn awake(&mut self, id: &EngineId) {
+        let Some(e) = self.engine(id) else { return };
+        let hung = e.hung_at(&self.planner.settings.timeouts).is_some_and(|at| at <= self.now);
+        let generation = e.generation;
+        if hung {
+            self.fault(id, Cause::Hung);
+        } else if self.planner.lost_accelerator(id).is_some() {
+            self.fault(id, Cause::AcceleratorLost);
+        } else if self.planner.shutdown == Some(true)
+            || (self.planner.shutdown.is_some() && e.door != Door::Closed)
+        {
+            self.close(id, Why::Shutdown, Then::Stop);
+            self.revoke(id, Fault::ShuttingDown);
+        } else if self.planner.shutdown.is_some() {
+            // Engines live on; their gate stays shut.
+        } else if self.unwanted(id) {
+            self.close(id, Why::Outdated, Then::Stop);
+        } else if self.orders(id, Order::Stop) {
+            self.close(id, Why::Order, Then::Stop);
+            self.revoke(id, self.failed(id, Cause::Stopped));
+        } else if let Some(level) = self.ordered_sleep(id) {
+            self.close(id, Why::Order, Then::Sleep(level));
+        } else if let Some(then) = self.idle(id) {
+            self.close(id, Why::Idle, then);
+        } else if e.door != Door::Public {
+            self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
+        }
+    }
+
+    fn draining(&mut self, id: &EngineId, why: Why, then: Then, revoked: bool, drained: bool) {
+        let Some(e) = self.engine(id) else { return };
+        let (generation, since) = (e.generation, e.since);
+        let turns = &self.planner.settings.turns;
+        let hung = e.hung_at(&self.planner.settings.timeouts).is_some_and(|at| at <= self.now);
+        let cut = turns.on_deadline == OnDeadline::Cut
+            && matches!(why, Why::Turn | Why::Outdated | Why::Order)
+            && since + turns.drain_deadline <= self.now;
+        if why == Why::Shutdown && self.planner.shutdown == Some(false) {
+            return;
+        }
+        if drained {
+            // While another engine measures free memory on the same accelerator, nothing may give any back.
+            if !self.profiled_beside(id) {
+                self.put_away(id, then);
+            }
+        } else if hung {
+            self.fault(id, Cause::Hung);
+        } else if why == Why::Idle && self.waiting(&id.model) > 0 {
+            self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
+        } else if cut && !revoked {
+            self.revoke(id, Fault::TurnOver { model: id.model.clone() });
+        }
+    }
+
+    /// The gate is drained: asleep if it can, else stopped.
+    fn put_away(&mut self, id: &EngineId, then: Then) {
+        let generation = self.generation(id);
+        match then {
+            Then::Sleep(wish) => match self.sleep_level(id, wish) {
+                Some(level) => self.emit(Command::Sleep { engine: id.clone(), generation, level }),
+                None => self.stop(id),
+            },
+            Then::Stop => self.stop(id),
+        }
+    }
+
+    /// How deep it may sleep; `None`: not at all. Level 1 only while the host's RAM has room, and in `auto` only for
+    /// a model that usually comes back before it would be stopped.
+    pub(super) fn sleep_level(&self, id: &EngineId, wish: Option<Level>) -> Option<Level> {
+        let model = self.planner.models.get(&id.model)?;
+        let spec = model.spec.as_ref().filter(|s| s.can_sleep)?;
+        if model.residue(spec) >= spec.memory.awake {
+            return None;
+        }
+        let room = self.planner.ledger.host.free() >= self.planner.host_need(id);
+        let soon = match (model.gap, spec.idle.stop_after) {
+            (Some(gap), Some(after)) => gap < after,
+            _ => true,
+        };
+        match (wish, spec.idle.level) {
+            (_, LevelPolicy::Never) => None,
+            (Some(Level::Two), _) | (None, LevelPolicy::Two) => Some(Level::Two),
+            (Some(Level::One), _) | (None, LevelPolicy::One) => {
+                Some(if room { Level::One } else { Level::Two })
+            }
+            (None, LevelPolicy::Auto) => Some(if room && soon { Level::One } else { Level::Two }),
+        }
+    }
+
+    /// Unused for long enough: what to do with it.
+    fn idle(&self, id: &EngineId) -> Option<Then> {
+        let e = self.engine(id)?;
+        let spec = self.planner.spec(&id.model)?;
+        if e.leases > 0 || self.waiting(&id.model) > 0 || self.pinned(id) || self.ordered_awake(&id.model) {
+            return None;
+        }
+        let past = |after: Option<Millis>| after.is_some_and(|after| e.idle_since() + after <= self.now);
+        if past(spec.idle.stop_after) {
+            return Some(Then::Stop);
+        }
+        past(spec.idle.sleep_after).then_some(Then::Sleep(None))
+    }
+
+    /// After a confirmed sleep the booking shrinks to what the meter shows, or at once where there is none.
+    fn settle_residue(&mut self, id: &EngineId) {
+        let Some(e) = self.engine(id) else { return };
+        let Some(since) = e.shrinking.filter(|_| matches!(e.state, State::Asleep { .. })) else {
+            return;
+        };
+        let (engine, generation) = (id.clone(), e.generation);
+        let residue = self.planner.residue_of(id);
+        let settle = self.planner.settings.timeouts.settle;
+        let patient = since + settle > self.now;
+        // A meter that never answers must not hold the memory for ever: then the engine's own word counts.
+        let silent = since + Millis(settle.0 * 5) <= self.now;
+        let accounts =
+            e.accelerators.iter().filter_map(|a| Some((a, self.planner.ledger.accelerators.get(a)?)));
+        let mut measured = residue;
+        let mut unread: Vec<(AcceleratorId, Millis)> = Vec::new();
+        for (accelerator, account) in accounts.filter(|(_, a)| a.metered) {
+            let seen =
+                account.reading.as_ref().filter(|r| r.at >= since).and_then(|_| account.observed_of(id));
+            match seen {
+                Some(bytes) if bytes <= residue => {}
+                Some(bytes) if !patient => measured = measured.max(bytes),
+                None if silent => {}
+                _ => unread.push((accelerator.clone(), account.pause())),
+            }
+        }
+        if unread.is_empty() {
+            let host = self.planner.ledger.host.booked.get(id).copied().unwrap_or_default();
+            return self.emit(Command::Shrink { engine, generation, bytes: measured, host });
+        }
+        for (accelerator, after) in unread {
+            self.meter(&accelerator, after);
+        }
+    }
+
+    /// Asks for a reading, unless one is under way.
+    pub(super) fn meter(&mut self, accelerator: &AcceleratorId, after: Millis) {
+        let account = self.planner.ledger.accelerators.get(accelerator);
+        if account.is_some_and(|a| a.metered && a.may_ask(self.now)) {
+            self.emit(Command::Meter { accelerator: accelerator.clone(), after });
+        }
+    }
+
+    fn overdue(&self, id: &EngineId) -> bool {
+        let Some(e) = self.engine(id) else { return false };
+        let held = self.planner.ledger.held(id);
+        let due = e.deadline(self.planner.spec(&id.model), held, &self.planner.settings.timeouts);
+        due.is_some_and(|at| at <= self.now)
+    }
+
+    /// Its model is no longer configured, or configured otherwise, or everything is to be stopped.
+    fn unwanted(&self, id: &EngineId) -> bool {
+        let Some(e) = self.engine(id) else { return false };
+        let outdated = match self.planner.spec(&id.model) {
+            None => true,
+            Some(spec) => {
+                id.replica >= spec.replicas || (e.state.has_process() && e.fingerprint != spec.fingerprint)
+            }
+        };
+        outdated || self.planner.shutdown == Some(true)
+    }
+
+    /// Some other engine measures free memory on one of its accelerators.
+    pub(super) fn profiled_beside(&self, id: &EngineId) -> bool {
+        let Some(e) = self.engine(id) else { return false };
+        self.planner.engines.values().any(|other| {
+            other.id != *id
+                && other.is_profiling()
+                && other.accelerators.iter().any(|a| e.accelerators.contains(a))
+        })
+    }
+
+    pub(super) fn pinned(&self, id: &EngineId) -> bool {
+        self.planner.models.get(&id.model).is_some_and(super::plan::Model::pinned)
+    }
+
+    /// Ends a start whose model is not wanted any more; a canary that is out is told first.
+    fn abandon(&mut self, id: &EngineId) {
+        if self.door(id) == Door::Closed {
+            self.stop(id);
+        } else {
+            self.fault(id, Cause::Stopped);
+        }
+    }
+
+    pub(super) fn stop(&mut self, id: &EngineId) {
+        let generation = self.generation(id);
+        let grace = self.planner.settings.timeouts.stop_grace;
+        self.emit(Command::Stop { engine: id.clone(), generation, grace });
+    }
+
+    pub(super) fn close(&mut self, id: &EngineId, why: Why, then: Then) {
+        let generation = self.generation(id);
+        self.emit(Command::CloseGate { engine: id.clone(), generation, why, then });
+    }
+
+    fn revoke(&mut self, id: &EngineId, fault: Fault) {
+        let generation: Generation = self.generation(id);
+        self.emit(Command::Revoke { engine: id.clone(), generation, fault });
+    }
+
+    /// Gate, tell the holders, and stop once they are gone.
+    fn fault(&mut self, id: &EngineId, cause: Cause) {
+        self.close(id, Why::Fault, Then::Stop);
+        let fault = self.failed(id, cause);
+        self.revoke(id, fault);
+    }
+
+    fn failed(&self, id: &EngineId, cause: Cause) -> Fault {
+        Fault::EngineFailed { model: id.model.clone(), cause, wait: None }
+    }
+}

@@ -1,0 +1,171 @@
+//! Recording a command: what is true from the moment it is given, whatever its outcome will be.
+//!
+//! The one place where a decision changes the state; planning and `issued` both come through here.
+
+use super::{
+    command::{Command, Then, Why},
+    plan::Planner,
+};
+use crate::{
+    engine::{Door, Engine, Placing, Proof, STOP_AGAIN, state::State},
+    fault::Cause,
+    model::{EngineId, Level},
+    units::{Bytes, Generation, Tick},
+};
+
+impl Planner {
+    pub(super) fn apply(&mut self, command: &Command, now: Tick) {
+        match command {
+            Command::Reserve { engine, generation, accelerators, bytes, host: _ } => {
+                let placing = Placing { accelerators: accelerators.clone(), bytes: *bytes, confirmed: false };
+                self.ledger.book(engine, accelerators, *bytes);
+                self.with(engine, |e| {
+                    e.generation = *generation;
+                    e.placing = Some(placing);
+                    e.began = now;
+                });
+            }
+            Command::Shrink { engine, bytes, host, .. } => self.shrink(engine, *bytes, *host, now),
+            Command::Launch { engine, accelerators, .. } => self.launched(engine, accelerators.clone(), now),
+            Command::Wake { engine, level, .. } => self.with(engine, |e| {
+                e.placing = None;
+                e.proof = Proof::NotReady;
+                e.cold = false;
+                e.become_state(State::Waking { level: *level }, now);
+            }),
+            Command::Sleep { engine, level, .. } => self.put_to_sleep(engine, *level, now),
+            Command::Stop { engine, grace, .. } => {
+                self.with(engine, |e| {
+                    e.stop_by = now + *grace + STOP_AGAIN;
+                    let cause = e.ending();
+                    if !matches!(e.state, State::Stopping { .. }) {
+                        e.become_state(State::Stopping { cause }, now);
+                    }
+                    e.placing = None;
+                    e.shrinking = None;
+                });
+            }
+            Command::Meter { accelerator, .. } => {
+                if let Some(account) = self.ledger.accelerators.get_mut(accelerator) {
+                    account.asked = Some(now);
+                }
+            }
+            Command::Probe { engine, .. } => self.with(engine, |e| e.proof = Proof::Out(now)),
+            Command::OpenGate { engine, public, .. } => self.with(engine, |e| {
+                e.door = if *public { Door::Public } else { Door::Waiters };
+                if matches!(e.state, State::Draining { .. }) {
+                    e.become_state(State::Awake, now);
+                }
+            }),
+            Command::CloseGate { engine, generation, why, then } => {
+                self.close(engine, *generation, *why, *then, now);
+            }
+            Command::Revoke { engine, generation, .. } => self.with(engine, |e| {
+                if let (State::Draining { revoked, .. }, true) = (&mut e.state, e.generation == *generation) {
+                    *revoked = true;
+                }
+            }),
+            Command::Grant { engine, canary, .. } => self.with(engine, |e| {
+                e.leases += 1;
+                if *canary {
+                    e.proof = Proof::Out(now);
+                }
+            }),
+            Command::Refuse { .. } => {}
+            Command::Finish { operation, .. } => {
+                self.operations.remove(operation);
+            }
+        }
+    }
+
+    fn with(&mut self, engine: &EngineId, change: impl FnOnce(&mut Engine)) {
+        if let Some(engine) = self.engines.get_mut(engine) {
+            change(engine);
+        }
+    }
+
+    fn shrink(&mut self, engine: &EngineId, bytes: Bytes, host: Bytes, now: Tick) {
+        self.ledger.shrink(engine, bytes, now);
+        if host == Bytes::ZERO {
+            self.ledger.host.booked.remove(engine);
+        } else if let Some(booked) = self.ledger.host.booked.get_mut(engine) {
+            *booked = host.min(*booked);
+        }
+        let model = self.models.get_mut(&engine.model);
+        if let Some((model, spec)) = model.and_then(|m| m.spec.clone().map(|s| (m, s)))
+            && bytes > spec.memory.asleep
+        {
+            model.learned.residue = Some(bytes);
+        }
+        self.with(engine, |e| {
+            e.shrinking = None;
+            e.placing = None;
+        });
+    }
+
+    fn launched(&mut self, engine: &EngineId, accelerators: Vec<crate::model::AcceleratorId>, now: Tick) {
+        let spec = self.spec(&engine.model);
+        let (explicit, fingerprint) = spec.map_or((false, 0), |s| (s.explicit_memory, s.fingerprint));
+        self.with(engine, |e| {
+            e.placing = None;
+            e.accelerators = accelerators;
+            e.fingerprint = fingerprint;
+            e.profiled = explicit;
+            e.proof = Proof::NotReady;
+            e.cold = true;
+            e.last_end = Tick(0);
+            e.become_state(State::Launching, now);
+        });
+    }
+
+    /// Host RAM is booked here, before the call that makes the engine take it.
+    fn put_to_sleep(&mut self, engine: &EngineId, level: Level, now: Tick) {
+        if level == Level::One {
+            let host = self.host_need(engine);
+            self.ledger.host.booked.insert(engine.clone(), host);
+        }
+        self.with(engine, |e| e.become_state(State::FallingAsleep { level }, now));
+    }
+
+    fn close(&mut self, engine: &EngineId, generation: Generation, why: Why, then: Then, now: Tick) {
+        let lost = self.lost_accelerator(engine).is_some();
+        self.with(engine, |e| {
+            if e.orphan.as_ref().is_some_and(|(orphan, _)| *orphan == generation) {
+                e.orphan = None;
+                return;
+            }
+            e.door = Door::Closed;
+            match (&mut e.state, why) {
+                (State::Failing { .. }, _) => {}
+                (_, Why::Fault) => {
+                    let cause = match &e.state {
+                        _ if lost => Cause::AcceleratorLost,
+                        state if state.is_starting() => Cause::Timeout,
+                        _ => Cause::Hung,
+                    };
+                    e.become_state(State::Failing { cause, drained: false }, now);
+                }
+                (State::Draining { why: old, then: old_then, .. }, _) => {
+                    // An idle drain that somebody now counts on, or an order on top of a turn: the clock goes on.
+                    *old = why;
+                    *old_then = then;
+                }
+                _ => {
+                    let state = State::Draining { why, then, revoked: false, drained: false };
+                    e.become_state(state, now);
+                }
+            }
+        });
+    }
+}
+
+impl Engine {
+    /// Why it is being stopped, from what it was doing.
+    fn ending(&self) -> Cause {
+        match &self.state {
+            State::Failing { cause, .. } | State::Stopping { cause } => cause.clone(),
+            State::Draining { .. } | State::Asleep { .. } => Cause::Stopped,
+            _ => Cause::Timeout,
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The ledger: what is booked on every accelerator and of host RAM, beside what the meter last saw.
+//!
+//! Two truths are kept apart on purpose. A *reservation* is a right: it is what we promised, and the sum of rights
+//! never exceeds the capacity. An *observation* is a fact: memory may come back late, an engine may take more than it
+//! declared, and somebody else may use the accelerator. Room exists only where both agree.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    model::{Accelerator, AcceleratorId, EngineId},
+    units::{Bytes, Millis, Tick},
+};
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ledger {
+    pub(super) accelerators: BTreeMap<AcceleratorId, Account>,
+    pub(super) host: HostAccount,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Account {
+    pub(super) capacity: Bytes,
+    pub(super) metered: bool,
+    pub(super) healthy: bool,
+    /// Booked, by engine.
+    pub(super) booked: BTreeMap<EngineId, Bytes>,
+    pub(super) reading: Option<Reading>,
+    /// A reading is under way, ordered at this moment.
+    pub(super) asked: Option<Tick>,
+    /// Readings in a row that did not show what was waited for: the next one is asked for later.
+    pub(super) misses: u32,
+    /// When something here last changed hands: a reading from before says nothing.
+    pub(super) changed: Tick,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Reading {
+    pub(super) used: Bytes,
+    pub(super) by_engine: Option<BTreeMap<EngineId, Bytes>>,
+    pub(super) at: Tick,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct HostAccount {
+    pub(super) capacity: Bytes,
+    pub(super) booked: BTreeMap<EngineId, Bytes>,
+}
+
+/// A reading older than this is taken again before memory is granted on its word.
+const FRESH: Millis = Millis(1000);
+/// An unanswered reading is asked for again after this.
+const LOST: Millis = Millis(3000);
+/// Readings alike, at up to 100 ms each: about two seconds.
+const PATIENCE: u32 = 20;
+
+impl Account {
+    #[must_use]
+    pub(super) fn new(spec: &Accelerator) -> Self {
+        Self {
+            capacity: spec.capacity,
+            metered: spec.metered,
+            healthy: true,
+            booked: BTreeMap::new(),
+            reading: None,
+            asked: None,
+            misses: 0,
+            changed: Tick(0),
+        }
+    }
+
+    #[must_use]
+    pub(super) fn reserved(&self) -> Bytes {
+        self.booked.values().copied().sum()
+    }
+
+    /// What may still be booked.
+    #[must_use]
+    pub(super) fn free(&self) -> Bytes {
+        self.capacity.saturating_sub(self.reserved())
+    }
+
+    #[must_use]
+    pub(super) fn booked_by(&self, engine: &EngineId) -> Bytes {
+        self.booked.get(engine).copied().unwrap_or_default()
+    }
+
+    /// The meter has been read since the last change, and lately.
+    #[must_use]
+    pub(super) fn is_fresh(&self, now: Tick) -> bool {
+        !self.metered || self.reading.as_ref().is_some_and(|r| r.at >= self.changed && r.at + FRESH > now)
+    }
+
+    /// What will be in use beside `engine` once everybody has taken what is theirs: the larger of right and fact for
+    /// each engine we can tell apart, and all that is nobody's of ours.
+    #[must_use]
+    pub(super) fn used_beside(&self, engine: &EngineId) -> Bytes {
+        let booked: Bytes = self.booked.iter().filter(|(e, _)| *e != engine).map(|(_, b)| *b).sum();
+        let Some(reading) = &self.reading else {
+            return booked;
+        };
+        let Some(by_engine) = &reading.by_engine else {
+            return booked.max(reading.used.saturating_sub(self.booked_by(engine)));
+        };
+        let ours: Bytes = by_engine.values().copied().sum();
+        let larger: Bytes = self
+            .booked
+            .iter()
+            .filter(|(e, _)| *e != engine)
+            .map(|(e, b)| (*b).max(by_engine.get(e).copied().unwrap_or_default()))
+            .sum();
+        larger + reading.used.saturating_sub(ours)
+    }
+
+    /// No reading is under way, or the one that is has been lost.
+    #[must_use]
+    pub(super) fn may_ask(&self, now: Tick) -> bool {
+        self.asked.is_none_or(|at| at + LOST <= now)
+    }
+
+    /// When a reading that was asked for counts as lost.
+    #[must_use]
+    pub(super) fn lost_at(&self) -> Option<Tick> {
+        self.asked.map(|at| at + LOST)
+    }
+
+    /// The meter has shown the same for so long that what it shows is no lag: it is somebody's memory.
+    #[must_use]
+    pub(super) const fn is_settled(&self) -> bool {
+        self.misses >= PATIENCE
+    }
+
+    /// Why nothing is granted here, if so.
+    #[must_use]
+    pub(super) fn trouble(&self) -> Option<String> {
+        if !self.healthy {
+            return Some("lost: it no longer answers; its engines are replaced elsewhere".to_owned());
+        }
+        (self.reserved() > self.capacity).then(|| {
+            format!(
+                "{} reserved of {}: over by adoption, nothing new is granted here",
+                self.reserved(),
+                self.capacity
+            )
+        })
+    }
+
+    /// Observed bytes of one engine, where that can be told or inferred.
+    #[must_use]
+    pub(super) fn observed_of(&self, engine: &EngineId) -> Option<Bytes> {
+        let reading = self.reading.as_ref()?;
+        Some(match &reading.by_engine {
+            Some(by_engine) => by_engine.get(engine).copied().unwrap_or_default(),
+            None => {
+                let others: Bytes = self.booked.iter().filter(|(e, _)| *e != engine).map(|(_, b)| *b).sum();
+                reading.used.saturating_sub(others)
+            }
+        })
+    }
+
+    /// The pause before the next reading: 10 ms at first, doubling to 100 ms while it shows nothing new.
+    #[must_use]
+    pub(super) fn pause(&self) -> Millis {
+        match self.misses {
+            0 => Millis::ZERO,
+            n => Millis((10 << (n - 1).min(4)).min(100)),
+        }
+    }
+}
+
+impl HostAccount {
+    #[must_use]
+    pub(super) fn reserved(&self) -> Bytes {
+        self.booked.values().copied().sum()
+    }
+
+    #[must_use]
+    pub(super) fn free(&self) -> Bytes {
+        self.capacity.saturating_sub(self.reserved())
+    }
+}
+
+impl Ledger {
+    /// Takes over a new list of accelerators; bookings on those that stay are kept, and so are accounts that are no
+    /// longer listed but still hold something (they grant nothing: their capacity is zero).
+    pub(super) fn configure(&mut self, accelerators: &[Accelerator], host: Bytes) {
+        self.host.capacity = host;
+        for account in self.accelerators.values_mut() {
+            account.capacity = Bytes::ZERO;
+        }
+        for spec in accelerators {
+            let account = self.accelerators.entry(spec.id.clone()).or_insert_with(|| Account::new(spec));
+            account.capacity = spec.capacity;
+            account.metered = spec.metered;
+        }
+        self.accelerators.retain(|_, account| account.capacity > Bytes::ZERO || !account.booked.is_empty());
+    }
+
+    /// Books exactly so much for the engine on each of these, in place of what it had there.
+    pub(super) fn book(&mut self, engine: &EngineId, accelerators: &[AcceleratorId], bytes: Bytes) {
+        for id in accelerators {
+            if let Some(account) = self.accelerators.get_mut(id) {
+                account.booked.insert(engine.clone(), bytes);
+            }
+        }
+    }
+
+    /// Sets the engine's bookings to so much wherever it has any; zero ends them.
+    pub(super) fn shrink(&mut self, engine: &EngineId, bytes: Bytes, now: Tick) {
+        for account in self.accelerators.values_mut() {
+            if let Some(booked) = account.booked.get_mut(engine) {
+                *booked = bytes.min(*booked);
+                account.changed = now;
+                if bytes == Bytes::ZERO {
+                    account.booked.remove(engine);
+                }
+            }
+        }
+        self.accelerators.retain(|_, account| account.capacity > Bytes::ZERO || !account.booked.is_empty());
+    }
+
+    /// The most the engine has booked on any accelerator.
+    #[must_use]
+    pub(super) fn held(&self, engine: &EngineId) -> Bytes {
+        self.accelerators.values().map(|a| a.booked_by(engine)).max().unwrap_or_default()
+    }
+}

@@ -1,0 +1,56 @@
+//! The invariants, checked against the state. Run after every plan in tests and in debug builds.
+
+use super::plan::Planner;
+use crate::{
+    engine::{Door, state::State},
+    model::AcceleratorId,
+    units::Bytes,
+};
+
+impl Planner {
+    pub(super) fn check(&self) -> Vec<String> {
+        let mut broken = Vec::new();
+        for e in self.engines.values() {
+            let id = &e.id;
+            let booked = |a: &AcceleratorId| {
+                self.ledger.accelerators.get(a).map_or(Bytes::ZERO, |acc| acc.booked_by(id))
+            };
+            if e.door != Door::Closed
+                && !matches!(
+                    e.state,
+                    State::Awake | State::Loading | State::Waking { .. } | State::Failing { .. }
+                )
+            {
+                broken.push(format!("{id} is {} with an open gate", e.state));
+            }
+            if e.door == Door::Public && !matches!(e.state, State::Awake | State::Failing { .. }) {
+                broken.push(format!("{id} is {} and in the routes", e.state));
+            }
+            if e.state.has_process()
+                && e.accelerators.iter().any(|a| booked(a) == Bytes::ZERO)
+                && self.needs_memory(e)
+            {
+                broken.push(format!("{id} is {} without a reservation on each of its accelerators", e.state));
+            }
+            if !e.state.has_process() && e.placing.is_none() && self.ledger.held(id) > Bytes::ZERO {
+                broken.push(format!("{id} is {} and still holds {}", e.state, self.ledger.held(id)));
+            }
+            if matches!(e.state, State::Asleep { .. } | State::FallingAsleep { .. } | State::Stopping { .. })
+                && e.leases > 0
+            {
+                broken.push(format!("{id} is {} with {} leases", e.state, e.leases));
+            }
+        }
+        broken
+    }
+
+    fn needs_memory(&self, e: &crate::engine::Engine) -> bool {
+        let residue = self.residue_of(&e.id);
+        let awake = self.spec(&e.id.model).is_some_and(|s| s.memory.awake > Bytes::ZERO);
+        if matches!(e.state, State::Asleep { .. }) {
+            residue > Bytes::ZERO && awake
+        } else {
+            awake && self.spec(&e.id.model).is_some()
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Whom to put away so that another model fits.
+//!
+//! All or nothing: a set is touched only when it frees enough on every accelerator of the candidate. Gentler sets are
+//! tried first, whole tiers before the next: idle engines asleep; sleepers stopped as well; idle engines stopped; only
+//! then, when a turn has lasted its maximum, engines in use.
+
+use std::cmp::Reverse;
+
+use super::{command::Then, placement::Candidate, plan::Draft};
+use crate::{
+    engine::{Engine, state::State},
+    model::{AcceleratorId, EngineId, Eviction, Level},
+    units::{Bytes, Millis, Tick},
+};
+
+/// One engine to put away, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Victim {
+    pub(super) engine: EngineId,
+    pub(super) then: Then,
+    frees: Bytes,
+    on: Vec<AcceleratorId>,
+    last_used: Tick,
+    comes_back_in: Millis,
+    outdated: bool,
+    tier: u8,
+}
+
+/// Subsets of so many victims are tried exhaustively; beyond, only the longest unused are considered.
+const MOST: usize = 10;
+/// Idle, asleep (stopped), idle (stopped), in use.
+const TIERS: u8 = 4;
+
+impl Draft<'_> {
+    /// The best set of victims over all candidates, with the candidate it is for.
+    pub(super) fn victims<'c>(
+        &self,
+        id: &EngineId,
+        candidates: &'c [Candidate],
+    ) -> Option<(&'c Candidate, Vec<Victim>)> {
+        (0..TIERS).find_map(|tier| {
+            let sets = candidates.iter().filter_map(|c| self.best_set(id, c, tier).map(|set| (c, set)));
+            sets.min_by_key(|(c, set)| score(c, set))
+        })
+    }
+
+    fn best_set(&self, id: &EngineId, candidate: &Candidate, tier: u8) -> Option<Vec<Victim>> {
+        let short: Vec<(AcceleratorId, Bytes)> = candidate
+            .accelerators
+            .iter()
+            .map(|a| (a.clone(), self.shortfall(id, candidate, a, true)))
+            .filter(|(_, short)| *short > Bytes::ZERO)
+            .collect();
+        let mut options: Vec<Victim> = self
+            .planner
+            .engines
+            .values()
+            .filter(|e| e.id != *id && e.accelerators.iter().any(|a| short.iter().any(|(s, _)| s == a)))
+            .flat_map(|e| self.options(id, e))
+            .filter(|v| v.tier <= tier)
+            .collect();
+        options.sort_by_key(|v| (Reverse(v.outdated), v.tier, v.last_used));
+        options.truncate(MOST);
+        (1_u32..1 << options.len())
+            .map(|mask| pick(&options, mask))
+            .filter(|set| one_way_each(set) && covers(set, &short))
+            .min_by_key(|set| score(candidate, set))
+    }
+
+    /// How this engine could make room, if it may be made to.
+    fn options(&self, requester: &EngineId, e: &Engine) -> Vec<Victim> {
+        let planner = &self.planner;
+        if e.id.model == requester.model || self.pinned(&e.id) || planner.settings.eviction == Eviction::Never
+        {
+            return Vec::new();
+        }
+        let Some(model) = planner.models.get(&e.id.model) else {
+            return Vec::new();
+        };
+        let Some(spec) = model.spec.as_ref() else {
+            return Vec::new();
+        };
+        let held = planner.ledger.held(&e.id);
+        let victim = |then, frees, tier, comes_back_in| Victim {
+            engine: e.id.clone(),
+            then,
+            frees,
+            on: e.accelerators.clone(),
+            last_used: e.idle_since(),
+            comes_back_in,
+            outdated: e.fingerprint != spec.fingerprint,
+            tier,
+        };
+        let start = model.learned.start.unwrap_or(Millis::secs(60));
+        let wake = model.learned.wake.unwrap_or(Millis::secs(1));
+        match &e.state {
+            State::Asleep { .. } if e.placing.is_none() && e.shrinking.is_none() => {
+                if self.goes_before(&e.id, requester) {
+                    Vec::new()
+                } else {
+                    vec![victim(Then::Stop, held, 1, start)]
+                }
+            }
+            State::Awake if e.serves() => {
+                let Some(busy) = self.leaves_its_turn(e) else {
+                    return Vec::new();
+                };
+                let sleeps = self.sleep_level(&e.id, None);
+                let residue = model.residue(spec);
+                let mut ways = Vec::new();
+                match sleeps {
+                    Some(_) => {
+                        ways.push(victim(
+                            Then::Sleep(None),
+                            held.saturating_sub(residue),
+                            if busy { 3 } else { 0 },
+                            wake,
+                        ));
+                        ways.push(victim(Then::Stop, held, if busy { 3 } else { 2 }, start));
+                    }
+                    None => ways.push(victim(Then::Stop, held, if busy { 3 } else { 0 }, start)),
+                }
+                ways
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// `Some(busy)` when policy lets this awake engine be put away now: idle and past its residency, or in use for
+    /// longer than a turn may last.
+    fn leaves_its_turn(&self, e: &Engine) -> Option<bool> {
+        let settings = &self.planner.settings;
+        let turns = &settings.turns;
+        match settings.eviction {
+            Eviction::Never => None,
+            Eviction::Cooldown => {
+                let after = self.planner.spec(&e.id.model)?.idle.sleep_after?;
+                (e.leases == 0 && e.idle_since() + after <= self.now).then_some(false)
+            }
+            Eviction::Residency => {
+                if e.leases == 0 && e.turn + turns.residency <= self.now {
+                    Some(false)
+                } else {
+                    (e.turn + turns.max_turn.max(turns.residency) <= self.now).then_some(true)
+                }
+            }
+        }
+    }
+}
+
+fn pick(options: &[Victim], mask: u32) -> Vec<Victim> {
+    options.iter().enumerate().filter(|(i, _)| mask & (1 << i) != 0).map(|(_, v)| v.clone()).collect()
+}
+
+/// No engine stands in the set twice, once to sleep and once to stop.
+fn one_way_each(set: &[Victim]) -> bool {
+    set.iter().enumerate().all(|(i, v)| set.iter().skip(i + 1).all(|w| w.engine != v.engine))
+}
+
+fn covers(set: &[Victim], short: &[(AcceleratorId, Bytes)]) -> bool {
+    short
+        .iter()
+        .all(|(a, need)| set.iter().filter(|v| v.on.contains(a)).map(|v| v.frees).sum::<Bytes>() >= *need)
+}
+
+/// Smaller is better: accelerators disturbed that the newcomer does not need, then bytes freed, then how lately
+/// any of them was used, then the time until all of them are back.
+fn score(candidate: &Candidate, set: &[Victim]) -> (usize, usize, Bytes, Tick, Millis) {
+    let outside = set.iter().flat_map(|v| &v.on).filter(|a| !candidate.accelerators.contains(a)).count();
+    let current = set.iter().filter(|v| !v.outdated).count();
+    let freed = set.iter().map(|v| Bytes(v.frees.0.saturating_mul(v.on.len() as u64))).sum();
+    let latest = set.iter().map(|v| v.last_used).max().unwrap_or_default();
+    let back = set.iter().map(|v| v.comes_back_in).fold(Millis::ZERO, |a, b| a + b);
+    // Outdated engines go first, but never so that more accelerators are disturbed.
+    (outside, current, freed, latest, back)
+}
+
+impl Victim {
+    pub(super) const fn is_asleep(&self) -> bool {
+        self.tier == 1
+    }
+
+    /// Somebody uses it: its drain has to be waited for.
+    pub(super) const fn is_busy(&self) -> bool {
+        self.tier == 3
+    }
+
+    /// For texts: what becomes of it.
+    pub(super) const fn fate(&self) -> &'static str {
+        match self.then {
+            Then::Sleep(Some(Level::One | Level::Two) | None) => "put to sleep",
+            Then::Stop => "stopped",
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Why nothing happens, or not yet: the words of `explain`, and the details of every refusal.
+
+use super::{
+    placement::Candidate,
+    plan::{Draft, Planner},
+};
+use crate::{
+    engine::{Engine, state::State},
+    fault::{Blocking, Cause, Fault, Shortage, Wait},
+    model::{EngineId, Eviction, ModelName, ModelSpec},
+    units::{Bytes, Tick},
+};
+
+/// Why a model is not awake, in words and as data.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reason {
+    pub(super) text: String,
+    pub(super) holders: Vec<Blocking>,
+    pub(super) retry_after: Option<Tick>,
+    /// Those who wait are sent away.
+    pub(super) refuse: bool,
+    class: Class,
+}
+
+/// What kind of waiting it is: decides the fault of a request that waited in vain.
+#[derive(Clone, Debug, Default)]
+enum Class {
+    /// Being launched or woken.
+    #[default]
+    Start,
+    Memory {
+        need: Bytes,
+        available: Bytes,
+    },
+    /// It fits nowhere, whatever is put away.
+    Never {
+        need: Bytes,
+        available: Bytes,
+    },
+    Failed {
+        cause: Cause,
+    },
+}
+
+impl Reason {
+    pub(super) fn starting(text: &str) -> Self {
+        Self { text: text.to_owned(), ..Self::default() }
+    }
+
+    pub(super) fn memory(text: String, holders: Vec<Blocking>, retry_after: Option<Tick>) -> Self {
+        let class = Class::Memory { need: Bytes::ZERO, available: Bytes::ZERO };
+        Self { text, holders, retry_after, refuse: false, class }
+    }
+
+    pub(super) fn failed(cause: Cause, failures: u32, until: Tick, refuse: bool) -> Self {
+        let text = format!("it failed ({cause}), {failures} in a row; tried again at {until}");
+        Self { text, holders: Vec::new(), retry_after: Some(until), refuse, class: Class::Failed { cause } }
+    }
+
+    pub(super) fn wait(&self, now: Tick) -> Wait {
+        Wait {
+            waited_for: self.text.clone(),
+            holders: self.holders.clone(),
+            retry_after: self.retry_after.map(|at| at.since(now)),
+            ..Wait::default()
+        }
+    }
+
+    /// Nothing will come of waiting.
+    pub(super) const fn is_final(&self) -> bool {
+        self.refuse
+    }
+
+    pub(super) fn refusal(&self, model: &ModelName, wait: &Wait) -> Option<Fault> {
+        self.refuse.then(|| self.late(model, wait.clone()))
+    }
+
+    /// The fault of a request that waited for this until its deadline.
+    pub(super) fn late(&self, model: &ModelName, wait: Wait) -> Fault {
+        let model = model.clone();
+        let shortage = |memory, available, never, wait| {
+            Fault::InsufficientMemory(Box::new(Shortage {
+                model: model.clone(),
+                memory,
+                available,
+                never,
+                wait,
+            }))
+        };
+        match &self.class {
+            Class::Start => Fault::ModelNotReady { model, cause: Cause::Timeout, wait },
+            Class::Failed { cause } => Fault::ModelNotReady { model, cause: cause.clone(), wait },
+            Class::Memory { need, available } => shortage(*need, *available, false, wait),
+            Class::Never { need, available } => {
+                shortage(*need, *available, true, Wait { retry_after: None, ..wait })
+            }
+        }
+    }
+}
+
+impl Draft<'_> {
+    /// Who holds the memory of a candidate, and until when.
+    pub(super) fn held_reason(&self, id: &EngineId, candidate: &Candidate) -> Reason {
+        let planner = &self.planner;
+        let on = |e: &&Engine| e.accelerators.iter().any(|a| candidate.accelerators.contains(a));
+        let holders: Vec<&Engine> =
+            planner.engines.values().filter(|e| e.id != *id && e.state.has_process()).filter(on).collect();
+        let words: Vec<String> = holders.iter().map(|e| self.hold(e)).collect();
+        let short = |a| {
+            self.shortfall(id, candidate, a, true) > Bytes::ZERO
+                || self.shortfall(id, candidate, a, false) > Bytes::ZERO
+        };
+        let wanted: Vec<&str> =
+            candidate.accelerators.iter().filter(|a| short(a)).map(|a| a.as_str()).collect();
+        let places = if wanted.is_empty() { "its accelerators".to_owned() } else { wanted.join(", ") };
+        let available = candidate.accelerators.iter().filter_map(|a| planner.ledger.accelerators.get(a));
+        let available = available.map(super::budget::Account::free).min().unwrap_or_default();
+        let movable =
+            holders.iter().filter(|e| !self.pinned(&e.id) && planner.settings.eviction != Eviction::Never);
+        let retry_after = movable.map(|e| planner.may_go_at(e)).min();
+        Reason {
+            text: format!(
+                "waiting for {places}: {}",
+                if words.is_empty() { "claimed by others in line".to_owned() } else { words.join("; ") }
+            ),
+            holders: holders.iter().map(|e| planner.blocking(e, self.now)).collect(),
+            retry_after,
+            refuse: false,
+            class: Class::Memory { need: candidate.need, available },
+        }
+    }
+
+    fn hold(&self, e: &Engine) -> String {
+        let turns = &self.planner.settings.turns;
+        let leases = match e.leases {
+            1 => "1 lease".to_owned(),
+            n => format!("{n} leases"),
+        };
+        let until = match &e.state {
+            State::Draining { .. } => format!("drains at most until {}", e.since + turns.drain_deadline),
+            State::Awake if self.pinned(&e.id) => "pinned".to_owned(),
+            State::Awake if self.planner.settings.eviction == Eviction::Never => {
+                "never put away for others".to_owned()
+            }
+            State::Awake if e.leases == 0 => format!("may go at {}", e.turn + turns.residency),
+            State::Awake => format!("its turn ends at {}", e.turn + turns.max_turn),
+            state => state.to_string(),
+        };
+        format!("held by {}, {leases}, {until}", e.id.model)
+    }
+
+    /// No accelerator, or set of them, could ever hold it.
+    pub(super) fn fits_nowhere(&self, id: &EngineId, spec: &ModelSpec) -> Reason {
+        if !self.candidates(id, spec, false).is_empty() {
+            return Reason::memory("waiting for its accelerator to come back".to_owned(), Vec::new(), None);
+        }
+        let available = self.planner.largest();
+        let need = spec.memory.awake;
+        Reason {
+            text: format!("it needs {need} on each accelerator, and the largest has {available}"),
+            refuse: true,
+            class: Class::Never { need, available },
+            ..Reason::default()
+        }
+    }
+
+    pub(super) fn under_way(&self, id: &EngineId, spec: &ModelSpec) -> Reason {
+        let Some(e) = self.engine(id) else {
+            return Reason::default();
+        };
+        let held = self.planner.ledger.held(id);
+        let by = e.deadline(Some(spec), held, &self.planner.settings.timeouts).unwrap_or(e.since);
+        let what = if e.cold { "launched" } else { "woken" };
+        let mut reason = Reason::starting(&format!("it is being {what} ({}), given up at {by}", e.state));
+        reason.retry_after = Some(by);
+        reason
+    }
+}
+
+impl Planner {
+    pub(super) fn blocking(&self, e: &Engine, now: Tick) -> Blocking {
+        Blocking {
+            model: e.id.model.clone(),
+            memory: self.ledger.held(&e.id),
+            idle_for: if e.leases > 0 { crate::units::Millis::ZERO } else { now.since(e.idle_since()) },
+            leases: e.leases,
+            pinned: self.models.get(&e.id.model).is_some_and(super::plan::Model::pinned),
+        }
+    }
+
+    /// A model nobody waits for: what it does, and what comes next.
+    pub(super) fn explain_rest(&self, model: &ModelName) -> Reason {
+        if !self.adopted {
+            return Reason::starting("the gateway is looking for engines that already run");
+        }
+        let Some(e) = self.engines_of(model).next() else {
+            return Reason::starting("removed");
+        };
+        let idle = self.spec(model).map(|s| s.idle);
+        let pinned = self.models.get(model).is_some_and(super::plan::Model::pinned);
+        let text = match &e.state {
+            State::Awake if pinned => "awake; pinned".to_owned(),
+            State::Awake if e.leases > 0 => "awake; in use".to_owned(),
+            State::Awake => match idle.and_then(|i| i.sleep_after) {
+                Some(after) => {
+                    format!("awake; unused since {}, put away at {}", e.idle_since(), e.idle_since() + after)
+                }
+                None => "awake; never put away by idleness".to_owned(),
+            },
+            State::Asleep { level } => match idle.and_then(|i| i.stop_after) {
+                Some(after) => {
+                    format!(
+                        "asleep at level {}; stopped at {}",
+                        level.number(),
+                        e.idle_since().max(e.since) + after
+                    )
+                }
+                None => format!("asleep at level {}", level.number()),
+            },
+            State::Cold => "not running; launched when asked for".to_owned(),
+            State::Backoff { until, cause } => format!("failed ({cause}); not tried again before {until}"),
+            state => format!("{state} since {}", e.since),
+        };
+        Reason::starting(&text)
+    }
+}

@@ -1,0 +1,232 @@
+//! Where an engine may go: candidate sets of accelerators, and whether one has room.
+
+use super::plan::Draft;
+use crate::{
+    engine::{Engine, state::State},
+    model::{AcceleratorId, Accelerators, EngineId, ModelSpec},
+    units::{Bytes, Millis},
+};
+
+/// One way of placing an engine.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    pub(super) accelerators: Vec<AcceleratorId>,
+    /// What the engine will have booked on each of them.
+    pub(super) need: Bytes,
+}
+
+/// Whether a candidate can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// Now.
+    Yes,
+    /// An engine there measures free memory, or is about to change it.
+    Excluded {
+        by: EngineId,
+    },
+    /// The ledger has room; the meter was not asked since the last change.
+    Unread {
+        accelerator: AcceleratorId,
+    },
+    /// The ledger has room; the meter does not show it free yet.
+    Unseen {
+        accelerator: AcceleratorId,
+        after: Millis,
+        short: Bytes,
+    },
+    /// It will, once what is on its way out is gone.
+    Coming,
+    No,
+}
+
+/// More combinations than this are not looked at; those with the most free memory come first.
+const MOST: usize = 64;
+
+impl Draft<'_> {
+    /// Every candidate, those with the most free memory first. Empty: it fits nowhere, even were all else put away.
+    pub(super) fn candidates(&self, id: &EngineId, spec: &ModelSpec, healthy_only: bool) -> Vec<Candidate> {
+        let Some(model) = self.planner.models.get(&id.model) else {
+            return Vec::new();
+        };
+        let need = model.need(spec, self.planner.largest());
+        let accounts = &self.planner.ledger.accelerators;
+        let usable = |a: &AcceleratorId| {
+            accounts.get(a).is_some_and(|account| {
+                let peak_or_declared = if account.capacity >= need { need } else { spec.memory.awake };
+                account.capacity >= peak_or_declared && (account.healthy || !healthy_only)
+            })
+        };
+        let fixed = match (self.engine(id), &spec.accelerators) {
+            (Some(e), _) if e.state.has_process() => Some(e.accelerators.clone()),
+            (_, Accelerators::Ids(ids)) => Some(ids.clone()),
+            _ => None,
+        };
+        let sets = match (fixed, &spec.accelerators) {
+            (Some(ids), _) => vec![ids],
+            (None, Accelerators::Count(n)) => {
+                let mut ids: Vec<AcceleratorId> = accounts.keys().filter(|a| usable(a)).cloned().collect();
+                ids.sort_by_key(|a| std::cmp::Reverse(accounts.get(a).map(super::budget::Account::free)));
+                combinations(&ids, *n as usize)
+            }
+            _ => Vec::new(),
+        };
+        let fits = |set: &Vec<AcceleratorId>| !set.is_empty() && set.iter().all(&usable);
+        sets.into_iter().filter(fits).map(|accelerators| Candidate { accelerators, need }).collect()
+    }
+
+    /// What is still missing on one accelerator of a candidate, after what is free and (`coming`) on its way out.
+    pub(super) fn shortfall(
+        &self,
+        id: &EngineId,
+        candidate: &Candidate,
+        on: &AcceleratorId,
+        coming: bool,
+    ) -> Bytes {
+        let Some(account) = self.planner.ledger.accelerators.get(on) else {
+            return candidate.need;
+        };
+        let extra = candidate.need.saturating_sub(account.booked_by(id));
+        let mut free = account.free();
+        if account.is_settled() {
+            free = free.min(
+                account
+                    .capacity
+                    .saturating_sub(account.used_beside(id))
+                    .saturating_sub(account.booked_by(id)),
+            );
+        }
+        let coming_in = if coming { self.coming(id, on) } else { Bytes::ZERO };
+        let all = free + self.coming(id, on);
+        let claimed = self.claims.get(on).copied().unwrap_or_default();
+        extra.saturating_sub((free + coming_in).min(all.saturating_sub(claimed)))
+    }
+
+    /// Memory on an accelerator that engines on their way out will give back.
+    fn coming(&self, id: &EngineId, on: &AcceleratorId) -> Bytes {
+        let leaving = self.planner.engines.values().filter(|e| e.id != *id && e.accelerators.contains(on));
+        leaving.map(|e| self.will_free(e, on)).sum()
+    }
+
+    /// What this engine will give back on its own.
+    pub(super) fn will_free(&self, e: &Engine, on: &AcceleratorId) -> Bytes {
+        let Some(account) = self.planner.ledger.accelerators.get(on) else {
+            return Bytes::ZERO;
+        };
+        let booked = account.booked_by(&e.id);
+        let asleep = booked.saturating_sub(self.planner.residue_of(&e.id));
+        match &e.state {
+            State::Draining { then: super::command::Then::Sleep(wish), .. } => {
+                if self.sleep_level(&e.id, *wish).is_some() { asleep } else { booked }
+            }
+            State::FallingAsleep { .. } => asleep,
+            State::Asleep { .. } if e.shrinking.is_some() => asleep,
+            state if state.is_leaving() => booked,
+            _ => Bytes::ZERO,
+        }
+    }
+
+    /// Whether the engine can be started on this candidate, and if not why.
+    pub(super) fn room(&self, id: &EngineId, spec: &ModelSpec, candidate: &Candidate) -> Room {
+        let short = |coming| {
+            candidate.accelerators.iter().any(|a| self.shortfall(id, candidate, a, coming) > Bytes::ZERO)
+        };
+        if short(true) {
+            return Room::No;
+        }
+        if short(false) {
+            return Room::Coming;
+        }
+        if let Some(by) = self.excluded(id, spec, candidate) {
+            return Room::Excluded { by };
+        }
+        let mut unseen = None;
+        for accelerator in &candidate.accelerators {
+            let Some(account) = self.planner.ledger.accelerators.get(accelerator) else {
+                continue;
+            };
+            if !account.is_fresh(self.now) {
+                return Room::Unread { accelerator: accelerator.clone() };
+            }
+            let used = account.used_beside(id) + candidate.need;
+            if account.metered && used > account.capacity {
+                let short = used.saturating_sub(account.capacity);
+                unseen =
+                    Some(Room::Unseen { accelerator: accelerator.clone(), after: account.pause(), short });
+            }
+        }
+        unseen.unwrap_or(Room::Yes)
+    }
+
+    /// An engine that must be let finish first: on one accelerator a launch that measures free memory excludes every
+    /// other change of it.
+    fn excluded(&self, id: &EngineId, spec: &ModelSpec, candidate: &Candidate) -> Option<EngineId> {
+        let cold = !self.engine(id).is_some_and(|e| e.state.has_process());
+        let launch = cold && !spec.explicit_memory;
+        let near = |e: &&Engine| {
+            let held = e.placing.as_ref().map_or(&e.accelerators, |p| &p.accelerators);
+            e.id != *id && held.iter().any(|a| candidate.accelerators.contains(a))
+        };
+        let blocks = |e: &&Engine| {
+            let profiles = !self.planner.spec(&e.id.model).is_some_and(|s| s.explicit_memory);
+            let about_to_launch = e.placing.is_some() && !e.state.has_process() && profiles;
+            if e.is_profiling() || about_to_launch {
+                return true;
+            }
+            let moves = e.placing.is_some()
+                || matches!(
+                    e.state,
+                    State::Waking { .. } | State::FallingAsleep { .. } | State::Stopping { .. }
+                )
+                || e.shrinking.is_some()
+                || (e.state.is_starting() && !e.profiled);
+            launch && moves
+        };
+        self.planner.engines.values().filter(near).find(blocks).map(|e| e.id.clone())
+    }
+}
+
+/// Sets of `n`, in the order of the list, at most [`MOST`].
+fn combinations(ids: &[AcceleratorId], n: usize) -> Vec<Vec<AcceleratorId>> {
+    let mut out = Vec::new();
+    let mut chosen = Vec::new();
+    descend(ids, n, &mut chosen, &mut out);
+    out
+}
+
+fn descend(
+    ids: &[AcceleratorId],
+    n: usize,
+    chosen: &mut Vec<AcceleratorId>,
+    out: &mut Vec<Vec<AcceleratorId>>,
+) {
+    if out.len() >= MOST {
+        return;
+    }
+    if n == 0 {
+        out.push(chosen.clone());
+        return;
+    }
+    for (at, id) in ids.iter().enumerate() {
+        if ids.len() - at < n {
+            return;
+        }
+        chosen.push(id.clone());
+        descend(ids.get(at + 1..).unwrap_or_default(), n - 1, chosen, out);
+        chosen.pop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn combinations_are_complete_and_bounded() {
+        let ids: Vec<AcceleratorId> = (0..4).map(|i| AcceleratorId::from(format!("gpu-{i}"))).collect();
+        assert_eq!(combinations(&ids, 2).len(), 6);
+        assert_eq!(combinations(&ids, 4).len(), 1);
+        assert!(combinations(&ids, 5).is_empty());
+        let many: Vec<AcceleratorId> = (0..16).map(|i| AcceleratorId::from(format!("gpu-{i}"))).collect();
+        assert_eq!(combinations(&many, 8).len(), MOST);
+    }
+}

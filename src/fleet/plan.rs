@@ -1,0 +1,300 @@
+//! The leader's decision: which engines run, sleep, or make room.
+//!
+//! [`Planner`] is the state; [`Draft`] is one decision over a copy of it. The order of a decision is fixed: first what
+//! each engine's own life demands (`advance`), then who starts (`admit`), since what is on its way out is room that
+//! need not be made twice.
+
+use std::collections::BTreeMap;
+
+use super::{
+    budget::Ledger,
+    command::Command,
+    dispatch::Places,
+    event::{Learned, OperationId, Order},
+    explain::Reason,
+    report::{Line, Report},
+};
+use crate::{
+    engine::{Door, Engine, state::State},
+    fault::{Fault, Wait},
+    model::{AcceleratorId, EngineId, ModelName, ModelSpec, Settings},
+    units::{Bytes, Generation, Millis, Tick},
+};
+
+/// Everything the plan is made from, but for the demand.
+#[derive(Clone, Debug, Default)]
+pub struct Planner {
+    pub(super) settings: Settings,
+    pub(super) models: BTreeMap<ModelName, Model>,
+    pub(super) engines: BTreeMap<EngineId, Engine>,
+    pub(super) ledger: Ledger,
+    /// Everything that already ran is known.
+    pub(super) adopted: bool,
+    /// Ordered; `true`: engines are stopped too.
+    pub(super) shutdown: Option<bool>,
+    pub(super) operations: BTreeMap<OperationId, (ModelName, Order)>,
+    /// When a plan was last recorded.
+    pub(super) planned: Tick,
+}
+
+/// A model and what is known of it beyond its configuration.
+#[derive(Clone, Debug)]
+pub(super) struct Model {
+    /// `None`: no longer configured, on its way out.
+    pub(super) spec: Option<ModelSpec>,
+    /// An operator's word on pinning.
+    pub(super) pin: Option<bool>,
+    pub(super) learned: Learned,
+    /// The usual pause between two uses, learned from its own.
+    pub(super) gap: Option<Millis>,
+    /// Configured or pinned at this moment: a model that is wanted without waiters queues from here.
+    pub(super) since: Tick,
+}
+
+/// One model's queue, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    pub waiting: u32,
+    /// The highest band among the waiters.
+    pub band: i32,
+    /// The earliest arrival.
+    pub oldest: Tick,
+}
+
+/// A decision in the making.
+pub struct Draft<'a> {
+    pub(super) planner: Planner,
+    pub(super) demand: &'a BTreeMap<ModelName, Demand>,
+    pub(super) now: Tick,
+    commands: Vec<Command>,
+    /// What each model waits for, or why nothing is done about it.
+    pub(super) reasons: BTreeMap<ModelName, Reason>,
+    /// Memory that a model earlier in line will take on an accelerator.
+    pub(super) claims: BTreeMap<AcceleratorId, Bytes>,
+}
+
+/// What the plan says about those who wait.
+pub struct Verdicts {
+    reasons: BTreeMap<ModelName, Reason>,
+    shutdown: bool,
+    now: Tick,
+}
+
+impl Model {
+    pub(super) fn pinned(&self) -> bool {
+        self.pin.unwrap_or_else(|| self.spec.as_ref().is_some_and(|s| s.pinned))
+    }
+
+    /// What one awake engine takes on each of its accelerators.
+    pub(super) fn need(&self, spec: &ModelSpec, largest: Bytes) -> Bytes {
+        let declared = spec.memory.awake;
+        match self.learned.peak {
+            // A peak beyond every accelerator is a misreading (somebody else's memory); it must not bar the model.
+            Some(peak) if peak <= largest => declared.max(peak),
+            _ => declared,
+        }
+    }
+
+    /// What an asleep engine keeps on each of its accelerators.
+    pub(super) fn residue(&self, spec: &ModelSpec) -> Bytes {
+        spec.memory.asleep.max(self.learned.residue.unwrap_or_default()).min(spec.memory.awake)
+    }
+}
+
+impl<'a> Draft<'a> {
+    pub(super) fn new(mut planner: Planner, demand: &'a BTreeMap<ModelName, Demand>, now: Tick) -> Self {
+        planner.settle(now);
+        Self { planner, demand, now, commands: Vec::new(), reasons: BTreeMap::new(), claims: BTreeMap::new() }
+    }
+
+    pub(super) fn decide(&mut self) {
+        if !self.planner.adopted {
+            return;
+        }
+        self.advance();
+        if self.planner.shutdown.is_none() {
+            self.admit();
+        }
+        self.finish_operations();
+    }
+
+    /// Decides on a command, and records it in the draft at once.
+    pub(super) fn emit(&mut self, command: Command) {
+        self.planner.apply(&command, self.now);
+        self.commands.push(command);
+    }
+
+    pub(super) fn record(&mut self, command: &Command) {
+        self.planner.apply(command, self.now);
+    }
+
+    pub(super) fn take_commands(&mut self) -> Vec<Command> {
+        std::mem::take(&mut self.commands)
+    }
+
+    pub(super) fn verdicts(&self) -> Verdicts {
+        Verdicts { reasons: self.reasons.clone(), shutdown: self.planner.shutdown.is_some(), now: self.now }
+    }
+
+    pub(super) fn max_waiting(&self) -> usize {
+        self.planner.settings.queue.max_waiting as usize
+    }
+
+    pub(super) fn waiting(&self, model: &ModelName) -> u32 {
+        self.demand.get(model).map_or(0, |d| d.waiting)
+    }
+
+    /// The engines of a model that can take waiters now, and how many; the least used first.
+    pub(super) fn places(&self, model: &ModelName) -> Vec<(EngineId, Places)> {
+        let spec = self.planner.models.get(model).and_then(|m| m.spec.as_ref());
+        let limit = spec.and_then(|s| s.max_concurrency).unwrap_or(u32::MAX);
+        let mut serving: Vec<&Engine> =
+            self.planner.engines.values().filter(|e| e.id.model == *model && e.serves()).collect();
+        serving.sort_by_key(|e| e.leases);
+        let places = |e: &Engine| (e.id.clone(), Places::Free(limit.saturating_sub(e.leases) as usize));
+        let proving = self.planner.engines.values().filter(|e| e.id.model == *model && e.wants_proof());
+        serving.into_iter().map(places).chain(proving.map(|e| (e.id.clone(), Places::Canary))).collect()
+    }
+
+    /// Engines that must prove themselves and have nobody to do it with.
+    pub(super) fn unproven(&self) -> Vec<EngineId> {
+        self.planner.engines.values().filter(|e| e.wants_proof()).map(|e| e.id.clone()).collect()
+    }
+
+    pub(super) fn probe(&mut self, engine: &EngineId) {
+        let generation = self.generation(engine);
+        self.emit(Command::Probe { engine: engine.clone(), generation });
+    }
+
+    pub(super) fn generation(&self, engine: &EngineId) -> Generation {
+        self.planner.engines.get(engine).map_or(Generation(0), |e| e.generation)
+    }
+
+    pub(super) fn door(&self, engine: &EngineId) -> Door {
+        self.planner.engines.get(engine).map_or(Door::Closed, |e| e.door)
+    }
+
+    pub(super) fn report(&self) -> Report {
+        let line = |name: &ModelName| {
+            let waiting = self.waiting(name);
+            let state = self.planner.model_state(name);
+            let leases = self.planner.leases_of(name);
+            let reason = self.reasons.get(name).cloned().unwrap_or_else(|| self.planner.explain_rest(name));
+            Line { state, waiting, leases, wait: reason.wait(self.now), reason: reason.text }
+        };
+        let accounts = &self.planner.ledger.accelerators;
+        Report {
+            models: self.planner.models.keys().map(|name| (name.clone(), line(name))).collect(),
+            accelerators: accounts.iter().filter_map(|(id, a)| Some((id.clone(), a.trouble()?))).collect(),
+        }
+    }
+}
+
+impl Verdicts {
+    /// What a model's waiters wait for, without what is each waiter's own.
+    pub(super) fn wait(&self, model: &ModelName) -> Wait {
+        self.reasons.get(model).map(|r| r.wait(self.now)).unwrap_or_default()
+    }
+
+    /// Why everybody who waits for this model is sent away, if so.
+    pub(super) fn refusal(&self, model: &ModelName, wait: &Wait) -> Option<Fault> {
+        if self.shutdown {
+            return Some(Fault::ShuttingDown);
+        }
+        self.reasons.get(model)?.refusal(model, wait)
+    }
+
+    /// The fault of a waiter whose deadline has passed.
+    pub(super) fn late(&self, model: &ModelName, wait: Wait) -> Fault {
+        match self.reasons.get(model) {
+            Some(reason) => reason.late(model, wait),
+            None => Fault::QueueFull { message: format!("'{model}' is at its maxConcurrency"), wait },
+        }
+    }
+}
+
+impl Planner {
+    pub(super) fn leases_of(&self, model: &ModelName) -> u32 {
+        self.engines.values().filter(|e| e.id.model == *model).map(|e| e.leases).sum()
+    }
+
+    pub(super) fn spec(&self, model: &ModelName) -> Option<&ModelSpec> {
+        self.models.get(model)?.spec.as_ref()
+    }
+
+    /// An accelerator of this engine that no longer answers.
+    pub(super) fn lost_accelerator(&self, id: &EngineId) -> Option<&AcceleratorId> {
+        let engine = self.engines.get(id)?;
+        engine
+            .accelerators
+            .iter()
+            .find(|a| self.ledger.accelerators.get(*a).is_none_or(|account| !account.healthy))
+    }
+
+    /// The largest accelerator there is.
+    pub(super) fn largest(&self) -> Bytes {
+        self.ledger.accelerators.values().map(|a| a.capacity).max().unwrap_or_default()
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        match self.shutdown {
+            None => false,
+            Some(true) => self.engines.values().all(|e| !e.state.has_process()),
+            Some(false) => self.engines.values().all(|e| e.door == Door::Closed && e.leases == 0),
+        }
+    }
+
+    /// Time alone: back-offs that ended, models that are gone for good.
+    pub(super) fn settle(&mut self, now: Tick) {
+        self.planned = self.planned.max(now);
+        for engine in self.engines.values_mut() {
+            if matches!(engine.state, State::Backoff { until, .. } if until <= now) {
+                engine.become_state(State::Cold, now);
+            }
+            if engine.is_forgiven(now) {
+                engine.failures = 0;
+            }
+        }
+        let models = &self.models;
+        self.engines.retain(|id, engine| {
+            let wanted =
+                models.get(&id.model).and_then(|m| m.spec.as_ref()).is_some_and(|s| id.replica < s.replicas);
+            wanted || engine.state.has_process() || engine.orphan.is_some()
+        });
+        let engines = &self.engines;
+        self.models.retain(|name, model| model.spec.is_some() || engines.keys().any(|id| id.model == *name));
+    }
+
+    /// Every moment at which some decision may change. More than needed is harmless; one too few is a stall.
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = Tick> + '_ {
+        let lost = self.ledger.accelerators.values().filter_map(super::budget::Account::lost_at);
+        self.engines.values().flat_map(|e| self.deadlines_of(e)).chain(lost)
+    }
+
+    fn deadlines_of(&self, e: &Engine) -> Vec<Tick> {
+        let spec = self.spec(&e.id.model);
+        let idle = spec.map(|s| s.idle);
+        let turns = &self.settings.turns;
+        let timeouts = &self.settings.timeouts;
+        let mut at: Vec<Tick> = e.deadline(spec, self.ledger.held(&e.id), timeouts).into_iter().collect();
+        at.extend(e.hung_at(timeouts));
+        at.extend(
+            e.shrinking.into_iter().flat_map(|at| [at + timeouts.settle, at + Millis(timeouts.settle.0 * 5)]),
+        );
+        match &e.state {
+            State::Awake => {
+                at.extend([e.turn + turns.residency, e.turn + turns.max_turn]);
+                at.extend(idle.and_then(|i| i.sleep_after).map(|after| e.idle_since() + after));
+                at.extend(idle.and_then(|i| i.stop_after).map(|after| e.idle_since() + after));
+            }
+            State::Draining { .. } => at.push(e.since + turns.drain_deadline),
+            State::Asleep { .. } => {
+                at.extend(idle.and_then(|i| i.stop_after).map(|after| e.idle_since().max(e.since) + after));
+            }
+            State::Backoff { until, .. } => at.push(*until),
+            State::Stopping { .. } => at.push(e.stop_by),
+            _ => {}
+        }
+        at
+    }
+}

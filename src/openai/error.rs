@@ -1,0 +1,216 @@
+//! The one place that turns a [`Fault`] into what a client sees.
+//!
+//! Status, code, type, `Retry-After`, `x-should-retry`, log level and metric label all follow from the fault alone, so
+//! that the same failure looks the same on whichever path it happens: before the head as a response, after it as an
+//! event in the stream.
+//!
+//! `x-should-retry` exists because the SDKs retry every 5xx by themselves unless told. A refusal that cost the engine
+//! nothing may be retried; what the engine may have begun may not, since a second copy of a long generation is what an
+//! engine in trouble needs least. A connection that closed without a byte counts as not begun.
+//!
+//! Texts come from the fault; an engine's own words never get here.
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body_util::Full;
+use serde::Serialize;
+use tracing::Level;
+
+use crate::{
+    fault::{Blocking, Fault, Shortage, Wait},
+    units::Millis,
+};
+
+mod details;
+
+use details::Details;
+
+/// Tells OpenAI's SDKs whether to try again; they obey it above their own rules.
+pub const SHOULD_RETRY: &str = "x-should-retry";
+
+/// Another replica, or the same one after a restart, answers this soon.
+const AGAIN_SOON: Millis = Millis::secs(1);
+/// A control plane that does not answer needs longer than a client's first back-off.
+const CONTROL_PLANE: Millis = Millis::secs(5);
+
+/// What is fixed for each kind of fault.
+struct Row {
+    status: u16,
+    code: &'static str,
+    retry: bool,
+}
+
+#[must_use]
+pub fn status(fault: &Fault) -> StatusCode {
+    // Every status of the table is a valid one; a test walks through all of them.
+    StatusCode::from_u16(row(fault).status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// The envelope's `code`: what a program decides on.
+#[must_use]
+pub fn code(fault: &Fault) -> &'static str {
+    row(fault).code
+}
+
+/// The metric label. A closed set, so it is the code.
+#[must_use]
+pub fn label(fault: &Fault) -> &'static str {
+    row(fault).code
+}
+
+/// The envelope's `type`: whose affair it is.
+#[must_use]
+pub fn kind(fault: &Fault) -> &'static str {
+    match (row(fault).status, fault) {
+        (401, _) => "authentication_error",
+        (403, _) => "permission_error",
+        (429, Fault::InsufficientMemory(_)) => "insufficient_memory",
+        (429, _) => "rate_limit_error",
+        (500.., _) => "server_error",
+        _ => "invalid_request_error",
+    }
+}
+
+#[must_use]
+pub fn should_retry(fault: &Fault) -> bool {
+    row(fault).retry
+}
+
+/// After how long trying again makes sense: at least a second, `None` where it never does or no time can be named.
+#[must_use]
+pub fn retry_after(fault: &Fault) -> Option<Millis> {
+    let after = match fault {
+        Fault::InsufficientMemory(shortage) if shortage.never => return None,
+        Fault::RateLimited { retry_after } => Some(*retry_after),
+        Fault::ControlPlane => Some(CONTROL_PLANE),
+        _ => match row(fault).status {
+            429 | 503 => wait(fault).and_then(|wait| wait.retry_after),
+            _ => return None,
+        },
+    };
+    Some(after.unwrap_or(AGAIN_SOON).max(AGAIN_SOON))
+}
+
+/// How loudly it is logged: a client's mistake quietly, an operator's affair aloud.
+#[must_use]
+pub fn level(fault: &Fault) -> Level {
+    match fault {
+        Fault::Internal => Level::ERROR,
+        Fault::ClientLeft { .. } | Fault::ShuttingDown => Level::INFO,
+        _ => match row(fault).status {
+            500.. => Level::WARN,
+            429 => Level::INFO,
+            _ => Level::DEBUG,
+        },
+    }
+}
+
+/// The envelope, as JSON.
+#[must_use]
+pub fn body(fault: &Fault) -> Bytes {
+    let mut json = Vec::with_capacity(256);
+    write_envelope(fault, &mut json);
+    json.into()
+}
+
+/// The refusal as a whole response.
+#[must_use]
+pub fn response(fault: &Fault) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body(fault)));
+    *response.status_mut() = status(fault);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let retry = if should_retry(fault) { "true" } else { "false" };
+    headers.insert(SHOULD_RETRY, HeaderValue::from_static(retry));
+    if let Some(after) = retry_after(fault) {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(after.0.div_ceil(1000)));
+    }
+    response
+}
+
+/// The failure as the last event of a chat or completions stream whose head has gone out. No `[DONE]` follows.
+#[must_use]
+pub fn event(fault: &Fault) -> Bytes {
+    let mut event = Vec::with_capacity(256);
+    event.extend_from_slice(b"data: ");
+    write_envelope(fault, &mut event);
+    event.extend_from_slice(b"\n\n");
+    event.into()
+}
+
+const fn row(fault: &Fault) -> Row {
+    let (status, code, retry) = match fault {
+        Fault::InvalidRequest { .. } => (400, "invalid_request", false),
+        Fault::InvalidApiKey => (401, "invalid_api_key", false),
+        Fault::ModelForbidden { .. } => (403, "model_forbidden", false),
+        Fault::ModelNotFound { .. } | Fault::RouteNotFound { .. } => (404, "model_not_found", false),
+        Fault::MethodNotAllowed { .. } => (405, "method_not_allowed", false),
+        Fault::RequestTimeout { .. } => (408, "request_timeout", false),
+        Fault::BodyTooLarge { .. } => (413, "body_too_large", false),
+        Fault::UnsupportedEncoding { .. } => (415, "unsupported_encoding", false),
+        Fault::HeadersTooLarge { .. } => (431, "headers_too_large", false),
+        Fault::NotImplemented { .. } => (501, "not_implemented", false),
+        Fault::InsufficientMemory(shortage) => (429, "insufficient_memory", !shortage.never),
+        Fault::QueueFull { .. } => (429, "queue_full", true),
+        Fault::RateLimited { .. } => (429, "rate_limited", true),
+        Fault::Busy { .. } => (429, "busy", true),
+        Fault::ClientLeft { .. } => (499, "client_left", false),
+        Fault::EngineUnreachable { .. } => (502, "engine_unreachable", true),
+        Fault::EngineClosed { .. } => (502, "engine_closed", true),
+        // With a wait it was refused while parked; without, it failed under a running exchange.
+        Fault::EngineFailed { wait, .. } => (503, "engine_failed", wait.is_some()),
+        Fault::ModelNotReady { .. } => (503, "model_not_ready", true),
+        Fault::ShuttingDown => (503, "shutting_down", true),
+        Fault::ControlPlane => (503, "control_plane", true),
+        Fault::EngineTimeout { .. } => (504, "engine_timeout", false),
+        Fault::TurnOver { .. } => (503, "turn_over", false),
+        Fault::Internal => (500, "internal_error", false),
+    };
+    Row { status, code, retry }
+}
+
+fn wait(fault: &Fault) -> Option<&Wait> {
+    match fault {
+        Fault::InsufficientMemory(shortage) => Some(&shortage.wait),
+        Fault::QueueFull { wait, .. } | Fault::ModelNotReady { wait, .. } => Some(wait),
+        Fault::EngineFailed { wait, .. } => wait.as_ref(),
+        _ => None,
+    }
+}
+
+fn write_envelope(fault: &Fault, out: &mut Vec<u8>) {
+    let envelope = Envelope {
+        error: Error {
+            message: fault.to_string(),
+            kind: kind(fault),
+            param: match fault {
+                Fault::InvalidRequest { param, .. } => param.as_deref(),
+                Fault::ModelNotFound { .. } | Fault::ModelForbidden { .. } => Some("model"),
+                _ => None,
+            },
+            code: code(fault),
+            details: details::of(fault),
+        },
+    };
+    // Plain data into memory: this cannot fail, and half an envelope is no worse than none.
+    drop(serde_json::to_writer(out, &envelope));
+}
+
+#[derive(Serialize)]
+struct Envelope<'a> {
+    error: Error<'a>,
+}
+
+#[derive(Serialize)]
+struct Error<'a> {
+    message: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<&'a str>,
+    code: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    details: Option<Details<'a>>,
+}
+
+#[cfg(test)]
+mod tests;

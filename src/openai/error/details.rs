@@ -1,0 +1,146 @@
+//! What a 429 or 503 says beyond its message: what was waited for, for how long, in which place, and who holds the
+//! memory. A program reads it to decide, a person to complain to the right team.
+
+use serde::Serialize;
+
+use super::{Blocking, Fault, Millis, Shortage, status, wait};
+use crate::fault::Cause;
+
+#[derive(Serialize)]
+pub(super) struct Details<'a> {
+    waited_for: &'a str,
+    waited: String,
+    queue_position: u32,
+    holders: Vec<Holder<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<String>,
+    #[serde(flatten)]
+    memory: Option<Memory<'a>>,
+}
+
+#[derive(Serialize)]
+struct Memory<'a> {
+    requested: Requested<'a>,
+    available: String,
+    blocking: Vec<Holder<'a>>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    never: bool,
+}
+
+#[derive(Serialize)]
+struct Requested<'a> {
+    model: &'a str,
+    memory: String,
+}
+
+#[derive(Serialize)]
+struct Holder<'a> {
+    model: &'a str,
+    memory: String,
+    idle_for: String,
+    leases: u32,
+    pinned: bool,
+}
+
+/// `None` for what is neither 429 nor 503.
+pub(super) fn of(fault: &Fault) -> Option<Details<'_>> {
+    if !matches!(status(fault).as_u16(), 429 | 503) {
+        return None;
+    }
+    let waited = wait(fault);
+    Some(Details {
+        waited_for: waited.map_or_else(|| unqueued(fault), |wait| wait.waited_for.as_str()),
+        waited: span(waited.map_or(Millis::ZERO, |wait| wait.waited)),
+        queue_position: waited.map_or(0, |wait| wait.position),
+        holders: waited.map_or_else(Vec::new, |wait| holders(&wait.holders)),
+        cause: cause(fault).map(|cause| match cause {
+            // Which name it serves stands in the message; the class is what a program compares.
+            Cause::WrongModel { .. } => "wrong_model".to_owned(),
+            cause => cause.to_string(),
+        }),
+        memory: match fault {
+            Fault::InsufficientMemory(shortage) => Some(memory(shortage)),
+            _ => None,
+        },
+    })
+}
+
+/// What stood in the way of those that never queued.
+const fn unqueued(fault: &Fault) -> &'static str {
+    match fault {
+        Fault::RateLimited { .. } => "this key's rate limit",
+        Fault::Busy { .. } => "memory for request bodies",
+        Fault::ShuttingDown => "nothing: the gateway is shutting down",
+        Fault::ControlPlane => "the control plane",
+        _ => "nothing",
+    }
+}
+
+fn memory(shortage: &Shortage) -> Memory<'_> {
+    Memory {
+        requested: Requested {
+            model: shortage.model.as_str(),
+            memory: shortage.memory.to_string(),
+        },
+        available: shortage.available.to_string(),
+        blocking: holders(&shortage.wait.holders),
+        never: shortage.never,
+    }
+}
+
+fn holders(blocking: &[Blocking]) -> Vec<Holder<'_>> {
+    blocking
+        .iter()
+        .map(|holder| Holder {
+            model: holder.model.as_str(),
+            memory: holder.memory.to_string(),
+            idle_for: span(holder.idle_for),
+            leases: holder.leases,
+            pinned: holder.pinned,
+        })
+        .collect()
+}
+
+const fn cause(fault: &Fault) -> Option<&Cause> {
+    match fault {
+        Fault::EngineFailed { cause, .. } | Fault::ModelNotReady { cause, .. } => Some(cause),
+        _ => None,
+    }
+}
+
+/// As Go writes a duration, which is what the clients of this envelope have always parsed: `5m30s`, `1h0m0s`, `1.5s`.
+fn span(span: Millis) -> String {
+    let (hours, minutes, millis) = (span.0 / 3_600_000, span.0 / 60_000 % 60, span.0 % 60_000);
+    if span.0 > 0 && span.0 < 1000 {
+        return format!("{millis}ms");
+    }
+    let fraction = format!("{:03}", millis % 1000);
+    let (seconds, fraction) = (millis / 1000, fraction.trim_end_matches('0'));
+    let dot = if fraction.is_empty() { "" } else { "." };
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}{dot}{fraction}s"),
+        (0, _) => format!("{minutes}m{seconds}{dot}{fraction}s"),
+        _ => format!("{hours}h{minutes}m{seconds}{dot}{fraction}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_read_as_go_writes_them() {
+        for (millis, text) in [
+            (0, "0s"),
+            (250, "250ms"),
+            (1500, "1.5s"),
+            (30_000, "30s"),
+            (300_000, "5m0s"),
+            (330_000, "5m30s"),
+            (3_600_000, "1h0m0s"),
+            (3_690_010, "1h1m30.01s"),
+        ] {
+            assert_eq!(span(Millis(millis)), text);
+        }
+    }
+}

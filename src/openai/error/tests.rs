@@ -1,0 +1,388 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    fault::{Cause, Phase, Timer},
+    units::Bytes as Size,
+};
+
+fn waited() -> Wait {
+    Wait {
+        waited_for: "gpu-1: held by qwen".into(),
+        waited: Millis(61_500),
+        position: 3,
+        holders: vec![Blocking {
+            model: "qwen".into(),
+            memory: Size::gib(30),
+            idle_for: Millis(330_000),
+            leases: 2,
+            pinned: true,
+        }],
+        retry_after: Some(Millis(2001)),
+    }
+}
+
+fn shortage(never: bool) -> Fault {
+    Fault::InsufficientMemory(Box::new(Shortage {
+        model: "llama".into(),
+        memory: Size::gib(40),
+        available: Size::gib(10),
+        never,
+        wait: waited(),
+    }))
+}
+
+fn failed(wait: Option<Wait>) -> Fault {
+    Fault::EngineFailed {
+        model: "m".into(),
+        cause: Cause::Hung,
+        wait,
+    }
+}
+
+/// Every fault with its row: status, type, code, x-should-retry, Retry-After in seconds.
+fn table() -> Vec<(Fault, u16, &'static str, &'static str, bool, Option<u64>)> {
+    let text = String::new;
+    let model = || "m".into();
+    let invalid = "invalid_request_error";
+    let server = "server_error";
+    let param = None;
+    let message = text();
+    vec![
+        (
+            Fault::InvalidRequest { message, param },
+            400,
+            invalid,
+            "invalid_request",
+            false,
+            None,
+        ),
+        (
+            Fault::InvalidApiKey,
+            401,
+            "authentication_error",
+            "invalid_api_key",
+            false,
+            None,
+        ),
+        (
+            Fault::ModelForbidden { model: text() },
+            403,
+            "permission_error",
+            "model_forbidden",
+            false,
+            None,
+        ),
+        (
+            Fault::ModelNotFound { model: text() },
+            404,
+            invalid,
+            "model_not_found",
+            false,
+            None,
+        ),
+        (
+            Fault::RouteNotFound {
+                method: text(),
+                path: text(),
+            },
+            404,
+            invalid,
+            "model_not_found",
+            false,
+            None,
+        ),
+        (
+            Fault::MethodNotAllowed {
+                method: text(),
+                path: text(),
+            },
+            405,
+            invalid,
+            "method_not_allowed",
+            false,
+            None,
+        ),
+        (
+            Fault::RequestTimeout { what: text() },
+            408,
+            invalid,
+            "request_timeout",
+            false,
+            None,
+        ),
+        (
+            Fault::BodyTooLarge {
+                setting: text(),
+                limit: Size(1),
+            },
+            413,
+            invalid,
+            "body_too_large",
+            false,
+            None,
+        ),
+        (
+            Fault::UnsupportedEncoding { encoding: text() },
+            415,
+            invalid,
+            "unsupported_encoding",
+            false,
+            None,
+        ),
+        (
+            Fault::HeadersTooLarge { limit: Size(1) },
+            431,
+            invalid,
+            "headers_too_large",
+            false,
+            None,
+        ),
+        (
+            Fault::NotImplemented { what: text() },
+            501,
+            server,
+            "not_implemented",
+            false,
+            None,
+        ),
+        (
+            shortage(false),
+            429,
+            "insufficient_memory",
+            "insufficient_memory",
+            true,
+            Some(3),
+        ),
+        (
+            shortage(true),
+            429,
+            "insufficient_memory",
+            "insufficient_memory",
+            false,
+            None,
+        ),
+        (
+            Fault::QueueFull {
+                message: text(),
+                wait: waited(),
+            },
+            429,
+            "rate_limit_error",
+            "queue_full",
+            true,
+            Some(3),
+        ),
+        (
+            Fault::RateLimited {
+                retry_after: Millis(12_000),
+            },
+            429,
+            "rate_limit_error",
+            "rate_limited",
+            true,
+            Some(12),
+        ),
+        (
+            Fault::RateLimited {
+                retry_after: Millis(1),
+            },
+            429,
+            "rate_limit_error",
+            "rate_limited",
+            true,
+            Some(1),
+        ),
+        (
+            Fault::Busy { limit: Size(1) },
+            429,
+            "rate_limit_error",
+            "busy",
+            true,
+            Some(1),
+        ),
+        (
+            Fault::ClientLeft { phase: Phase::Parked },
+            499,
+            invalid,
+            "client_left",
+            false,
+            None,
+        ),
+        (
+            Fault::EngineUnreachable { model: model() },
+            502,
+            server,
+            "engine_unreachable",
+            true,
+            None,
+        ),
+        (
+            Fault::EngineClosed { model: model() },
+            502,
+            server,
+            "engine_closed",
+            true,
+            None,
+        ),
+        (
+            failed(Some(waited())),
+            503,
+            server,
+            "engine_failed",
+            true,
+            Some(3),
+        ),
+        (failed(None), 503, server, "engine_failed", false, Some(1)),
+        (
+            Fault::ModelNotReady {
+                model: model(),
+                cause: Cause::Exited(1),
+                wait: Wait::default(),
+            },
+            503,
+            server,
+            "model_not_ready",
+            true,
+            Some(1),
+        ),
+        (Fault::ShuttingDown, 503, server, "shutting_down", true, Some(1)),
+        (Fault::ControlPlane, 503, server, "control_plane", true, Some(5)),
+        (
+            Fault::TurnOver { model: model() },
+            503,
+            server,
+            "turn_over",
+            false,
+            Some(1),
+        ),
+        (
+            Fault::EngineTimeout {
+                model: model(),
+                which: Timer::Idle,
+                limit: Millis(1),
+            },
+            504,
+            server,
+            "engine_timeout",
+            false,
+            None,
+        ),
+        (Fault::Internal, 500, server, "internal_error", false, None),
+    ]
+}
+
+fn envelope(fault: &Fault) -> Value {
+    serde_json::from_slice(&body(fault)).unwrap()
+}
+
+#[test]
+fn every_fault_has_the_row_of_the_documented_table() {
+    for (fault, expected, kind, code, retry, after) in table() {
+        let response = response(&fault);
+        assert_eq!(response.status(), expected, "{fault:?}");
+        let headers = response.headers();
+        assert_eq!(headers["content-type"], "application/json");
+        assert_eq!(headers[SHOULD_RETRY], retry.to_string(), "{fault:?}");
+        let seconds = headers
+            .get("retry-after")
+            .map(|value| value.to_str().unwrap().parse().unwrap());
+        assert_eq!(seconds, after, "{fault:?}");
+
+        let envelope = envelope(&fault);
+        let error = &envelope["error"];
+        assert_eq!(error["type"], kind, "{fault:?}");
+        assert_eq!(error["code"], code, "{fault:?}");
+        assert_eq!(error["message"], fault.to_string());
+        assert_eq!(super::code(&fault), code);
+        assert_eq!(label(&fault), code);
+        assert!(error.get("param").is_some(), "param is null rather than absent");
+        assert_eq!(
+            error.get("details").is_some(),
+            matches!(expected, 429 | 503),
+            "{fault:?}"
+        );
+        if let Some(details) = error.get("details") {
+            for key in ["waited_for", "waited", "queue_position", "holders"] {
+                assert!(details.get(key).is_some(), "{key} of {fault:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_shortage_says_who_is_in_the_way() {
+    let holder = json!({"model": "qwen", "memory": "30Gi", "idle_for": "5m30s", "leases": 2, "pinned": true});
+    assert_eq!(
+        envelope(&shortage(false)),
+        json!({"error": {
+            "message": "Cannot schedule llama: insufficient memory",
+            "type": "insufficient_memory",
+            "param": null,
+            "code": "insufficient_memory",
+            "details": {
+                "requested": {"model": "llama", "memory": "40Gi"},
+                "available": "10Gi",
+                "blocking": [holder],
+                "waited_for": "gpu-1: held by qwen",
+                "waited": "1m1.5s",
+                "queue_position": 3,
+                "holders": [holder],
+            }
+        }})
+    );
+    assert_eq!(envelope(&shortage(true))["error"]["details"]["never"], true);
+}
+
+#[test]
+fn a_model_that_does_not_start_shows_the_class_of_the_cause_and_no_text_of_the_engine() {
+    let not_ready = |cause| Fault::ModelNotReady {
+        model: "m".into(),
+        cause,
+        wait: Wait::default(),
+    };
+    for (cause, class) in [
+        (Cause::OutOfMemory, "out_of_memory"),
+        (Cause::PortTaken, "port_taken"),
+        (Cause::Exited(1), "exited:1"),
+        (Cause::Timeout, "timeout"),
+        (Cause::WrongModel { serves: "x".into() }, "wrong_model"),
+    ] {
+        assert_eq!(envelope(&not_ready(cause))["error"]["details"]["cause"], class);
+    }
+}
+
+#[test]
+fn the_parameter_at_fault_is_named() {
+    let fault = Fault::InvalidRequest {
+        message: "'model' is required".into(),
+        param: Some("model".into()),
+    };
+    assert_eq!(envelope(&fault)["error"]["param"], "model");
+    let unknown = Fault::ModelNotFound { model: "x".into() };
+    assert_eq!(envelope(&unknown)["error"]["param"], "model");
+    assert_eq!(envelope(&unknown)["error"]["message"], "Model 'x' not found");
+    assert_eq!(envelope(&Fault::Internal)["error"]["param"], Value::Null);
+}
+
+#[test]
+fn in_a_stream_the_envelope_is_one_event_and_nothing_after_it() {
+    let fault = Fault::InvalidRequest {
+        message: "a\nb".into(),
+        param: None,
+    };
+    let event = event(&fault);
+    let text = std::str::from_utf8(&event).unwrap();
+    let json = text.strip_prefix("data: ").unwrap().strip_suffix("\n\n").unwrap();
+    assert!(!json.contains('\n'));
+    assert_eq!(serde_json::from_str::<Value>(json).unwrap(), envelope(&fault));
+}
+
+#[test]
+fn defects_are_loud_and_mistakes_of_clients_are_not() {
+    assert_eq!(level(&Fault::Internal), Level::ERROR);
+    assert_eq!(level(&failed(None)), Level::WARN);
+    assert_eq!(level(&Fault::ShuttingDown), Level::INFO);
+    assert_eq!(level(&shortage(true)), Level::INFO);
+    assert_eq!(level(&Fault::InvalidApiKey), Level::DEBUG);
+}

@@ -1,0 +1,167 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn joined(pieces: &[Bytes; 3]) -> Vec<u8> {
+    pieces.concat()
+}
+
+#[test]
+fn model_and_stream_are_found_wherever_they_stand() {
+    let body = br#" { "messages":[{"role":"user","content":"\"model\":\"x\""}] , "stream" : true,"model" : "qwen" } "#;
+    let head = peek(body).unwrap();
+    assert_eq!(head.model, "qwen");
+    assert!(head.stream);
+    assert_eq!(&body[head.range], br#""qwen""#);
+}
+
+#[test]
+fn stream_means_the_literal_true_only() {
+    for (value, stream) in [
+        ("true", true),
+        ("false", false),
+        ("null", false),
+        ("1", false),
+        ("\"true\"", false),
+    ] {
+        let body = format!(r#"{{"model":"m","stream":{value}}}"#);
+        assert_eq!(peek(body.as_bytes()).unwrap().stream, stream, "{value}");
+    }
+    assert!(!peek(br#"{"model":"m"}"#).unwrap().stream);
+}
+
+#[test]
+fn what_cannot_be_routed_is_refused_with_the_key_named() {
+    let cases: [(&[u8], Error, Option<&str>); 10] = [
+        (br#"{"stream":true}"#, Error::NoModel, Some("model")),
+        (br#"{"model":7}"#, Error::ModelNotText, Some("model")),
+        (br#"{"model":null}"#, Error::ModelNotText, Some("model")),
+        (br#"{"model":["a"]}"#, Error::ModelNotText, Some("model")),
+        (br#"{"model":""}"#, Error::ModelEmpty, Some("model")),
+        (
+            br#"{"model":"a","model":"b"}"#,
+            Error::Duplicate("model"),
+            Some("model"),
+        ),
+        (
+            br#"{"model":"a","mod\u0065l":"a"}"#,
+            Error::Duplicate("model"),
+            Some("model"),
+        ),
+        (
+            br#"{"stream":true,"model":"a","stream":false}"#,
+            Error::Duplicate("stream"),
+            Some("stream"),
+        ),
+        (b"[]", Error::NotAnObject, None),
+        (b"\"model\"", Error::NotAnObject, None),
+    ];
+    for (body, error, param) in cases {
+        let shown = String::from_utf8_lossy(body).into_owned();
+        let got = peek(body).unwrap_err();
+        assert_eq!(got, error, "{shown}");
+        assert_eq!(got.param(), param, "{shown}");
+    }
+    for body in [
+        &b""[..],
+        b"{",
+        b"hello",
+        br#"{"model":"a"} x"#,
+        br#"{"model":"a"}{}"#,
+        br#"{"model":"a",}"#,
+        br#"{"model":"\ud800"}"#,
+        b"{\"model\":\"\xff\"}",
+    ] {
+        let got = peek(body).unwrap_err();
+        assert!(
+            matches!(got, Error::Syntax(_)),
+            "{got:?} for {}",
+            String::from_utf8_lossy(body)
+        );
+    }
+}
+
+#[test]
+fn a_hundred_thousand_nested_brackets_neither_overflow_nor_hide_the_model() {
+    let deep = format!(
+        r#"{{"x":{}{},"model":"m"}}"#,
+        "[".repeat(100_000),
+        "]".repeat(100_000)
+    );
+    let on_a_small_stack = std::thread::Builder::new().stack_size(128 << 10);
+    let model = on_a_small_stack
+        .spawn(move || peek(deep.as_bytes()).map(|head| head.model.into_owned()))
+        .unwrap()
+        .join()
+        .unwrap();
+    assert_eq!(model.unwrap(), "m");
+    let as_the_model = format!(r#"{{"model":{}"#, "[".repeat(100_000));
+    assert!(matches!(peek(as_the_model.as_bytes()), Err(Error::Syntax(_))));
+}
+
+#[test]
+fn a_refusal_becomes_an_invalid_request() {
+    let fault = Fault::from(peek(b"{}").unwrap_err());
+    assert_eq!(
+        fault,
+        Fault::InvalidRequest {
+            message: "'model' is required".into(),
+            param: Some("model".into())
+        }
+    );
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        ".{0,12}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 24, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map("(model|stream|.{0,6})", inner, 0..4)
+                .prop_map(|map| Value::from(serde_json::Map::from_iter(map))),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_splice_changes_the_name_and_keeps_every_other_byte(
+        mut rest in prop::collection::btree_map("[a-z\\PC]{0,8}", any_json(), 0..5),
+        model in ".{1,20}",
+        served in ".{0,20}",
+        pretty in any::<bool>(),
+    ) {
+        rest.insert("model".into(), model.clone().into());
+        let value = json!(rest);
+        let body = Bytes::from(if pretty { serde_json::to_vec_pretty(&value) } else { serde_json::to_vec(&value) }.unwrap());
+        let head = peek(&body).unwrap();
+        prop_assert_eq!(&head.model, &model);
+        prop_assert_eq!(head.stream, rest.get("stream") == Some(&Value::Bool(true)));
+
+        let spliced = joined(&splice(&body, &head.range, &served));
+        prop_assert!(spliced.starts_with(&body[..head.range.start]));
+        prop_assert!(spliced.ends_with(&body[head.range.end..]));
+        rest.insert("model".into(), served.into());
+        prop_assert_eq!(serde_json::from_slice::<Value>(&spliced).unwrap(), json!(rest));
+    }
+
+    #[test]
+    fn it_agrees_with_a_full_parser_on_any_document(value in any_json()) {
+        let body = value.to_string();
+        let expected = value.get("model").and_then(Value::as_str).filter(|model| !model.is_empty());
+        let head = peek(body.as_bytes());
+        prop_assert_eq!(head.as_ref().ok().map(|head| &*head.model), expected);
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(body in prop::collection::vec(any::<u8>(), 0..200)) {
+        if let Ok(head) = peek(&body) {
+            prop_assert!(head.range.end <= body.len());
+        }
+    }
+}

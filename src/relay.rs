@@ -1,0 +1,150 @@
+//! One streamed exchange with an engine: the request goes out, the answer comes back as it comes, and whatever happens
+//! the lease is given back.
+//!
+//! ```text
+//!   exchange()                                    RelayBody
+//!   pool ─▶ connect ─▶ send ─▶ wait for head ─▶   frame ─▶ frame ─▶ … ─▶ end
+//!           Connecting  Headers                   Streaming
+//! ```
+//!
+//! **No task.** The connection belongs to the future, and then to the body. Dropping either closes the socket at that
+//! moment, in every phase, which is how an engine learns that its client has left. A task in between would have to be
+//! told, and would be told late.
+//!
+//! **The lease lives as long as the body**, never only as long as the head: an engine that is put to sleep between the
+//! head and the last token is the failure this whole crate exists to prevent.
+//!
+//! **One replay, and only of nothing.** A kept-alive connection may have been closed by the engine in the instant it
+//! was picked. When it gave no byte at all, the request goes out once more on a new one. After the first byte nothing
+//! is ever sent again.
+//!
+//! **Frames pass.** One read of the socket is one frame, in the memory it was read into. The next read happens when
+//! the client's side asks for it, so a slow client slows its engine and fills no buffer here.
+//!
+//! **Time is coarse.** An exchange has one timer. Each frame moves a deadline, a plain number; the timer looks at it
+//! only when it fires.
+//!
+//! The upstream side is our own and not a general client: the peer is an engine we started, the protocol is plain
+//! HTTP/1.1, and what makes general clients large (proxies, upgrades, pipelining, retries by status) is absent. ADR 1
+//! has the figures.
+
+use std::net::SocketAddr;
+
+use http::{HeaderMap, HeaderValue, Method, StatusCode, uri::PathAndQuery};
+
+use crate::{
+    fault::{Fault, Phase},
+    lease::Lease,
+    model::EngineId,
+    openai::sse::Facts,
+    units::{Generation, Millis},
+};
+
+mod body;
+mod connection;
+mod decode;
+mod head;
+pub mod headers;
+mod payload;
+pub mod pool;
+mod record;
+mod send;
+mod watch;
+
+pub use body::{Broken, RelayBody};
+pub use payload::Payload;
+pub use pool::Pool;
+pub use send::exchange;
+
+/// Where a request goes.
+#[derive(Clone, Debug)]
+pub struct Target {
+    pub engine: EngineId,
+    pub generation: Generation,
+    pub address: SocketAddr,
+    /// Sent instead of the client's key, when the engine wants one.
+    pub authorization: Option<HeaderValue>,
+}
+
+/// What is sent. `headers` are the client's own: [`headers::to_engine`] is applied here.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    pub method: Method,
+    pub path: PathAndQuery,
+    pub headers: HeaderMap,
+    pub body: Payload,
+    /// The client asked for a stream: other deadlines hold, and the engine is asked not to compress.
+    pub stream: bool,
+}
+
+/// How long an engine may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    pub connect: Millis,
+    /// From the start to the first byte of a stream's body.
+    pub first_byte: Millis,
+    /// From the start to the end of an answer that is no stream.
+    pub non_stream: Millis,
+    /// Between two frames of a stream.
+    pub idle: Millis,
+}
+
+/// One attempt at one engine.
+#[derive(Debug)]
+pub struct Exchange<O> {
+    pub target: Target,
+    pub outgoing: Outgoing,
+    pub lease: Lease,
+    pub timeouts: Timeouts,
+    pub observer: O,
+}
+
+/// There is no answer to pass on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed {
+    pub fault: Fault,
+    /// No engine has seen the request: it may be tried on another one, or parked again.
+    pub elsewhere: bool,
+}
+
+/// Looks on while an exchange runs; metrics and access logs hang on it.
+///
+/// One observer sees one attempt, and `end` is called exactly once, whatever happens: also when [`exchange`] fails, or
+/// is dropped before it returns.
+pub trait Observer {
+    /// The request goes out a second time: the kept-alive connection it was sent on gave no byte.
+    fn replayed(&mut self) {}
+
+    /// The engine's head came.
+    fn head(&mut self, status: StatusCode) {
+        let _ = status;
+    }
+
+    /// The first byte of the body came.
+    fn first_byte(&mut self) {}
+
+    /// So many bytes pass on. `facts`: what the stream has shown so far, when it is one of events.
+    fn frame(&mut self, bytes: usize, facts: Option<&Facts>) {
+        let _ = (bytes, facts);
+    }
+
+    /// It is over, and the lease is given back.
+    fn end(&mut self, outcome: Outcome);
+}
+
+/// How an exchange ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Complete,
+    /// The future or the body was dropped.
+    ClientLeft(Phase),
+    Failed(Fault),
+}
+
+/// Nobody looks on.
+impl Observer for () {
+    fn end(&mut self, _: Outcome) {}
+}
+
+#[cfg(test)]
+mod tests;

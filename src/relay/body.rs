@@ -1,0 +1,307 @@
+//! The engine's answer on its way to the client, and everything that ends with it.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{HeaderMap, Response, header};
+use http_body::{Body, Frame, SizeHint};
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::{
+    Observer, Outcome, Pool, Target, Timeouts,
+    connection::Connection,
+    decode::Decoder,
+    head::Head,
+    headers,
+    payload::Unsent,
+    pool::Key,
+    record::Record,
+    watch::{Deadline, Watch},
+};
+use crate::{
+    fault::{Cause, Fault, Timer},
+    lease::Lease,
+    openai::{error, sse::Scanner},
+    units::Millis,
+};
+
+/// How long the last event of a broken stream has to leave before the connection is torn down behind it. A server drops
+/// what it has not written when a body fails, and nothing tells when it has written.
+const FAREWELL: Millis = Millis(50);
+
+/// An answer's body. Holds the engine's connection and the lease; both go when it ends or is dropped.
+#[derive(Debug)]
+pub struct RelayBody<O: Observer> {
+    // Dropped in this order: the connection is closed before the lease is given back.
+    stage: Stage,
+    record: Record<O>,
+    target: Target,
+    /// Follows the events of a stream; `None` for every other body.
+    events: Option<Scanner>,
+    /// Between two frames; `None` where one deadline covers the whole answer.
+    idle: Option<Millis>,
+    begun: bool,
+}
+
+/// The client must not take what it has for the whole: the exchange broke. The fault was told in the stream already,
+/// where that was possible.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer broke off: {0}")]
+pub struct Broken(pub Fault);
+
+#[derive(Debug)]
+enum Stage {
+    Flowing {
+        flow: Box<Flow>,
+        decoder: Decoder,
+    },
+    /// The error event is out, and is given time to leave.
+    Farewell(Pin<Box<Sleep>>, Fault),
+    Broken(Fault),
+    Ended,
+}
+
+/// The connection while it carries an answer.
+pub(super) struct Flow {
+    connection: Connection,
+    /// What the engine had not read of the request when it began to answer.
+    unsent: Unsent,
+    watch: Pin<Box<Watch>>,
+    /// Where the connection goes afterwards, when it can be used again.
+    home: Option<(Pool, Key)>,
+}
+
+impl<O: Observer + Unpin> RelayBody<O> {
+    pub(super) fn respond(
+        head: Head,
+        flow: Flow,
+        record: Record<O>,
+        target: Target,
+        timeouts: &Timeouts,
+        stream: bool,
+    ) -> Response<Self> {
+        let Head {
+            status,
+            mut headers,
+            decoder,
+            ..
+        } = head;
+        // With a length given there is no room for an event of ours; encoded, nothing can be read or written.
+        let events = headers::is_event_stream(&headers) && decoder.left().is_none() && !is_encoded(&headers);
+        headers::to_client(&mut headers, events, decoder.left().is_none());
+        let mut body = Self {
+            stage: Stage::Ended,
+            record,
+            target,
+            events: events.then(Scanner::new),
+            idle: stream.then_some(timeouts.idle),
+            begun: false,
+        };
+        if decoder.is_done() {
+            body.complete(flow);
+        } else {
+            let flow = Box::new(flow);
+            body.stage = Stage::Flowing { flow, decoder };
+        }
+        let mut response = Response::new(body);
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        response
+    }
+
+    fn complete(&mut self, flow: Flow) {
+        flow.finish();
+        self.record.end(Outcome::Complete);
+    }
+
+    /// Takes note of a frame that is about to pass.
+    fn passes(&mut self, frame: &Bytes) {
+        if let Some(events) = &mut self.events {
+            events.feed(frame);
+        }
+        let Some(open) = self.record.open() else { return };
+        open.lease.progress();
+        if !self.begun {
+            open.observer.first_byte();
+        }
+        let facts = self.events.as_ref().map(Scanner::facts);
+        open.observer.frame(frame.len(), facts);
+        self.begun = true;
+        if let (Some(idle), Stage::Flowing { flow, .. }) = (self.idle, &mut self.stage) {
+            let deadline = Deadline::after(Timer::Idle, idle, Instant::now());
+            flow.watch.as_mut().set(deadline);
+        }
+    }
+
+    /// Ends the exchange with a fault. Gives the last event, where the stream has room for one.
+    fn fail(&mut self, fault: Fault) -> Option<Bytes> {
+        let farewell = self.events.as_ref().and_then(|events| {
+            let open = !events.facts().done && !events.facts().error;
+            open.then(|| last_event(&fault, events.at_border()))
+        });
+        self.stage = if farewell.is_some() {
+            Stage::Farewell(Box::pin(sleep(FAREWELL.duration())), fault.clone())
+        } else {
+            Stage::Broken(fault.clone())
+        };
+        self.record.end(Outcome::Failed(fault));
+        farewell
+    }
+}
+
+impl<O: Observer + Unpin> Body for RelayBody<O> {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let this = &mut *self;
+        loop {
+            match &mut this.stage {
+                Stage::Ended => return Poll::Ready(None),
+                Stage::Farewell(pause, fault) => {
+                    ready!(pause.as_mut().poll(cx));
+                    this.stage = Stage::Broken(fault.clone());
+                }
+                Stage::Broken(fault) => {
+                    let broken = Broken(fault.clone());
+                    this.stage = Stage::Ended;
+                    return Poll::Ready(Some(Err(broken)));
+                }
+                Stage::Flowing { flow, decoder } => {
+                    let Some(open) = this.record.open() else {
+                        this.stage = Stage::Broken(Fault::Internal);
+                        continue;
+                    };
+                    let frame = match ready!(flow.poll_next(decoder, &open.lease, &this.target, cx)) {
+                        Ok(frame) => frame,
+                        Err(fault) => match this.fail(fault) {
+                            Some(event) => return Poll::Ready(Some(Ok(Frame::data(event)))),
+                            None => continue,
+                        },
+                    };
+                    let last = frame.is_none() || decoder.is_done();
+                    if let Some(frame) = &frame {
+                        this.passes(frame);
+                    }
+                    if last
+                        && let Stage::Flowing { flow, .. } = std::mem::replace(&mut this.stage, Stage::Ended)
+                    {
+                        this.complete(*flow);
+                    }
+                    return Poll::Ready(frame.map(|frame| Ok(Frame::data(frame))));
+                }
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.stage, Stage::Ended)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.stage {
+            Stage::Ended => SizeHint::with_exact(0),
+            Stage::Flowing { decoder, .. } => decoder
+                .left()
+                .map_or_else(SizeHint::default, SizeHint::with_exact),
+            Stage::Farewell(..) | Stage::Broken(_) => SizeHint::default(),
+        }
+    }
+}
+
+impl Flow {
+    pub(super) const fn new(
+        connection: Connection,
+        unsent: Unsent,
+        watch: Pin<Box<Watch>>,
+        home: Option<(Pool, Key)>,
+    ) -> Self {
+        Self {
+            connection,
+            unsent,
+            watch,
+            home,
+        }
+    }
+
+    /// The next piece of payload, as much as is there; `None` at the end.
+    fn poll_next(
+        &mut self,
+        decoder: &mut Decoder,
+        lease: &Lease,
+        target: &Target,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<Bytes>, Fault>> {
+        if let Some(fault) = lease.revoked() {
+            return Poll::Ready(Err(fault.clone()));
+        }
+        loop {
+            match decoder.decode(&mut self.connection.buffer) {
+                Ok(None) if decoder.is_done() => return Poll::Ready(Ok(None)),
+                Ok(None) => {}
+                Ok(Some(payload)) => return Poll::Ready(Ok(Some(payload))),
+                Err(_) => return Poll::Ready(Err(broke_off(target))),
+            }
+            if let Poll::Ready(Err(_)) = self.connection.poll_send(&mut self.unsent, cx) {
+                self.connection.spent = true;
+                self.unsent.abandon();
+            }
+            match self.connection.poll_fill(cx) {
+                Poll::Ready(Ok(1..)) => {}
+                Poll::Ready(Ok(0)) if matches!(decoder, Decoder::UntilClose) => return Poll::Ready(Ok(None)),
+                Poll::Ready(_) => return Poll::Ready(Err(broke_off(target))),
+                Poll::Pending => return self.watch.as_mut().poll(lease, target, cx).map(Err),
+            }
+        }
+    }
+
+    /// The answer is complete: the connection waits for its next use, if there can be one.
+    fn finish(self) {
+        let clean = self.unsent.is_empty() && self.connection.buffer.is_empty() && !self.connection.spent;
+        if let (Some((pool, key)), true) = (self.home, clean) {
+            pool.put(key, self.connection);
+        }
+    }
+}
+
+impl std::fmt::Debug for Flow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Flow")
+            .field("connection", &self.connection)
+            .finish_non_exhaustive()
+    }
+}
+
+fn is_encoded(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::CONTENT_ENCODING)
+        .is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
+}
+
+/// The engine died, or what it sends is no longer HTTP. Why it died, others will find out.
+fn broke_off(target: &Target) -> Fault {
+    Fault::EngineFailed {
+        model: target.engine.model.clone(),
+        cause: Cause::Unreachable,
+        wait: None,
+    }
+}
+
+/// The error event; what the engine left unfinished is closed first, lest ours become a part of it.
+fn last_event(fault: &Fault, at_border: bool) -> Bytes {
+    let event = error::event(fault);
+    if at_border {
+        return event;
+    }
+    let mut out = BytesMut::with_capacity(event.len() + 2);
+    out.put_slice(b"\n\n");
+    out.put(event);
+    out.freeze()
+}

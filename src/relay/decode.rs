@@ -1,0 +1,157 @@
+//! Takes the payload out of an HTTP/1.1 body's framing, in place.
+//!
+//! Several chunks that arrived in one read become one frame: their payloads are moved together inside the buffer they
+//! were read into, which costs a short `memmove` and saves a wake-up and a write for each of them.
+
+use bytes::{Buf, Bytes, BytesMut};
+
+use super::head::Malformed;
+
+/// What ends a body, and how much is left of it.
+#[derive(Debug)]
+pub(super) enum Decoder {
+    Length(u64),
+    Chunked(Chunks),
+    UntilClose,
+}
+
+/// Where one is in a chunked body.
+#[derive(Debug)]
+pub(super) struct Chunks {
+    at: At,
+    /// Bytes of framing since the last payload; an engine that sends only framing is cut off.
+    framing: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// In the size, with so many digits read.
+    Size {
+        value: u64,
+        digits: u8,
+    },
+    /// In what may follow the size on its line.
+    Extension {
+        value: u64,
+    },
+    SizeEnd {
+        value: u64,
+    },
+    Data {
+        left: u64,
+    },
+    DataCr,
+    DataLf,
+    /// At the beginning of a trailer's line, or of the empty one that ends the body.
+    Trailer,
+    InTrailer,
+    LastLf,
+    Done,
+}
+
+const MOST_FRAMING: usize = 64 << 10;
+
+const SIZE: At = At::Size { value: 0, digits: 0 };
+
+impl Decoder {
+    pub(super) const fn chunked() -> Self {
+        Self::Chunked(Chunks { at: SIZE, framing: 0 })
+    }
+
+    /// The body is complete by its own account.
+    pub(super) fn is_done(&self) -> bool {
+        match self {
+            Self::Length(left) => *left == 0,
+            Self::Chunked(chunks) => chunks.at == At::Done,
+            Self::UntilClose => false,
+        }
+    }
+
+    /// Payload bytes still to come, where that is known.
+    pub(super) const fn left(&self) -> Option<u64> {
+        match self {
+            Self::Length(left) => Some(*left),
+            Self::Chunked(_) | Self::UntilClose => None,
+        }
+    }
+
+    /// All payload that is in `buffer`, as one piece; `None` when more must be read.
+    pub(super) fn decode(&mut self, buffer: &mut BytesMut) -> Result<Option<Bytes>, Malformed> {
+        let payload = match self {
+            Self::UntilClose => buffer.split().freeze(),
+            Self::Length(left) => {
+                let here = usize::try_from(*left).unwrap_or(usize::MAX).min(buffer.len());
+                *left -= here as u64;
+                buffer.split_to(here).freeze()
+            }
+            Self::Chunked(chunks) => chunks.decode(buffer)?,
+        };
+        Ok(Some(payload).filter(|payload| !payload.is_empty()))
+    }
+}
+
+impl Chunks {
+    fn decode(&mut self, buffer: &mut BytesMut) -> Result<Bytes, Malformed> {
+        // Payload found so far lies at begin..end; everything before `at` has been looked at.
+        let (mut begin, mut end, mut at) = (0, 0, 0);
+        while at < buffer.len() && self.at != At::Done {
+            if let At::Data { left } = self.at {
+                let here = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len() - at);
+                if begin == end {
+                    (begin, end) = (at, at + here);
+                } else {
+                    buffer.copy_within(at..at + here, end);
+                    end += here;
+                }
+                at += here;
+                self.framing = 0;
+                self.at = match left - here as u64 {
+                    0 => At::DataCr,
+                    left => At::Data { left },
+                };
+            } else {
+                self.at = self.at.after(buffer[at])?;
+                self.framing += 1;
+                at += 1;
+            }
+        }
+        if self.framing > MOST_FRAMING {
+            return Err(Malformed);
+        }
+        let mut payload = buffer.split_to(end);
+        payload.advance(begin);
+        buffer.advance(at - end);
+        Ok(payload.freeze())
+    }
+}
+
+impl At {
+    /// One byte of framing.
+    fn after(self, byte: u8) -> Result<Self, Malformed> {
+        Ok(match (self, byte) {
+            (Self::Size { value, digits }, _) if byte.is_ascii_hexdigit() && digits < 15 => {
+                let digit = char::from(byte).to_digit(16).map_or(0, u64::from);
+                Self::Size {
+                    value: value << 4 | digit,
+                    digits: digits + 1,
+                }
+            }
+            (Self::Size { digits: 0, .. }, _) => return Err(Malformed),
+            (Self::Size { value, .. } | Self::Extension { value }, b'\r') => Self::SizeEnd { value },
+            (Self::Size { value, .. }, b';' | b' ' | b'\t') => Self::Extension { value },
+            (Self::Extension { value }, byte) if byte != b'\n' => Self::Extension { value },
+            (Self::SizeEnd { value: 0 }, b'\n') => Self::Trailer,
+            (Self::SizeEnd { value }, b'\n') => Self::Data { left: value },
+            (Self::DataCr, b'\r') => Self::DataLf,
+            (Self::DataLf, b'\n') => SIZE,
+            (Self::Trailer, b'\r') => Self::LastLf,
+            (Self::LastLf, b'\n') => Self::Done,
+            (Self::InTrailer, b'\n') => Self::Trailer,
+            (Self::Trailer | Self::InTrailer, _) => Self::InTrailer,
+            _ => return Err(Malformed),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Decodes `wire` in pieces cut at `places`; gives the payload, whether it is done, and what is left over.
+fn decoded(wire: &[u8], places: &[usize]) -> Result<(Vec<u8>, bool, Vec<u8>), Malformed> {
+    let mut decoder = Decoder::chunked();
+    let (mut buffer, mut payload) = (BytesMut::new(), Vec::new());
+    let mut from = 0;
+    for &to in places.iter().chain([&wire.len()]) {
+        buffer.extend_from_slice(&wire[from..to]);
+        from = to;
+        while let Some(piece) = decoder.decode(&mut buffer)? {
+            payload.extend_from_slice(&piece);
+        }
+    }
+    Ok((payload, decoder.is_done(), buffer.to_vec()))
+}
+
+#[test]
+fn chunks_that_arrive_together_are_one_frame() {
+    let mut buffer = BytesMut::from(&b"3\r\nabc\r\n2\r\nde\r\n4\r\nfg"[..]);
+    let mut decoder = Decoder::chunked();
+    assert_eq!(decoder.decode(&mut buffer).unwrap().unwrap(), "abcdefg");
+    assert!(buffer.is_empty());
+    buffer.extend_from_slice(b"hi\r\n0\r\n\r\nnext");
+    assert_eq!(decoder.decode(&mut buffer).unwrap().unwrap(), "hi");
+    assert!(decoder.is_done());
+    assert_eq!(buffer, "next");
+}
+
+#[test]
+fn what_is_not_chunked_is_refused() {
+    for wire in [
+        "\r\n",
+        "x\r\n",
+        "-1\r\n",
+        "3\nabc",
+        "3\r\nabcd\r\n",
+        "3\r\nabc\n",
+        "1234567890123456\r\n",
+        "3;\n",
+        "0\r\n\rx",
+        " 3\r\n",
+    ] {
+        assert_eq!(decoded(wire.as_bytes(), &[]), Err(Malformed), "{wire:?}");
+    }
+    let endless = format!("3;{}", "x".repeat(MOST_FRAMING + 1));
+    assert_eq!(decoded(endless.as_bytes(), &[]), Err(Malformed));
+}
+
+proptest! {
+    #[test]
+    fn any_cutting_gives_the_payload(
+        chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..40), 0..8),
+        extension in "(;[a-z=\"]{0,8})?",
+        trailers in prop::collection::vec("[a-z]{1,5}: [ -~]{0,9}", 0..3),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+    ) {
+        let mut wire = Vec::new();
+        for chunk in &chunks {
+            wire.extend_from_slice(format!("{:X}{extension}\r\n", chunk.len()).as_bytes());
+            wire.extend_from_slice(chunk);
+            wire.extend_from_slice(b"\r\n");
+        }
+        wire.extend_from_slice(b"0\r\n");
+        for trailer in &trailers {
+            wire.extend_from_slice(format!("{trailer}\r\n").as_bytes());
+        }
+        wire.extend_from_slice(b"\r\nnext");
+        let mut places: Vec<usize> = cuts.iter().map(|cut| cut.index(wire.len())).collect();
+        places.sort_unstable();
+        let (payload, done, rest) = decoded(&wire, &places).unwrap();
+        prop_assert_eq!(payload, chunks.concat());
+        prop_assert!(done);
+        prop_assert_eq!(rest, b"next");
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(wire in prop::collection::vec(any::<u8>(), 0..100)) {
+        drop(decoded(&wire, &[]));
+    }
+}

@@ -1,0 +1,157 @@
+//! What may pass between a client and an engine, by name.
+//!
+//! The two sides are two connections: what belongs to a connection stays with it. Beyond that a client's credentials,
+//! cookies and claims about where it comes from are nobody's business behind the gateway, and the names that begin
+//! with `x-rouse-` are ours: from outside they are a forgery.
+
+use std::{cell::Cell, collections::hash_map::RandomState, hash::BuildHasher};
+
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+use super::Target;
+
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+const OURS: &str = "x-rouse-";
+const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// Belong to one connection, in either direction (RFC 9110, 7.6.1, and what predates it).
+const HOP_BY_HOP: [HeaderName; 7] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+
+/// Of a request, not passed on for other reasons: consumed here, made anew, or private.
+const CONSUMED: [HeaderName; 10] = [
+    header::AUTHORIZATION,
+    HeaderName::from_static("x-api-key"),
+    HeaderName::from_static("api-key"),
+    header::COOKIE,
+    header::EXPECT,
+    header::HOST,
+    header::CONTENT_LENGTH,
+    header::FORWARDED,
+    header::VIA,
+    HeaderName::from_static("x-real-ip"),
+];
+
+/// Makes a client's headers fit for an engine: what must not pass is removed, `Host`, `Content-Length` and the
+/// engine's own key are set. `identity`: the answer will be read on the way, so it must not be compressed.
+pub fn to_engine(headers: &mut HeaderMap, target: &Target, length: usize, identity: bool) {
+    remove_hop_by_hop(headers);
+    for name in &CONSUMED {
+        headers.remove(name);
+    }
+    remove_prefixed(headers, &[OURS, "proxy-", "x-forwarded-"]);
+    if identity {
+        headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    }
+    // An address and port are always a valid value.
+    if let Ok(host) = HeaderValue::from_maybe_shared(bytes::Bytes::from(target.address.to_string())) {
+        headers.insert(header::HOST, host);
+    }
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    if let Some(key) = &target.authorization {
+        headers.insert(header::AUTHORIZATION, key.clone());
+    }
+}
+
+/// Makes an engine's headers fit for a client. `events`: the body is a stream of events, which no proxy in between may
+/// hold back. `unsized_body`: its length is not known, whatever the engine said.
+pub fn to_client(headers: &mut HeaderMap, events: bool, unsized_body: bool) {
+    remove_hop_by_hop(headers);
+    remove_prefixed(headers, &[OURS, "proxy-"]);
+    if unsized_body {
+        headers.remove(header::CONTENT_LENGTH);
+    }
+    if events {
+        let no = HeaderValue::from_static("no");
+        headers.entry(ACCEL_BUFFERING).or_insert(no);
+        let as_it_comes = HeaderValue::from_static("no-cache, no-transform");
+        headers.entry(header::CACHE_CONTROL).or_insert(as_it_comes);
+    }
+}
+
+#[must_use]
+pub fn is_event_stream(headers: &HeaderMap) -> bool {
+    let Some(value) = headers.get(header::CONTENT_TYPE) else {
+        return false;
+    };
+    let essence = value
+        .as_bytes()
+        .split(|byte| *byte == b';')
+        .next()
+        .unwrap_or_default();
+    essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
+}
+
+/// Makes request ids. One per core: no two makers share a seed, and none repeats itself.
+#[derive(Debug, Default)]
+pub struct RequestIds {
+    // Randomly seeded by the standard library, and all the randomness an id needs: it must be unique, not secret.
+    seed: RandomState,
+    made: Cell<u64>,
+}
+
+impl RequestIds {
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The client's id when it is `[A-Za-z0-9._-]{1,128}`, else a new one. An id is written to logs and sent to
+    /// engines, so one that could forge a log line or a header is replaced.
+    #[must_use]
+    pub fn keep_or_make(&self, headers: &HeaderMap) -> HeaderValue {
+        match headers.get(&REQUEST_ID) {
+            Some(id) if is_id(id.as_bytes()) => id.clone(),
+            _ => self.make(),
+        }
+    }
+
+    fn make(&self) -> HeaderValue {
+        let number = self.made.get();
+        self.made.set(number.wrapping_add(1));
+        let (high, low) = (self.seed.hash_one((number, 0)), self.seed.hash_one((number, 1)));
+        let id = bytes::Bytes::from(format!("req-{high:016x}{low:016x}"));
+        HeaderValue::from_maybe_shared(id).unwrap_or_else(|_| HeaderValue::from(number))
+    }
+}
+
+fn is_id(id: &[u8]) -> bool {
+    matches!(id.len(), 1..=128)
+        && id
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
+}
+
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
+        .collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
+}
+
+fn remove_prefixed(headers: &mut HeaderMap, prefixes: &[&str]) {
+    let ours: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| prefixes.iter().any(|prefix| name.as_str().starts_with(prefix)))
+        .cloned()
+        .collect();
+    for name in ours {
+        headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests;

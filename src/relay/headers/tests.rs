@@ -1,0 +1,142 @@
+use http::HeaderMap;
+
+use super::*;
+use crate::{model::EngineId, units::Generation};
+
+fn target(authorization: Option<HeaderValue>) -> Target {
+    Target {
+        engine: EngineId::new("m".into(), 0),
+        generation: Generation(1),
+        address: "127.0.0.1:8000".parse().unwrap(),
+        authorization,
+    }
+}
+
+fn map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in pairs {
+        headers.append(*name, HeaderValue::from_static(value));
+    }
+    headers
+}
+
+fn sorted(headers: &HeaderMap) -> Vec<(&str, &str)> {
+    let mut pairs: Vec<_> = headers
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
+        .collect();
+    pairs.sort_unstable();
+    pairs
+}
+
+#[test]
+fn what_belongs_to_the_clients_connection_or_person_does_not_reach_the_engine() {
+    let mut headers = map(&[
+        ("host", "gateway"),
+        ("connection", "close, X-Hop"),
+        ("connection", "x-hop-2"),
+        ("x-hop", "1"),
+        ("x-hop-2", "1"),
+        ("keep-alive", "1"),
+        ("te", "trailers"),
+        ("trailer", "x"),
+        ("transfer-encoding", "chunked"),
+        ("upgrade", "h2c"),
+        ("proxy-authorization", "x"),
+        ("proxy-connection", "x"),
+        ("proxy-whatever", "x"),
+        ("forwarded", "for=1"),
+        ("x-forwarded-for", "1"),
+        ("x-real-ip", "1"),
+        ("via", "x"),
+        ("authorization", "Bearer x"),
+        ("x-api-key", "x"),
+        ("api-key", "x"),
+        ("cookie", "a=b"),
+        ("expect", "100-continue"),
+        ("content-length", "999"),
+        ("x-rouse-gate", "closed"),
+        ("accept-encoding", "gzip"),
+        ("content-type", "application/json"),
+        ("traceparent", "00-1-2-01"),
+        ("x-request-id", "abc"),
+        ("x-custom", "1"),
+    ]);
+    to_engine(&mut headers, &target(None), 12, true);
+    assert_eq!(
+        sorted(&headers),
+        [
+            ("accept-encoding", "identity"),
+            ("content-length", "12"),
+            ("content-type", "application/json"),
+            ("host", "127.0.0.1:8000"),
+            ("traceparent", "00-1-2-01"),
+            ("x-custom", "1"),
+            ("x-request-id", "abc"),
+        ]
+    );
+}
+
+#[test]
+fn the_engines_own_key_takes_the_place_of_the_clients() {
+    let mut headers = map(&[("authorization", "Bearer client"), ("accept-encoding", "gzip")]);
+    to_engine(
+        &mut headers,
+        &target(Some(HeaderValue::from_static("Bearer engine"))),
+        0,
+        false,
+    );
+    assert_eq!(headers["authorization"], "Bearer engine");
+    assert_eq!(headers["accept-encoding"], "gzip");
+}
+
+#[test]
+fn an_event_stream_is_marked_unless_the_engine_said_otherwise() {
+    let mut headers = map(&[
+        ("content-length", "1"),
+        ("x-rouse-cold-start", "hot"),
+        ("connection", "close"),
+    ]);
+    to_client(&mut headers, true, true);
+    assert_eq!(
+        sorted(&headers),
+        [
+            ("cache-control", "no-cache, no-transform"),
+            ("x-accel-buffering", "no")
+        ]
+    );
+    let mut headers = map(&[("cache-control", "no-store")]);
+    to_client(&mut headers, true, true);
+    assert_eq!(headers["cache-control"], "no-store");
+    let mut headers = map(&[("content-length", "1")]);
+    to_client(&mut headers, false, false);
+    assert_eq!(sorted(&headers), [("content-length", "1")]);
+}
+
+#[test]
+fn an_event_stream_is_known_by_its_type_alone() {
+    for (value, is) in [
+        ("text/event-stream", true),
+        ("Text/Event-Stream; charset=utf-8", true),
+        ("text/event-stream-x", false),
+        ("application/json", false),
+    ] {
+        assert_eq!(is_event_stream(&map(&[("content-type", value)])), is, "{value}");
+    }
+    assert!(!is_event_stream(&HeaderMap::new()));
+}
+
+#[test]
+fn a_request_id_is_kept_when_it_is_harmless_and_else_made() {
+    let ids = RequestIds::new();
+    assert_eq!(ids.keep_or_make(&map(&[("x-request-id", "a.B_9-")])), "a.B_9-");
+    let long: &'static str = "a".repeat(129).leak();
+    let mut made = std::collections::BTreeSet::new();
+    for bad in ["", "a b", "a;b", long] {
+        made.insert(ids.keep_or_make(&map(&[("x-request-id", bad)])));
+    }
+    made.insert(ids.keep_or_make(&HeaderMap::new()));
+    made.insert(RequestIds::new().keep_or_make(&HeaderMap::new()));
+    assert_eq!(made.len(), 6, "every one is another");
+    assert!(made.iter().all(|id| is_id(id.as_bytes())));
+}

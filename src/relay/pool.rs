@@ -1,0 +1,143 @@
+//! Idle connections to engines, per core.
+//!
+//! Last in, first out: the connection used most recently is the one least likely to have been closed meanwhile, its
+//! buffers are warm, and those that load no longer needs grow old and go.
+//!
+//! A connection is kept for the engine's *life*, address and generation, since another engine may listen on the same
+//! port tomorrow. It is kept for less time than engines keep theirs (uvicorn: 5 s), so that it is this side which
+//! closes: a connection closed by the engine in the instant it is picked costs a replay, or a failed request.
+//!
+//! Not shared between cores, hence no lock: a clone is the same pool.
+
+use std::{cell::RefCell, collections::BTreeMap, net::SocketAddr, rc::Rc, time::Duration};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
+
+use super::connection::Connection;
+use crate::units::{Generation, Millis};
+
+/// Shorter than uvicorn's 5 s.
+pub const IDLE: Millis = Millis::secs(4);
+/// Idle connections kept for one engine. More than an engine runs requests at a time.
+pub const PER_ENGINE: usize = 256;
+
+#[derive(Clone, Debug)]
+pub struct Pool(Rc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    idle: RefCell<BTreeMap<Key, Vec<Idle>>>,
+    age: Duration,
+    per_engine: usize,
+    /// The pool was empty and is no longer.
+    filled: Notify,
+}
+
+/// One engine's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) address: SocketAddr,
+    pub(super) generation: Generation,
+}
+
+#[derive(Debug)]
+struct Idle {
+    connection: Connection,
+    since: Instant,
+}
+
+impl Pool {
+    /// `age`: how long a connection may be idle. `per_engine`: how many are kept for one engine.
+    #[must_use]
+    pub fn new(age: Millis, per_engine: usize) -> Self {
+        Self(Rc::new(Inner {
+            idle: RefCell::default(),
+            age: age.duration(),
+            per_engine,
+            filled: Notify::new(),
+        }))
+    }
+
+    /// Closes every idle connection to this address, of whichever life.
+    pub fn evict(&self, address: SocketAddr) {
+        self.0.idle.borrow_mut().retain(|key, _| key.address != address);
+    }
+
+    /// Connections now idle.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.idle.borrow().values().map(Vec::len).sum()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.idle.borrow().is_empty()
+    }
+
+    /// Closes connections as they grow too old; never returns. To be run once per pool, beside the core's listeners:
+    /// without it the last connections to an engine that nobody asks any more stay open.
+    pub async fn expire(&self) {
+        loop {
+            match self.sweep(Instant::now()) {
+                Some(next) => sleep_until(next).await,
+                None => self.0.filled.notified().await,
+            }
+        }
+    }
+
+    /// The most recently used connection that is still good.
+    pub(super) fn take(&self, key: &Key) -> Option<Connection> {
+        let now = Instant::now();
+        let mut idle = self.0.idle.borrow_mut();
+        let stack = idle.get_mut(key)?;
+        let mut found = None;
+        while let Some(top) = stack.pop() {
+            if now < top.since + self.0.age && top.connection.is_quiet() {
+                found = Some(top.connection);
+                break;
+            }
+        }
+        if stack.is_empty() {
+            idle.remove(key);
+        }
+        found
+    }
+
+    pub(super) fn put(&self, key: Key, mut connection: Connection) {
+        connection.rest();
+        let mut idle = self.0.idle.borrow_mut();
+        if idle.is_empty() {
+            self.0.filled.notify_one();
+        }
+        let stack = idle.entry(key).or_default();
+        if stack.len() >= self.0.per_engine {
+            // The oldest lies at the bottom.
+            drop(stack.remove(0));
+        }
+        let since = Instant::now();
+        stack.push(Idle { connection, since });
+    }
+
+    /// Closes what is too old at `now`; tells when the next one will be.
+    fn sweep(&self, now: Instant) -> Option<Instant> {
+        let age = self.0.age;
+        let mut idle = self.0.idle.borrow_mut();
+        idle.retain(|_, stack| {
+            stack.retain(|one| now < one.since + age);
+            !stack.is_empty()
+        });
+        idle.values()
+            .filter_map(|stack| stack.first())
+            .map(|oldest| oldest.since + age)
+            .min()
+    }
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self::new(IDLE, PER_ENGINE)
+    }
+}

@@ -1,0 +1,46 @@
+//! Who is told how an exchange ended, and the lease that ends with it.
+//!
+//! One value holds both, so that there is one place where an exchange ends: by name, or by being dropped.
+
+use super::{Observer, Outcome};
+use crate::{fault::Phase, lease::Lease};
+
+#[derive(Debug)]
+pub(super) struct Record<O: Observer> {
+    open: Option<Open<O>>,
+    pub(super) phase: Phase,
+}
+
+#[derive(Debug)]
+pub(super) struct Open<O> {
+    pub(super) lease: Lease,
+    pub(super) observer: O,
+}
+
+impl<O: Observer> Record<O> {
+    pub(super) const fn new(lease: Lease, observer: O) -> Self {
+        Self {
+            open: Some(Open { lease, observer }),
+            phase: Phase::Connecting,
+        }
+    }
+
+    /// `None` once it has ended.
+    pub(super) const fn open(&mut self) -> Option<&mut Open<O>> {
+        self.open.as_mut()
+    }
+
+    /// Ends it; a second time nothing happens. The caller has closed or given away the connection before.
+    pub(super) fn end(&mut self, outcome: Outcome) {
+        if let Some(Open { lease, mut observer }) = self.open.take() {
+            drop(lease);
+            observer.end(outcome);
+        }
+    }
+}
+
+impl<O: Observer> Drop for Record<O> {
+    fn drop(&mut self) {
+        self.end(Outcome::ClientLeft(self.phase));
+    }
+}

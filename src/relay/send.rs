@@ -1,0 +1,200 @@
+//! From the request to the engine's head.
+
+use std::{
+    future::poll_fn,
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{Method, Response};
+use tokio::time::{Instant, timeout};
+
+use super::{
+    Exchange, Failed, Observer, Outcome, Outgoing, Payload, Pool, RelayBody, Target, Timeouts,
+    body::Flow,
+    connection::Connection,
+    head::{self, Head},
+    headers,
+    payload::Unsent,
+    pool::Key,
+    record::Record,
+    watch::{Deadline, Watch},
+};
+use crate::{
+    fault::{Fault, Phase, Timer},
+    lease::Lease,
+};
+
+/// Sends the request and waits for the engine's head. Dropping the future closes the connection at once.
+///
+/// # Errors
+/// There is no answer: the engine could not be reached, closed, was too slow, or the lease was revoked.
+pub async fn exchange<O: Observer + Unpin>(
+    pool: &Pool,
+    exchange: Exchange<O>,
+) -> Result<Response<RelayBody<O>>, Failed> {
+    let Exchange {
+        target,
+        outgoing,
+        lease,
+        timeouts,
+        observer,
+    } = exchange;
+    let stream = outgoing.stream;
+    let mut record = Record::new(lease, observer);
+    match run(pool, &target, outgoing, &timeouts, &mut record).await {
+        Ok((head, flow)) => {
+            record.phase = Phase::Streaming;
+            Ok(RelayBody::respond(head, flow, record, target, &timeouts, stream))
+        }
+        Err(fault) => {
+            let elsewhere = record.phase == Phase::Connecting;
+            record.end(Outcome::Failed(fault.clone()));
+            Err(Failed { fault, elsewhere })
+        }
+    }
+}
+
+/// What is sent, in a form that can be sent twice.
+struct Request {
+    method: Method,
+    head: Bytes,
+    body: Payload,
+}
+
+/// Why a connection gave no head.
+enum Silence {
+    /// It closed, or never opened, without a byte of an answer.
+    Empty,
+    /// What came is no answer, or only a part of one.
+    Broken,
+    Ended(Fault),
+}
+
+async fn run<O: Observer>(
+    pool: &Pool,
+    target: &Target,
+    outgoing: Outgoing,
+    timeouts: &Timeouts,
+    record: &mut Record<O>,
+) -> Result<(Head, Flow), Fault> {
+    let key = Key {
+        address: target.address,
+        generation: target.generation,
+    };
+    let deadline = if outgoing.stream {
+        Deadline::after(Timer::FirstByte, timeouts.first_byte, Instant::now())
+    } else {
+        Deadline::after(Timer::NonStream, timeouts.non_stream, Instant::now())
+    };
+    let Some(open) = record.open() else {
+        return Err(Fault::Internal);
+    };
+    let mut watch = Box::pin(Watch::new(&open.lease, deadline));
+    let request = Request::new(outgoing, target);
+    let mut pooled = pool.take(&key);
+    loop {
+        record.phase = Phase::Connecting;
+        let Some(open) = record.open() else {
+            return Err(Fault::Internal);
+        };
+        let mut connection = match pooled.take() {
+            Some(connection) => connection,
+            None => connect(target, timeouts, &open.lease, watch.as_mut()).await?,
+        };
+        record.phase = Phase::Headers;
+        let Some(open) = record.open() else {
+            return Err(Fault::Internal);
+        };
+        let mut unsent = Unsent::new(&request.head, &request.body);
+        let answer = poll_fn(|cx| {
+            let answer = poll_answer(&mut connection, &mut unsent, &request.method, cx);
+            match answer {
+                Poll::Ready(answer) => Poll::Ready(answer),
+                Poll::Pending => watch
+                    .as_mut()
+                    .poll(&open.lease, target, cx)
+                    .map(|fault| Err(Silence::Ended(fault))),
+            }
+        })
+        .await;
+        match answer {
+            Ok(head) => {
+                open.observer.head(head.status);
+                let home = head.keep.then(|| (pool.clone(), key));
+                return Ok((head, Flow::new(connection, unsent, watch, home)));
+            }
+            Err(Silence::Ended(fault)) => return Err(fault),
+            Err(Silence::Empty) if connection.reused => open.observer.replayed(),
+            Err(Silence::Empty | Silence::Broken) => {
+                return Err(Fault::EngineClosed {
+                    model: target.engine.model.clone(),
+                });
+            }
+        }
+    }
+}
+
+impl Request {
+    fn new(outgoing: Outgoing, target: &Target) -> Self {
+        let Outgoing {
+            method,
+            path,
+            mut headers,
+            body,
+            stream,
+        } = outgoing;
+        headers::to_engine(&mut headers, target, body.len(), stream);
+        Self {
+            head: head::encode(&method, &path, &headers),
+            method,
+            body,
+        }
+    }
+}
+
+async fn connect(
+    target: &Target,
+    timeouts: &Timeouts,
+    lease: &Lease,
+    mut watch: Pin<&mut Watch>,
+) -> Result<Connection, Fault> {
+    let ended = poll_fn(|cx| watch.as_mut().poll(lease, target, cx));
+    tokio::select! {
+        biased;
+        connected = timeout(timeouts.connect.duration(), Connection::connect(target.address)) => {
+            connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(|_| {
+                Fault::EngineUnreachable { model: target.engine.model.clone() }
+            })
+        }
+        fault = ended => Err(fault),
+    }
+}
+
+/// Sends and listens at once: an engine may answer before it has read the body, and may then never read it.
+fn poll_answer(
+    connection: &mut Connection,
+    unsent: &mut Unsent,
+    method: &Method,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Head, Silence>> {
+    if let Poll::Ready(Err(_)) = connection.poll_send(unsent, cx) {
+        // It reads no more. It may have said why, so what it said is read first.
+        unsent.abandon();
+        connection.spent = true;
+    }
+    loop {
+        let Poll::Ready(read) = connection.poll_fill(cx) else {
+            return Poll::Pending;
+        };
+        let closed = !matches!(read, Ok(1..));
+        match head::parse(&mut connection.buffer, method) {
+            Ok(Some(head)) => return Poll::Ready(Ok(head)),
+            Ok(None) if !closed => connection.answered = true,
+            Ok(None) if !connection.answered => return Poll::Ready(Err(Silence::Empty)),
+            Ok(None) | Err(_) => return Poll::Ready(Err(Silence::Broken)),
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! How an exchange ends when it does not end well, and that the client can tell.
+
+use super::*;
+use crate::fault::{Cause, Timer};
+
+fn died() -> Fault {
+    Fault::EngineFailed {
+        model: "m".into(),
+        cause: Cause::Unreachable,
+        wait: None,
+    }
+}
+
+fn closed() -> Fault {
+    Fault::EngineClosed { model: "m".into() }
+}
+
+fn turn_over() -> Fault {
+    Fault::TurnOver { model: "m".into() }
+}
+
+fn event(fault: &Fault) -> String {
+    String::from_utf8(crate::openai::error::event(fault).to_vec()).unwrap()
+}
+
+/// An answer whose body has begun with `script`, and its engine.
+async fn begun(core: &Core, engine: &Engine, seen: &Seen, script: &str) -> (RelayBody<Seen>, Peer) {
+    let engine = async {
+        let mut peer = engine.accept().await;
+        peer.request().await;
+        peer.say(script).await;
+        peer
+    };
+    let (answer, peer) = tokio::join!(core.send(true, seen), engine);
+    (answer.unwrap().into_body(), peer)
+}
+
+#[tokio::test]
+async fn an_engine_that_dies_mid_stream_leaves_an_error_event_and_an_unclean_end() {
+    for text in ["data: 1\n\n", "data: 1\n\ndata: {\"half", "data: 1\n", ""] {
+        let engine = Engine::start().await;
+        let core = Core::new(engine.address());
+        let seen = Seen::default();
+        let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
+        if !text.is_empty() {
+            peer.chunk(text).await;
+        }
+        // Cut inside the framing of the next chunk.
+        peer.say("5\r\nab").await;
+        drop(peer);
+        let (got, end) = drain(&mut body).await;
+        let expected = format!("{text}ab\n\n{}", event(&died()));
+        assert_eq!(got, expected, "{text:?}");
+        assert!(!got.contains("[DONE]"));
+        assert_eq!(end, Err(died()));
+        assert_eq!(seen.ends(), [Outcome::Failed(died())]);
+        assert!(core.is_unused() && core.pool.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn at_a_border_the_error_event_follows_directly() {
+    for text in ["data: 1\n\n", "data: 1\r\n\r\n", "data: 1\r\r"] {
+        let engine = Engine::start().await;
+        let core = Core::new(engine.address());
+        let seen = Seen::default();
+        let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
+        peer.chunk(text).await;
+        drop(peer);
+        let (got, end) = drain(&mut body).await;
+        assert_eq!(got, format!("{text}{}", event(&died())));
+        assert_eq!(end, Err(died()));
+    }
+}
+
+#[tokio::test]
+async fn after_done_or_the_engines_own_error_nothing_is_added() {
+    for text in ["data: [DONE]\n\n", "data: {\"error\":{}}\n\n"] {
+        let engine = Engine::start().await;
+        let core = Core::new(engine.address());
+        let seen = Seen::default();
+        let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
+        peer.chunk(text).await;
+        drop(peer);
+        assert_eq!(drain(&mut body).await, (text.to_owned(), Err(died())));
+    }
+}
+
+#[tokio::test]
+async fn into_a_body_that_is_no_plain_event_stream_nothing_is_written() {
+    for head in [
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n",
+    ] {
+        let engine = Engine::start().await;
+        let core = Core::new(engine.address());
+        let seen = Seen::default();
+        let (mut body, mut peer) = begun(&core, &engine, &seen, head).await;
+        peer.chunk("data: 1\n\n").await;
+        drop(peer);
+        assert_eq!(
+            drain(&mut body).await,
+            ("data: 1\n\n".to_owned(), Err(died())),
+            "{head}"
+        );
+        assert!(core.is_unused());
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_answer_is_a_closed_engine() {
+    for script in [
+        "",
+        "HTTP/1.1 200 O",
+        "HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n",
+        "hello\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nx",
+        "HTTP/1.1 200 OK\r\ncontent-length: +1\r\n\r\nx",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    ] {
+        let engine = Engine::start().await;
+        let core = Core::new(engine.address());
+        let seen = Seen::default();
+        let engine = async {
+            let mut peer = engine.accept().await;
+            peer.request().await;
+            peer.say(script).await;
+        };
+        let (answer, ()) = tokio::join!(core.send(false, &seen), engine);
+        let failed = answer.unwrap_err();
+        assert_eq!(failed.fault, closed(), "{script:?}");
+        assert!(!failed.elsewhere, "the engine may have begun");
+        assert_eq!(seen.ends(), [Outcome::Failed(closed())]);
+        assert!(core.is_unused());
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_is_not_there_costs_nothing_and_the_request_may_go_elsewhere() {
+    let address = Engine::start().await.address();
+    let core = Core::new(address);
+    let seen = Seen::default();
+    let failed = core.send(true, &seen).await.unwrap_err();
+    assert_eq!(failed.fault, Fault::EngineUnreachable { model: "m".into() });
+    assert!(failed.elsewhere);
+    assert!(core.is_unused());
+}
+
+#[tokio::test]
+async fn each_deadline_names_itself() {
+    let timer = |which, limit| Fault::EngineTimeout {
+        model: "m".into(),
+        which,
+        limit: Millis(limit),
+    };
+    let engine = Engine::start().await;
+    let mut core = Core::new(engine.address());
+    core.timeouts.first_byte = Millis(60);
+    core.timeouts.non_stream = Millis(90);
+    core.timeouts.idle = Millis(120);
+
+    // No head.
+    for (stream, fault) in [
+        (true, timer(Timer::FirstByte, 60)),
+        (false, timer(Timer::NonStream, 90)),
+    ] {
+        let seen = Seen::default();
+        let (answer, _peer) = tokio::join!(core.send(stream, &seen), engine.accept());
+        let failed = answer.unwrap_err();
+        assert_eq!((failed.fault, failed.elsewhere), (fault, false));
+    }
+    // A head, and then no first byte.
+    let seen = Seen::default();
+    let (mut body, _peer) = begun(&core, &engine, &seen, EVENTS).await;
+    let fault = timer(Timer::FirstByte, 60);
+    assert_eq!(drain(&mut body).await, (event(&fault), Err(fault)));
+    // Frames that come apart for longer than the first byte may take, and then none.
+    let seen = Seen::default();
+    let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
+    for _ in 0..3 {
+        peer.chunk("data: 1\n\n").await;
+        frame(&mut body).await.unwrap().unwrap();
+        tokio::time::sleep(Duration::from_millis(80)).await;
+    }
+    let fault = timer(Timer::Idle, 120);
+    assert_eq!(drain(&mut body).await, (event(&fault), Err(fault)));
+    assert!(core.is_unused());
+}
+
+#[tokio::test]
+async fn revocation_ends_an_exchange_in_every_phase() {
+    // While it waits for the head.
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let engine_side = async {
+        let mut peer = engine.accept().await;
+        peer.request().await;
+        core.gate.close();
+        core.gate.revoke(turn_over());
+        peer.sees_close().await;
+    };
+    let (answer, ()) = tokio::join!(core.send(true, &seen), engine_side);
+    let failed = answer.unwrap_err();
+    assert_eq!((failed.fault, failed.elsewhere), (turn_over(), false));
+    assert!(core.is_unused());
+
+    // While it streams, with nothing flowing: an event, then an unclean end.
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
+    peer.chunk("data: {\"hal").await;
+    frame(&mut body).await.unwrap().unwrap();
+    let revoke = async {
+        tokio::task::yield_now().await;
+        core.gate.close();
+        core.gate.revoke(turn_over());
+        peer.sees_close().await;
+        assert!(
+            core.is_unused(),
+            "the lease is back before the client has read the end"
+        );
+    };
+    let (end, ()) = tokio::join!(drain(&mut body), revoke);
+    assert_eq!(end, (format!("\n\n{}", event(&turn_over())), Err(turn_over())));
+    assert_eq!(seen.ends(), [Outcome::Failed(turn_over())]);
+}
+
+#[tokio::test]
+async fn a_lease_revoked_before_the_exchange_begins_sends_nothing() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let order = core.order(true, &seen);
+    core.gate.close();
+    core.gate.revoke(turn_over());
+    let failed = exchange(&core.pool, order).await.unwrap_err();
+    assert_eq!((failed.fault, failed.elsewhere), (turn_over(), true));
+}
+
+/// A server drops what it has not written when a body fails: the event must be out before.
+#[tokio::test]
+async fn behind_a_real_server_the_client_reads_the_event_and_no_clean_end() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let server = async {
+        let socket = listener.accept().await.unwrap().0;
+        let io = hyper_util::rt::TokioIo::new(socket);
+        let serve = |_| core.send(true, &seen);
+        let service = hyper::service::service_fn(|request: http::Request<hyper::body::Incoming>| async {
+            drop(request);
+            serve(()).await.map_err(|failed| failed.fault)
+        });
+        assert!(
+            hyper::server::conn::http1::Builder::new()
+                .serve_connection(io, service)
+                .await
+                .is_err()
+        );
+    };
+    let engine_side = async {
+        let mut peer = engine.accept().await;
+        peer.request().await;
+        peer.say(EVENTS).await;
+        peer.chunk("data: 1\n\n").await;
+    };
+    let client_side = async {
+        client
+            .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            .await
+            .unwrap();
+        let mut text = String::new();
+        timeout(LONG, client.read_to_string(&mut text))
+            .await
+            .unwrap()
+            .unwrap();
+        text
+    };
+    let ((), (), text) = tokio::join!(server, engine_side, client_side);
+    assert!(text.contains("data: 1\n\n"), "{text}");
+    assert!(text.contains(event(&died()).trim()), "{text}");
+    assert!(!text.contains("\r\n0\r\n"), "{text}");
+}

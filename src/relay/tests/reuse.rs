@@ -1,0 +1,187 @@
+//! Connections kept alive: which one is used again, and what happens when it was closed meanwhile.
+
+use super::*;
+
+const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+
+async fn served(core: &Core, seen: &Seen, peer: &mut Peer) {
+    let (text, ()) = tokio::join!(whole(core, seen), answer(peer, OK));
+    assert_eq!(text, "ok");
+}
+
+async fn whole(core: &Core, seen: &Seen) -> String {
+    let mut body = core.send(false, seen).await.unwrap().into_body();
+    let (text, end) = drain(&mut body).await;
+    assert_eq!(end, Ok(()));
+    text
+}
+
+async fn answer(peer: &mut Peer, text: &str) {
+    peer.request().await;
+    peer.say(text).await;
+}
+
+/// Two connections, the second one used last.
+async fn two(core: &Core, engine: &Engine, seen: &Seen) -> (Peer, Peer) {
+    let one_by_one = async {
+        let (mut first, mut second) = (engine.accept().await, engine.accept().await);
+        answer(&mut first, OK).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        answer(&mut second, OK).await;
+        (first, second)
+    };
+    let (_, _, peers) = tokio::join!(whole(core, seen), whole(core, seen), one_by_one);
+    assert_eq!(core.pool.len(), 2);
+    peers
+}
+
+#[tokio::test]
+async fn the_connection_used_last_is_used_next() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let (_first, mut second) = two(&core, &engine, &seen).await;
+    for _ in 0..3 {
+        served(&core, &seen, &mut second).await;
+    }
+    assert_eq!(core.pool.len(), 2);
+}
+
+#[tokio::test]
+async fn a_connection_that_was_closed_while_idle_is_passed_over() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let (mut first, second) = two(&core, &engine, &seen).await;
+    drop(second);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    served(&core, &seen, &mut first).await;
+    assert_eq!(seen.0.borrow().replays, 0);
+}
+
+#[tokio::test]
+async fn a_reused_connection_that_gives_no_byte_is_replayed_once_on_a_new_one() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let (first, mut second) = two(&core, &engine, &seen).await;
+    // It closes in the instant it is picked: after the request is on its way.
+    let engine_side = async {
+        second.request().await;
+        drop(second);
+        let mut fresh = engine.accept().await;
+        answer(&mut fresh, OK).await;
+    };
+    let (text, ()) = tokio::join!(whole(&core, &seen), engine_side);
+    assert_eq!(text, "ok");
+    assert_eq!(seen.0.borrow().replays, 1);
+    assert_eq!(
+        seen.ends(),
+        [Outcome::Complete, Outcome::Complete, Outcome::Complete]
+    );
+    drop(first);
+}
+
+#[tokio::test]
+async fn the_replay_is_spent_on_a_new_connection_only_and_only_once() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let (first, mut second) = two(&core, &engine, &seen).await;
+    let engine_side = async {
+        second.request().await;
+        drop(second);
+        engine.accept().await.request().await;
+    };
+    let (failed, ()) = tokio::join!(core.send(false, &seen), engine_side);
+    let failed = failed.unwrap_err();
+    assert_eq!(
+        (failed.fault, failed.elsewhere),
+        (Fault::EngineClosed { model: "m".into() }, false)
+    );
+    assert_eq!(seen.0.borrow().replays, 1);
+    assert!(core.is_unused());
+    drop(first);
+}
+
+#[tokio::test]
+async fn after_one_byte_nothing_is_replayed() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let (first, mut second) = two(&core, &engine, &seen).await;
+    let engine_side = async {
+        answer(&mut second, "H").await;
+        drop(second);
+    };
+    let (failed, ()) = tokio::join!(core.send(false, &seen), engine_side);
+    assert_eq!(
+        failed.unwrap_err().fault,
+        Fault::EngineClosed { model: "m".into() }
+    );
+    assert_eq!(seen.0.borrow().replays, 0);
+    drop(first);
+}
+
+#[tokio::test]
+async fn another_life_at_the_same_address_shares_no_connection() {
+    let engine = Engine::start().await;
+    let mut core = Core::new(engine.address());
+    let seen = Seen::default();
+    let mut peer = async {
+        let (_, peer) = tokio::join!(whole(&core, &seen), async {
+            let mut peer = engine.accept().await;
+            answer(&mut peer, OK).await;
+            peer
+        });
+        peer
+    }
+    .await;
+    core.target.generation = Generation(2);
+    let (_, ()) = tokio::join!(whole(&core, &seen), async {
+        answer(&mut engine.accept().await, OK).await;
+    });
+    core.pool.evict(engine.address());
+    assert!(core.pool.is_empty());
+    peer.sees_close().await;
+}
+
+#[tokio::test]
+async fn idle_connections_are_closed_by_this_side_and_before_the_engine_does() {
+    assert!(pool::IDLE < Millis::secs(5));
+    let engine = Engine::start().await;
+    let mut core = Core::new(engine.address());
+    core.pool = Pool::new(Millis(60), 8);
+    let seen = Seen::default();
+    let expire = core.pool.clone();
+    let watched = async {
+        let (_, mut peer) = tokio::join!(whole(&core, &seen), async {
+            let mut peer = engine.accept().await;
+            answer(&mut peer, OK).await;
+            peer
+        });
+        assert_eq!(core.pool.len(), 1);
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        peer.sees_close().await;
+        assert!(core.pool.is_empty());
+    };
+    tokio::select! {
+        () = expire.expire() => panic!("it never returns"),
+        () = watched => {}
+    }
+}
+
+#[tokio::test]
+async fn an_engine_keeps_no_more_than_its_share_of_connections() {
+    let engine = Engine::start().await;
+    let mut core = Core::new(engine.address());
+    core.pool = Pool::new(pool::IDLE, 1);
+    let seen = Seen::default();
+    let engine_side = async {
+        let (mut first, mut second) = (engine.accept().await, engine.accept().await);
+        answer(&mut first, OK).await;
+        answer(&mut second, OK).await;
+    };
+    tokio::join!(whole(&core, &seen), whole(&core, &seen), engine_side);
+    assert_eq!(core.pool.len(), 1);
+}

@@ -1,0 +1,106 @@
+//! What can end an exchange from outside: its deadline, and the revocation of its lease.
+//!
+//! Both are looked at only when there is nothing else to do. The timer is set once; a frame moves the deadline, which
+//! is a number, and a timer that fires early is set again. The notification is registered once per task, because
+//! polling it takes a lock that all exchanges of an engine share.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
+
+use pin_project_lite::pin_project;
+use tokio::{
+    sync::futures::OwnedNotified,
+    time::{Instant, Sleep, sleep_until},
+};
+
+use super::Target;
+use crate::{
+    fault::{Fault, Timer},
+    lease::Lease,
+    units::Millis,
+};
+
+pin_project! {
+    pub(super) struct Watch {
+        #[pin]
+        timer: Sleep,
+        #[pin]
+        revoked: OwnedNotified,
+        // Whom the notification will wake.
+        registered: Option<Waker>,
+        deadline: Deadline,
+    }
+}
+
+/// By when something must have happened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline {
+    pub(super) at: Instant,
+    pub(super) which: Timer,
+    pub(super) limit: Millis,
+}
+
+impl Deadline {
+    pub(super) fn after(which: Timer, limit: Millis, now: Instant) -> Self {
+        Self {
+            at: now + limit.duration(),
+            which,
+            limit,
+        }
+    }
+}
+
+impl Watch {
+    pub(super) fn new(lease: &Lease, deadline: Deadline) -> Self {
+        Self {
+            timer: sleep_until(deadline.at),
+            revoked: lease.on_revoke(),
+            registered: None,
+            deadline,
+        }
+    }
+
+    /// Moves the deadline. The timer learns of a later one when it fires; an earlier one waits for a poll.
+    pub(super) fn set(self: Pin<&mut Self>, deadline: Deadline) {
+        let mut this = self.project();
+        *this.deadline = deadline;
+        if deadline.at < this.timer.deadline() {
+            this.timer.as_mut().reset(deadline.at);
+        }
+    }
+
+    /// Why the exchange must end now, if it must; else the task is woken when it must.
+    pub(super) fn poll(
+        self: Pin<&mut Self>,
+        lease: &Lease,
+        target: &Target,
+        cx: &mut Context<'_>,
+    ) -> Poll<Fault> {
+        let mut this = self.project();
+        let same = this
+            .registered
+            .as_ref()
+            .is_some_and(|waker| waker.will_wake(cx.waker()));
+        // Ready or not is of no interest: the fault itself tells, and is looked at after the registration.
+        if !same && lease.revoked().is_none() && this.revoked.poll(cx).is_pending() {
+            *this.registered = Some(cx.waker().clone());
+        }
+        if let Some(fault) = lease.revoked() {
+            return Poll::Ready(fault.clone());
+        }
+        while this.timer.as_mut().poll(cx).is_ready() {
+            let deadline = *this.deadline;
+            if Instant::now() >= deadline.at {
+                return Poll::Ready(Fault::EngineTimeout {
+                    model: target.engine.model.clone(),
+                    which: deadline.which,
+                    limit: deadline.limit,
+                });
+            }
+            this.timer.as_mut().reset(deadline.at);
+        }
+        Poll::Pending
+    }
+}

@@ -1,0 +1,397 @@
+//! What must hold, judged by what is physically true. Each message says what was broken, by whom.
+
+use super::{
+    client::{ClientId, End, State},
+    process::Phase,
+    world::{Failure, World},
+};
+use crate::{
+    fault::Cause,
+    fleet::{
+        Plan,
+        event::{Event, Verdict},
+    },
+    model::{AcceleratorId, EngineId, Level},
+    units::{Bytes, Generation, Millis},
+};
+
+impl World {
+    /// What the fleet has just been told, which is what it may act upon.
+    pub(super) fn delivered(&mut self, event: &Event) {
+        match event {
+            Event::Placed { engine, generation, .. } => {
+                if let Some(booking) = self.machine.bookings.get_mut(engine)
+                    && booking.generation == *generation
+                {
+                    booking.placed = true;
+                }
+            }
+            Event::Drained { engine, generation } => {
+                if let Some(gate) = self.gates.get_mut(engine)
+                    && gate.generation == *generation
+                    && !gate.open
+                {
+                    gate.drained = true;
+                }
+            }
+            Event::Profiled { engine, generation } | Event::Ready { engine, generation } => {
+                if let Some(process) = self.machine.process(engine, *generation) {
+                    process.profiling = false;
+                }
+            }
+            Event::Gone { engine, generation, .. } => {
+                self.machine.going.remove(&(engine.clone(), *generation));
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn check_reserve(
+        &mut self,
+        engine: &EngineId,
+        generation: Generation,
+        accelerators: &[AcceleratorId],
+        bytes: Bytes,
+        host: Bytes,
+    ) {
+        for id in accelerators {
+            let Some(device) = self.machine.devices.get(id) else {
+                self.violation(format!("{engine} is placed on {id}, which does not exist"));
+                continue;
+            };
+            let own = self
+                .machine
+                .bookings
+                .get(engine)
+                .filter(|booking| booking.accelerators.contains(id))
+                .map_or(Bytes::ZERO, |booking| booking.bytes);
+            let others = self.machine.booked(id).saturating_sub(own);
+            if others + bytes > device.capacity {
+                self.violation(format!(
+                    "{engine} {generation} reserves {bytes} on {id}, where {others} of {} are booked",
+                    device.capacity
+                ));
+            } else if device.lost && bytes > own {
+                self.violation(format!("{engine} is placed on {id}, which is lost"));
+            }
+        }
+        let own = self.machine.bookings.get(engine).map_or(Bytes::ZERO, |b| b.host);
+        let others = self.machine.host_booked().saturating_sub(own);
+        let capacity = self.scenario.configuration.settings.host_memory;
+        if host > own && others + host > capacity {
+            self.violation(format!(
+                "{engine} reserves {host} of host memory, where {others} of {capacity} are booked"
+            ));
+        }
+    }
+
+    /// A booking may not become smaller than what is really held.
+    pub(super) fn check_shrink(&mut self, engine: &EngineId, generation: Generation, bytes: Bytes) {
+        let Some(process) = self.machine.process(engine, generation) else {
+            return;
+        };
+        let (held, phase, accelerators) = (process.held, process.phase, process.accelerators.clone());
+        if held > bytes && self.machine.metered(&accelerators) {
+            self.violation(format!(
+                "the reservation of {engine} {generation} shrinks to {bytes} while it is {phase:?} and holds {held}"
+            ));
+        }
+    }
+
+    /// False when nothing can come of it.
+    pub(super) fn check_launch(
+        &mut self,
+        engine: &EngineId,
+        generation: Generation,
+        accelerators: &[AcceleratorId],
+        bytes: Bytes,
+    ) -> bool {
+        if let Some(process) = self.machine.processes.get(engine) {
+            let running = process.generation;
+            self.violation(format!("{engine} {generation} is launched while {running} still runs"));
+            return false;
+        }
+        self.check_booked(engine, generation, accelerators, bytes, "launched");
+        let measures = self.measures(engine);
+        for id in accelerators {
+            let Some(other) = self
+                .machine
+                .on(id)
+                .find(|p| p.profiling || (measures && matches!(p.phase, Phase::Waking(_))))
+            else {
+                continue;
+            };
+            let message =
+                format!("{engine} is launched on {id} beside {}, which is {:?}", other.engine, other.phase);
+            self.violation(message);
+        }
+        true
+    }
+
+    fn measures(&self, engine: &EngineId) -> bool {
+        let models = &self.scenario.configuration.models;
+        models.iter().any(|spec| spec.name == engine.model && !spec.explicit_memory)
+    }
+
+    fn check_booked(
+        &mut self,
+        engine: &EngineId,
+        generation: Generation,
+        accelerators: &[AcceleratorId],
+        bytes: Bytes,
+        what: &str,
+    ) {
+        let covered = self.machine.bookings.get(engine).is_some_and(|booking| {
+            booking.placed
+                && booking.generation == generation
+                && booking.bytes >= bytes
+                && accelerators.iter().all(|id| booking.accelerators.contains(id))
+        });
+        if !covered {
+            let booking = self.machine.bookings.get(engine).cloned();
+            self.violation(format!(
+                "{engine} {generation} is {what} with {bytes} on {accelerators:?}, but its booking is {booking:?}"
+            ));
+        }
+    }
+
+    /// Sleep and stop need a drained gate, unless it never was open.
+    pub(super) fn check_put_away(&mut self, engine: &EngineId, generation: Generation, what: &str) -> bool {
+        let Some(gate) = self.gates.get(engine).filter(|g| g.generation == generation) else {
+            self.violation(format!("{what} for {engine} {generation}, which has no gate"));
+            return false;
+        };
+        if gate.open || !gate.leases.is_empty() || (gate.served && !gate.drained) {
+            let message = format!(
+                "{what} for {engine} {generation} before it was drained: gate open {}, {} leases, drained {}",
+                gate.open,
+                gate.leases.len(),
+                gate.drained
+            );
+            self.violation(message);
+        }
+        true
+    }
+
+    pub(super) fn check_sleep(&mut self, engine: &EngineId, generation: Generation, level: Level) -> bool {
+        let host = self.machine.bookings.get(engine).map_or(Bytes::ZERO, |b| b.host);
+        let Some(process) = self.machine.process(engine, generation) else {
+            return self.gone_or_unknown(engine, generation, "sleep");
+        };
+        let (phase, can, needs) = (process.phase, process.spec.can_sleep, process.spec.memory.host);
+        if !can {
+            self.violation(format!("{engine} is told to sleep, which it cannot"));
+        }
+        if phase != Phase::Awake {
+            self.violation(format!("{engine} is told to sleep while it is {phase:?}"));
+            return false;
+        }
+        if level == Level::One && host < needs {
+            self.violation(format!(
+                "{engine} sleeps at level 1 with {needs} in host memory, but {host} are booked"
+            ));
+        }
+        true
+    }
+
+    pub(super) fn check_wake(&mut self, engine: &EngineId, generation: Generation, level: Level) -> bool {
+        let Some(process) = self.machine.process(engine, generation) else {
+            return self.gone_or_unknown(engine, generation, "wake");
+        };
+        let (phase, needs, accelerators) =
+            (process.phase, process.spec.memory.awake, process.accelerators.clone());
+        if phase != Phase::Asleep(level) {
+            self.violation(format!("{engine} is woken from {level:?} while it is {phase:?}"));
+            return false;
+        }
+        self.check_booked(engine, generation, &accelerators, needs, "woken");
+        for id in &accelerators {
+            let profiling = self.machine.on(id).find(|p| p.profiling);
+            if let Some(other) = profiling {
+                let message = format!("{engine} is woken on {id} while {} measures its memory", other.engine);
+                self.violation(message);
+            }
+        }
+        true
+    }
+
+    /// A command to a process that is gone is an error only when the fleet knew.
+    fn gone_or_unknown(&mut self, engine: &EngineId, generation: Generation, what: &str) -> bool {
+        if !self.machine.going.contains(&(engine.clone(), generation)) {
+            self.violation(format!("{what} for {engine} {generation}, which is known to be gone"));
+        }
+        false
+    }
+
+    /// Only an awake engine may get requests. One that died an instant ago, or hangs, is nobody's fault yet.
+    pub(super) fn check_traffic(&mut self, engine: &EngineId, generation: Generation) {
+        match self.machine.process(engine, generation).map(|p| p.phase) {
+            Some(Phase::Awake) => {}
+            Some(phase) => {
+                self.violation(format!("{engine} {generation} gets traffic while it is {phase:?}"))
+            }
+            None => {
+                self.gone_or_unknown(engine, generation, "traffic");
+            }
+        }
+    }
+
+    pub(super) fn check_grant(
+        &mut self,
+        client: ClientId,
+        engine: &EngineId,
+        generation: Generation,
+    ) -> bool {
+        let model = self.clients.get(&client).map(|c| c.request.model.clone());
+        if model.is_some_and(|model| model != engine.model) {
+            self.violation(format!("a waiter for another model is granted a lease on {engine}"));
+        }
+        let Some(gate) = self.gates.get(engine).filter(|g| g.generation == generation) else {
+            self.violation(format!("a lease is granted on {engine} {generation}, which has no gate"));
+            return false;
+        };
+        let (open, full) = (gate.open, gate.full());
+        if !open {
+            self.violation(format!("a lease is granted on the closed gate of {engine}"));
+        }
+        if full {
+            self.violation(format!("a lease is granted on {engine}, which is full"));
+        }
+        open && !full
+    }
+
+    /// A deadline passed and the client still waits.
+    pub(super) fn overdue(&mut self, id: ClientId, serial: u32) {
+        if let Some(client) = self.clients.get(&id).filter(|c| c.serial == serial)
+            && let State::Parked(waiter) = client.state
+        {
+            let message = format!(
+                "waiter {} for {} waits past its deadline {}",
+                waiter.0, client.request.model, client.deadline
+            );
+            self.violation(message);
+        }
+    }
+
+    pub(super) fn silent(&mut self, id: ClientId, serial: u32) {
+        if self.clients.get(&id).is_some_and(|c| c.serial == serial) {
+            self.end_exchange(id, End::Broken);
+        }
+    }
+
+    /// Every model has a line, and every line a reason.
+    pub(super) fn check_report(&mut self, plan: &Plan) {
+        for (model, line) in &plan.report.models {
+            if line.reason.is_empty() {
+                self.violations.push(format!("the report gives no reason for {model}"));
+            }
+        }
+        if plan.report.models.len() < self.scenario.configuration.models.len() && self.deadline.is_some() {
+            self.violation("the report leaves models out".to_owned());
+        }
+    }
+
+    pub(super) fn check_view(&mut self, plan: &Plan) {
+        let view = self.fleet.view(&plan.report);
+        for accelerator in &view.accelerators {
+            if accelerator.reserved > accelerator.capacity && !self.excess {
+                self.violation(format!(
+                    "the reservations on {} are {}, more than {}",
+                    accelerator.id, accelerator.reserved, accelerator.capacity
+                ));
+            }
+        }
+        if view.host.reserved > view.host.capacity && !self.excess {
+            self.violation(format!(
+                "the reservations of host memory are {}, more than {}",
+                view.host.reserved, view.host.capacity
+            ));
+        }
+    }
+
+    pub(super) fn probed(&mut self, engine: EngineId, generation: Generation) {
+        let verdict = match self.machine.process(&engine, generation) {
+            None => Verdict::Failed(Cause::Unreachable),
+            Some(process) if process.hung => Verdict::Failed(Cause::Timeout),
+            Some(process) if process.corrupt => Verdict::Failed(Cause::Unhealthy),
+            Some(_) => Verdict::Passed,
+        };
+        self.tell(Event::Canary { engine, generation, verdict });
+    }
+
+    /// Demand and faults end; time goes on until everything should have come to rest, and has.
+    pub(super) fn rest(&mut self) -> Result<(), Failure> {
+        self.calm();
+        let end = self.now + self.rest_time();
+        let mut steps = 0;
+        while self.now < end && self.step()? {
+            steps += 1;
+            if steps > 50_000 {
+                self.violation("the world does not come to rest".to_owned());
+                break;
+            }
+        }
+        self.check_rest();
+        // One more turn reports what was found.
+        self.notified = true;
+        self.step().map(|_| ())
+    }
+
+    fn rest_time(&self) -> Millis {
+        let configuration = &self.scenario.configuration;
+        let idle = configuration.models.iter().map(|spec| {
+            let sleep = spec.idle.sleep_after.unwrap_or_default();
+            sleep + spec.idle.stop_after.unwrap_or_default() + spec.start_timeout
+        });
+        configuration.settings.queue.max_wait + idle.max().unwrap_or_default() + Millis::secs(300)
+    }
+
+    fn check_rest(&mut self) {
+        if let Some((waiter, _)) = self.waiters.iter().next() {
+            let message = format!("waiter {} is still parked at the end", waiter.0);
+            self.violation(message);
+        }
+        for (engine, gate) in &self.gates {
+            if !gate.leases.is_empty() {
+                self.violations.push(format!("{engine} has {} leases at the end", gate.leases.len()));
+            }
+            let awake = self.machine.processes.get(engine).is_some_and(|p| p.phase == Phase::Awake);
+            if gate.open && !awake {
+                self.violations.push(format!("the gate of {engine} is open at the end, but it is not awake"));
+            }
+        }
+        for (engine, booking) in &self.machine.bookings {
+            if !self.machine.processes.contains_key(engine) {
+                self.violations
+                    .push(format!("{engine} holds a reservation of {} without a process", booking.bytes));
+            }
+        }
+        for (operation, done) in &self.operations {
+            if !done {
+                self.violations.push(format!("operation {} never finished", operation.0));
+            }
+        }
+        self.check_idle();
+    }
+
+    /// Whoever should have been put away for idleness was.
+    fn check_idle(&mut self) {
+        for process in self.machine.processes.values() {
+            let configured =
+                self.scenario.configuration.models.iter().find(|spec| spec.name == process.engine.model);
+            let Some(spec) = configured else {
+                self.violations
+                    .push(format!("{} runs at the end, but its model is not configured", process.engine));
+                continue;
+            };
+            let pinned = spec.pinned || self.pinned.contains(&spec.name);
+            let sleeps = spec.idle.sleep_after.or(spec.idle.stop_after);
+            if !pinned && sleeps.is_some() && !matches!(process.phase, Phase::Asleep(_)) {
+                self.violations.push(format!(
+                    "{} is {:?} at the end, though nobody used it",
+                    process.engine, process.phase
+                ));
+            }
+        }
+    }
+}

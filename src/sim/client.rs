@@ -1,0 +1,91 @@
+//! What a simulated client wants, and how it behaves while it gets it.
+
+use crate::{
+    fleet::event::WaiterId,
+    model::{EngineId, ModelName},
+    units::{Generation, Millis, Tick},
+};
+
+/// One request, as the demand made it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    pub model: ModelName,
+    pub band: i32,
+    pub key: String,
+    pub stream: bool,
+    /// From the lease until the last byte, when the engine is well.
+    pub exchange: Millis,
+    /// `x-request-timeout`: ends the wait earlier than the queue would.
+    pub timeout: Option<Millis>,
+    /// It leaves when it has been parked for so long.
+    pub patience: Option<Millis>,
+    /// It leaves so long after it got its lease.
+    pub leaves_after: Option<Millis>,
+    /// It stops reading: no byte passes, though the engine is well, until the stall rule ends the exchange.
+    pub stalls: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ClientId(pub(super) u64);
+
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    pub(super) request: Request,
+    pub(super) arrived: Tick,
+    pub(super) deadline: Tick,
+    pub(super) state: State,
+    /// Grows with each change of `state`: what was planned for an earlier one no longer happens.
+    pub(super) serial: u32,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum State {
+    Parked(WaiterId),
+    Holding {
+        engine: EngineId,
+        generation: Generation,
+        /// It is the engine's first, and its verdict is still owed.
+        canary: bool,
+    },
+}
+
+impl Request {
+    /// A plain stream of so long.
+    #[must_use]
+    pub fn stream(model: &str, exchange: Millis) -> Self {
+        Self {
+            model: model.into(),
+            band: 0,
+            key: String::new(),
+            stream: true,
+            exchange,
+            timeout: None,
+            patience: None,
+            leaves_after: None,
+            stalls: false,
+        }
+    }
+}
+
+/// How an exchange or a wait ended, in the words of the tally.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Served,
+    Left,
+    Stalled,
+    /// The engine died, hung or refused.
+    Broken,
+    Revoked,
+}
+
+impl End {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Served => "requests served",
+            Self::Left => "clients left mid-stream",
+            Self::Stalled => "exchanges ended by the stall rule",
+            Self::Broken => "exchanges broken by their engine",
+            Self::Revoked => "exchanges revoked",
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The journal: everything a [`Fleet`] was told, in the batches it was told in.
+//!
+//! One line is one turn of the driver: the events it had received when it planned. The batches matter as much as the
+//! events: a plan between two events decides differently from a plan after both, so replaying gives the same commands
+//! only with the same boundaries. A header starts every life of a gateway. The gateway's journal file, the simulator
+//! and `replay` share these functions; reading and writing files is theirs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    fleet::{Fleet, Plan, event::Event},
+    units::Tick,
+};
+
+/// The format's number; another one is not read.
+pub const FORMAT: u32 = 1;
+
+/// One line of a journal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Line {
+    /// A gateway started: what follows belongs to a new fleet.
+    Header { journal: u32, version: String, at: Tick },
+    /// One turn of the driver; without events it was woken by a deadline alone.
+    Turn { at: Tick, events: Vec<Event> },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("line {line} of the journal cannot be read: {source}")]
+    Line {
+        line: usize,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("the journal has format {0}, this version reads {FORMAT}")]
+    Format(u32),
+    #[error("the journal does not start with its header")]
+    NoHeader,
+}
+
+impl Line {
+    #[must_use]
+    pub fn header(version: &str, at: Tick) -> Self {
+        Self::Header { journal: FORMAT, version: version.to_owned(), at }
+    }
+
+    #[must_use]
+    pub const fn at(&self) -> Tick {
+        match self {
+            Self::Header { at, .. } | Self::Turn { at, .. } => *at,
+        }
+    }
+}
+
+/// One line, without its line end.
+///
+/// # Errors
+/// When an event cannot be expressed as JSON, which would be a defect.
+pub fn write(line: &Line) -> Result<String, serde_json::Error> {
+    serde_json::to_string(line)
+}
+
+/// Every line of a journal. A last line that was cut short (the writer was killed) is left out.
+///
+/// # Errors
+/// When a line is no journal line, or of another format.
+pub fn read(text: &str) -> Result<Vec<Line>, Error> {
+    let mut lines = Vec::new();
+    for (index, raw) in text.lines().enumerate() {
+        if raw.trim().is_empty() {
+            continue;
+        }
+        match serde_json::from_str(raw) {
+            Ok(Line::Header { journal, .. }) if journal != FORMAT => return Err(Error::Format(journal)),
+            Ok(line) => lines.push(line),
+            Err(_) if !text.ends_with('\n') && index + 1 == text.lines().count() => break,
+            Err(source) => {
+                return Err(Error::Line { line: index + 1, source });
+            }
+        }
+    }
+    match lines.first() {
+        Some(Line::Header { .. }) => Ok(lines),
+        _ => Err(Error::NoHeader),
+    }
+}
+
+/// Feeds a journal to new fleets and shows every plan.
+pub fn replay(lines: &[Line], mut each: impl FnMut(Tick, &[Event], &Plan, &Fleet)) {
+    let mut fleet = Fleet::new();
+    for line in lines {
+        match line {
+            Line::Header { .. } => fleet = Fleet::new(),
+            Line::Turn { at, events } => {
+                for event in events {
+                    fleet.on(event, *at);
+                }
+                let plan = fleet.plan(*at);
+                fleet.issued(&plan.commands, *at);
+                each(*at, events, &plan, &fleet);
+            }
+        }
+    }
+}

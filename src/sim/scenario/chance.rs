@@ -1,0 +1,203 @@
+//! A world by chance: every seed another machine, other models, other clients, other faults.
+
+use super::{Faults, Nature, Scenario};
+use crate::{
+    model::{
+        Accelerator, AcceleratorId, Accelerators, Configuration, Eviction, Idle, LevelPolicy, Memory,
+        ModelName, ModelSpec, OnDeadline, Queue, QueuePolicy, Settings, Timeouts, Turns,
+    },
+    sim::{
+        demand::{Habits, Pattern, Source},
+        random::Random,
+    },
+    units::{Bytes, Millis, Tick},
+};
+
+impl Scenario {
+    /// Any scenario; the seed says which.
+    #[must_use]
+    pub fn by_chance(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        // The first numbers of neighbouring seeds are alike in some bits.
+        let _ = random.draw();
+        let configuration = configuration(&mut random);
+        let faults = faults(&mut random);
+        let sources = configuration.models.iter().flat_map(|spec| sources(&spec.name, &mut random)).collect();
+        Self {
+            name: format!("seed {seed}"),
+            seed,
+            start: Tick(1_000_000_000),
+            nature: nature(&mut random, &faults),
+            configuration,
+            faults,
+            sources,
+            deeds: Vec::new(),
+        }
+    }
+}
+
+fn configuration(random: &mut Random) -> Configuration {
+    let metered = random.chance(0.8);
+    let size = random.between(20, 80);
+    let accelerators: Vec<_> = (0..random.between(1, 4))
+        .map(|i| Accelerator { id: format!("gpu-{i}").into(), capacity: Bytes::gib(size), metered })
+        .collect();
+    let models = (0..random.between(1, 6))
+        .map(|i| model(&format!("model-{i}"), size, &accelerators, random))
+        .collect();
+    Configuration { settings: settings(random), accelerators, models }
+}
+
+fn settings(random: &mut Random) -> Settings {
+    let on_deadline = if random.chance(0.5) { OnDeadline::Cut } else { OnDeadline::Wait };
+    Settings {
+        host_memory: Bytes::gib(random.between(0, 64)),
+        queue: Queue {
+            policy: if random.chance(0.8) { QueuePolicy::Wait } else { QueuePolicy::Reject },
+            max_waiting: random.between(4, 200) as u32,
+            max_wait: Millis::secs(random.between(5, 120)),
+        },
+        turns: Turns {
+            residency: Millis(random.between(0, 10_000)),
+            max_turn: Millis(random.between(2000, 20_000)),
+            drain_deadline: Millis(random.between(500, 10_000)),
+            on_deadline,
+        },
+        eviction: match random.between(0, 9) {
+            0 => Eviction::Never,
+            1 | 2 => Eviction::Cooldown,
+            _ => Eviction::Residency,
+        },
+        timeouts: Timeouts {
+            progress: Millis::secs(10),
+            sleep: Millis::secs(10),
+            wake: Millis::secs(10),
+            stop_grace: Millis::secs(random.between(1, 5)),
+            settle: Millis(random.between(500, 3000)),
+        },
+    }
+}
+
+pub(in crate::sim) fn model(
+    name: &str,
+    size: u64,
+    accelerators: &[Accelerator],
+    random: &mut Random,
+) -> ModelSpec {
+    let awake = Bytes::gib(random.between(2, size));
+    let asleep = Bytes::mib(random.between(200, 2000));
+    let can_sleep = random.chance(0.85);
+    ModelSpec {
+        name: ModelName::from(name),
+        aliases: Vec::new(),
+        accelerators: shape(accelerators, random),
+        memory: Memory { awake, asleep, host: Bytes::gib(awake.0 >> 31) },
+        idle: Idle {
+            sleep_after: random.chance(0.8).then(|| Millis::secs(random.between(2, 60))),
+            stop_after: random.chance(0.5).then(|| Millis::secs(random.between(30, 120))),
+            level: match random.between(0, 5) {
+                0 => LevelPolicy::Two,
+                1 => LevelPolicy::One,
+                2 => LevelPolicy::Never,
+                _ => LevelPolicy::Auto,
+            },
+        },
+        replicas: if random.chance(0.1) { 2 } else { 1 },
+        pinned: random.chance(0.06),
+        priority: if random.chance(0.2) { 1 } else { 0 },
+        max_concurrency: random.chance(0.4).then(|| random.between(1, 8) as u32),
+        start_timeout: Millis::secs(random.between(15, 40)),
+        explicit_memory: random.chance(0.3),
+        can_sleep,
+        fingerprint: random.draw() >> 1,
+    }
+}
+
+fn shape(accelerators: &[Accelerator], random: &mut Random) -> Accelerators {
+    let all = accelerators.len() as u64;
+    if random.chance(0.1) {
+        let ids: Vec<AcceleratorId> = random.pick(accelerators).map(|a| a.id.clone()).into_iter().collect();
+        return Accelerators::Ids(ids);
+    }
+    let many = random.chance(0.25);
+    Accelerators::Count(if many { random.between(1, all) as u32 } else { 1 })
+}
+
+fn sources(model: &ModelName, random: &mut Random) -> Vec<Source> {
+    let habits = Habits {
+        streams: random.fraction(),
+        exchange: (Millis(20), Millis(random.between(50, 6000))),
+        long_share: if random.chance(0.3) { 0.05 } else { 0.0 },
+        long: Millis::secs(random.between(20, 90)),
+        leave_parked: if random.chance(0.4) { 0.2 } else { 0.0 },
+        leave_streaming: if random.chance(0.4) { 0.2 } else { 0.0 },
+        stall: if random.chance(0.2) { 0.05 } else { 0.0 },
+        hurry: if random.chance(0.2) { 0.2 } else { 0.0 },
+        keyed: random.chance(0.3),
+    };
+    let every = Millis(random.between(2000, 40_000));
+    let pattern = match random.between(0, 3) {
+        0 => Pattern::Poisson { gap: Millis(random.between(100, 10_000)) },
+        1 => Pattern::Poisson { gap: Millis(random.between(5000, 60_000)) },
+        _ => Pattern::Bursts {
+            size: random.between(1, 12) as u32,
+            spread: Millis(random.between(0, 1000)),
+            every,
+        },
+    };
+    let source = Source { model: model.clone(), pattern, habits, offset: Millis(random.between(0, every.0)) };
+    // A model that nobody asks for is in the way of the others all the same.
+    if random.chance(0.1) { Vec::new() } else { vec![source] }
+}
+
+fn nature(random: &mut Random, faults: &Faults) -> Nature {
+    let wake = random.between(20, 1500);
+    let sleep = random.between(20, 1500);
+    Nature {
+        start: (Millis::secs(1), Millis::secs(random.between(2, 12))),
+        wake: (Millis(wake), Millis(wake * 3)),
+        sleep: (Millis(sleep), Millis(sleep * 3)),
+        stop: (Millis(20), Millis(900)),
+        first_byte: (Millis(5), Millis(200)),
+        placing: if random.chance(0.2) { (Millis(1), Millis(50)) } else { (Millis::ZERO, Millis::ZERO) },
+        freeing: (Millis::ZERO, Millis(30)),
+        health: Millis::secs(5),
+        // Somebody else's memory that comes and goes beside ours cannot be told apart without this.
+        per_process: faults.foreign_memory.is_some() || random.chance(0.6),
+        meter_period: random.chance(0.5).then(|| Millis::secs(10)),
+    }
+}
+
+/// Each seed has some of the faults, so that each is met with and without the others.
+fn faults(random: &mut Random) -> Faults {
+    if random.chance(0.15) {
+        return Faults::default();
+    }
+    let mut some = |p: f64| if random.chance(0.3) { p } else { 0.0 };
+    let mut faults = Faults {
+        exit_at_start: some(0.15),
+        out_of_memory_at_start: some(0.1),
+        start_failed: some(0.1),
+        hang_at_start: some(0.1),
+        canary_fails: some(0.1),
+        wake_refused: some(0.1),
+        wake_hangs: some(0.1),
+        sleep_refused: some(0.1),
+        sleep_hangs: some(0.1),
+        late_memory: some(0.3),
+        fat_residue: some(0.2),
+        ignores_term: some(0.3),
+        conflict: some(0.2),
+        leaves_at_grant: some(0.1),
+        ..Faults::default()
+    };
+    let mut every = |low: u64, high: u64| random.chance(0.2).then(|| Millis::secs(random.between(low, high)));
+    faults.dies = every(10, 60);
+    faults.hangs = every(20, 90);
+    faults.accelerator_lost = every(30, 120);
+    faults.foreign_memory = every(20, 60);
+    faults.reload = every(15, 60);
+    faults.order = every(5, 30);
+    faults.restart = every(30, 120);
+    faults
+}

@@ -1,0 +1,109 @@
+//! The real fleet in ten thousand simulated worlds, each by chance.
+//!
+//! `ROUSE_SIM_SEEDS` and `ROUSE_SIM_STEPS` set how many and how long; `ROUSE_SIM_SEED` runs one seed alone and shows
+//! what happened in it. A failure prints its seed, the end of its journal, and where the whole of it lies.
+
+use std::{
+    path::PathBuf,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use rouse::sim::{Failure, Scenario, Tally, World, journal};
+
+#[test]
+fn no_world_breaks_an_invariant() {
+    let steps = setting("ROUSE_SIM_STEPS", 500);
+    if let Ok(seed) = std::env::var("ROUSE_SIM_SEED") {
+        return alone(seed.parse().expect("a number"), steps);
+    }
+    let seeds = setting("ROUSE_SIM_SEEDS", 10_000);
+    let next = AtomicU64::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, Into::into);
+    let (mut tally, mut failed) = (Tally::default(), Vec::new());
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| work(&next, seeds, steps))).collect();
+        for worker in workers {
+            let (counts, failures) = worker.join().expect("a worker panicked");
+            tally.merge(&counts);
+            failed.extend(failures);
+        }
+    });
+    println!("{tally}");
+    if let Some((seed, failure)) = failed.first() {
+        for (_, failure) in &failed {
+            println!("{failure}");
+        }
+        panic!("{}", show(*seed, steps, failure));
+    }
+    assert_not_vacuous(&tally);
+}
+
+fn work(next: &AtomicU64, seeds: u64, steps: u64) -> (Tally, Vec<(u64, Failure)>) {
+    let (mut tally, mut failed) = (Tally::default(), Vec::new());
+    loop {
+        let seed = next.fetch_add(1, Ordering::Relaxed);
+        // A handful of failures says enough; the rest of the seeds would only take time.
+        if seed >= seeds || failed.len() > 4 {
+            return (tally, failed);
+        }
+        let mut world = World::new(Scenario::by_chance(seed));
+        if let Err(failure) = world.run(steps) {
+            failed.push((seed, failure));
+        }
+        tally.merge(world.tally());
+    }
+}
+
+fn alone(seed: u64, steps: u64) {
+    let mut world = World::new(Scenario::by_chance(seed));
+    let outcome = world.run(steps);
+    println!("{}", world.tally());
+    if let Err(failure) = outcome {
+        panic!("{}", show(seed, steps, &failure));
+    }
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+}
+
+/// Runs the seed again with its journal.
+fn show(seed: u64, steps: u64, failure: &Failure) -> String {
+    let mut world = World::new(Scenario::by_chance(seed)).recorded();
+    let again = world.run(steps).err().is_some_and(|again| again.step == failure.step);
+    let lines: Vec<_> =
+        world.journal().iter().map(|line| journal::write(line).expect("a journal line is JSON")).collect();
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("seed-{seed}.journal"));
+    std::fs::write(&path, lines.join("\n") + "\n").expect("the journal is written");
+    let tail = &lines[lines.len().saturating_sub(12)..];
+    format!(
+        "{failure}{}journal: {}\n{}\nROUSE_SIM_SEED={seed} ROUSE_SIM_STEPS={steps} runs it alone",
+        if again { "" } else { "it did not fail the same way again: the fleet is not pure\n" },
+        path.display(),
+        tail.join("\n")
+    )
+}
+
+/// A world in which nothing was tried proves nothing.
+fn assert_not_vacuous(tally: &Tally) {
+    for what in [
+        "launches",
+        "wakes",
+        "sleeps",
+        "stops",
+        "grants",
+        "requests served",
+        "revocations",
+        "gateway restarts",
+        "engines adopted",
+        "fault: late memory",
+        "fault: engine died",
+        "fault: engine hung",
+        "fault: wake refused",
+        "fault: sleep refused",
+        "fault: accelerator lost",
+        "fault: conflict",
+    ] {
+        assert!(tally.of(what) > 0, "nothing was tried: {what}");
+    }
+}
