@@ -77,16 +77,11 @@ impl Adapter {
         let Some(served) = list.as_ref().and_then(|list| list.get("data")?.as_array()) else {
             return Ok(());
         };
-        let names: Vec<&str> = served
-            .iter()
-            .filter_map(|model| model.get("id")?.as_str())
-            .collect();
+        let names: Vec<&str> = served.iter().filter_map(|model| model.get("id")?.as_str()).collect();
         if names.is_empty() || names.contains(&self.served_name.as_str()) {
             return Ok(());
         }
-        Err(Cause::WrongModel {
-            serves: names.join(", ").chars().take(256).collect(),
-        })
+        Err(Cause::WrongModel { serves: names.join(", ").chars().take(256).collect() })
     }
 
     /// Asks for the least work of the model's task: health and the list of models answer before an engine can serve.
@@ -96,15 +91,9 @@ impl Adapter {
             Task::Generate => {
                 let messages = json!([{"role": "user", "content": "1"}]);
                 let chat = json!({"model": model, "messages": messages, "max_tokens": 1, "temperature": 0});
-                let answer = self
-                    .caller
-                    .post("/v1/chat/completions", Some(&chat), within)
-                    .await;
+                let answer = self.caller.post("/v1/chat/completions", Some(&chat), within).await;
                 // A base model has no chat template, and some servers no chat route.
-                if answer
-                    .as_ref()
-                    .is_ok_and(|reply| matches!(reply.status, 400 | 404))
-                {
+                if answer.as_ref().is_ok_and(|reply| matches!(reply.status, 400 | 404)) {
                     let text = json!({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0});
                     self.caller.post("/v1/completions", Some(&text), within).await
                 } else {
@@ -146,3 +135,6 @@ impl Adapter {
         self.caller.get(path, within).await.map(|reply| reply.status)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -93,12 +93,7 @@ impl Local {
         });
         let (commands, orders) = mpsc::unbounded_channel();
         let supervisor = Supervisor::new(Arc::clone(&shared));
-        Ok(Self {
-            commands,
-            shared,
-            supervisor: tokio::spawn(supervisor.run(orders)),
-            lock,
-        })
+        Ok(Self { commands, shared, supervisor: tokio::spawn(supervisor.run(orders)), lock })
     }
 
     /// From here on launches and probes go by `config`. Engines that run are not touched: stopping what is no longer
@@ -131,12 +126,7 @@ impl Local {
 
     /// Ends every task, saves what is unsaved and unlocks the state directory. Engines live on.
     pub async fn close(self) {
-        let Self {
-            commands,
-            shared,
-            supervisor,
-            lock,
-        } = self;
+        let Self { commands, shared, supervisor, lock } = self;
         drop(commands);
         if let Err(error) = supervisor.await {
             tracing::error!(%error, "the platform's supervisor died");

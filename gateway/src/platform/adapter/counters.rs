@@ -85,10 +85,7 @@ mod tests {
             vllm:generation_tokens_total{engine=\"0\"} 1.5e+03\n\
             vllm:prompt_tokens_total 7\n";
         let counters = parse(text, Kind::Vllm).unwrap();
-        assert_eq!(
-            (counters.running, counters.waiting, counters.tokens),
-            (3, 4, 1507)
-        );
+        assert_eq!((counters.running, counters.waiting, counters.tokens), (3, 4, 1507));
         assert_eq!(parse(text, Kind::Sglang), None);
     }
 }

@@ -87,22 +87,15 @@ impl Caller {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }
         let body = body.map(Value::to_string).unwrap_or_default();
-        let request = request
-            .body(Full::new(Bytes::from(body)))
-            .map_err(|_| Failure::Broken)?;
-        time::timeout(within, exchange(self.address, request))
-            .await
-            .map_err(|_| Failure::Timeout)?
+        let request = request.body(Full::new(Bytes::from(body))).map_err(|_| Failure::Broken)?;
+        time::timeout(within, exchange(self.address, request)).await.map_err(|_| Failure::Timeout)?
     }
 }
 
 async fn exchange(address: SocketAddr, request: Request<Full<Bytes>>) -> Result<Reply, Failure> {
-    let stream = TcpStream::connect(address)
-        .await
-        .map_err(|_| Failure::Unreachable)?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|_| Failure::Broken)?;
+    let stream = TcpStream::connect(address).await.map_err(|_| Failure::Unreachable)?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|_| Failure::Broken)?;
     let answer = async move {
         let response = sender.send_request(request).await.map_err(|_| Failure::Broken)?;
         let status = response.status().as_u16();

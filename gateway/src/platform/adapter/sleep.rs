@@ -17,25 +17,28 @@ use crate::config::SleepApi;
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 /// One small question.
 const MOMENT: Duration = Duration::from_secs(5);
-/// How long requests that nobody waits for any more may still show in the counters: the engine learns of a client
-/// that left within a few milliseconds, but publishes its gauges only with its next step.
-const LINGER: Duration = Duration::from_secs(5);
+/// Requests that nobody waits for any more are gone from an engine within milliseconds; counters that show some for
+/// longer than this are stuck, or the engine is used behind our back.
+const STUCK: Duration = Duration::from_millis(500);
+/// So long after the order the counters must be still.
+const LINGER: Duration = Duration::from_secs(3);
 
 impl Adapter {
     /// Puts the engine to sleep; returns when it says that it sleeps.
     pub async fn sleep(&self, level: Level) -> Result<(), Cause> {
-        self.until_unused().await?;
         match self.sleep {
+            SleepApi::None => return Err(Cause::Refused),
             // `mode=wait` finishes what runs instead of aborting it. Versions without it ignore the parameter.
             SleepApi::Vllm => {
+                self.until_unused().await?;
                 let path = format!("/sleep?level={}&mode=wait", level.number());
                 self.order(&path, None).await?;
             }
             SleepApi::Sglang => {
+                self.until_unused().await?;
                 self.order("/flush_cache", None).await?;
                 self.order("/release_memory_occupation", Some(&json!({}))).await?;
             }
-            SleepApi::None => return Err(Cause::Refused),
         }
         // Some versions answer when the order is taken, not when it is carried out.
         let mut gap = Duration::from_millis(5);
@@ -89,15 +92,25 @@ impl Adapter {
     }
 
     /// Sleep with work in flight crashes engines: their own counters must agree that there is none.
+    ///
+    /// vLLM publishes its gauges with each step, and takes none when the last requests were aborted rather than
+    /// finished: they then stay up until somebody asks for something. So, when they seem stuck, one token is asked for.
     async fn until_unused(&self) -> Result<(), Cause> {
-        let until = Instant::now() + LINGER;
+        let began = Instant::now();
+        let mut nudged = false;
         let mut gap = Duration::from_millis(5);
         while let Some(counters) = self.counters(MOMENT).await {
+            let waited = Instant::now() - began;
             if counters.running == 0 && counters.waiting == 0 {
                 break;
             }
-            if Instant::now() >= until {
+            if waited >= LINGER {
                 return Err(Cause::Refused);
+            }
+            if waited >= STUCK && !nudged {
+                nudged = true;
+                let verdict = self.probe(LINGER - waited).await;
+                tracing::debug!(?verdict, "its counters seemed stuck");
             }
             time::sleep(gap).await;
             gap = (gap * 2).min(Duration::from_millis(200));

@@ -46,10 +46,8 @@ enum Leftover {
 /// Looks at everything that was recorded, sends `Adopted` for what is taken over, and ends the rest.
 pub(super) async fn all(shared: &Arc<Shared>) -> Vec<Adopted> {
     let entries = shared.store.engines();
-    let mut looks: FuturesUnordered<_> = entries
-        .iter()
-        .map(|(engine, entry)| one(shared, engine.clone(), entry.clone()))
-        .collect();
+    let mut looks: FuturesUnordered<_> =
+        entries.iter().map(|(engine, entry)| one(shared, engine.clone(), entry.clone())).collect();
     let mut adopted = Vec::new();
     while let Some(found) = looks.next().await {
         adopted.extend(found);
@@ -74,11 +72,7 @@ async fn one(shared: &Arc<Shared>, engine: EngineId, entry: Entry) -> Option<Ado
                 started: entry.started,
             };
             let generation = entry.generation;
-            let event = Event::Adopted {
-                engine,
-                generation,
-                found,
-            };
+            let event = Event::Adopted { engine, generation, found };
             shared.tell(event).await;
             Some((contact, process, start))
         }
@@ -98,13 +92,7 @@ async fn examine(
 ) -> Result<(Arc<Contact>, Process, Start, Option<Level>), Leftover> {
     let config = shared.config.load_full();
     let model = config.models.get(&engine.model).ok_or(Leftover::NotConfigured)?;
-    let contact = Contact::new(
-        shared,
-        engine.clone(),
-        entry.generation,
-        entry.address,
-        Arc::clone(model),
-    );
+    let contact = Contact::new(shared, engine.clone(), entry.generation, entry.address, Arc::clone(model));
     let process = Process::adopted(entry.pid, contact.mark()).map_err(|_| Leftover::Gone)?;
     // Asked after the descriptor is held: from here on the pid cannot become another process unnoticed.
     if !same(entry) {
@@ -144,9 +132,7 @@ async fn listens(entry: &Entry, mark: String) -> Result<bool, Leftover> {
 /// over as not ready: the decisions' deadline for starts ends it when it stays so.
 async fn ask(contact: &Arc<Contact>, recorded: Phase) -> Result<(Start, Option<Level>), Leftover> {
     let health = async { tokio::join!(contact.adapter.health(DEADLINE), contact.adapter.asleep(DEADLINE)) };
-    let (health, says_asleep) = time::timeout(DEADLINE, health)
-        .await
-        .unwrap_or((Health::Silent, None));
+    let (health, says_asleep) = time::timeout(DEADLINE, health).await.unwrap_or((Health::Silent, None));
     match (recorded, says_asleep, health) {
         (Phase::Starting, _, _) => Ok((Start::Starting, None)),
         (Phase::Asleep(level), Some(true) | None, Health::Good | Health::Silent)
@@ -183,9 +169,7 @@ async fn end_strays(shared: &Arc<Shared>) {
     let ours = format!("{}|", shared.store.folder().display());
     let find = move || -> BTreeSet<String> {
         let marks = proc::pids().filter_map(|pid| proc::mark_of(pid, MARK));
-        marks
-            .filter(|mark| mark.starts_with(&ours) && !known.contains(mark))
-            .collect()
+        marks.filter(|mark| mark.starts_with(&ours) && !known.contains(mark)).collect()
     };
     for mark in task::spawn_blocking(find).await.unwrap_or_default() {
         tracing::warn!(%mark, "left over and not recorded: ended");

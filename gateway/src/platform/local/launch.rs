@@ -54,21 +54,13 @@ pub(super) async fn launch(
     match start(shared, &engine, generation, &accelerators).await {
         Ok((contact, process)) => {
             let address = contact.address;
-            let started = Event::Started {
-                engine,
-                generation,
-                address,
-            };
+            let started = Event::Started { engine, generation, address };
             shared.tell(started).await;
             Some((contact, process))
         }
         Err(error) => {
             tracing::error!(%engine, %error, "cannot launch");
-            let gone = Event::Gone {
-                engine,
-                generation,
-                cause: Cause::CommandNotFound,
-            };
+            let gone = Event::Gone { engine, generation, cause: Cause::CommandNotFound };
             shared.tell(gone).await;
             None
         }
@@ -102,9 +94,7 @@ async fn start(
         log_cap: config.log_cap,
     };
     let process = task::spawn_blocking(|| plan.carry_out()).await;
-    let process = process
-        .unwrap_or(Err(Error::Interrupted))
-        .inspect_err(|_| shared.release_port(port))?;
+    let process = process.unwrap_or(Err(Error::Interrupted)).inspect_err(|_| shared.release_port(port))?;
     let entry = Entry {
         generation,
         pid: process.pid(),
@@ -186,10 +176,7 @@ impl Plan {
         log::trim(&self.log, self.log_cap).map_err(Error::Log)?;
         let log = log::begin(&self.log, &self.header).map_err(Error::Log)?;
         let (program, arguments) = self.command.split_first().ok_or(Error::Empty)?;
-        let failed = |source| Error::Spawn {
-            program: program.clone(),
-            source,
-        };
+        let failed = |source| Error::Spawn { program: program.clone(), source };
         let mut command = Command::new(program);
         // Our own secrets and settings are none of an engine's business.
         let ours = std::env::vars_os().map(|(name, _)| name);
@@ -225,16 +212,8 @@ mod tests {
             name: "m".into(),
             aliases: Vec::new(),
             accelerators: Accelerators::Count(2),
-            memory: Memory {
-                awake: Bytes::gib(awake),
-                asleep: Bytes::ZERO,
-                host: Bytes::gib(host),
-            },
-            idle: Idle {
-                sleep_after: None,
-                stop_after: None,
-                level: LevelPolicy::Auto,
-            },
+            memory: Memory { awake: Bytes::gib(awake), asleep: Bytes::ZERO, host: Bytes::gib(host) },
+            idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
             replicas: 1,
             pinned: false,
             priority: 0,

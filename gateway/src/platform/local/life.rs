@@ -119,12 +119,7 @@ pub(super) async fn live(
 
 /// Ends what is left of the group, and only then reports.
 async fn bury(contact: &Contact, process: Process, orders: UnboundedReceiver<Order>, stopping: bool) {
-    let Contact {
-        shared,
-        id,
-        generation,
-        ..
-    } = contact;
+    let Contact { shared, id, generation, .. } = contact;
     let status = process.end().await;
     let cause = if stopping {
         Cause::Stopped
@@ -138,13 +133,7 @@ async fn bury(contact: &Contact, process: Process, orders: UnboundedReceiver<Ord
     shared.release_port(contact.address.port());
     // From here on the supervisor knows that a new life may begin; the driver learns it next.
     drop(orders);
-    shared
-        .tell(Event::Gone {
-            engine: id.clone(),
-            generation: *generation,
-            cause,
-        })
-        .await;
+    shared.tell(Event::Gone { engine: id.clone(), generation: *generation, cause }).await;
 }
 
 async fn under_way<T>(work: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
@@ -205,9 +194,6 @@ impl Contact {
     }
 
     pub(super) async fn enter(&self, phase: Phase) {
-        self.shared
-            .store
-            .set_phase(&self.id, self.generation, phase)
-            .await;
+        self.shared.store.set_phase(&self.id, self.generation, phase).await;
     }
 }

@@ -58,11 +58,8 @@ pub(super) fn tail(path: &Path) -> String {
 /// Why an engine ended. What it said goes before how it exited: runtimes exit with 1 for everything.
 /// `status` is unknown for processes that are not our children.
 pub(super) fn classify(status: Option<ExitStatus>, tail: &str) -> Cause {
-    const MEMORY: [&str; 3] = [
-        "out of memory",
-        "outofmemoryerror",
-        "no available memory for the cache blocks",
-    ];
+    const MEMORY: [&str; 3] =
+        ["out of memory", "outofmemoryerror", "no available memory for the cache blocks"];
     const PORT: [&str; 3] = ["address already in use", "address in use", "errno 98"];
     let orderly = status.is_some_and(|status| status.success());
     let tail = tail.to_lowercase();
@@ -97,13 +94,8 @@ pub(super) fn trim(path: &Path, cap: Bytes) -> io::Result<bool> {
     let aside = path.with_extension("log.keep");
     let mut log = File::options().read(true).append(true).open(path)?;
     log.seek(SeekFrom::Start(length - cap.0 / 2))?;
-    let mut kept = File::options()
-        .create(true)
-        .truncate(true)
-        .read(true)
-        .write(true)
-        .mode(0o600)
-        .open(&aside)?;
+    let mut kept =
+        File::options().create(true).truncate(true).read(true).write(true).mode(0o600).open(&aside)?;
     io::copy(&mut (&log).take(cap.0 / 2), &mut kept)?;
     log.set_len(0)?;
     kept.rewind()?;
@@ -129,20 +121,11 @@ mod tests {
         let failed = Some(ExitStatus::from_raw(1 << 8));
         let memory = "torch.OutOfMemoryError: CUDA out of memory.";
         assert_eq!(classify(failed, memory), Cause::OutOfMemory);
-        assert_eq!(
-            classify(Some(ExitStatus::from_raw(9)), memory),
-            Cause::OutOfMemory
-        );
-        assert_eq!(
-            classify(failed, "OSError: [Errno 98] Address already in use"),
-            Cause::PortTaken
-        );
+        assert_eq!(classify(Some(ExitStatus::from_raw(9)), memory), Cause::OutOfMemory);
+        assert_eq!(classify(failed, "OSError: [Errno 98] Address already in use"), Cause::PortTaken);
         assert_eq!(classify(failed, "ValueError"), Cause::Exited(1));
         assert_eq!(classify(Some(ExitStatus::from_raw(9)), ""), Cause::Killed(9));
-        assert_eq!(
-            classify(Some(ExitStatus::from_raw(0)), "out of memory, went on"),
-            Cause::Exited(0)
-        );
+        assert_eq!(classify(Some(ExitStatus::from_raw(0)), "out of memory, went on"), Cause::Exited(0));
     }
 
     #[test]
@@ -168,10 +151,7 @@ mod tests {
         assert!(trim(&path, Bytes(2000)).unwrap());
         writeln!(writer, "after").unwrap();
         let text = fs::read_to_string(&path).unwrap();
-        assert!(
-            text.ends_with("line 0999\nafter\n") && text.len() <= 1006,
-            "{text}"
-        );
+        assert!(text.ends_with("line 0999\nafter\n") && text.len() <= 1006, "{text}");
         assert!(!trim(&path, Bytes(2000)).unwrap());
     }
 }

@@ -97,9 +97,7 @@ impl Meters {
     }
 
     fn nvml(&self) -> Result<&Nvml, Error> {
-        let nvml = self
-            .nvml
-            .get_or_init(|| Nvml::init().map_err(|error| error.to_string()));
+        let nvml = self.nvml.get_or_init(|| Nvml::init().map_err(|error| error.to_string()));
         nvml.as_ref().map_err(|error| Error::NoDriver(error.clone()))
     }
 
@@ -118,11 +116,7 @@ impl Meters {
             });
             used.collect()
         });
-        Ok(Reading {
-            total: Bytes(memory.total),
-            used: Bytes(memory.used),
-            by_pid,
-        })
+        Ok(Reading { total: Bytes(memory.total), used: Bytes(memory.used), by_pid })
     }
 }
 
@@ -133,20 +127,10 @@ impl Shared {
         match self.meters.read(accelerator.clone(), file).await {
             Ok(reading) => {
                 if self.set_lost(&accelerator, false) {
-                    self.tell(Event::AcceleratorBack {
-                        accelerator: accelerator.clone(),
-                    })
-                    .await;
+                    self.tell(Event::AcceleratorBack { accelerator: accelerator.clone() }).await;
                 }
-                let by_engine = reading
-                    .by_pid
-                    .and_then(|by_pid| self.by_engine(&accelerator, by_pid));
-                self.tell(Event::Memory {
-                    accelerator,
-                    used: reading.used,
-                    by_engine,
-                })
-                .await;
+                let by_engine = reading.by_pid.and_then(|by_pid| self.by_engine(&accelerator, by_pid));
+                self.tell(Event::Memory { accelerator, used: reading.used, by_engine }).await;
             }
             Err(Error::Lost(_)) => {
                 if self.set_lost(&accelerator, true) {
@@ -166,10 +150,8 @@ impl Shared {
     ) -> Option<BTreeMap<EngineId, Bytes>> {
         let mut engines = self.store.engines();
         engines.retain(|_, entry| entry.accelerators.contains(accelerator));
-        let mut held: BTreeMap<EngineId, Bytes> = engines
-            .keys()
-            .map(|engine| (engine.clone(), Bytes::ZERO))
-            .collect();
+        let mut held: BTreeMap<EngineId, Bytes> =
+            engines.keys().map(|engine| (engine.clone(), Bytes::ZERO)).collect();
         let mut seen = by_pid.is_empty();
         for (pid, bytes) in by_pid {
             let Ok(pid) = i32::try_from(pid) else {
@@ -195,19 +177,13 @@ impl Shared {
     /// Whether that is news.
     fn set_lost(&self, accelerator: &AcceleratorId, lost: bool) -> bool {
         let mut known = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
-        if lost {
-            known.insert(accelerator.clone())
-        } else {
-            known.remove(accelerator)
-        }
+        if lost { known.insert(accelerator.clone()) } else { known.remove(accelerator) }
     }
 }
 
 fn simulated(file: &Path, id: &AcceleratorId) -> Result<Reading, Error> {
     let mut usage = Book::open(file)?.usage()?;
-    let usage = usage
-        .remove(id.as_str())
-        .ok_or_else(|| Error::Unknown(id.clone()))?;
+    let usage = usage.remove(id.as_str()).ok_or_else(|| Error::Unknown(id.clone()))?;
     let by_pid = usage.by_pid.iter().map(|(&pid, &bytes)| (pid, Bytes(bytes)));
     Ok(Reading {
         total: Bytes(usage.capacity),

@@ -23,9 +23,7 @@ pub(super) struct Listener {
 
 /// Tells this boot from others, in which the same pid with the same start time was something else.
 pub(super) fn boot() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|id| id.trim().to_owned())
-        .unwrap_or_default()
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
 }
 
 pub(super) fn stat(pid: i32) -> Option<Stat> {
@@ -62,11 +60,8 @@ pub(super) fn mark_of(pid: i32, variable: &str) -> Option<String> {
 }
 
 fn marked(pid: i32, mark: &str) -> bool {
-    fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| {
-        environment
-            .split(|&b| b == 0)
-            .any(|entry| entry == mark.as_bytes())
-    })
+    fs::read(format!("/proc/{pid}/environ"))
+        .is_ok_and(|environment| environment.split(|&b| b == 0).any(|entry| entry == mark.as_bytes()))
 }
 
 pub(super) fn pids() -> impl Iterator<Item = i32> {
@@ -94,10 +89,7 @@ fn parse_listeners(table: &str, port: u16) -> Vec<Listener> {
         if *fields.get(3)? != LISTEN || u16::from_str_radix(at, 16).ok()? != port {
             return None;
         }
-        Some(Listener {
-            address: parse_address(address)?,
-            inode: fields.get(9)?.parse().ok()?,
-        })
+        Some(Listener { address: parse_address(address)?, inode: fields.get(9)?.parse().ok()? })
     };
     table.lines().skip(1).filter_map(row).collect()
 }
@@ -129,10 +121,7 @@ fn sockets(pid: i32) -> Vec<u64> {
         let text = target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
         text.parse().ok()
     };
-    let open = fs::read_dir(format!("/proc/{pid}/fd"))
-        .into_iter()
-        .flatten()
-        .flatten();
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     open.filter_map(inode).collect()
 }
 
@@ -164,20 +153,8 @@ mod tests {
 
     #[test]
     fn mapped_and_plain_version_6_addresses_are_told_apart() {
-        assert!(
-            parse_address("00000000000000000000000001000000")
-                .unwrap()
-                .is_loopback()
-        );
-        assert!(
-            parse_address("0000000000000000FFFF00000100007F")
-                .unwrap()
-                .is_loopback()
-        );
-        assert!(
-            parse_address("00000000000000000000000000000000")
-                .unwrap()
-                .is_unspecified()
-        );
+        assert!(parse_address("00000000000000000000000001000000").unwrap().is_loopback());
+        assert!(parse_address("0000000000000000FFFF00000100007F").unwrap().is_loopback());
+        assert!(parse_address("00000000000000000000000000000000").unwrap().is_unspecified());
     }
 }

@@ -36,23 +36,13 @@ impl Process {
         let pid = pid.ok_or_else(|| io::Error::from(Errno::ESRCH))?;
         // What cannot be watched may not run.
         let fd = watch(pid).inspect_err(|_| kill_group(pid, Signal::SIGKILL))?;
-        Ok(Self {
-            pid,
-            mark,
-            fd,
-            child: Some(child),
-        })
+        Ok(Self { pid, mark, fd, child: Some(child) })
     }
 
     /// Takes charge of a group leader that somebody else started.
     pub(super) fn adopted(pid: i32, mark: String) -> io::Result<Self> {
         let fd = watch(pid)?;
-        Ok(Self {
-            pid,
-            mark,
-            child: None,
-            fd,
-        })
+        Ok(Self { pid, mark, child: None, fd })
     }
 
     pub(super) const fn pid(&self) -> i32 {

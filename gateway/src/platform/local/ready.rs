@@ -37,11 +37,7 @@ impl Pace {
 /// Waits until the engine answers health requests and does not say that it sleeps. For ever, if need be: the
 /// decisions hold the deadline.
 pub(super) async fn up(contact: &Arc<Contact>, expected: Option<Millis>) {
-    let mut pace = Pace {
-        began: contact.shared.clock.now(),
-        expected,
-        gap: FIRST,
-    };
+    let mut pace = Pace { began: contact.shared.clock.now(), expected, gap: FIRST };
     while !contact.adapter.up(contact.health_timeout()).await {
         time::sleep(pace.next(contact.shared.clock.now())).await;
     }
@@ -75,11 +71,7 @@ mod tests {
     #[test]
     fn probes_grow_rare_and_are_frequent_again_near_the_learned_time() {
         let began = Tick(1_000_000);
-        let pace = |expected| Pace {
-            began,
-            expected,
-            gap: FIRST,
-        };
+        let pace = |expected| Pace { began, expected, gap: FIRST };
         let mut plain = pace(None);
         let gaps: Vec<_> = (0..20).map(|_| plain.next(began)).collect();
         assert_eq!(gaps[0], FIRST);

@@ -96,17 +96,10 @@ struct Engines {
 impl Store {
     /// Opens and locks the folder, making it when needed, and reads what an earlier gateway left.
     pub(super) fn open(folder: &Path) -> Result<(Self, Lock), Error> {
-        let failed = |source| Error::Io {
-            path: folder.to_owned(),
-            source,
-        };
+        let failed = |source| Error::Io { path: folder.to_owned(), source };
         fs::create_dir_all(folder.join("logs")).map_err(failed)?;
         let folder = folder.canonicalize().map_err(failed)?;
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(folder.join("lock"));
+        let lock = File::options().create(true).truncate(false).write(true).open(folder.join("lock"));
         let lock = Flock::lock(lock.map_err(failed)?, FlockArg::LockExclusiveNonblock);
         let lock = lock.map_err(|_| Error::Locked(folder.clone()))?;
         let boot = proc::boot();
@@ -114,10 +107,7 @@ impl Store {
         if saved.boot != boot {
             saved.engines.clear();
         }
-        let content = Content {
-            engines: saved.engines,
-            learned: read(&folder.join(LEARNED)),
-        };
+        let content = Content { engines: saved.engines, learned: read(&folder.join(LEARNED)) };
         let store = Self {
             folder,
             boot,
@@ -149,10 +139,7 @@ impl Store {
     pub(super) async fn remove(self: &Arc<Self>, engine: &EngineId, generation: Generation) {
         let removed = {
             let mut content = self.content();
-            let current = content
-                .engines
-                .get(engine)
-                .is_some_and(|e| e.generation == generation);
+            let current = content.engines.get(engine).is_some_and(|e| e.generation == generation);
             current && content.engines.remove(engine).is_some()
         };
         if removed {
@@ -161,9 +148,8 @@ impl Store {
     }
 
     pub(super) async fn set_phase(self: &Arc<Self>, engine: &EngineId, generation: Generation, phase: Phase) {
-        let changed = self.change(engine, generation, |entry| {
-            std::mem::replace(&mut entry.phase, phase) != phase
-        });
+        let changed =
+            self.change(engine, generation, |entry| std::mem::replace(&mut entry.phase, phase) != phase);
         if changed {
             self.save().await;
         }
@@ -207,14 +193,8 @@ impl Store {
         let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let (engines, learned) = {
             let content = self.content();
-            let engines = Engines {
-                boot: self.boot.clone(),
-                engines: content.engines.clone(),
-            };
-            (
-                serde_json::to_vec_pretty(&engines)?,
-                serde_json::to_vec_pretty(&content.learned)?,
-            )
+            let engines = Engines { boot: self.boot.clone(), engines: content.engines.clone() };
+            (serde_json::to_vec_pretty(&engines)?, serde_json::to_vec_pretty(&content.learned)?)
         };
         replace(&self.folder.join(ENGINES), &engines)?;
         replace(&self.folder.join(LEARNED), &learned)
@@ -228,9 +208,7 @@ impl Store {
     ) -> bool {
         let mut content = self.content();
         let entry = content.engines.get_mut(engine);
-        entry
-            .filter(|entry| entry.generation == generation)
-            .is_some_and(with)
+        entry.filter(|entry| entry.generation == generation).is_some_and(with)
     }
 
     fn content(&self) -> MutexGuard<'_, Content> {
@@ -268,10 +246,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = Store::open(dir.path()).unwrap();
         let second = Store::open(dir.path()).unwrap_err().to_string();
-        assert!(
-            second.starts_with("another gateway uses this state directory"),
-            "{second}"
-        );
+        assert!(second.starts_with("another gateway uses this state directory"), "{second}");
         drop(first);
         Store::open(dir.path()).unwrap();
     }

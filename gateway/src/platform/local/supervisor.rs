@@ -43,11 +43,7 @@ struct Life {
 
 impl Supervisor {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self {
-            shared,
-            lives: BTreeMap::new(),
-            tasks: JoinSet::new(),
-        }
+        Self { shared, lives: BTreeMap::new(), tasks: JoinSet::new() }
     }
 
     /// Until nobody can give commands any more.
@@ -86,41 +82,23 @@ impl Supervisor {
 
     async fn carry_out(&mut self, command: Command) {
         match command {
-            Command::Reserve {
-                engine,
-                generation,
-                accelerators,
-                ..
-            } => {
-                let placed = Event::Placed {
-                    engine,
-                    generation,
-                    accelerators,
-                };
+            Command::Reserve { engine, generation, accelerators, .. } => {
+                let placed = Event::Placed { engine, generation, accelerators };
                 self.shared.tell(placed).await;
             }
-            Command::Launch {
-                engine,
-                generation,
-                accelerators,
-                ..
-            } => self.launch(engine, generation, accelerators).await,
+            Command::Launch { engine, generation, accelerators, .. } => {
+                self.launch(engine, generation, accelerators).await
+            }
             Command::Probe { engine, generation } => self.order(engine, generation, Order::Probe).await,
-            Command::Sleep {
-                engine,
-                generation,
-                level,
-            } => self.order(engine, generation, Order::Sleep(level)).await,
-            Command::Wake {
-                engine,
-                generation,
-                level,
-            } => self.order(engine, generation, Order::Wake(level)).await,
-            Command::Stop {
-                engine,
-                generation,
-                grace,
-            } => self.order(engine, generation, Order::Stop(grace)).await,
+            Command::Sleep { engine, generation, level } => {
+                self.order(engine, generation, Order::Sleep(level)).await
+            }
+            Command::Wake { engine, generation, level } => {
+                self.order(engine, generation, Order::Wake(level)).await
+            }
+            Command::Stop { engine, generation, grace } => {
+                self.order(engine, generation, Order::Stop(grace)).await
+            }
             Command::Meter { accelerator, after } => self.meter(accelerator, after),
             // The ledger is the decisions' own; the rest is the driver's.
             Command::Shrink { .. }
@@ -138,13 +116,7 @@ impl Supervisor {
         if let Some(running) = running {
             tracing::error!(%engine, %generation, running = %running.generation, "launched while it runs");
             let cause = Cause::Refused;
-            self.shared
-                .tell(Event::StartFailed {
-                    engine,
-                    generation,
-                    cause,
-                })
-                .await;
+            self.shared.tell(Event::StartFailed { engine, generation, cause }).await;
             return;
         }
         let (orders, received) = mpsc::unbounded_channel();
@@ -160,35 +132,16 @@ impl Supervisor {
 
     /// An order to a life that is over has the outcome that it has for something that is gone.
     async fn order(&mut self, engine: EngineId, generation: Generation, order: Order) {
-        let life = self
-            .lives
-            .get(&engine)
-            .filter(|life| life.generation == generation);
+        let life = self.lives.get(&engine).filter(|life| life.generation == generation);
         if life.is_some_and(|life| life.orders.send(order).is_ok()) {
             return;
         }
         let cause = Cause::Unreachable;
         let outcome = match order {
-            Order::Probe => Event::Canary {
-                engine,
-                generation,
-                verdict: Verdict::Failed(cause),
-            },
-            Order::Sleep(_) => Event::SleepFailed {
-                engine,
-                generation,
-                cause,
-            },
-            Order::Wake(_) => Event::WakeFailed {
-                engine,
-                generation,
-                cause,
-            },
-            Order::Stop(_) => Event::Gone {
-                engine,
-                generation,
-                cause: Cause::Stopped,
-            },
+            Order::Probe => Event::Canary { engine, generation, verdict: Verdict::Failed(cause) },
+            Order::Sleep(_) => Event::SleepFailed { engine, generation, cause },
+            Order::Wake(_) => Event::WakeFailed { engine, generation, cause },
+            Order::Stop(_) => Event::Gone { engine, generation, cause: Cause::Stopped },
         };
         self.shared.tell(outcome).await;
     }

@@ -30,13 +30,8 @@ fn the_engine_that_other_tests_launch() {
     let matches = <engine_sim::Args as clap::Args>::augment_args(clap::Command::new("engine"))
         .get_matches_from(std::iter::once("engine").chain(flags.split_whitespace()));
     let args = <engine_sim::Args as clap::FromArgMatches>::from_arg_matches(&matches).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    let code = runtime
-        .block_on(engine_sim::run(args))
-        .map_err(|error| eprintln!("{error:#}"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let code = runtime.block_on(engine_sim::run(args)).map_err(|error| eprintln!("{error:#}"));
     std::process::exit(i32::from(code != Ok(std::process::ExitCode::SUCCESS)));
 }
 
@@ -73,10 +68,7 @@ impl World {
     }
 
     async fn next(&mut self) -> Event {
-        time::timeout(Duration::from_secs(20), self.events.recv())
-            .await
-            .expect("no event")
-            .unwrap()
+        time::timeout(Duration::from_secs(20), self.events.recv()).await.expect("no event").unwrap()
     }
 
     async fn adopted(&mut self) -> Vec<Event> {
@@ -100,11 +92,7 @@ impl World {
 
     fn stop(&self, model: &str, grace: Millis) {
         let (engine, generation) = (engine(model), FIRST);
-        self.local.submit(Command::Stop {
-            engine,
-            generation,
-            grace,
-        });
+        self.local.submit(Command::Stop { engine, generation, grace });
     }
 
     /// Launches and waits until it is ready.
@@ -112,13 +100,7 @@ impl World {
         self.launch(model);
         assert!(matches!(self.next().await, Event::Started { .. }));
         assert!(matches!(self.next().await, Event::Profiled { .. }));
-        assert_eq!(
-            self.next().await,
-            Event::Ready {
-                engine: engine(model),
-                generation: FIRST
-            }
-        );
+        assert_eq!(self.next().await, Event::Ready { engine: engine(model), generation: FIRST });
     }
 
     fn pid(&self, model: &str) -> i32 {
@@ -127,12 +109,7 @@ impl World {
 
     async fn gone(&mut self, model: &str) -> Cause {
         loop {
-            if let Event::Gone {
-                engine: id,
-                generation: FIRST,
-                cause,
-            } = self.next().await
-            {
+            if let Event::Gone { engine: id, generation: FIRST, cause } = self.next().await {
                 assert_eq!(id, engine(model));
                 return cause;
             }
@@ -158,10 +135,7 @@ impl Drop for Engines {
 fn start(config: &Config) -> (Local, mpsc::Receiver<Event>) {
     let (sender, events) = mpsc::channel(16);
     let clock = Clock::new(time::Instant::now(), Tick(1_000_000));
-    (
-        Local::start(Arc::new(config.clone()), sender, clock).unwrap(),
-        events,
-    )
+    (Local::start(Arc::new(config.clone()), sender, clock).unwrap(), events)
 }
 
 fn engine(model: &str) -> EngineId {
@@ -201,16 +175,8 @@ fn spec(name: &ModelName) -> ModelSpec {
         name: name.clone(),
         aliases: Vec::new(),
         accelerators: Accelerators::Count(1),
-        memory: Memory {
-            awake: Bytes::gib(1),
-            asleep: Bytes::mib(64),
-            host: Bytes::mib(512),
-        },
-        idle: Idle {
-            sleep_after: None,
-            stop_after: None,
-            level: LevelPolicy::Auto,
-        },
+        memory: Memory { awake: Bytes::gib(1), asleep: Bytes::mib(64), host: Bytes::mib(512) },
+        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
         replicas: 1,
         pinned: false,
         priority: 0,
@@ -232,10 +198,7 @@ fn config(folder: &Path, models: Vec<Model>) -> Config {
     );
     let mut config = crate::config::parse(&text, "test").unwrap_or_else(|errors| panic!("{errors}"));
     config.core.models = models.iter().map(|model| spec(&model.name)).collect();
-    config.models = models
-        .into_iter()
-        .map(|model| (model.name.clone(), Arc::new(model)))
-        .collect();
+    config.models = models.into_iter().map(|model| (model.name.clone(), Arc::new(model))).collect();
     config
 }
 
@@ -246,10 +209,7 @@ async fn an_engine_is_launched_probed_put_to_sleep_woken_and_stopped() {
     let book = world.config.meters["gpu-0"].to_str().unwrap().to_owned();
     world.local.reconfigure(Arc::new(config(
         world.folder.path(),
-        vec![sim(
-            "m",
-            &format!("--accelerator-file {book} --gpu-memory-utilization ${{MEMORY_FRACTION}}"),
-        )],
+        vec![sim("m", &format!("--accelerator-file {book} --gpu-memory-utilization ${{MEMORY_FRACTION}}"))],
     )));
     assert_eq!(world.adopted().await, []);
     world.local.submit(Command::Reserve {
@@ -262,67 +222,27 @@ async fn an_engine_is_launched_probed_put_to_sleep_woken_and_stopped() {
     assert!(matches!(world.next().await, Event::Placed { .. }));
     world.run("m").await;
 
-    let meter = || Command::Meter {
-        accelerator: "gpu-0".into(),
-        after: Millis(1),
-    };
+    let meter = || Command::Meter { accelerator: "gpu-0".into(), after: Millis(1) };
     world.local.submit(meter());
-    let Event::Memory { used, by_engine, .. } = world.next().await else {
-        panic!("no reading")
-    };
+    let Event::Memory { used, by_engine, .. } = world.next().await else { panic!("no reading") };
     assert_eq!(used, Bytes::gib(1));
     assert_eq!(by_engine, Some(BTreeMap::from([(id.clone(), used)])));
 
-    world.local.submit(Command::Probe {
-        engine: id.clone(),
-        generation,
-    });
+    world.local.submit(Command::Probe { engine: id.clone(), generation });
     let verdict = Verdict::Passed;
-    assert_eq!(
-        world.next().await,
-        Event::Canary {
-            engine: id.clone(),
-            generation,
-            verdict
-        }
-    );
+    assert_eq!(world.next().await, Event::Canary { engine: id.clone(), generation, verdict });
 
     for level in [Level::One, Level::Two] {
-        world.local.submit(Command::Sleep {
-            engine: id.clone(),
-            generation,
-            level,
-        });
-        assert_eq!(
-            world.next().await,
-            Event::Slept {
-                engine: id.clone(),
-                generation,
-                level
-            }
-        );
+        world.local.submit(Command::Sleep { engine: id.clone(), generation, level });
+        assert_eq!(world.next().await, Event::Slept { engine: id.clone(), generation, level });
         world.local.submit(meter());
         assert!(matches!(world.next().await, Event::Memory { used, .. } if used == Bytes::mib(64)));
-        world.local.submit(Command::Wake {
-            engine: id.clone(),
-            generation,
-            level,
-        });
-        assert_eq!(
-            world.next().await,
-            Event::Ready {
-                engine: id.clone(),
-                generation
-            }
-        );
+        world.local.submit(Command::Wake { engine: id.clone(), generation, level });
+        assert_eq!(world.next().await, Event::Ready { engine: id.clone(), generation });
     }
     world.stop("m", Millis::secs(5));
     assert_eq!(world.gone("m").await, Cause::Stopped);
-    assert!(
-        fs::read_to_string(world.local.logs(&"m".into()))
-            .unwrap()
-            .contains("m#0, generation 1")
-    );
+    assert!(fs::read_to_string(world.local.logs(&"m".into())).unwrap().contains("m#0, generation 1"));
 }
 
 #[tokio::test]
@@ -338,9 +258,7 @@ async fn an_engine_that_cannot_start_says_why() {
         script("code", &["sh", "-c", "exit 3"]),
         script("signal", &["sh", "-c", "kill -9 $$"]),
     ];
-    world
-        .local
-        .reconfigure(Arc::new(config(world.folder.path(), models)));
+    world.local.reconfigure(Arc::new(config(world.folder.path(), models)));
     for (model, expected) in [
         ("none", Cause::CommandNotFound),
         ("port", Cause::PortTaken),
@@ -355,20 +273,11 @@ async fn an_engine_that_cannot_start_says_why() {
 
 #[tokio::test]
 async fn an_engine_that_faces_the_network_or_serves_another_model_is_refused() {
-    let other = Model {
-        served_name: "other".to_owned(),
-        ..sim("wrong", "")
-    };
+    let other = Model { served_name: "other".to_owned(), ..sim("wrong", "") };
     let mut world = World::new(vec![sim("public", "--host 0.0.0.0"), other]);
-    for (model, expected) in [
-        ("public", Cause::PublicListener),
-        (
-            "wrong",
-            Cause::WrongModel {
-                serves: "wrong".to_owned(),
-            },
-        ),
-    ] {
+    for (model, expected) in
+        [("public", Cause::PublicListener), ("wrong", Cause::WrongModel { serves: "wrong".to_owned() })]
+    {
         world.launch(model);
         let cause = loop {
             if let Event::StartFailed { cause, .. } = world.next().await {
@@ -389,14 +298,7 @@ async fn a_stopped_process_shows_in_the_health_of_its_engine_and_so_does_its_ret
     let pid = nix::unistd::Pid::from_raw(world.pid("m"));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
     for _ in 0..2 {
-        assert!(matches!(
-            world.next().await,
-            Event::Health {
-                ok: false,
-                progressed: false,
-                ..
-            }
-        ));
+        assert!(matches!(world.next().await, Event::Health { ok: false, progressed: false, .. }));
     }
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).unwrap();
     while !matches!(world.next().await, Event::Health { ok: true, .. }) {}
@@ -409,29 +311,12 @@ async fn orders_to_an_engine_that_is_gone_are_answered_as_such() {
     let mut world = World::new(vec![sim("m", "")]);
     world.adopted().await;
     let (id, generation) = (engine("m"), FIRST);
-    world.local.submit(Command::Probe {
-        engine: id.clone(),
-        generation,
-    });
-    assert!(matches!(
-        world.next().await,
-        Event::Canary {
-            verdict: Verdict::Failed(_),
-            ..
-        }
-    ));
+    world.local.submit(Command::Probe { engine: id.clone(), generation });
+    assert!(matches!(world.next().await, Event::Canary { verdict: Verdict::Failed(_), .. }));
     let level = Level::One;
-    world.local.submit(Command::Sleep {
-        engine: id.clone(),
-        generation,
-        level,
-    });
+    world.local.submit(Command::Sleep { engine: id.clone(), generation, level });
     assert!(matches!(world.next().await, Event::SleepFailed { .. }));
-    world.local.submit(Command::Wake {
-        engine: id,
-        generation,
-        level,
-    });
+    world.local.submit(Command::Wake { engine: id, generation, level });
     assert!(matches!(world.next().await, Event::WakeFailed { .. }));
     world.stop("m", Millis::ZERO);
     assert_eq!(world.gone("m").await, Cause::Stopped);

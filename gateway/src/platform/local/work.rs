@@ -20,10 +20,7 @@ pub(super) enum After {
 
 pub(super) async fn become_ready(contact: Arc<Contact>) -> After {
     let (engine, generation) = (contact.id.clone(), contact.generation);
-    let profiled = Event::Profiled {
-        engine: engine.clone(),
-        generation,
-    };
+    let profiled = Event::Profiled { engine: engine.clone(), generation };
     // Told its cache's size, an engine does not look at what is free: others may start beside it at once.
     let explicit = contact.explicit_memory();
     if explicit {
@@ -42,11 +39,7 @@ pub(super) async fn become_ready(contact: Arc<Contact>) -> After {
             After::Watch
         }
         Err(cause) => {
-            let failed = Event::StartFailed {
-                engine,
-                generation,
-                cause,
-            };
+            let failed = Event::StartFailed { engine, generation, cause };
             contact.shared.tell(failed).await;
             After::AsBefore
         }
@@ -57,14 +50,7 @@ pub(super) async fn probe(contact: Arc<Contact>) -> After {
     let patience = contact.shared.config.load().timeouts.first_byte.duration();
     let verdict = contact.adapter.probe(patience).await;
     let (engine, generation) = (contact.id.clone(), contact.generation);
-    contact
-        .shared
-        .tell(Event::Canary {
-            engine,
-            generation,
-            verdict,
-        })
-        .await;
+    contact.shared.tell(Event::Canary { engine, generation, verdict }).await;
     After::AsBefore
 }
 
@@ -75,17 +61,9 @@ pub(super) async fn sleep(contact: Arc<Contact>, level: Level) -> After {
     let event = match outcome {
         Ok(()) => {
             contact.enter(Phase::Asleep(level)).await;
-            Event::Slept {
-                engine,
-                generation,
-                level,
-            }
+            Event::Slept { engine, generation, level }
         }
-        Err(cause) => Event::SleepFailed {
-            engine,
-            generation,
-            cause,
-        },
+        Err(cause) => Event::SleepFailed { engine, generation, cause },
     };
     contact.shared.tell(event).await;
     After::AsBefore
@@ -96,11 +74,7 @@ pub(super) async fn wake(contact: Arc<Contact>, level: Level) -> After {
     let outcome = contact.adapter.wake(level).await;
     let (engine, generation) = (contact.id.clone(), contact.generation);
     if let Err(cause) = outcome {
-        let failed = Event::WakeFailed {
-            engine,
-            generation,
-            cause,
-        };
+        let failed = Event::WakeFailed { engine, generation, cause };
         contact.shared.tell(failed).await;
         return After::AsBefore;
     }
@@ -126,15 +100,7 @@ pub(super) async fn watch(contact: Arc<Contact>) {
         tokens = now.or(tokens);
         if !ok || !was_ok {
             let (engine, generation) = (contact.id.clone(), contact.generation);
-            contact
-                .shared
-                .tell(Event::Health {
-                    engine,
-                    generation,
-                    ok,
-                    progressed,
-                })
-                .await;
+            contact.shared.tell(Event::Health { engine, generation, ok, progressed }).await;
         }
         was_ok = ok;
     }

@@ -6,11 +6,7 @@ use super::*;
 
 fn found(event: &Event) -> &Found {
     match event {
-        Event::Adopted {
-            generation: FIRST,
-            found,
-            ..
-        } => found,
+        Event::Adopted { generation: FIRST, found, .. } => found,
         other => panic!("not adopted: {other:?}"),
     }
 }
@@ -23,31 +19,17 @@ async fn an_engine_outlives_its_gateway_and_is_adopted_with_its_idle_clock() {
     let pid = world.pid("m");
     let last_end = Tick(1_234_567);
     world.local.note_idle(&engine("m"), FIRST, last_end);
-    let learned = Learned {
-        wake: Some(Millis(50)),
-        ..Learned::default()
-    };
+    let learned = Learned { wake: Some(Millis(50)), ..Learned::default() };
     world.local.save_learned(BTreeMap::from([("m".into(), learned)]));
 
     let mut world = world.restart(vec![sim("m", "")]).await;
     let began = time::Instant::now();
     let events = world.adopted().await;
     assert!(time::Instant::now() - began < Duration::from_secs(2));
-    assert_eq!(
-        events[0],
-        Event::Recalled {
-            model: "m".into(),
-            learned
-        }
-    );
+    assert_eq!(events[0], Event::Recalled { model: "m".into(), learned });
     let adopted = found(&events[1]);
     assert_eq!(
-        (
-            adopted.ready,
-            adopted.asleep,
-            adopted.last_end,
-            adopted.fingerprint
-        ),
+        (adopted.ready, adopted.asleep, adopted.last_end, adopted.fingerprint),
         (true, None, last_end, 7)
     );
     assert_eq!(world.pid("m"), pid);
@@ -64,11 +46,7 @@ async fn a_sleeper_is_adopted_asleep_and_a_starting_engine_becomes_ready() {
     world.adopted().await;
     world.run("asleep").await;
     let (id, generation) = (engine("asleep"), FIRST);
-    world.local.submit(Command::Sleep {
-        engine: id,
-        generation,
-        level: Level::Two,
-    });
+    world.local.submit(Command::Sleep { engine: id, generation, level: Level::Two });
     assert!(matches!(world.next().await, Event::Slept { .. }));
     world.launch("slow");
     assert!(matches!(world.next().await, Event::Started { .. }));
@@ -76,9 +54,7 @@ async fn a_sleeper_is_adopted_asleep_and_a_starting_engine_becomes_ready() {
     let mut world = world.restart(models()).await;
     let mut seen = BTreeMap::new();
     for event in world.adopted().await {
-        let Event::Adopted { engine, found, .. } = event else {
-            panic!("{event:?}")
-        };
+        let Event::Adopted { engine, found, .. } = event else { panic!("{event:?}") };
         seen.insert(engine.model.to_string(), (found.asleep, found.ready));
     }
     assert_eq!(seen["asleep"], (Some(Level::Two), true));
@@ -119,11 +95,7 @@ async fn a_stranger_with_a_recorded_pid_is_left_alone() {
     let mut world = World::new(vec![sim("m", "")]);
     world.adopted().await;
     world.run("m").await;
-    let mut stranger = tokio::process::Command::new("sleep")
-        .arg("1000")
-        .process_group(0)
-        .spawn()
-        .unwrap();
+    let mut stranger = tokio::process::Command::new("sleep").arg("1000").process_group(0).spawn().unwrap();
     let pid = i32::try_from(stranger.id().unwrap()).unwrap();
     let mut entry = world.local.shared.store.engines()[&engine("m")].clone();
     let real = entry.pid;
@@ -159,9 +131,7 @@ async fn an_engine_whose_port_belongs_to_somebody_else_is_ended() {
     let mut world = World::new(models());
     world.adopted().await;
     world.launch("m");
-    let Event::Started { address, .. } = world.next().await else {
-        panic!("not started")
-    };
+    let Event::Started { address, .. } = world.next().await else { panic!("not started") };
     let pid = world.pid("m");
     let _somebody = std::net::TcpListener::bind(address).unwrap();
     let mut world = world.restart(models()).await;

@@ -7,10 +7,7 @@ fn with_worker(folder: &Path, rest: &str) -> Model {
     let worker =
         "(trap '' TERM; echo $(exec sh -c 'echo $PPID') > $0.new; mv $0.new $0; while :; do sleep 5; done) &";
     let pid = folder.join("worker");
-    script(
-        "m",
-        &["sh", "-c", &format!("{worker} {rest}"), pid.to_str().unwrap()],
-    )
+    script("m", &["sh", "-c", &format!("{worker} {rest}"), pid.to_str().unwrap()])
 }
 
 async fn worker(folder: &Path) -> i32 {
@@ -43,10 +40,7 @@ async fn an_engine_that_ignores_the_polite_order_is_killed_after_its_grace_with_
 #[tokio::test]
 async fn a_second_order_to_stop_may_be_less_patient() {
     let folder = tempfile::tempdir().unwrap();
-    let mut world = World::new(vec![with_worker(
-        folder.path(),
-        "trap '' TERM; while :; do sleep 5; done",
-    )]);
+    let mut world = World::new(vec![with_worker(folder.path(), "trap '' TERM; while :; do sleep 5; done")]);
     world.launch("m");
     worker(folder.path()).await;
     world.stop("m", Millis::secs(600));
