@@ -25,6 +25,7 @@ use super::{
     process::Process,
     store::{Entry, Phase},
 };
+
 /// The variable that marks every process of an engine.
 pub(super) const MARK: &str = "ROUSE_ENGINE";
 

@@ -63,7 +63,8 @@ pub(super) async fn live(
     mut orders: UnboundedReceiver<Order>,
     start: Start,
 ) {
-    let mut work: Option<Work> = None;
+    // A probe has its place apart: it is ordered on `Ready`, when the work that sent it has yet to end.
+    let (mut work, mut probe): (Option<Work>, Option<Work>) = (None, None);
     let mut health: Option<Watch> = None;
     match start {
         Start::Starting => work = Some(Box::pin(work::become_ready(Arc::clone(&contact)))),
@@ -79,7 +80,7 @@ pub(super) async fn live(
             order = orders.recv() => match order {
                 None => return,
                 Some(Order::Stop(grace)) => {
-                    (work, health) = (None, None);
+                    (work, probe, health) = (None, None, None);
                     if !stopping {
                         process.signal(Signal::SIGTERM);
                     }
@@ -89,13 +90,13 @@ pub(super) async fn live(
                     stopping = true;
                 }
                 Some(_) if stopping => {}
-                Some(Order::Probe) => work = Some(Box::pin(work::probe(Arc::clone(&contact)))),
+                Some(Order::Probe) => probe = Some(Box::pin(work::probe(Arc::clone(&contact)))),
                 Some(Order::Sleep(level)) => {
-                    health = None;
+                    (probe, health) = (None, None);
                     work = Some(Box::pin(work::sleep(Arc::clone(&contact), level)));
                 }
                 Some(Order::Wake(level)) => {
-                    health = None;
+                    (probe, health) = (None, None);
                     work = Some(Box::pin(work::wake(Arc::clone(&contact), level)));
                 }
             },
@@ -105,6 +106,7 @@ pub(super) async fn live(
                     health = Some(Box::pin(work::watch(Arc::clone(&contact))));
                 }
             }
+            _ = under_way(&mut probe) => probe = None,
             () = under_way(&mut health) => health = None,
             () = at(kill_at) => {
                 kill_at = None;
@@ -112,8 +114,7 @@ pub(super) async fn live(
             }
         }
     }
-    (work, health) = (None, None);
-    drop((work, health));
+    drop((work, probe, health));
     bury(&contact, process, orders, stopping).await;
 }
 

@@ -295,6 +295,9 @@ async fn a_stopped_process_shows_in_the_health_of_its_engine_and_so_does_its_ret
     let mut world = World::new(vec![sim("m", "")]);
     world.adopted().await;
     world.run("m").await;
+    // The probe that is ordered the moment it is ready must not end the watch that begins then.
+    world.local.submit(Command::Probe { engine: engine("m"), generation: FIRST });
+    assert!(matches!(world.next().await, Event::Canary { .. }));
     let pid = nix::unistd::Pid::from_raw(world.pid("m"));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
     for _ in 0..2 {
