@@ -67,6 +67,14 @@ impl World {
         self
     }
 
+    /// The gateway is gone from one moment to the next, and another one starts.
+    fn crash(self) -> Self {
+        let Self { _engines, folder, config, local, .. } = self;
+        drop(local);
+        let (local, events) = start(&config);
+        Self { _engines, folder, config, local, events }
+    }
+
     async fn next(&mut self) -> Event {
         time::timeout(Duration::from_secs(20), self.events.recv()).await.expect("no event").unwrap()
     }

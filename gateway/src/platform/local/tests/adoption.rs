@@ -138,3 +138,25 @@ async fn an_engine_whose_port_belongs_to_somebody_else_is_ended() {
     assert_eq!(world.adopted().await, []);
     assert!(proc::stat(pid).is_none_or(|stat| stat.zombie));
 }
+
+#[tokio::test]
+async fn nothing_that_matters_is_lost_when_the_gateway_does_not_end_in_order() {
+    let mut world = World::new(vec![sim("m", "")]);
+    world.adopted().await;
+    world.run("m").await;
+    let (pid, last_end) = (world.pid("m"), Tick(1_234_567));
+    world.local.note_idle(&engine("m"), FIRST, last_end);
+    let file = world.local.shared.store.folder().join("engines.json");
+    let noted = time::timeout(Duration::from_secs(5), async {
+        while !fs::read_to_string(&file).is_ok_and(|text| text.contains("1234567")) {
+            time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    noted.await.expect("the idle clock is on disk within seconds");
+    let mut world = world.crash();
+    let events = world.adopted().await;
+    assert_eq!((found(&events[0]).ready, found(&events[0]).last_end), (true, last_end));
+    assert_eq!((events.len(), world.pid("m")), (1, pid));
+    world.stop("m", Millis::secs(5));
+    assert_eq!(world.gone("m").await, Cause::Stopped);
+}

@@ -2,10 +2,10 @@
 
 use super::*;
 
-/// Writes the pid of a grandchild to `$0`, then goes on as `rest` says.
+/// Ignores SIGTERM, writes the pid of a grandchild to `$0`, then goes on as `rest` says.
 fn with_worker(folder: &Path, rest: &str) -> Model {
     let worker =
-        "(trap '' TERM; echo $(exec sh -c 'echo $PPID') > $0.new; mv $0.new $0; while :; do sleep 5; done) &";
+        "trap '' TERM; (echo $(exec sh -c 'echo $PPID') > $0.new; mv $0.new $0; while :; do sleep 5; done) &";
     let pid = folder.join("worker");
     script("m", &["sh", "-c", &format!("{worker} {rest}"), pid.to_str().unwrap()])
 }
@@ -26,7 +26,7 @@ fn lives(pid: i32) -> bool {
 #[tokio::test]
 async fn an_engine_that_ignores_the_polite_order_is_killed_after_its_grace_with_all_it_started() {
     let folder = tempfile::tempdir().unwrap();
-    let model = with_worker(folder.path(), "trap '' TERM; while :; do sleep 5; done");
+    let model = with_worker(folder.path(), "while :; do sleep 5; done");
     let mut world = World::new(vec![model]);
     world.launch("m");
     let worker = worker(folder.path()).await;
@@ -40,7 +40,7 @@ async fn an_engine_that_ignores_the_polite_order_is_killed_after_its_grace_with_
 #[tokio::test]
 async fn a_second_order_to_stop_may_be_less_patient() {
     let folder = tempfile::tempdir().unwrap();
-    let mut world = World::new(vec![with_worker(folder.path(), "trap '' TERM; while :; do sleep 5; done")]);
+    let mut world = World::new(vec![with_worker(folder.path(), "while :; do sleep 5; done")]);
     world.launch("m");
     worker(folder.path()).await;
     world.stop("m", Millis::secs(600));
