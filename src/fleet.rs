@@ -51,6 +51,9 @@ pub struct Fleet {
     dispatch: Dispatch,
 }
 
+/// More looks than this at one moment would be decisions that contradict each other.
+const LOOKS: usize = 8;
+
 /// What to do now, and for every model why.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
@@ -75,8 +78,32 @@ impl Fleet {
     }
 
     /// What should be done at this moment. Changes nothing: call [`Self::issued`] with what will really be submitted.
+    ///
+    /// One look decides engine by engine, and a late decision can matter to an engine that was looked at before (a
+    /// refused waiter gives its model's place in line to the next, a drained gate waited for a start that has just
+    /// been given up). So it looks again at what would be true afterwards, until nothing is left to do.
     #[must_use]
     pub fn plan(&self, now: Tick) -> Plan {
+        let mut plan = self.look(now);
+        if plan.commands.is_empty() {
+            return plan;
+        }
+        let mut after = self.clone();
+        let mut recorded = 0;
+        for _ in 0..LOOKS {
+            after.issued(plan.commands.get(recorded..).unwrap_or_default(), now);
+            recorded = plan.commands.len();
+            let next = after.look(now);
+            plan.report = next.report;
+            plan.commands.extend(next.commands);
+            if plan.commands.len() == recorded {
+                break;
+            }
+        }
+        plan
+    }
+
+    fn look(&self, now: Tick) -> Plan {
         let demand = self.dispatch.demand();
         let mut draft = plan::Draft::new(self.planner.clone(), &demand, now);
         draft.decide();

@@ -27,6 +27,7 @@ mod tally;
 mod world;
 
 pub mod journal;
+pub mod narrate;
 pub mod scenario;
 
 pub use client::Request;

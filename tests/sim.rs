@@ -8,7 +8,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use rouse::sim::{Failure, Scenario, Tally, World, journal};
+use rouse::sim::{Failure, Scenario, Tally, World, journal, narrate::narrate};
 
 #[test]
 fn no_world_breaks_an_invariant() {
@@ -75,7 +75,10 @@ fn show(seed: u64, steps: u64, failure: &Failure) -> String {
         world.journal().iter().map(|line| journal::write(line).expect("a journal line is JSON")).collect();
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("seed-{seed}.journal"));
     std::fs::write(&path, lines.join("\n") + "\n").expect("the journal is written");
-    let tail = &lines[lines.len().saturating_sub(12)..];
+    let story = narrate(world.journal());
+    std::fs::write(path.with_extension("txt"), &story).expect("the story is written");
+    let tail: Vec<&str> = story.lines().collect();
+    let tail = &tail[tail.len().saturating_sub(40)..];
     format!(
         "{failure}{}journal: {}\n{}\nROUSE_SIM_SEED={seed} ROUSE_SIM_STEPS={steps} runs it alone",
         if again { "" } else { "it did not fail the same way again: the fleet is not pure\n" },

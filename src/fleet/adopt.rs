@@ -24,7 +24,9 @@ impl Planner {
         engine.address = Some(found.address);
         engine.last_end = found.last_end;
         engine.last_progress = now;
-        engine.profiled = true;
+        // Found in the middle of its start, it may be measuring at this moment.
+        let explicit = self.spec(&id.model).is_some_and(|s| s.explicit_memory);
+        engine.profiled = found.ready || found.asleep.is_some() || explicit;
         engine.began = found.started;
         let awake = memory.map_or(Bytes::ZERO, |m| m.awake);
         let (state, bytes) = match (found.asleep, found.ready) {

@@ -2,7 +2,7 @@
 
 use super::plan::Draft;
 use crate::{
-    engine::{Engine, state::State},
+    engine::{Engine, Proof, state::State},
     model::{AcceleratorId, Accelerators, EngineId, ModelSpec},
     units::{Bytes, Millis},
 };
@@ -172,13 +172,16 @@ impl Draft<'_> {
             if e.is_profiling() || about_to_launch {
                 return true;
             }
+            // One with explicit bytes lets others start beside it at once, but takes its memory only as it loads: whoever
+            // measures meanwhile would measure wrong.
+            let takes = e.state.is_starting() && e.proof == Proof::NotReady && !(profiles && e.profiled);
             let moves = e.placing.is_some()
                 || matches!(
                     e.state,
                     State::Waking { .. } | State::FallingAsleep { .. } | State::Stopping { .. }
                 )
                 || e.shrinking.is_some()
-                || (e.state.is_starting() && !e.profiled);
+                || takes;
             launch && moves
         };
         self.planner.engines.values().filter(near).find(blocks).map(|e| e.id.clone())

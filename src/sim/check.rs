@@ -41,6 +41,10 @@ impl World {
             }
             Event::Gone { engine, generation, .. } => {
                 self.machine.going.remove(&(engine.clone(), *generation));
+                // A booking ends with the process it was for, unless its successor has booked already.
+                if self.machine.bookings.get(engine).is_some_and(|b| b.generation == *generation) {
+                    self.machine.bookings.remove(engine);
+                }
             }
             _ => {}
         }
@@ -52,7 +56,6 @@ impl World {
         generation: Generation,
         accelerators: &[AcceleratorId],
         bytes: Bytes,
-        host: Bytes,
     ) {
         for id in accelerators {
             let Some(device) = self.machine.devices.get(id) else {
@@ -75,23 +78,25 @@ impl World {
                 self.violation(format!("{engine} is placed on {id}, which is lost"));
             }
         }
-        let own = self.machine.bookings.get(engine).map_or(Bytes::ZERO, |b| b.host);
-        let others = self.machine.host_booked().saturating_sub(own);
-        let capacity = self.scenario.configuration.settings.host_memory;
-        if host > own && others + host > capacity {
-            self.violation(format!(
-                "{engine} reserves {host} of host memory, where {others} of {capacity} are booked"
-            ));
-        }
     }
 
-    /// A booking may not become smaller than what is really held.
+    /// A booking may not become smaller than what is really held. Where the meter cannot tell whose memory it shows, it
+    /// is enough that all bookings together cover it.
     pub(super) fn check_shrink(&mut self, engine: &EngineId, generation: Generation, bytes: Bytes) {
         let Some(process) = self.machine.process(engine, generation) else {
             return;
         };
         let (held, phase, accelerators) = (process.held, process.phase, process.accelerators.clone());
-        if held > bytes && self.machine.metered(&accelerators) {
+        if held <= bytes || !self.machine.metered(&accelerators) {
+            return;
+        }
+        let own = self.machine.bookings.get(engine).map_or(Bytes::ZERO, |b| b.bytes);
+        let covered = accelerators.iter().all(|id| {
+            let foreign = self.machine.devices.get(id).map_or(Bytes::ZERO, |d| d.foreign);
+            let booked = self.machine.booked(id).saturating_sub(own) + bytes;
+            self.machine.used(id).saturating_sub(foreign) <= booked
+        });
+        if self.scenario.nature.per_process || !covered {
             self.violation(format!(
                 "the reservation of {engine} {generation} shrinks to {bytes} while it is {phase:?} and holds {held}"
             ));
@@ -114,11 +119,10 @@ impl World {
         self.check_booked(engine, generation, accelerators, bytes, "launched");
         let measures = self.measures(engine);
         for id in accelerators {
-            let Some(other) = self
-                .machine
-                .on(id)
-                .find(|p| p.profiling || (measures && matches!(p.phase, Phase::Waking(_))))
-            else {
+            let Some(other) = self.machine.on(id).find(|p| {
+                p.profiling
+                    || (measures && matches!(p.phase, Phase::Waking(_) | Phase::Loading) && !p.has_taken())
+            }) else {
                 continue;
             };
             let message =
@@ -174,11 +178,11 @@ impl World {
     }
 
     pub(super) fn check_sleep(&mut self, engine: &EngineId, generation: Generation, level: Level) -> bool {
-        let host = self.machine.bookings.get(engine).map_or(Bytes::ZERO, |b| b.host);
+        let (host, room) = (self.machine.host_held(), self.scenario.configuration.settings.host_memory);
         let Some(process) = self.machine.process(engine, generation) else {
             return self.gone_or_unknown(engine, generation, "sleep");
         };
-        let (phase, can, needs) = (process.phase, process.spec.can_sleep, process.spec.memory.host);
+        let (phase, can, needs) = (process.phase, process.spec.can_sleep, process.host());
         if !can {
             self.violation(format!("{engine} is told to sleep, which it cannot"));
         }
@@ -186,9 +190,9 @@ impl World {
             self.violation(format!("{engine} is told to sleep while it is {phase:?}"));
             return false;
         }
-        if level == Level::One && host < needs {
+        if level == Level::One && host + needs > room {
             self.violation(format!(
-                "{engine} sleeps at level 1 with {needs} in host memory, but {host} are booked"
+                "{engine} sleeps at level 1 with {needs} in host memory, where others hold {host} of {room}"
             ));
         }
         true
@@ -324,7 +328,7 @@ impl World {
         self.calm();
         let end = self.now + self.rest_time();
         let mut steps = 0;
-        while self.now < end && self.step()? {
+        while self.step_until(end)? {
             steps += 1;
             if steps > 50_000 {
                 self.violation("the world does not come to rest".to_owned());

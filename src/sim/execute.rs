@@ -20,12 +20,10 @@ use crate::{
 impl World {
     pub(super) fn execute(&mut self, command: Command) {
         match command {
-            Command::Reserve { engine, generation, accelerators, bytes, host } => {
-                self.reserve(engine, generation, accelerators, bytes, host)
+            Command::Reserve { engine, generation, accelerators, bytes, .. } => {
+                self.reserve(engine, generation, accelerators, bytes)
             }
-            Command::Shrink { engine, generation, bytes, host } => {
-                self.shrink(&engine, generation, bytes, host)
-            }
+            Command::Shrink { engine, generation, bytes, .. } => self.shrink(&engine, generation, bytes),
             Command::Launch { engine, generation, accelerators, bytes } => {
                 self.launch(engine, generation, accelerators, bytes)
             }
@@ -65,18 +63,16 @@ impl World {
         generation: Generation,
         accelerators: Vec<AcceleratorId>,
         bytes: Bytes,
-        host: Bytes,
     ) {
         self.tally.add("reservations");
-        self.check_reserve(&engine, generation, &accelerators, bytes, host);
+        self.check_reserve(&engine, generation, &accelerators, bytes);
         let after = self.draw(self.scenario.nature.placing);
         let conflict = self.random.chance(self.scenario.faults.conflict);
         let event = if conflict {
             self.tally.add("fault: conflict");
             Event::Conflict { engine, generation }
         } else {
-            let booking =
-                Booking { generation, accelerators: accelerators.clone(), bytes, host, placed: false };
+            let booking = Booking { generation, accelerators: accelerators.clone(), bytes, placed: false };
             self.machine.bookings.insert(engine.clone(), booking);
             Event::Placed { engine, generation, accelerators }
         };
@@ -87,7 +83,7 @@ impl World {
         }
     }
 
-    fn shrink(&mut self, engine: &EngineId, generation: Generation, bytes: Bytes, host: Bytes) {
+    fn shrink(&mut self, engine: &EngineId, generation: Generation, bytes: Bytes) {
         self.check_shrink(engine, generation, bytes);
         let Some(booking) = self.machine.bookings.get_mut(engine) else {
             return;
@@ -95,11 +91,10 @@ impl World {
         if booking.generation != generation {
             return;
         }
-        if bytes == Bytes::ZERO && host == Bytes::ZERO {
+        if bytes == Bytes::ZERO {
             self.machine.bookings.remove(engine);
         } else {
             booking.bytes = bytes;
-            booking.host = host;
         }
     }
 
@@ -255,6 +250,7 @@ impl World {
             return;
         };
         process.enter(Phase::Exiting);
+        process.profiling = false;
         if process.hung || process.ignores_term {
             self.tally.add("fault: ended by force");
             self.plan_step(&engine, grace, Step::Killed);
@@ -312,6 +308,11 @@ impl World {
             self.tally.add("fault: left at its grant");
             self.clients.remove(&id);
             self.tell(Event::Left { waiter });
+            // The lease is taken all the same, and ends with the message that could not be delivered.
+            if let Some(gate) = self.gates.get_mut(&engine) {
+                gate.last_end = self.now;
+                gate.forget_sample();
+            }
             if canary {
                 let verdict = Verdict::Inconclusive;
                 self.tell(Event::Canary { engine, generation, verdict });

@@ -55,6 +55,11 @@ impl Gate {
         }
     }
 
+    /// The fleet counts a lease when it grants it, so what it knows is no longer what was sampled last.
+    pub(super) const fn forget_sample(&mut self) {
+        self.sampled.0 = u32::MAX;
+    }
+
     pub(super) fn full(&self) -> bool {
         self.limit.is_some_and(|limit| self.leases.len() >= limit as usize)
     }
@@ -150,6 +155,7 @@ impl World {
             return;
         };
         gate.leases.insert(id);
+        gate.forget_sample();
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };

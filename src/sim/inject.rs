@@ -196,6 +196,10 @@ impl World {
     }
 
     fn order(&mut self, model: ModelName, order: Order) {
+        if self.fleet.forbids(&model, order).is_err() {
+            self.tally.add("operator orders forbidden");
+            return;
+        }
         self.tally.add("operator orders");
         match order {
             Order::Pin => {
@@ -344,10 +348,6 @@ impl World {
                 bytes: match process.phase {
                     Phase::Asleep(_) => process.held,
                     _ => process.spec.memory.awake,
-                },
-                host: match process.phase {
-                    Phase::Asleep(Level::One) => process.spec.memory.host,
-                    _ => Bytes::ZERO,
                 },
                 placed: true,
             };

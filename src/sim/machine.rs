@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::process::Process;
+use super::process::{Phase, Process};
 use crate::{
-    model::{Accelerator, AcceleratorId, EngineId},
+    model::{Accelerator, AcceleratorId, EngineId, Level},
     units::{Bytes, Generation},
 };
 
@@ -26,7 +26,6 @@ pub(super) struct Booking {
     pub(super) generation: Generation,
     pub(super) accelerators: Vec<AcceleratorId>,
     pub(super) bytes: Bytes,
-    pub(super) host: Bytes,
     /// The fleet has been told that it stands.
     pub(super) placed: bool,
 }
@@ -83,8 +82,15 @@ impl Machine {
             .sum()
     }
 
-    pub(super) fn host_booked(&self) -> Bytes {
-        self.bookings.values().map(|booking| booking.host).sum()
+    /// Host memory that sleepers hold, and those that fall asleep or wake.
+    pub(super) fn host_held(&self) -> Bytes {
+        let asleep = |phase| {
+            matches!(
+                phase,
+                Phase::FallingAsleep(Level::One) | Phase::Asleep(Level::One) | Phase::Waking(Level::One)
+            )
+        };
+        self.processes.values().filter(|p| asleep(p.phase)).map(Process::host).sum()
     }
 
     /// The process now holds so much on each of its accelerators, if that is there.

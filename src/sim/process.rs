@@ -76,6 +76,16 @@ impl Process {
         Bytes(self.spec.memory.awake.0 / 10 * 6)
     }
 
+    /// Host memory it keeps its weights in while it sleeps at level 1.
+    pub(super) fn host(&self) -> Bytes {
+        Bytes(self.spec.memory.host.0 * self.accelerators.len() as u64)
+    }
+
+    /// It holds all that it will.
+    pub(super) fn has_taken(&self) -> bool {
+        self.held >= self.spec.memory.awake
+    }
+
     pub(super) const fn enter(&mut self, phase: Phase) {
         self.phase = phase;
         self.serial += 1;
@@ -125,6 +135,7 @@ impl World {
             }
             Step::Fails(cause) => {
                 process.hung = true;
+                process.profiling = false;
                 self.tell(Event::StartFailed { engine, generation, cause });
             }
             Step::Exits(cause) => self.die(&engine, cause),

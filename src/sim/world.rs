@@ -208,9 +208,7 @@ impl World {
     /// The first broken invariant.
     pub fn run_until(&mut self, after: Millis) -> Result<(), Failure> {
         let end = self.scenario.start + after;
-        while self.next_moment().is_some_and(|next| next <= end) {
-            self.step()?;
-        }
+        while self.step_until(end)? {}
         self.now = end;
         Ok(())
     }
@@ -220,8 +218,13 @@ impl World {
     /// # Errors
     /// The first broken invariant.
     pub fn step(&mut self) -> Result<bool, Failure> {
+        self.step_until(Tick(u64::MAX))
+    }
+
+    /// As [`Self::step`], but time does not pass `end`: then it is false, too.
+    pub(super) fn step_until(&mut self, end: Tick) -> Result<bool, Failure> {
         loop {
-            let Some(next) = self.next_moment() else {
+            let Some(next) = self.next_moment().filter(|next| *next <= end) else {
                 return Ok(false);
             };
             if next > self.now {

@@ -1,0 +1,106 @@
+//! A journal as a story: what was told, what was ordered, and what the report said when that changed.
+//!
+//! Times count from the start, so that stories of two runs can be compared; this is what golden scenarios are.
+
+use std::fmt::Write as _;
+
+use super::journal::{self, Line};
+use crate::{
+    fleet::{event::Event, report::Report},
+    model::ModelName,
+    units::{Millis, Tick},
+};
+
+/// Replays the journal and tells it. Turns in which nothing was ordered and no reason changed are left out, and so are
+/// samples and health probes that only confirm.
+#[must_use]
+pub fn narrate(lines: &[Line]) -> String {
+    let start = lines.first().map_or(Tick(0), Line::at);
+    let mut story = String::new();
+    let mut last = Report::default();
+    journal::replay(lines, |at, events, plan, _| {
+        let events: Vec<&Event> = events.iter().filter(|event| is_news(event)).collect();
+        let changes = changes(&last, &plan.report);
+        let readings = events.iter().all(|event| matches!(event, Event::Memory { .. }));
+        if readings && plan.commands.is_empty() && changes.is_empty() {
+            return;
+        }
+        last.clone_from(&plan.report);
+        // Writing to a string cannot fail.
+        let _ = writeln!(story, "{}", moment(at.since(start)));
+        for event in events {
+            let _ = writeln!(story, "    {event}");
+        }
+        for command in &plan.commands {
+            let _ = writeln!(story, "  > {command}");
+        }
+        for change in changes {
+            let _ = writeln!(story, "  = {}", relative(&change, start));
+        }
+    });
+    story
+}
+
+/// `+0:12.345`
+fn moment(since: Millis) -> String {
+    format!("+{}:{:02}.{:03}", since.0 / 60_000, since.0 / 1000 % 60, since.0 % 1000)
+}
+
+const fn is_news(event: &Event) -> bool {
+    !matches!(event, Event::Used { .. } | Event::Health { ok: true, .. })
+}
+
+/// The lines of a report that are not as they were.
+fn changes(before: &Report, after: &Report) -> Vec<String> {
+    let line = |report: &Report, model: &ModelName| {
+        let line = report.models.get(model)?;
+        Some(format!("{model}: {}: {}", line.state.as_str(), line.reason))
+    };
+    let models = after.models.keys().filter(|model| line(before, model) != line(after, model));
+    let mut changes: Vec<String> = models.filter_map(|model| line(after, model)).collect();
+    for (id, why) in &after.accelerators {
+        if before.accelerators.get(id) != Some(why) {
+            changes.push(format!("{id}: {why}"));
+        }
+    }
+    changes
+}
+
+/// Times of day inside a reason become times since the start.
+fn relative(text: &str, start: Tick) -> String {
+    let words = text.split(' ').map(|word| {
+        let bare = word.trim_end_matches([',', ';', ':']);
+        let tail = word.strip_prefix(bare).unwrap_or_default();
+        time_of_day(bare).map_or_else(
+            || word.to_owned(),
+            |at| {
+                let day = 86_400_000;
+                let since = (at + day - start.0 % day) % day;
+                format!("{}{tail}", moment(Millis(since)))
+            },
+        )
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// Milliseconds since midnight, of `12:34:56.789`.
+fn time_of_day(word: &str) -> Option<u64> {
+    let (clock, millis) = word.split_once('.')?;
+    let parts: Vec<&str> = clock.split(':').collect();
+    let [h, m, s] = parts.as_slice() else { return None };
+    let number = |text: &str| text.parse::<u64>().ok();
+    Some(((number(h)? * 60 + number(m)?) * 60 + number(s)?) * 1000 + number(millis)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_day_become_times_since_the_start() {
+        let start = Tick(1_000_000_000);
+        let text = format!("drains at most until {}, then sleeps", start + Millis(61_500));
+        assert_eq!(relative(&text, start), "drains at most until +1:01.500, then sleeps");
+        assert_eq!(relative("30.5Gi at 1.2", start), "30.5Gi at 1.2");
+    }
+}
