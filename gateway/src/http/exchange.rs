@@ -147,7 +147,7 @@ impl Job {
 
     /// A lease on an awake engine, if one can be had without waiting.
     fn at_once(&self) -> Option<Place> {
-        let routes = self.core.shared.handle.routes();
+        let routes = self.core.shared.control.routes();
         let (endpoint, lease) = routes.models.get(&self.model)?.take()?;
         Some(Place {
             target: Target {
@@ -163,15 +163,11 @@ impl Job {
     }
 
     async fn park(&self) -> Result<Place, Fault> {
-        let handle = &self.core.shared.handle;
+        let control = &self.core.shared.control;
         let _parked = self.track.park(&self.model);
         self.parked.notify_one();
-        let band = handle
-            .routes()
-            .models
-            .get(&self.model)
-            .map_or(0, |route| route.priority);
-        let wait = handle.park(Parking {
+        let band = control.routes().models.get(&self.model).map_or(0, |route| route.priority);
+        let wait = control.park(Parking {
             model: self.model.clone(),
             band,
             key: String::new(),
@@ -180,25 +176,12 @@ impl Job {
             stream: self.stream,
         });
         // The queue ends every wait by its deadline; this is for a queue that has died.
-        let patience = handle.clock().instant(self.deadline + SLACK);
-        let Granted {
-            lease,
-            engine,
-            generation,
-            address,
-            canary,
-            waited,
-        } = tokio::time::timeout_at(patience, wait)
-            .await
-            .unwrap_or(Err(Fault::ControlPlane))?;
+        let patience = control.clock().instant(self.deadline + SLACK);
+        let Granted { lease, engine, generation, address, canary, waited } =
+            tokio::time::timeout_at(patience, wait).await.unwrap_or(Err(Fault::ControlPlane))?;
         self.track.waited(waited);
         Ok(Place {
-            target: Target {
-                engine,
-                generation,
-                address,
-                authorization: self.authorization(),
-            },
+            target: Target { engine, generation, address, authorization: self.authorization() },
             gate: Arc::clone(lease.gate()),
             lease,
             canary,
@@ -207,12 +190,7 @@ impl Job {
 
     async fn attempt(&self, place: Place) -> Attempt {
         self.track.phase(Phase::Connecting);
-        let Place {
-            target,
-            lease,
-            gate,
-            canary,
-        } = place;
+        let Place { target, lease, gate, canary } = place;
         let timeouts = &self.config.timeouts;
         let exchange = Exchange {
             target,
@@ -235,11 +213,8 @@ impl Job {
         match (relay::exchange(&self.core.pool, exchange).await, canary) {
             (Ok(response), Some(canary)) if response.status().is_server_error() => {
                 canary.tell(Verdict::Failed(Cause::Unhealthy));
-                let fault = Fault::EngineFailed {
-                    model: self.model.clone(),
-                    cause: Cause::Unhealthy,
-                    wait: None,
-                };
+                let fault =
+                    Fault::EngineFailed { model: self.model.clone(), cause: Cause::Unhealthy, wait: None };
                 Attempt::Again(fault, Again::Canary)
             }
             (Ok(response), canary) => {

@@ -161,10 +161,7 @@ impl Track {
     pub(crate) fn park(&self, model: &ModelName) -> Parked {
         self.phase(Phase::Parked);
         self.meter.parked(model, 1);
-        Parked {
-            meter: Arc::clone(&self.meter),
-            model: model.clone(),
-        }
+        Parked { meter: Arc::clone(&self.meter), model: model.clone() }
     }
 }
 
