@@ -43,6 +43,8 @@ mod intake;
 mod models;
 pub(crate) mod reply;
 pub(crate) mod route;
+#[cfg(test)]
+pub(crate) mod testing;
 pub(crate) mod text;
 mod track;
 
@@ -376,3 +378,6 @@ fn note_wait(head: &mut Response<()>, waited: Waited, track: &Track) {
         headers.insert("server-timing", timing);
     }
 }
+
+#[cfg(test)]
+mod tests;

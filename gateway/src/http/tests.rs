@@ -1,0 +1,1 @@
+//! What the inference API answers, byte for byte where it matters.
