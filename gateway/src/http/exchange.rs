@@ -149,6 +149,7 @@ impl Job {
     fn at_once(&self) -> Option<Place> {
         let routes = self.core.shared.control.routes();
         let (endpoint, lease) = routes.models.get(&self.model)?.take()?;
+        self.track.forwarded_at_once();
         Some(Place {
             target: Target {
                 engine: endpoint.engine.clone(),

@@ -179,9 +179,9 @@ impl Meter for Heard {
 
     fn parked(&self, _: &ModelName, _: i64) {}
 
-    fn refused(&self, status: u16) {
-        self.0.send(Ended { status, code: None, left: None, replays: 0 }).unwrap_or_default();
-    }
+    fn faulted(&self, _: &Fault) {}
+
+    fn connections(&self, _: i64) {}
 }
 
 /// One response as it came.

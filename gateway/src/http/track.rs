@@ -18,17 +18,22 @@ use rouse::{
     openai,
     units::{Millis, Tick},
 };
+use tokio::time::Instant;
 
 use super::text;
 use crate::driver::{ColdStart, Waited};
 
-/// Where requests are counted. Called once per request, at its end, and when one begins or ends to wait.
+/// Where requests are counted.
 pub trait Meter: Send + Sync {
+    /// A request is over; called once for each.
     fn finished(&self, finished: &Finished<'_>);
     /// One request more (`+1`) or less (`-1`) is parked for this model.
     fn parked(&self, model: &ModelName, change: i64);
-    /// A client was refused before its request was understood (broken or too large head, too many connections).
-    fn refused(&self, status: u16);
+    /// The gateway answered with this instead of an engine, or broke an answer off with it. Also called for what
+    /// never became a request (a broken or too large head).
+    fn faulted(&self, fault: &Fault);
+    /// One client connection more (`+1`) or less (`-1`) is open.
+    fn connections(&self, change: i64);
 }
 
 /// Counts nothing.
@@ -50,6 +55,9 @@ pub struct Finished<'a> {
     pub cold_start: Option<ColdStart>,
     /// All of its waiting.
     pub parked: Millis,
+    /// What the gateway itself added to a request that did not wait, in microseconds: from the last byte of its body
+    /// until it goes to the engine.
+    pub added_micros: Option<u64>,
     /// From arrival to the response's head.
     pub first_byte: Option<Millis>,
     pub duration: Millis,
@@ -74,6 +82,8 @@ pub(crate) struct Track {
     code: Cell<Option<&'static str>>,
     waited: Cell<Option<Waited>>,
     first_byte: Cell<Option<Millis>>,
+    complete: Cell<Option<Instant>>,
+    added_micros: Cell<Option<u64>>,
     replays: Cell<u32>,
     bytes_in: Cell<u64>,
     bytes_out: Cell<u64>,
@@ -103,6 +113,8 @@ impl Track {
             code: Cell::new(None),
             waited: Cell::new(None),
             first_byte: Cell::new(None),
+            complete: Cell::new(None),
+            added_micros: Cell::new(None),
             replays: Cell::new(0),
             bytes_in: Cell::new(0),
             bytes_out: Cell::new(0),
@@ -120,6 +132,13 @@ impl Track {
 
     pub(crate) fn received(&self, bytes: usize) {
         self.bytes_in.set(bytes as u64);
+        self.complete.set(Some(Instant::now()));
+    }
+
+    /// It goes to an engine without having waited.
+    pub(crate) fn forwarded_at_once(&self) {
+        let added = self.complete.get().map(|at| at.elapsed().as_micros());
+        self.added_micros.set(added.and_then(|micros| u64::try_from(micros).ok()));
     }
 
     pub(crate) fn sent(&self, bytes: usize) {
@@ -139,6 +158,7 @@ impl Track {
     }
 
     pub(crate) fn fault(&self, fault: &Fault) {
+        self.meter.faulted(fault);
         self.code.set(Some(openai::error::code(fault)));
     }
 
@@ -191,6 +211,7 @@ impl Drop for Track {
             parked: waited.map_or(Millis::ZERO, |waited| waited.queue),
             first_byte: self.first_byte.get(),
             duration: self.since_arrival(),
+            added_micros: self.added_micros.get(),
             replays: self.replays.get(),
             bytes_in: self.bytes_in.get(),
             bytes_out: self.bytes_out.get(),
@@ -219,5 +240,6 @@ impl Drop for Track {
 impl Meter for Unmetered {
     fn finished(&self, _: &Finished<'_>) {}
     fn parked(&self, _: &ModelName, _: i64) {}
-    fn refused(&self, _: u16) {}
+    fn faulted(&self, _: &Fault) {}
+    fn connections(&self, _: i64) {}
 }

