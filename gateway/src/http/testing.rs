@@ -265,7 +265,8 @@ pub(crate) fn raw(line: &str, headers: &str, body: &str) -> String {
     format!("{line} HTTP/1.1\r\nhost: x\r\n{headers}content-length: {length}\r\n\r\n{body}")
 }
 
-/// An engine that answers every request with the same bytes and then waits for the end of the connection.
+/// An engine that answers every request with the same bytes, and then waits for the end of the connection or, after
+/// `connection: close`, ends it.
 pub(crate) struct Engine {
     pub(crate) address: SocketAddr,
     /// Each request as it came.
@@ -311,7 +312,8 @@ async fn converse(
             if body.len() >= length.parse().unwrap() {
                 bytes.clear();
                 saw.send(text).unwrap_or_default();
-                if stream.write_all(&answer).await.is_err() {
+                let dies = String::from_utf8_lossy(&answer).contains("connection: close");
+                if stream.write_all(&answer).await.is_err() || dies {
                     break;
                 }
                 continue;

@@ -236,10 +236,12 @@ async fn a_request_that_meets_a_dead_engine_queues_again_in_its_old_place() {
 async fn a_request_that_meets_two_dead_engines_is_refused() {
     let mut gateway = Gateway::start(|_| {});
     let (dead, gate) = (gateway.open_gate(), gateway.open_gate());
-    gateway.route(&[(nobody().await, &dead)]);
     let mut client = gateway.connect().await;
     client.send(post(false)).await;
+    let parked = gateway.next_parked().await;
+    let grant = gateway.grant(nobody().await, &dead);
     dead.close();
+    drop(parked.answer.send(Ok(grant)));
     let parked = gateway.next_parked().await;
     drop(parked.answer.send(Ok(gateway.grant(nobody().await, &gate))));
     let answer = client.answer().await;
@@ -304,8 +306,8 @@ async fn an_engine_that_must_not_be_interrupted_is_read_to_its_end_for_nobody() 
 #[tokio::test]
 async fn an_engine_that_dies_in_a_stream_leaves_an_error_event_and_an_unclean_end() {
     let gateway = Gateway::start(|_| {});
-    let broken = events("{}") + "zz\r\n";
-    let engine = Engine::start(broken).await;
+    let dies = events("{}").replace("200 OK\r\n", "200 OK\r\nconnection: close\r\n");
+    let engine = Engine::start(dies).await;
     let gate = gateway.open_gate();
     gateway.route(&[(engine.address, &gate)]);
     let mut client = gateway.connect().await;
