@@ -48,7 +48,7 @@ pub(crate) mod testing;
 pub(crate) mod text;
 mod track;
 
-pub use control::{Control, Wait};
+pub use control::{Asked, Control};
 use reply::{Answer, Live, LiveParts, Reply};
 use route::{Inference, Route};
 use track::Track;

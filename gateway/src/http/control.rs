@@ -1,23 +1,38 @@
-//! What the inference API needs of the driver: three questions, so that it can be tested without one.
+//! What the two APIs need of the driver, so that they can be tested without one.
 
 use std::{pin::Pin, sync::Arc};
 
 use arc_swap::Guard;
-use rouse::{fault::Fault, lease::Clock};
+use rouse::{
+    fault::Fault,
+    fleet::{
+        event::{OperationId, Order},
+        report::{Report, View},
+    },
+    lease::Clock,
+    model::ModelName,
+};
+use tokio::sync::broadcast;
 
 use crate::{
-    driver::{Granted, Handle, Parking},
+    driver::{Granted, Handle, Operation, Parking},
     routes::Routes,
 };
 
-/// The end of a wait.
-pub type Wait<'a> = Pin<Box<dyn Future<Output = Result<Granted, Fault>> + Send + 'a>>;
+/// An answer that the driver takes its time for.
+pub type Asked<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// As the methods of [`Handle`] with the same names.
 pub trait Control: Send + Sync {
     fn routes(&self) -> Guard<Arc<Routes>>;
     fn clock(&self) -> Clock;
     /// Waits for a lease. Dropping the future leaves the queue.
-    fn park(&self, parking: Parking) -> Wait<'_>;
+    fn park(&self, parking: Parking) -> Asked<'_, Result<Granted, Fault>>;
+    fn view(&self) -> Arc<View>;
+    fn report(&self) -> Arc<Report>;
+    fn operation(&self, id: OperationId) -> Option<Operation>;
+    fn journal(&self) -> broadcast::Receiver<Arc<str>>;
+    fn order(&self, model: ModelName, order: Order) -> Asked<'_, Result<OperationId, String>>;
 }
 
 impl Control for Handle {
@@ -29,7 +44,27 @@ impl Control for Handle {
         self.clock()
     }
 
-    fn park(&self, parking: Parking) -> Wait<'_> {
+    fn park(&self, parking: Parking) -> Asked<'_, Result<Granted, Fault>> {
         Box::pin(self.park(parking))
+    }
+
+    fn view(&self) -> Arc<View> {
+        self.view()
+    }
+
+    fn report(&self) -> Arc<Report> {
+        self.report()
+    }
+
+    fn operation(&self, id: OperationId) -> Option<Operation> {
+        self.operation(id)
+    }
+
+    fn journal(&self) -> broadcast::Receiver<Arc<str>> {
+        self.journal()
+    }
+
+    fn order(&self, model: ModelName, order: Order) -> Asked<'_, Result<OperationId, String>> {
+        Box::pin(self.order(model, order))
     }
 }

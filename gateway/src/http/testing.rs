@@ -4,26 +4,29 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::{ArcSwap, Guard};
 use rouse::{
-    fault::{Fault, Phase},
-    fleet::report::ModelState,
+    fault::{self, Fault, Phase},
+    fleet::{
+        event::{OperationId, Order},
+        report::{Line, ModelState, Report, View},
+    },
     lease::{Clock, Gate},
     model::{
-        Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelName, ModelSpec, Registry,
-        Settings,
+        Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory, ModelName, ModelSpec,
+        Registry, Settings,
     },
     units::{Bytes, Generation, Millis, Tick},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    sync::{mpsc, oneshot, watch},
+    sync::{broadcast, mpsc, oneshot, watch},
     time::Instant,
 };
 
-use super::{Control, Finished, Meter, Shared, Wait};
+use super::{Asked, Control, Finished, Meter, Shared};
 use crate::{
     config::{self, Config, Kind, OnDisconnect, Task},
-    driver::{Granted, Parking, Waited},
+    driver::{Granted, Operation, Parking, Waited},
     routes::{Endpoint, Route, Routes},
     serve::{Api, Stage},
 };
@@ -56,13 +59,16 @@ pub(crate) struct Gateway {
     pub(crate) ended: mpsc::UnboundedReceiver<Ended>,
     pub(crate) stage: watch::Sender<Stage>,
     pub(crate) run: tokio::task::JoinHandle<()>,
-    control: Arc<Scripted>,
+    pub(crate) control: Arc<Scripted>,
+    pub(crate) config: Arc<ArcSwap<Config>>,
 }
 
-struct Scripted {
+/// A driver that does nothing by itself.
+pub(crate) struct Scripted {
     routes: ArcSwap<Routes>,
     clock: Clock,
     parked: mpsc::UnboundedSender<Parked>,
+    pub(crate) journal: broadcast::Sender<Arc<str>>,
 }
 
 struct Heard(mpsc::UnboundedSender<Ended>);
@@ -72,20 +78,26 @@ impl Gateway {
     pub(crate) fn start(change: impl FnOnce(&mut Config)) -> Self {
         let mut config = config();
         change(&mut config);
+        let config = Arc::new(ArcSwap::from_pointee(config));
         let clock = Clock::new(Instant::now(), Tick(1_000_000));
         let (parked_in, parked) = mpsc::unbounded_channel();
         let (ended_in, ended) = mpsc::unbounded_channel();
-        let control = Arc::new(Scripted { routes: ArcSwap::default(), clock, parked: parked_in });
+        let control = Arc::new(Scripted {
+            routes: ArcSwap::default(),
+            clock,
+            parked: parked_in,
+            journal: broadcast::channel(16).0,
+        });
         let shared = Shared::new(
             Arc::clone(&control) as Arc<dyn Control>,
-            Arc::new(ArcSwap::from_pointee(config)),
+            Arc::clone(&config),
             Arc::new(Heard(ended_in)),
         );
         let api = Api::bind("127.0.0.1:0".parse().unwrap(), Some(1), shared).unwrap();
         let address = api.address();
         let (stage, stages) = watch::channel(Stage::Serving);
         let run = tokio::spawn(async move { api.run(stages).await.unwrap() });
-        let gateway = Self { address, clock, parked, ended, stage, run, control };
+        let gateway = Self { address, clock, parked, ended, stage, run, control, config };
         gateway.route(&[]);
         gateway
     }
@@ -131,7 +143,7 @@ impl Gateway {
     }
 
     pub(crate) async fn connect(&self) -> Client {
-        Client { stream: TcpStream::connect(self.address).await.unwrap(), rest: Vec::new() }
+        Client::connect(self.address).await
     }
 
     /// The next request that parks.
@@ -159,10 +171,49 @@ impl Control for Scripted {
         self.clock
     }
 
-    fn park(&self, parking: Parking) -> Wait<'_> {
+    fn park(&self, parking: Parking) -> Asked<'_, Result<Granted, Fault>> {
         let (answer, told) = oneshot::channel();
         self.parked.send(Parked { parking, answer }).unwrap_or_default();
         Box::pin(async move { told.await.unwrap_or(Err(Fault::ControlPlane)) })
+    }
+
+    fn view(&self) -> Arc<View> {
+        Arc::default()
+    }
+
+    fn report(&self) -> Arc<Report> {
+        let line = Line {
+            state: ModelState::Asleep,
+            waiting: 2,
+            leases: 0,
+            reason: "waits for gpu-0".into(),
+            wait: fault::Wait::default(),
+        };
+        Arc::new(Report { models: BTreeMap::from([(MODEL.into(), line)]), ..Report::default() })
+    }
+
+    fn operation(&self, id: OperationId) -> Option<Operation> {
+        let outcome = match id.0 {
+            1 => None,
+            2 => Some(Ok(())),
+            3 => Some(Err("pinned".into())),
+            _ => return None,
+        };
+        Some(Operation { model: MODEL.into(), order: Order::Wake, given: Tick(5), outcome })
+    }
+
+    fn journal(&self) -> broadcast::Receiver<Arc<str>> {
+        self.journal.subscribe()
+    }
+
+    fn order(&self, model: ModelName, order: Order) -> Asked<'_, Result<OperationId, String>> {
+        Box::pin(async move {
+            match order {
+                Order::Stop => Err(format!("{model} is pinned")),
+                Order::Sleep { level: Some(Level::Two) } => Ok(OperationId(2)),
+                _ => Ok(OperationId(1)),
+            }
+        })
     }
 }
 
@@ -211,6 +262,10 @@ pub(crate) struct Client {
 }
 
 impl Client {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
+        Self { stream: TcpStream::connect(address).await.unwrap(), rest: Vec::new() }
+    }
+
     pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         self.stream.write_all(bytes.as_ref()).await.unwrap();
     }
