@@ -102,8 +102,7 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
         core.shared.control.clock(),
         id,
         found.as_ref().map_or("other", Route::label),
-        parts.method.as_str(),
-        path,
+        &parts,
     );
     let request = Served { core: Rc::clone(&core), socket: Rc::clone(&socket), track: Rc::clone(&track) };
     let unread = !hyper::body::Body::is_end_stream(&body);

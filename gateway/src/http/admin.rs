@@ -63,7 +63,7 @@ struct Shared {
 
 #[derive(Debug, Default, Deserialize)]
 struct Options {
-    level: Option<u8>,
+    level: Option<String>,
     #[serde(default)]
     follow: Option<String>,
 }
@@ -209,10 +209,10 @@ async fn order(State(shared): State<Shared>, Query(asked): Query<Options>, uri: 
         Ok(subject) => subject,
         Err(response) => return response,
     };
-    let level = match asked.level {
+    let level = match asked.level.as_deref() {
         None => None,
-        Some(1) => Some(Level::One),
-        Some(2) => Some(Level::Two),
+        Some("1") => Some(Level::One),
+        Some("2") => Some(Level::Two),
         Some(_) => return error(StatusCode::BAD_REQUEST, "invalid_request", "level must be 1 or 2"),
     };
     let order = match what {

@@ -57,8 +57,11 @@ pub(crate) struct Job {
 }
 
 /// Tells the account of a request what its exchange does.
-#[derive(Clone)]
-pub(crate) struct Watcher(Rc<Track>);
+pub(crate) struct Watcher {
+    track: Rc<Track>,
+    /// The engine's head came: a failure from here on is the client's to see, one before may yet be made good.
+    answered: bool,
+}
 
 /// A lease, where to go with it, and whether the outcome is wanted.
 struct Place {
@@ -209,7 +212,7 @@ impl Job {
                 non_stream: timeouts.non_stream,
                 idle: timeouts.idle,
             },
-            observer: Watcher(Rc::clone(&self.track)),
+            observer: Watcher { track: Rc::clone(&self.track), answered: false },
         };
         match (relay::exchange(&self.core.pool, exchange).await, canary) {
             (Ok(response), Some(canary)) if response.status().is_server_error() => {
@@ -272,18 +275,19 @@ async fn until_closed(gate: &Gate) {
 
 impl Observer for Watcher {
     fn replayed(&mut self) {
-        self.0.replayed();
+        self.track.replayed();
     }
 
     fn head(&mut self, _: StatusCode) {
-        self.0.phase(Phase::Streaming);
+        self.answered = true;
+        self.track.phase(Phase::Streaming);
     }
 
     fn end(&mut self, outcome: Outcome) {
         match outcome {
-            Outcome::Failed(fault) => self.0.fault(&fault),
-            Outcome::ClientLeft(phase) => self.0.phase(phase),
-            Outcome::Complete => {}
+            Outcome::Failed(fault) if self.answered => self.track.fault(&fault),
+            Outcome::ClientLeft(phase) => self.track.phase(phase),
+            Outcome::Complete | Outcome::Failed(_) => {}
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use http::HeaderValue;
+use http::{HeaderValue, Method, Uri, request};
 use rouse::{
     fault::{Fault, Phase},
     lease::Clock,
@@ -19,9 +19,13 @@ use rouse::{
     units::{Millis, Tick},
 };
 use tokio::time::Instant;
+use tracing::Level;
 
 use super::text;
 use crate::driver::{ColdStart, Waited};
+
+/// The access log's target: `rouse_gateway::access=debug` turns it on.
+const ACCESS: &str = "rouse_gateway::access";
 
 /// Where requests are counted.
 pub trait Meter: Send + Sync {
@@ -74,8 +78,8 @@ pub(crate) struct Track {
     pub(crate) id: HeaderValue,
     pub(crate) route: &'static str,
     pub(crate) arrived: Tick,
-    method: String,
-    path: String,
+    method: Method,
+    uri: Uri,
     model: RefCell<Option<ModelName>>,
     phase: Cell<Phase>,
     status: Cell<Option<u16>>,
@@ -87,6 +91,8 @@ pub(crate) struct Track {
     replays: Cell<u32>,
     bytes_in: Cell<u64>,
     bytes_out: Cell<u64>,
+    /// The client was found to have left while its body was read.
+    gone: Cell<bool>,
     over: Cell<bool>,
 }
 
@@ -96,8 +102,7 @@ impl Track {
         clock: Clock,
         id: HeaderValue,
         route: &'static str,
-        method: &str,
-        path: &str,
+        head: &request::Parts,
     ) -> Rc<Self> {
         Rc::new(Self {
             meter: Arc::clone(meter),
@@ -105,8 +110,8 @@ impl Track {
             id,
             route,
             arrived: clock.now(),
-            method: text::cut(method),
-            path: text::cut(path),
+            method: head.method.clone(),
+            uri: head.uri.clone(),
             model: RefCell::default(),
             phase: Cell::new(Phase::Connecting),
             status: Cell::new(None),
@@ -118,6 +123,7 @@ impl Track {
             replays: Cell::new(0),
             bytes_in: Cell::new(0),
             bytes_out: Cell::new(0),
+            gone: Cell::new(false),
             over: Cell::new(false),
         })
     }
@@ -158,7 +164,13 @@ impl Track {
     }
 
     pub(crate) fn fault(&self, fault: &Fault) {
+        if let Fault::ClientLeft { phase } = fault {
+            self.phase(*phase);
+            self.gone.set(true);
+            return;
+        }
         self.meter.faulted(fault);
+        log(fault, &self.id);
         self.code.set(Some(openai::error::code(fault)));
     }
 
@@ -170,7 +182,7 @@ impl Track {
 
     /// The response is complete: what comes after is no client that left.
     pub(crate) fn over(&self) {
-        self.over.set(true);
+        self.over.set(!self.gone.get());
     }
 
     pub(crate) fn since_arrival(&self) -> Millis {
@@ -182,6 +194,16 @@ impl Track {
         self.phase(Phase::Parked);
         self.meter.parked(model, 1);
         Parked { meter: Arc::clone(&self.meter), model: model.clone() }
+    }
+}
+
+/// What an operator should know of is logged where it happens; the access log has the rest.
+fn log(fault: &Fault, id: &HeaderValue) {
+    let (id, code) = (id.to_str().unwrap_or("?"), openai::error::code(fault));
+    match openai::error::level(fault) {
+        Level::ERROR => tracing::error!(id, code, "{fault}"),
+        Level::WARN => tracing::warn!(id, code, "{fault}"),
+        _ => {}
     }
 }
 
@@ -217,11 +239,14 @@ impl Drop for Track {
             bytes_out: self.bytes_out.get(),
         };
         self.meter.finished(&finished);
+        if !tracing::enabled!(target: ACCESS, Level::DEBUG) {
+            return;
+        }
         tracing::debug!(
-            target: "rouse_gateway::access",
+            target: ACCESS,
             id = self.id.to_str().unwrap_or("?"),
-            method = self.method,
-            path = self.path,
+            method = text::cut(self.method.as_str()),
+            path = text::cut(self.uri.path()),
             model = model.as_ref().map_or("", ModelName::as_str),
             status = finished.status,
             code = finished.code.unwrap_or(""),

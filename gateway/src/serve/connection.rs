@@ -101,7 +101,6 @@ async fn http1(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
         .header_read_timeout(None)
         .max_header_size(room)
         .max_buf_size(room.saturating_add(8 << 10))
-        .max_headers(200)
         .writev(false)
         .serve_connection(TokioIo::new(socket.io()), service);
     drive(pin!(connection), socket, limits, |connection| connection.graceful_shutdown()).await
@@ -114,6 +113,8 @@ async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.header.0).unwrap_or(u32::MAX))
         .max_concurrent_streams(1024)
+        // A slow client slows its engine; it does not fill our memory.
+        .max_send_buf_size(64 << 10)
         .serve_connection(TokioIo::new(socket.io()), service);
     drive(pin!(connection), socket, limits, |connection| connection.graceful_shutdown()).await
 }

@@ -70,6 +70,19 @@ async fn a_client_that_leaves_before_the_engine_answers_is_noticed() {
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_in_the_middle_of_its_body_is_counted_as_gone() {
+    let mut gateway = Gateway::start(|_| {});
+    for framing in ["content-length: 100\r\n\r\n{", "transfer-encoding: chunked\r\n\r\nff\r\n{"] {
+        let mut client = gateway.connect().await;
+        client.send(format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\n{framing}")).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        drop(client);
+        let ended = gateway.next_ended().await;
+        assert_eq!((ended.status, ended.left), (499, Some(Phase::Connecting)));
+    }
+}
+
+#[tokio::test]
 async fn pipelined_requests_are_answered_in_order() {
     let mut gateway = Gateway::start(|_| {});
     let engine = Engine::start(json("{}")).await;
@@ -248,6 +261,22 @@ async fn a_drain_finishes_what_runs_and_closes_what_does_not() {
     let answer = busy.answer().await;
     assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
     tokio::time::timeout(Duration::from_secs(2), &mut gateway.run).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_drain_is_held_up_neither_by_silence_nor_by_http2() {
+    let mut gateway = Gateway::start(|config| config.limits.header_read = rouse::units::Millis::secs(60));
+    let _silent = gateway.connect().await;
+    let io = TokioIo::new(TcpStream::connect(gateway.address).await.unwrap());
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), io).await.unwrap();
+    let driven = tokio::spawn(connection);
+    let request = http::Request::get(format!("http://{}/healthz", gateway.address));
+    let response = sender.send_request(request.body(Full::default()).unwrap()).await.unwrap();
+    assert_eq!(response.status(), 200);
+    gateway.stage.send_replace(Stage::Draining);
+    tokio::time::timeout(Duration::from_secs(4), &mut gateway.run).await.unwrap().unwrap();
+    driven.await.unwrap().unwrap();
 }
 
 #[tokio::test]

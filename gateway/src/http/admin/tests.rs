@@ -86,6 +86,7 @@ async fn what_does_not_exist_or_is_not_allowed_is_said_so() {
         ("GET /admin/v1/models/org/m/wake", 405, "method_not_allowed"),
         ("POST /admin/v1/models/org/m/explain", 405, "method_not_allowed"),
         ("POST /admin/v1/models/org/m/sleep?level=3", 400, "invalid_request"),
+        ("POST /admin/v1/models/org/m/sleep?level=deep", 400, "invalid_request"),
     ] {
         let answer = ask(at, line, "").await;
         assert_eq!((answer.status, answer.error()["code"].as_str()), (status, Some(code)), "{line}");
