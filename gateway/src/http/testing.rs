@@ -230,7 +230,9 @@ impl Meter for Heard {
 
     fn parked(&self, _: &ModelName, _: i64) {}
 
-    fn faulted(&self, _: &Fault) {}
+    fn began(&self, _: &ModelName) {}
+
+    fn refused(&self, _: u16) {}
 
     fn connections(&self, _: i64) {}
 }

@@ -31,11 +31,12 @@ const ACCESS: &str = "rouse_gateway::access";
 pub trait Meter: Send + Sync {
     /// A request is over; called once for each.
     fn finished(&self, finished: &Finished<'_>);
+    /// A request turned out to be for this model; its [`Self::finished`] will name it.
+    fn began(&self, model: &ModelName);
     /// One request more (`+1`) or less (`-1`) is parked for this model.
     fn parked(&self, model: &ModelName, change: i64);
-    /// The gateway answered with this instead of an engine, or broke an answer off with it. Also called for what
-    /// never became a request (a broken or too large head).
-    fn faulted(&self, fault: &Fault);
+    /// A client was refused before there was a request: a broken, too large or too slow head.
+    fn refused(&self, status: u16);
     /// One client connection more (`+1`) or less (`-1`) is open.
     fn connections(&self, change: i64);
 }
@@ -133,6 +134,7 @@ impl Track {
     }
 
     pub(crate) fn model(&self, model: &ModelName) {
+        self.meter.began(model);
         *self.model.borrow_mut() = Some(model.clone());
     }
 
@@ -169,7 +171,6 @@ impl Track {
             self.gone.set(true);
             return;
         }
-        self.meter.faulted(fault);
         log(fault, &self.id);
         self.code.set(Some(openai::error::code(fault)));
     }
@@ -265,6 +266,7 @@ impl Drop for Track {
 impl Meter for Unmetered {
     fn finished(&self, _: &Finished<'_>) {}
     fn parked(&self, _: &ModelName, _: i64) {}
-    fn faulted(&self, _: &Fault) {}
+    fn began(&self, _: &ModelName) {}
+    fn refused(&self, _: u16) {}
     fn connections(&self, _: i64) {}
 }

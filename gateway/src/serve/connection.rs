@@ -21,7 +21,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rouse::fault::Fault;
+use rouse::{fault::Fault, openai};
 use tokio::time::{Instant, Sleep};
 
 use super::{
@@ -272,7 +272,7 @@ async fn finish(core: &Core, socket: &Socket, limits: &Limits, end: &End) {
         _ => None,
     };
     if let Some(fault) = &fault {
-        core.shared.meter.faulted(fault);
+        core.shared.meter.refused(openai::error::status(fault).as_u16());
         let answer = api::bare(core, fault);
         let written = tokio::time::timeout(LINGER_PAUSE, socket.write_all(&answer)).await;
         if !matches!(written, Ok(Ok(()))) {
