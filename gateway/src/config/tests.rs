@@ -394,7 +394,11 @@ fn the_document_has_every_key_and_no_other() {
     // A section is documented by its keys, unless it can be something other than a mapping.
     let sections = known.clone();
     known.retain(|key| {
-        let within = |end: &str| sections.iter().any(|other| other.starts_with(&format!("{key}{end}")));
+        let within = |end: &str| {
+            sections
+                .iter()
+                .any(|other| other.starts_with(&format!("{key}{end}")))
+        };
         !within(".")
     });
     let documented: BTreeSet<_> = DOCUMENT

@@ -1,1 +1,4 @@
+//! The gateway as its clients and operators meet it.
 
+mod cli;
+mod demo;
