@@ -5,7 +5,9 @@ use std::{path::PathBuf, time::Duration};
 use crate::{faults, units};
 
 /// An inference server that behaves like vLLM, without a model or an accelerator.
+// The last of two wins, as in vLLM: a caller's default can be overridden by appending.
 #[derive(clap::Args, Clone, Debug)]
+#[command(args_override_self = true)]
 pub struct Args {
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1")]

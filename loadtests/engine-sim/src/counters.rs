@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::clock;
 
@@ -36,6 +36,7 @@ pub(crate) struct Counters {
     pub(crate) wakes: AtomicU64,
     pub(crate) prompt_tokens: AtomicU64,
     pub(crate) generation_tokens: AtomicU64,
+    pub(crate) latency: Latency,
     /// Tokens that running requests hold in the KV cache.
     pub(crate) cached_tokens: AtomicU64,
     pub(crate) last_abort_unix_us: AtomicU64,
@@ -43,6 +44,15 @@ pub(crate) struct Counters {
     pub(crate) last_wake_unix_us: AtomicU64,
     arrivals: Mutex<VecDeque<Arrival>>,
     emptied: Notify,
+}
+
+/// Sums behind vLLM's latency histograms; times in microseconds.
+#[derive(Debug, Default)]
+pub(crate) struct Latency {
+    pub(crate) first_tokens: AtomicU64,
+    pub(crate) to_first_token: AtomicU64,
+    pub(crate) later_tokens: AtomicU64,
+    pub(crate) between_tokens: AtomicU64,
 }
 
 /// One inference request's first byte.
@@ -129,7 +139,10 @@ pub(crate) struct Seat {
     counters: Arc<Counters>,
     runs: bool,
     cached: u64,
-    end: End,
+    /// The arrival, then the last step's moment.
+    stepped: Instant,
+    made: u64,
+    left: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,11 +156,14 @@ pub(crate) enum End {
 impl Seat {
     pub(crate) fn waiting(counters: &Arc<Counters>) -> Self {
         counters.waiting.fetch_add(1, Relaxed);
+        let counters = Arc::clone(counters);
         Self {
-            counters: Arc::clone(counters),
+            counters,
             runs: false,
             cached: 0,
-            end: End::Aborted,
+            stepped: Instant::now(),
+            made: 0,
+            left: false,
         }
     }
 
@@ -162,26 +178,38 @@ impl Seat {
         self.cache(tokens);
     }
 
-    pub(crate) fn generated(&mut self) {
-        self.counters.generation_tokens.fetch_add(1, Relaxed);
-        self.cache(1);
-    }
-
-    pub(crate) fn ended(&mut self, end: End) {
-        self.end = end;
+    /// One step: a token of each of `choices`.
+    pub(crate) fn generated(&mut self, choices: u64) {
+        self.counters.generation_tokens.fetch_add(choices, Relaxed);
+        self.cache(choices);
+        let now = Instant::now();
+        let took = now
+            .duration_since(std::mem::replace(&mut self.stepped, now))
+            .as_micros() as u64;
+        let latency = &self.counters.latency;
+        let (count, sum) = if self.made == 0 {
+            (&latency.first_tokens, &latency.to_first_token)
+        } else {
+            (&latency.later_tokens, &latency.between_tokens)
+        };
+        count.fetch_add(1, Relaxed);
+        sum.fetch_add(took, Relaxed);
+        self.made += choices;
     }
 
     fn cache(&mut self, tokens: u64) {
         self.cached += tokens;
         self.counters.cached_tokens.fetch_add(tokens, Relaxed);
     }
-}
 
-impl Drop for Seat {
-    fn drop(&mut self) {
+    /// Gives the place up; only the first call counts.
+    pub(crate) fn leave(&mut self, end: End) {
+        if std::mem::replace(&mut self.left, true) {
+            return;
+        }
         let counters = &self.counters;
         counters.cached_tokens.fetch_sub(self.cached, Relaxed);
-        match self.end {
+        match end {
             End::Finished => counters.finished.fetch_add(1, Relaxed),
             End::Failed => counters.failed.fetch_add(1, Relaxed),
             End::AbortedBySleep => counters.aborted_by_sleep.fetch_add(1, Relaxed),
@@ -199,5 +227,11 @@ impl Drop for Seat {
         if counters.busy() == 0 {
             counters.emptied.notify_waiters();
         }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.leave(End::Aborted);
     }
 }

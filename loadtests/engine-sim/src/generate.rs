@@ -1,20 +1,25 @@
 //! One inference request from its body to its last byte: refused, queued, prefilled, generated, and at any of these moments
 //! abandoned by its client, aborted by a sleep, or hit by a fault.
 
+mod plan;
+
+use std::sync::atomic::Ordering::Relaxed;
+
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::{select, time::Instant};
 
 use crate::{
-    ask::{Api, Ask},
-    content,
+    ask::Api,
     counters::{Arrival, End, Seat},
     engine::Engine,
     faults::Fault,
-    frames::{Frames, Usage, Voice},
+    frames::{Frames, Usage},
     http1::{Broken, Conn, Head},
     reply::{EventStream, Reply, Wire},
 };
+
+use plan::Plan;
 
 /// Faults under which nothing is generated.
 const STALLS: [Fault; 3] = [Fault::Hang, Fault::StallStreams, Fault::HealthWhileDead];
@@ -43,18 +48,18 @@ pub(crate) async fn infer(
         Ok(plan) => plan,
         Err(reply) => return reply.send(conn, wire).await,
     };
+    // The seat before the look: a sleep that begins in between sees it and waits or aborts.
+    let mut seat = Seat::waiting(&engine.counters);
+    let mut aborts = engine.aborts();
     if !engine.view().awake {
-        engine
-            .counters
-            .requests_while_asleep
-            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        seat.leave(End::Failed);
+        engine.counters.requests_while_asleep.fetch_add(1, Relaxed);
         let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
         return Reply::error(500, "InternalServerError", message, None)
             .send(conn, wire)
             .await;
     }
     let frames = Frames::new(api, &plan.model, serial);
-    let seat = Seat::waiting(&engine.counters);
     let mut job = Job {
         engine,
         wire,
@@ -65,7 +70,6 @@ pub(crate) async fn infer(
         events: 0,
         made: 0,
     };
-    let mut aborts = engine.aborts();
     let outcome = select! {
         biased;
         _ = aborts.changed() => Outcome::AbortedBySleep,
@@ -73,7 +77,7 @@ pub(crate) async fn infer(
     };
     let result = match outcome {
         Outcome::Ended(result) => {
-            job.seat.ended(match result {
+            job.seat.leave(match result {
                 Ok(()) => End::Finished,
                 Err(Broken::Fault) => End::Failed,
                 Err(_) => End::Aborted,
@@ -81,7 +85,8 @@ pub(crate) async fn infer(
             result
         }
         Outcome::AbortedBySleep => {
-            job.seat.ended(End::AbortedBySleep);
+            // Before the last words: a client that reads nothing must not hold up the sleep.
+            job.seat.leave(End::AbortedBySleep);
             job.finish(conn, "abort").await
         }
     };
@@ -120,83 +125,6 @@ fn refusal(engine: &Engine, head: &Head, serial: u64) -> Option<Reply> {
     ))
 }
 
-/// What a request wants, in the engine's terms.
-struct Plan {
-    api: Api,
-    model: String,
-    voices: Vec<Voice>,
-    inputs: Vec<String>,
-    stream: bool,
-    usage: bool,
-    tokens: u64,
-    finish: &'static str,
-    prompt_tokens: u64,
-    dimensions: usize,
-    base64: bool,
-}
-
-impl Plan {
-    fn read(engine: &Engine, api: Api, body: &Bytes) -> Result<Self, Reply> {
-        let bad = |message: &str, param| Reply::error(400, "BadRequestError", message, param);
-        let ask: Ask<'_> = serde_json::from_slice(body).map_err(|error| bad(&error.to_string(), None))?;
-        let names = engine.names();
-        let model = names.first().cloned().unwrap_or_default();
-        let asked = ask.model.as_deref().unwrap_or(&model);
-        if !names.iter().any(|name| name == asked) {
-            let message = format!("The model `{asked}` does not exist.");
-            return Err(Reply::error(404, "NotFoundError", &message, Some("model")));
-        }
-        let prompts = ask
-            .prompts(api)
-            .ok_or_else(|| bad("the request has no prompt", None))?;
-        let (n, seed, corrupt) = (
-            ask.n.unwrap_or(1).clamp(1, 128),
-            ask.seed(),
-            engine.view().corrupt,
-        );
-        let voice = |prompt: &str, i: u64| Voice {
-            key: content::key(&model, prompt, seed.wrapping_add(i)),
-            corrupt,
-        };
-        let voices = prompts.iter().flat_map(|prompt| (0..n).map(move |i| (prompt, i)));
-        let voices = voices.map(|(prompt, i)| voice(prompt, i)).collect();
-        if ask.tokens() == Some(0) {
-            return Err(bad("max_tokens must be at least 1, got 0.", Some("max_tokens")));
-        }
-        Ok(Self {
-            api,
-            voices,
-            stream: ask.stream.unwrap_or(false) && api != Api::Embeddings,
-            usage: ask.include_usage(),
-            tokens: ask.tokens().unwrap_or(engine.args.tokens),
-            finish: if ask.tokens().is_some() { "length" } else { "stop" },
-            prompt_tokens: ask.prompt_tokens(&prompts),
-            dimensions: ask.dimensions.unwrap_or(8),
-            base64: ask.encoding_format.as_deref() == Some("base64"),
-            inputs: prompts,
-            model,
-        })
-    }
-
-    fn embeddings(&self) -> Value {
-        let data = |(index, input): (usize, &String)| {
-            let vector = content::embedding(&self.model, input, self.dimensions);
-            let embedding = if self.base64 {
-                let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
-                Value::from(base64(&bytes))
-            } else {
-                Value::from(vector)
-            };
-            json!({"object": "embedding", "index": index, "embedding": embedding})
-        };
-        let data: Vec<Value> = self.inputs.iter().enumerate().map(data).collect();
-        let usage = json!({
-            "prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens, "completion_tokens": 0,
-        });
-        json!({"object": "list", "model": self.model, "data": data, "usage": usage})
-    }
-}
-
 struct Job<'a> {
     engine: &'a Engine,
     wire: &'a Wire,
@@ -212,28 +140,34 @@ struct Job<'a> {
 
 impl Job<'_> {
     async fn run(&mut self, conn: &mut Conn) -> Result<(), Broken> {
-        let _place = select! {
-            broken = conn.gone() => return Err(broken),
-            place = self.engine.seat() => place,
-        };
-        self.seat.run();
         let long = self.engine.faults.time(Fault::LongPrefill);
-        if self.plan.stream && long.is_none() {
-            self.stream = Some(EventStream::begin(conn, self.wire).await?);
+        self.unless_gone(conn, self.engine.faults.cleared(&[Fault::HealthWhileDead]))
+            .await?;
+        // The head goes out before there is a place, as vLLM's does.
+        if long.is_none() {
+            self.begin(conn).await?;
         }
+        let _place = self.unless_gone(conn, self.engine.seat()).await?;
+        self.seat.run();
         let ready = Instant::now() + long.unwrap_or(self.engine.args.ttft);
         if long.is_some() {
             self.prefill_slowly(conn, ready).await?;
         }
         self.pace(conn, ready).await?;
         self.seat.prefilled(self.plan.prompt_tokens);
-        if self.plan.stream && self.stream.is_none() {
-            self.stream = Some(EventStream::begin(conn, self.wire).await?);
-        }
         if self.plan.api != Api::Embeddings {
+            self.begin(conn).await?;
             self.generate(conn, ready).await?;
         }
         self.finish(conn, self.plan.finish).await
+    }
+
+    /// Sends the head of a stream, once.
+    async fn begin(&mut self, conn: &mut Conn) -> Result<(), Broken> {
+        if self.plan.stream && self.stream.is_none() {
+            self.stream = Some(EventStream::begin(conn, self.wire).await?);
+        }
+        Ok(())
     }
 
     async fn prefill_slowly(&mut self, conn: &mut Conn, ready: Instant) -> Result<(), Broken> {
@@ -257,12 +191,15 @@ impl Job<'_> {
                 next += self.engine.args.itl;
                 self.pace(conn, next).await?;
             }
-            // The first stall is over only now: what it delayed is not made up for.
-            next = next.max(Instant::now() - self.engine.args.itl);
+            // A late wake-up is made up for, a stall is not.
+            let now = Instant::now();
+            if now > next + self.engine.args.itl {
+                next = now;
+            }
             let last = (i + 1 == self.plan.tokens).then_some(self.plan.finish);
             self.made = i + 1;
+            self.seat.generated(self.plan.voices.len() as u64);
             for n in 0..self.plan.voices.len() {
-                self.seat.generated();
                 if self.stream.is_some() {
                     let event = self.frames.token(n as u64, &self.plan.voices[n].token(i), last);
                     self.event(conn, &event).await?;
@@ -280,7 +217,6 @@ impl Job<'_> {
         let Plan {
             voices,
             prompt_tokens,
-            usage: show,
             api,
             stream,
             ..
@@ -299,6 +235,13 @@ impl Job<'_> {
             };
             return Reply::json(200, &body).send(conn, self.wire).await;
         }
+        self.begin(conn).await?;
+        let Plan {
+            voices,
+            usage: show,
+            api,
+            ..
+        } = &self.plan;
         let mut events = Vec::new();
         if aborted && self.made < self.plan.tokens && *api != Api::Responses {
             events.extend((0..voices.len()).map(|n| self.frames.token(n as u64, "", Some(finish))));
@@ -314,7 +257,7 @@ impl Job<'_> {
         }
         match self.stream.take() {
             Some(stream) => stream.end(conn).await,
-            None => Err(Broken::Fault),
+            None => Ok(()),
         }
     }
 
@@ -352,38 +295,14 @@ impl Job<'_> {
             }
             self.engine.faults.cleared(&STALLS).await;
         };
+        self.unless_gone(conn, due).await
+    }
+
+    async fn unless_gone<T>(&self, conn: &mut Conn, what: impl Future<Output = T>) -> Result<T, Broken> {
         select! {
             biased;
-            () = due => Ok(()),
+            done = what => Ok(done),
             broken = conn.gone() => Err(broken),
         }
-    }
-}
-
-fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let bits = group
-            .iter()
-            .fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte))
-            << (8 * (3 - group.len()));
-        for n in 0..4 {
-            let letter = char::from(LETTERS[(bits >> (18 - 6 * n)) as usize & 63]);
-            out.push(if n > group.len() { '=' } else { letter });
-        }
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::base64;
-
-    #[test]
-    fn base64_pads() {
-        assert_eq!(base64(b"Man"), "TWFu");
-        assert_eq!(base64(b"Ma"), "TWE=");
-        assert_eq!(base64(b"M"), "TQ==");
     }
 }

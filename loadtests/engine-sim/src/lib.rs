@@ -23,9 +23,13 @@ mod reply;
 mod server;
 pub mod units;
 
-use std::{net::SocketAddr, process::ExitCode};
+use std::{net::SocketAddr, process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
+use nix::{
+    errno::Errno,
+    sys::resource::{Resource, getrlimit, setrlimit},
+};
 use tokio::{
     net::{TcpListener, TcpSocket, lookup_host},
     select,
@@ -50,6 +54,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         term: signal(SignalKind::terminate())?,
         int: signal(SignalKind::interrupt())?,
     };
+    raise_descriptor_limit();
     // As vLLM does: the port is taken at once, and a port that is taken already is known at once; only later does it listen.
     let socket = bind(&args).await?;
     let (engine, life) = Engine::new(args);
@@ -71,6 +76,15 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
+/// As vLLM does: many streams are many sockets.
+fn raise_descriptor_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        log::error(&format!("the descriptor limit stays as it is: {error}"));
+    }
+}
+
 async fn bind(args: &Args) -> anyhow::Result<TcpSocket> {
     let named = (args.host.as_str(), args.port);
     let address = lookup_host(named)
@@ -89,11 +103,7 @@ async fn bind(args: &Args) -> anyhow::Result<TcpSocket> {
     Ok(socket)
 }
 
-async fn serve(
-    engine: &std::sync::Arc<Engine>,
-    socket: TcpSocket,
-    tasks: &mut JoinSet<()>,
-) -> anyhow::Result<u8> {
+async fn serve(engine: &Arc<Engine>, socket: TcpSocket, tasks: &mut JoinSet<()>) -> anyhow::Result<u8> {
     engine.until(|view| view.listening).await;
     let listener: TcpListener = socket.listen(BACKLOG)?;
     let address: SocketAddr = listener.local_addr()?;
@@ -102,17 +112,23 @@ async fn serve(
         select! {
             accepted = listener.accept() => match accepted {
                 Ok((io, _)) => {
-                    tasks.spawn(server::serve(std::sync::Arc::clone(engine), io));
+                    tasks.spawn(server::serve(Arc::clone(engine), io));
                 }
-                // Out of file descriptors, most likely: the next that closes makes room.
-                Err(error) => {
+                // Without descriptors the next accept fails as well: first one of these must end.
+                Err(error) if out_of_descriptors(&error) => {
                     log::error(&error.to_string());
-                    tokio::task::yield_now().await;
+                    tasks.join_next().await;
                 }
+                Err(error) => log::error(&error.to_string()),
             },
             Some(_) = tasks.join_next() => {}
         }
     }
+}
+
+fn out_of_descriptors(error: &std::io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE))
 }
 
 struct Signals {
@@ -133,5 +149,32 @@ impl Signals {
             }
             log::info("a signal was ignored");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn another_binary_can_offer_it_and_spawn_it() {
+        fn spawnable(_: impl Future + Send) {}
+
+        let cli = Cli::parse_from([
+            "demo", "--model", "a", "--port", "1", "--port", "0", "--model", "b",
+        ]);
+        assert_eq!(
+            (&*cli.args.model, cli.args.port),
+            (&["a".to_owned(), "b".to_owned()][..], 0)
+        );
+        spawnable(run(cli.args));
     }
 }

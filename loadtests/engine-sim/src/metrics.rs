@@ -1,6 +1,10 @@
-//! `/metrics` under vLLM's names, as far as a gateway reads them.
+//! `/metrics` under vLLM's names, as far as a gateway or an autoscaler reads them. Histograms have the one bucket that
+//! makes them valid: what is read of them are sums and counts.
 
-use std::{fmt::Write as _, sync::atomic::Ordering::Relaxed};
+use std::{
+    fmt::Write as _,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use serde_json::Value;
 
@@ -8,80 +12,114 @@ use crate::engine::Engine;
 
 /// KV cache bytes of a token: what makes the usage gauge move in proportion.
 const TOKEN_BYTES: u64 = 128 << 10;
+/// Tokens of a KV cache block.
+const BLOCK: u64 = 16;
 
 pub(crate) fn text(engine: &Engine) -> String {
     let counters = &engine.counters;
-    let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Relaxed) as f64;
-    let room = (engine.view().cache_bytes / TOKEN_BYTES).max(1) as f64;
-    let full = (read(&counters.cached_tokens) / room).min(1.0);
-    let name = engine
-        .names()
-        .into_iter()
-        .next()
-        .map_or_else(|| "\"\"".to_owned(), |n| Value::from(n).to_string());
-    let labels = format!("engine=\"0\",model_name={name}");
-    let mut out = String::with_capacity(4096);
-    let mut family = |kind: &str, name: &str, help: &str, more: &[(&str, f64)]| {
-        // Writing to a String cannot fail.
-        write!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n").ok();
-        for (label, value) in more {
-            writeln!(out, "{name}{{{labels}{label}}} {value:?}").ok();
-        }
-    };
-    family(
-        "gauge",
-        "vllm:num_requests_running",
-        "Requests in model execution batches.",
-        &[("", read(&counters.running))],
-    );
-    family(
-        "gauge",
-        "vllm:num_requests_waiting",
-        "Requests waiting to be processed.",
-        &[("", read(&counters.waiting))],
-    );
-    family(
-        "gauge",
-        "vllm:kv_cache_usage_perc",
-        "KV-cache usage, 1 is full.",
-        &[("", full)],
-    );
-    family(
-        "gauge",
-        "vllm:gpu_cache_usage_perc",
-        "KV-cache usage, 1 is full; the old name.",
-        &[("", full)],
-    );
-    family(
+    let room = (engine.view().cache_bytes / TOKEN_BYTES).max(1);
+    let full = (read(&counters.cached_tokens) / room as f64).min(1.0);
+    let mut page = Page::new(&engine.names());
+    page.value("gauge", "num_requests_running", read(&counters.running));
+    page.value("gauge", "num_requests_waiting", read(&counters.waiting));
+    page.value("gauge", "kv_cache_usage_perc", full);
+    // The name before vLLM 0.11; both are shown so that either kind of reader is served.
+    page.value("gauge", "gpu_cache_usage_perc", full);
+    page.value("counter", "prompt_tokens_total", read(&counters.prompt_tokens));
+    page.value(
         "counter",
-        "vllm:prompt_tokens_total",
-        "Prefill tokens processed.",
-        &[("", read(&counters.prompt_tokens))],
+        "generation_tokens_total",
+        read(&counters.generation_tokens),
     );
-    family(
+    page.value("counter", "num_preemptions_total", 0.0);
+    page.value(
         "counter",
-        "vllm:generation_tokens_total",
-        "Tokens generated.",
-        &[("", read(&counters.generation_tokens))],
+        "prefix_cache_queries_total",
+        read(&counters.prompt_tokens),
     );
+    page.value("counter", "prefix_cache_hits_total", 0.0);
     let aborted = read(&counters.aborts) + read(&counters.aborted_by_sleep);
-    family(
-        "counter",
-        "vllm:request_success_total",
-        "Requests that ended, by reason.",
-        &[
-            (",finished_reason=\"stop\"", read(&counters.finished)),
-            (",finished_reason=\"abort\"", aborted),
-        ],
+    page.family("counter", "request_success_total");
+    page.line(
+        "request_success_total",
+        ",finished_reason=\"stop\"",
+        read(&counters.finished),
     );
-    family(
-        "gauge",
-        "vllm:engine_sleep_state",
-        "Sleep state of the engine.",
-        &[(
-            ",sleep_state=\"awake\"",
-            f64::from(u8::from(!engine.view().sleeping)),
-        )],
+    page.line("request_success_total", ",finished_reason=\"abort\"", aborted);
+    page.family("gauge", "engine_sleep_state");
+    let awake = f64::from(u8::from(!engine.view().sleeping));
+    page.line("engine_sleep_state", ",sleep_state=\"awake\"", awake);
+    page.family("gauge", "cache_config_info");
+    let blocks = format!(",block_size=\"{BLOCK}\",num_gpu_blocks=\"{}\"", room / BLOCK);
+    page.line("cache_config_info", &blocks, 1.0);
+
+    let latency = &counters.latency;
+    let micros = |sum| read(sum) / 1e6;
+    let (first, later) = (read(&latency.first_tokens), read(&latency.later_tokens));
+    page.histogram(
+        "time_to_first_token_seconds",
+        first,
+        micros(&latency.to_first_token),
     );
-    out
+    page.histogram(
+        "inter_token_latency_seconds",
+        later,
+        micros(&latency.between_tokens),
+    );
+    page.histogram(
+        "time_per_output_token_seconds",
+        later,
+        micros(&latency.between_tokens),
+    );
+    page.histogram("request_prompt_tokens", first, read(&counters.prompt_tokens));
+    page.histogram(
+        "request_generation_tokens",
+        first,
+        read(&counters.generation_tokens),
+    );
+    page.out
+}
+
+fn read(counter: &AtomicU64) -> f64 {
+    counter.load(Relaxed) as f64
+}
+
+struct Page {
+    labels: String,
+    out: String,
+}
+
+impl Page {
+    fn new(names: &[String]) -> Self {
+        let name = Value::from(names.first().map_or("", String::as_str));
+        Self {
+            labels: format!("engine=\"0\",model_name={name}"),
+            out: String::with_capacity(4096),
+        }
+    }
+
+    fn family(&mut self, kind: &str, name: &str) {
+        // Writing to a String cannot fail; nor in the next function.
+        writeln!(
+            self.out,
+            "# HELP vllm:{name} See vLLM.\n# TYPE vllm:{name} {kind}"
+        )
+        .ok();
+    }
+
+    fn line(&mut self, name: &str, label: &str, value: f64) {
+        writeln!(self.out, "vllm:{name}{{{}{label}}} {value:?}", self.labels).ok();
+    }
+
+    fn value(&mut self, kind: &str, name: &str, value: f64) {
+        self.family(kind, name);
+        self.line(name, "", value);
+    }
+
+    fn histogram(&mut self, name: &str, count: f64, sum: f64) {
+        self.family("histogram", name);
+        self.line(&format!("{name}_bucket"), ",le=\"+Inf\"", count);
+        self.line(&format!("{name}_count"), "", count);
+        self.line(&format!("{name}_sum"), "", sum);
+    }
 }

@@ -36,6 +36,10 @@ impl Wire {
 
     pub(crate) fn faulty(head: &Head, faults: &Faults) -> Self {
         let mut wire = Self::plain(head);
+        // Probes and metrics stay readable: what these faults try is how answers are passed on.
+        if !head.path.starts_with("/v1/") {
+            return wire;
+        }
         wire.gzip = faults.on(Fault::GzipAlways) || faults.on(Fault::Gzip) && head.accepts_gzip();
         wire.trailers = faults.on(Fault::Trailers) && !head.old;
         wire.close_delimited = faults.on(Fault::CloseDelimited);

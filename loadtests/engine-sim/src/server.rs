@@ -71,7 +71,7 @@ async fn exchange(engine: &Engine, conn: &mut Conn, head: &Head) -> Result<bool,
     conn.counts = true;
     engine.counters.bytes_in.fetch_add(head.bytes as u64, Relaxed);
     let mut wire = Wire::faulty(head, &engine.faults);
-    if engine.faults.on(Fault::EarlyResponse) && head.has_body() {
+    if engine.faults.on(Fault::EarlyResponse) && head.has_body() && Api::of(&head.path).is_some() {
         wire.close();
         let reply = Reply::error(400, "BadRequestError", "answered before the body was read", None);
         reply.send(conn, &wire).await?;

@@ -76,3 +76,17 @@ fn late_memory_stays_counted_until_its_time() {
         std::thread::yield_now();
     }
 }
+
+#[test]
+fn an_account_takes_its_own_late_memory_back_before_others_can() {
+    let (_dir, book) = book(GIB);
+    let holder = book.holder(&[], "late", Some(Duration::from_secs(60))).unwrap();
+    holder.resize(GIB).unwrap();
+    holder.resize(GIB / 4).unwrap();
+    holder.resize(GIB / 2).unwrap();
+    let mut other = holder.clone();
+    (other.pid, other.start) = (1, process::start_ticks(1).unwrap());
+    assert!(other.resize(GIB / 4).is_err());
+    holder.resize(GIB).unwrap();
+    assert_eq!(book.usage().unwrap()["gpu-0"].used_total, GIB);
+}

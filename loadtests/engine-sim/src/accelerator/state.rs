@@ -1,0 +1,97 @@
+//! The file's content.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Usage, process};
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct State {
+    pub(super) accelerators: BTreeMap<String, Card>,
+    #[serde(default)]
+    pub(super) late: Vec<Late>,
+    #[serde(default)]
+    pub(super) host: Host,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Card {
+    pub(super) capacity: u64,
+    #[serde(default)]
+    pub(super) used: BTreeMap<u32, Entry>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Host {
+    #[serde(default)]
+    pub(super) used: BTreeMap<u32, Entry>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Entry {
+    pub(super) start: u64,
+    pub(super) bytes: u64,
+    pub(super) label: String,
+    /// How long the memory stays counted once the process is gone, however it went.
+    #[serde(default)]
+    pub(super) late_ms: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Late {
+    pub(super) accelerator: String,
+    pub(super) bytes: u64,
+    pub(super) until_unix_ms: u64,
+    pub(super) pid: u32,
+    pub(super) start: u64,
+}
+
+impl State {
+    pub(super) fn usage(&self, id: &str) -> Usage {
+        let Some(card) = self.accelerators.get(id) else {
+            return Usage::default();
+        };
+        let mut by_pid: BTreeMap<u32, u64> =
+            card.used.iter().map(|(pid, entry)| (*pid, entry.bytes)).collect();
+        let mut used_total: u64 = by_pid.values().sum();
+        for late in self.late.iter().filter(|late| late.accelerator == id) {
+            used_total += late.bytes;
+            if process::lives(late.pid, late.start) {
+                *by_pid.entry(late.pid).or_default() += late.bytes;
+            }
+        }
+        Usage {
+            capacity: card.capacity,
+            used_total,
+            by_pid,
+        }
+    }
+
+    /// Drops what processes held that are gone, or moves it to the late memory.
+    pub(super) fn drop_gone(&mut self, now_ms: u64) {
+        let gone = |pid: &u32, entry: &mut Entry| !process::lives(*pid, entry.start);
+        for (id, card) in &mut self.accelerators {
+            for (pid, entry) in card
+                .used
+                .extract_if(.., gone)
+                .filter(|(_, entry)| entry.late_ms > 0)
+            {
+                let until_unix_ms = now_ms + entry.late_ms;
+                let Entry { bytes, start, .. } = entry;
+                self.late.push(Late {
+                    accelerator: id.clone(),
+                    bytes,
+                    until_unix_ms,
+                    pid,
+                    start,
+                });
+            }
+        }
+        self.host
+            .used
+            .retain(|pid, entry| process::lives(*pid, entry.start));
+        self.late
+            .retain(|late| late.until_unix_ms > now_ms && late.bytes > 0);
+    }
+}
