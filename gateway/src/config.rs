@@ -4,10 +4,12 @@
 //! finds what is legal but will not work as meant, [`diff`] says what a reload changes.
 
 mod check;
+mod devices;
 mod diff;
 mod engine;
 mod error;
 mod file;
+mod machine;
 mod model;
 mod policy;
 mod reader;

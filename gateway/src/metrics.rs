@@ -6,6 +6,7 @@
 //! can make series by naming models. Everything the hot path touches is resolved when the routes are built and costs
 //! one atomic operation.
 
+mod families;
 mod labels;
 mod model;
 mod view;

@@ -1,16 +1,15 @@
 //! Texts of errors are compared whole: they are what a person gets.
 
-use std::{collections::BTreeSet, path::Path};
+mod document;
+
+use std::path::Path;
 
 use rouse::{
     model::{Accelerators, LevelPolicy},
     units::{Bytes, Millis},
 };
 
-use super::{
-    file::{Machine, parse_on},
-    *,
-};
+use super::{file::parse_on, machine::Machine, *};
 
 fn machine() -> Machine {
     Machine {
@@ -344,68 +343,55 @@ fn a_missing_file_is_an_error_with_its_name() {
     insta::assert_snapshot!(error, @r###"/no/such/rouse.yaml: No such file or directory (os error 2)"###);
 }
 
-const DOCUMENT: &str = include_str!("../../../docs/configuration.md");
-
 #[test]
-fn every_example_of_the_document_is_valid() {
-    let blocks: Vec<_> = DOCUMENT
-        .split("```yaml\n")
-        .skip(1)
-        .filter_map(|rest| rest.split("```").next())
-        .collect();
-    assert!(blocks.len() >= 5);
-    for block in blocks {
-        let config = read(block).unwrap_or_else(|errors| panic!("{errors}\n{block}"));
-        assert_eq!(check(&config).errors, []);
+fn a_file_cut_off_anywhere_is_read_or_refused_with_a_place() {
+    let mut refused = 0;
+    for (end, _) in MODEL.char_indices() {
+        let (text, _) = MODEL.split_at(end);
+        if let Err(errors) = read(text) {
+            refused += 1;
+            assert!(
+                errors.problems.iter().all(|problem| problem.at.line > 0),
+                "{text}\n{errors}"
+            );
+        }
+    }
+    assert!(refused > 100);
+    for text in [
+        "? [a, b]\n: 1\n",
+        "1: 2\n",
+        "null",
+        "- a\n",
+        "&a [*a]",
+        "a: &x {b: *x}",
+        "headroom: *gone",
+        "!!binary x: y",
+    ] {
+        assert!(read(text).is_err() || text == "null", "{text}");
     }
 }
 
-/// Asks every section for its keys by giving it one that it does not know.
 #[test]
-fn the_document_has_every_key_and_no_other() {
-    let mut known = BTreeSet::new();
-    for (path, text) in [
-        ("", "zzzzzzzzzzzz: 1"),
-        ("listen.", "listen: {zzzzzzzzzzzz: 1}"),
-        ("accelerators[].", "accelerators: [{zzzzzzzzzzzz: 1}]"),
-        ("host.", "host: {zzzzzzzzzzzz: 1}"),
-        ("logs.", "logs: {zzzzzzzzzzzz: 1}"),
-        ("shutdown.", "shutdown: {zzzzzzzzzzzz: 1}"),
-        ("admin.", "admin: {zzzzzzzzzzzz: 1}"),
-        ("queue.", "queue: {zzzzzzzzzzzz: 1}"),
-        ("turns.", "turns: {zzzzzzzzzzzz: 1}"),
-        ("turns.drain.", "turns: {drain: {zzzzzzzzzzzz: 1}}"),
-        ("stream.", "stream: {zzzzzzzzzzzz: 1}"),
-        ("timeouts.", "timeouts: {zzzzzzzzzzzz: 1}"),
-        ("timeouts.health.", "timeouts: {health: {zzzzzzzzzzzz: 1}}"),
-        ("limits.", "limits: {zzzzzzzzzzzz: 1}"),
-        ("api.", "api: {zzzzzzzzzzzz: 1}"),
-        ("api.cors.", "api: {cors: {zzzzzzzzzzzz: 1}}"),
-        ("models[].", "models: [{zzzzzzzzzzzz: 1}]"),
-        ("models[].engine.", "models: [{engine: {zzzzzzzzzzzz: 1}}]"),
-        ("models[].memory.", "models: [{memory: {zzzzzzzzzzzz: 1}}]"),
-        ("models[].idle.", "models: [{idle: {zzzzzzzzzzzz: 1}}]"),
-    ] {
-        let errors = errors(text);
-        let (_, keys) = errors.split_once("(known here: ").unwrap();
-        let (keys, _) = keys.split_once(')').unwrap();
-        known.extend(keys.split(", ").map(|key| format!("{path}{key}")));
-    }
-    // A section is documented by its keys, unless it can be something other than a mapping.
-    let sections = known.clone();
-    known.retain(|key| {
-        let within = |end: &str| {
-            sections
-                .iter()
-                .any(|other| other.starts_with(&format!("{key}{end}")))
-        };
-        !within(".")
-    });
-    let documented: BTreeSet<_> = DOCUMENT
-        .lines()
-        .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
-        .filter(|key| !key.starts_with("${"))
-        .map(str::to_owned)
-        .collect();
-    assert_eq!(known, documented);
+fn anchors_and_merge_keys_save_repetition_and_errors_point_into_them() {
+    let text = MODEL.replace("memory: {awake", "memory: &m {awake")
+        + "  - {name: second, engine: {kind: custom, command: [x, '${PORT}']}, memory: {<<: *m, host: 1Gi}}\n";
+    let config = read(&text).unwrap();
+    assert_eq!(config.core.models[1].memory.awake, Bytes::gib(30));
+    assert_eq!(config.core.models[1].memory.host, Bytes::gib(1));
+}
+
+#[test]
+fn the_command_line_overrides_the_file_also_at_a_reload_and_cannot_open_the_admin_api() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rouse.yaml");
+    std::fs::write(&path, "listen: {api: 127.0.0.1:1}\n").unwrap();
+    let mut source = Source {
+        file: Some(path),
+        api: Some(([0, 0, 0, 0], 2).into()),
+        admin: Some(([127, 0, 0, 1], 3).into()),
+    };
+    let config = source.load().unwrap();
+    assert_eq!((config.api.port(), config.admin.address.port()), (2, 3));
+    source.admin = Some(([0, 0, 0, 0], 3).into());
+    insta::assert_snapshot!(source.load().unwrap_err(), @r###"--admin: 0.0.0.0:3 is not loopback: that needs an admin.token"###);
 }

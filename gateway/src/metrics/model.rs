@@ -3,10 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use prometheus::{
-    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry,
-    core::{Collector, Desc},
-    proto::MetricFamily,
+    Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
 };
 use rouse::{
     fleet::report::{EngineView, ModelState, ModelView},
@@ -14,7 +11,7 @@ use rouse::{
 };
 
 use super::{
-    SECONDS,
+    families::{Families, Make},
     labels::{self, Cause, Outcome, ROUTES, Route, STARTS, STATUSES, Status, Transition},
     seconds, valid,
 };
@@ -278,80 +275,6 @@ pub struct Parked(Arc<ModelMetrics>);
 impl Drop for Parked {
     fn drop(&mut self) {
         self.0.parked.dec();
-    }
-}
-
-/// All families of one model, registered and unregistered as one.
-#[derive(Clone)]
-struct Families(Arc<[Box<dyn Collector>]>);
-
-impl Collector for Families {
-    fn desc(&self) -> Vec<&Desc> {
-        self.0.iter().flat_map(|family| family.desc()).collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        self.0.iter().flat_map(|family| family.collect()).collect()
-    }
-}
-
-struct Make<'n> {
-    name: &'n str,
-    families: Vec<Box<dyn Collector>>,
-}
-
-impl Make<'_> {
-    fn opts(&self, name: &str, help: &str) -> Opts {
-        Opts::new(name, help).const_label("model", self.name)
-    }
-
-    /// The families of the budget controller that came before have a namespace; one machine is one.
-    fn seed_opts(&self, name: &str, help: &str) -> Opts {
-        self.opts(name, help).const_label("namespace", "local")
-    }
-
-    fn keep<C: Collector + Clone + 'static>(&mut self, family: C) -> C {
-        self.families.push(Box::new(family.clone()));
-        family
-    }
-
-    fn counter(&mut self, name: &str, help: &str) -> IntCounter {
-        let counter = valid(IntCounter::with_opts(self.opts(name, help)));
-        self.keep(counter)
-    }
-
-    fn counters(&mut self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-        let counters = valid(IntCounterVec::new(self.opts(name, help), labels));
-        self.keep(counters)
-    }
-
-    fn gauge(&mut self, name: &str, help: &str) -> IntGauge {
-        let gauge = valid(IntGauge::with_opts(self.opts(name, help)));
-        self.keep(gauge)
-    }
-
-    fn seed_gauge(&mut self, name: &str, help: &str) -> IntGauge {
-        let gauge = valid(IntGauge::with_opts(self.seed_opts(name, help)));
-        self.keep(gauge)
-    }
-
-    fn gauges(&mut self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-        let gauges = valid(IntGaugeVec::new(self.opts(name, help), labels));
-        self.keep(gauges)
-    }
-
-    fn histogram_opts(&self, name: &str, help: &str) -> HistogramOpts {
-        HistogramOpts::from(self.opts(name, help)).buckets(SECONDS.to_vec())
-    }
-
-    fn histogram(&mut self, name: &str, help: &str) -> Histogram {
-        let histogram = valid(Histogram::with_opts(self.histogram_opts(name, help)));
-        self.keep(histogram)
-    }
-
-    fn histograms(&mut self, name: &str, help: &str, label: &str) -> HistogramVec {
-        let histograms = valid(HistogramVec::new(self.histogram_opts(name, help), &[label]));
-        self.keep(histograms)
     }
 }
 
