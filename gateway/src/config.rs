@@ -22,6 +22,7 @@ mod tests;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, sync::Arc};
 
+pub(crate) use self::file::parse_address;
 pub use self::{
     check::{Findings, check, misfits},
     diff::{Diff, diff},

@@ -1,6 +1,6 @@
 //! `serve` and `check`: the two that read a configuration.
 
-use std::{path::Path, process::ExitCode};
+use std::{io::IsTerminal as _, path::Path, process::ExitCode};
 
 use anyhow::Context as _;
 use tracing_subscriber::EnvFilter;
@@ -73,6 +73,7 @@ fn log(format: LogFormat) -> anyhow::Result<()> {
     };
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     match format {
         LogFormat::Text => builder.try_init(),

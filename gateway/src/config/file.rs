@@ -191,15 +191,23 @@ fn admin(reader: &mut Reader, section: &mut Section, listen: Option<(SocketAddr,
 
 fn address(reader: &mut Reader, node: &Node) -> Option<(SocketAddr, At)> {
     let text = reader.text(node)?;
+    match parse_address(&text) {
+        Ok(address) => Some((address, node.at)),
+        Err(error) => {
+            reader.note(node.at, error);
+            None
+        }
+    }
+}
+
+/// `IP:PORT`, or `localhost:PORT` for IPv4's.
+pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let named = text
         .strip_prefix("localhost:")
         .map(|port| format!("127.0.0.1:{port}"));
-    let parsed = named.as_deref().unwrap_or(&text).parse().ok();
-    if parsed.is_none() {
-        reader.note(
-            node.at,
-            format_args!("'{text}' is not an address: write IP:PORT, like 127.0.0.1:8080 or [::1]:8080"),
-        );
-    }
-    parsed.map(|address| (address, node.at))
+    named
+        .as_deref()
+        .unwrap_or(text)
+        .parse()
+        .map_err(|_| format!("'{text}' is not an address: write IP:PORT, like 127.0.0.1:8080 or [::1]:8080"))
 }

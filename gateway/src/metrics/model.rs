@@ -1,6 +1,6 @@
 //! One model's families, with its name as a constant label.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use prometheus::{
     Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
@@ -158,18 +158,14 @@ impl ModelMetrics {
         valid(registry.unregister(Box::new(self.families.clone())));
     }
 
-    /// A request has begun; it ends when the guard is dropped, at the last byte of its answer.
-    #[must_use]
-    pub fn begin(self: &Arc<Self>) -> InFlight {
-        self.in_flight.inc();
-        InFlight(Arc::clone(self))
+    /// So many more (or, negative, less) requests are in flight.
+    pub fn in_flight(&self, change: i64) {
+        self.in_flight.add(change);
     }
 
-    /// A request waits for its model; the wait ends when the guard is dropped. The time is told to [`Self::waited`].
-    #[must_use]
-    pub fn park(self: &Arc<Self>) -> Parked {
-        self.parked.inc();
-        Parked(Arc::clone(self))
+    /// So many more (or, negative, less) requests are parked. How long they were is told to [`Self::waited`].
+    pub fn parked(&self, change: i64) {
+        self.parked.add(change);
     }
 
     /// How long a parked request waited, however that ended.
@@ -206,9 +202,9 @@ impl ModelMetrics {
         self.bytes_out.inc_by(bytes);
     }
 
-    /// A request was sent a second time.
-    pub fn replayed(&self) {
-        self.replays.inc();
+    /// A request was sent so many times more.
+    pub fn replayed(&self, times: u32) {
+        self.replays.inc_by(u64::from(times));
     }
 
     /// A drain was not over at its deadline.
@@ -257,24 +253,6 @@ impl ModelMetrics {
                 .set(1);
         }
         self.replicas.set(replicas);
-    }
-}
-
-/// Counts a request as in flight until dropped.
-pub struct InFlight(Arc<ModelMetrics>);
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.in_flight.dec();
-    }
-}
-
-/// Counts a request as parked until dropped.
-pub struct Parked(Arc<ModelMetrics>);
-
-impl Drop for Parked {
-    fn drop(&mut self) {
-        self.0.parked.dec();
     }
 }
 

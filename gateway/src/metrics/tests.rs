@@ -67,17 +67,29 @@ fn what_is_not_configured_counts_as_other() {
 }
 
 #[test]
-fn guards_give_back_what_they_counted() {
+fn a_model_may_be_called_other() {
     let metrics = Metrics::new();
-    let model = metrics.other();
-    let (in_flight, parked) = (model.begin(), model.park());
-    let text = metrics.encode();
-    assert!(text.contains("rouse_in_flight{model=\"other\"} 1"), "{text}");
-    assert!(text.contains("rouse_parked{model=\"other\"} 1"), "{text}");
-    drop((in_flight, parked));
-    let text = metrics.encode();
-    assert!(text.contains("rouse_in_flight{model=\"other\"} 0"), "{text}");
-    assert!(text.contains("rouse_parked{model=\"other\"} 0"), "{text}");
+    let name = ModelName::from("other");
+    metrics.configure([&name]);
+    metrics.model(&name).parked(1);
+    assert!(metrics.encode().contains("rouse_parked{model=\"other\"} 1"));
+    metrics.configure([]);
+    metrics.configure([&name]);
+    assert!(metrics.encode().contains("rouse_parked{model=\"other\"} 1"));
+}
+
+#[test]
+fn every_route_is_found_by_its_label() {
+    for route in [
+        Route::Chat,
+        Route::Completions,
+        Route::Embeddings,
+        Route::Models,
+        Route::Other,
+    ] {
+        assert_eq!(Route::named(route.as_str()), route);
+    }
+    assert_eq!(Route::named("readyz"), Route::Other);
 }
 
 #[test]
@@ -113,17 +125,18 @@ fn used() -> Metrics {
     metrics.refused(&Fault::ShuttingDown);
     metrics.client_left(Phase::Parked);
     metrics.added_latency(120);
-    metrics.connections().inc();
+    metrics.connections(1);
     metrics.swapped();
     metrics.reloaded(Outcome::Done);
     let model = metrics.model(&name);
-    drop((model.begin(), model.park()));
+    model.in_flight(1);
+    model.parked(1);
     model.waited(Millis(300));
     model.first_byte(Millis(400));
     model.ended(Route::Chat, Status::of(200), Some(ColdStart::Cold), Millis(900));
     model.bytes_in(10);
     model.bytes_out(20);
-    model.replayed();
+    model.replayed(1);
     model.drain_deadline_passed();
     model.transition(Transition::Wake, Cause::Demand, Outcome::Done, Millis(50));
     model.evicted(Transition::Sleep);
