@@ -161,6 +161,12 @@ impl Metrics {
         Arc::clone(self.models.load().get(name).unwrap_or(&self.other))
     }
 
+    /// The handles of a configured model.
+    #[must_use]
+    pub fn known(&self, name: &ModelName) -> Option<Arc<ModelMetrics>> {
+        self.models.load().get(name).cloned()
+    }
+
     /// The handles for requests that name no configured model.
     #[must_use]
     pub fn other(&self) -> Arc<ModelMetrics> {
@@ -171,7 +177,7 @@ impl Metrics {
     pub fn observe_view(&self, view: &View) {
         self.view.observe(view);
         for model in &view.models {
-            if let Some(metrics) = self.models.load().get(&model.name) {
+            if let Some(metrics) = self.known(&model.name) {
                 metrics.observe(model, &view.engines);
             }
         }

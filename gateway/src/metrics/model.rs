@@ -79,12 +79,12 @@ impl ModelMetrics {
             resolved: (0..ROUTES * STATUSES * STARTS).map(|_| OnceLock::new()).collect(),
             in_flight: make.gauge(
                 "rouse_in_flight",
-                "Requests between their head and the last byte of their answer",
+                "Requests between the naming of their model and the last byte of their answer",
             ),
             parked: make.gauge("rouse_parked", "Requests that wait for their model"),
             first_byte: make.histogram(
                 "rouse_time_to_first_byte_seconds",
-                "From the request's head to the first byte of the engine's answer, the wait included",
+                "From the request's head to the response's, the wait included",
             ),
             duration: make.histogram(
                 "rouse_request_duration_seconds",
