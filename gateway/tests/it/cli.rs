@@ -182,6 +182,21 @@ async fn events_are_printed_as_they_come_however_they_are_cut() {
 }
 
 #[tokio::test]
+async fn a_reader_that_was_too_slow_is_told_beside_the_events() {
+    let (address, _) = answering(
+        "HTTP/1.1 200 OK\r\n\r\nevent: missed\ndata: 12\n\ndata: {\"at\":1,\"event\":\"left\"}\n\n",
+    )
+    .await;
+    let output = rouse(&["events", "--admin", &address]).await;
+    assert_eq!(text(&output.stdout), "00:00:00.001 left\n");
+    assert!(
+        text(&output.stderr).contains("12 events were missed"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[tokio::test]
 async fn logs_are_passed_on_as_they_are() {
     let (address, served) = answering("HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\none\ntwo\n").await;
     let output = rouse(&["logs", "m", "--follow", "--admin", &address]).await;
