@@ -53,10 +53,7 @@ fn main() -> anyhow::Result<()> {
         drop(stop);
         let spent = gate.join().map_err(|_| anyhow::anyhow!("the gate panicked"))??;
         let units = (clients * requests * events.max(1)) as f64;
-        println!(
-            "{units} {what}s: {:.2} us of CPU per {what}",
-            spent.as_secs_f64() * 1e6 / units
-        );
+        println!("{units} {what}s: {:.2} us of CPU per {what}", spent.as_secs_f64() * 1e6 / units);
     }
     Ok(())
 }
@@ -74,8 +71,7 @@ fn carry(
         gate.open();
         let core = Rc::new((Pool::default(), gate, engine));
         let before = cpu_time()?;
-        tell.send(listener.local_addr()?)
-            .map_err(|_| anyhow::anyhow!("nobody asked"))?;
+        tell.send(listener.local_addr()?).map_err(|_| anyhow::anyhow!("nobody asked"))?;
         let accept = async {
             loop {
                 let (socket, _) = listener.accept().await?;
@@ -105,11 +101,7 @@ async fn answer(
 ) -> Result<Response<Either<RelayBody<()>, Full<Bytes>>>, Infallible> {
     let (pool, gate, address) = core;
     let (parts, body) = request.into_parts();
-    let body = body
-        .collect()
-        .await
-        .map(|body| body.to_bytes())
-        .unwrap_or_default();
+    let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let asked = head::peek(&body).map(|head| head.stream);
     let (Ok(stream), Some(lease)) = (asked, gate.take()) else {
         return Ok(error::response(&rouse::fault::Fault::Internal).map(Either::Right));
@@ -150,9 +142,7 @@ async fn answer(
 fn cpu_time() -> io::Result<Duration> {
     let text = fs::read_to_string("/proc/thread-self/schedstat")?;
     let nanoseconds = text.split(' ').next().and_then(|number| number.parse().ok());
-    nanoseconds
-        .map(Duration::from_nanos)
-        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+    nanoseconds.map(Duration::from_nanos).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 async fn clients_of(
@@ -229,10 +219,7 @@ async fn serve_engine(listener: TcpListener) {
 async fn stream(socket: &mut TcpStream) -> io::Result<()> {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
     socket.write_all(head.as_bytes()).await?;
-    let event = format!(
-        "data: {{\"choices\":[{{\"delta\":{{\"content\":\"{}\"}}}}]}}\n\n",
-        "t".repeat(175)
-    );
+    let event = format!("data: {{\"choices\":[{{\"delta\":{{\"content\":\"{}\"}}}}]}}\n\n", "t".repeat(175));
     let chunk = format!("{:x}\r\n{event}\r\n", event.len());
     let mut pace = tokio::time::interval(PACE);
     for _ in 0..EVENTS {

@@ -58,15 +58,8 @@ const FORBIDDEN: [&[&str]; 22] = [
 const ANYWHERE: [&str; 3] = ["Instant", "SystemTime", "RandomState"];
 
 /// Of `std::net` only addresses are data.
-const ADDRESSES: [&str; 7] = [
-    "AddrParseError",
-    "IpAddr",
-    "Ipv4Addr",
-    "Ipv6Addr",
-    "SocketAddr",
-    "SocketAddrV4",
-    "SocketAddrV6",
-];
+const ADDRESSES: [&str; 7] =
+    ["AddrParseError", "IpAddr", "Ipv4Addr", "Ipv6Addr", "SocketAddr", "SocketAddrV4", "SocketAddrV6"];
 
 #[test]
 fn what_decides_names_nothing_that_acts() {
@@ -83,11 +76,7 @@ fn what_decides_names_nothing_that_acts() {
             wrong.push(format!("{}:{line}: {path}", file.display()));
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "the decide half must stay pure:\n{}",
-        wrong.join("\n")
-    );
+    assert!(wrong.is_empty(), "the decide half must stay pure:\n{}", wrong.join("\n"));
 }
 
 #[test]
@@ -97,24 +86,15 @@ fn a_planted_violation_is_found_in_every_disguise() {
         ("use tokio as t;", "tokio"),
         ("use {serde::Serialize, tokio::sync};", "tokio::sync"),
         ("let now = std::time::Instant::now();", "std::time::Instant::now"),
-        (
-            "use std::{fmt, time::{Duration, Instant as Now}};",
-            "std::time::Instant",
-        ),
+        ("use std::{fmt, time::{Duration, Instant as Now}};", "std::time::Instant"),
         ("use ::std::fs;", "std::fs"),
-        (
-            "use std::{collections::BTreeMap, fs::{self, File}};",
-            "std::fs::self",
-        ),
+        ("use std::{collections::BTreeMap, fs::{self, File}};", "std::fs::self"),
         ("use std::net::{SocketAddr, TcpStream};", "std::net::TcpStream"),
         ("use std::net;", "std::net"),
         ("use std::*;", "std::*"),
         ("fn f() { rand::random::<u8>() }", "rand::random"),
         ("fn f(s: &hyper::Request<()>) {}", "hyper::Request"),
-        (
-            "use crate::{model::ModelName, relay::Pool};",
-            "crate::relay::Pool",
-        ),
+        ("use crate::{model::ModelName, relay::Pool};", "crate::relay::Pool"),
         ("tokio::select! {}", "tokio::select"),
         ("let c = '\"'; use http::Uri; // \"", "http::Uri"),
         ("fn f<'a>(x: &'a str) { kube::Client }", "kube::Client"),
@@ -158,10 +138,7 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) {
 /// Line and path of everything forbidden that a source text names.
 fn violations(source: &str) -> Vec<(usize, String)> {
     // Tests stand last in a file.
-    let source = source
-        .split("\n#[cfg(test)]\nmod tests {")
-        .next()
-        .unwrap_or_default();
+    let source = source.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     paths(&tokens(source))
         .into_iter()
         .filter(|(_, path)| is_forbidden(path))
@@ -197,10 +174,7 @@ fn paths(tokens: &[Token]) -> Vec<(usize, Vec<String>)> {
             let first = found.len();
             at = tree(tokens, at, &[], &mut found).max(at + 1);
             if !imported {
-                let several = found
-                    .split_off(first)
-                    .into_iter()
-                    .filter(|(_, path)| path.len() > 1);
+                let several = found.split_off(first).into_iter().filter(|(_, path)| path.len() > 1);
                 found.extend(several.collect::<Vec<_>>());
             }
         } else {

@@ -20,14 +20,14 @@ use rouse::{
     openai,
     relay::{
         Payload, Pool,
-        headers::{REQUEST_ID, RequestIds},
+        headers::{REQUEST_ID, RequestIds, is_uuid},
     },
     units::Tick,
 };
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    config::Config,
+    config::{Config, Kind},
     driver::{ColdStart, Waited},
     serve::{
         Stage,
@@ -209,8 +209,12 @@ impl Served {
             routes.registry.find(&head.model).cloned().ok_or_else(not_found)?
         };
         self.track.model(&model);
-        parts.headers.insert(REQUEST_ID, self.track.id.clone());
         let spec = Arc::clone(config.models.get(&model).ok_or_else(not_found)?);
+        parts.headers.remove(REQUEST_ID);
+        // llama-cpp-python answers 400, without a word, to an id that is no UUID.
+        if spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id) {
+            parts.headers.insert(REQUEST_ID, self.track.id.clone());
+        }
         let payload = if spec.served_name == head.model {
             Payload::from(body)
         } else {

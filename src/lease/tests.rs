@@ -75,11 +75,8 @@ async fn a_lease_that_ends_wakes_the_driver_only_when_somebody_queues() {
 async fn a_revocation_reaches_those_who_wait_and_those_who_look_later() {
     let f = gate(None);
     f.gate.open();
-    let (waits, looks, registers_late) = (
-        f.gate.take().unwrap(),
-        f.gate.take().unwrap(),
-        f.gate.take().unwrap(),
-    );
+    let (waits, looks, registers_late) =
+        (f.gate.take().unwrap(), f.gate.take().unwrap(), f.gate.take().unwrap());
     assert_eq!(waits.revoked(), None);
     let waiting = tokio::spawn(async move {
         let mut told = pin!(waits.on_revoke());

@@ -133,15 +133,9 @@ mod tests {
     #[test]
     fn a_head_without_end_is_given_up() {
         let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(LARGEST));
-        assert_eq!(
-            parse(&mut BytesMut::from(endless.as_bytes()), &Method::GET).unwrap_err(),
-            Malformed
-        );
+        assert_eq!(parse(&mut BytesMut::from(endless.as_bytes()), &Method::GET).unwrap_err(), Malformed);
         let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(MOST_HEADERS + 1));
-        assert_eq!(
-            parse(&mut BytesMut::from(many.as_bytes()), &Method::GET).unwrap_err(),
-            Malformed
-        );
+        assert_eq!(parse(&mut BytesMut::from(many.as_bytes()), &Method::GET).unwrap_err(), Malformed);
     }
 
     proptest! {

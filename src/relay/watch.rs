@@ -44,22 +44,13 @@ pub(super) struct Deadline {
 
 impl Deadline {
     pub(super) fn after(which: Timer, limit: Millis, now: Instant) -> Self {
-        Self {
-            at: now + limit.duration(),
-            which,
-            limit,
-        }
+        Self { at: now + limit.duration(), which, limit }
     }
 }
 
 impl Watch {
     pub(super) fn new(lease: &Lease, deadline: Deadline) -> Self {
-        Self {
-            timer: sleep_until(deadline.at),
-            revoked: lease.on_revoke(),
-            registered: None,
-            deadline,
-        }
+        Self { timer: sleep_until(deadline.at), revoked: lease.on_revoke(), registered: None, deadline }
     }
 
     /// Moves the deadline. The timer learns of a later one when it fires; an earlier one waits for a poll.
@@ -74,10 +65,7 @@ impl Watch {
     /// Makes sure that a revocation wakes this task.
     pub(super) fn register(self: Pin<&mut Self>, lease: &Lease, cx: &mut Context<'_>) {
         let this = self.project();
-        let same = this
-            .registered
-            .as_ref()
-            .is_some_and(|waker| waker.will_wake(cx.waker()));
+        let same = this.registered.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
         // A notification that has come must not be polled again; the fault itself tells that it has.
         if !same && lease.revoked().is_none() && this.revoked.poll(cx).is_pending() {
             *this.registered = Some(cx.waker().clone());

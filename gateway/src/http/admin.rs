@@ -116,6 +116,7 @@ async fn metrics(State(shared): State<Shared>) -> Response {
 }
 
 async fn fleet(State(shared): State<Shared>) -> Response {
+    shared.parts.control.refresh().await;
     Json(&*shared.parts.control.view()).into_response()
 }
 
@@ -168,7 +169,7 @@ async fn look(State(shared): State<Shared>, Query(asked): Query<Options>, uri: U
         Err(response) => return response,
     };
     match what {
-        "explain" => explain(&shared, &model),
+        "explain" => explain(&shared, &model).await,
         "logs" => {
             let follow = asked.follow.is_some_and(|value| value != "false" && value != "0");
             match (shared.parts.logs)(&model) {
@@ -186,7 +187,8 @@ async fn look(State(shared): State<Shared>, Query(asked): Query<Options>, uri: U
     }
 }
 
-fn explain(shared: &Shared, model: &ModelName) -> Response {
+async fn explain(shared: &Shared, model: &ModelName) -> Response {
+    shared.parts.control.refresh().await;
     let report = shared.parts.control.report();
     let Some(line) = report.models.get(model) else {
         return error(StatusCode::NOT_FOUND, "no_decision", "nothing was decided about this model yet");

@@ -28,6 +28,8 @@ pub trait Control: Send + Sync {
     fn clock(&self) -> Clock;
     /// Waits for a lease. Dropping the future leaves the queue.
     fn park(&self, parking: Parking) -> Asked<'_, Result<Granted, Fault>>;
+    /// Completes when [`Self::view`] and [`Self::report`] show the present.
+    fn refresh(&self) -> Asked<'_, ()>;
     fn view(&self) -> Arc<View>;
     fn report(&self) -> Arc<Report>;
     fn operation(&self, id: OperationId) -> Option<Operation>;
@@ -46,6 +48,10 @@ impl Control for Handle {
 
     fn park(&self, parking: Parking) -> Asked<'_, Result<Granted, Fault>> {
         Box::pin(self.park(parking))
+    }
+
+    fn refresh(&self) -> Asked<'_, ()> {
+        Box::pin(self.refresh())
     }
 
     fn view(&self) -> Arc<View> {

@@ -163,6 +163,10 @@ impl Drop for Gateway {
 }
 
 impl Control for Scripted {
+    fn refresh(&self) -> Asked<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
     fn routes(&self) -> Guard<Arc<Routes>> {
         self.routes.load()
     }
@@ -433,6 +437,7 @@ fn config() -> Config {
         on_disconnect: OnDisconnect::Abort,
         api_key: Some("engine-key".into()),
         allow_public: false,
+        sleep: config::SleepApi::None,
     };
     Config {
         api: "127.0.0.1:0".parse().unwrap(),
@@ -464,6 +469,9 @@ fn config() -> Config {
         shutdown: config::Shutdown { grace: Millis::secs(1), stop_engines: true },
         state: "/nonexistent".into(),
         log_cap: Bytes::mib(1),
+        keys_none: true,
+        origin: String::new(),
+        places: BTreeMap::new(),
     }
 }
 

@@ -23,10 +23,7 @@ fn open_with(leases: u32) -> Arc<Count> {
 }
 
 fn drained(releases: impl IntoIterator<Item = Released>) -> usize {
-    releases
-        .into_iter()
-        .filter(|released| *released == Released::Drained)
-        .count()
+    releases.into_iter().filter(|released| *released == Released::Drained).count()
 }
 
 #[test]

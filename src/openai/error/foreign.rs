@@ -35,10 +35,7 @@ pub(super) fn event(status: StatusCode, body: &[u8]) -> Bytes {
 /// A document over several lines is as many `data` lines.
 fn lines(document: &[u8], out: &mut Vec<u8>) {
     let document = document.trim_ascii();
-    for line in document
-        .split(|byte| matches!(byte, b'\n' | b'\r'))
-        .filter(|line| !line.is_empty())
-    {
+    for line in document.split(|byte| matches!(byte, b'\n' | b'\r')).filter(|line| !line.is_empty()) {
         out.extend_from_slice(b"data: ");
         out.extend_from_slice(line);
         out.push(b'\n');
@@ -47,11 +44,7 @@ fn lines(document: &[u8], out: &mut Vec<u8>) {
 
 /// No JSON: its status is all that can be told.
 fn unreadable(status: StatusCode) -> Vec<u8> {
-    let kind = if status.is_server_error() {
-        "server_error"
-    } else {
-        "invalid_request_error"
-    };
+    let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
     let envelope = Envelope {
         error: Error {
             message: format!("the engine answered {}", status.as_u16()),
@@ -75,24 +68,15 @@ mod tests {
         let event = event(StatusCode::BAD_REQUEST, body.as_bytes());
         let mut scanner = Scanner::new();
         scanner.feed(&event);
-        assert!(
-            scanner.facts().error && scanner.at_border() && scanner.facts().events == 1,
-            "{event:?}"
-        );
+        assert!(scanner.facts().error && scanner.at_border() && scanner.facts().events == 1, "{event:?}");
         let text = std::str::from_utf8(&event).unwrap();
-        let data: Vec<&str> = text
-            .lines()
-            .filter_map(|line| line.strip_prefix("data: "))
-            .collect();
+        let data: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
         serde_json::from_str(&data.join("\n")).unwrap()
     }
 
     #[test]
     fn an_engines_envelope_is_kept_and_others_are_put_into_one() {
-        assert_eq!(
-            datum(r#"{"error":{"message":"x"}}"#),
-            json!({"error": {"message": "x"}})
-        );
+        assert_eq!(datum(r#"{"error":{"message":"x"}}"#), json!({"error": {"message": "x"}}));
         assert_eq!(datum("{\r\n \"error\":\n\n 7}\n"), json!({"error": 7}));
         assert_eq!(
             datum(r#"{"object":"error","message":"x"}"#),
@@ -104,11 +88,7 @@ mod tests {
     #[test]
     fn what_is_no_json_is_told_by_its_status() {
         for body in ["", "Bad Gateway", "[1]", "{\"error\":1"] {
-            assert_eq!(
-                datum(body)["error"]["message"],
-                "the engine answered 400",
-                "{body}"
-            );
+            assert_eq!(datum(body)["error"]["message"], "the engine answered 400", "{body}");
         }
     }
 }

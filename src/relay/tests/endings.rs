@@ -297,10 +297,7 @@ async fn a_client_that_reads_nothing_cannot_hold_a_revoked_lease() {
     let seen = Seen::default();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-    client
-        .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        .await
-        .unwrap();
+    client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     let server = async {
         let socket = Revocable(listener.accept().await.unwrap().0, Arc::clone(&core.gate));
         let service = hyper::service::service_fn(|request: http::Request<hyper::body::Incoming>| async {
@@ -308,18 +305,12 @@ async fn a_client_that_reads_nothing_cannot_hold_a_revoked_lease() {
             core.send(true, &seen).await.map_err(|failed| failed.fault)
         });
         let io = hyper_util::rt::TokioIo::new(socket);
-        assert!(
-            hyper::server::conn::http1::Builder::new()
-                .serve_connection(io, service)
-                .await
-                .is_err()
-        );
+        assert!(hyper::server::conn::http1::Builder::new().serve_connection(io, service).await.is_err());
     };
     let engine_side = async {
         let mut peer = engine.accept().await;
         peer.request().await;
-        peer.say("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
-            .await;
+        peer.say("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n").await;
         // Until nobody takes any more.
         while let Ok(written) = timeout(Duration::from_millis(200), peer.0.write(&[b'x'; 65536])).await {
             written.unwrap();
@@ -328,9 +319,7 @@ async fn a_client_that_reads_nothing_cannot_hold_a_revoked_lease() {
         core.gate.revoke(turn_over());
         peer.sees_close().await;
     };
-    timeout(LONG, Box::pin(async { tokio::join!(server, engine_side) }))
-        .await
-        .unwrap();
+    timeout(LONG, Box::pin(async { tokio::join!(server, engine_side) })).await.unwrap();
     assert!(core.is_unused());
     assert_eq!(seen.ends().len(), 1);
     drop(client);
