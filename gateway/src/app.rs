@@ -1,8 +1,46 @@
-//! Placeholder: the application is put together here.
+//! The application: put together, reloaded, ended.
+//!
+//! Everything that can fail for a reason of the operator's (a port, a state directory, an accelerator driver) fails
+//! here, before an engine is started or adopted.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
-use crate::config::{Config, Source};
+use anyhow::Context as _;
+use arc_swap::ArcSwap;
+use rouse::{
+    fleet::event::Event,
+    lease::Clock,
+    units::{Bytes, Tick},
+};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::Instant,
+};
+
+use crate::{
+    config::{self, Config, Source},
+    driver::{Handle, Journal},
+    http::{self, admin::Parts},
+    metrics::Metrics,
+    platform::local::Local,
+    serve::{Admin, Api, Stage},
+};
+
+mod meter;
+mod reload;
+mod signals;
+
+use meter::Counted;
+use reload::Reload;
+use signals::{Asked, Signals};
+
+/// Outcomes and observations that may wait for the driver. A turn takes well under a millisecond and takes 256 of
+/// them; more than four turns' worth means that something floods, and then the platform waits.
+const EVENTS: usize = 1024;
+/// How often idle clocks and learned values are given to the platform to keep: a restart must restore the clocks to
+/// within five seconds, and the platform writes within one.
+const KEEP_EVERY: Duration = Duration::from_secs(2);
 
 /// What the command line asks for.
 pub struct Start {
@@ -14,6 +52,183 @@ pub struct Start {
 
 /// Serves until told to stop. Called before any thread was started.
 pub fn run(start: Start) -> anyhow::Result<ExitCode> {
-    let _ = start;
-    anyhow::bail!("the application is not put together yet")
+    // The control side: the driver, the platform, operators. Requests have runtimes of their own, one for each core.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("control")
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let code = runtime.block_on(serve(start));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    code
+}
+
+async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<ExitCode> {
+    if config.accelerators_auto {
+        config.core.accelerators = discover(config.headroom)?;
+    }
+    let mut signals = Signals::new(source.file.as_deref()).context("cannot listen to signals")?;
+    let clock = anchored();
+    let shown = config.clone();
+    let config = Arc::new(ArcSwap::from_pointee(config));
+    let metrics = Arc::new(Metrics::new());
+    let journal = Journal::open(journal.as_deref()).context("cannot open the journal")?;
+    let (events, received) = mpsc::channel(EVENTS);
+    let current = config.load_full();
+    let platform = Arc::new(Local::start(Arc::clone(&current), events, clock)?);
+    let (handle, driver) =
+        Handle::new(Arc::clone(&platform) as _, received, journal, Arc::clone(&metrics), clock);
+    handle.tell(Event::Configured { configuration: Box::new(current.core.clone()) });
+
+    let shared = http::Shared::new(handle.clone(), Arc::clone(&config), Arc::new(Counted::new(&metrics)));
+    let api = Api::bind(current.api, None, shared)?;
+    let admin = Admin::bind(current.admin.address, parts(&handle, &config, &metrics, &platform))?;
+    announce(&shown, source.file.is_none(), &api, &admin);
+
+    let (stage, watched) = watch::channel(Stage::Serving);
+    let driver = tokio::spawn(driver.run());
+    let keeper = tokio::spawn(keep(handle.clone(), Arc::clone(&platform)));
+    let mut api = tokio::spawn(api.run(watched.clone()));
+    let mut admin = tokio::spawn(admin.run(watched));
+    let mut reload =
+        Reload { source, config: Arc::clone(&config), handle: handle.clone(), metrics, platform };
+    loop {
+        tokio::select! {
+            asked = signals.next() => match asked {
+                Asked::Reload => reload.again(),
+                Asked::Terminate => break,
+            },
+            ended = &mut api => return Err(ended_early(ended)),
+            ended = &mut admin => return Err(ended_early(ended)),
+        }
+    }
+    End { stage, config: config.load_full(), handle, driver, api, admin }.come(&mut signals).await;
+    keeper.abort();
+    // The keeper lets go of the platform when its task is dropped.
+    drop(keeper.await);
+    reload.close().await;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn discover(headroom: Bytes) -> anyhow::Result<Vec<rouse::model::Accelerator>> {
+    crate::platform::local::discover(headroom).context(
+        "no accelerator was found; without an NVIDIA driver declare them: accelerators: [{id: cpu-0, memory: 16Gi}]",
+    )
+}
+
+/// Wall time is read once; from here on a monotonic clock counts on.
+#[expect(clippy::disallowed_methods, reason = "the one place that reads wall time")]
+fn anchored() -> Clock {
+    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Clock::new(Instant::now(), Tick(u64::try_from(since_epoch.as_millis()).unwrap_or_default()))
+}
+
+fn parts(
+    handle: &Handle,
+    config: &Arc<ArcSwap<Config>>,
+    metrics: &Arc<Metrics>,
+    platform: &Arc<Local>,
+) -> Parts {
+    let (metrics, platform) = (Arc::clone(metrics), Arc::downgrade(platform));
+    Parts {
+        handle: handle.clone(),
+        config: Arc::clone(config),
+        metrics: Arc::new(move || metrics.encode()),
+        logs: Arc::new(move |model| platform.upgrade().map(|platform| platform.logs(model))),
+    }
+}
+
+/// What a person needs to try it, on standard output, so that it is seen whatever the log level is.
+fn announce(config: &Config, demonstration: bool, api: &Api, admin: &Admin) {
+    let api = api.address();
+    println!("inference API  http://{api}/v1");
+    println!("admin          http://{}", admin.address());
+    println!("state          {}", config.state.display());
+    if demonstration {
+        println!(
+            "\nThree simulated models on two simulated accelerators; not all of them can be awake. Try:\n"
+        );
+        for model in &config.core.models {
+            println!(
+                "  curl -N http://{api}/v1/chat/completions -H 'content-type: application/json' \
+                 -d '{{\"model\":\"{}\",\"stream\":true,\"messages\":[{{\"role\":\"user\",\"content\":\"hello\"}}]}}'",
+                model.name
+            );
+        }
+        println!("\nand ask why: rouse-gateway explain {} --admin http://{}", first(config), admin.address());
+    } else if !api.ip().is_loopback() {
+        tracing::warn!(
+            "the API listens beyond this machine, and this version has no keys: anybody who reaches it may use it"
+        );
+    }
+}
+
+fn first(config: &Config) -> &str {
+    config.core.models.first().map_or("MODEL", |model| model.name.as_str())
+}
+
+/// Gives idle clocks and learned values to the platform, for the next start.
+async fn keep(handle: Handle, platform: Arc<Local>) {
+    let mut every = tokio::time::interval(KEEP_EVERY);
+    loop {
+        every.tick().await;
+        for endpoint in handle.routes().models.values().flat_map(|route| &route.endpoints) {
+            platform.note_idle(&endpoint.engine, endpoint.generation, endpoint.gate.last_end());
+        }
+        let learned = handle.view().models.iter().map(|model| (model.name.clone(), model.learned)).collect();
+        platform.save_learned(learned);
+    }
+}
+
+fn ended_early(ended: Result<Result<(), crate::serve::Error>, tokio::task::JoinError>) -> anyhow::Error {
+    match ended {
+        Ok(Ok(())) => anyhow::anyhow!("a listener ended"),
+        Ok(Err(error)) => error.into(),
+        Err(error) => error.into(),
+    }
+}
+
+type Listener = JoinHandle<Result<(), crate::serve::Error>>;
+
+/// The end: nothing new, then what runs is given its time, then engines are stopped or left.
+struct End {
+    stage: watch::Sender<Stage>,
+    config: Arc<Config>,
+    handle: Handle,
+    driver: JoinHandle<()>,
+    api: Listener,
+    admin: Listener,
+}
+
+impl End {
+    async fn come(mut self, signals: &mut Signals) {
+        let grace = self.config.shutdown.grace;
+        tracing::info!(%grace, "shutting down: no new connections; exchanges may finish; a second signal means now");
+        self.stage.send_replace(Stage::Draining);
+        let mut api_ended = false;
+        tokio::select! {
+            _ = &mut self.api => api_ended = true,
+            () = tokio::time::sleep(grace.duration()) => {}
+            () = signals.terminate() => {}
+        }
+        // Whoever still holds or awaits an engine is told so, in its stream or as a 503.
+        self.handle.tell(Event::Shutdown { stop_engines: self.config.shutdown.stop_engines });
+        let stop = self.config.core.settings.timeouts.stop_grace.duration() + Duration::from_secs(10);
+        if tokio::time::timeout(stop, &mut self.driver).await.is_err() {
+            tracing::error!("engines did not end in time; they are adopted or ended at the next start");
+            self.driver.abort();
+        }
+        self.stage.send_replace(Stage::Ending);
+        if !api_ended {
+            drop(tokio::time::timeout(Duration::from_secs(5), self.api).await);
+        }
+        drop(tokio::time::timeout(Duration::from_secs(1), self.admin).await);
+    }
+}
+
+/// What a reload could not change, for people who wonder.
+pub(crate) fn restart_needed(diff: &config::Diff) -> Option<String> {
+    (!diff.needs_restart.is_empty())
+        .then(|| format!("{} take effect at the next start", diff.needs_restart.join(", ")))
 }

@@ -15,7 +15,7 @@ use rouse::{
     },
     units::Tick,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::platform::Platform;
 
@@ -46,6 +46,8 @@ pub struct Driver {
     queue: Queue,
     journal: Journal,
     recorder: Recorder,
+    /// Who waits for the next turn's view.
+    looking: Vec<oneshot::Sender<()>>,
 }
 
 impl Driver {
@@ -66,6 +68,10 @@ impl Driver {
             self.recorder.turn(&batch, &plan.commands, now);
             batch.clear();
             self.execute(plan, now, &mut batch);
+            for reply in self.looking.drain(..) {
+                // Whoever asked may have gone.
+                drop(reply.send(()));
+            }
         }
         self.queue.close();
     }
@@ -120,6 +126,7 @@ impl Driver {
                 drop(reply.send(answer));
             }
             Ask::Event(event) => batch.push(event),
+            Ask::Look(reply) => self.looking.push(reply),
         }
     }
 

@@ -72,24 +72,13 @@ impl Shared {
     #[must_use]
     pub fn new(handle: Handle, config: Arc<ArcSwap<Config>>, meter: Arc<dyn Meter>) -> Arc<Self> {
         let started = handle.clock().now();
-        Arc::new(Self {
-            handle,
-            config,
-            meter,
-            bodies: Arc::default(),
-            started,
-        })
+        Arc::new(Self { handle, config, meter, bodies: Arc::default(), started })
     }
 }
 
 impl Core {
     pub(crate) fn new(shared: Arc<Shared>, stage: watch::Receiver<Stage>) -> Rc<Self> {
-        Rc::new(Self {
-            shared,
-            pool: Pool::default(),
-            stage,
-            ids: RequestIds::new(),
-        })
+        Rc::new(Self { shared, pool: Pool::default(), stage, ids: RequestIds::new() })
     }
 
     fn draining(&self) -> bool {
@@ -112,19 +101,13 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
         parts.method.as_str(),
         path,
     );
-    let request = Served {
-        core: Rc::clone(&core),
-        socket: Rc::clone(&socket),
-        track: Rc::clone(&track),
-    };
+    let request = Served { core: Rc::clone(&core), socket: Rc::clone(&socket), track: Rc::clone(&track) };
     let unread = !hyper::body::Body::is_end_stream(&body);
     let mut response = match found {
         Err((fault, allow)) => {
             let mut response = request.refuse(&fault, exchange);
             if let Some(allow) = allow {
-                response
-                    .headers_mut()
-                    .insert(header::ALLOW, HeaderValue::from_static(allow));
+                response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));
             }
             request.close_unread(&mut response, unread);
             response
@@ -162,24 +145,18 @@ impl Served {
             Route::Model(escaped) => match route::named(&routes.registry, escaped) {
                 Some((name, model)) => json(models::one(&routes, &name, model, created)),
                 None => {
-                    let fault = Fault::ModelNotFound {
-                        model: text::cut(escaped),
-                    };
+                    let fault = Fault::ModelNotFound { model: text::cut(escaped) };
                     return self.refuse(&fault, exchange);
                 }
             },
-            Route::Readyz if !routes.ready || self.core.draining() => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                "text/plain",
-                Bytes::from_static(b"not ready\n"),
-            ),
+            Route::Readyz if !routes.ready || self.core.draining() => {
+                (StatusCode::SERVICE_UNAVAILABLE, "text/plain", Bytes::from_static(b"not ready\n"))
+            }
             _ => (StatusCode::OK, "text/plain", Bytes::from_static(b"ok\n")),
         };
         let mut response = Response::new(Reply::text(body, Rc::clone(&self.track), exchange));
         *response.status_mut() = status;
-        response
-            .headers_mut()
-            .insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         response
     }
 
@@ -223,9 +200,7 @@ impl Served {
     ) -> Result<exchange::Job, Fault> {
         let head = peek(&body).await?;
         let shared = &self.core.shared;
-        let not_found = || Fault::ModelNotFound {
-            model: text::cut(&head.model),
-        };
+        let not_found = || Fault::ModelNotFound { model: text::cut(&head.model) };
         let model = {
             let routes = shared.handle.routes();
             routes.registry.find(&head.model).cloned().ok_or_else(not_found)?
@@ -336,9 +311,7 @@ impl Served {
 }
 
 fn close(response: &mut Response<Reply>) {
-    response
-        .headers_mut()
-        .insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
 }
 
 /// A refusal for a connection on which no request could be read, ready to be written.
@@ -377,14 +350,8 @@ async fn peek(body: &Bytes) -> Result<openai::head::Head<'static>, Fault> {
 fn streaming(reply: Reply) -> Response<Reply> {
     let mut response = Response::new(reply);
     let headers = response.headers_mut();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("text/event-stream; charset=utf-8"),
-    );
-    headers.insert(
-        header::CACHE_CONTROL,
-        HeaderValue::from_static("no-cache, no-transform"),
-    );
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
@@ -401,10 +368,8 @@ fn note_wait(head: &mut Response<()>, waited: Waited, track: &Track) {
         headers.insert("x-rouse-cold-start", HeaderValue::from_static(kind));
     }
     let first_byte = track.since_arrival().0.saturating_sub(waited.queue.0);
-    let timing = format!(
-        "queue;dur={}, wake;dur={}, first-byte;dur={first_byte}",
-        waited.queue.0, waited.wake.0
-    );
+    let timing =
+        format!("queue;dur={}, wake;dur={}, first-byte;dur={first_byte}", waited.queue.0, waited.wake.0);
     if let Ok(timing) = HeaderValue::try_from(timing) {
         headers.insert("server-timing", timing);
     }

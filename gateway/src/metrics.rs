@@ -22,12 +22,7 @@ use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector, process_collector::ProcessCollector,
 };
-use rouse::{
-    fault::{Fault, Phase},
-    fleet::report::View,
-    model::ModelName,
-    units::Millis,
-};
+use rouse::{fault::Phase, fleet::report::View, model::ModelName, units::Millis};
 
 pub use self::{
     labels::{Cause, Outcome, Route, Status, Transition},
@@ -156,9 +151,9 @@ impl Metrics {
         }
     }
 
-    /// A request was answered with this fault instead of by an engine.
-    pub fn refused(&self, fault: &Fault) {
-        self.refusals.with_label_values(&[labels::reason(fault)]).inc();
+    /// A request was answered by the gateway instead of by an engine, with this code of `openai::error`'s.
+    pub fn refused(&self, code: &'static str) {
+        self.refusals.with_label_values(&[code]).inc();
     }
 
     pub fn client_left(&self, phase: Phase) {

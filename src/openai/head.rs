@@ -51,11 +51,7 @@ pub enum Error {
 /// Reads `model` and `stream` of a JSON request body.
 pub fn peek(body: &[u8]) -> Result<Head<'_>, Error> {
     let found: Found<'_> = serde_json::from_slice(body).map_err(|error| {
-        if error.is_data() {
-            Error::NotAnObject
-        } else {
-            Error::Syntax(error.to_string())
-        }
+        if error.is_data() { Error::NotAnObject } else { Error::Syntax(error.to_string()) }
     })?;
     if let Some(key) = found.twice {
         return Err(Error::Duplicate(key));
@@ -85,11 +81,7 @@ impl Head<'_> {
     /// The same, free of the body's lifetime.
     #[must_use]
     pub fn into_owned(self) -> Head<'static> {
-        Head {
-            model: Cow::Owned(self.model.into_owned()),
-            stream: self.stream,
-            range: self.range,
-        }
+        Head { model: Cow::Owned(self.model.into_owned()), stream: self.stream, range: self.range }
     }
 }
 
@@ -107,22 +99,14 @@ impl Error {
 
 impl From<Error> for Fault {
     fn from(error: Error) -> Self {
-        Self::InvalidRequest {
-            param: error.param().map(str::to_owned),
-            message: error.to_string(),
-        }
+        Self::InvalidRequest { param: error.param().map(str::to_owned), message: error.to_string() }
     }
 }
 
 fn text(raw: &str) -> Result<Cow<'_, str>, Error> {
-    let inner = raw
-        .strip_prefix('"')
-        .and_then(|rest| rest.strip_suffix('"'))
-        .ok_or(Error::ModelNotText)?;
+    let inner = raw.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).ok_or(Error::ModelNotText)?;
     if inner.contains('\\') {
-        serde_json::from_str(raw)
-            .map(Cow::Owned)
-            .map_err(|error| Error::Syntax(error.to_string()))
+        serde_json::from_str(raw).map(Cow::Owned).map_err(|error| Error::Syntax(error.to_string()))
     } else {
         Ok(Cow::Borrowed(inner))
     }

@@ -164,14 +164,7 @@ impl Scanner {
         if may & MAY_EVENT != 0 && EVENT.get(place) == Some(&byte) {
             left |= MAY_EVENT;
         }
-        self.line = if left == 0 {
-            Line::Other
-        } else {
-            Line::Name {
-                at: at + 1,
-                may: left,
-            }
-        };
+        self.line = if left == 0 { Line::Other } else { Line::Name { at: at + 1, may: left } };
     }
 
     /// A `data` line begins; a second one goes on after a line end, which is white space to the JSON.
@@ -230,10 +223,7 @@ impl Scanner {
 
 impl Default for Line {
     fn default() -> Self {
-        Self::Name {
-            at: 0,
-            may: MAY_DATA | MAY_EVENT,
-        }
+        Self::Name { at: 0, may: MAY_DATA | MAY_EVENT }
     }
 }
 

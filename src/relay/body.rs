@@ -84,12 +84,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
         timeouts: &Timeouts,
         stream: bool,
     ) -> Response<Self> {
-        let Head {
-            status,
-            mut headers,
-            decoder,
-            ..
-        } = head;
+        let Head { status, mut headers, decoder, .. } = head;
         // With a length given there is no room for an event of ours; encoded, nothing can be read or written.
         let events = headers::is_event_stream(&headers) && decoder.left().is_none() && !is_encoded(&headers);
         headers::to_client(&mut headers, events, decoder.left().is_none());
@@ -179,6 +174,10 @@ impl<O: Observer + Unpin> Body for RelayBody<O> {
                         this.stage = Stage::Broken(Fault::Internal);
                         continue;
                     };
+                    if !this.begun {
+                        // An engine that floods never makes this wait, and yet a revocation must find its task.
+                        flow.watch.as_mut().register(&open.lease, cx);
+                    }
                     let frame = match ready!(flow.poll_next(decoder, &open.lease, &this.target, cx)) {
                         Ok(frame) => frame,
                         Err(fault) => match this.fail(fault) {
@@ -208,9 +207,9 @@ impl<O: Observer + Unpin> Body for RelayBody<O> {
     fn size_hint(&self) -> SizeHint {
         match &self.stage {
             Stage::Ended => SizeHint::with_exact(0),
-            Stage::Flowing { decoder, .. } => decoder
-                .left()
-                .map_or_else(SizeHint::default, SizeHint::with_exact),
+            Stage::Flowing { decoder, .. } => {
+                decoder.left().map_or_else(SizeHint::default, SizeHint::with_exact)
+            }
             Stage::Farewell(..) | Stage::Broken(_) => SizeHint::default(),
         }
     }
@@ -223,12 +222,7 @@ impl Flow {
         watch: Pin<Box<Watch>>,
         home: Option<(Pool, Key)>,
     ) -> Self {
-        Self {
-            connection,
-            unsent,
-            watch,
-            home,
-        }
+        Self { connection, unsent, watch, home }
     }
 
     /// The next piece of payload, as much as is there; `None` at the end.
@@ -273,9 +267,7 @@ impl Flow {
 
 impl std::fmt::Debug for Flow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Flow")
-            .field("connection", &self.connection)
-            .finish_non_exhaustive()
+        f.debug_struct("Flow").field("connection", &self.connection).finish_non_exhaustive()
     }
 }
 
@@ -287,11 +279,7 @@ fn is_encoded(headers: &HeaderMap) -> bool {
 
 /// The engine died, or what it sends is no longer HTTP. Why it died, others will find out.
 fn broke_off(target: &Target) -> Fault {
-    Fault::EngineFailed {
-        model: target.engine.model.clone(),
-        cause: Cause::Unreachable,
-        wait: None,
-    }
+    Fault::EngineFailed { model: target.engine.model.clone(), cause: Cause::Unreachable, wait: None }
 }
 
 /// The error event; what the engine left unfinished is closed first, lest ours become a part of it.

@@ -131,10 +131,7 @@ impl At {
         Ok(match (self, byte) {
             (Self::Size { value, digits }, _) if byte.is_ascii_hexdigit() && digits < 15 => {
                 let digit = char::from(byte).to_digit(16).map_or(0, u64::from);
-                Self::Size {
-                    value: value << 4 | digit,
-                    digits: digits + 1,
-                }
+                Self::Size { value: value << 4 | digit, digits: digits + 1 }
             }
             (Self::Size { digits: 0, .. }, _) => return Err(Malformed),
             (Self::Size { value, .. } | Self::Extension { value }, b'\r') => Self::SizeEnd { value },

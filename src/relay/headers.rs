@@ -82,11 +82,7 @@ pub fn is_event_stream(headers: &HeaderMap) -> bool {
     let Some(value) = headers.get(header::CONTENT_TYPE) else {
         return false;
     };
-    let essence = value
-        .as_bytes()
-        .split(|byte| *byte == b';')
-        .next()
-        .unwrap_or_default();
+    let essence = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();
     essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
 }
 
@@ -125,9 +121,7 @@ impl RequestIds {
 
 fn is_id(id: &[u8]) -> bool {
     matches!(id.len(), 1..=128)
-        && id
-            .iter()
-            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
+        && id.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
 }
 
 fn remove_hop_by_hop(headers: &mut HeaderMap) {

@@ -72,11 +72,7 @@ mod tests {
 
     #[test]
     fn pieces_leave_in_order_whatever_the_socket_takes() {
-        let body = Payload::from([
-            Bytes::from_static(b"abc"),
-            Bytes::new(),
-            Bytes::from_static(b"defg"),
-        ]);
+        let body = Payload::from([Bytes::from_static(b"abc"), Bytes::new(), Bytes::from_static(b"defg")]);
         assert_eq!(body.len(), 7);
         let mut unsent = Unsent::new(&Bytes::from_static(b"HEAD"), &body);
         let mut seen = Vec::new();

@@ -129,10 +129,7 @@ impl Pool {
             stack.retain(|one| now < one.since + age);
             !stack.is_empty()
         });
-        idle.values()
-            .filter_map(|stack| stack.first())
-            .map(|oldest| oldest.since + age)
-            .min()
+        idle.values().filter_map(|stack| stack.first()).map(|oldest| oldest.since + age).min()
     }
 }
 

@@ -19,10 +19,7 @@ pub(super) struct Open<O> {
 
 impl<O: Observer> Record<O> {
     pub(super) const fn new(lease: Lease, observer: O) -> Self {
-        Self {
-            open: Some(Open { lease, observer }),
-            phase: Phase::Connecting,
-        }
+        Self { open: Some(Open { lease, observer }), phase: Phase::Connecting }
     }
 
     /// `None` once it has ended.

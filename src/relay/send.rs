@@ -35,13 +35,7 @@ pub async fn exchange<O: Observer + Unpin>(
     pool: &Pool,
     exchange: Exchange<O>,
 ) -> Result<Response<RelayBody<O>>, Failed> {
-    let Exchange {
-        target,
-        outgoing,
-        lease,
-        timeouts,
-        observer,
-    } = exchange;
+    let Exchange { target, outgoing, lease, timeouts, observer } = exchange;
     let stream = outgoing.stream;
     let mut record = Record::new(lease, observer);
     match run(pool, &target, outgoing, &timeouts, &mut record).await {
@@ -80,10 +74,7 @@ async fn run<O: Observer>(
     timeouts: &Timeouts,
     record: &mut Record<O>,
 ) -> Result<(Head, Flow), Fault> {
-    let key = Key {
-        address: target.address,
-        generation: target.generation,
-    };
+    let key = Key { address: target.address, generation: target.generation };
     let deadline = if outgoing.stream {
         Deadline::after(Timer::FirstByte, timeouts.first_byte, Instant::now())
     } else {
@@ -100,6 +91,9 @@ async fn run<O: Observer>(
         let Some(open) = record.open() else {
             return Err(Fault::Internal);
         };
+        if let Some(fault) = open.lease.revoked() {
+            return Err(fault.clone());
+        }
         let mut connection = match pooled.take() {
             Some(connection) => connection,
             None => connect(target, timeouts, &open.lease, watch.as_mut()).await?,
@@ -113,10 +107,9 @@ async fn run<O: Observer>(
             let answer = poll_answer(&mut connection, &mut unsent, &request.method, cx);
             match answer {
                 Poll::Ready(answer) => Poll::Ready(answer),
-                Poll::Pending => watch
-                    .as_mut()
-                    .poll(&open.lease, target, cx)
-                    .map(|fault| Err(Silence::Ended(fault))),
+                Poll::Pending => {
+                    watch.as_mut().poll(&open.lease, target, cx).map(|fault| Err(Silence::Ended(fault)))
+                }
             }
         })
         .await;
@@ -129,9 +122,7 @@ async fn run<O: Observer>(
             Err(Silence::Ended(fault)) => return Err(fault),
             Err(Silence::Empty) if connection.reused => open.observer.replayed(),
             Err(Silence::Empty | Silence::Broken) => {
-                return Err(Fault::EngineClosed {
-                    model: target.engine.model.clone(),
-                });
+                return Err(Fault::EngineClosed { model: target.engine.model.clone() });
             }
         }
     }
@@ -139,19 +130,9 @@ async fn run<O: Observer>(
 
 impl Request {
     fn new(outgoing: Outgoing, target: &Target) -> Self {
-        let Outgoing {
-            method,
-            path,
-            mut headers,
-            body,
-            stream,
-        } = outgoing;
+        let Outgoing { method, path, mut headers, body, stream } = outgoing;
         headers::to_engine(&mut headers, target, body.len(), stream);
-        Self {
-            head: head::encode(&method, &path, &headers),
-            method,
-            body,
-        }
+        Self { head: head::encode(&method, &path, &headers), method, body }
     }
 }
 

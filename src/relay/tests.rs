@@ -102,13 +102,7 @@ impl Engine {
     }
 
     async fn accept(&self) -> Peer {
-        Peer(
-            timeout(LONG, self.0.accept())
-                .await
-                .expect("a connection")
-                .unwrap()
-                .0,
-        )
+        Peer(timeout(LONG, self.0.accept()).await.expect("a connection").unwrap().0)
     }
 }
 
@@ -117,11 +111,7 @@ impl Peer {
     async fn request(&mut self) -> String {
         let mut seen = Vec::new();
         loop {
-            assert_ne!(
-                self.0.read_buf(&mut seen).await.unwrap(),
-                0,
-                "closed inside a request"
-            );
+            assert_ne!(self.0.read_buf(&mut seen).await.unwrap(), 0, "closed inside a request");
             let text = String::from_utf8_lossy(&seen);
             let Some((head, body)) = text.split_once("\r\n\r\n") else {
                 continue;
@@ -146,9 +136,8 @@ impl Peer {
 
     /// The other side closes, and so soon.
     async fn sees_close(&mut self) {
-        let closed = timeout(AT_ONCE, async {
-            while matches!(self.0.read(&mut [0; 4096]).await, Ok(1..)) {}
-        });
+        let closed =
+            timeout(AT_ONCE, async { while matches!(self.0.read(&mut [0; 4096]).await, Ok(1..)) {} });
         closed.await.expect("the connection is closed at once");
     }
 }
@@ -192,9 +181,7 @@ impl Core {
     }
 
     async fn send(&self, stream: bool, seen: &Seen) -> Result<Response<RelayBody<Seen>>, Failed> {
-        timeout(LONG, exchange(&self.pool, self.order(stream, seen)))
-            .await
-            .expect("an outcome")
+        timeout(LONG, exchange(&self.pool, self.order(stream, seen))).await.expect("an outcome")
     }
 
     fn is_unused(&self) -> bool {

@@ -57,10 +57,19 @@ pub(super) struct Shared {
 }
 
 pub(super) enum Ask {
-    Park { waiter: Waiter, reply: super::queue::Reply },
+    Park {
+        waiter: Waiter,
+        reply: super::queue::Reply,
+    },
     Leave(WaiterId),
-    Order { model: ModelName, order: Order, reply: oneshot::Sender<Result<OperationId, String>> },
+    Order {
+        model: ModelName,
+        order: Order,
+        reply: oneshot::Sender<Result<OperationId, String>>,
+    },
     Event(Event),
+    /// A turn is wanted, so that what is shown is of now.
+    Look(oneshot::Sender<()>),
 }
 
 /// A request that must wait.
@@ -156,6 +165,7 @@ impl Handle {
             queue: Queue::default(),
             journal,
             recorder: Recorder::new(metrics),
+            looking: Vec::new(),
         };
         (Self(shared), driver)
     }
@@ -187,6 +197,16 @@ impl Handle {
         };
         self.0.asks.send(Ask::Park { waiter, reply }).map_err(|_| Fault::ShuttingDown)?;
         answer.await.unwrap_or(Err(Fault::ShuttingDown))
+    }
+
+    /// Lets the driver take a turn, so that [`Self::view`] and [`Self::report`] show the present. Returns at once when
+    /// the driver has ended.
+    pub async fn refresh(&self) {
+        let (reply, done) = oneshot::channel();
+        if self.0.asks.send(Ask::Look(reply)).is_ok() {
+            // An error is a driver that ended in between: what it left is the present.
+            drop(done.await);
+        }
     }
 
     /// The state of the fleet, as of the last plan.

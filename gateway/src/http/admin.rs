@@ -77,10 +77,7 @@ impl Service {
             // A model's name may hold slashes, so what follows is told apart by hand.
             .route("/admin/v1/models/{*rest}", get(look).post(order))
             .fallback(|uri: Uri| async move { no_route("GET", uri.path()) })
-            .with_state(Shared {
-                parts: parts.clone(),
-                stage,
-            });
+            .with_state(Shared { parts: parts.clone(), stage });
         Self { parts, router }
     }
 
@@ -116,6 +113,7 @@ async fn metrics(State(shared): State<Shared>) -> Response {
 }
 
 async fn fleet(State(shared): State<Shared>) -> Response {
+    shared.parts.handle.refresh().await;
     Json(&*shared.parts.handle.view()).into_response()
 }
 
@@ -136,11 +134,8 @@ async fn events(State(shared): State<Shared>) -> Response {
 
 async fn operation(State(shared): State<Shared>, uri: Uri) -> Response {
     let id = uri.path().rsplit('/').next().unwrap_or_default();
-    let found = id
-        .parse()
-        .ok()
-        .map(OperationId)
-        .and_then(|id| Some((id, shared.parts.handle.operation(id)?)));
+    let found =
+        id.parse().ok().map(OperationId).and_then(|id| Some((id, shared.parts.handle.operation(id)?)));
     let Some((id, operation)) = found else {
         return error(
             StatusCode::NOT_FOUND,
@@ -171,41 +166,29 @@ async fn look(State(shared): State<Shared>, Query(asked): Query<Asked>, uri: Uri
         Err(response) => return response,
     };
     match what {
-        "explain" => explain(&shared, &model),
+        "explain" => explain(&shared, &model).await,
         "logs" => {
             let follow = asked.follow.is_some_and(|value| value != "false" && value != "0");
             match (shared.parts.logs)(&model) {
                 Some(path) => logs::stream(path, follow).await,
-                None => error(
-                    StatusCode::NOT_FOUND,
-                    "no_logs",
-                    "this model has no output here yet",
-                ),
+                None => error(StatusCode::NOT_FOUND, "no_logs", "this model has no output here yet"),
             }
         }
         "wake" | "sleep" | "stop" | "pin" | "unpin" => {
-            let mut response = error(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "method_not_allowed",
-                "orders are given by POST",
-            );
-            response
-                .headers_mut()
-                .insert(header::ALLOW, http::HeaderValue::from_static("POST"));
+            let mut response =
+                error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "orders are given by POST");
+            response.headers_mut().insert(header::ALLOW, http::HeaderValue::from_static("POST"));
             response
         }
         _ => no_route("GET", uri.path()),
     }
 }
 
-fn explain(shared: &Shared, model: &ModelName) -> Response {
+async fn explain(shared: &Shared, model: &ModelName) -> Response {
+    shared.parts.handle.refresh().await;
     let report = shared.parts.handle.report();
     let Some(line) = report.models.get(model) else {
-        return error(
-            StatusCode::NOT_FOUND,
-            "no_decision",
-            "nothing was decided about this model yet",
-        );
+        return error(StatusCode::NOT_FOUND, "no_decision", "nothing was decided about this model yet");
     };
     Json(json!({
         "model": model,
@@ -238,14 +221,9 @@ async fn order(State(shared): State<Shared>, Query(asked): Query<Asked>, uri: Ur
         "pin" => Order::Pin,
         "unpin" => Order::Unpin,
         "explain" | "logs" => {
-            let mut response = error(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "method_not_allowed",
-                "this is read by GET",
-            );
-            response
-                .headers_mut()
-                .insert(header::ALLOW, http::HeaderValue::from_static("GET, HEAD"));
+            let mut response =
+                error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this is read by GET");
+            response.headers_mut().insert(header::ALLOW, http::HeaderValue::from_static("GET, HEAD"));
             return response;
         }
         _ => return no_route("POST", uri.path()),
@@ -265,17 +243,12 @@ fn subject<'a>(shared: &Shared, path: &'a str) -> Result<(ModelName, &'a str), R
     let routes = shared.parts.handle.routes();
     match route::named(&routes.registry, name) {
         Some((_, model)) => Ok((model.clone(), what)),
-        None => Err(fault(&Fault::ModelNotFound {
-            model: text::cut(name),
-        })),
+        None => Err(fault(&Fault::ModelNotFound { model: text::cut(name) })),
     }
 }
 
 fn no_route(method: &str, path: &str) -> Response {
-    fault(&Fault::RouteNotFound {
-        method: method.to_owned(),
-        path: text::cut(path),
-    })
+    fault(&Fault::RouteNotFound { method: method.to_owned(), path: text::cut(path) })
 }
 
 fn fault(fault: &Fault) -> Response {
@@ -283,11 +256,7 @@ fn fault(fault: &Fault) -> Response {
 }
 
 fn error(status: StatusCode, code: &str, message: &str) -> Response {
-    let kind = if status.is_server_error() {
-        "server_error"
-    } else {
-        "invalid_request_error"
-    };
+    let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
     let body = json!({ "error": { "message": message, "type": kind, "param": null, "code": code } });
     (status, Json(body)).into_response()
 }

@@ -166,11 +166,7 @@ impl Job {
         let handle = &self.core.shared.handle;
         let _parked = self.track.park(&self.model);
         self.parked.notify_one();
-        let band = handle
-            .routes()
-            .models
-            .get(&self.model)
-            .map_or(0, |route| route.priority);
+        let band = handle.routes().models.get(&self.model).map_or(0, |route| route.priority);
         let wait = handle.park(Parking {
             model: self.model.clone(),
             band,
@@ -181,24 +177,11 @@ impl Job {
         });
         // The queue ends every wait by its deadline; this is for a queue that has died.
         let patience = handle.clock().instant(self.deadline + SLACK);
-        let Granted {
-            lease,
-            engine,
-            generation,
-            address,
-            canary,
-            waited,
-        } = tokio::time::timeout_at(patience, wait)
-            .await
-            .unwrap_or(Err(Fault::ControlPlane))?;
+        let Granted { lease, engine, generation, address, canary, waited } =
+            tokio::time::timeout_at(patience, wait).await.unwrap_or(Err(Fault::ControlPlane))?;
         self.track.waited(waited);
         Ok(Place {
-            target: Target {
-                engine,
-                generation,
-                address,
-                authorization: self.authorization(),
-            },
+            target: Target { engine, generation, address, authorization: self.authorization() },
             gate: Arc::clone(lease.gate()),
             lease,
             canary,
@@ -207,12 +190,7 @@ impl Job {
 
     async fn attempt(&self, place: Place) -> Attempt {
         self.track.phase(Phase::Connecting);
-        let Place {
-            target,
-            lease,
-            gate,
-            canary,
-        } = place;
+        let Place { target, lease, gate, canary } = place;
         let timeouts = &self.config.timeouts;
         let exchange = Exchange {
             target,
@@ -235,11 +213,8 @@ impl Job {
         match (relay::exchange(&self.core.pool, exchange).await, canary) {
             (Ok(response), Some(canary)) if response.status().is_server_error() => {
                 canary.tell(Verdict::Failed(Cause::Unhealthy));
-                let fault = Fault::EngineFailed {
-                    model: self.model.clone(),
-                    cause: Cause::Unhealthy,
-                    wait: None,
-                };
+                let fault =
+                    Fault::EngineFailed { model: self.model.clone(), cause: Cause::Unhealthy, wait: None };
                 Attempt::Again(fault, Again::Canary)
             }
             (Ok(response), canary) => {

@@ -12,9 +12,7 @@ pub(crate) fn check(headers: &HeaderMap) -> Result<(), Fault> {
     for encoding in headers.get_all(header::CONTENT_ENCODING) {
         let spelled = encoding.to_str().unwrap_or("?").trim();
         if !spelled.is_empty() && !spelled.eq_ignore_ascii_case("identity") {
-            return Err(Fault::UnsupportedEncoding {
-                encoding: text::cut(spelled),
-            });
+            return Err(Fault::UnsupportedEncoding { encoding: text::cut(spelled) });
         }
     }
     one_key(headers)
@@ -72,10 +70,7 @@ mod tests {
     use super::*;
 
     fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
-        pairs
-            .iter()
-            .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
-            .collect()
+        pairs.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())).collect()
     }
 
     #[test]
@@ -91,11 +86,7 @@ mod tests {
 
     #[test]
     fn two_different_keys_conflict_and_the_same_one_twice_does_not() {
-        let same = headers(&[
-            ("authorization", "Bearer a"),
-            ("x-api-key", "a"),
-            ("api-key", " a"),
-        ]);
+        let same = headers(&[("authorization", "Bearer a"), ("x-api-key", "a"), ("api-key", " a")]);
         assert!(check(&same).is_ok());
         let conflict = headers(&[("authorization", "bearer a"), ("api-key", "b")]);
         assert!(matches!(check(&conflict), Err(Fault::InvalidRequest { .. })));

@@ -55,14 +55,8 @@ where
     B: Body<Data = Bytes>,
     B::Error: std::error::Error + 'static,
 {
-    let mut charge = Charge {
-        of: Arc::clone(in_flight),
-        bytes: 0,
-    };
-    let too_large = || Fault::BodyTooLarge {
-        setting: "limits.body".into(),
-        limit: limits.body,
-    };
+    let mut charge = Charge { of: Arc::clone(in_flight), bytes: 0 };
+    let too_large = || Fault::BodyTooLarge { setting: "limits.body".into(), limit: limits.body };
     let declared = body.size_hint().exact();
     if declared.is_some_and(|length| length > limits.body.0) {
         return Err(too_large());
@@ -127,11 +121,7 @@ struct Pace {
 
 impl Pace {
     fn new(least: units::Bytes) -> Self {
-        Self {
-            least: least.0,
-            begun: Instant::now(),
-            timer: None,
-        }
+        Self { least: least.0, begun: Instant::now(), timer: None }
     }
 
     async fn next<F: Future>(&mut self, frame: F, so_far: u64) -> Result<F::Output, Fault> {
@@ -140,9 +130,7 @@ impl Pace {
             return Ok(ready);
         }
         loop {
-            let timer = self
-                .timer
-                .get_or_insert_with(|| Box::pin(tokio::time::sleep(PATIENCE)));
+            let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(PATIENCE)));
             tokio::select! {
                 biased;
                 ready = &mut frame => return Ok(ready),
@@ -187,13 +175,8 @@ fn broken(error: &(dyn std::error::Error + 'static)) -> Fault {
             .is_some_and(|e| e.is_incomplete_message() || e.is_canceled() || e.is_closed())
     });
     if left {
-        Fault::ClientLeft {
-            phase: Phase::Connecting,
-        }
+        Fault::ClientLeft { phase: Phase::Connecting }
     } else {
-        Fault::InvalidRequest {
-            message: "the body could not be read: broken framing".into(),
-            param: None,
-        }
+        Fault::InvalidRequest { message: "the body could not be read: broken framing".into(), param: None }
     }
 }

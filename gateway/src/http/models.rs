@@ -25,11 +25,7 @@ struct List<'a> {
 pub(crate) fn list(routes: &Routes, created: u64) -> Bytes {
     json(&List {
         object: "list",
-        data: routes
-            .registry
-            .iter()
-            .map(|(name, model)| describe(routes, name, model, created))
-            .collect(),
+        data: routes.registry.iter().map(|(name, model)| describe(routes, name, model, created)).collect(),
     })
 }
 
@@ -44,10 +40,7 @@ fn describe<'a>(routes: &Routes, name: &'a str, model: &ModelName, created: u64)
         object: "model",
         created,
         owned_by: "rouse",
-        state: routes
-            .models
-            .get(model)
-            .map_or(ModelState::default(), |route| route.state),
+        state: routes.models.get(model).map_or(ModelState::default(), |route| route.state),
     }
 }
 

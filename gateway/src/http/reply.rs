@@ -102,30 +102,18 @@ pub(crate) struct Broken;
 
 impl Reply {
     pub(crate) fn text(text: Bytes, track: Rc<Track>, exchange: InExchange) -> Self {
-        Self {
-            content: Content::Text(Some(text)),
-            track,
-            _exchange: exchange,
-        }
+        Self { content: Content::Text(Some(text)), track, _exchange: exchange }
     }
 
     pub(crate) fn live(live: Rc<Live>, exchange: InExchange) -> Self {
-        Self {
-            track: Rc::clone(&live.track),
-            content: Content::Live(live),
-            _exchange: exchange,
-        }
+        Self { track: Rc::clone(&live.track), content: Content::Live(live), _exchange: exchange }
     }
 }
 
 impl Live {
     pub(crate) fn relayed(answer: Answer, parts: LiveParts) -> Rc<Self> {
         parts.track.phase(Phase::Streaming);
-        Self::new(
-            State::Relayed(answer.response.into_body()),
-            Some(answer.gate),
-            parts,
-        )
+        Self::new(State::Relayed(answer.response.into_body()), Some(answer.gate), parts)
     }
 
     /// `every`: between two heartbeats; the first comes at once.
@@ -215,9 +203,7 @@ impl Live {
                         return self.hand(Frame::data(event));
                     }
                 },
-                State::Failing {
-                    flushed: flushed @ false,
-                } => {
+                State::Failing { flushed: flushed @ false } => {
                     // An error ends the connection at once, with whatever hyper still holds: that must be out first.
                     *flushed = true;
                     self.socket.on_flushed(cx.waker());

@@ -63,10 +63,7 @@ pub(crate) fn find(
     headers: &HeaderMap,
 ) -> Result<Route, (Fault, Option<&'static str>)> {
     let not_allowed = |allow| {
-        let fault = Fault::MethodNotAllowed {
-            method: text::cut(method.as_str()),
-            path: text::cut(path),
-        };
+        let fault = Fault::MethodNotAllowed { method: text::cut(method.as_str()), path: text::cut(path) };
         Err((fault, Some(allow)))
     };
     let known = known(path);
@@ -78,16 +75,11 @@ pub(crate) fn find(
         return not_allowed(allow);
     }
     if headers.contains_key(header::UPGRADE) {
-        let fault = Fault::NotImplemented {
-            what: "a protocol upgrade".into(),
-        };
+        let fault = Fault::NotImplemented { what: "a protocol upgrade".into() };
         return Err((fault, None));
     }
     let Some(route) = known else {
-        let fault = Fault::RouteNotFound {
-            method: text::cut(method.as_str()),
-            path: text::cut(path),
-        };
+        let fault = Fault::RouteNotFound { method: text::cut(method.as_str()), path: text::cut(path) };
         return Err((fault, None));
     };
     let wanted = route.method();
@@ -150,15 +142,9 @@ mod tests {
 
     #[test]
     fn routes_are_told_from_methods_that_do_not_fit_and_paths_that_do_not_exist() {
-        assert_eq!(
-            status_of("POST", "/v1/chat/completions"),
-            Ok(Route::Inference(Inference::Chat))
-        );
+        assert_eq!(status_of("POST", "/v1/chat/completions"), Ok(Route::Inference(Inference::Chat)));
         assert_eq!(status_of("HEAD", "/healthz"), Ok(Route::Healthz));
-        assert_eq!(
-            status_of("GET", "/v1/models/org%2Fqwen"),
-            Ok(Route::Model("org%2Fqwen".into()))
-        );
+        assert_eq!(status_of("GET", "/v1/models/org%2Fqwen"), Ok(Route::Model("org%2Fqwen".into())));
         for (method, path, allow) in [
             ("GET", "/v1/completions", "POST"),
             ("DELETE", "/v1/models", "GET, HEAD"),
@@ -169,17 +155,8 @@ mod tests {
             assert!(matches!(fault, Fault::MethodNotAllowed { .. }), "{method} {path}");
             assert_eq!(allowed, Some(allow), "{method} {path}");
         }
-        for path in [
-            "/",
-            "/v1/chat/completions/",
-            "/v1/models/",
-            "//v1/models",
-            "/v1/chat%2Fcompletions",
-        ] {
-            assert!(
-                matches!(status_of("GET", path), Err((Fault::RouteNotFound { .. }, None))),
-                "{path}"
-            );
+        for path in ["/", "/v1/chat/completions/", "/v1/models/", "//v1/models", "/v1/chat%2Fcompletions"] {
+            assert!(matches!(status_of("GET", path), Err((Fault::RouteNotFound { .. }, None))), "{path}");
         }
     }
 

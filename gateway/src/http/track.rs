@@ -25,6 +25,8 @@ use crate::driver::{ColdStart, Waited};
 /// Where requests are counted. Called once per request, at its end, and when one begins or ends to wait.
 pub trait Meter: Send + Sync {
     fn finished(&self, finished: &Finished<'_>);
+    /// A request turned out to be for this model; its [`Self::finished`] will name it.
+    fn began(&self, model: &ModelName);
     /// One request more (`+1`) or less (`-1`) is parked for this model.
     fn parked(&self, model: &ModelName, change: i64);
     /// A client was refused before its request was understood (broken or too large head, too many connections).
@@ -115,6 +117,7 @@ impl Track {
     }
 
     pub(crate) fn model(&self, model: &ModelName) {
+        self.meter.began(model);
         *self.model.borrow_mut() = Some(model.clone());
     }
 
@@ -161,10 +164,7 @@ impl Track {
     pub(crate) fn park(&self, model: &ModelName) -> Parked {
         self.phase(Phase::Parked);
         self.meter.parked(model, 1);
-        Parked {
-            meter: Arc::clone(&self.meter),
-            model: model.clone(),
-        }
+        Parked { meter: Arc::clone(&self.meter), model: model.clone() }
     }
 }
 
@@ -221,6 +221,7 @@ impl Drop for Track {
 
 impl Meter for Unmetered {
     fn finished(&self, _: &Finished<'_>) {}
+    fn began(&self, _: &ModelName) {}
     fn parked(&self, _: &ModelName, _: i64) {}
     fn refused(&self, _: u16) {}
 }

@@ -1,6 +1,6 @@
 //! Every label value that is not a configured name is from a closed set.
 
-use rouse::fault::{Fault, Phase};
+use rouse::fault::Phase;
 
 use crate::driver::ColdStart;
 
@@ -161,35 +161,5 @@ pub(super) const fn phase(phase: Phase) -> &'static str {
         Phase::Connecting => "connecting",
         Phase::Headers => "headers",
         Phase::Streaming => "streaming",
-    }
-}
-
-/// The code that clients see.
-pub(super) const fn reason(fault: &Fault) -> &'static str {
-    match fault {
-        Fault::InvalidRequest { .. } => "invalid_request",
-        Fault::InvalidApiKey => "invalid_api_key",
-        Fault::ModelForbidden { .. } => "model_forbidden",
-        Fault::ModelNotFound { .. } | Fault::RouteNotFound { .. } => "model_not_found",
-        Fault::MethodNotAllowed { .. } => "method_not_allowed",
-        Fault::RequestTimeout { .. } => "request_timeout",
-        Fault::BodyTooLarge { .. } => "body_too_large",
-        Fault::UnsupportedEncoding { .. } => "unsupported_encoding",
-        Fault::HeadersTooLarge { .. } => "headers_too_large",
-        Fault::NotImplemented { .. } => "not_implemented",
-        Fault::InsufficientMemory(_) => "insufficient_memory",
-        Fault::QueueFull { .. } => "queue_full",
-        Fault::RateLimited { .. } => "rate_limited",
-        Fault::Busy { .. } => "busy",
-        Fault::ClientLeft { .. } => "client_left",
-        Fault::EngineUnreachable { .. } => "engine_unreachable",
-        Fault::EngineClosed { .. } => "engine_closed",
-        Fault::EngineFailed { .. } => "engine_failed",
-        Fault::ModelNotReady { .. } => "model_not_ready",
-        Fault::ShuttingDown => "shutting_down",
-        Fault::ControlPlane => "control_plane",
-        Fault::EngineTimeout { .. } => "engine_timeout",
-        Fault::TurnOver { .. } => "turn_over",
-        Fault::Internal => "internal",
     }
 }

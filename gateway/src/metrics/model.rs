@@ -136,18 +136,14 @@ impl ModelMetrics {
         valid(registry.unregister(Box::new(self.families.clone())));
     }
 
-    /// A request has begun; it ends when the guard is dropped, at the last byte of its answer.
-    #[must_use]
-    pub fn begin(self: &Arc<Self>) -> InFlight {
-        self.in_flight.inc();
-        InFlight(Arc::clone(self))
+    /// One request more (`+1`) or less (`-1`) between its head and the last byte of its answer.
+    pub fn in_flight(&self, change: i64) {
+        self.in_flight.add(change);
     }
 
-    /// A request waits for its model; the wait ends when the guard is dropped. The time is told to [`Self::waited`].
-    #[must_use]
-    pub fn park(self: &Arc<Self>) -> Parked {
-        self.parked.inc();
-        Parked(Arc::clone(self))
+    /// One request more or less waits for the model. The time is told to [`Self::waited`].
+    pub fn parked(&self, change: i64) {
+        self.parked.add(change);
     }
 
     /// How long a parked request waited, however that ended.
@@ -226,24 +222,6 @@ impl ModelMetrics {
             self.engine_state.with_label_values(&[replica.as_str(), &state]).set(1);
         }
         self.replicas.set(replicas);
-    }
-}
-
-/// Counts a request as in flight until dropped.
-pub struct InFlight(Arc<ModelMetrics>);
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.in_flight.dec();
-    }
-}
-
-/// Counts a request as parked until dropped.
-pub struct Parked(Arc<ModelMetrics>);
-
-impl Drop for Parked {
-    fn drop(&mut self) {
-        self.0.parked.dec();
     }
 }
 

@@ -57,14 +57,16 @@ fn what_is_not_configured_counts_as_other() {
 }
 
 #[test]
-fn guards_give_back_what_they_counted() {
+fn what_is_in_flight_and_parked_is_counted_up_and_down() {
     let metrics = Metrics::new();
     let model = metrics.other();
-    let (in_flight, parked) = (model.begin(), model.park());
+    model.in_flight(1);
+    model.parked(1);
     let text = metrics.encode();
     assert!(text.contains("rouse_in_flight{model=\"other\"} 1"), "{text}");
     assert!(text.contains("rouse_parked{model=\"other\"} 1"), "{text}");
-    drop((in_flight, parked));
+    model.in_flight(-1);
+    model.parked(-1);
     let text = metrics.encode();
     assert!(text.contains("rouse_in_flight{model=\"other\"} 0"), "{text}");
     assert!(text.contains("rouse_parked{model=\"other\"} 0"), "{text}");
@@ -100,14 +102,15 @@ fn used() -> Metrics {
     let name = ModelName::from("m");
     metrics.configure([&name]);
     metrics.observe_view(&view(&name));
-    metrics.refused(&Fault::ShuttingDown);
+    metrics.refused("shutting_down");
     metrics.client_left(Phase::Parked);
     metrics.added_latency(120);
     metrics.connections().inc();
     metrics.swapped();
     metrics.reloaded(Outcome::Done);
     let model = metrics.model(&name);
-    drop((model.begin(), model.park()));
+    model.in_flight(1);
+    model.parked(1);
     model.waited(Millis(300));
     model.first_byte(Millis(400));
     model.ended(Route::Chat, Status::of(200), Some(ColdStart::Cold), Millis(900));

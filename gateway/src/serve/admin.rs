@@ -27,14 +27,8 @@ pub struct Admin {
 impl Admin {
     pub fn bind(address: SocketAddr, parts: Parts) -> Result<Self, Error> {
         let listener = listener::bind_one(address)?;
-        let address = listener
-            .local_addr()
-            .map_err(|source| Error::Bind { address, source })?;
-        Ok(Self {
-            address,
-            listener,
-            parts,
-        })
+        let address = listener.local_addr().map_err(|source| Error::Bind { address, source })?;
+        Ok(Self { address, listener, parts })
     }
 
     /// Where it listens, with the port that was given for port 0.

@@ -43,21 +43,13 @@ impl Api {
     /// Binds `cores` listeners to one address (`None`: as many as there are cores). Connections queue from here on and
     /// are accepted once [`Self::run`] is polled.
     pub fn bind(address: SocketAddr, cores: Option<usize>, shared: Arc<Shared>) -> Result<Self, Error> {
-        let cores = cores
-            .or_else(|| thread::available_parallelism().ok().map(usize::from))
-            .unwrap_or(1);
+        let cores = cores.or_else(|| thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
         let listeners = listener::bind_shared(address, cores)?;
         let address = match listeners.first() {
-            Some(first) => first
-                .local_addr()
-                .map_err(|source| Error::Bind { address, source })?,
+            Some(first) => first.local_addr().map_err(|source| Error::Bind { address, source })?,
             None => address,
         };
-        Ok(Self {
-            address,
-            listeners,
-            shared,
-        })
+        Ok(Self { address, listeners, shared })
     }
 
     /// Where it listens, with the port that was given for port 0.
@@ -100,9 +92,7 @@ fn run_core(
     stage: watch::Receiver<Stage>,
     addresses: Arc<Addresses>,
 ) -> io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = LocalSet::new();
     runtime.block_on(local.run_until(async move {
         let listener = TcpListener::from_std(listener)?;

@@ -72,11 +72,7 @@ where
 pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>) {
     let limits = core.shared.config.load().limits;
     let preface = poll_fn(|cx| socket.poll_starts_with(cx, PREFACE));
-    let patience = if socket.stage() == Stage::Serving {
-        limits.header_read.duration()
-    } else {
-        COARSE
-    };
+    let patience = if socket.stage() == Stage::Serving { limits.header_read.duration() } else { COARSE };
     let end = match tokio::time::timeout(patience, preface).await {
         Err(_) => End::SlowHead,
         Ok(Err(_)) => return,
@@ -89,9 +85,7 @@ pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>) {
 async fn http1(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
     let service = service(core, socket);
     // Room for a head of the largest size; bodies are passed on frame by frame and never fill it.
-    let room = usize::try_from(limits.header.0)
-        .unwrap_or(usize::MAX)
-        .max(8 << 10);
+    let room = usize::try_from(limits.header.0).unwrap_or(usize::MAX).max(8 << 10);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         // Measured from the first byte of a head by the task below; hyper's would also end idle connections.
@@ -101,10 +95,7 @@ async fn http1(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
         .max_headers(200)
         .writev(false)
         .serve_connection(TokioIo::new(socket.io()), service);
-    drive(pin!(connection), socket, limits, |connection| {
-        connection.graceful_shutdown()
-    })
-    .await
+    drive(pin!(connection), socket, limits, |connection| connection.graceful_shutdown()).await
 }
 
 async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
@@ -115,10 +106,7 @@ async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
         .max_header_list_size(u32::try_from(limits.header.0).unwrap_or(u32::MAX))
         .max_concurrent_streams(1024)
         .serve_connection(TokioIo::new(socket.io()), service);
-    drive(pin!(connection), socket, limits, |connection| {
-        connection.graceful_shutdown()
-    })
-    .await
+    drive(pin!(connection), socket, limits, |connection| connection.graceful_shutdown()).await
 }
 
 fn service(
@@ -195,9 +183,7 @@ impl<'a> Watch<'a> {
             if let Some(end) = self.verdict(socket, now) {
                 return Poll::Ready(end);
             }
-            let next = self
-                .due(socket)
-                .map_or(now + 60 * COARSE, |due| due.max(now + COARSE / 20));
+            let next = self.due(socket).map_or(now + 60 * COARSE, |due| due.max(now + COARSE / 20));
             timer.as_mut().reset(next);
         }
         Poll::Pending
@@ -237,11 +223,7 @@ impl<'a> Watch<'a> {
         let lives = socket.lives();
         let patience = |live: &Live| {
             let most = self.limits.client_stall.duration();
-            if live.drains() {
-                most.min(DRAINING_STALL)
-            } else {
-                most
-            }
+            if live.drains() { most.min(DRAINING_STALL) } else { most }
         };
         if let Some(since) = socket.write_blocked() {
             let least = lives.iter().map(|live| patience(live)).min();
@@ -251,10 +233,7 @@ impl<'a> Watch<'a> {
             }
         }
         for live in lives {
-            if live
-                .stalled_since()
-                .is_some_and(|since| since + patience(&live) <= now)
-            {
+            if live.stalled_since().is_some_and(|since| since + patience(&live) <= now) {
                 if !socket.is_multiplexed() {
                     return Some(End::Stalled);
                 }
@@ -273,9 +252,9 @@ async fn finish(core: &Core, socket: &Socket, limits: &Limits, end: &End) {
             message: "the request's head is not valid HTTP".into(),
             param: None,
         }),
-        (End::SlowHead, _, Rest::Head { .. }) if !socket.is_multiplexed() => Some(Fault::RequestTimeout {
-            what: "its head took longer than limits.headerRead".into(),
-        }),
+        (End::SlowHead, _, Rest::Head { .. }) if !socket.is_multiplexed() => {
+            Some(Fault::RequestTimeout { what: "its head took longer than limits.headerRead".into() })
+        }
         (End::Stalled, ..) => {
             tracing::debug!("cut a client that took nothing");
             None

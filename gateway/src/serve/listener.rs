@@ -54,12 +54,10 @@ fn open(address: SocketAddr) -> io::Result<Socket> {
 }
 
 fn bind(socket: &Socket, address: SocketAddr) -> Result<(), Error> {
-    socket
-        .bind(&address.into())
-        .map_err(|source| match source.kind() {
-            io::ErrorKind::AddrInUse => Error::InUse(address),
-            _ => Error::Bind { address, source },
-        })
+    socket.bind(&address.into()).map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => Error::InUse(address),
+        _ => Error::Bind { address, source },
+    })
 }
 
 /// Connections by client address, over all cores. Asked when a connection comes and goes, not per request.
@@ -78,10 +76,7 @@ pub(super) struct Place {
 
 impl Addresses {
     pub(super) fn new(most: u32) -> Arc<Self> {
-        Arc::new(Self {
-            most,
-            open: Mutex::default(),
-        })
+        Arc::new(Self { most, open: Mutex::default() })
     }
 
     /// `None` when the address already holds as many as it may.
@@ -92,10 +87,7 @@ impl Addresses {
             return None;
         }
         *count += 1;
-        Some(Place {
-            address,
-            of: Arc::clone(self),
-        })
+        Some(Place { address, of: Arc::clone(self) })
     }
 }
 
@@ -121,12 +113,7 @@ mod tests {
         let address = listeners[0].local_addr().unwrap();
         assert!(listeners.iter().all(|l| l.local_addr().unwrap() == address));
         let error = bind_shared(address, 1).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains(&format!("address {address} is in use")),
-            "{error}"
-        );
+        assert!(error.to_string().contains(&format!("address {address} is in use")), "{error}");
         assert!(matches!(bind_one(address), Err(Error::InUse(_))));
     }
 

@@ -79,9 +79,7 @@ impl Socket {
             ahead: RefCell::default(),
             multiplexed: Cell::new(false),
             exchanges: Cell::new(0),
-            rest: Cell::new(Rest::Fresh {
-                since: Instant::now(),
-            }),
+            rest: Cell::new(Rest::Fresh { since: Instant::now() }),
             met_empty: Cell::new(false),
             write_blocked: Cell::new(None),
             flushed: RefCell::default(),
@@ -131,9 +129,7 @@ impl Socket {
 
     pub(crate) fn set_multiplexed(&self) {
         self.multiplexed.set(true);
-        self.rest.set(Rest::Idle {
-            since: Instant::now(),
-        });
+        self.rest.set(Rest::Idle { since: Instant::now() });
     }
 
     pub(crate) fn is_multiplexed(&self) -> bool {
@@ -153,10 +149,7 @@ impl Socket {
 
     pub(crate) fn any_stalled(&self) -> bool {
         let lives = self.lives.borrow();
-        lives
-            .iter()
-            .filter_map(Weak::upgrade)
-            .any(|live| live.stalled_since().is_some())
+        lives.iter().filter_map(Weak::upgrade).any(|live| live.stalled_since().is_some())
     }
 
     pub(crate) fn stage(&self) -> Stage {
@@ -266,9 +259,7 @@ impl Socket {
 
     fn note_head(&self) {
         if self.exchanges.get() == 0 && !matches!(self.rest.get(), Rest::Head { .. }) {
-            self.rest.set(Rest::Head {
-                since: Instant::now(),
-            });
+            self.rest.set(Rest::Head { since: Instant::now() });
         }
     }
 
@@ -292,9 +283,7 @@ impl Drop for InExchange {
         let left = self.0.exchanges.get() - 1;
         self.0.exchanges.set(left);
         if left == 0 {
-            self.0.rest.set(Rest::Idle {
-                since: Instant::now(),
-            });
+            self.0.rest.set(Rest::Idle { since: Instant::now() });
         }
     }
 }

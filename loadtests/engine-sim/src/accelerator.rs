@@ -32,19 +32,11 @@ pub enum Error {
     #[error("accelerator file {path}: {source}")]
     Io { path: PathBuf, source: io::Error },
     #[error("accelerator file {path} is not valid: {source}")]
-    Format {
-        path: PathBuf,
-        source: serde_json::Error,
-    },
+    Format { path: PathBuf, source: serde_json::Error },
     #[error("accelerator `{0}` is not in the file")]
     UnknownAccelerator(String),
     #[error("{asked} bytes do not fit on `{accelerator}`: {free} of {capacity} are free")]
-    OutOfMemory {
-        accelerator: String,
-        asked: u64,
-        capacity: u64,
-        free: u64,
-    },
+    OutOfMemory { accelerator: String, asked: u64, capacity: u64, free: u64 },
 }
 
 /// What one accelerator holds; all in bytes.
@@ -73,34 +65,21 @@ pub struct Book {
 impl Book {
     /// Makes the file with accelerators of the given capacities in bytes, replacing one that is there.
     pub fn create(path: impl AsRef<Path>, accelerators: &[(impl AsRef<str>, u64)]) -> Result<Self, Error> {
-        let book = Self {
-            path: path.as_ref().to_owned(),
-        };
+        let book = Self { path: path.as_ref().to_owned() };
         let accelerators = accelerators
             .iter()
             .map(|(id, capacity)| {
-                (
-                    id.as_ref().to_owned(),
-                    Card {
-                        capacity: *capacity,
-                        used: BTreeMap::new(),
-                    },
-                )
+                (id.as_ref().to_owned(), Card { capacity: *capacity, used: BTreeMap::new() })
             })
             .collect();
         let _lock = book.lock()?;
-        book.write(&State {
-            accelerators,
-            ..State::default()
-        })?;
+        book.write(&State { accelerators, ..State::default() })?;
         Ok(book)
     }
 
     /// Opens a file that [`Book::create`] made.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
-        let book = Self {
-            path: path.as_ref().to_owned(),
-        };
+        let book = Self { path: path.as_ref().to_owned() };
         book.read()?;
         Ok(book)
     }
@@ -113,24 +92,13 @@ impl Book {
     /// What is in use now, by accelerator id.
     pub fn usage(&self) -> Result<BTreeMap<String, Usage>, Error> {
         self.transact(|state, _| {
-            Ok(state
-                .accelerators
-                .keys()
-                .map(|id| (id.clone(), state.usage(id)))
-                .collect())
+            Ok(state.accelerators.keys().map(|id| (id.clone(), state.usage(id))).collect())
         })
     }
 
     /// Host memory that sleepers hold, by living process, in bytes.
     pub fn host_usage(&self) -> Result<BTreeMap<u32, u64>, Error> {
-        self.transact(|state, _| {
-            Ok(state
-                .host
-                .used
-                .iter()
-                .map(|(pid, entry)| (*pid, entry.bytes))
-                .collect())
-        })
+        self.transact(|state, _| Ok(state.host.used.iter().map(|(pid, entry)| (*pid, entry.bytes)).collect()))
     }
 
     /// An account for the calling process on `ids`; a number that is no id is an index, as in `CUDA_VISIBLE_DEVICES`.
@@ -151,14 +119,7 @@ impl Book {
         }
         let pid = std::process::id();
         let start = process::start_ticks(pid).unwrap_or_default();
-        Ok(Holder {
-            book: self.clone(),
-            ids,
-            pid,
-            start,
-            label: label.to_owned(),
-            late,
-        })
+        Ok(Holder { book: self.clone(), ids, pid, start, label: label.to_owned(), late })
     }
 
     fn transact<T>(&self, change: impl FnOnce(&mut State, u64) -> Result<T, Error>) -> Result<T, Error> {
@@ -176,38 +137,20 @@ impl Book {
 
     fn lock(&self) -> Result<Flock<File>, Error> {
         let path = self.beside("lock");
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path);
-        let file = file.map_err(|source| Error::Io {
-            path: path.clone(),
-            source,
-        })?;
+        let file = File::options().create(true).truncate(false).write(true).open(&path);
+        let file = file.map_err(|source| Error::Io { path: path.clone(), source })?;
         // A transaction is a read and a rename: waiting for it does not hold up the streams noticeably.
-        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| Error::Io {
-            path,
-            source: errno.into(),
-        })
+        Flock::lock(file, FlockArg::LockExclusive)
+            .map_err(|(_, errno)| Error::Io { path, source: errno.into() })
     }
 
     fn read(&self) -> Result<State, Error> {
-        let text = fs::read(&self.path).map_err(|source| Error::Io {
-            path: self.path.clone(),
-            source,
-        })?;
-        serde_json::from_slice(&text).map_err(|source| Error::Format {
-            path: self.path.clone(),
-            source,
-        })
+        let text = fs::read(&self.path).map_err(|source| Error::Io { path: self.path.clone(), source })?;
+        serde_json::from_slice(&text).map_err(|source| Error::Format { path: self.path.clone(), source })
     }
 
     fn write(&self, state: &State) -> Result<(), Error> {
-        let format = |source| Error::Format {
-            path: self.path.clone(),
-            source,
-        };
+        let format = |source| Error::Format { path: self.path.clone(), source };
         let text = serde_json::to_vec_pretty(state).map_err(format)?;
         let new = self.beside("new");
         fs::write(&new, text)

@@ -86,8 +86,6 @@ pub struct Args {
 impl Args {
     /// Bytes of the weights on each accelerator.
     pub(crate) fn weights(&self) -> u64 {
-        self.memory_weights
-            .unwrap_or(self.memory_awake / 2)
-            .min(self.memory_awake)
+        self.memory_weights.unwrap_or(self.memory_awake / 2).min(self.memory_awake)
     }
 }

@@ -85,9 +85,7 @@ enum Input {
 impl Ask<'_> {
     /// The completion length that the request asks for.
     pub(crate) fn tokens(&self) -> Option<u64> {
-        self.max_completion_tokens
-            .or(self.max_tokens)
-            .or(self.max_output_tokens)
+        self.max_completion_tokens.or(self.max_tokens).or(self.max_output_tokens)
     }
 
     pub(crate) fn seed(&self) -> u64 {
@@ -95,9 +93,7 @@ impl Ask<'_> {
     }
 
     pub(crate) fn include_usage(&self) -> bool {
-        self.stream_options
-            .as_ref()
-            .is_some_and(|options| options.include_usage)
+        self.stream_options.as_ref().is_some_and(|options| options.include_usage)
     }
 
     /// The texts to answer to, at least one; `None` when the request has none.
@@ -105,11 +101,7 @@ impl Ask<'_> {
         if api == Api::Chat {
             return self.messages.as_deref().and_then(last).map(|text| vec![text]);
         }
-        let input = if api == Api::Completions {
-            &self.prompt
-        } else {
-            &self.input
-        };
+        let input = if api == Api::Completions { &self.prompt } else { &self.input };
         let texts = match input.as_ref()? {
             Input::Whole(text) => vec![text.clone()],
             Input::Tokens(ids) => vec![join(ids)],
@@ -124,12 +116,7 @@ impl Ask<'_> {
     pub(crate) fn prompt_tokens(&self, prompts: &[String]) -> u64 {
         let earlier = self.messages.iter().flatten().rev().skip(1);
         let earlier: u64 = earlier.map(|message| content::count(&message.text())).sum();
-        earlier
-            + prompts
-                .iter()
-                .map(|prompt| content::count(prompt))
-                .sum::<u64>()
-                .max(1)
+        earlier + prompts.iter().map(|prompt| content::count(prompt)).sum::<u64>().max(1)
     }
 }
 

@@ -64,11 +64,7 @@ pub fn encode(text: &str) -> Vec<u32> {
 /// The text of `ids`; the inverse of [`encode`] for text without NUL.
 #[must_use]
 pub fn decode(ids: &[u32]) -> String {
-    let bytes: Vec<u8> = ids
-        .iter()
-        .flat_map(|id| id.to_le_bytes())
-        .filter(|byte| *byte != 0)
-        .collect();
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).filter(|byte| *byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

@@ -75,9 +75,7 @@ impl Counters {
 
     pub(crate) fn became_ready(&self) {
         // Only the first one counts; a lost race is somebody else's first one.
-        self.first_ready_unix_us
-            .compare_exchange(0, clock::wall_us(), Relaxed, Relaxed)
-            .ok();
+        self.first_ready_unix_us.compare_exchange(0, clock::wall_us(), Relaxed, Relaxed).ok();
     }
 
     /// Returns once no request runs or waits.
@@ -157,14 +155,7 @@ impl Seat {
     pub(crate) fn waiting(counters: &Arc<Counters>) -> Self {
         counters.waiting.fetch_add(1, Relaxed);
         let counters = Arc::clone(counters);
-        Self {
-            counters,
-            runs: false,
-            cached: 0,
-            stepped: Instant::now(),
-            made: 0,
-            left: false,
-        }
+        Self { counters, runs: false, cached: 0, stepped: Instant::now(), made: 0, left: false }
     }
 
     pub(crate) fn run(&mut self) {
@@ -183,9 +174,7 @@ impl Seat {
         self.counters.generation_tokens.fetch_add(choices, Relaxed);
         self.cache(choices);
         let now = Instant::now();
-        let took = now
-            .duration_since(std::mem::replace(&mut self.stepped, now))
-            .as_micros() as u64;
+        let took = now.duration_since(std::mem::replace(&mut self.stepped, now)).as_micros() as u64;
         let latency = &self.counters.latency;
         let (count, sum) = if self.made == 0 {
             (&latency.first_tokens, &latency.to_first_token)
@@ -218,11 +207,7 @@ impl Seat {
                 counters.aborts.fetch_add(1, Relaxed)
             }
         };
-        let held = if self.runs {
-            &counters.running
-        } else {
-            &counters.waiting
-        };
+        let held = if self.runs { &counters.running } else { &counters.waiting };
         held.fetch_sub(1, Relaxed);
         if counters.busy() == 0 {
             counters.emptied.notify_waiters();

@@ -66,34 +66,15 @@ impl Engine {
     pub(crate) fn new(args: Args) -> (Arc<Self>, impl Future<Output = ()> + Send) {
         let faults = Faults::new(&args.faults);
         let counters = Arc::new(Counters::default());
-        let seats = if args.max_running == 0 {
-            Semaphore::MAX_PERMITS
-        } else {
-            args.max_running
-        };
+        let seats = if args.max_running == 0 { Semaphore::MAX_PERMITS } else { args.max_running };
         let fatal = Fatal(watch::Sender::new(None));
-        let shared = Arc::new(Shared {
-            args,
-            faults,
-            counters,
-            fatal,
-        });
+        let shared = Arc::new(Shared { args, faults, counters, fatal });
         let (view_tx, view) = watch::channel(View::default());
         let (abort_tx, aborts) = watch::channel(0);
         let (orders, orders_rx) = mpsc::channel(16);
         let life = Life::new(Arc::clone(&shared), view_tx, abort_tx).run(orders_rx);
         let (seats, serial) = (Semaphore::new(seats), AtomicU64::new(0));
-        (
-            Arc::new(Self {
-                shared,
-                view,
-                aborts,
-                orders,
-                seats,
-                serial,
-            }),
-            life,
-        )
+        (Arc::new(Self { shared, view, aborts, orders, seats, serial }), life)
     }
 
     pub(crate) fn view(&self) -> View {
@@ -110,10 +91,7 @@ impl Engine {
 
     /// Gives an order and returns its outcome, however long it takes.
     pub(crate) async fn order(&self, order: Order) -> Outcome {
-        let gone = || Refusal {
-            message: "EngineDeadError".to_owned(),
-            fatal: false,
-        };
+        let gone = || Refusal { message: "EngineDeadError".to_owned(), fatal: false };
         let (told, outcome) = oneshot::channel();
         self.orders.send((order, told)).await.map_err(|_| gone())?;
         outcome.await.map_err(|_| gone())?
@@ -146,13 +124,7 @@ impl Engine {
         self.args
             .model
             .iter()
-            .map(|name| {
-                if wrong {
-                    format!("wrong-{name}")
-                } else {
-                    name.clone()
-                }
-            })
+            .map(|name| if wrong { format!("wrong-{name}") } else { name.clone() })
             .collect()
     }
 }

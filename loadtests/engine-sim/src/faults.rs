@@ -74,9 +74,7 @@ pub enum Error {
 
 impl Fault {
     fn name(self) -> String {
-        self.to_possible_value()
-            .map(|v| v.get_name().to_owned())
-            .unwrap_or_default()
+        self.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default()
     }
 
     fn named(name: &str) -> Result<Self, Error> {
@@ -121,10 +119,7 @@ impl FromStr for Setting {
     fn from_str(text: &str) -> Result<Self, Error> {
         let (name, value) = text.split_once('=').map_or((text, None), |(n, v)| (n, Some(v)));
         let fault = Fault::named(name)?;
-        Ok(Self {
-            fault,
-            amount: fault.amount(value)?,
-        })
+        Ok(Self { fault, amount: fault.amount(value)? })
     }
 }
 
@@ -139,10 +134,7 @@ pub(crate) struct Faults {
 impl Faults {
     pub(crate) fn new(settings: &[Setting]) -> Self {
         let set = settings.iter().map(|s| (s.fault, s.amount)).collect();
-        Self {
-            set: Mutex::new(set),
-            changed: watch::Sender::new(()),
-        }
+        Self { set: Mutex::new(set), changed: watch::Sender::new(()) }
     }
 
     /// Applies `{"name": value | null}`; all or nothing.
@@ -175,18 +167,15 @@ impl Faults {
     }
 
     pub(crate) fn count(&self, fault: Fault) -> Option<u64> {
-        self.get(fault)
-            .and_then(|a| if let Amount::Count(n) = a { Some(n) } else { None })
+        self.get(fault).and_then(|a| if let Amount::Count(n) = a { Some(n) } else { None })
     }
 
     pub(crate) fn time(&self, fault: Fault) -> Option<Duration> {
-        self.get(fault)
-            .and_then(|a| if let Amount::Time(t) = a { Some(t) } else { None })
+        self.get(fault).and_then(|a| if let Amount::Time(t) = a { Some(t) } else { None })
     }
 
     pub(crate) fn share(&self, fault: Fault) -> Option<f64> {
-        self.get(fault)
-            .and_then(|a| if let Amount::Share(s) = a { Some(s) } else { None })
+        self.get(fault).and_then(|a| if let Amount::Share(s) = a { Some(s) } else { None })
     }
 
     /// Returns once none of `faults` is in force.
@@ -204,11 +193,7 @@ impl Faults {
     }
 
     fn get(&self, fault: Fault) -> Option<Amount> {
-        self.set
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&fault)
-            .copied()
+        self.set.lock().unwrap_or_else(PoisonError::into_inner).get(&fault).copied()
     }
 }
 
@@ -220,10 +205,7 @@ mod tests {
     fn settings_are_typed_by_their_name() {
         let parse = |text: &str| text.parse::<Setting>();
         assert_eq!(parse("die-mid-stream=3").unwrap().amount, Amount::Count(3));
-        assert_eq!(
-            parse("late-memory=1.5s").unwrap().amount,
-            Amount::Time(Duration::from_millis(1500))
-        );
+        assert_eq!(parse("late-memory=1.5s").unwrap().amount, Amount::Time(Duration::from_millis(1500)));
         assert_eq!(parse("429").unwrap().fault, Fault::TooManyRequests);
         assert!(parse("die-mid-stream").is_err());
         assert!(parse("error-rate=2").is_err());

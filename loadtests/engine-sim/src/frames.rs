@@ -17,11 +17,7 @@ pub(crate) struct Voice {
 
 impl Voice {
     pub(crate) fn token(self, i: u64) -> String {
-        if self.corrupt {
-            CORRUPT.to_owned()
-        } else {
-            content::token(self.key, i)
-        }
+        if self.corrupt { CORRUPT.to_owned() } else { content::token(self.key, i) }
     }
 
     pub(crate) fn text(self, tokens: u64) -> String {
@@ -68,14 +64,7 @@ impl Frames {
         let (now, pid) = (clock::wall_us(), std::process::id());
         let id = format!("{prefix}-{:016x}{pid:08x}{serial:08x}", now);
         let escaped = Value::from(model).to_string();
-        Self {
-            api,
-            id,
-            created: now / 1_000_000,
-            model: model.to_owned(),
-            escaped,
-            sequence: 0,
-        }
+        Self { api, id, created: now / 1_000_000, model: model.to_owned(), escaped, sequence: 0 }
     }
 
     /// What precedes the first token.
@@ -91,10 +80,7 @@ impl Frames {
                 vec![
                     self.event("response.created", json!({"response": begun})),
                     self.event("response.in_progress", json!({"response": begun})),
-                    self.event(
-                        "response.output_item.added",
-                        json!({"output_index": 0, "item": item}),
-                    ),
+                    self.event("response.output_item.added", json!({"output_index": 0, "item": item})),
                     self.event("response.content_part.added", merge(place, json!({"part": part}))),
                 ]
             }
@@ -130,9 +116,7 @@ impl Frames {
         if show_usage {
             let usage = usage.json(self.api);
             let object = self.object(true);
-            let Self {
-                id, created, escaped, ..
-            } = &*self;
+            let Self { id, created, escaped, .. } = &*self;
             events.push(format!(
                 "data: {{\"id\":\"{id}\",\"object\":\"{object}\",\"created\":{created},\"model\":{escaped},\"choices\":[],\"usage\":{usage}}}\n\n"
             ));
@@ -169,29 +153,20 @@ impl Frames {
         let place = json!({"item_id": self.item_id(), "output_index": 0, "content_index": 0});
         let (part, item) = (text_part(text), self.item("completed", &[text_part(text)]));
         let done = self.response(status(finish), json!([item]), Some(usage));
-        let name = if finish == "stop" {
-            "response.completed"
-        } else {
-            "response.incomplete"
-        };
+        let name = if finish == "stop" { "response.completed" } else { "response.incomplete" };
         vec![
             self.event(
                 "response.output_text.done",
                 merge(place.clone(), json!({"text": text, "logprobs": []})),
             ),
             self.event("response.content_part.done", merge(place, json!({"part": part}))),
-            self.event(
-                "response.output_item.done",
-                json!({"output_index": 0, "item": item}),
-            ),
+            self.event("response.output_item.done", json!({"output_index": 0, "item": item})),
             self.event(name, json!({"response": done})),
         ]
     }
 
     fn chunk(&self, n: u64, what: &str, finish: Option<&str>) -> String {
-        let Self {
-            id, created, escaped, ..
-        } = self;
+        let Self { id, created, escaped, .. } = self;
         let object = self.object(true);
         let finish = finish.map_or_else(|| "null".to_owned(), |reason| format!("\"{reason}\""));
         format!(
@@ -233,11 +208,7 @@ impl Frames {
 }
 
 fn status(finish: &str) -> &'static str {
-    if finish == "stop" {
-        "completed"
-    } else {
-        "incomplete"
-    }
+    if finish == "stop" { "completed" } else { "incomplete" }
 }
 
 fn text_part(text: &str) -> Value {

@@ -36,11 +36,7 @@ pub(crate) async fn infer(
 ) -> Result<(), Broken> {
     let serial = engine.serial();
     let request_id = head.header("x-request-id").map(str::to_owned);
-    engine.counters.arrived(Arrival {
-        unix_us: head.unix_us,
-        path: head.path.clone(),
-        request_id,
-    });
+    engine.counters.arrived(Arrival { unix_us: head.unix_us, path: head.path.clone(), request_id });
     if let Some(reply) = refusal(engine, head, serial) {
         return reply.send(conn, wire).await;
     }
@@ -55,21 +51,10 @@ pub(crate) async fn infer(
         seat.leave(End::Failed);
         engine.counters.requests_while_asleep.fetch_add(1, Relaxed);
         let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
-        return Reply::error(500, "InternalServerError", message, None)
-            .send(conn, wire)
-            .await;
+        return Reply::error(500, "InternalServerError", message, None).send(conn, wire).await;
     }
     let frames = Frames::new(api, &plan.model, serial);
-    let mut job = Job {
-        engine,
-        wire,
-        plan,
-        seat,
-        frames,
-        stream: None,
-        events: 0,
-        made: 0,
-    };
+    let mut job = Job { engine, wire, plan, seat, frames, stream: None, events: 0, made: 0 };
     let outcome = select! {
         biased;
         _ = aborts.changed() => Outcome::AbortedBySleep,
@@ -110,19 +95,12 @@ fn refusal(engine: &Engine, head: &Head, serial: u64) -> Option<Reply> {
         let reply = Reply::error(429, "TooManyRequests", "The engine is overloaded.", None);
         return Some(reply.with("retry-after", "1"));
     }
-    let status = faults
-        .count(Fault::Status)
-        .and_then(|status| u16::try_from(status).ok());
+    let status = faults.count(Fault::Status).and_then(|status| u16::try_from(status).ok());
     // Spread evenly and without chance: a test with a rate of a quarter sees every fourth request fail.
     let share = faults.share(Fault::ErrorRate).unwrap_or_default();
     let failed = (serial as f64 * share).floor() < ((serial + 1) as f64 * share).floor();
     let status = status.or_else(|| failed.then_some(500))?;
-    Some(Reply::error(
-        status,
-        "InternalServerError",
-        "A fault was asked for.",
-        None,
-    ))
+    Some(Reply::error(status, "InternalServerError", "A fault was asked for.", None))
 }
 
 struct Job<'a> {
@@ -141,8 +119,7 @@ struct Job<'a> {
 impl Job<'_> {
     async fn run(&mut self, conn: &mut Conn) -> Result<(), Broken> {
         let long = self.engine.faults.time(Fault::LongPrefill);
-        self.unless_gone(conn, self.engine.faults.cleared(&[Fault::HealthWhileDead]))
-            .await?;
+        self.unless_gone(conn, self.engine.faults.cleared(&[Fault::HealthWhileDead])).await?;
         // The head goes out before there is a place, as vLLM's does.
         if long.is_none() {
             self.begin(conn).await?;
@@ -214,17 +191,8 @@ impl Job<'_> {
         if conn.broke_off() {
             return Err(Broken::Gone);
         }
-        let Plan {
-            voices,
-            prompt_tokens,
-            api,
-            stream,
-            ..
-        } = &self.plan;
-        let usage = Usage {
-            prompt: *prompt_tokens,
-            completion: self.made * voices.len() as u64,
-        };
+        let Plan { voices, prompt_tokens, api, stream, .. } = &self.plan;
+        let usage = Usage { prompt: *prompt_tokens, completion: self.made * voices.len() as u64 };
         let aborted = finish == "abort";
         if !*stream {
             let texts: Vec<String> = voices.iter().map(|voice| voice.text(self.made)).collect();
@@ -236,12 +204,7 @@ impl Job<'_> {
             return Reply::json(200, &body).send(conn, self.wire).await;
         }
         self.begin(conn).await?;
-        let Plan {
-            voices,
-            usage: show,
-            api,
-            ..
-        } = &self.plan;
+        let Plan { voices, usage: show, api, .. } = &self.plan;
         let mut events = Vec::new();
         if aborted && self.made < self.plan.tokens && *api != Api::Responses {
             events.extend((0..voices.len()).map(|n| self.frames.token(n as u64, "", Some(finish))));
@@ -266,12 +229,7 @@ impl Job<'_> {
         let Some(stream) = &mut self.stream else {
             return Ok(());
         };
-        let now = |fault| {
-            self.engine
-                .faults
-                .count(fault)
-                .is_some_and(|events| events <= self.events)
-        };
+        let now = |fault| self.engine.faults.count(fault).is_some_and(|events| events <= self.events);
         if now(Fault::DieMidStream) {
             self.engine.fatal.die(1);
             return std::future::pending().await;

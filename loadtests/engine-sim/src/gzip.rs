@@ -9,11 +9,7 @@ pub(crate) struct Gzip {
 
 impl Gzip {
     pub(crate) fn new() -> Self {
-        Self {
-            crc: u32::MAX,
-            length: 0,
-            begun: false,
-        }
+        Self { crc: u32::MAX, length: 0, begun: false }
     }
 
     /// `data` as part of the member, flushed: it decodes as soon as it arrives.
@@ -29,9 +25,7 @@ impl Gzip {
             out.extend_from_slice(&(!length).to_le_bytes());
             out.extend_from_slice(block);
         }
-        self.crc = data
-            .iter()
-            .fold(self.crc, |crc, byte| step(crc ^ u32::from(*byte)));
+        self.crc = data.iter().fold(self.crc, |crc, byte| step(crc ^ u32::from(*byte)));
         self.length = self.length.wrapping_add(data.len() as u32);
         out
     }
@@ -46,13 +40,7 @@ impl Gzip {
 }
 
 fn step(crc: u32) -> u32 {
-    (0..8).fold(crc, |crc, _| {
-        if crc & 1 == 1 {
-            crc >> 1 ^ 0xedb8_8320
-        } else {
-            crc >> 1
-        }
-    })
+    (0..8).fold(crc, |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 })
 }
 
 #[cfg(test)]

@@ -62,14 +62,7 @@ impl Conn {
     pub(crate) fn new(io: TcpStream, counters: Arc<Counters>) -> Self {
         counters.connections_open.fetch_add(1, Relaxed);
         counters.connections_total.fetch_add(1, Relaxed);
-        Self {
-            io,
-            buf: BytesMut::with_capacity(4096),
-            counters,
-            unix_us: 0,
-            partial: false,
-            counts: false,
-        }
+        Self { io, buf: BytesMut::with_capacity(4096), counters, unix_us: 0, partial: false, counts: false }
     }
 
     /// The next request's head; [`Broken::Gone`] when none begins within `idle`.
@@ -90,9 +83,7 @@ impl Conn {
             }
             let begins = self.buf.is_empty();
             match idle.filter(|_| begins) {
-                Some(idle) => time::timeout(idle, self.fill())
-                    .await
-                    .map_err(|_| Broken::Gone)??,
+                Some(idle) => time::timeout(idle, self.fill()).await.map_err(|_| Broken::Gone)??,
                 None => self.fill().await?,
             }
             if begins {
@@ -103,10 +94,7 @@ impl Conn {
 
     /// Reads the body that `head` announces.
     pub(crate) async fn body(&mut self, head: &Head) -> Result<Bytes, Broken> {
-        if head
-            .header("expect")
-            .is_some_and(|v| v.eq_ignore_ascii_case("100-continue"))
-        {
+        if head.header("expect").is_some_and(|v| v.eq_ignore_ascii_case("100-continue")) {
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
         }
         let Framing::Length(length) = head.body else {
@@ -122,15 +110,12 @@ impl Conn {
         loop {
             let line = self.line().await?;
             let digits = line.split(';').next().unwrap_or_default().trim();
-            let sized = usize::from_str_radix(digits, 16)
-                .ok()
-                .filter(|_| !digits.starts_with('+'));
+            let sized = usize::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+'));
             let size = sized.ok_or(Broken::Malformed("chunk size"))?;
             if size == 0 {
                 break;
             }
-            self.at_least(size.checked_add(2).ok_or(Broken::Malformed("chunk size"))?)
-                .await?;
+            self.at_least(size.checked_add(2).ok_or(Broken::Malformed("chunk size"))?).await?;
             body.extend_from_slice(&self.buf.split_to(size));
             if !self.buf.starts_with(b"\r\n") {
                 return Err(Broken::Malformed("chunk end"));
@@ -168,11 +153,7 @@ impl Conn {
         if self.buf.capacity() - self.buf.len() < 1024 {
             self.buf.reserve(4096);
         }
-        if self.io.read_buf(&mut self.buf).await? == 0 {
-            Err(Broken::Gone)
-        } else {
-            Ok(())
-        }
+        if self.io.read_buf(&mut self.buf).await? == 0 { Err(Broken::Gone) } else { Ok(()) }
     }
 
     /// Returns when the client is gone; until then it keeps what comes.
@@ -205,11 +186,8 @@ impl Conn {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let reads = self.buf.len() < AHEAD_LIMIT;
-                    let interest = if reads {
-                        Interest::READABLE | Interest::WRITABLE
-                    } else {
-                        Interest::WRITABLE
-                    };
+                    let interest =
+                        if reads { Interest::READABLE | Interest::WRITABLE } else { Interest::WRITABLE };
                     self.io.ready(interest).await?;
                 }
                 Err(_) => return Err(Broken::Gone),

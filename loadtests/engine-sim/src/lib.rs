@@ -50,10 +50,8 @@ const BACKLOG: u32 = 2048;
 ///
 /// Needs nothing but a current-thread runtime with I/O and time. Errors: the address cannot be bound, or is no address.
 pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let mut signals = Signals {
-        term: signal(SignalKind::terminate())?,
-        int: signal(SignalKind::interrupt())?,
-    };
+    let mut signals =
+        Signals { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? };
     raise_descriptor_limit();
     // As vLLM does: the port is taken at once, and a port that is taken already is known at once; only later does it listen.
     let socket = bind(&args).await?;
@@ -87,16 +85,9 @@ fn raise_descriptor_limit() {
 
 async fn bind(args: &Args) -> anyhow::Result<TcpSocket> {
     let named = (args.host.as_str(), args.port);
-    let address = lookup_host(named)
-        .await
-        .with_context(|| format!("{} is no address", args.host))?
-        .next();
+    let address = lookup_host(named).await.with_context(|| format!("{} is no address", args.host))?.next();
     let address = address.with_context(|| format!("{} has no address", args.host))?;
-    let socket = if address.is_ipv4() {
-        TcpSocket::new_v4()?
-    } else {
-        TcpSocket::new_v6()?
-    };
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
     let taken = || format!("error while attempting to bind on address {address}: address already in use");
     socket.bind(address).with_context(taken)?;
@@ -168,13 +159,8 @@ mod tests {
     fn another_binary_can_offer_it_and_spawn_it() {
         fn spawnable(_: impl Future + Send) {}
 
-        let cli = Cli::parse_from([
-            "demo", "--model", "a", "--port", "1", "--port", "0", "--model", "b",
-        ]);
-        assert_eq!(
-            (&*cli.args.model, cli.args.port),
-            (&["a".to_owned(), "b".to_owned()][..], 0)
-        );
+        let cli = Cli::parse_from(["demo", "--model", "a", "--port", "1", "--port", "0", "--model", "b"]);
+        assert_eq!((&*cli.args.model, cli.args.port), (&["a".to_owned(), "b".to_owned()][..], 0));
         spawnable(run(cli.args));
     }
 }

@@ -77,10 +77,7 @@ struct Parts {
 }
 
 impl Parts {
-    const ALL: Self = Self {
-        weights: true,
-        cache: true,
-    };
+    const ALL: Self = Self { weights: true, cache: true };
 
     fn any(self) -> bool {
         self.weights || self.cache
@@ -89,14 +86,7 @@ impl Parts {
 
 impl Life {
     pub(crate) fn new(shared: Arc<Shared>, view: watch::Sender<View>, abort: watch::Sender<u64>) -> Self {
-        Self {
-            shared,
-            view,
-            abort,
-            asleep: Parts::default(),
-            stale: Parts::default(),
-            damaged: false,
-        }
+        Self { shared, view, abort, asleep: Parts::default(), stale: Parts::default(), damaged: false }
     }
 
     /// Starts the engine and obeys `orders`; returns when it cannot start, or when nobody can give orders any more.
@@ -119,9 +109,7 @@ impl Life {
     }
 
     async fn start(&self) -> Result<Memory, memory::Error> {
-        let Shared {
-            args, faults, fatal, ..
-        } = &*self.shared;
+        let Shared { args, faults, fatal, .. } = &*self.shared;
         let began = Instant::now();
         if let Some(code) = faults.count(Fault::ExitAtStart) {
             log::error("RuntimeError: Engine core initialization failed. See root cause above.");
@@ -155,13 +143,7 @@ impl Life {
         tokio::try_join!(load, listen)?;
         self.view.send_modify(|view| {
             let cache_bytes = memory.cache();
-            *view = View {
-                listening: true,
-                ready: true,
-                awake: true,
-                cache_bytes,
-                ..*view
-            };
+            *view = View { listening: true, ready: true, awake: true, cache_bytes, ..*view };
         });
         log::info("Application startup complete.");
         Ok(memory)
@@ -187,12 +169,7 @@ impl Life {
     }
 
     async fn sleep(&mut self, level: u8, wait: bool, memory: &Memory) -> Outcome {
-        let Shared {
-            args,
-            faults,
-            counters,
-            ..
-        } = &*self.shared;
+        let Shared { args, faults, counters, .. } = &*self.shared;
         if faults.on(Fault::RefuseSleep) {
             return Err(Refusal::plain("sleep failed"));
         }
@@ -217,12 +194,7 @@ impl Life {
     }
 
     async fn wake(&mut self, weights: bool, cache: bool, memory: &Memory) -> Outcome {
-        let Shared {
-            args,
-            faults,
-            counters,
-            ..
-        } = &*self.shared;
+        let Shared { args, faults, counters, .. } = &*self.shared;
         if faults.on(Fault::RefuseWake) {
             return Err(Refusal::plain("wake_up failed"));
         }
@@ -232,13 +204,8 @@ impl Life {
             log::info("Executor is not sleeping.");
             return Ok(());
         }
-        let asleep = Parts {
-            weights: self.asleep.weights && !weights,
-            cache: self.asleep.cache && !cache,
-        };
-        memory
-            .wake(!asleep.weights, !asleep.cache)
-            .map_err(|error| Refusal::fatal(&error))?;
+        let asleep = Parts { weights: self.asleep.weights && !weights, cache: self.asleep.cache && !cache };
+        memory.wake(!asleep.weights, !asleep.cache).map_err(|error| Refusal::fatal(&error))?;
         sleep(args.wake_time * parts / 2).await;
         self.asleep = asleep;
         self.damaged |= faults.on(Fault::CorruptAfterWake);
@@ -260,16 +227,10 @@ impl Life {
 
 impl Refusal {
     fn plain(message: &str) -> Self {
-        Self {
-            message: message.to_owned(),
-            fatal: false,
-        }
+        Self { message: message.to_owned(), fatal: false }
     }
 
     fn fatal(error: &memory::Error) -> Self {
-        Self {
-            message: error.to_string(),
-            fatal: true,
-        }
+        Self { message: error.to_string(), fatal: true }
     }
 }

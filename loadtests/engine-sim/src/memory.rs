@@ -16,21 +16,11 @@ pub(crate) enum Error {
     #[error(
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked:.2} MiB. GPU {accelerator} has a total capacity of {capacity:.2} MiB of which {free:.2} MiB is free."
     )]
-    OutOfMemory {
-        accelerator: String,
-        asked: f64,
-        capacity: f64,
-        free: f64,
-    },
+    OutOfMemory { accelerator: String, asked: f64, capacity: f64, free: f64 },
     #[error(
         "ValueError: Free memory on device ({free:.2}/{capacity:.2} MiB) on startup is less than desired GPU memory utilization ({share}, {want:.2} MiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
     )]
-    ShareNotFree {
-        free: f64,
-        capacity: f64,
-        share: f64,
-        want: f64,
-    },
+    ShareNotFree { free: f64, capacity: f64, share: f64, want: f64 },
     #[error(
         "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
     )]
@@ -46,17 +36,9 @@ pub(crate) enum Error {
 impl From<accelerator::Error> for Error {
     fn from(error: accelerator::Error) -> Self {
         match error {
-            accelerator::Error::OutOfMemory {
-                accelerator,
-                asked,
-                capacity,
-                free,
-            } => Self::OutOfMemory {
-                accelerator,
-                asked: mib(asked),
-                capacity: mib(capacity),
-                free: mib(free),
-            },
+            accelerator::Error::OutOfMemory { accelerator, asked, capacity, free } => {
+                Self::OutOfMemory { accelerator, asked: mib(asked), capacity: mib(capacity), free: mib(free) }
+            }
             other => Self::Book(other),
         }
     }
@@ -84,9 +66,7 @@ impl Memory {
             cache: args.kv_cache_memory_bytes.unwrap_or(rest),
             asleep: args.memory_asleep,
             host: args.memory_host,
-            share: args
-                .gpu_memory_utilization
-                .filter(|_| args.kv_cache_memory_bytes.is_none()),
+            share: args.gpu_memory_utilization.filter(|_| args.kv_cache_memory_bytes.is_none()),
             holder,
         })
     }
@@ -106,19 +86,11 @@ impl Memory {
     pub(crate) fn load(&self) -> Result<(), Error> {
         let Some(holder) = &self.holder else { return Ok(()) };
         if let Some(share) = self.share {
-            for Usage {
-                capacity, used_total, ..
-            } in usages(holder)?
-            {
+            for Usage { capacity, used_total, .. } in usages(holder)? {
                 let (want, free) = (part(capacity, share), capacity.saturating_sub(used_total));
                 if free < want {
                     let (want, free, capacity) = (mib(want), mib(free), mib(capacity));
-                    return Err(Error::ShareNotFree {
-                        free,
-                        capacity,
-                        share,
-                        want,
-                    });
+                    return Err(Error::ShareNotFree { free, capacity, share, want });
                 }
             }
         }
@@ -147,19 +119,15 @@ impl Memory {
             });
             let cache = u64::try_from(measured.min().unwrap_or(0)).unwrap_or(0);
             if cache >= least(weights) {
-                holder
-                    .ids()
-                    .iter()
-                    .try_for_each(|id| session.resize(id, weights + cache))?;
+                holder.ids().iter().try_for_each(|id| session.resize(id, weights + cache))?;
             }
             Ok(cache)
         })?;
         match self.cache {
             0 => Err(Error::NoCache),
-            cache if cache < least(weights) => Err(Error::SmallCache {
-                least: mib(least(weights)),
-                cache: mib(cache),
-            }),
+            cache if cache < least(weights) => {
+                Err(Error::SmallCache { least: mib(least(weights)), cache: mib(cache) })
+            }
             _ => Ok(()),
         }
     }
@@ -167,11 +135,7 @@ impl Memory {
     /// Frees all but the residue; level 1 keeps the weights in host memory.
     pub(crate) fn sleep(&self, level: u8) -> Result<(), Error> {
         let Some(holder) = &self.holder else { return Ok(()) };
-        let host = if level == 1 {
-            self.host * holder.ids().len() as u64
-        } else {
-            0
-        };
+        let host = if level == 1 { self.host * holder.ids().len() as u64 } else { 0 };
         holder.resize_host(host)?;
         Ok(holder.resize(self.asleep.min(self.weights + self.cache))?)
     }

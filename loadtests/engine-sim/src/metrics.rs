@@ -26,25 +26,13 @@ pub(crate) fn text(engine: &Engine) -> String {
     // The name before vLLM 0.11; both are shown so that either kind of reader is served.
     page.value("gauge", "gpu_cache_usage_perc", full);
     page.value("counter", "prompt_tokens_total", read(&counters.prompt_tokens));
-    page.value(
-        "counter",
-        "generation_tokens_total",
-        read(&counters.generation_tokens),
-    );
+    page.value("counter", "generation_tokens_total", read(&counters.generation_tokens));
     page.value("counter", "num_preemptions_total", 0.0);
-    page.value(
-        "counter",
-        "prefix_cache_queries_total",
-        read(&counters.prompt_tokens),
-    );
+    page.value("counter", "prefix_cache_queries_total", read(&counters.prompt_tokens));
     page.value("counter", "prefix_cache_hits_total", 0.0);
     let aborted = read(&counters.aborts) + read(&counters.aborted_by_sleep);
     page.family("counter", "request_success_total");
-    page.line(
-        "request_success_total",
-        ",finished_reason=\"stop\"",
-        read(&counters.finished),
-    );
+    page.line("request_success_total", ",finished_reason=\"stop\"", read(&counters.finished));
     page.line("request_success_total", ",finished_reason=\"abort\"", aborted);
     page.family("gauge", "engine_sleep_state");
     let awake = f64::from(u8::from(!engine.view().sleeping));
@@ -56,27 +44,11 @@ pub(crate) fn text(engine: &Engine) -> String {
     let latency = &counters.latency;
     let micros = |sum| read(sum) / 1e6;
     let (first, later) = (read(&latency.first_tokens), read(&latency.later_tokens));
-    page.histogram(
-        "time_to_first_token_seconds",
-        first,
-        micros(&latency.to_first_token),
-    );
-    page.histogram(
-        "inter_token_latency_seconds",
-        later,
-        micros(&latency.between_tokens),
-    );
-    page.histogram(
-        "time_per_output_token_seconds",
-        later,
-        micros(&latency.between_tokens),
-    );
+    page.histogram("time_to_first_token_seconds", first, micros(&latency.to_first_token));
+    page.histogram("inter_token_latency_seconds", later, micros(&latency.between_tokens));
+    page.histogram("time_per_output_token_seconds", later, micros(&latency.between_tokens));
     page.histogram("request_prompt_tokens", first, read(&counters.prompt_tokens));
-    page.histogram(
-        "request_generation_tokens",
-        first,
-        read(&counters.generation_tokens),
-    );
+    page.histogram("request_generation_tokens", first, read(&counters.generation_tokens));
     page.out
 }
 
@@ -92,19 +64,12 @@ struct Page {
 impl Page {
     fn new(names: &[String]) -> Self {
         let name = Value::from(names.first().map_or("", String::as_str));
-        Self {
-            labels: format!("engine=\"0\",model_name={name}"),
-            out: String::with_capacity(4096),
-        }
+        Self { labels: format!("engine=\"0\",model_name={name}"), out: String::with_capacity(4096) }
     }
 
     fn family(&mut self, kind: &str, name: &str) {
         // Writing to a String cannot fail; nor in the next function.
-        writeln!(
-            self.out,
-            "# HELP vllm:{name} See vLLM.\n# TYPE vllm:{name} {kind}"
-        )
-        .ok();
+        writeln!(self.out, "# HELP vllm:{name} See vLLM.\n# TYPE vllm:{name} {kind}").ok();
     }
 
     fn line(&mut self, name: &str, label: &str, value: f64) {

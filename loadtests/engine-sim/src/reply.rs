@@ -71,11 +71,7 @@ impl Wire {
     ) -> String {
         use std::fmt::Write as _;
 
-        let mut head = format!(
-            "{}HTTP/1.1 {status} {}\r\nserver: uvicorn\r\n",
-            self.interim,
-            reason(status)
-        );
+        let mut head = format!("{}HTTP/1.1 {status} {}\r\nserver: uvicorn\r\n", self.interim, reason(status));
         let mut line = |name: &str, value: &dyn std::fmt::Display| {
             // Writing to a String cannot fail.
             write!(head, "{name}: {value}\r\n").ok();
@@ -130,21 +126,11 @@ impl Reply {
     }
 
     pub(crate) fn text(content_type: &'static str, body: String) -> Self {
-        Self {
-            status: 200,
-            content_type,
-            headers: Vec::new(),
-            body: body.into_bytes(),
-        }
+        Self { status: 200, content_type, headers: Vec::new(), body: body.into_bytes() }
     }
 
     pub(crate) fn empty(status: u16) -> Self {
-        Self {
-            status,
-            content_type: "",
-            headers: Vec::new(),
-            body: Vec::new(),
-        }
+        Self { status, content_type: "", headers: Vec::new(), body: Vec::new() }
     }
 
     /// vLLM's error envelope.
@@ -171,9 +157,7 @@ impl Reply {
             body.extend(gzip.end());
         }
         let length = (!wire.trailers && !wire.close_delimited).then_some(body.len());
-        let mut out = wire
-            .head(self.status, self.content_type, length, &self.headers)
-            .into_bytes();
+        let mut out = wire.head(self.status, self.content_type, length, &self.headers).into_bytes();
         if !wire.bodiless {
             if length.is_none() && !wire.closes_at_end() {
                 out.extend(chunk(&body));
@@ -196,10 +180,7 @@ impl<'a> EventStream<'a> {
     pub(crate) async fn begin(conn: &mut Conn, wire: &'a Wire) -> Result<Self, Broken> {
         let head = wire.head(200, "text/event-stream; charset=utf-8", None, &[]);
         conn.send(head.as_bytes()).await?;
-        Ok(Self {
-            wire,
-            gzip: wire.gzip.then(Gzip::new),
-        })
+        Ok(Self { wire, gzip: wire.gzip.then(Gzip::new) })
     }
 
     pub(crate) async fn event(&mut self, conn: &mut Conn, event: &[u8]) -> Result<(), Broken> {
@@ -223,11 +204,7 @@ impl<'a> EventStream<'a> {
     }
 
     async fn write(&self, conn: &mut Conn, bytes: &[u8]) -> Result<(), Broken> {
-        if self.wire.closes_at_end() {
-            conn.send(bytes).await
-        } else {
-            conn.send(&chunk(bytes)).await
-        }
+        if self.wire.closes_at_end() { conn.send(bytes).await } else { conn.send(&chunk(bytes)).await }
     }
 }
 

@@ -26,11 +26,7 @@ pub(crate) async fn serve(engine: Arc<Engine>, io: TcpStream) {
     let mut served = false;
     loop {
         let kept = Some(engine.args.keep_alive).filter(|idle| !idle.is_zero());
-        let idle = engine
-            .faults
-            .time(Fault::StaleKeepalive)
-            .or(kept)
-            .filter(|_| served);
+        let idle = engine.faults.time(Fault::StaleKeepalive).or(kept).filter(|_| served);
         let ended = match conn.head(idle).await {
             Ok(head) => exchange(&engine, &mut conn, &head).await,
             Err(broken) => Err(broken),
@@ -136,28 +132,19 @@ async fn manage(engine: &Engine, head: &Head, body: &Bytes) -> Option<(Reply, bo
     }
     let order = match (head.method.as_str(), head.path.as_str()) {
         ("GET", "/is_sleeping") => {
-            return Some((
-                Reply::json(200, &json!({"is_sleeping": engine.view().sleeping})),
-                false,
-            ));
+            return Some((Reply::json(200, &json!({"is_sleeping": engine.view().sleeping})), false));
         }
         ("POST", "/sleep") => {
             let level = head.query("level").next().unwrap_or("1");
             let Some(level) = level.parse().ok().filter(|level| matches!(level, 1 | 2)) else {
                 return Some((Reply::detail(400, "level must be 1 or 2"), false));
             };
-            Order::Sleep {
-                level,
-                wait: head.query("mode").next() == Some("wait"),
-            }
+            Order::Sleep { level, wait: head.query("mode").next() == Some("wait") }
         }
         ("POST", "/wake_up") => {
             let tags: Vec<&str> = head.query("tags").collect();
             let named = |tag| tags.is_empty() || tags.contains(&tag);
-            Order::Wake {
-                weights: named("weights"),
-                cache: named("kv_cache"),
-            }
+            Order::Wake { weights: named("weights"), cache: named("kv_cache") }
         }
         ("POST", "/reset_prefix_cache") => Order::ResetPrefixCache,
         ("POST", "/collective_rpc") => {
@@ -184,10 +171,7 @@ fn outcome(outcome: Outcome, done: Value) -> (Reply, bool) {
         Ok(()) => (Reply::json(200, &done), false),
         Err(refusal) => {
             crate::log::error(&refusal.message);
-            (
-                Reply::error(500, "InternalServerError", &refusal.message, None),
-                refusal.fatal,
-            )
+            (Reply::error(500, "InternalServerError", &refusal.message, None), refusal.fatal)
         }
     }
 }

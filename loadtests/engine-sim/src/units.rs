@@ -50,18 +50,12 @@ pub fn bytes(text: &str) -> Result<u64, Error> {
     }
     let number: f64 = number.parse().map_err(|_| fail())?;
     let size = number * scale as f64;
-    if size.is_finite() && (0.0..=u64::MAX as f64).contains(&size) {
-        Ok(size as u64)
-    } else {
-        Err(fail())
-    }
+    if size.is_finite() && (0.0..=u64::MAX as f64).contains(&size) { Ok(size as u64) } else { Err(fail()) }
 }
 
 fn split(text: &str) -> (&str, &str) {
     let text = text.trim();
-    let end = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     (number, unit.trim())
 }

@@ -78,10 +78,7 @@ const fn unqueued(fault: &Fault) -> &'static str {
 
 fn memory(shortage: &Shortage) -> Memory<'_> {
     Memory {
-        requested: Requested {
-            model: shortage.model.as_str(),
-            memory: shortage.memory.to_string(),
-        },
+        requested: Requested { model: shortage.model.as_str(), memory: shortage.memory.to_string() },
         available: shortage.available.to_string(),
         blocking: holders(&shortage.wait.holders),
         never: shortage.never,

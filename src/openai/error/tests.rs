@@ -33,15 +33,14 @@ fn shortage(never: bool) -> Fault {
 }
 
 fn failed(wait: Option<Wait>) -> Fault {
-    Fault::EngineFailed {
-        model: "m".into(),
-        cause: Cause::Hung,
-        wait,
-    }
+    Fault::EngineFailed { model: "m".into(), cause: Cause::Hung, wait }
 }
 
-/// Every fault with its row: status, type, code, x-should-retry, Retry-After in seconds.
-fn table() -> Vec<(Fault, u16, &'static str, &'static str, bool, Option<u64>)> {
+/// A fault with status, type, code, x-should-retry, and Retry-After in seconds.
+type Expected = (Fault, u16, &'static str, &'static str, bool, Option<u64>);
+
+/// Every fault with its row.
+fn table() -> Vec<Expected> {
     let text = String::new;
     let model = || "m".into();
     let invalid = "invalid_request_error";
@@ -49,124 +48,35 @@ fn table() -> Vec<(Fault, u16, &'static str, &'static str, bool, Option<u64>)> {
     let param = None;
     let message = text();
     vec![
+        (Fault::InvalidRequest { message, param }, 400, invalid, "invalid_request", false, None),
+        (Fault::InvalidApiKey, 401, "authentication_error", "invalid_api_key", false, None),
+        (Fault::ModelForbidden { model: text() }, 403, "permission_error", "model_forbidden", false, None),
+        (Fault::ModelNotFound { model: text() }, 404, invalid, "model_not_found", false, None),
+        (Fault::RouteNotFound { method: text(), path: text() }, 404, invalid, "model_not_found", false, None),
         (
-            Fault::InvalidRequest { message, param },
-            400,
-            invalid,
-            "invalid_request",
-            false,
-            None,
-        ),
-        (
-            Fault::InvalidApiKey,
-            401,
-            "authentication_error",
-            "invalid_api_key",
-            false,
-            None,
-        ),
-        (
-            Fault::ModelForbidden { model: text() },
-            403,
-            "permission_error",
-            "model_forbidden",
-            false,
-            None,
-        ),
-        (
-            Fault::ModelNotFound { model: text() },
-            404,
-            invalid,
-            "model_not_found",
-            false,
-            None,
-        ),
-        (
-            Fault::RouteNotFound {
-                method: text(),
-                path: text(),
-            },
-            404,
-            invalid,
-            "model_not_found",
-            false,
-            None,
-        ),
-        (
-            Fault::MethodNotAllowed {
-                method: text(),
-                path: text(),
-            },
+            Fault::MethodNotAllowed { method: text(), path: text() },
             405,
             invalid,
             "method_not_allowed",
             false,
             None,
         ),
+        (Fault::RequestTimeout { what: text() }, 408, invalid, "request_timeout", false, None),
         (
-            Fault::RequestTimeout { what: text() },
-            408,
-            invalid,
-            "request_timeout",
-            false,
-            None,
-        ),
-        (
-            Fault::BodyTooLarge {
-                setting: text(),
-                limit: Size(1),
-            },
+            Fault::BodyTooLarge { setting: text(), limit: Size(1) },
             413,
             invalid,
             "body_too_large",
             false,
             None,
         ),
+        (Fault::UnsupportedEncoding { encoding: text() }, 415, invalid, "unsupported_encoding", false, None),
+        (Fault::HeadersTooLarge { limit: Size(1) }, 431, invalid, "headers_too_large", false, None),
+        (Fault::NotImplemented { what: text() }, 501, server, "not_implemented", false, None),
+        (shortage(false), 429, "insufficient_memory", "insufficient_memory", true, Some(3)),
+        (shortage(true), 429, "insufficient_memory", "insufficient_memory", false, None),
         (
-            Fault::UnsupportedEncoding { encoding: text() },
-            415,
-            invalid,
-            "unsupported_encoding",
-            false,
-            None,
-        ),
-        (
-            Fault::HeadersTooLarge { limit: Size(1) },
-            431,
-            invalid,
-            "headers_too_large",
-            false,
-            None,
-        ),
-        (
-            Fault::NotImplemented { what: text() },
-            501,
-            server,
-            "not_implemented",
-            false,
-            None,
-        ),
-        (
-            shortage(false),
-            429,
-            "insufficient_memory",
-            "insufficient_memory",
-            true,
-            Some(3),
-        ),
-        (
-            shortage(true),
-            429,
-            "insufficient_memory",
-            "insufficient_memory",
-            false,
-            None,
-        ),
-        (
-            Fault::QueueFull {
-                message: text(),
-                wait: waited(),
-            },
+            Fault::QueueFull { message: text(), wait: waited() },
             429,
             "rate_limit_error",
             "queue_full",
@@ -174,9 +84,7 @@ fn table() -> Vec<(Fault, u16, &'static str, &'static str, bool, Option<u64>)> {
             Some(3),
         ),
         (
-            Fault::RateLimited {
-                retry_after: Millis(12_000),
-            },
+            Fault::RateLimited { retry_after: Millis(12_000) },
             429,
             "rate_limit_error",
             "rate_limited",
@@ -184,62 +92,21 @@ fn table() -> Vec<(Fault, u16, &'static str, &'static str, bool, Option<u64>)> {
             Some(12),
         ),
         (
-            Fault::RateLimited {
-                retry_after: Millis(1),
-            },
+            Fault::RateLimited { retry_after: Millis(1) },
             429,
             "rate_limit_error",
             "rate_limited",
             true,
             Some(1),
         ),
-        (
-            Fault::Busy { limit: Size(1) },
-            429,
-            "rate_limit_error",
-            "busy",
-            true,
-            Some(1),
-        ),
-        (
-            Fault::ClientLeft { phase: Phase::Parked },
-            499,
-            invalid,
-            "client_left",
-            false,
-            None,
-        ),
-        (
-            Fault::EngineUnreachable { model: model() },
-            502,
-            server,
-            "engine_unreachable",
-            true,
-            None,
-        ),
-        (
-            Fault::EngineClosed { model: model() },
-            502,
-            server,
-            "engine_closed",
-            true,
-            None,
-        ),
-        (
-            failed(Some(waited())),
-            503,
-            server,
-            "engine_failed",
-            true,
-            Some(3),
-        ),
+        (Fault::Busy { limit: Size(1) }, 429, "rate_limit_error", "busy", true, Some(1)),
+        (Fault::ClientLeft { phase: Phase::Parked }, 499, invalid, "client_left", false, None),
+        (Fault::EngineUnreachable { model: model() }, 502, server, "engine_unreachable", true, None),
+        (Fault::EngineClosed { model: model() }, 502, server, "engine_closed", true, None),
+        (failed(Some(waited())), 503, server, "engine_failed", true, Some(3)),
         (failed(None), 503, server, "engine_failed", false, Some(1)),
         (
-            Fault::ModelNotReady {
-                model: model(),
-                cause: Cause::Exited(1),
-                wait: Wait::default(),
-            },
+            Fault::ModelNotReady { model: model(), cause: Cause::Exited(1), wait: Wait::default() },
             503,
             server,
             "model_not_ready",
@@ -248,20 +115,9 @@ fn table() -> Vec<(Fault, u16, &'static str, &'static str, bool, Option<u64>)> {
         ),
         (Fault::ShuttingDown, 503, server, "shutting_down", true, Some(1)),
         (Fault::ControlPlane, 503, server, "control_plane", true, Some(5)),
+        (Fault::TurnOver { model: model() }, 503, server, "turn_over", false, Some(1)),
         (
-            Fault::TurnOver { model: model() },
-            503,
-            server,
-            "turn_over",
-            false,
-            Some(1),
-        ),
-        (
-            Fault::EngineTimeout {
-                model: model(),
-                which: Timer::Idle,
-                limit: Millis(1),
-            },
+            Fault::EngineTimeout { model: model(), which: Timer::Idle, limit: Millis(1) },
             504,
             server,
             "engine_timeout",
@@ -284,9 +140,7 @@ fn every_fault_has_the_row_of_the_documented_table() {
         let headers = response.headers();
         assert_eq!(headers["content-type"], "application/json");
         assert_eq!(headers[SHOULD_RETRY], retry.to_string(), "{fault:?}");
-        let seconds = headers
-            .get("retry-after")
-            .map(|value| value.to_str().unwrap().parse().unwrap());
+        let seconds = headers.get("retry-after").map(|value| value.to_str().unwrap().parse().unwrap());
         assert_eq!(seconds, after, "{fault:?}");
 
         let envelope = envelope(&fault);
@@ -297,11 +151,7 @@ fn every_fault_has_the_row_of_the_documented_table() {
         assert_eq!(super::code(&fault), code);
         assert_eq!(label(&fault), code);
         assert!(error.get("param").is_some(), "param is null rather than absent");
-        assert_eq!(
-            error.get("details").is_some(),
-            matches!(expected, 429 | 503),
-            "{fault:?}"
-        );
+        assert_eq!(error.get("details").is_some(), matches!(expected, 429 | 503), "{fault:?}");
         if let Some(details) = error.get("details") {
             for key in ["waited_for", "waited", "queue_position", "holders"] {
                 assert!(details.get(key).is_some(), "{key} of {fault:?}");
@@ -336,11 +186,7 @@ fn a_shortage_says_who_is_in_the_way() {
 
 #[test]
 fn a_model_that_does_not_start_shows_the_class_of_the_cause_and_no_text_of_the_engine() {
-    let not_ready = |cause| Fault::ModelNotReady {
-        model: "m".into(),
-        cause,
-        wait: Wait::default(),
-    };
+    let not_ready = |cause| Fault::ModelNotReady { model: "m".into(), cause, wait: Wait::default() };
     for (cause, class) in [
         (Cause::OutOfMemory, "out_of_memory"),
         (Cause::PortTaken, "port_taken"),
@@ -354,10 +200,7 @@ fn a_model_that_does_not_start_shows_the_class_of_the_cause_and_no_text_of_the_e
 
 #[test]
 fn the_parameter_at_fault_is_named() {
-    let fault = Fault::InvalidRequest {
-        message: "'model' is required".into(),
-        param: Some("model".into()),
-    };
+    let fault = Fault::InvalidRequest { message: "'model' is required".into(), param: Some("model".into()) };
     assert_eq!(envelope(&fault)["error"]["param"], "model");
     let unknown = Fault::ModelNotFound { model: "x".into() };
     assert_eq!(envelope(&unknown)["error"]["param"], "model");
@@ -367,10 +210,7 @@ fn the_parameter_at_fault_is_named() {
 
 #[test]
 fn in_a_stream_the_envelope_is_one_event_and_nothing_after_it() {
-    let fault = Fault::InvalidRequest {
-        message: "a\nb".into(),
-        param: None,
-    };
+    let fault = Fault::InvalidRequest { message: "a\nb".into(), param: None };
     let event = event(&fault);
     let text = std::str::from_utf8(&event).unwrap();
     let json = text.strip_prefix("data: ").unwrap().strip_suffix("\n\n").unwrap();

@@ -18,13 +18,9 @@ fn model_and_stream_are_found_wherever_they_stand() {
 
 #[test]
 fn stream_means_the_literal_true_only() {
-    for (value, stream) in [
-        ("true", true),
-        ("false", false),
-        ("null", false),
-        ("1", false),
-        ("\"true\"", false),
-    ] {
+    for (value, stream) in
+        [("true", true), ("false", false), ("null", false), ("1", false), ("\"true\"", false)]
+    {
         let body = format!(r#"{{"model":"m","stream":{value}}}"#);
         assert_eq!(peek(body.as_bytes()).unwrap().stream, stream, "{value}");
     }
@@ -39,21 +35,9 @@ fn what_cannot_be_routed_is_refused_with_the_key_named() {
         (br#"{"model":null}"#, Error::ModelNotText, Some("model")),
         (br#"{"model":["a"]}"#, Error::ModelNotText, Some("model")),
         (br#"{"model":""}"#, Error::ModelEmpty, Some("model")),
-        (
-            br#"{"model":"a","model":"b"}"#,
-            Error::Duplicate("model"),
-            Some("model"),
-        ),
-        (
-            br#"{"model":"a","mod\u0065l":"a"}"#,
-            Error::Duplicate("model"),
-            Some("model"),
-        ),
-        (
-            br#"{"stream":true,"model":"a","stream":false}"#,
-            Error::Duplicate("stream"),
-            Some("stream"),
-        ),
+        (br#"{"model":"a","model":"b"}"#, Error::Duplicate("model"), Some("model")),
+        (br#"{"model":"a","mod\u0065l":"a"}"#, Error::Duplicate("model"), Some("model")),
+        (br#"{"stream":true,"model":"a","stream":false}"#, Error::Duplicate("stream"), Some("stream")),
         (b"[]", Error::NotAnObject, None),
         (b"\"model\"", Error::NotAnObject, None),
     ];
@@ -74,21 +58,13 @@ fn what_cannot_be_routed_is_refused_with_the_key_named() {
         b"{\"model\":\"\xff\"}",
     ] {
         let got = peek(body).unwrap_err();
-        assert!(
-            matches!(got, Error::Syntax(_)),
-            "{got:?} for {}",
-            String::from_utf8_lossy(body)
-        );
+        assert!(matches!(got, Error::Syntax(_)), "{got:?} for {}", String::from_utf8_lossy(body));
     }
 }
 
 #[test]
 fn a_hundred_thousand_nested_brackets_neither_overflow_nor_hide_the_model() {
-    let deep = format!(
-        r#"{{"x":{}{},"model":"m"}}"#,
-        "[".repeat(100_000),
-        "]".repeat(100_000)
-    );
+    let deep = format!(r#"{{"x":{}{},"model":"m"}}"#, "[".repeat(100_000), "]".repeat(100_000));
     let on_a_small_stack = std::thread::Builder::new().stack_size(128 << 10);
     let model = on_a_small_stack
         .spawn(move || peek(deep.as_bytes()).map(|head| head.model.into_owned()))
@@ -105,10 +81,7 @@ fn a_refusal_becomes_an_invalid_request() {
     let fault = Fault::from(peek(b"{}").unwrap_err());
     assert_eq!(
         fault,
-        Fault::InvalidRequest {
-            message: "'model' is required".into(),
-            param: Some("model".into())
-        }
+        Fault::InvalidRequest { message: "'model' is required".into(), param: Some("model".into()) }
     );
 }
 

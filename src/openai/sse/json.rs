@@ -68,14 +68,11 @@ impl Json {
     }
 
     pub(super) fn found(&self) -> Found {
-        let usage = self.prompt.or(self.completion).map(|_| Usage {
-            prompt: self.prompt.unwrap_or(0),
-            completion: self.completion.unwrap_or(0),
-        });
-        Found {
-            error: self.error,
-            usage,
-        }
+        let usage = self
+            .prompt
+            .or(self.completion)
+            .map(|_| Usage { prompt: self.prompt.unwrap_or(0), completion: self.completion.unwrap_or(0) });
+        Found { error: self.error, usage }
     }
 
     fn in_text(&mut self, byte: u8) {

@@ -22,15 +22,7 @@ fn a_chat_stream_is_counted_and_only_the_engines_own_usage_is_believed() {
     let (facts, border) = scan(CHAT.as_bytes());
     assert_eq!(
         facts,
-        Facts {
-            events: 3,
-            done: true,
-            error: false,
-            usage: Some(Usage {
-                prompt: 12,
-                completion: 7
-            }),
-        }
+        Facts { events: 3, done: true, error: false, usage: Some(Usage { prompt: 12, completion: 7 }) }
     );
     assert!(border);
 }
@@ -98,13 +90,7 @@ fn an_engines_own_error_is_seen_by_name_or_by_key() {
 fn a_datum_over_several_lines_is_one_document() {
     let (facts, _) =
         scan(b"data: {\"usage\":\ndata: {\"prompt_tokens\":1,\ndata: \"completion_tokens\":2}}\n\n");
-    assert_eq!(
-        facts.usage,
-        Some(Usage {
-            prompt: 1,
-            completion: 2
-        })
-    );
+    assert_eq!(facts.usage, Some(Usage { prompt: 1, completion: 2 }));
     assert_eq!(facts.events, 1);
 }
 

@@ -21,10 +21,8 @@ fn map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
 }
 
 fn sorted(headers: &HeaderMap) -> Vec<(&str, &str)> {
-    let mut pairs: Vec<_> = headers
-        .iter()
-        .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
-        .collect();
+    let mut pairs: Vec<_> =
+        headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
     pairs.sort_unstable();
     pairs
 }
@@ -80,31 +78,16 @@ fn what_belongs_to_the_clients_connection_or_person_does_not_reach_the_engine() 
 #[test]
 fn the_engines_own_key_takes_the_place_of_the_clients() {
     let mut headers = map(&[("authorization", "Bearer client"), ("accept-encoding", "gzip")]);
-    to_engine(
-        &mut headers,
-        &target(Some(HeaderValue::from_static("Bearer engine"))),
-        0,
-        false,
-    );
+    to_engine(&mut headers, &target(Some(HeaderValue::from_static("Bearer engine"))), 0, false);
     assert_eq!(headers["authorization"], "Bearer engine");
     assert_eq!(headers["accept-encoding"], "gzip");
 }
 
 #[test]
 fn an_event_stream_is_marked_unless_the_engine_said_otherwise() {
-    let mut headers = map(&[
-        ("content-length", "1"),
-        ("x-rouse-cold-start", "hot"),
-        ("connection", "close"),
-    ]);
+    let mut headers = map(&[("content-length", "1"), ("x-rouse-cold-start", "hot"), ("connection", "close")]);
     to_client(&mut headers, true, true);
-    assert_eq!(
-        sorted(&headers),
-        [
-            ("cache-control", "no-cache, no-transform"),
-            ("x-accel-buffering", "no")
-        ]
-    );
+    assert_eq!(sorted(&headers), [("cache-control", "no-cache, no-transform"), ("x-accel-buffering", "no")]);
     let mut headers = map(&[("cache-control", "no-store")]);
     to_client(&mut headers, true, true);
     assert_eq!(headers["cache-control"], "no-store");

@@ -10,10 +10,7 @@ async fn frames_pass_as_they_come_and_the_lease_lasts_until_the_last_byte() {
     let (answer, mut peer) = tokio::join!(core.send(true, &seen), async {
         let mut peer = engine.accept().await;
         let request = peer.request().await;
-        assert!(
-            request.starts_with("POST /v1/chat/completions?x=1 HTTP/1.1\r\n"),
-            "{request}"
-        );
+        assert!(request.starts_with("POST /v1/chat/completions?x=1 HTTP/1.1\r\n"), "{request}");
         assert!(request.contains("accept-encoding: identity\r\n"));
         assert!(request.ends_with("\r\n\r\n{\"model\":\"m\"}"));
         peer.say(EVENTS).await;
@@ -35,10 +32,7 @@ async fn frames_pass_as_they_come_and_the_lease_lasts_until_the_last_byte() {
     assert!(core.is_unused());
     assert_eq!(seen.ends(), [Outcome::Complete]);
     let notes = seen.0.borrow();
-    assert_eq!(
-        (notes.first_bytes, notes.bytes, notes.head),
-        (1, 18, Some(StatusCode::OK))
-    );
+    assert_eq!((notes.first_bytes, notes.bytes, notes.head), (1, 18, Some(StatusCode::OK)));
     assert_eq!(notes.facts.unwrap().events, 2);
     drop(body);
     assert_eq!(seen.ends().len(), 1, "dropping what has ended ends nothing");
@@ -82,24 +76,12 @@ async fn every_framing_ends_where_it_should() {
         // Ended by the close, with and without a version that says so.
         ("HTTP/1.1 200 OK\r\n\r\nhello", "hello", false),
         ("HTTP/1.0 200 OK\r\n\r\nhello", "hello", false),
-        (
-            "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 5\r\n\r\nhello",
-            "hello",
-            true,
-        ),
-        (
-            "HTTP/1.1 200 OK\r\nconnection: x, Close\r\ncontent-length: 5\r\n\r\nhello",
-            "hello",
-            false,
-        ),
+        ("HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 5\r\n\r\nhello", "hello", true),
+        ("HTTP/1.1 200 OK\r\nconnection: x, Close\r\ncontent-length: 5\r\n\r\nhello", "hello", false),
         ("HTTP/1.1 204 No Content\r\n\r\n", "", true),
         ("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "", true),
         // What is not awaited makes the connection useless.
-        (
-            "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello!",
-            "hello",
-            false,
-        ),
+        ("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello!", "hello", false),
     ];
     for (script, text, kept) in cases {
         let (answer, end, core, _peer) = whole(false, script).await;
@@ -113,10 +95,7 @@ async fn every_framing_ends_where_it_should() {
 async fn interim_answers_are_dropped() {
     let script = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
     let (answer, end, ..) = whole(false, script).await;
-    assert_eq!(
-        (answer.status().as_u16(), answer.body().as_str(), end),
-        (200, "ok", Ok(()))
-    );
+    assert_eq!((answer.status().as_u16(), answer.body().as_str(), end), (200, "ok", Ok(())));
     assert!(!answer.headers().contains_key("link"));
 }
 
@@ -139,8 +118,7 @@ async fn an_answer_before_the_body_is_read_is_delivered() {
     let engine = async {
         let mut peer = engine.accept().await;
         assert_ne!(peer.0.read(&mut [0; 64]).await.unwrap(), 0);
-        peer.say("HTTP/1.1 413 Too Large\r\nconnection: close\r\ncontent-length: 4\r\n\r\nfull")
-            .await;
+        peer.say("HTTP/1.1 413 Too Large\r\nconnection: close\r\ncontent-length: 4\r\n\r\nfull").await;
         // Closed with megabytes unread: the client's side gets a reset.
     };
     let (answer, ()) = tokio::join!(exchange(&core.pool, order), engine);
@@ -193,10 +171,7 @@ async fn a_spliced_body_arrives_joined() {
     let (answer, request) = tokio::join!(exchange(&core.pool, order), engine);
     assert_eq!(answer.unwrap().status(), 204);
     assert!(request.contains("content-length: 37\r\n"), "{request}");
-    assert!(
-        request.ends_with(r#"{"model":"org/served","stream":false}"#),
-        "{request}"
-    );
+    assert!(request.ends_with(r#"{"model":"org/served","stream":false}"#), "{request}");
 }
 
 #[tokio::test]
@@ -224,4 +199,26 @@ async fn a_client_that_does_not_read_stops_its_engine() {
     );
     assert_eq!(seen.0.borrow().bytes, 0);
     drop(body);
+}
+
+#[tokio::test]
+async fn a_stream_whose_client_keeps_up_is_read_into_the_same_memory_again_and_again() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let engine = async {
+        let mut peer = engine.accept().await;
+        peer.request().await;
+        peer.say(EVENTS).await;
+        peer
+    };
+    let (answer, mut peer) = tokio::join!(core.send(true, &seen), engine);
+    let mut body = answer.unwrap().into_body();
+    let mut places = std::collections::BTreeSet::new();
+    for _ in 0..200 {
+        peer.chunk(&format!("data: {}\n\n", "x".repeat(300))).await;
+        let frame = frame(&mut body).await.unwrap().unwrap();
+        places.insert(frame.as_ptr().addr());
+    }
+    assert!(places.len() <= 3, "{} places for 200 frames", places.len());
 }

@@ -1,14 +1,14 @@
 //! How an exchange ends when it does not end well, and that the client can tell.
 
+use std::{io, pin::Pin};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
 use super::*;
 use crate::fault::{Cause, Timer};
 
 fn died() -> Fault {
-    Fault::EngineFailed {
-        model: "m".into(),
-        cause: Cause::Unreachable,
-        wait: None,
-    }
+    Fault::EngineFailed { model: "m".into(), cause: Cause::Unreachable, wait: None }
 }
 
 fn closed() -> Fault {
@@ -98,11 +98,7 @@ async fn into_a_body_that_is_no_plain_event_stream_nothing_is_written() {
         let (mut body, mut peer) = begun(&core, &engine, &seen, head).await;
         peer.chunk("data: 1\n\n").await;
         drop(peer);
-        assert_eq!(
-            drain(&mut body).await,
-            ("data: 1\n\n".to_owned(), Err(died())),
-            "{head}"
-        );
+        assert_eq!(drain(&mut body).await, ("data: 1\n\n".to_owned(), Err(died())), "{head}");
         assert!(core.is_unused());
     }
 }
@@ -148,11 +144,7 @@ async fn an_engine_that_is_not_there_costs_nothing_and_the_request_may_go_elsewh
 
 #[tokio::test]
 async fn each_deadline_names_itself() {
-    let timer = |which, limit| Fault::EngineTimeout {
-        model: "m".into(),
-        which,
-        limit: Millis(limit),
-    };
+    let timer = |which, limit| Fault::EngineTimeout { model: "m".into(), which, limit: Millis(limit) };
     let engine = Engine::start().await;
     let mut core = Core::new(engine.address());
     core.timeouts.first_byte = Millis(60);
@@ -160,10 +152,7 @@ async fn each_deadline_names_itself() {
     core.timeouts.idle = Millis(120);
 
     // No head.
-    for (stream, fault) in [
-        (true, timer(Timer::FirstByte, 60)),
-        (false, timer(Timer::NonStream, 90)),
-    ] {
+    for (stream, fault) in [(true, timer(Timer::FirstByte, 60)), (false, timer(Timer::NonStream, 90))] {
         let seen = Seen::default();
         let (answer, _peer) = tokio::join!(core.send(stream, &seen), engine.accept());
         let failed = answer.unwrap_err();
@@ -216,10 +205,7 @@ async fn revocation_ends_an_exchange_in_every_phase() {
         core.gate.close();
         core.gate.revoke(turn_over());
         peer.sees_close().await;
-        assert!(
-            core.is_unused(),
-            "the lease is back before the client has read the end"
-        );
+        assert!(core.is_unused(), "the lease is back before the client has read the end");
     };
     let (end, ()) = tokio::join!(drain(&mut body), revoke);
     assert_eq!(end, (format!("\n\n{}", event(&turn_over())), Err(turn_over())));
@@ -254,6 +240,74 @@ async fn behind_a_real_server_the_client_reads_the_event_and_no_clean_end() {
             drop(request);
             serve(()).await.map_err(|failed| failed.fault)
         });
+        assert!(hyper::server::conn::http1::Builder::new().serve_connection(io, service).await.is_err());
+    };
+    let engine_side = async {
+        let mut peer = engine.accept().await;
+        peer.request().await;
+        peer.say(EVENTS).await;
+        peer.chunk("data: 1\n\n").await;
+    };
+    let client_side = async {
+        client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut text = String::new();
+        timeout(LONG, client.read_to_string(&mut text)).await.unwrap().unwrap();
+        text
+    };
+    let ((), (), text) = tokio::join!(server, engine_side, client_side);
+    assert!(text.contains("data: 1\n\n"), "{text}");
+    assert!(text.contains(event(&died()).trim()), "{text}");
+    assert!(!text.contains("\r\n0\r\n"), "{text}");
+}
+
+/// The listener's socket, as far as revocation goes: asked to write once more, it fails.
+struct Revocable(TcpStream, Arc<Gate>);
+
+impl AsyncRead for Revocable {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for Revocable {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match Pin::new(&mut self.0).poll_write(cx, bytes) {
+            Poll::Pending if self.1.revoked().is_some() => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            written => written,
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_cannot_hold_a_revoked_lease() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    client
+        .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        .await
+        .unwrap();
+    let server = async {
+        let socket = Revocable(listener.accept().await.unwrap().0, Arc::clone(&core.gate));
+        let service = hyper::service::service_fn(|request: http::Request<hyper::body::Incoming>| async {
+            drop(request);
+            core.send(true, &seen).await.map_err(|failed| failed.fault)
+        });
+        let io = hyper_util::rt::TokioIo::new(socket);
         assert!(
             hyper::server::conn::http1::Builder::new()
                 .serve_connection(io, service)
@@ -264,23 +318,20 @@ async fn behind_a_real_server_the_client_reads_the_event_and_no_clean_end() {
     let engine_side = async {
         let mut peer = engine.accept().await;
         peer.request().await;
-        peer.say(EVENTS).await;
-        peer.chunk("data: 1\n\n").await;
+        peer.say("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+            .await;
+        // Until nobody takes any more.
+        while let Ok(written) = timeout(Duration::from_millis(200), peer.0.write(&[b'x'; 65536])).await {
+            written.unwrap();
+        }
+        assert_eq!(core.gate.close(), 1);
+        core.gate.revoke(turn_over());
+        peer.sees_close().await;
     };
-    let client_side = async {
-        client
-            .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-            .await
-            .unwrap();
-        let mut text = String::new();
-        timeout(LONG, client.read_to_string(&mut text))
-            .await
-            .unwrap()
-            .unwrap();
-        text
-    };
-    let ((), (), text) = tokio::join!(server, engine_side, client_side);
-    assert!(text.contains("data: 1\n\n"), "{text}");
-    assert!(text.contains(event(&died()).trim()), "{text}");
-    assert!(!text.contains("\r\n0\r\n"), "{text}");
+    timeout(LONG, Box::pin(async { tokio::join!(server, engine_side) }))
+        .await
+        .unwrap();
+    assert!(core.is_unused());
+    assert_eq!(seen.ends().len(), 1);
+    drop(client);
 }

@@ -75,10 +75,7 @@ async fn a_reused_connection_that_gives_no_byte_is_replayed_once_on_a_new_one() 
     let (text, ()) = tokio::join!(whole(&core, &seen), engine_side);
     assert_eq!(text, "ok");
     assert_eq!(seen.0.borrow().replays, 1);
-    assert_eq!(
-        seen.ends(),
-        [Outcome::Complete, Outcome::Complete, Outcome::Complete]
-    );
+    assert_eq!(seen.ends(), [Outcome::Complete, Outcome::Complete, Outcome::Complete]);
     drop(first);
 }
 
@@ -95,10 +92,7 @@ async fn the_replay_is_spent_on_a_new_connection_only_and_only_once() {
     };
     let (failed, ()) = tokio::join!(core.send(false, &seen), engine_side);
     let failed = failed.unwrap_err();
-    assert_eq!(
-        (failed.fault, failed.elsewhere),
-        (Fault::EngineClosed { model: "m".into() }, false)
-    );
+    assert_eq!((failed.fault, failed.elsewhere), (Fault::EngineClosed { model: "m".into() }, false));
     assert_eq!(seen.0.borrow().replays, 1);
     assert!(core.is_unused());
     drop(first);
@@ -115,10 +109,7 @@ async fn after_one_byte_nothing_is_replayed() {
         drop(second);
     };
     let (failed, ()) = tokio::join!(core.send(false, &seen), engine_side);
-    assert_eq!(
-        failed.unwrap_err().fault,
-        Fault::EngineClosed { model: "m".into() }
-    );
+    assert_eq!(failed.unwrap_err().fault, Fault::EngineClosed { model: "m".into() });
     assert_eq!(seen.0.borrow().replays, 0);
     drop(first);
 }

@@ -60,9 +60,7 @@ fn text<'a, B>(request: &'a Request<B>, name: &header::HeaderName) -> Option<&'a
 fn bearer<B>(request: &Request<B>) -> Option<&[u8]> {
     let value = request.headers().get(header::AUTHORIZATION)?.as_bytes();
     let (scheme, token) = value.split_at_checked(7)?;
-    scheme
-        .eq_ignore_ascii_case(b"bearer ")
-        .then(|| token.trim_ascii())
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
 /// Compares in a time that depends on the length of what was sent and on nothing of the token but its length.
@@ -81,29 +79,19 @@ fn is_loopback(authority: &str) -> bool {
     };
     let host = authority.host().trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost")
-        || host
-            .parse::<IpAddr>()
-            .is_ok_and(|address| address.to_canonical().is_loopback())
+        || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let (status, code, message) = match self {
-            Self::NoToken => (
-                StatusCode::UNAUTHORIZED,
-                "invalid_token",
-                "a valid bearer token is needed",
-            ),
-            Self::NotLocal => (
-                StatusCode::FORBIDDEN,
-                "not_local",
-                "without admin.token only this machine may ask",
-            ),
-            Self::ForeignHost => (
-                StatusCode::FORBIDDEN,
-                "foreign_host",
-                "without admin.token the Host must be a loopback one",
-            ),
+            Self::NoToken => (StatusCode::UNAUTHORIZED, "invalid_token", "a valid bearer token is needed"),
+            Self::NotLocal => {
+                (StatusCode::FORBIDDEN, "not_local", "without admin.token only this machine may ask")
+            }
+            Self::ForeignHost => {
+                (StatusCode::FORBIDDEN, "foreign_host", "without admin.token the Host must be a loopback one")
+            }
             Self::ForeignOrigin => (
                 StatusCode::FORBIDDEN,
                 "foreign_origin",
@@ -112,10 +100,9 @@ impl IntoResponse for Refusal {
         };
         let mut response = super::error(status, code, message);
         if self == Self::NoToken {
-            response.headers_mut().insert(
-                header::WWW_AUTHENTICATE,
-                http::HeaderValue::from_static("Bearer realm=\"admin\""),
-            );
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, http::HeaderValue::from_static("Bearer realm=\"admin\""));
         }
         response
     }
@@ -126,20 +113,12 @@ mod tests {
     use super::*;
 
     fn admin(token: Option<&str>, metrics_open: bool) -> Admin {
-        Admin {
-            address: "127.0.0.1:0".parse().unwrap(),
-            token: token.map(str::to_owned),
-            metrics_open,
-        }
+        Admin { address: "127.0.0.1:0".parse().unwrap(), token: token.map(str::to_owned), metrics_open }
     }
 
     fn ask(method: &str, path: &str, headers: &[(&str, &str)]) -> Request<()> {
         let request = Request::builder().method(method).uri(path);
-        headers
-            .iter()
-            .fold(request, |request, (name, value)| request.header(*name, *value))
-            .body(())
-            .unwrap()
+        headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)).body(()).unwrap()
     }
 
     const HERE: &str = "127.0.0.1:5000";
@@ -151,22 +130,12 @@ mod tests {
         for open in ["/healthz", "/readyz", "/metrics"] {
             assert_eq!(check(&admin, &ask("GET", open, &[]), peer), Ok(()));
         }
-        for wrong in [
-            "",
-            "Bearer ",
-            "Bearer secre",
-            "Bearer secret2",
-            "Basic secret",
-            "Bearer secretsecret",
-        ] {
+        for wrong in ["", "Bearer ", "Bearer secre", "Bearer secret2", "Basic secret", "Bearer secretsecret"]
+        {
             let request = ask("GET", "/admin/v1/fleet", &[("authorization", wrong)]);
             assert_eq!(check(&admin, &request, peer), Err(Refusal::NoToken), "{wrong}");
         }
-        let right = ask(
-            "POST",
-            "/admin/v1/models/m/wake",
-            &[("authorization", "bearer secret")],
-        );
+        let right = ask("POST", "/admin/v1/models/m/wake", &[("authorization", "bearer secret")]);
         assert_eq!(check(&admin, &right, peer), Ok(()));
     }
 
@@ -174,10 +143,7 @@ mod tests {
     fn metrics_need_the_token_when_configured_so() {
         let peer = HERE.parse().unwrap();
         let request = ask("GET", "/metrics", &[("host", "localhost")]);
-        assert_eq!(
-            check(&admin(Some("t"), false), &request, peer),
-            Err(Refusal::NoToken)
-        );
+        assert_eq!(check(&admin(Some("t"), false), &request, peer), Err(Refusal::NoToken));
         assert_eq!(check(&admin(None, false), &request, peer), Ok(()));
     }
 
@@ -186,11 +152,7 @@ mod tests {
         let admin = admin(None, true);
         let fleet = |host| ask("GET", "/admin/v1/fleet", &[("host", host)]);
         for host in ["localhost:9090", "127.0.0.1", "[::1]:9090", "LOCALHOST"] {
-            assert_eq!(
-                check(&admin, &fleet(host), HERE.parse().unwrap()),
-                Ok(()),
-                "{host}"
-            );
+            assert_eq!(check(&admin, &fleet(host), HERE.parse().unwrap()), Ok(()), "{host}");
         }
         for host in ["evil.example", "127.0.0.1.evil.example", "", "10.0.0.1"] {
             assert_eq!(
@@ -206,21 +168,12 @@ mod tests {
     #[test]
     fn without_a_token_a_foreign_page_gives_no_orders() {
         let admin = admin(None, true);
-        let wake = |origin| {
-            ask(
-                "POST",
-                "/admin/v1/models/m/wake",
-                &[("host", "localhost"), ("origin", origin)],
-            )
-        };
+        let wake =
+            |origin| ask("POST", "/admin/v1/models/m/wake", &[("host", "localhost"), ("origin", origin)]);
         let peer = HERE.parse().unwrap();
         assert_eq!(check(&admin, &wake("http://localhost:9090"), peer), Ok(()));
         for origin in ["https://evil.example", "null", "http://127.0.0.1.evil.example"] {
-            assert_eq!(
-                check(&admin, &wake(origin), peer),
-                Err(Refusal::ForeignOrigin),
-                "{origin}"
-            );
+            assert_eq!(check(&admin, &wake(origin), peer), Err(Refusal::ForeignOrigin), "{origin}");
         }
     }
 }

@@ -23,11 +23,7 @@ pub(super) async fn stream(path: PathBuf, follow: bool) -> Response {
     let file = match File::open(&path).await {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return super::error(
-                StatusCode::NOT_FOUND,
-                "no_logs",
-                "this model has no output here yet",
-            );
+            return super::error(StatusCode::NOT_FOUND, "no_logs", "this model has no output here yet");
         }
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "cannot read an engine's log");
@@ -40,12 +36,7 @@ pub(super) async fn stream(path: PathBuf, follow: bool) -> Response {
     };
     let mut looks = tokio::time::interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let tail = Tail {
-        file,
-        at: 0,
-        follow,
-        looks,
-    };
+    let tail = Tail { file, at: 0, follow, looks };
     let pieces = futures_util::stream::unfold(tail, |mut tail| async move {
         let piece = tail.next().await.transpose()?;
         Some((piece, tail))

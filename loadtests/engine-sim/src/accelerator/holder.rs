@@ -39,13 +39,7 @@ impl Holder {
 
     /// Runs `change` with the file locked; all of it happens or, on an error, nothing.
     pub fn transact<T>(&self, change: impl FnOnce(&mut Session<'_>) -> Result<T, Error>) -> Result<T, Error> {
-        self.book.transact(|state, now_ms| {
-            change(&mut Session {
-                state,
-                holder: self,
-                now_ms,
-            })
-        })
+        self.book.transact(|state, now_ms| change(&mut Session { state, holder: self, now_ms }))
     }
 
     /// Makes this account hold `bytes` on each of its accelerators.
@@ -82,23 +76,12 @@ impl Session<'_> {
         let missing = asked - self.reclaim(id, asked);
         if missing > usage.free() {
             let (accelerator, free) = (id.to_owned(), usage.free());
-            return Err(Error::OutOfMemory {
-                accelerator,
-                asked,
-                capacity: usage.capacity,
-                free,
-            });
+            return Err(Error::OutOfMemory { accelerator, asked, capacity: usage.capacity, free });
         }
         if let Some(late) = late.filter(|_| freed > 0) {
             let until_unix_ms = self.now_ms + late.as_millis() as u64;
             let (accelerator, start) = (id.to_owned(), self.holder.start);
-            self.state.late.push(Late {
-                accelerator,
-                bytes: freed,
-                until_unix_ms,
-                pid,
-                start,
-            });
+            self.state.late.push(Late { accelerator, bytes: freed, until_unix_ms, pid, start });
         }
         Ok(())
     }
@@ -129,14 +112,6 @@ impl Holder {
             return;
         }
         let late_ms = self.late.map_or(0, |late| late.as_millis() as u64);
-        used.insert(
-            self.pid,
-            Entry {
-                start: self.start,
-                bytes,
-                label: self.label.clone(),
-                late_ms,
-            },
-        );
+        used.insert(self.pid, Entry { start: self.start, bytes, label: self.label.clone(), late_ms });
     }
 }

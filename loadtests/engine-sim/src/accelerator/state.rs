@@ -61,37 +61,20 @@ impl State {
                 *by_pid.entry(late.pid).or_default() += late.bytes;
             }
         }
-        Usage {
-            capacity: card.capacity,
-            used_total,
-            by_pid,
-        }
+        Usage { capacity: card.capacity, used_total, by_pid }
     }
 
     /// Drops what processes held that are gone, or moves it to the late memory.
     pub(super) fn drop_gone(&mut self, now_ms: u64) {
         let gone = |pid: &u32, entry: &mut Entry| !process::lives(*pid, entry.start);
         for (id, card) in &mut self.accelerators {
-            for (pid, entry) in card
-                .used
-                .extract_if(.., gone)
-                .filter(|(_, entry)| entry.late_ms > 0)
-            {
+            for (pid, entry) in card.used.extract_if(.., gone).filter(|(_, entry)| entry.late_ms > 0) {
                 let until_unix_ms = now_ms + entry.late_ms;
                 let Entry { bytes, start, .. } = entry;
-                self.late.push(Late {
-                    accelerator: id.clone(),
-                    bytes,
-                    until_unix_ms,
-                    pid,
-                    start,
-                });
+                self.late.push(Late { accelerator: id.clone(), bytes, until_unix_ms, pid, start });
             }
         }
-        self.host
-            .used
-            .retain(|pid, entry| process::lives(*pid, entry.start));
-        self.late
-            .retain(|late| late.until_unix_ms > now_ms && late.bytes > 0);
+        self.host.used.retain(|pid, entry| process::lives(*pid, entry.start));
+        self.late.retain(|late| late.until_unix_ms > now_ms && late.bytes > 0);
     }
 }

@@ -6,11 +6,8 @@ const GIB: u64 = 1 << 30;
 
 fn book(capacity: u64) -> (tempfile::TempDir, Book) {
     let dir = tempfile::tempdir().unwrap();
-    let book = Book::create(
-        dir.path().join("cards.json"),
-        &[("gpu-0", capacity), ("gpu-1", capacity)],
-    )
-    .unwrap();
+    let book =
+        Book::create(dir.path().join("cards.json"), &[("gpu-0", capacity), ("gpu-1", capacity)]).unwrap();
     (dir, book)
 }
 
@@ -21,10 +18,7 @@ fn capacity_is_enforced_and_a_refusal_changes_nothing() {
     both.resize(GIB / 2).unwrap();
     assert!(matches!(both.resize(GIB + 1), Err(Error::OutOfMemory { free, .. }) if free == GIB / 2));
     let usage = book.usage().unwrap();
-    assert_eq!(
-        usage["gpu-0"].by_pid,
-        BTreeMap::from([(std::process::id(), GIB / 2)])
-    );
+    assert_eq!(usage["gpu-0"].by_pid, BTreeMap::from([(std::process::id(), GIB / 2)]));
     assert_eq!(usage["gpu-1"].free(), GIB / 2);
 }
 
@@ -33,20 +27,13 @@ fn a_number_is_an_index_and_nothing_is_the_first() {
     let (_dir, book) = book(GIB);
     assert_eq!(book.holder(&["1".into()], "m", None).unwrap().ids(), ["gpu-1"]);
     assert_eq!(book.holder(&[String::new()], "m", None).unwrap().ids(), ["gpu-0"]);
-    assert!(matches!(
-        book.holder(&["7".into()], "m", None),
-        Err(Error::UnknownAccelerator(_))
-    ));
+    assert!(matches!(book.holder(&["7".into()], "m", None), Err(Error::UnknownAccelerator(_))));
 }
 
 #[test]
 fn entries_of_the_dead_are_dropped_by_whoever_reads() {
     let (_dir, book) = book(GIB);
-    let mut child = Command::new("sleep")
-        .arg("60")
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
     let start = process::start_ticks(child.id()).unwrap();
     let mut holder = book.holder(&[], "dead", None).unwrap();
     (holder.pid, holder.start) = (child.id(), start);
@@ -54,13 +41,7 @@ fn entries_of_the_dead_are_dropped_by_whoever_reads() {
     assert_eq!(book.usage().unwrap()["gpu-0"].free(), 0);
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(
-        book.usage().unwrap()["gpu-0"],
-        Usage {
-            capacity: GIB,
-            ..Usage::default()
-        }
-    );
+    assert_eq!(book.usage().unwrap()["gpu-0"], Usage { capacity: GIB, ..Usage::default() });
 }
 
 #[test]

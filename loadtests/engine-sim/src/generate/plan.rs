@@ -37,18 +37,10 @@ impl Plan {
             let message = format!("The model `{asked}` does not exist.");
             return Err(Reply::error(404, "NotFoundError", &message, Some("model")));
         }
-        let prompts = ask
-            .prompts(api)
-            .ok_or_else(|| bad("the request has no prompt", None))?;
-        let (n, seed, corrupt) = (
-            ask.n.unwrap_or(1).clamp(1, 128),
-            ask.seed(),
-            engine.view().corrupt,
-        );
-        let voice = |prompt: &str, i: u64| Voice {
-            key: content::key(&model, prompt, seed.wrapping_add(i)),
-            corrupt,
-        };
+        let prompts = ask.prompts(api).ok_or_else(|| bad("the request has no prompt", None))?;
+        let (n, seed, corrupt) = (ask.n.unwrap_or(1).clamp(1, 128), ask.seed(), engine.view().corrupt);
+        let voice =
+            |prompt: &str, i: u64| Voice { key: content::key(&model, prompt, seed.wrapping_add(i)), corrupt };
         let voices = prompts.iter().flat_map(|prompt| (0..n).map(move |i| (prompt, i)));
         let voices = voices.map(|(prompt, i)| voice(prompt, i)).collect();
         if ask.tokens() == Some(0) {
@@ -92,10 +84,8 @@ fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
-        let bits = group
-            .iter()
-            .fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte))
-            << (8 * (3 - group.len()));
+        let bits =
+            group.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
         for n in 0..4 {
             let letter = char::from(LETTERS[(bits >> (18 - 6 * n)) as usize & 63]);
             out.push(if n > group.len() { '=' } else { letter });

@@ -27,10 +27,7 @@ pub(super) enum Framing {
 
 impl Head {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.headers
-            .iter()
-            .find(|(n, _)| n.eq_ignore_ascii_case(name))
-            .map(|(_, v)| v.as_str())
+        self.headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str())
     }
 
     pub(crate) fn has_body(&self) -> bool {
@@ -39,11 +36,7 @@ impl Head {
 
     pub(crate) fn keeps_alive(&self) -> bool {
         let says = |word: &str| self.header("connection").is_some_and(|v| lists(v, word));
-        if self.old {
-            says("keep-alive")
-        } else {
-            !says("close")
-        }
+        if self.old { says("keep-alive") } else { !says("close") }
     }
 
     pub(crate) fn accepts_gzip(&self) -> bool {
@@ -62,13 +55,7 @@ impl Head {
 
 /// Whether a comma-separated header value names `word`, parameters aside.
 fn lists(value: &str, word: &str) -> bool {
-    value.split(',').any(|item| {
-        item.split(';')
-            .next()
-            .unwrap_or_default()
-            .trim()
-            .eq_ignore_ascii_case(word)
-    })
+    value.split(',').any(|item| item.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(word))
 }
 
 pub(super) fn parse(buf: &mut BytesMut, unix_us: u64) -> Result<Option<Head>, Broken> {
@@ -85,33 +72,14 @@ pub(super) fn parse(buf: &mut BytesMut, unix_us: u64) -> Result<Option<Head>, Br
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let (method, path, query) = (method.to_owned(), path.to_owned(), query.to_owned());
     let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
-    let headers: Vec<_> = request
-        .headers
-        .iter()
-        .map(|h| (h.name.to_owned(), text(h.value)))
-        .collect();
+    let headers: Vec<_> = request.headers.iter().map(|h| (h.name.to_owned(), text(h.value))).collect();
     let body = framing(&headers)?;
     let old = minor == 0;
-    if !old
-        && headers
-            .iter()
-            .filter(|(n, _)| n.eq_ignore_ascii_case("host"))
-            .count()
-            != 1
-    {
+    if !old && headers.iter().filter(|(n, _)| n.eq_ignore_ascii_case("host")).count() != 1 {
         return Err(Broken::Malformed("host"));
     }
     buf.advance(bytes);
-    Ok(Some(Head {
-        method,
-        path,
-        query,
-        old,
-        unix_us,
-        bytes,
-        body,
-        headers,
-    }))
+    Ok(Some(Head { method, path, query, old, unix_us, bytes, body, headers }))
 }
 
 /// Refuses whatever two parsers could read differently: a proxy must never pass it on.
@@ -125,9 +93,7 @@ fn framing(headers: &[(String, String)]) -> Result<Framing, Broken> {
         ([length], []) => {
             let digits = length.bytes().all(|b| b.is_ascii_digit());
             let length = length.parse().ok().filter(|_| digits);
-            length
-                .map(Framing::Length)
-                .ok_or(Broken::Malformed("content-length"))
+            length.map(Framing::Length).ok_or(Broken::Malformed("content-length"))
         }
         ([], [coding]) if coding.eq_ignore_ascii_case("chunked") => Ok(Framing::Chunked),
         ([], _) => Err(Broken::Malformed("transfer-encoding")),

@@ -54,10 +54,7 @@ fn stall_streams_stops_tokens_and_leaves_health() {
 fn health_while_dead_is_healthy_and_answers_nothing() {
     let engine = start("--fault health-while-dead");
     assert_eq!(engine.get("/health").status, 200);
-    assert!(silent(&mut send(
-        &engine,
-        &request("POST", CHAT, &chat("a", 1, true), "")
-    )));
+    assert!(silent(&mut send(&engine, &request("POST", CHAT, &chat("a", 1, true), ""))));
 }
 
 #[test]
@@ -97,27 +94,18 @@ fn ignore_sigterm_lives_on_until_sigkill() {
 #[test]
 fn gzip_is_for_those_who_accept_it_and_gzip_always_for_all() {
     let accept = format!("{CLOSE}accept-encoding: br, gzip;q=0.5\r\n");
-    for (fault, more, coded) in [
-        ("gzip", CLOSE, false),
-        ("gzip", &*accept, true),
-        ("gzip-always", CLOSE, true),
-    ] {
+    for (fault, more, coded) in
+        [("gzip", CLOSE, false), ("gzip", &*accept, true), ("gzip-always", CLOSE, true)]
+    {
         let engine = start(&format!("--fault {fault}"));
         for stream in [false, true] {
             let answer = raw(engine.addr, &request("POST", CHAT, &chat("a", 2, stream), more));
-            assert_eq!(
-                answer.header("content-encoding") == Some("gzip"),
-                coded,
-                "{fault} {more}"
-            );
+            assert_eq!(answer.header("content-encoding") == Some("gzip"), coded, "{fault} {more}");
             assert_eq!(answer.body.starts_with(&[0x1f, 0x8b]), coded);
             assert!(answer.whole);
             if coded {
                 let plain = gunzip(&answer.body);
-                assert!(
-                    plain.contains(&content::token(content::key("m", "a", 0), 1)),
-                    "{plain}"
-                );
+                assert!(plain.contains(&content::token(content::key("m", "a", 0), 1)), "{plain}");
             }
         }
     }
@@ -147,10 +135,7 @@ fn trailers_follow_the_last_chunk() {
     let engine = start("--fault trailers");
     for stream in [false, true] {
         let answer = engine.post(CHAT, &chat("a", 1, stream));
-        assert_eq!(
-            (answer.trailers.as_str(), answer.whole),
-            ("x-sim-trailer: yes\r\n\r\n", true)
-        );
+        assert_eq!((answer.trailers.as_str(), answer.whole), ("x-sim-trailer: yes\r\n\r\n", true));
     }
 }
 
@@ -167,13 +152,7 @@ fn close_delimited_has_neither_length_nor_chunks() {
     let engine = start("--fault close-delimited");
     for stream in [false, true] {
         let answer = raw(engine.addr, &request("POST", CHAT, &chat("a", 3, stream), ""));
-        assert_eq!(
-            (
-                answer.header("content-length"),
-                answer.header("transfer-encoding")
-            ),
-            (None, None)
-        );
+        assert_eq!((answer.header("content-length"), answer.header("transfer-encoding")), (None, None));
         let last = if stream { "data: [DONE]\n\n" } else { "}" };
         assert!(answer.text().ends_with(last));
     }
@@ -207,10 +186,7 @@ fn a_wrong_name_is_served() {
 fn answers_can_be_errors_always_or_at_a_rate() {
     let engine = start("--fault 429");
     let status = || engine.post(CHAT, &chat("a", 1, false));
-    assert_eq!(
-        (status().status, status().header("retry-after")),
-        (429, Some("1"))
-    );
+    assert_eq!((status().status, status().header("retry-after")), (429, Some("1")));
     engine.set(r#"{"429": null, "status": 503}"#);
     assert_eq!(status().status, 503);
     engine.set(r#"{"status": null, "error-rate": 0.25}"#);

@@ -34,10 +34,7 @@ fn a_port_that_is_taken_is_fatal_at_once() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_engine-sim"));
-    let output = command
-        .args(["--start-time", "60s", "--port", &port.to_string()])
-        .output()
-        .unwrap();
+    let output = command.args(["--start-time", "60s", "--port", &port.to_string()]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("address already in use"));
 }
@@ -48,8 +45,7 @@ fn a_connection_serves_many_requests_and_a_stray_crlf_between_them() {
     let body = chat("a", 2, false);
     let mut io = connect(engine.addr);
     let first = request("POST", CHAT, &body, "") + "\r\n";
-    io.write_all((first + &request("POST", CHAT, &body, "connection: close\r\n")).as_bytes())
-        .unwrap();
+    io.write_all((first + &request("POST", CHAT, &body, "connection: close\r\n")).as_bytes()).unwrap();
     let mut text = String::new();
     io.read_to_string(&mut text).unwrap();
     assert_eq!(text.matches("HTTP/1.1 200 OK").count(), 2);
@@ -62,22 +58,10 @@ fn a_chunked_body_and_one_that_waits_for_100_are_read() {
     let body = chat("a", 1, false);
     let (a, b) = body.split_at(9);
     let head = format!("POST {CHAT} HTTP/1.1\r\nhost: e\r\nconnection: close\r\n");
-    let chunks = format!(
-        "{:x}\r\n{a}\r\n{:X};ext=1\r\n{b}\r\n0\r\nx-trailer: 1\r\n\r\n",
-        a.len(),
-        b.len()
-    );
-    let answer = raw(
-        engine.addr,
-        &format!("{head}transfer-encoding: chunked\r\n\r\n{chunks}"),
-    );
+    let chunks = format!("{:x}\r\n{a}\r\n{:X};ext=1\r\n{b}\r\n0\r\nx-trailer: 1\r\n\r\n", a.len(), b.len());
+    let answer = raw(engine.addr, &format!("{head}transfer-encoding: chunked\r\n\r\n{chunks}"));
     assert_eq!(answer.status, 200, "{answer:?}");
-    let expect = request(
-        "POST",
-        CHAT,
-        &body,
-        "expect: 100-continue\r\nconnection: close\r\n",
-    );
+    let expect = request("POST", CHAT, &body, "expect: 100-continue\r\nconnection: close\r\n");
     assert_eq!(raw(engine.addr, &expect).interim, [100]);
 }
 
@@ -93,10 +77,7 @@ fn what_two_parsers_could_read_differently_is_refused_and_counted() {
         "bad header : x\r\n",
     ];
     for line in bad {
-        let answer = raw(
-            engine.addr,
-            &format!("POST {CHAT} HTTP/1.1\r\nhost: e\r\n{line}\r\n{{}}"),
-        );
+        let answer = raw(engine.addr, &format!("POST {CHAT} HTTP/1.1\r\nhost: e\r\n{line}\r\n{{}}"));
         assert_eq!(answer.status, 400, "{line}");
     }
     assert_eq!(engine.counter("malformed"), bad.len() as u64);
@@ -122,11 +103,7 @@ fn sigterm_ends_it_at_once_whatever_runs() {
     engine.kill("-TERM");
     let (status, _) = engine.exit();
     assert_eq!(status.code(), Some(0));
-    assert!(
-        began.elapsed() < Duration::from_millis(500),
-        "{:?}",
-        began.elapsed()
-    );
+    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
     let mut rest = Vec::new();
     client.read_to_end(&mut rest).ok();
     assert!(!rest.ends_with(b"0\r\n\r\n"));

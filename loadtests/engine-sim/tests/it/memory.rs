@@ -18,11 +18,7 @@ fn machine(capacity: u64) -> Machine {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("accelerators.json");
     let book = Book::create(&path, &[("gpu-0", capacity), ("gpu-1", capacity)]).unwrap();
-    Machine {
-        _dir: dir,
-        book,
-        path,
-    }
+    Machine { _dir: dir, book, path }
 }
 
 impl Machine {
@@ -40,11 +36,7 @@ impl Machine {
     fn comes_to(&self, id: &str, bytes: u64) {
         let began = Instant::now();
         while self.used(id) != bytes {
-            assert!(
-                began.elapsed() < PATIENCE,
-                "{id} never held {bytes}: {:?}",
-                self.book.usage()
-            );
+            assert!(began.elapsed() < PATIENCE, "{id} never held {bytes}: {:?}", self.book.usage());
         }
     }
 }
@@ -80,21 +72,11 @@ fn two_that_profile_at_once_size_each_other_wrongly() {
     let machine = machine(4 * GIB);
     let flags = machine.flags("--start-time 400ms --profile-time 300ms --gpu-memory-utilization 0.45");
     let both = [spawn(&flags), spawn(&flags)].map(ready);
-    let dead: Vec<&String> = both
-        .iter()
-        .filter_map(|engine| engine.as_ref().err())
-        .map(|(_, text)| text)
-        .collect();
+    let dead: Vec<&String> =
+        both.iter().filter_map(|engine| engine.as_ref().err()).map(|(_, text)| text).collect();
     assert!(!dead.is_empty(), "both live");
-    let known = [
-        "No available memory for the cache blocks",
-        "To serve at least one request",
-    ];
-    assert!(
-        dead.iter()
-            .all(|text| known.iter().any(|known| text.contains(known))),
-        "{dead:?}"
-    );
+    let known = ["No available memory for the cache blocks", "To serve at least one request"];
+    assert!(dead.iter().all(|text| known.iter().any(|known| text.contains(known))), "{dead:?}");
 }
 
 #[test]
@@ -113,14 +95,9 @@ fn two_that_start_one_after_the_other_get_their_share() {
 fn a_share_that_is_not_free_at_start_is_fatal() {
     let machine = machine(4 * GIB);
     let _first = start(&machine.flags(""));
-    let (code, text) = ready(spawn(&machine.flags("--gpu-memory-utilization 0.9")))
-        .err()
-        .unwrap();
+    let (code, text) = ready(spawn(&machine.flags("--gpu-memory-utilization 0.9"))).err().unwrap();
     assert_eq!(code, Some(1));
-    assert!(
-        text.contains("is less than desired GPU memory utilization (0.9,"),
-        "{text}"
-    );
+    assert!(text.contains("is less than desired GPU memory utilization (0.9,"), "{text}");
 }
 
 #[test]
@@ -139,10 +116,7 @@ fn sleep_leaves_the_residue_and_level_1_holds_host_memory() {
     let machine = machine(2 * GIB);
     let engine = start(&machine.flags("--accelerators 0,1"));
     engine.post("/sleep?level=1", "");
-    assert_eq!(
-        (machine.used("gpu-0"), machine.used("gpu-1")),
-        (64 * MIB, 64 * MIB)
-    );
+    assert_eq!((machine.used("gpu-0"), machine.used("gpu-1")), (64 * MIB, 64 * MIB));
     assert_eq!(machine.book.host_usage().unwrap()[&engine.pid()], GIB);
     engine.post("/wake_up", "");
     assert_eq!(machine.used("gpu-0"), GIB);

@@ -52,10 +52,7 @@ fn level_2_in_the_right_order_is_not_corrupt() {
     assert_eq!(engine.post("/collective_rpc", reload).status, 500);
     assert_eq!(engine.post("/wake_up?tags=weights", "").status, 200);
     assert_eq!(engine.get("/is_sleeping").json(), json!({"is_sleeping": true}));
-    assert_eq!(
-        engine.post("/collective_rpc", reload).json(),
-        json!({"results": [null]})
-    );
+    assert_eq!(engine.post("/collective_rpc", reload).json(), json!({"results": [null]}));
     assert_eq!(engine.post("/wake_up?tags=kv_cache", "").status, 200);
     assert_eq!(engine.get("/is_sleeping").json(), json!({"is_sleeping": false}));
     assert_eq!(engine.post("/reset_prefix_cache", "").status, 200);
@@ -90,9 +87,7 @@ fn a_sleep_that_waits_lets_streams_finish() {
     let engine = start(&format!("{FAST} --itl 20ms"));
     let mut stream = connect(engine.addr);
     let body = chat("a", 10, true);
-    stream
-        .write_all(request("POST", CHAT, &body, "connection: close\r\n").as_bytes())
-        .unwrap();
+    stream.write_all(request("POST", CHAT, &body, "connection: close\r\n").as_bytes()).unwrap();
     engine.reaches("running", 1);
     let addr = engine.addr;
     let sleep = thread::spawn(move || call(addr, "POST", "/sleep?level=1&mode=wait", "").status);
@@ -114,16 +109,9 @@ fn a_sleep_that_does_not_wait_aborts_and_counts() {
         assert!(n > 0);
         text.extend_from_slice(&rest[..n]);
     }
-    assert!(
-        String::from_utf8(text)
-            .unwrap()
-            .contains(r#""finish_reason":"abort""#)
-    );
+    assert!(String::from_utf8(text).unwrap().contains(r#""finish_reason":"abort""#));
     let counters = engine.counters();
-    assert_eq!(
-        (&counters["aborted_by_sleep"], &counters["aborts"]),
-        (&json!(1), &json!(0))
-    );
+    assert_eq!((&counters["aborted_by_sleep"], &counters["aborts"]), (&json!(1), &json!(0)));
 }
 
 #[test]
@@ -155,8 +143,7 @@ fn sleep_and_wake_can_hang_until_the_fault_is_cleared() {
         }
         engine.set(&format!(r#"{{"{fault}": true}}"#));
         let mut io = connect(engine.addr);
-        io.write_all(request("POST", path, "", "connection: close\r\n").as_bytes())
-            .unwrap();
+        io.write_all(request("POST", path, "", "connection: close\r\n").as_bytes()).unwrap();
         let state = path == "/wake_up";
         assert_eq!(engine.get("/is_sleeping").json(), json!({"is_sleeping": state}));
         engine.set(&format!(r#"{{"{fault}": null}}"#));
@@ -200,9 +187,6 @@ fn a_sleep_aborts_what_waits_as_well_as_what_runs() {
     engine.reaches("waiting", 1);
     assert_eq!(engine.post("/sleep?mode=abort", "").status, 200);
     let answer = read(&mut waiting);
-    assert!(
-        answer.whole && answer.text().contains(r#""finish_reason":"abort""#),
-        "{answer:?}"
-    );
+    assert!(answer.whole && answer.text().contains(r#""finish_reason":"abort""#), "{answer:?}");
     assert_eq!(engine.counter("aborted_by_sleep"), 2);
 }

@@ -32,9 +32,7 @@ pub(crate) fn spawn(flags: &str) -> Child {
 
 /// Waits until a spawned engine listens; an engine that dies first is an `Err` with its exit code and error output.
 pub(crate) fn ready(mut child: Child) -> Result<Engine, (Option<i32>, String)> {
-    let mut lines = BufReader::new(child.stdout.take().unwrap())
-        .lines()
-        .map_while(Result::ok);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     let mut stderr = child.stderr.take().unwrap();
     let Some(addr) = lines.find_map(|line| line.strip_prefix("listening on ")?.parse().ok()) else {
         let mut text = String::new();
@@ -70,32 +68,20 @@ impl Engine {
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
-        self.counters()[name]
-            .as_u64()
-            .unwrap_or_else(|| panic!("no counter {name}"))
+        self.counters()[name].as_u64().unwrap_or_else(|| panic!("no counter {name}"))
     }
 
     /// Polls until `counter` is `value`.
     pub(crate) fn reaches(&self, counter: &str, value: u64) {
         let began = Instant::now();
         while self.counter(counter) != value {
-            assert!(
-                began.elapsed() < PATIENCE,
-                "{counter} never was {value}: {}",
-                self.counters()
-            );
+            assert!(began.elapsed() < PATIENCE, "{counter} never was {value}: {}", self.counters());
         }
     }
 
     pub(crate) fn kill(&self, signal: &str) {
         let pid = self.pid().to_string();
-        assert!(
-            Command::new("kill")
-                .args([signal, &pid])
-                .status()
-                .unwrap()
-                .success()
-        );
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
     /// Waits for the exit; the code and the error output.
@@ -138,11 +124,7 @@ impl Answer {
     }
 
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.head
-            .lines()
-            .filter_map(|l| l.split_once(": "))
-            .find(|(n, _)| *n == name)
-            .map(|(_, v)| v)
+        self.head.lines().filter_map(|l| l.split_once(": ")).find(|(n, _)| *n == name).map(|(_, v)| v)
     }
 
     /// The data of each server-sent event.
@@ -150,28 +132,15 @@ impl Answer {
         let text = self.text();
         let events = text.split_terminator("\n\n");
         events
-            .map(|e| {
-                e.lines()
-                    .find_map(|l| l.strip_prefix("data: "))
-                    .unwrap_or_default()
-                    .to_owned()
-            })
+            .map(|e| e.lines().find_map(|l| l.strip_prefix("data: ")).unwrap_or_default().to_owned())
             .collect()
     }
 
     /// The streamed chat text.
     pub(crate) fn said(&self) -> String {
         let parse = |event: &String| serde_json::from_str::<Value>(event).ok();
-        let content = |event: Value| {
-            event["choices"][0]["delta"]["content"]
-                .as_str()
-                .map(str::to_owned)
-        };
-        self.events()
-            .iter()
-            .filter_map(parse)
-            .filter_map(content)
-            .collect()
+        let content = |event: Value| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned);
+        self.events().iter().filter_map(parse).filter_map(content).collect()
     }
 }
 
@@ -208,10 +177,8 @@ pub(crate) fn read(io: &mut TcpStream) -> Answer {
 pub(crate) fn parse(mut bytes: &[u8]) -> Answer {
     let mut interim = Vec::new();
     loop {
-        let end = bytes
-            .windows(4)
-            .position(|w| w == b"\r\n\r\n")
-            .unwrap_or_else(|| panic!("no head: {bytes:?}"));
+        let end =
+            bytes.windows(4).position(|w| w == b"\r\n\r\n").unwrap_or_else(|| panic!("no head: {bytes:?}"));
         let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
         bytes = &bytes[end + 4..];
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
@@ -219,14 +186,8 @@ pub(crate) fn parse(mut bytes: &[u8]) -> Answer {
             interim.push(status);
             continue;
         }
-        let mut answer = Answer {
-            status,
-            head,
-            interim,
-            body: bytes.to_vec(),
-            whole: true,
-            trailers: String::new(),
-        };
+        let mut answer =
+            Answer { status, head, interim, body: bytes.to_vec(), whole: true, trailers: String::new() };
         if answer.header("transfer-encoding") == Some("chunked") {
             (answer.body, answer.whole, answer.trailers) = unchunk(bytes);
         } else if let Some(length) = answer.header("content-length") {
@@ -243,11 +204,7 @@ fn unchunk(mut bytes: &[u8]) -> (Vec<u8>, bool, String) {
         let size = usize::from_str_radix(&digits, 16).unwrap();
         bytes = &bytes[end + 2..];
         if size == 0 {
-            return (
-                body,
-                bytes.ends_with(b"\r\n"),
-                String::from_utf8(bytes.to_vec()).unwrap(),
-            );
+            return (body, bytes.ends_with(b"\r\n"), String::from_utf8(bytes.to_vec()).unwrap());
         }
         if bytes.len() < size + 2 {
             break;
@@ -269,8 +226,7 @@ pub(crate) const CHAT: &str = "/v1/chat/completions";
 /// Opens a chat stream and returns once its head has come.
 pub(crate) fn open_stream(addr: SocketAddr, prompt: &str, tokens: u64) -> TcpStream {
     let mut io = connect(addr);
-    io.write_all(request("POST", CHAT, &chat(prompt, tokens, true), "").as_bytes())
-        .unwrap();
+    io.write_all(request("POST", CHAT, &chat(prompt, tokens, true), "").as_bytes()).unwrap();
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         let mut byte = [0];

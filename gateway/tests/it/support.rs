@@ -1,0 +1,273 @@
+//! A gateway in a process of its own, on ports that were free, with its state in a folder of its own.
+
+use std::{
+    fmt::Write as _,
+    io::{BufRead as _, BufReader},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use tempfile::TempDir;
+
+pub(crate) mod client;
+
+pub(crate) use client::{Answer, Client};
+
+/// A configuration in the making. Accelerators are simulated and enforce their memory.
+pub(crate) struct Fixture {
+    dir: TempDir,
+    accelerators: Vec<(String, u64)>,
+    models: Vec<String>,
+    settings: String,
+    pub(crate) flags: Vec<String>,
+}
+
+/// One model over engine-sim.
+pub(crate) struct Sim<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) awake: &'a str,
+    pub(crate) asleep: &'a str,
+    pub(crate) accelerators: u32,
+    /// Flags of the engine: `--start-time 100ms` and so on.
+    pub(crate) flags: &'a str,
+    /// More keys of the model, one a line, without indentation: `pinned: true`.
+    pub(crate) keys: &'a str,
+    /// More keys of its engine, likewise.
+    pub(crate) engine: &'a str,
+}
+
+/// A running gateway; ended by its own pid when dropped.
+pub(crate) struct Gateway {
+    child: Child,
+    pub(crate) api: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    pub(crate) dir: PathBuf,
+    _fixture: Option<TempDir>,
+}
+
+impl<'a> Sim<'a> {
+    /// Fast: starts in 100 ms, wakes and sleeps in 50 ms, holds 1Gi awake and 64Mi asleep on one accelerator.
+    pub(crate) const fn new(name: &'a str) -> Self {
+        Sim { name, awake: "1Gi", asleep: "64Mi", accelerators: 1, flags: "", keys: "", engine: "" }
+    }
+}
+
+impl Fixture {
+    /// Accelerators by their memory: `["2Gi", "2Gi"]` are gpu-0 and gpu-1.
+    pub(crate) fn new(accelerators: &[&str]) -> Self {
+        let size = |text: &&str| text.parse::<rouse::units::Bytes>().unwrap().0;
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+            accelerators: accelerators
+                .iter()
+                .enumerate()
+                .map(|(i, a)| (format!("gpu-{i}"), size(a)))
+                .collect(),
+            models: Vec::new(),
+            settings: String::new(),
+            flags: Vec::new(),
+        }
+    }
+
+    /// Top-level YAML, as it stands in a file.
+    pub(crate) fn settings(mut self, yaml: &str) -> Self {
+        self.settings.push_str(yaml);
+        self.settings.push('\n');
+        self
+    }
+
+    pub(crate) fn model(mut self, sim: &Sim<'_>) -> Self {
+        let exe = env!("CARGO_BIN_EXE_rouse-gateway");
+        let meter = self.meter();
+        let Sim { name, awake, asleep, accelerators, flags, keys, engine } = sim;
+        let flags: String = flags.split_whitespace().fold(String::new(), |mut text, flag| {
+            write!(text, ", {flag:?}").unwrap();
+            text
+        });
+        let indent = |text: &str, by: &str| text.lines().fold(String::new(), |t, l| format!("{t}{by}{l}\n"));
+        self.models.push(format!(
+            r#"  - name: {name}
+    engine:
+      kind: vllm
+      command: [{exe:?}, demo-engine, --host, "${{HOST}}", --port, "${{PORT}}", --model, {name}, --enable-sleep-mode,
+        --gpu-memory-utilization, "${{MEMORY_FRACTION}}", --accelerator-file, {meter:?}, --memory-awake, {awake},
+        --memory-asleep, {asleep}, --memory-host, 16Mi, --start-time, 100ms, --profile-time, 20ms, --wake-time, 50ms,
+        --sleep-time, 50ms, --ttft, 5ms, --itl, 5ms{flags}]
+      env: {{VLLM_SERVER_DEV_MODE: "1"}}
+{}    accelerators: {accelerators}
+    memory: {{awake: {awake}, asleep: {asleep}, host: 16Mi}}
+{}"#,
+            indent(engine, "      "),
+            indent(keys, "    "),
+            meter = meter.display().to_string(),
+        ));
+        self
+    }
+
+    /// A model exactly as it would stand in a file, under `models:`.
+    pub(crate) fn model_yaml(mut self, yaml: &str) -> Self {
+        self.models.push(yaml.to_owned());
+        self
+    }
+
+    pub(crate) fn flag(mut self, flag: &str) -> Self {
+        self.flags.push(flag.to_owned());
+        self
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The file that stands for the accelerators.
+    pub(crate) fn meter(&self) -> PathBuf {
+        self.dir.path().join("accelerators.json")
+    }
+
+    pub(crate) fn yaml(&self) -> String {
+        let meter = self.meter().display().to_string();
+        let mut text = format!("state: {:?}\nheadroom: 0\naccelerators:\n", self.dir.path().join("state"));
+        for (id, bytes) in &self.accelerators {
+            writeln!(text, "  - {{id: {id}, memory: {bytes}, meter: {meter:?}}}").unwrap();
+        }
+        text.push_str(&self.settings);
+        text.push_str("models:\n");
+        text.extend(self.models.iter().map(String::as_str));
+        text
+    }
+
+    /// Writes the file and starts a gateway with it; returns when it is ready.
+    pub(crate) fn start(self) -> Gateway {
+        let accelerators: Vec<(&str, u64)> =
+            self.accelerators.iter().map(|(id, b)| (id.as_str(), *b)).collect();
+        engine_sim::accelerator::Book::create(&self.meter(), &accelerators).unwrap();
+        let file = self.dir.path().join("rouse.yaml");
+        std::fs::write(&file, self.yaml()).unwrap();
+        let mut gateway = Gateway::spawn(self.dir.path(), &self.flags);
+        gateway._fixture = Some(self.dir);
+        gateway
+    }
+}
+
+impl Gateway {
+    /// Starts a gateway on `dir/rouse.yaml`; again on the same folder after a crash, too.
+    pub(crate) fn spawn(dir: &Path, flags: &[String]) -> Self {
+        let log =
+            std::fs::OpenOptions::new().create(true).append(true).open(dir.join("gateway.log")).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
+            .arg("--config")
+            .arg(dir.join("rouse.yaml"))
+            .args(["--api", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+            .args(flags)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut address = |label: &str| -> SocketAddr {
+            let line = lines
+                .next()
+                .unwrap_or_else(|| panic!("no address: {}", read(&dir.join("gateway.log"))))
+                .unwrap();
+            assert!(line.starts_with(label), "{line}");
+            let url = line.split_whitespace().last().unwrap();
+            url.trim_start_matches("http://").trim_end_matches("/v1").parse().unwrap()
+        };
+        let (api, admin) = (address("inference API"), address("admin"));
+        let gateway = Self { child, api, admin, dir: dir.to_owned(), _fixture: None };
+        gateway.until("ready", Duration::from_secs(10), || gateway.client().get("/readyz").status == 200);
+        gateway
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::new(self.api)
+    }
+
+    pub(crate) fn admin(&self) -> Client {
+        Client::new(self.admin)
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    /// What it logged so far.
+    pub(crate) fn log(&self) -> String {
+        read(&self.dir.join("gateway.log"))
+    }
+
+    pub(crate) fn fleet(&self) -> serde_json::Value {
+        self.admin().get("/admin/v1/fleet").json()
+    }
+
+    /// One engine's view: `engine("small#0")["state"]`.
+    pub(crate) fn engine(&self, id: &str) -> serde_json::Value {
+        let fleet = self.fleet();
+        fleet["engines"].as_array().unwrap().iter().find(|e| e["engine"] == id).cloned().unwrap_or_default()
+    }
+
+    /// The pid of an engine that runs, from the file by which it would be adopted.
+    pub(crate) fn engine_pid(&self, id: &str) -> i32 {
+        let saved = || -> Option<i64> {
+            let text = std::fs::read_to_string(self.dir.join("state/engines.json")).ok()?;
+            let json: serde_json::Value = serde_json::from_str(&text).ok()?;
+            find_pid(&json, id)
+        };
+        self.until(&format!("{id} has a process"), Duration::from_secs(10), || saved().is_some());
+        i32::try_from(saved().unwrap()).unwrap()
+    }
+
+    /// Waits until something is so; the event is somebody else's process, so there is nothing to wait for but time.
+    pub(crate) fn until(&self, what: &str, within: Duration, mut is_so: impl FnMut() -> bool) {
+        let end = tokio::time::Instant::now() + within;
+        while !is_so() {
+            assert!(tokio::time::Instant::now() < end, "not so within {within:?}: {what}\n{}", self.log());
+            pause(Duration::from_millis(10));
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid()), signal).unwrap();
+    }
+
+    /// Waits for its end and gives the exit code.
+    pub(crate) fn wait(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+
+    /// SIGTERM, and the exit code.
+    pub(crate) fn terminate(mut self) -> Option<i32> {
+        self.signal(nix::sys::signal::Signal::SIGTERM);
+        self.wait()
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.signal(nix::sys::signal::Signal::SIGTERM);
+            self.child.wait().unwrap();
+        }
+        if std::thread::panicking() {
+            eprintln!("--- the gateway's log\n{}", self.log());
+        }
+    }
+}
+
+fn find_pid(json: &serde_json::Value, id: &str) -> Option<i64> {
+    let list = json.as_array().or_else(|| json["engines"].as_array())?;
+    list.iter().find(|e| e["engine"] == id).and_then(|e| e["pid"].as_i64())
+}
+
+pub(crate) fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// For polls of other processes only, which send no event.
+#[expect(clippy::disallowed_methods, reason = "a test polls another process")]
+pub(crate) fn pause(span: Duration) {
+    std::thread::sleep(span);
+}
