@@ -107,7 +107,7 @@ impl Local {
         self.shared.store.note_idle(engine, generation, last_end);
     }
 
-    /// Keeps what was learned for the next start.
+    /// Keeps what was learned for the next start; what is `None` now keeps its earlier value.
     pub fn save_learned(&self, learned: BTreeMap<ModelName, Learned>) {
         self.shared.store.learn(learned);
     }

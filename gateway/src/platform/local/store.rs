@@ -166,11 +166,23 @@ impl Store {
         }
     }
 
+    /// Adds to what was learned before. What is not known now was not unlearned: the gateway may just have started.
     pub(super) fn learn(&self, learned: BTreeMap<ModelName, Learned>) {
+        let mut changed = false;
         let mut content = self.content();
-        if content.learned != learned {
-            content.learned = learned;
-            drop(content);
+        for (model, now) in learned {
+            let known = content.learned.entry(model).or_default();
+            let both = Learned {
+                peak: now.peak.or(known.peak),
+                residue: now.residue.or(known.residue),
+                start: now.start.or(known.start),
+                wake: now.wake.or(known.wake),
+                sleep: now.sleep.or(known.sleep),
+            };
+            changed |= std::mem::replace(known, both) != both;
+        }
+        drop(content);
+        if changed {
             self.dirty.notify_one();
         }
     }
@@ -239,6 +251,8 @@ fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use rouse::units::Millis;
+
     use super::*;
 
     #[test]
@@ -254,10 +268,13 @@ mod tests {
     #[tokio::test]
     async fn what_is_saved_is_found_again_and_a_damaged_file_is_put_aside() {
         let dir = tempfile::tempdir().unwrap();
-        let learned = BTreeMap::from([(ModelName::from("m"), Learned::default())]);
+        let known = Learned { wake: Some(Millis(50)), ..Learned::default() };
+        let learned = BTreeMap::from([(ModelName::from("m"), known)]);
         let (store, lock) = Store::open(dir.path()).unwrap();
         let store = Arc::new(store);
         store.learn(learned.clone());
+        // What a gateway says that has just started and knows nothing yet.
+        store.learn(BTreeMap::from([(ModelName::from("m"), Learned::default())]));
         store.save().await;
         drop(lock);
         fs::write(dir.path().join(ENGINES), "{").unwrap();
