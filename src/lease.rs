@@ -120,7 +120,8 @@ impl Gate {
         leases
     }
 
-    /// Says whether requests queue for this engine: newcomers then may not overtake them.
+    /// Says whether requests queue for this engine: newcomers then may not overtake them. Having set it, try
+    /// [`Self::take_queued`] once more: a place that came free just before told nobody.
     pub fn set_queued(&self, queued: bool) {
         self.count.set_queued(queued);
     }
@@ -130,6 +131,12 @@ impl Gate {
         if self.fault.set(fault).is_ok() {
             self.revoked.notify_waiters();
         }
+    }
+
+    /// Why every exchange on this engine must end at once, if it must.
+    #[must_use]
+    pub fn revoked(&self) -> Option<&Fault> {
+        self.fault.get()
     }
 
     #[must_use]
@@ -174,12 +181,11 @@ impl Lease {
     /// Why this exchange must end at once, if it must.
     #[must_use]
     pub fn revoked(&self) -> Option<&Fault> {
-        self.gate.fault.get()
+        self.gate.revoked()
     }
 
     /// Completes when the lease is revoked. Register it (`enable` or poll) before the last look at [`Self::revoked`],
     /// else a revocation in between is missed.
-    #[must_use]
     pub fn on_revoke(&self) -> OwnedNotified {
         Arc::clone(&self.gate.revoked).notified_owned()
     }
@@ -194,3 +200,6 @@ impl Drop for Lease {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,7 +19,13 @@
 //! is ever sent again.
 //!
 //! **Frames pass.** One read of the socket is one frame, in the memory it was read into. The next read happens when
-//! the client's side asks for it, so a slow client slows its engine and fills no buffer here.
+//! the client's side asks for it, so a slow client slows its engine and fills no buffer here. The price: while a client
+//! takes nothing, its server does not ask, and the body cannot end by itself, not even when its lease is revoked. The
+//! server's task is woken all the same; its socket, asked to write once more, must then fail (see
+//! [`crate::lease::Gate::revoked`]), or cut the client by a deadline of its own.
+//!
+//! **Memory.** An idle stream holds 8 KiB to read into and a few hundred bytes. Frames share that memory until they are
+//! written; a server that copies small frames (hyper's `writev(false)`) lets it be used again at once.
 //!
 //! **Time is coarse.** An exchange has one timer. Each frame moves a deadline, a plain number; the timer looks at it
 //! only when it fires.

@@ -27,11 +27,9 @@ use crate::{
     serve::{Admin, Api, Stage},
 };
 
-mod meter;
 mod reload;
 mod signals;
 
-use meter::Counted;
 use reload::Reload;
 use signals::{Asked, Signals};
 
@@ -81,7 +79,7 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
         Handle::new(Arc::clone(&platform) as _, received, journal, Arc::clone(&metrics), clock);
     handle.tell(Event::Configured { configuration: Box::new(current.core.clone()) });
 
-    let shared = http::Shared::new(handle.clone(), Arc::clone(&config), Arc::new(Counted::new(&metrics)));
+    let shared = http::Shared::new(Arc::new(handle.clone()), Arc::clone(&config), Arc::clone(&metrics) as _);
     let api = Api::bind(current.api, None, shared)?;
     let admin = Admin::bind(current.admin.address, parts(&handle, &config, &metrics, &platform))?;
     announce(&shown, source.file.is_none(), &api, &admin);
@@ -132,7 +130,7 @@ fn parts(
 ) -> Parts {
     let (metrics, platform) = (Arc::clone(metrics), Arc::downgrade(platform));
     Parts {
-        handle: handle.clone(),
+        control: Arc::new(handle.clone()),
         config: Arc::clone(config),
         metrics: Arc::new(move || metrics.encode()),
         logs: Arc::new(move |model| platform.upgrade().map(|platform| platform.logs(model))),
@@ -146,26 +144,12 @@ fn announce(config: &Config, demonstration: bool, api: &Api, admin: &Admin) {
     println!("admin          http://{}", admin.address());
     println!("state          {}", config.state.display());
     if demonstration {
-        println!(
-            "\nThree simulated models on two simulated accelerators; not all of them can be awake. Try:\n"
-        );
-        for model in &config.core.models {
-            println!(
-                "  curl -N http://{api}/v1/chat/completions -H 'content-type: application/json' \
-                 -d '{{\"model\":\"{}\",\"stream\":true,\"messages\":[{{\"role\":\"user\",\"content\":\"hello\"}}]}}'",
-                model.name
-            );
-        }
-        println!("\nand ask why: rouse-gateway explain {} --admin http://{}", first(config), admin.address());
+        println!("\n{}", crate::demo::welcome(api, admin.address()));
     } else if !api.ip().is_loopback() {
         tracing::warn!(
             "the API listens beyond this machine, and this version has no keys: anybody who reaches it may use it"
         );
     }
-}
-
-fn first(config: &Config) -> &str {
-    config.core.models.first().map_or("MODEL", |model| model.name.as_str())
 }
 
 /// Gives idle clocks and learned values to the platform, for the next start.

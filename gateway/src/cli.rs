@@ -32,10 +32,10 @@ struct Serve {
     #[arg(long, value_name = "FILE", env = "ROUSE_CONFIG")]
     config: Option<PathBuf>,
     /// Where the inference API listens, instead of `listen.api`.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = config::parse_address)]
     api: Option<SocketAddr>,
     /// Where metrics and the admin API listen, instead of `listen.admin`.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = config::parse_address)]
     admin: Option<SocketAddr>,
     /// Write everything that is observed to this file, for `replay`.
     #[arg(long, value_name = "FILE")]

@@ -4,10 +4,12 @@
 //! finds what is legal but will not work as meant, [`diff`] says what a reload changes.
 
 mod check;
+mod devices;
 mod diff;
 mod engine;
 mod error;
 mod file;
+mod machine;
 mod model;
 mod policy;
 mod reader;
@@ -20,6 +22,7 @@ mod tests;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, sync::Arc};
 
+pub(crate) use self::file::parse_address;
 pub use self::{
     check::{Findings, check, misfits},
     diff::{Diff, diff},

@@ -3,7 +3,7 @@
 //! Three small pretended models on two pretended accelerators that cannot all be awake at once, so that a first look
 //! shows what Rouse is for. Their engines come out of this very binary (`demo-engine`), so one file is enough.
 
-use std::path::Path;
+use std::{net::SocketAddr, path::Path};
 
 use rouse::model::AcceleratorId;
 
@@ -68,6 +68,27 @@ pub fn yaml(state_dir: &Path, own_exe: &Path) -> String {
     text
 }
 
+/// What to try, for the console.
+#[must_use]
+pub fn welcome(api: SocketAddr, admin: SocketAddr) -> String {
+    let names = MODELS.map(|model| model.name).join(", ");
+    let [first, _, last] = MODELS.map(|model| model.name);
+    let curl = |model: &str| {
+        format!(
+            "  curl -N http://{api}/v1/chat/completions -H 'content-type: application/json' \\\n    -d \
+             '{{\"model\":\"{model}\",\"stream\":true,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'\n"
+        )
+    };
+    format!(
+        "This is the demonstration: {names} (pretended models) on two pretended accelerators\nthat cannot all be \
+         awake at once. The inference API is at http://{api}, the admin API at\nhttp://{admin}. Try a cold \
+         model:\n\n{}\nThen one that does not fit beside it, and ask why things are as they are:\n\n{}  \
+         rouse-gateway ps --admin {admin}\n  rouse-gateway explain {first} --admin {admin}\n",
+        curl(first),
+        curl(last),
+    )
+}
+
 impl Demo {
     fn yaml(&self, exe: &str, meter: &str) -> String {
         let Self { name, accelerators, awake, asleep, start, wake } = self;
@@ -119,6 +140,26 @@ mod tests {
         assert!(wanted > total, "{wanted} must not fit into {total}");
         assert!(config.core.models.iter().all(|spec| spec.can_sleep));
         assert_eq!(config.state, Path::new("/tmp/a \"quoted\" ${PORT} place"));
+    }
+
+    #[test]
+    fn the_welcome_has_a_line_to_copy() {
+        let welcome = welcome(([127, 0, 0, 1], 8080).into(), ([127, 0, 0, 1], 9090).into());
+        insta::assert_snapshot!(welcome, @r###"
+        This is the demonstration: tiny-llama, tiny-qwen, tiny-mistral (pretended models) on two pretended accelerators
+        that cannot all be awake at once. The inference API is at http://127.0.0.1:8080, the admin API at
+        http://127.0.0.1:9090. Try a cold model:
+
+          curl -N http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \
+            -d '{"model":"tiny-llama","stream":true,"messages":[{"role":"user","content":"Hello"}]}'
+
+        Then one that does not fit beside it, and ask why things are as they are:
+
+          curl -N http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \
+            -d '{"model":"tiny-mistral","stream":true,"messages":[{"role":"user","content":"Hello"}]}'
+          rouse-gateway ps --admin 127.0.0.1:9090
+          rouse-gateway explain tiny-llama --admin 127.0.0.1:9090
+        "###);
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Driver {
             self.execute(plan, now, &mut batch);
             for reply in self.looking.drain(..) {
                 // Whoever asked may have gone.
-                drop(reply.send(()));
+                reply.send(()).unwrap_or_default();
             }
         }
         self.queue.close();

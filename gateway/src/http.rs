@@ -20,15 +20,15 @@ use rouse::{
     openai,
     relay::{
         Payload, Pool,
-        headers::{REQUEST_ID, RequestIds},
+        headers::{REQUEST_ID, RequestIds, is_uuid},
     },
     units::Tick,
 };
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    config::Config,
-    driver::{ColdStart, Handle, Waited},
+    config::{Config, Kind},
+    driver::{ColdStart, Waited},
     serve::{
         Stage,
         socket::{InExchange, Socket},
@@ -36,15 +36,19 @@ use crate::{
 };
 
 pub mod admin;
+mod control;
 mod exchange;
 mod head;
 mod intake;
 mod models;
 pub(crate) mod reply;
 pub(crate) mod route;
+#[cfg(test)]
+pub(crate) mod testing;
 pub(crate) mod text;
 mod track;
 
+pub use control::{Asked, Control};
 use reply::{Answer, Live, LiveParts, Reply};
 use route::{Inference, Route};
 use track::Track;
@@ -52,7 +56,7 @@ pub use track::{Finished, Meter, Unmetered};
 
 /// What all cores share.
 pub struct Shared {
-    pub(crate) handle: Handle,
+    pub(crate) control: Arc<dyn Control>,
     pub(crate) config: Arc<ArcSwap<Config>>,
     pub(crate) meter: Arc<dyn Meter>,
     bodies: Arc<intake::InFlight>,
@@ -70,9 +74,9 @@ pub(crate) struct Core {
 impl Shared {
     /// `config` is read anew for every request, so a reload holds from the next one on.
     #[must_use]
-    pub fn new(handle: Handle, config: Arc<ArcSwap<Config>>, meter: Arc<dyn Meter>) -> Arc<Self> {
-        let started = handle.clock().now();
-        Arc::new(Self { handle, config, meter, bodies: Arc::default(), started })
+    pub fn new(control: Arc<dyn Control>, config: Arc<ArcSwap<Config>>, meter: Arc<dyn Meter>) -> Arc<Self> {
+        let started = control.clock().now();
+        Arc::new(Self { control, config, meter, bodies: Arc::default(), started })
     }
 }
 
@@ -95,11 +99,10 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
     let found = route::find(&parts.method, path, &parts.headers);
     let track = Track::new(
         &core.shared.meter,
-        core.shared.handle.clock(),
+        core.shared.control.clock(),
         id,
         found.as_ref().map_or("other", Route::label),
-        parts.method.as_str(),
-        path,
+        &parts,
     );
     let request = Served { core: Rc::clone(&core), socket: Rc::clone(&socket), track: Rc::clone(&track) };
     let unread = !hyper::body::Body::is_end_stream(&body);
@@ -137,7 +140,7 @@ struct Served {
 impl Served {
     /// The routes that need no body.
     fn look_up(&self, route: &Route, exchange: InExchange) -> Response<Reply> {
-        let routes = self.core.shared.handle.routes();
+        let routes = self.core.shared.control.routes();
         let created = self.core.shared.started.0 / 1000;
         let json = |body| (StatusCode::OK, "application/json", body);
         let (status, kind, body) = match route {
@@ -202,12 +205,16 @@ impl Served {
         let shared = &self.core.shared;
         let not_found = || Fault::ModelNotFound { model: text::cut(&head.model) };
         let model = {
-            let routes = shared.handle.routes();
+            let routes = shared.control.routes();
             routes.registry.find(&head.model).cloned().ok_or_else(not_found)?
         };
         self.track.model(&model);
-        parts.headers.insert(REQUEST_ID, self.track.id.clone());
         let spec = Arc::clone(config.models.get(&model).ok_or_else(not_found)?);
+        parts.headers.remove(REQUEST_ID);
+        // llama-cpp-python answers 400, without a word, to an id that is no UUID.
+        if spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id) {
+            parts.headers.insert(REQUEST_ID, self.track.id.clone());
+        }
         let payload = if spec.served_name == head.model {
             Payload::from(body)
         } else {
@@ -374,3 +381,6 @@ fn note_wait(head: &mut Response<()>, waited: Waited, track: &Track) {
         headers.insert("server-timing", timing);
     }
 }
+
+#[cfg(test)]
+mod tests;

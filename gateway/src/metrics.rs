@@ -6,7 +6,9 @@
 //! can make series by naming models. Everything the hot path touches is resolved when the routes are built and costs
 //! one atomic operation.
 
+mod families;
 mod labels;
+mod meter;
 mod model;
 mod view;
 
@@ -15,9 +17,10 @@ mod tests;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError},
 };
 
+use arc_swap::ArcSwap;
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector, process_collector::ProcessCollector,
@@ -36,10 +39,15 @@ const SECONDS: [f64; 16] =
 /// Seconds that the gateway itself adds to a request.
 const ADDED: [f64; 10] = [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25];
 
+/// What the label `model` says of everything that is not configured.
+const OTHER: &str = "other";
+
 /// All of the gateway's metrics.
 pub struct Metrics {
     registry: Registry,
-    models: RwLock<BTreeMap<ModelName, Arc<ModelMetrics>>>,
+    models: ArcSwap<BTreeMap<ModelName, Arc<ModelMetrics>>>,
+    /// Held while the models are exchanged: each is registered once.
+    configuring: Mutex<()>,
     /// Whatever belongs to no configured model.
     other: Arc<ModelMetrics>,
     view: view::Gauges,
@@ -71,8 +79,9 @@ impl Metrics {
             "phase",
         );
         Self {
-            other: Arc::new(ModelMetrics::new(&registry, "other")),
-            models: RwLock::default(),
+            other: Arc::new(ModelMetrics::new(&registry, OTHER)),
+            models: ArcSwap::default(),
+            configuring: Mutex::default(),
             view: view::Gauges::new(&registry),
             added_latency: register(
                 &registry,
@@ -114,24 +123,38 @@ impl Metrics {
 
     /// Makes exactly these models known: labels of others vanish, those that stay keep counting.
     pub fn configure<'a>(&self, names: impl IntoIterator<Item = &'a ModelName>) {
-        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
-        let mut before = std::mem::take(&mut *models);
-        for name in names {
-            let metrics = before
-                .remove(name)
-                .unwrap_or_else(|| Arc::new(ModelMetrics::new(&self.registry, name.as_str())));
-            models.insert(name.clone(), metrics);
-        }
+        let _alone = self.configuring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut before = self.models.load().as_ref().clone();
+        let after = names.into_iter().map(|name| {
+            let kept = before.remove(name);
+            (name.clone(), kept.unwrap_or_else(|| self.register(name)))
+        });
+        self.models.store(Arc::new(after.collect()));
         for metrics in before.into_values() {
-            metrics.unregister(&self.registry);
+            if !Arc::ptr_eq(&metrics, &self.other) {
+                metrics.unregister(&self.registry);
+            }
         }
     }
 
-    /// The handles of a model, or those of `other` when it is not configured. Resolve them once and keep them.
+    fn register(&self, name: &ModelName) -> Arc<ModelMetrics> {
+        if name.as_str() == OTHER {
+            // Its series are there already, and a second set under one name is refused.
+            return Arc::clone(&self.other);
+        }
+        Arc::new(ModelMetrics::new(&self.registry, name.as_str()))
+    }
+
+    /// The handles of a model, or those of `other` when it is not configured.
     #[must_use]
     pub fn model(&self, name: &ModelName) -> Arc<ModelMetrics> {
-        let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(models.get(name).unwrap_or(&self.other))
+        Arc::clone(self.models.load().get(name).unwrap_or(&self.other))
+    }
+
+    /// The handles of a configured model.
+    #[must_use]
+    pub fn known(&self, name: &ModelName) -> Option<Arc<ModelMetrics>> {
+        self.models.load().get(name).cloned()
     }
 
     /// The handles for requests that name no configured model.
@@ -144,8 +167,7 @@ impl Metrics {
     pub fn observe_view(&self, view: &View) {
         self.view.observe(view);
         for model in &view.models {
-            let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
-            if let Some(metrics) = models.get(&model.name) {
+            if let Some(metrics) = self.known(&model.name) {
                 metrics.observe(model, &view.engines);
             }
         }
@@ -165,10 +187,9 @@ impl Metrics {
         self.added_latency.observe(micros as f64 / 1e6);
     }
 
-    /// Open client connections; the listener adds and takes away.
-    #[must_use]
-    pub const fn connections(&self) -> &IntGauge {
-        &self.connections
+    /// So many more (or, negative, less) client connections are open.
+    pub fn connections(&self, change: i64) {
+        self.connections.add(change);
     }
 
     /// A model was put away so that another one could be awake.

@@ -39,3 +39,6 @@ pub enum Error {
     #[error("the {0} listener ended: {1}")]
     Ended(&'static str, io::Error),
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,7 @@
 //! nothing may be retried; what the engine may have begun may not, since a second copy of a long generation is what an
 //! engine in trouble needs least. A connection that closed without a byte counts as not begun.
 //!
-//! Texts come from the fault; an engine's own words never get here.
+//! Texts come from the fault. An engine's own words reach a client only as that engine's own answer.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -22,6 +22,7 @@ use crate::{
 };
 
 mod details;
+mod foreign;
 
 use details::Details;
 
@@ -136,6 +137,13 @@ pub fn event(fault: &Fault) -> Bytes {
     write_envelope(fault, &mut event);
     event.extend_from_slice(b"\n\n");
     event.into()
+}
+
+/// An engine's own answer with a status other than 2xx, as the last event of a chat or completions stream whose head
+/// has gone out. `body`: what the engine wrote, all of it.
+#[must_use]
+pub fn event_of_engine(status: StatusCode, body: &[u8]) -> Bytes {
+    foreign::event(status, body)
 }
 
 const fn row(fault: &Fault) -> Row {

@@ -174,6 +174,10 @@ impl<O: Observer + Unpin> Body for RelayBody<O> {
                         this.stage = Stage::Broken(Fault::Internal);
                         continue;
                     };
+                    if !this.begun {
+                        // An engine that floods never makes this wait, and yet a revocation must find its task.
+                        flow.watch.as_mut().register(&open.lease, cx);
+                    }
                     let frame = match ready!(flow.poll_next(decoder, &open.lease, &this.target, cx)) {
                         Ok(frame) => frame,
                         Err(fault) => match this.fail(fault) {

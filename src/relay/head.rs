@@ -111,3 +111,53 @@ fn keep_alive(headers: &HeaderMap, by_version: bool) -> bool {
     };
     !named(b"close") && (by_version || named(b"keep-alive"))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const INTERIM: &[u8] = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n";
+    const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nX-A: 1\r\nx-a: 2\r\n\r\nabc";
+
+    #[test]
+    fn a_head_is_written_as_it_was_given() {
+        let mut headers = HeaderMap::new();
+        headers.append("x-a", HeaderValue::from_static("1"));
+        headers.append("x-a", HeaderValue::from_static("2"));
+        let head = encode(&Method::POST, &PathAndQuery::from_static("/v1/x?y=z"), &headers);
+        assert_eq!(head, "POST /v1/x?y=z HTTP/1.1\r\nx-a: 1\r\nx-a: 2\r\n\r\n");
+    }
+
+    #[test]
+    fn a_head_without_end_is_given_up() {
+        let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(LARGEST));
+        assert_eq!(parse(&mut BytesMut::from(endless.as_bytes()), &Method::GET).unwrap_err(), Malformed);
+        let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(MOST_HEADERS + 1));
+        assert_eq!(parse(&mut BytesMut::from(many.as_bytes()), &Method::GET).unwrap_err(), Malformed);
+    }
+
+    proptest! {
+        #[test]
+        fn a_head_is_found_whole_however_it_arrives(cut in 0..INTERIM.len() + ANSWER.len() - 3) {
+            let wire = [INTERIM, ANSWER].concat();
+            let mut buffer = BytesMut::from(&wire[..cut]);
+            prop_assert!(parse(&mut buffer, &Method::POST).unwrap().is_none());
+            buffer.extend_from_slice(&wire[cut..]);
+            let head = parse(&mut buffer, &Method::POST).unwrap().unwrap();
+            prop_assert_eq!(head.status, 200);
+            prop_assert_eq!(head.headers.get_all("x-a").iter().count(), 2);
+            prop_assert!(!head.headers.contains_key("link"));
+            prop_assert_eq!(head.decoder.left(), Some(3));
+            prop_assert_eq!(&buffer[..], b"abc");
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(tail in prop::collection::vec(any::<u8>(), 0..120)) {
+            let mut wire = BytesMut::from(&b"HTTP/1.1 "[..]);
+            wire.extend_from_slice(&tail);
+            drop(parse(&mut wire, &Method::GET));
+        }
+    }
+}

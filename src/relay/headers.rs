@@ -114,9 +114,23 @@ impl RequestIds {
         let number = self.made.get();
         self.made.set(number.wrapping_add(1));
         let (high, low) = (self.seed.hash_one((number, 0)), self.seed.hash_one((number, 1)));
-        let id = bytes::Bytes::from(format!("req-{high:016x}{low:016x}"));
+        // In the form of a random UUID, since there are engines that take no other.
+        let (a, b, c) = (high >> 32, high >> 16 & 0xffff, high & 0xfff);
+        let (d, e) = (low >> 48 & 0x3fff | 0x8000, low & 0xffff_ffff_ffff);
+        let id = bytes::Bytes::from(format!("{a:08x}-{b:04x}-4{c:03x}-{d:04x}-{e:012x}"));
         HeaderValue::from_maybe_shared(id).unwrap_or_else(|_| HeaderValue::from(number))
     }
+}
+
+/// 8-4-4-4-12 hexadecimal digits.
+#[must_use]
+pub fn is_uuid(id: &HeaderValue) -> bool {
+    let id = id.as_bytes();
+    id.len() == 36
+        && id.iter().enumerate().all(|(at, byte)| match at {
+            8 | 13 | 18 | 23 => *byte == b'-',
+            _ => byte.is_ascii_hexdigit(),
+        })
 }
 
 fn is_id(id: &[u8]) -> bool {

@@ -91,6 +91,9 @@ async fn run<O: Observer>(
         let Some(open) = record.open() else {
             return Err(Fault::Internal);
         };
+        if let Some(fault) = open.lease.revoked() {
+            return Err(fault.clone());
+        }
         let mut connection = match pooled.take() {
             Some(connection) => connection,
             None => connect(target, timeouts, &open.lease, watch.as_mut()).await?,

@@ -62,19 +62,26 @@ impl Watch {
         }
     }
 
+    /// Makes sure that a revocation wakes this task.
+    pub(super) fn register(self: Pin<&mut Self>, lease: &Lease, cx: &mut Context<'_>) {
+        let this = self.project();
+        let same = this.registered.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
+        // A notification that has come must not be polled again; the fault itself tells that it has.
+        if !same && lease.revoked().is_none() && this.revoked.poll(cx).is_pending() {
+            *this.registered = Some(cx.waker().clone());
+        }
+    }
+
     /// Why the exchange must end now, if it must; else the task is woken when it must.
     pub(super) fn poll(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         lease: &Lease,
         target: &Target,
         cx: &mut Context<'_>,
     ) -> Poll<Fault> {
+        // Before the look: a revocation in between is then not missed.
+        self.as_mut().register(lease, cx);
         let mut this = self.project();
-        let same = this.registered.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
-        // Ready or not is of no interest: the fault itself tells, and is looked at after the registration.
-        if !same && lease.revoked().is_none() && this.revoked.poll(cx).is_pending() {
-            *this.registered = Some(cx.waker().clone());
-        }
         if let Some(fault) = lease.revoked() {
             return Poll::Ready(fault.clone());
         }

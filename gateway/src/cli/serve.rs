@@ -1,6 +1,6 @@
 //! `serve` and `check`: the two that read a configuration.
 
-use std::{path::Path, process::ExitCode};
+use std::{io::IsTerminal as _, path::Path, process::ExitCode};
 
 use anyhow::Context as _;
 use tracing_subscriber::EnvFilter;
@@ -59,7 +59,11 @@ fn log(format: LogFormat) -> anyhow::Result<()> {
         Ok(text) => EnvFilter::try_new(text).context("ROUSE_LOG")?,
         Err(_) => EnvFilter::new("info"),
     };
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
     match format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().try_init(),

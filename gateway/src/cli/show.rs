@@ -49,24 +49,19 @@ pub(super) async fn explain(client: &Client, model: &str, json: bool) -> anyhow:
 /// Until the gateway ends the stream.
 pub(super) async fn events(client: &Client, json: bool) -> anyhow::Result<()> {
     let mut body = client.stream("/admin/v1/events").await?;
-    let mut pending = Vec::new();
+    let mut sse = Sse::default();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|error| client.strange(error))?.into_data() else {
             continue;
         };
-        pending.extend_from_slice(&data);
         let mut out = std::io::stdout().lock();
-        while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = pending.drain(..=end).collect();
-            let line = String::from_utf8_lossy(&line);
-            let Some(data) = line.trim_end().strip_prefix("data:") else {
-                continue;
-            };
-            let data = data.trim_start();
-            if json {
-                writeln!(out, "{data}")?;
-            } else {
-                writeln!(out, "{}", event(data))?;
+        for told in sse.feed(&data) {
+            match told {
+                Told::Event(line) if json => writeln!(out, "{line}")?,
+                Told::Event(line) => writeln!(out, "{}", event(&line))?,
+                Told::Missed(count) => {
+                    eprintln!("rouse-gateway: {count} events were missed: this reader was too slow");
+                }
             }
         }
         out.flush()?;
@@ -86,6 +81,42 @@ pub(super) async fn logs(client: &Client, model: &str, follow: bool) -> anyhow::
         }
     }
     Ok(())
+}
+
+/// The slice of server-sent events that the gateway writes: one `data:` line for each.
+#[derive(Default)]
+struct Sse {
+    pending: Vec<u8>,
+    missed: bool,
+}
+
+enum Told {
+    Event(String),
+    /// So many were lost to this reader.
+    Missed(String),
+}
+
+impl Sse {
+    fn feed(&mut self, data: &[u8]) -> Vec<Told> {
+        self.pending.extend_from_slice(data);
+        let mut told = Vec::new();
+        while let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.pending.drain(..=end).collect();
+            told.extend(self.line(String::from_utf8_lossy(&line).trim_end()));
+        }
+        told
+    }
+
+    fn line(&mut self, line: &str) -> Option<Told> {
+        if line.is_empty() {
+            self.missed = false;
+        }
+        if let Some(name) = line.strip_prefix("event:") {
+            self.missed = name.trim() == "missed";
+        }
+        let data = line.strip_prefix("data:")?.trim_start().to_owned();
+        Some(if self.missed { Told::Missed(data) } else { Told::Event(data) })
+    }
 }
 
 fn fleet(view: &View) -> String {

@@ -1,19 +1,18 @@
 //! The file as a whole: every top-level key, its type, its default.
 
 use std::{
-    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
 };
 
-use rouse::{
-    model::{Accelerator, AcceleratorId, Configuration},
-    units::Bytes,
-};
+use rouse::{model::Configuration, units::Bytes};
 
 use super::{
-    Admin, At, Config, Errors, Problem, model, policy,
-    reader::{Environment, Reader, Section},
+    Admin, At, Config, Errors, Problem,
+    devices::devices,
+    machine::{Machine, default_state_dir},
+    model, policy,
+    reader::{Reader, Section},
     tree::{Node, Value},
 };
 
@@ -32,18 +31,6 @@ pub fn load(path: &Path) -> Result<Config, Errors> {
 /// environment.
 pub fn parse(text: &str, origin: &str) -> Result<Config, Errors> {
     parse_on(&Machine::this(), text, origin)
-}
-
-/// What defaults depend on. A test brings its own.
-pub(super) struct Machine {
-    pub(super) memory: Bytes,
-    pub(super) environment: Environment,
-}
-
-impl Machine {
-    pub(super) fn this() -> Self {
-        Self { memory: memory(), environment: |name| std::env::var(name).ok() }
-    }
 }
 
 pub(super) fn parse_on(machine: &Machine, text: &str, origin: &str) -> Result<Config, Errors> {
@@ -171,91 +158,23 @@ fn admin(reader: &mut Reader, section: &mut Section, listen: Option<(SocketAddr,
     Admin { address: listen.map_or(LOCAL_ADMIN, |(address, _)| address), token, metrics_open }
 }
 
-/// What `accelerators` says.
-struct Devices {
-    auto: bool,
-    list: Vec<Accelerator>,
-    meters: BTreeMap<AcceleratorId, PathBuf>,
-}
-
-impl Default for Devices {
-    fn default() -> Self {
-        Self { auto: true, list: Vec::new(), meters: BTreeMap::new() }
-    }
-}
-
-impl Devices {
-    /// The accelerators, when they are known before the machine has been asked.
-    fn known(&self) -> Option<&[Accelerator]> {
-        (!self.auto).then_some(&self.list)
-    }
-}
-
-fn devices(reader: &mut Reader, node: &Node, headroom: Bytes) -> Option<Devices> {
-    if !matches!(node.value, Value::List(_)) {
-        return reader.choice(node, &[("auto", ())]).map(|()| Devices::default());
-    }
-    let mut devices = Devices { auto: false, ..Devices::default() };
-    reader.list(node, |reader, node| {
-        let mut section = reader.section(node);
-        let id = section.require(reader, "id", Reader::text);
-        let memory = section.require(reader, "memory", Reader::size);
-        let meter = section.read(reader, "meter", Reader::text);
-        let at = section.at;
-        section.close(reader);
-        let (id, memory) = (AcceleratorId::from(id?), memory?);
-        if id.as_str().is_empty() || id.as_str().contains(',') {
-            reader.note(at, "an accelerator's id is not empty and has no comma");
-        }
-        if devices.list.iter().any(|other| other.id == id) {
-            reader.note(at, format_args!("the accelerator '{id}' is listed twice"));
-        }
-        if memory <= headroom {
-            reader.note(at, format_args!("memory {memory} leaves nothing beside headroom {headroom}"));
-        }
-        devices.list.push(Accelerator {
-            id: id.clone(),
-            capacity: memory.saturating_sub(headroom),
-            metered: meter.is_some(),
-        });
-        if let Some(meter) = meter {
-            devices.meters.insert(id, meter.into());
-        }
-        Some(())
-    });
-    Some(devices)
-}
-
 fn address(reader: &mut Reader, node: &Node) -> Option<(SocketAddr, At)> {
     let text = reader.text(node)?;
+    match parse_address(&text) {
+        Ok(address) => Some((address, node.at)),
+        Err(error) => {
+            reader.note(node.at, error);
+            None
+        }
+    }
+}
+
+/// `IP:PORT`, or `localhost:PORT` for IPv4's.
+pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let named = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
-    let parsed = named.as_deref().unwrap_or(&text).parse().ok();
-    if parsed.is_none() {
-        reader.note(
-            node.at,
-            format_args!("'{text}' is not an address: write IP:PORT, like 127.0.0.1:8080 or [::1]:8080"),
-        );
-    }
-    parsed.map(|address| (address, node.at))
-}
-
-/// `$XDG_STATE_HOME/rouse`, else `~/.local/state/rouse`, else `/var/lib/rouse` (a service without a home).
-pub(super) fn default_state_dir(environment: Environment) -> PathBuf {
-    let set = |name| environment(name).filter(|value| !value.is_empty());
-    if let Some(dir) = set("STATE_DIRECTORY") {
-        return dir.into();
-    }
-    if let Some(base) = set("XDG_STATE_HOME") {
-        return Path::new(&base).join("rouse");
-    }
-    set("HOME").map_or_else(|| "/var/lib/rouse".into(), |home| Path::new(&home).join(".local/state/rouse"))
-}
-
-/// RAM of this machine; 16 GiB where the kernel does not say.
-fn memory() -> Bytes {
-    let total = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
-        line.split_whitespace().nth(1)?.parse::<u64>().ok()
-    });
-    total.map_or(Bytes::gib(16), |kib| Bytes(kib << 10))
+    named
+        .as_deref()
+        .unwrap_or(text)
+        .parse()
+        .map_err(|_| format!("'{text}' is not an address: write IP:PORT, like 127.0.0.1:8080 or [::1]:8080"))
 }

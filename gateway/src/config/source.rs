@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use super::{At, Config, Errors, Problem, file};
+use super::{At, Config, Errors, Problem, file, machine::default_state_dir};
 
 /// A file, or the embedded demonstration, and what the command line says instead of it. Loading it again is a reload:
 /// the overrides hold there too.
@@ -38,6 +38,6 @@ fn demonstration() -> Result<Config, Errors> {
         let text = format!("cannot tell where this program is: {error}");
         Errors::new("the demonstration", vec![Problem::new(At::default(), text)])
     })?;
-    let state = file::default_state_dir(|name| std::env::var(name).ok()).join("demonstration");
+    let state = default_state_dir(|name| std::env::var(name).ok()).join("demonstration");
     super::demo(&state, &exe)
 }

@@ -1,5 +1,7 @@
 //! Texts of errors are compared whole: they are what a person gets.
 
+mod document;
+
 use std::path::Path;
 
 use rouse::{
@@ -7,10 +9,7 @@ use rouse::{
     units::{Bytes, Millis},
 };
 
-use super::{
-    file::{Machine, parse_on},
-    *,
-};
+use super::{file::parse_on, machine::Machine, *};
 
 fn machine() -> Machine {
     Machine {
@@ -19,6 +18,7 @@ fn machine() -> Machine {
             "TOKEN" => Some("s3cret".to_owned()),
             "HOME" => Some("/home/me".to_owned()),
             "PAGE" => Some("8".to_owned()),
+            "ROUSE_ADMIN_TOKEN" => Some("documented".to_owned()),
             _ => None,
         },
     }
@@ -309,4 +309,54 @@ fn a_reload_is_told_apart_by_model_and_by_key() {
 fn a_missing_file_is_an_error_with_its_name() {
     let error = load(Path::new("/no/such/rouse.yaml")).unwrap_err();
     insta::assert_snapshot!(error, @r###"/no/such/rouse.yaml: No such file or directory (os error 2)"###);
+}
+
+#[test]
+fn a_file_cut_off_anywhere_is_read_or_refused_with_a_place() {
+    let mut refused = 0;
+    for (end, _) in MODEL.char_indices() {
+        let (text, _) = MODEL.split_at(end);
+        if let Err(errors) = read(text) {
+            refused += 1;
+            assert!(errors.problems.iter().all(|problem| problem.at.line > 0), "{text}\n{errors}");
+        }
+    }
+    assert!(refused > 100);
+    for text in [
+        "? [a, b]\n: 1\n",
+        "1: 2\n",
+        "null",
+        "- a\n",
+        "&a [*a]",
+        "a: &x {b: *x}",
+        "headroom: *gone",
+        "!!binary x: y",
+    ] {
+        assert!(read(text).is_err() || text == "null", "{text}");
+    }
+}
+
+#[test]
+fn anchors_and_merge_keys_save_repetition_and_errors_point_into_them() {
+    let text = MODEL.replace("memory: {awake", "memory: &m {awake")
+        + "  - {name: second, engine: {kind: custom, command: [x, '${PORT}']}, memory: {<<: *m, host: 1Gi}}\n";
+    let config = read(&text).unwrap();
+    assert_eq!(config.core.models[1].memory.awake, Bytes::gib(30));
+    assert_eq!(config.core.models[1].memory.host, Bytes::gib(1));
+}
+
+#[test]
+fn the_command_line_overrides_the_file_also_at_a_reload_and_cannot_open_the_admin_api() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rouse.yaml");
+    std::fs::write(&path, "listen: {api: 127.0.0.1:1}\n").unwrap();
+    let mut source = Source {
+        file: Some(path),
+        api: Some(([0, 0, 0, 0], 2).into()),
+        admin: Some(([127, 0, 0, 1], 3).into()),
+    };
+    let config = source.load().unwrap();
+    assert_eq!((config.api.port(), config.admin.address.port()), (2, 3));
+    source.admin = Some(([0, 0, 0, 0], 3).into());
+    insta::assert_snapshot!(source.load().unwrap_err(), @r###"--admin: 0.0.0.0:3 is not loopback: that needs an admin.token"###);
 }

@@ -28,8 +28,8 @@ use serde_json::json;
 use tokio::sync::{broadcast, watch};
 use tower_service::Service as _;
 
-use super::{route, text};
-use crate::{config::Config, driver::Handle, serve::Stage};
+use super::{Control, route, text};
+use crate::{config::Config, serve::Stage};
 
 mod guard;
 mod logs;
@@ -37,13 +37,16 @@ mod logs;
 /// What the operators' API reads from.
 #[derive(Clone)]
 pub struct Parts {
-    pub handle: Handle,
+    pub control: Arc<dyn Control>,
     pub config: Arc<ArcSwap<Config>>,
     /// The metrics in Prometheus' text format.
     pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
     /// Where the engine's output of a model is; `None` when there is none.
-    pub logs: Arc<dyn Fn(&ModelName) -> Option<PathBuf> + Send + Sync>,
+    pub logs: Arc<Logs>,
 }
+
+/// Finds the file with the output of a model's engine.
+pub type Logs = dyn Fn(&ModelName) -> Option<PathBuf> + Send + Sync;
 
 /// Answers operators' requests.
 #[derive(Clone)]
@@ -59,8 +62,8 @@ struct Shared {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Asked {
-    level: Option<u8>,
+struct Options {
+    level: Option<String>,
     #[serde(default)]
     follow: Option<String>,
 }
@@ -100,7 +103,7 @@ impl Service {
 }
 
 async fn ready(State(shared): State<Shared>) -> Response {
-    if shared.parts.handle.routes().ready && *shared.stage.borrow() == Stage::Serving {
+    if shared.parts.control.routes().ready && *shared.stage.borrow() == Stage::Serving {
         "ok\n".into_response()
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response()
@@ -113,12 +116,12 @@ async fn metrics(State(shared): State<Shared>) -> Response {
 }
 
 async fn fleet(State(shared): State<Shared>) -> Response {
-    shared.parts.handle.refresh().await;
-    Json(&*shared.parts.handle.view()).into_response()
+    shared.parts.control.refresh().await;
+    Json(&*shared.parts.control.view()).into_response()
 }
 
 async fn events(State(shared): State<Shared>) -> Response {
-    let journal = shared.parts.handle.journal();
+    let journal = shared.parts.control.journal();
     let stream = futures_util::stream::unfold(journal, |mut journal| async move {
         let event = match journal.recv().await {
             Ok(line) => Event::default().data(&*line),
@@ -135,7 +138,7 @@ async fn events(State(shared): State<Shared>) -> Response {
 async fn operation(State(shared): State<Shared>, uri: Uri) -> Response {
     let id = uri.path().rsplit('/').next().unwrap_or_default();
     let found =
-        id.parse().ok().map(OperationId).and_then(|id| Some((id, shared.parts.handle.operation(id)?)));
+        id.parse().ok().map(OperationId).and_then(|id| Some((id, shared.parts.control.operation(id)?)));
     let Some((id, operation)) = found else {
         return error(
             StatusCode::NOT_FOUND,
@@ -160,7 +163,7 @@ async fn operation(State(shared): State<Shared>, uri: Uri) -> Response {
 }
 
 /// `GET /admin/v1/models/{m}/explain` and `…/logs`.
-async fn look(State(shared): State<Shared>, Query(asked): Query<Asked>, uri: Uri) -> Response {
+async fn look(State(shared): State<Shared>, Query(asked): Query<Options>, uri: Uri) -> Response {
     let (model, what) = match subject(&shared, uri.path()) {
         Ok(subject) => subject,
         Err(response) => return response,
@@ -185,8 +188,8 @@ async fn look(State(shared): State<Shared>, Query(asked): Query<Asked>, uri: Uri
 }
 
 async fn explain(shared: &Shared, model: &ModelName) -> Response {
-    shared.parts.handle.refresh().await;
-    let report = shared.parts.handle.report();
+    shared.parts.control.refresh().await;
+    let report = shared.parts.control.report();
     let Some(line) = report.models.get(model) else {
         return error(StatusCode::NOT_FOUND, "no_decision", "nothing was decided about this model yet");
     };
@@ -197,21 +200,21 @@ async fn explain(shared: &Shared, model: &ModelName) -> Response {
         "leases": line.leases,
         "reason": line.reason,
         "wait": line.wait,
-        "at": shared.parts.handle.clock().now(),
+        "at": shared.parts.control.clock().now(),
     }))
     .into_response()
 }
 
 /// `POST /admin/v1/models/{m}/wake` and the other orders.
-async fn order(State(shared): State<Shared>, Query(asked): Query<Asked>, uri: Uri) -> Response {
+async fn order(State(shared): State<Shared>, Query(asked): Query<Options>, uri: Uri) -> Response {
     let (model, what) = match subject(&shared, uri.path()) {
         Ok(subject) => subject,
         Err(response) => return response,
     };
-    let level = match asked.level {
+    let level = match asked.level.as_deref() {
         None => None,
-        Some(1) => Some(Level::One),
-        Some(2) => Some(Level::Two),
+        Some("1") => Some(Level::One),
+        Some("2") => Some(Level::Two),
         Some(_) => return error(StatusCode::BAD_REQUEST, "invalid_request", "level must be 1 or 2"),
     };
     let order = match what {
@@ -228,7 +231,7 @@ async fn order(State(shared): State<Shared>, Query(asked): Query<Asked>, uri: Ur
         }
         _ => return no_route("POST", uri.path()),
     };
-    match shared.parts.handle.order(model, order).await {
+    match shared.parts.control.order(model, order).await {
         Ok(id) => (StatusCode::ACCEPTED, Json(json!({ "operation": id }))).into_response(),
         Err(reason) => error(StatusCode::CONFLICT, "conflict", &reason),
     }
@@ -240,7 +243,7 @@ fn subject<'a>(shared: &Shared, path: &'a str) -> Result<(ModelName, &'a str), R
     let Some((name, what)) = rest.rsplit_once('/') else {
         return Err(no_route("", path));
     };
-    let routes = shared.parts.handle.routes();
+    let routes = shared.parts.control.routes();
     match route::named(&routes.registry, name) {
         Some((_, model)) => Ok((model.clone(), what)),
         None => Err(fault(&Fault::ModelNotFound { model: text::cut(name) })),
@@ -260,3 +263,6 @@ fn error(status: StatusCode, code: &str, message: &str) -> Response {
     let body = json!({ "error": { "message": message, "type": kind, "param": null, "code": code } });
     (status, Json(body)).into_response()
 }
+
+#[cfg(test)]
+mod tests;

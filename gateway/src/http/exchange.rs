@@ -57,8 +57,11 @@ pub(crate) struct Job {
 }
 
 /// Tells the account of a request what its exchange does.
-#[derive(Clone)]
-pub(crate) struct Watcher(Rc<Track>);
+pub(crate) struct Watcher {
+    track: Rc<Track>,
+    /// The engine's head came: a failure from here on is the client's to see, one before may yet be made good.
+    answered: bool,
+}
 
 /// A lease, where to go with it, and whether the outcome is wanted.
 struct Place {
@@ -147,8 +150,9 @@ impl Job {
 
     /// A lease on an awake engine, if one can be had without waiting.
     fn at_once(&self) -> Option<Place> {
-        let routes = self.core.shared.handle.routes();
+        let routes = self.core.shared.control.routes();
         let (endpoint, lease) = routes.models.get(&self.model)?.take()?;
+        self.track.forwarded_at_once();
         Some(Place {
             target: Target {
                 engine: endpoint.engine.clone(),
@@ -163,11 +167,11 @@ impl Job {
     }
 
     async fn park(&self) -> Result<Place, Fault> {
-        let handle = &self.core.shared.handle;
+        let control = &self.core.shared.control;
         let _parked = self.track.park(&self.model);
         self.parked.notify_one();
-        let band = handle.routes().models.get(&self.model).map_or(0, |route| route.priority);
-        let wait = handle.park(Parking {
+        let band = control.routes().models.get(&self.model).map_or(0, |route| route.priority);
+        let wait = control.park(Parking {
             model: self.model.clone(),
             band,
             key: String::new(),
@@ -176,7 +180,7 @@ impl Job {
             stream: self.stream,
         });
         // The queue ends every wait by its deadline; this is for a queue that has died.
-        let patience = handle.clock().instant(self.deadline + SLACK);
+        let patience = control.clock().instant(self.deadline + SLACK);
         let Granted { lease, engine, generation, address, canary, waited } =
             tokio::time::timeout_at(patience, wait).await.unwrap_or(Err(Fault::ControlPlane))?;
         self.track.waited(waited);
@@ -208,7 +212,7 @@ impl Job {
                 non_stream: timeouts.non_stream,
                 idle: timeouts.idle,
             },
-            observer: Watcher(Rc::clone(&self.track)),
+            observer: Watcher { track: Rc::clone(&self.track), answered: false },
         };
         match (relay::exchange(&self.core.pool, exchange).await, canary) {
             (Ok(response), Some(canary)) if response.status().is_server_error() => {
@@ -271,18 +275,19 @@ async fn until_closed(gate: &Gate) {
 
 impl Observer for Watcher {
     fn replayed(&mut self) {
-        self.0.replayed();
+        self.track.replayed();
     }
 
     fn head(&mut self, _: StatusCode) {
-        self.0.phase(Phase::Streaming);
+        self.answered = true;
+        self.track.phase(Phase::Streaming);
     }
 
     fn end(&mut self, outcome: Outcome) {
         match outcome {
-            Outcome::Failed(fault) => self.0.fault(&fault),
-            Outcome::ClientLeft(phase) => self.0.phase(phase),
-            Outcome::Complete => {}
+            Outcome::Failed(fault) if self.answered => self.track.fault(&fault),
+            Outcome::ClientLeft(phase) => self.track.phase(phase),
+            Outcome::Complete | Outcome::Failed(_) => {}
         }
     }
 }

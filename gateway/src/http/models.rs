@@ -40,7 +40,7 @@ fn describe<'a>(routes: &Routes, name: &'a str, model: &ModelName, created: u64)
         object: "model",
         created,
         owned_by: "rouse",
-        state: routes.models.get(model).map_or(ModelState::default(), |route| route.state),
+        state: routes.models.get(model).map_or_else(ModelState::default, |route| route.state),
     }
 }
 

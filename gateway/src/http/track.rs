@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use http::HeaderValue;
+use http::{HeaderValue, Method, Uri, request};
 use rouse::{
     fault::{Fault, Phase},
     lease::Clock,
@@ -18,19 +18,27 @@ use rouse::{
     openai,
     units::{Millis, Tick},
 };
+use tokio::time::Instant;
+use tracing::Level;
 
 use super::text;
 use crate::driver::{ColdStart, Waited};
 
-/// Where requests are counted. Called once per request, at its end, and when one begins or ends to wait.
+/// The access log's target: `rouse_gateway::access=debug` turns it on.
+const ACCESS: &str = "rouse_gateway::access";
+
+/// Where requests are counted.
 pub trait Meter: Send + Sync {
+    /// A request is over; called once for each.
     fn finished(&self, finished: &Finished<'_>);
     /// A request turned out to be for this model; its [`Self::finished`] will name it.
     fn began(&self, model: &ModelName);
     /// One request more (`+1`) or less (`-1`) is parked for this model.
     fn parked(&self, model: &ModelName, change: i64);
-    /// A client was refused before its request was understood (broken or too large head, too many connections).
+    /// A client was refused before there was a request: a broken, too large or too slow head.
     fn refused(&self, status: u16);
+    /// One client connection more (`+1`) or less (`-1`) is open.
+    fn connections(&self, change: i64);
 }
 
 /// Counts nothing.
@@ -52,6 +60,9 @@ pub struct Finished<'a> {
     pub cold_start: Option<ColdStart>,
     /// All of its waiting.
     pub parked: Millis,
+    /// What the gateway itself added to a request that did not wait, in microseconds: from the last byte of its body
+    /// until it goes to the engine.
+    pub added_micros: Option<u64>,
     /// From arrival to the response's head.
     pub first_byte: Option<Millis>,
     pub duration: Millis,
@@ -68,17 +79,21 @@ pub(crate) struct Track {
     pub(crate) id: HeaderValue,
     pub(crate) route: &'static str,
     pub(crate) arrived: Tick,
-    method: String,
-    path: String,
+    method: Method,
+    uri: Uri,
     model: RefCell<Option<ModelName>>,
     phase: Cell<Phase>,
     status: Cell<Option<u16>>,
     code: Cell<Option<&'static str>>,
     waited: Cell<Option<Waited>>,
     first_byte: Cell<Option<Millis>>,
+    complete: Cell<Option<Instant>>,
+    added_micros: Cell<Option<u64>>,
     replays: Cell<u32>,
     bytes_in: Cell<u64>,
     bytes_out: Cell<u64>,
+    /// The client was found to have left while its body was read.
+    gone: Cell<bool>,
     over: Cell<bool>,
 }
 
@@ -88,8 +103,7 @@ impl Track {
         clock: Clock,
         id: HeaderValue,
         route: &'static str,
-        method: &str,
-        path: &str,
+        head: &request::Parts,
     ) -> Rc<Self> {
         Rc::new(Self {
             meter: Arc::clone(meter),
@@ -97,17 +111,20 @@ impl Track {
             id,
             route,
             arrived: clock.now(),
-            method: text::cut(method),
-            path: text::cut(path),
+            method: head.method.clone(),
+            uri: head.uri.clone(),
             model: RefCell::default(),
             phase: Cell::new(Phase::Connecting),
             status: Cell::new(None),
             code: Cell::new(None),
             waited: Cell::new(None),
             first_byte: Cell::new(None),
+            complete: Cell::new(None),
+            added_micros: Cell::new(None),
             replays: Cell::new(0),
             bytes_in: Cell::new(0),
             bytes_out: Cell::new(0),
+            gone: Cell::new(false),
             over: Cell::new(false),
         })
     }
@@ -123,6 +140,13 @@ impl Track {
 
     pub(crate) fn received(&self, bytes: usize) {
         self.bytes_in.set(bytes as u64);
+        self.complete.set(Some(Instant::now()));
+    }
+
+    /// It goes to an engine without having waited.
+    pub(crate) fn forwarded_at_once(&self) {
+        let added = self.complete.get().map(|at| at.elapsed().as_micros());
+        self.added_micros.set(added.and_then(|micros| u64::try_from(micros).ok()));
     }
 
     pub(crate) fn sent(&self, bytes: usize) {
@@ -142,6 +166,12 @@ impl Track {
     }
 
     pub(crate) fn fault(&self, fault: &Fault) {
+        if let Fault::ClientLeft { phase } = fault {
+            self.phase(*phase);
+            self.gone.set(true);
+            return;
+        }
+        log(fault, &self.id);
         self.code.set(Some(openai::error::code(fault)));
     }
 
@@ -153,7 +183,7 @@ impl Track {
 
     /// The response is complete: what comes after is no client that left.
     pub(crate) fn over(&self) {
-        self.over.set(true);
+        self.over.set(!self.gone.get());
     }
 
     pub(crate) fn since_arrival(&self) -> Millis {
@@ -165,6 +195,16 @@ impl Track {
         self.phase(Phase::Parked);
         self.meter.parked(model, 1);
         Parked { meter: Arc::clone(&self.meter), model: model.clone() }
+    }
+}
+
+/// What an operator should know of is logged where it happens; the access log has the rest.
+fn log(fault: &Fault, id: &HeaderValue) {
+    let (id, code) = (id.to_str().unwrap_or("?"), openai::error::code(fault));
+    match openai::error::level(fault) {
+        Level::ERROR => tracing::error!(id, code, "{fault}"),
+        Level::WARN => tracing::warn!(id, code, "{fault}"),
+        _ => {}
     }
 }
 
@@ -194,16 +234,20 @@ impl Drop for Track {
             parked: waited.map_or(Millis::ZERO, |waited| waited.queue),
             first_byte: self.first_byte.get(),
             duration: self.since_arrival(),
+            added_micros: self.added_micros.get(),
             replays: self.replays.get(),
             bytes_in: self.bytes_in.get(),
             bytes_out: self.bytes_out.get(),
         };
         self.meter.finished(&finished);
+        if !tracing::enabled!(target: ACCESS, Level::DEBUG) {
+            return;
+        }
         tracing::debug!(
-            target: "rouse_gateway::access",
+            target: ACCESS,
             id = self.id.to_str().unwrap_or("?"),
-            method = self.method,
-            path = self.path,
+            method = text::cut(self.method.as_str()),
+            path = text::cut(self.uri.path()),
             model = model.as_ref().map_or("", ModelName::as_str),
             status = finished.status,
             code = finished.code.unwrap_or(""),
@@ -221,7 +265,8 @@ impl Drop for Track {
 
 impl Meter for Unmetered {
     fn finished(&self, _: &Finished<'_>) {}
-    fn began(&self, _: &ModelName) {}
     fn parked(&self, _: &ModelName, _: i64) {}
+    fn began(&self, _: &ModelName) {}
     fn refused(&self, _: u16) {}
+    fn connections(&self, _: i64) {}
 }

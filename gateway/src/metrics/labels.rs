@@ -72,6 +72,13 @@ impl Route {
             Self::Other => "other",
         }
     }
+
+    /// By its label; `Other` for what has none.
+    #[must_use]
+    pub fn named(label: &str) -> Self {
+        let all = [Self::Chat, Self::Completions, Self::Embeddings, Self::Models];
+        all.into_iter().find(|route| route.as_str() == label).unwrap_or(Self::Other)
+    }
 }
 
 impl Status {

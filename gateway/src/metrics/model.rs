@@ -1,12 +1,9 @@
 //! One model's families, with its name as a constant label.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use prometheus::{
-    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry,
-    core::{Collector, Desc},
-    proto::MetricFamily,
+    Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
 };
 use rouse::{
     fleet::report::{EngineView, ModelState, ModelView},
@@ -14,7 +11,7 @@ use rouse::{
 };
 
 use super::{
-    SECONDS,
+    families::{Families, Make},
     labels::{self, Cause, Outcome, ROUTES, Route, STARTS, STATUSES, Status, Transition},
     seconds, valid,
 };
@@ -72,12 +69,14 @@ impl ModelMetrics {
                 &["route", "status", "cold_start"],
             ),
             resolved: (0..ROUTES * STATUSES * STARTS).map(|_| OnceLock::new()).collect(),
-            in_flight: make
-                .gauge("rouse_in_flight", "Requests between their head and the last byte of their answer"),
+            in_flight: make.gauge(
+                "rouse_in_flight",
+                "Requests between the naming of their model and the last byte of their answer",
+            ),
             parked: make.gauge("rouse_parked", "Requests that wait for their model"),
             first_byte: make.histogram(
                 "rouse_time_to_first_byte_seconds",
-                "From the request's head to the first byte of the engine's answer, the wait included",
+                "From the request's head to the response's, the wait included",
             ),
             duration: make.histogram(
                 "rouse_request_duration_seconds",
@@ -136,12 +135,12 @@ impl ModelMetrics {
         valid(registry.unregister(Box::new(self.families.clone())));
     }
 
-    /// One request more (`+1`) or less (`-1`) between its head and the last byte of its answer.
+    /// So many more (or, negative, less) requests are in flight.
     pub fn in_flight(&self, change: i64) {
         self.in_flight.add(change);
     }
 
-    /// One request more or less waits for the model. The time is told to [`Self::waited`].
+    /// So many more (or, negative, less) requests are parked. How long they were is told to [`Self::waited`].
     pub fn parked(&self, change: i64) {
         self.parked.add(change);
     }
@@ -177,9 +176,9 @@ impl ModelMetrics {
         self.bytes_out.inc_by(bytes);
     }
 
-    /// A request was sent a second time.
-    pub fn replayed(&self) {
-        self.replays.inc();
+    /// A request was sent so many times more.
+    pub fn replayed(&self, times: u32) {
+        self.replays.inc_by(u64::from(times));
     }
 
     /// A drain was not over at its deadline.
@@ -222,80 +221,6 @@ impl ModelMetrics {
             self.engine_state.with_label_values(&[replica.as_str(), &state]).set(1);
         }
         self.replicas.set(replicas);
-    }
-}
-
-/// All families of one model, registered and unregistered as one.
-#[derive(Clone)]
-struct Families(Arc<[Box<dyn Collector>]>);
-
-impl Collector for Families {
-    fn desc(&self) -> Vec<&Desc> {
-        self.0.iter().flat_map(|family| family.desc()).collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        self.0.iter().flat_map(|family| family.collect()).collect()
-    }
-}
-
-struct Make<'n> {
-    name: &'n str,
-    families: Vec<Box<dyn Collector>>,
-}
-
-impl Make<'_> {
-    fn opts(&self, name: &str, help: &str) -> Opts {
-        Opts::new(name, help).const_label("model", self.name)
-    }
-
-    /// The families of the budget controller that came before have a namespace; one machine is one.
-    fn seed_opts(&self, name: &str, help: &str) -> Opts {
-        self.opts(name, help).const_label("namespace", "local")
-    }
-
-    fn keep<C: Collector + Clone + 'static>(&mut self, family: C) -> C {
-        self.families.push(Box::new(family.clone()));
-        family
-    }
-
-    fn counter(&mut self, name: &str, help: &str) -> IntCounter {
-        let counter = valid(IntCounter::with_opts(self.opts(name, help)));
-        self.keep(counter)
-    }
-
-    fn counters(&mut self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-        let counters = valid(IntCounterVec::new(self.opts(name, help), labels));
-        self.keep(counters)
-    }
-
-    fn gauge(&mut self, name: &str, help: &str) -> IntGauge {
-        let gauge = valid(IntGauge::with_opts(self.opts(name, help)));
-        self.keep(gauge)
-    }
-
-    fn seed_gauge(&mut self, name: &str, help: &str) -> IntGauge {
-        let gauge = valid(IntGauge::with_opts(self.seed_opts(name, help)));
-        self.keep(gauge)
-    }
-
-    fn gauges(&mut self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-        let gauges = valid(IntGaugeVec::new(self.opts(name, help), labels));
-        self.keep(gauges)
-    }
-
-    fn histogram_opts(&self, name: &str, help: &str) -> HistogramOpts {
-        HistogramOpts::from(self.opts(name, help)).buckets(SECONDS.to_vec())
-    }
-
-    fn histogram(&mut self, name: &str, help: &str) -> Histogram {
-        let histogram = valid(Histogram::with_opts(self.histogram_opts(name, help)));
-        self.keep(histogram)
-    }
-
-    fn histograms(&mut self, name: &str, help: &str, label: &str) -> HistogramVec {
-        let histograms = valid(HistogramVec::new(self.histogram_opts(name, help), &[label]));
-        self.keep(histograms)
     }
 }
 

@@ -57,19 +57,23 @@ fn what_is_not_configured_counts_as_other() {
 }
 
 #[test]
-fn what_is_in_flight_and_parked_is_counted_up_and_down() {
+fn a_model_may_be_called_other() {
     let metrics = Metrics::new();
-    let model = metrics.other();
-    model.in_flight(1);
-    model.parked(1);
-    let text = metrics.encode();
-    assert!(text.contains("rouse_in_flight{model=\"other\"} 1"), "{text}");
-    assert!(text.contains("rouse_parked{model=\"other\"} 1"), "{text}");
-    model.in_flight(-1);
-    model.parked(-1);
-    let text = metrics.encode();
-    assert!(text.contains("rouse_in_flight{model=\"other\"} 0"), "{text}");
-    assert!(text.contains("rouse_parked{model=\"other\"} 0"), "{text}");
+    let name = ModelName::from("other");
+    metrics.configure([&name]);
+    metrics.model(&name).parked(1);
+    assert!(metrics.encode().contains("rouse_parked{model=\"other\"} 1"));
+    metrics.configure([]);
+    metrics.configure([&name]);
+    assert!(metrics.encode().contains("rouse_parked{model=\"other\"} 1"));
+}
+
+#[test]
+fn every_route_is_found_by_its_label() {
+    for route in [Route::Chat, Route::Completions, Route::Embeddings, Route::Models, Route::Other] {
+        assert_eq!(Route::named(route.as_str()), route);
+    }
+    assert_eq!(Route::named("readyz"), Route::Other);
 }
 
 #[test]
@@ -105,7 +109,7 @@ fn used() -> Metrics {
     metrics.refused("shutting_down");
     metrics.client_left(Phase::Parked);
     metrics.added_latency(120);
-    metrics.connections().inc();
+    metrics.connections(1);
     metrics.swapped();
     metrics.reloaded(Outcome::Done);
     let model = metrics.model(&name);
@@ -116,7 +120,7 @@ fn used() -> Metrics {
     model.ended(Route::Chat, Status::of(200), Some(ColdStart::Cold), Millis(900));
     model.bytes_in(10);
     model.bytes_out(20);
-    model.replayed();
+    model.replayed(1);
     model.drain_deadline_passed();
     model.transition(Transition::Wake, Cause::Demand, Outcome::Done, Millis(50));
     model.evicted(Transition::Sleep);

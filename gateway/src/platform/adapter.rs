@@ -14,7 +14,7 @@ use std::{net::SocketAddr, time::Duration};
 use rouse::{fault::Cause, fleet::event::Verdict};
 use serde_json::{Value, json};
 
-use crate::config::{Kind, Model, Task};
+use crate::config::{Kind, Model, SleepApi, Task};
 
 pub use counters::Counters;
 use http::{Caller, Failure};
@@ -23,6 +23,7 @@ use http::{Caller, Failure};
 #[derive(Debug)]
 pub struct Adapter {
     kind: Kind,
+    sleep: SleepApi,
     served_name: String,
     task: Task,
     caller: Caller,
@@ -43,6 +44,7 @@ impl Adapter {
     pub fn new(model: &Model, address: SocketAddr) -> Self {
         Self {
             kind: model.kind,
+            sleep: model.sleep,
             served_name: model.served_name.clone(),
             task: model.task,
             caller: Caller::new(address, model.api_key.clone()),
@@ -133,3 +135,6 @@ impl Adapter {
         self.caller.get(path, within).await.map(|reply| reply.status)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -160,7 +160,6 @@ struct Connections {
 impl Connections {
     fn open(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, stage: Stage) {
         let Some(place) = self.addresses.enter(peer.ip()) else {
-            self.core.shared.meter.refused(429);
             tracing::debug!(%peer, "closed a connection beyond limits.connectionsPerAddress");
             return;
         };
@@ -170,10 +169,12 @@ impl Connections {
         let number = self.next.replace(self.next.get() + 1);
         let socket = Socket::new(stream, stage);
         self.open.borrow_mut().insert(number, Rc::clone(&socket));
+        self.core.shared.meter.connections(1);
         let connections = Rc::clone(self);
         tokio::task::spawn_local(async move {
             connection::serve(Rc::clone(&connections.core), socket).await;
             drop(place);
+            connections.core.shared.meter.connections(-1);
             connections.open.borrow_mut().remove(&number);
             connections.changed.notify_waiters();
         });

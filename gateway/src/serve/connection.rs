@@ -72,8 +72,17 @@ where
 pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>) {
     let limits = core.shared.config.load().limits;
     let preface = poll_fn(|cx| socket.poll_starts_with(cx, PREFACE));
-    let patience = if socket.stage() == Stage::Serving { limits.header_read.duration() } else { COARSE };
-    let end = match tokio::time::timeout(patience, preface).await {
+    let preface = tokio::time::timeout(limits.header_read.duration(), preface);
+    let gone = async {
+        socket.until(Stage::Draining).await;
+        tokio::time::sleep(COARSE).await;
+    };
+    let preface = tokio::select! {
+        biased;
+        preface = preface => preface,
+        () = gone => return,
+    };
+    let end = match preface {
         Err(_) => End::SlowHead,
         Ok(Err(_)) => return,
         Ok(Ok(true)) => http2(&core, &socket, &limits).await,
@@ -92,7 +101,6 @@ async fn http1(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
         .header_read_timeout(None)
         .max_header_size(room)
         .max_buf_size(room.saturating_add(8 << 10))
-        .max_headers(200)
         .writev(false)
         .serve_connection(TokioIo::new(socket.io()), service);
     drive(pin!(connection), socket, limits, |connection| connection.graceful_shutdown()).await
@@ -105,6 +113,8 @@ async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.header.0).unwrap_or(u32::MAX))
         .max_concurrent_streams(1024)
+        // A slow client slows its engine; it does not fill our memory.
+        .max_send_buf_size(64 << 10)
         .serve_connection(TokioIo::new(socket.io()), service);
     drive(pin!(connection), socket, limits, |connection| connection.graceful_shutdown()).await
 }
@@ -227,7 +237,7 @@ impl<'a> Watch<'a> {
         };
         if let Some(since) = socket.write_blocked() {
             let least = lives.iter().map(|live| patience(live)).min();
-            let most = least.unwrap_or(self.limits.client_stall.duration());
+            let most = least.unwrap_or_else(|| self.limits.client_stall.duration());
             if since + most <= now {
                 return Some(End::Stalled);
             }
@@ -281,13 +291,11 @@ async fn linger(socket: &Socket) {
         if socket.shutdown().await.is_err() {
             return;
         }
-        while let Ok(Ok(more)) = tokio::time::timeout(LINGER_PAUSE, socket.discard()).await {
-            if !more || socket.stage() == Stage::Ending {
-                break;
-            }
-        }
+        while let Ok(Ok(true)) = tokio::time::timeout(LINGER_PAUSE, socket.discard()).await {}
     };
-    if tokio::time::timeout(LINGER, all).await.is_err() {
-        tracing::debug!("a refused client did not stop sending");
+    tokio::select! {
+        () = all => {}
+        () = socket.until(Stage::Ending) => {}
+        () = tokio::time::sleep(LINGER) => tracing::debug!("a refused client did not stop sending"),
     }
 }

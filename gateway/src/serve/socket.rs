@@ -172,6 +172,15 @@ impl Socket {
         }
     }
 
+    /// Completes at this stage. To be awaited by the connection's task only.
+    pub(crate) async fn until(&self, stage: Stage) {
+        poll_fn(|cx| {
+            self.wake_with(cx);
+            if self.stage() >= stage { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
     /// To be called before hyper is polled.
     pub(crate) fn before_poll(&self) {
         self.met_empty.set(false);
@@ -263,10 +272,11 @@ impl Socket {
         }
     }
 
-    /// hyper answers a head that it cannot parse by itself, bare. Nothing else starts like that while no exchange is
-    /// open and a head is being read; the caller then answers in its place.
+    /// hyper answers a head that it cannot parse by itself, bare. While no exchange is open, a head is being read and
+    /// no earlier write is stuck, nothing else starts like that; the caller then answers in its place.
     fn refuses(&self, bytes: &[u8]) -> Option<u16> {
-        if self.exchanges.get() > 0 || !matches!(self.rest.get(), Rest::Head { .. }) {
+        let stuck = self.write_blocked.get().is_some();
+        if self.exchanges.get() > 0 || stuck || !matches!(self.rest.get(), Rest::Head { .. }) {
             return None;
         }
         match bytes.strip_prefix(b"HTTP/1.1 ")?.get(..3)? {

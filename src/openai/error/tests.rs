@@ -36,8 +36,11 @@ fn failed(wait: Option<Wait>) -> Fault {
     Fault::EngineFailed { model: "m".into(), cause: Cause::Hung, wait }
 }
 
-/// Every fault with its row: status, type, code, x-should-retry, Retry-After in seconds.
-fn table() -> Vec<(Fault, u16, &'static str, &'static str, bool, Option<u64>)> {
+/// A fault with status, type, code, x-should-retry, and Retry-After in seconds.
+type Expected = (Fault, u16, &'static str, &'static str, bool, Option<u64>);
+
+/// Every fault with its row.
+fn table() -> Vec<Expected> {
     let text = String::new;
     let model = || "m".into();
     let invalid = "invalid_request_error";

@@ -121,5 +121,6 @@ fn a_request_id_is_kept_when_it_is_harmless_and_else_made() {
     made.insert(ids.keep_or_make(&HeaderMap::new()));
     made.insert(RequestIds::new().keep_or_make(&HeaderMap::new()));
     assert_eq!(made.len(), 6, "every one is another");
-    assert!(made.iter().all(|id| is_id(id.as_bytes())));
+    assert!(made.iter().all(|id| is_id(id.as_bytes()) && is_uuid(id)), "{made:?}");
+    assert!(!is_uuid(&HeaderValue::from_static("a.B_9-")));
 }

@@ -200,3 +200,25 @@ async fn a_client_that_does_not_read_stops_its_engine() {
     assert_eq!(seen.0.borrow().bytes, 0);
     drop(body);
 }
+
+#[tokio::test]
+async fn a_stream_whose_client_keeps_up_is_read_into_the_same_memory_again_and_again() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let engine = async {
+        let mut peer = engine.accept().await;
+        peer.request().await;
+        peer.say(EVENTS).await;
+        peer
+    };
+    let (answer, mut peer) = tokio::join!(core.send(true, &seen), engine);
+    let mut body = answer.unwrap().into_body();
+    let mut places = std::collections::BTreeSet::new();
+    for _ in 0..200 {
+        peer.chunk(&format!("data: {}\n\n", "x".repeat(300))).await;
+        let frame = frame(&mut body).await.unwrap().unwrap();
+        places.insert(frame.as_ptr().addr());
+    }
+    assert!(places.len() <= 3, "{} places for 200 frames", places.len());
+}

@@ -1,5 +1,9 @@
 //! How an exchange ends when it does not end well, and that the client can tell.
 
+use std::{io, pin::Pin};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
 use super::*;
 use crate::fault::{Cause, Timer};
 
@@ -254,4 +258,69 @@ async fn behind_a_real_server_the_client_reads_the_event_and_no_clean_end() {
     assert!(text.contains("data: 1\n\n"), "{text}");
     assert!(text.contains(event(&died()).trim()), "{text}");
     assert!(!text.contains("\r\n0\r\n"), "{text}");
+}
+
+/// The listener's socket, as far as revocation goes: asked to write once more, it fails.
+struct Revocable(TcpStream, Arc<Gate>);
+
+impl AsyncRead for Revocable {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for Revocable {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match Pin::new(&mut self.0).poll_write(cx, bytes) {
+            Poll::Pending if self.1.revoked().is_some() => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            written => written,
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_cannot_hold_a_revoked_lease() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let server = async {
+        let socket = Revocable(listener.accept().await.unwrap().0, Arc::clone(&core.gate));
+        let service = hyper::service::service_fn(|request: http::Request<hyper::body::Incoming>| async {
+            drop(request);
+            core.send(true, &seen).await.map_err(|failed| failed.fault)
+        });
+        let io = hyper_util::rt::TokioIo::new(socket);
+        assert!(hyper::server::conn::http1::Builder::new().serve_connection(io, service).await.is_err());
+    };
+    let engine_side = async {
+        let mut peer = engine.accept().await;
+        peer.request().await;
+        peer.say("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n").await;
+        // Until nobody takes any more.
+        while let Ok(written) = timeout(Duration::from_millis(200), peer.0.write(&[b'x'; 65536])).await {
+            written.unwrap();
+        }
+        assert_eq!(core.gate.close(), 1);
+        core.gate.revoke(turn_over());
+        peer.sees_close().await;
+    };
+    timeout(LONG, Box::pin(async { tokio::join!(server, engine_side) })).await.unwrap();
+    assert!(core.is_unused());
+    assert_eq!(seen.ends().len(), 1);
+    drop(client);
 }

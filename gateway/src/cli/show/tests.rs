@@ -17,7 +17,20 @@ fn view() -> View {
 
 #[test]
 fn the_fleet_is_three_tables() {
-    insta::assert_snapshot!(fleet(&view()), @"");
+    insta::assert_snapshot!(fleet(&view()), @r###"
+    MODEL         STATE          WAITING  LEASES  MEMORY  WHY
+    tiny-llama    awake, pinned  0        2       20Gi    in use
+    tiny-mistral  asleep         3        0       16Gi    waiting for sim-0: held by tiny-llama
+
+    ENGINE          STATE      SINCE         LEASES  ON           RESERVED  HOST
+    tiny-llama#0    Awake      01:02:03.004  2       sim-0        20Gi      0
+    tiny-mistral#0  Asleep(1)  01:02:03.004  0       sim-0,sim-1  1Gi       4Gi
+
+    ACCELERATOR  CAPACITY  RESERVED  OBSERVED
+    sim-0        23Gi      21Gi      1Gi
+    sim-1        23Gi      0         -         faulty: nothing new is granted
+    host RAM     64Gi      0         -
+    "###);
 }
 
 #[test]
@@ -29,12 +42,18 @@ fn an_explanation_says_why_and_who_holds_the_memory() {
                 "holders": [{"model": "tiny-llama", "memory": 21474836480, "idle_for": 0, "leases": 2, "pinned": true}]}}"#,
     )
     .unwrap();
-    insta::assert_snapshot!(explained(&explanation), @"");
+    insta::assert_snapshot!(explained(&explanation), @r###"
+    tiny-mistral: asleep, 3 waiting, 0 leases
+      waiting for sim-0: held by tiny-llama, 2 leases
+      tiny-llama holds 20Gi: 2 leases, idle for 0ms, pinned
+      the earliest change is in 1.500s
+      as of 01:02:03.004 UTC
+    "###);
 }
 
 #[test]
 fn an_event_is_one_line_and_what_is_no_event_is_passed_on() {
     let line = r#"{"at":3723004,"event":"arrived","waiter":{"id":7,"model":"a\u001b[31m","stream":true,"key":null}}"#;
-    insta::assert_snapshot!(event(line), @"");
+    insta::assert_snapshot!(event(line), @r###"01:02:03.004 arrived waiter.id=7 waiter.model=a\u{1b}[31m waiter.stream=true"###);
     assert_eq!(event("not json"), "not json");
 }

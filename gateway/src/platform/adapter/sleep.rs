@@ -1,4 +1,4 @@
-//! Putting an engine to sleep and waking it, in each kind's own sequence.
+//! Putting an engine to sleep and waking it, in the sequence of the calls it understands.
 //!
 //! None of these calls has a deadline of its own worth the name: how long a sleep or a wake may take depends on the
 //! bytes it moves, and the decisions hold that clock. What is here only keeps a dead peer from being waited for for
@@ -11,31 +11,34 @@ use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
 use super::{Adapter, Health, http::Failure};
-use crate::config::Kind;
+use crate::config::SleepApi;
 
 /// Longer than any deadline the decisions set.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 /// One small question.
 const MOMENT: Duration = Duration::from_secs(5);
-/// How long requests that nobody waits for any more may still show in the counters: the engine learns of a client
-/// that left within a few milliseconds, but publishes its gauges only with its next step.
-const LINGER: Duration = Duration::from_secs(5);
+/// Requests that nobody waits for any more are gone from an engine within milliseconds; counters that show some for
+/// longer than this are stuck, or the engine is used behind our back.
+const STUCK: Duration = Duration::from_millis(500);
+/// So long after the order the counters must be still.
+const LINGER: Duration = Duration::from_secs(3);
 
 impl Adapter {
     /// Puts the engine to sleep; returns when it says that it sleeps.
     pub async fn sleep(&self, level: Level) -> Result<(), Cause> {
-        self.until_unused().await?;
-        match self.kind {
+        match self.sleep {
+            SleepApi::None => return Err(Cause::Refused),
             // `mode=wait` finishes what runs instead of aborting it. Versions without it ignore the parameter.
-            Kind::Vllm | Kind::Custom => {
+            SleepApi::Vllm => {
+                self.until_unused().await?;
                 let path = format!("/sleep?level={}&mode=wait", level.number());
                 self.order(&path, None).await?;
             }
-            Kind::Sglang => {
+            SleepApi::Sglang => {
+                self.until_unused().await?;
                 self.order("/flush_cache", None).await?;
                 self.order("/release_memory_occupation", Some(&json!({}))).await?;
             }
-            Kind::LlamaCpp => return Err(Cause::Refused),
         }
         // Some versions answer when the order is taken, not when it is carried out.
         let mut gap = Duration::from_millis(5);
@@ -48,19 +51,19 @@ impl Adapter {
 
     /// Gives the wake orders; the engine is usable once its health is good and [`Self::asleep`] denies.
     pub async fn wake(&self, level: Level) -> Result<(), Cause> {
-        match (self.kind, level) {
-            (Kind::Vllm | Kind::Custom, Level::One) => self.order("/wake_up", None).await,
+        match (self.sleep, level) {
+            (SleepApi::Vllm, Level::One) => self.order("/wake_up", None).await,
             // Weights first, then their content, then the cache, which still describes what the engine held before:
             // without the last two steps a level-2 sleeper answers with noise.
-            (Kind::Vllm | Kind::Custom, Level::Two) => {
+            (SleepApi::Vllm, Level::Two) => {
                 self.order("/wake_up?tags=weights", None).await?;
                 let reload = json!({"method": "reload_weights"});
                 self.order("/collective_rpc", Some(&reload)).await?;
                 self.order("/wake_up?tags=kv_cache", None).await?;
                 self.order("/reset_prefix_cache", None).await
             }
-            (Kind::Sglang, Level::One) => self.order("/resume_memory_occupation", Some(&json!({}))).await,
-            (Kind::Sglang, Level::Two) => {
+            (SleepApi::Sglang, Level::One) => self.order("/resume_memory_occupation", Some(&json!({}))).await,
+            (SleepApi::Sglang, Level::Two) => {
                 let weights = json!({"tags": ["weights"]});
                 self.order("/resume_memory_occupation", Some(&weights)).await?;
                 let path = self.model_path().await?;
@@ -69,13 +72,13 @@ impl Adapter {
                 let cache = json!({"tags": ["kv_cache"]});
                 self.order("/resume_memory_occupation", Some(&cache)).await
             }
-            (Kind::LlamaCpp, _) => Err(Cause::Refused),
+            (SleepApi::None, _) => Err(Cause::Refused),
         }
     }
 
     /// Whether the engine says that it sleeps; `None` when it cannot tell.
     pub async fn asleep(&self, within: Duration) -> Option<bool> {
-        if !matches!(self.kind, Kind::Vllm | Kind::Custom) {
+        if self.sleep != SleepApi::Vllm {
             return None;
         }
         let reply = self.caller.get("/is_sleeping", within).await.ok()?;
@@ -89,15 +92,25 @@ impl Adapter {
     }
 
     /// Sleep with work in flight crashes engines: their own counters must agree that there is none.
+    ///
+    /// vLLM publishes its gauges with each step, and takes none when the last requests were aborted rather than
+    /// finished: they then stay up until somebody asks for something. So, when they seem stuck, one token is asked for.
     async fn until_unused(&self) -> Result<(), Cause> {
-        let until = Instant::now() + LINGER;
+        let began = Instant::now();
+        let mut nudged = false;
         let mut gap = Duration::from_millis(5);
         while let Some(counters) = self.counters(MOMENT).await {
+            let waited = Instant::now() - began;
             if counters.running == 0 && counters.waiting == 0 {
                 break;
             }
-            if Instant::now() >= until {
+            if waited >= LINGER {
                 return Err(Cause::Refused);
+            }
+            if waited >= STUCK && !nudged {
+                nudged = true;
+                let verdict = self.probe(LINGER - waited).await;
+                tracing::debug!(?verdict, "its counters seemed stuck");
             }
             time::sleep(gap).await;
             gap = (gap * 2).min(Duration::from_millis(200));

@@ -155,7 +155,7 @@ async fn ask(contact: &Arc<Contact>, recorded: Phase) -> Result<(Start, Option<L
 async fn end(shared: &Arc<Shared>, engine: &EngineId, entry: &Entry) {
     let mark = format!("{MARK}={}", launch::mark(shared, engine, entry.generation));
     let group = same(entry).then_some(entry.pid);
-    process::clear(group, mark).await;
+    clear(group, mark).await;
 }
 
 /// Ends every process that carries the mark of this state directory and belongs to no recorded engine.
@@ -173,6 +173,15 @@ async fn end_strays(shared: &Arc<Shared>) {
     };
     for mark in task::spawn_blocking(find).await.unwrap_or_default() {
         tracing::warn!(%mark, "left over and not recorded: ended");
-        process::clear(None, format!("{MARK}={mark}")).await;
+        clear(None, format!("{MARK}={mark}")).await;
+    }
+}
+
+/// A process that cannot die (its driver hangs) must not keep the gateway from serving: the memory it holds shows on
+/// the meter as in use, and it is tried again at the next start.
+async fn clear(group: Option<i32>, mark: String) {
+    let cleared = time::timeout(DEADLINE, process::clear(group, mark.clone())).await;
+    if cleared.is_err() {
+        tracing::error!(?group, %mark, "cannot be ended");
     }
 }

@@ -1,9 +1,11 @@
 //! From a model's configuration to a running process.
 
 use std::{
+    collections::BTreeMap,
     io,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     os::unix::process::CommandExt,
+    path::PathBuf,
     process::{Command, Stdio},
     sync::Arc,
 };
@@ -14,6 +16,7 @@ use rouse::{
     model::{AcceleratorId, EngineId, ModelSpec},
     units::{Bytes, Generation},
 };
+use tokio::task;
 
 use super::{
     Shared,
@@ -22,7 +25,6 @@ use super::{
     process::Process,
     store::{Entry, Phase},
 };
-use crate::config::Model;
 
 /// The variable that marks every process of an engine.
 pub(super) const MARK: &str = "ROUSE_ENGINE";
@@ -33,6 +35,8 @@ enum Error {
     NotConfigured,
     #[error("the command is empty")]
     Empty,
+    #[error("the gateway is ending")]
+    Interrupted,
     #[error("no free port: {0}")]
     Port(io::Error),
     #[error("the log cannot be written: {0}")]
@@ -74,16 +78,24 @@ async fn start(
     let model = config.models.get(&engine.model).ok_or(Error::NotConfigured)?;
     let spec = config.core.models.iter().find(|spec| spec.name == engine.model);
     let spec = spec.ok_or(Error::NotConfigured)?;
-    let address = free_address(shared).map_err(Error::Port)?;
     let total = total(shared, accelerators).await;
-    let values = Values::new(address, spec, accelerators.len(), total);
-    let mark = mark(shared, engine, generation);
+    let fraction = spec.memory.awake.0 as f64 / total.0.max(1) as f64;
+    let kv_cache = kv_cache(spec, accelerators.len());
+    let address = free_address(shared).map_err(Error::Port)?;
+    let (host, port) = (address.ip(), address.port());
     let now = shared.clock.now();
-    let path = shared.log(engine);
-    let process = log::begin(&path, engine, generation, now)
-        .map_err(Error::Log)
-        .and_then(|log| spawn(model, &values, accelerators, &mark, log))
-        .inspect_err(|_| shared.release_port(address.port()))?;
+    let ids: Vec<&str> = accelerators.iter().map(AcceleratorId::as_str).collect();
+    let plan = Plan {
+        command: model.command_line(port, host, fraction, kv_cache),
+        environment: model.environment(port, host, fraction, kv_cache),
+        accelerators: ids.join(","),
+        mark: mark(shared, engine, generation),
+        log: shared.log(engine),
+        header: format!("{engine}, generation {generation}, at {now} UTC"),
+        log_cap: config.log_cap,
+    };
+    let process = task::spawn_blocking(|| plan.carry_out()).await;
+    let process = process.unwrap_or(Err(Error::Interrupted)).inspect_err(|_| shared.release_port(port))?;
     let entry = Entry {
         generation,
         pid: process.pid(),
@@ -138,79 +150,81 @@ async fn total(shared: &Shared, accelerators: &[AcceleratorId]) -> Bytes {
     largest
 }
 
-/// What stands for the placeholders of a command.
-struct Values(Vec<(&'static str, String)>);
-
-impl Values {
-    fn new(address: SocketAddr, spec: &ModelSpec, accelerators: usize, total: Bytes) -> Self {
-        Self(vec![
-            ("${PORT}", address.port().to_string()),
-            ("${HOST}", address.ip().to_string()),
-            ("${MEMORY_FRACTION}", fraction(spec.memory.awake, total)),
-            ("${KV_CACHE_BYTES}", kv_cache(spec, accelerators).to_string()),
-        ])
-    }
-
-    fn fill(&self, text: &str) -> String {
-        let fill = |text: String, (name, value): &(&str, String)| text.replace(name, value);
-        self.0.iter().fold(text.to_owned(), fill)
-    }
-}
-
-/// Four decimals, rounded down: an engine must not take more than was granted.
-fn fraction(awake: Bytes, total: Bytes) -> String {
-    let total = u128::from(total.0.max(1));
-    let parts = (u128::from(awake.0) * 10_000 / total).min(10_000);
-    format!("{}.{:04}", parts / 10_000, parts % 10_000)
-}
-
 /// What of the memory is left for the cache, per accelerator: without the weights (known by what they take in host
 /// RAM) and a tenth of the whole for activations and graphs.
-fn kv_cache(spec: &ModelSpec, accelerators: usize) -> u64 {
+fn kv_cache(spec: &ModelSpec, accelerators: usize) -> Bytes {
     let awake = spec.memory.awake.0;
     let weights = spec.memory.host.0 / accelerators.max(1) as u64;
-    awake.saturating_sub(weights).saturating_sub(awake / 10).max(awake / 10)
+    let left = awake.saturating_sub(weights).saturating_sub(awake / 10);
+    Bytes(left.max(awake / 10))
 }
 
-fn spawn(
-    model: &Model,
-    values: &Values,
-    accelerators: &[AcceleratorId],
-    mark: &str,
-    log: std::fs::File,
-) -> Result<Process, Error> {
-    let command: Vec<String> = model.command.iter().map(|part| values.fill(part)).collect();
-    let (program, arguments) = command.split_first().ok_or(Error::Empty)?;
-    let failed = |source| Error::Spawn { program: program.clone(), source };
-    let ids: Vec<&str> = accelerators.iter().map(AcceleratorId::as_str).collect();
-    let mut command = Command::new(program);
-    // Our own secrets and settings are none of an engine's business.
-    let ours = std::env::vars_os().map(|(name, _)| name);
-    for name in ours.filter(|name| name.as_encoded_bytes().starts_with(b"ROUSE_")) {
-        command.env_remove(name);
+/// Everything that a process is made from.
+struct Plan {
+    command: Vec<String>,
+    environment: BTreeMap<String, String>,
+    /// Ids, with commas between them.
+    accelerators: String,
+    mark: String,
+    log: PathBuf,
+    header: String,
+    log_cap: Bytes,
+}
+
+impl Plan {
+    /// Blocks for as long as a log takes to be trimmed and a process to be made.
+    fn carry_out(self) -> Result<Process, Error> {
+        log::trim(&self.log, self.log_cap).map_err(Error::Log)?;
+        let log = log::begin(&self.log, &self.header).map_err(Error::Log)?;
+        let (program, arguments) = self.command.split_first().ok_or(Error::Empty)?;
+        let failed = |source| Error::Spawn { program: program.clone(), source };
+        let mut command = Command::new(program);
+        // Our own secrets and settings are none of an engine's business.
+        let ours = std::env::vars_os().map(|(name, _)| name);
+        for name in ours.filter(|name| name.as_encoded_bytes().starts_with(b"ROUSE_")) {
+            command.env_remove(name);
+        }
+        command
+            .args(arguments)
+            .env("CUDA_VISIBLE_DEVICES", self.accelerators)
+            .envs(self.environment)
+            .env(MARK, &self.mark)
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().map_err(Error::Log)?)
+            .stderr(log);
+        let child = tokio::process::Command::from(command).spawn().map_err(failed)?;
+        Process::ours(child, format!("{MARK}={}", self.mark)).map_err(failed)
     }
-    command
-        .args(arguments)
-        .env("CUDA_VISIBLE_DEVICES", ids.join(","))
-        .envs(model.env.iter().map(|(name, value)| (name, values.fill(value))))
-        .env(MARK, mark)
-        .process_group(0)
-        .stdin(Stdio::null())
-        .stdout(log.try_clone().map_err(Error::Log)?)
-        .stderr(log);
-    let child = tokio::process::Command::from(command).spawn().map_err(failed)?;
-    Process::ours(child, format!("{MARK}={mark}")).map_err(failed)
 }
 
 #[cfg(test)]
 mod tests {
+    use rouse::{
+        model::{Accelerators, Idle, LevelPolicy, Memory},
+        units::Millis,
+    };
+
     use super::*;
 
     #[test]
-    fn the_share_of_an_accelerator_is_rounded_down_and_never_above_one() {
-        assert_eq!(fraction(Bytes::gib(30), Bytes::gib(80)), "0.3750");
-        assert_eq!(fraction(Bytes(2), Bytes(3)), "0.6666");
-        assert_eq!(fraction(Bytes(3), Bytes(2)), "1.0000");
-        assert_eq!(fraction(Bytes(3), Bytes(0)), "1.0000");
+    fn the_cache_gets_what_the_weights_and_a_tenth_leave_and_never_nothing() {
+        let spec = |awake, host| ModelSpec {
+            name: "m".into(),
+            aliases: Vec::new(),
+            accelerators: Accelerators::Count(2),
+            memory: Memory { awake: Bytes::gib(awake), asleep: Bytes::ZERO, host: Bytes::gib(host) },
+            idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+            replicas: 1,
+            pinned: false,
+            priority: 0,
+            max_concurrency: None,
+            start_timeout: Millis::secs(1),
+            explicit_memory: true,
+            can_sleep: true,
+            fingerprint: 0,
+        };
+        assert_eq!(kv_cache(&spec(30, 32), 2), Bytes::gib(30 - 16 - 3));
+        assert_eq!(kv_cache(&spec(10, 40), 1), Bytes::gib(1));
     }
 }

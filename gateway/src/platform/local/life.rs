@@ -8,13 +8,13 @@ use std::{future::pending, net::SocketAddr, pin::Pin, sync::Arc, time::Duration}
 use nix::sys::signal::Signal;
 use rouse::{
     fault::Cause,
-    fleet::event::Event,
+    fleet::event::{Event, Learned},
     model::{EngineId, Level},
     units::{Generation, Millis},
 };
 use tokio::{
     sync::mpsc::UnboundedReceiver,
-    time::{self, Instant, MissedTickBehavior},
+    time::{self, Instant},
 };
 
 use super::{
@@ -22,13 +22,10 @@ use super::{
     launch::{self, MARK},
     log,
     process::Process,
-    ready,
     store::Phase,
+    work::{self, After, Watch, Work},
 };
-use crate::{
-    config::Model,
-    platform::adapter::{Adapter, Health},
-};
+use crate::{config::Model, platform::adapter::Adapter};
 
 /// What a life can be told.
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +39,7 @@ pub(super) enum Order {
 /// How a life begins for this gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    Launched,
-    /// It ran already, and was not yet seen ready.
+    /// Not yet seen ready.
     Starting,
     Awake,
     Asleep,
@@ -60,16 +56,6 @@ pub(super) struct Contact {
     pub(super) adapter: Adapter,
 }
 
-/// Something under way; tells whether the engine is to be watched afterwards.
-type Work = Pin<Box<dyn Future<Output = After> + Send>>;
-type Watch = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum After {
-    Watch,
-    AsBefore,
-}
-
 /// Until the process group is gone, or the gateway leaves.
 pub(super) async fn live(
     contact: Arc<Contact>,
@@ -77,11 +63,12 @@ pub(super) async fn live(
     mut orders: UnboundedReceiver<Order>,
     start: Start,
 ) {
-    let mut work: Option<Work> = None;
+    // A probe has its place apart: it is ordered on `Ready`, when the work that sent it has yet to end.
+    let (mut work, mut probe): (Option<Work>, Option<Work>) = (None, None);
     let mut health: Option<Watch> = None;
     match start {
-        Start::Launched | Start::Starting => work = Some(Box::pin(become_ready(Arc::clone(&contact), start))),
-        Start::Awake => health = Some(Box::pin(watch(Arc::clone(&contact)))),
+        Start::Starting => work = Some(Box::pin(work::become_ready(Arc::clone(&contact)))),
+        Start::Awake => health = Some(Box::pin(work::watch(Arc::clone(&contact)))),
         Start::Asleep => {}
     }
     let mut kill_at: Option<Instant> = None;
@@ -93,7 +80,7 @@ pub(super) async fn live(
             order = orders.recv() => match order {
                 None => return,
                 Some(Order::Stop(grace)) => {
-                    (work, health) = (None, None);
+                    (work, probe, health) = (None, None, None);
                     if !stopping {
                         process.signal(Signal::SIGTERM);
                     }
@@ -103,22 +90,23 @@ pub(super) async fn live(
                     stopping = true;
                 }
                 Some(_) if stopping => {}
-                Some(Order::Probe) => work = Some(Box::pin(probe(Arc::clone(&contact)))),
+                Some(Order::Probe) => probe = Some(Box::pin(work::probe(Arc::clone(&contact)))),
                 Some(Order::Sleep(level)) => {
-                    health = None;
-                    work = Some(Box::pin(sleep(Arc::clone(&contact), level)));
+                    (probe, health) = (None, None);
+                    work = Some(Box::pin(work::sleep(Arc::clone(&contact), level)));
                 }
                 Some(Order::Wake(level)) => {
-                    health = None;
-                    work = Some(Box::pin(wake(Arc::clone(&contact), level)));
+                    (probe, health) = (None, None);
+                    work = Some(Box::pin(work::wake(Arc::clone(&contact), level)));
                 }
             },
             after = under_way(&mut work) => {
                 work = None;
                 if after == After::Watch {
-                    health = Some(Box::pin(watch(Arc::clone(&contact))));
+                    health = Some(Box::pin(work::watch(Arc::clone(&contact))));
                 }
             }
+            _ = under_way(&mut probe) => probe = None,
             () = under_way(&mut health) => health = None,
             () = at(kill_at) => {
                 kill_at = None;
@@ -126,8 +114,7 @@ pub(super) async fn live(
             }
         }
     }
-    (work, health) = (None, None);
-    drop((work, health));
+    drop((work, probe, health));
     bury(&contact, process, orders, stopping).await;
 }
 
@@ -164,97 +151,6 @@ async fn at(moment: Option<Instant>) {
     }
 }
 
-async fn become_ready(contact: Arc<Contact>, start: Start) -> After {
-    let (engine, generation) = (contact.id.clone(), contact.generation);
-    let profiled = Event::Profiled { engine: engine.clone(), generation };
-    // Told its cache's size, an engine does not look at what is free: others may start beside it at once.
-    let explicit = contact.explicit_memory();
-    if explicit && start == Start::Launched {
-        contact.shared.tell(profiled.clone()).await;
-    }
-    let expected = contact.learned().and_then(|learned| learned.start);
-    ready::up(&contact, expected).await;
-    let fit = ready::fit(&contact).await;
-    if !explicit {
-        contact.shared.tell(profiled).await;
-    }
-    match fit {
-        Ok(()) => {
-            contact.shared.tell(Event::Ready { engine, generation }).await;
-            contact.enter(Phase::Awake).await;
-            After::Watch
-        }
-        Err(cause) => {
-            let failed = Event::StartFailed { engine, generation, cause };
-            contact.shared.tell(failed).await;
-            After::AsBefore
-        }
-    }
-}
-
-async fn probe(contact: Arc<Contact>) -> After {
-    let patience = contact.shared.config.load().timeouts.first_byte.duration();
-    let verdict = contact.adapter.probe(patience).await;
-    let (engine, generation) = (contact.id.clone(), contact.generation);
-    contact.shared.tell(Event::Canary { engine, generation, verdict }).await;
-    After::AsBefore
-}
-
-async fn sleep(contact: Arc<Contact>, level: Level) -> After {
-    contact.enter(Phase::Moving(level)).await;
-    let outcome = contact.adapter.sleep(level).await;
-    let (engine, generation) = (contact.id.clone(), contact.generation);
-    let event = match outcome {
-        Ok(()) => {
-            contact.enter(Phase::Asleep(level)).await;
-            Event::Slept { engine, generation, level }
-        }
-        Err(cause) => Event::SleepFailed { engine, generation, cause },
-    };
-    contact.shared.tell(event).await;
-    After::AsBefore
-}
-
-async fn wake(contact: Arc<Contact>, level: Level) -> After {
-    contact.enter(Phase::Moving(level)).await;
-    let outcome = contact.adapter.wake(level).await;
-    let (engine, generation) = (contact.id.clone(), contact.generation);
-    if let Err(cause) = outcome {
-        let failed = Event::WakeFailed { engine, generation, cause };
-        contact.shared.tell(failed).await;
-        return After::AsBefore;
-    }
-    // The orders return when they are carried out: what is left takes milliseconds.
-    ready::up(&contact, None).await;
-    contact.shared.tell(Event::Ready { engine, generation }).await;
-    contact.enter(Phase::Awake).await;
-    After::Watch
-}
-
-/// Asks an awake engine for its health, for as long as it is polled. See the platform's header for what is sent.
-async fn watch(contact: Arc<Contact>) {
-    let every = contact.shared.config.load().timeouts.health_every.duration();
-    let mut ticks = time::interval(every.max(Duration::from_millis(1)));
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks.tick().await;
-    let (mut was_ok, mut tokens) = (true, None);
-    loop {
-        ticks.tick().await;
-        let within = contact.health_timeout();
-        let (health, counters) =
-            tokio::join!(contact.adapter.health(within), contact.adapter.counters(within));
-        let ok = health == Health::Good;
-        let now = counters.map(|counters| counters.tokens);
-        let progressed = matches!((tokens, now), (Some(before), Some(now)) if now != before);
-        tokens = now.or(tokens);
-        if !ok || !was_ok {
-            let (engine, generation) = (contact.id.clone(), contact.generation);
-            contact.shared.tell(Event::Health { engine, generation, ok, progressed }).await;
-        }
-        was_ok = ok;
-    }
-}
-
 impl Contact {
     pub(super) fn new(
         shared: &Arc<Shared>,
@@ -288,13 +184,13 @@ impl Contact {
         engines.get(&self.id).map(|entry| entry.pid)
     }
 
-    fn explicit_memory(&self) -> bool {
+    pub(super) fn explicit_memory(&self) -> bool {
         let config = self.shared.config.load();
         let spec = config.core.models.iter().find(|spec| spec.name == self.id.model);
         spec.is_some_and(|spec| spec.explicit_memory)
     }
 
-    fn learned(&self) -> Option<rouse::fleet::event::Learned> {
+    pub(super) fn learned(&self) -> Option<Learned> {
         self.shared.store.learned().get(&self.id.model).copied()
     }
 

@@ -3,16 +3,12 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom, Write},
-    os::unix::process::ExitStatusExt,
+    os::unix::{fs::OpenOptionsExt, process::ExitStatusExt},
     path::{Path, PathBuf},
     process::ExitStatus,
 };
 
-use rouse::{
-    fault::Cause,
-    model::EngineId,
-    units::{Bytes, Generation, Tick},
-};
+use rouse::{fault::Cause, model::EngineId, units::Bytes};
 
 const HEADER: &str = "=== rouse:";
 /// Read from the end of a log to find out why its engine died.
@@ -34,12 +30,10 @@ pub(super) fn path(state: &Path, engine: &EngineId) -> PathBuf {
 }
 
 /// Opens for appending and writes the line that begins a launch.
-pub(super) fn begin(path: &Path, engine: &EngineId, generation: Generation, at: Tick) -> io::Result<File> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    let mut file = File::options().create(true).append(true).open(path)?;
-    file.write_all(format!("{HEADER} {engine}, generation {generation}, at {at} UTC ===\n").as_bytes())?;
+pub(super) fn begin(path: &Path, launch: &str) -> io::Result<File> {
+    // What engines log may be what clients asked: it is for the gateway's user alone.
+    let mut file = File::options().create(true).append(true).mode(0o600).open(path)?;
+    writeln!(file, "{HEADER} {launch} ===")?;
     Ok(file)
 }
 
@@ -100,7 +94,8 @@ pub(super) fn trim(path: &Path, cap: Bytes) -> io::Result<bool> {
     let aside = path.with_extension("log.keep");
     let mut log = File::options().read(true).append(true).open(path)?;
     log.seek(SeekFrom::Start(length - cap.0 / 2))?;
-    let mut kept = File::options().create(true).truncate(true).read(true).write(true).open(&aside)?;
+    let mut kept =
+        File::options().create(true).truncate(true).read(true).write(true).mode(0o600).open(&aside)?;
     io::copy(&mut (&log).take(cap.0 / 2), &mut kept)?;
     log.set_len(0)?;
     kept.rewind()?;
@@ -136,10 +131,9 @@ mod tests {
     #[test]
     fn only_the_present_launch_is_read() {
         let dir = tempfile::tempdir().unwrap();
-        let engine = EngineId::new("m".into(), 0);
-        let path = path(dir.path(), &engine);
+        let path = dir.path().join("m-0.log");
         for text in ["out of memory\n", "fine\n"] {
-            let mut file = begin(&path, &engine, Generation(1), Tick(0)).unwrap();
+            let mut file = begin(&path, "m#0").unwrap();
             file.write_all(text.as_bytes()).unwrap();
         }
         let tail = tail(&path);

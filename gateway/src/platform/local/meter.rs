@@ -6,17 +6,20 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, PoisonError},
     time::Duration,
 };
 
 use engine_sim::accelerator::Book;
 use nvml_wrapper::{Nvml, enums::device::UsedGpuMemory, error::NvmlError};
 use rouse::{
-    model::{Accelerator, AcceleratorId},
+    fleet::event::Event,
+    model::{Accelerator, AcceleratorId, EngineId},
     units::Bytes,
 };
 use tokio::{task, time};
+
+use super::{Shared, launch, proc};
 
 /// NVML hangs when a driver does; nobody waits longer than this for it.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -117,6 +120,67 @@ impl Meters {
     }
 }
 
+impl Shared {
+    /// Reads the meter and sends what it shows; an accelerator that vanished is reported once.
+    pub(super) async fn measure(&self, accelerator: AcceleratorId) {
+        let file = self.config.load().meters.get(&accelerator).cloned();
+        match self.meters.read(accelerator.clone(), file).await {
+            Ok(reading) => {
+                if self.set_lost(&accelerator, false) {
+                    self.tell(Event::AcceleratorBack { accelerator: accelerator.clone() }).await;
+                }
+                let by_engine = reading.by_pid.and_then(|by_pid| self.by_engine(&accelerator, by_pid));
+                self.tell(Event::Memory { accelerator, used: reading.used, by_engine }).await;
+            }
+            Err(Error::Lost(_)) => {
+                if self.set_lost(&accelerator, true) {
+                    self.tell(Event::AcceleratorLost { accelerator }).await;
+                }
+            }
+            Err(error) => tracing::warn!(%accelerator, %error, "no reading"),
+        }
+    }
+
+    /// Whose memory it is, by process group. `None` when the meter names processes and none of them is visible here
+    /// (another pid namespace): then nothing can be told.
+    fn by_engine(
+        &self,
+        accelerator: &AcceleratorId,
+        by_pid: BTreeMap<u32, Bytes>,
+    ) -> Option<BTreeMap<EngineId, Bytes>> {
+        let mut engines = self.store.engines();
+        engines.retain(|_, entry| entry.accelerators.contains(accelerator));
+        let mut held: BTreeMap<EngineId, Bytes> =
+            engines.keys().map(|engine| (engine.clone(), Bytes::ZERO)).collect();
+        let mut seen = by_pid.is_empty();
+        for (pid, bytes) in by_pid {
+            let Ok(pid) = i32::try_from(pid) else {
+                continue;
+            };
+            let Some(stat) = proc::stat(pid) else {
+                continue;
+            };
+            seen = true;
+            // A worker may have left the group; the mark stays with it.
+            let mark = proc::mark_of(pid, launch::MARK);
+            let owner = engines.iter().find(|(engine, entry)| {
+                let own = launch::mark(self, engine, entry.generation);
+                entry.pid == stat.group || mark.as_ref() == Some(&own)
+            });
+            if let Some(sum) = owner.and_then(|(engine, _)| held.get_mut(engine)) {
+                *sum += bytes;
+            }
+        }
+        seen.then_some(held)
+    }
+
+    /// Whether that is news.
+    fn set_lost(&self, accelerator: &AcceleratorId, lost: bool) -> bool {
+        let mut known = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        if lost { known.insert(accelerator.clone()) } else { known.remove(accelerator) }
+    }
+}
+
 fn simulated(file: &Path, id: &AcceleratorId) -> Result<Reading, Error> {
     let mut usage = Book::open(file)?.usage()?;
     let usage = usage.remove(id.as_str()).ok_or_else(|| Error::Unknown(id.clone()))?;
@@ -126,4 +190,17 @@ fn simulated(file: &Path, id: &AcceleratorId) -> Result<Reading, Error> {
         used: Bytes(usage.used_total),
         by_pid: Some(by_pid.collect()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_driver_is_told_what_to_configure_instead() {
+        match discover(Bytes::gib(1)) {
+            Ok(found) => assert!(found.iter().all(|a| a.metered && a.capacity > Bytes::ZERO)),
+            Err(error) => assert!(error.to_string().contains("list the accelerators"), "{error}"),
+        }
+    }
 }

@@ -9,7 +9,10 @@ use std::{io, os::fd::OwnedFd, process::ExitStatus};
 
 use nix::{
     errno::Errno,
-    sys::signal::{self, Signal},
+    sys::{
+        signal::{self, Signal},
+        wait::{WaitPidFlag, waitpid},
+    },
     unistd::Pid,
 };
 use rustix::process::{PidfdFlags, pidfd_open};
@@ -65,7 +68,10 @@ impl Process {
         clear(Some(self.pid), self.mark).await;
         match &mut self.child {
             Some(child) => child.wait().await.ok(),
-            None => None,
+            None => {
+                reap(self.pid);
+                None
+            }
         }
     }
 }
@@ -84,10 +90,11 @@ pub(super) async fn clear(group: Option<i32>, mark: String) {
         for pid in left {
             let fd = watch(pid);
             kill(pid, Signal::SIGKILL);
-            watched.extend(fd);
+            watched.extend(fd.map(|fd| (pid, fd)));
         }
-        for fd in watched {
+        for (pid, fd) in watched {
             ended(&fd).await;
+            reap(pid);
         }
     }
 }
@@ -104,6 +111,14 @@ fn watch(pid: i32) -> io::Result<AsyncFd<OwnedFd>> {
 async fn ended(fd: &AsyncFd<OwnedFd>) {
     // The only error is a runtime that ends, and then nobody asks any more.
     drop(fd.readable().await);
+}
+
+/// Orphans are given to the first process, which in a container may be the gateway. Elsewhere there is nothing to do.
+fn reap(pid: i32) {
+    match waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG)) {
+        Ok(_) | Err(Errno::ECHILD) => {}
+        Err(error) => tracing::debug!(pid, %error, "cannot reap"),
+    }
 }
 
 fn kill_group(group: i32, signal: Signal) {

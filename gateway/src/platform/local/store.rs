@@ -64,6 +64,13 @@ pub(super) enum Phase {
     Asleep(Level),
 }
 
+/// While this is held, no other gateway uses the folder. Not a part of [`Store`], which tasks still share while they
+/// are being ended.
+#[derive(Debug)]
+pub(super) struct Lock {
+    _file: Flock<File>,
+}
+
 #[derive(Debug)]
 pub(super) struct Store {
     folder: PathBuf,
@@ -72,7 +79,6 @@ pub(super) struct Store {
     /// Held while a file is written, so that an older state never replaces a newer one.
     writing: Mutex<()>,
     dirty: Notify,
-    _lock: Flock<File>,
 }
 
 #[derive(Debug, Default)]
@@ -89,7 +95,7 @@ struct Engines {
 
 impl Store {
     /// Opens and locks the folder, making it when needed, and reads what an earlier gateway left.
-    pub(super) fn open(folder: &Path) -> Result<Self, Error> {
+    pub(super) fn open(folder: &Path) -> Result<(Self, Lock), Error> {
         let failed = |source| Error::Io { path: folder.to_owned(), source };
         fs::create_dir_all(folder.join("logs")).map_err(failed)?;
         let folder = folder.canonicalize().map_err(failed)?;
@@ -102,14 +108,14 @@ impl Store {
             saved.engines.clear();
         }
         let content = Content { engines: saved.engines, learned: read(&folder.join(LEARNED)) };
-        Ok(Self {
+        let store = Self {
             folder,
             boot,
             content: Mutex::new(content),
             writing: Mutex::default(),
             dirty: Notify::new(),
-            _lock: lock,
-        })
+        };
+        Ok((store, Lock { _file: lock }))
     }
 
     pub(super) fn folder(&self) -> &Path {
@@ -160,11 +166,23 @@ impl Store {
         }
     }
 
+    /// Adds to what was learned before. What is not known now was not unlearned: the gateway may just have started.
     pub(super) fn learn(&self, learned: BTreeMap<ModelName, Learned>) {
+        let mut changed = false;
         let mut content = self.content();
-        if content.learned != learned {
-            content.learned = learned;
-            drop(content);
+        for (model, now) in learned {
+            let known = content.learned.entry(model).or_default();
+            let both = Learned {
+                peak: now.peak.or(known.peak),
+                residue: now.residue.or(known.residue),
+                start: now.start.or(known.start),
+                wake: now.wake.or(known.wake),
+                sleep: now.sleep.or(known.sleep),
+            };
+            changed |= std::mem::replace(known, both) != both;
+        }
+        drop(content);
+        if changed {
             self.dirty.notify_one();
         }
     }
@@ -233,6 +251,8 @@ fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use rouse::units::Millis;
+
     use super::*;
 
     #[test]
@@ -248,13 +268,17 @@ mod tests {
     #[tokio::test]
     async fn what_is_saved_is_found_again_and_a_damaged_file_is_put_aside() {
         let dir = tempfile::tempdir().unwrap();
-        let learned = BTreeMap::from([(ModelName::from("m"), Learned::default())]);
-        let store = Arc::new(Store::open(dir.path()).unwrap());
+        let known = Learned { wake: Some(Millis(50)), ..Learned::default() };
+        let learned = BTreeMap::from([(ModelName::from("m"), known)]);
+        let (store, lock) = Store::open(dir.path()).unwrap();
+        let store = Arc::new(store);
         store.learn(learned.clone());
+        // What a gateway says that has just started and knows nothing yet.
+        store.learn(BTreeMap::from([(ModelName::from("m"), Learned::default())]));
         store.save().await;
-        drop(store);
+        drop(lock);
         fs::write(dir.path().join(ENGINES), "{").unwrap();
-        let store = Store::open(dir.path()).unwrap();
+        let (store, _lock) = Store::open(dir.path()).unwrap();
         assert_eq!(store.learned(), learned);
         assert!(dir.path().join("engines.json.damaged").exists());
     }

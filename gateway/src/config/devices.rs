@@ -1,0 +1,68 @@
+//! `accelerators`: asked of the driver, or declared.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use rouse::{
+    model::{Accelerator, AcceleratorId},
+    units::Bytes,
+};
+
+use super::{
+    reader::Reader,
+    tree::{Node, Value},
+};
+
+/// What `accelerators` says.
+pub(super) struct Devices {
+    pub(super) auto: bool,
+    pub(super) list: Vec<Accelerator>,
+    pub(super) meters: BTreeMap<AcceleratorId, PathBuf>,
+}
+
+impl Default for Devices {
+    fn default() -> Self {
+        Self { auto: true, list: Vec::new(), meters: BTreeMap::new() }
+    }
+}
+
+impl Devices {
+    /// The accelerators, when they are known before the machine has been asked.
+    pub(super) fn known(&self) -> Option<&[Accelerator]> {
+        (!self.auto).then_some(&self.list)
+    }
+}
+
+pub(super) fn devices(reader: &mut Reader, node: &Node, headroom: Bytes) -> Option<Devices> {
+    if !matches!(node.value, Value::List(_)) {
+        return reader.choice(node, &[("auto", ())]).map(|()| Devices::default());
+    }
+    let mut devices = Devices { auto: false, ..Devices::default() };
+    reader.list(node, |reader, node| {
+        let mut section = reader.section(node);
+        let id = section.require(reader, "id", Reader::text);
+        let memory = section.require(reader, "memory", Reader::size);
+        let meter = section.read(reader, "meter", Reader::text);
+        let at = section.at;
+        section.close(reader);
+        let (id, memory) = (AcceleratorId::from(id?), memory?);
+        if id.as_str().is_empty() || id.as_str().contains(',') {
+            reader.note(at, "an accelerator's id is not empty and has no comma");
+        }
+        if devices.list.iter().any(|other| other.id == id) {
+            reader.note(at, format_args!("the accelerator '{id}' is listed twice"));
+        }
+        if memory <= headroom {
+            reader.note(at, format_args!("memory {memory} leaves nothing beside headroom {headroom}"));
+        }
+        devices.list.push(Accelerator {
+            id: id.clone(),
+            capacity: memory.saturating_sub(headroom),
+            metered: meter.is_some(),
+        });
+        if let Some(meter) = meter {
+            devices.meters.insert(id, meter.into());
+        }
+        Some(())
+    });
+    Some(devices)
+}

@@ -1,0 +1,40 @@
+//! What the defaults depend on: RAM and environment.
+
+use std::path::{Path, PathBuf};
+
+use rouse::units::Bytes;
+
+use super::reader::Environment;
+
+/// What defaults depend on. A test brings its own.
+pub(super) struct Machine {
+    pub(super) memory: Bytes,
+    pub(super) environment: Environment,
+}
+
+impl Machine {
+    pub(super) fn this() -> Self {
+        Self { memory: memory(), environment: |name| std::env::var(name).ok() }
+    }
+}
+
+/// `$STATE_DIRECTORY` (systemd), else `$XDG_STATE_HOME/rouse`, else `~/.local/state/rouse`, else `/var/lib/rouse` (a service without a home).
+pub(super) fn default_state_dir(environment: Environment) -> PathBuf {
+    let set = |name| environment(name).filter(|value| !value.is_empty());
+    if let Some(dir) = set("STATE_DIRECTORY") {
+        return dir.into();
+    }
+    if let Some(base) = set("XDG_STATE_HOME") {
+        return Path::new(&base).join("rouse");
+    }
+    set("HOME").map_or_else(|| "/var/lib/rouse".into(), |home| Path::new(&home).join(".local/state/rouse"))
+}
+
+/// RAM of this machine; 16 GiB where the kernel does not say.
+fn memory() -> Bytes {
+    let total = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok()
+    });
+    total.map_or(Bytes::gib(16), |kib| Bytes(kib << 10))
+}

@@ -1,0 +1,140 @@
+//! The operators' routes over a listener of their own.
+
+use std::{io::Write, net::SocketAddr, sync::Arc};
+
+use super::Parts;
+use crate::{
+    http::testing::{Answer, Client, Gateway, MODEL, raw},
+    serve::{Admin, Stage},
+};
+
+async fn start(gateway: &Gateway, logs: Option<std::path::PathBuf>) -> SocketAddr {
+    let parts = Parts {
+        control: Arc::clone(&gateway.control) as _,
+        config: Arc::clone(&gateway.config),
+        metrics: Arc::new(|| "rouse_build_info 1\n".to_owned()),
+        logs: Arc::new(move |_| logs.clone()),
+    };
+    let admin = Admin::bind("127.0.0.1:0".parse().unwrap(), parts).unwrap();
+    let address = admin.address();
+    tokio::spawn(admin.run(gateway.stage.subscribe()));
+    address
+}
+
+async fn ask(address: SocketAddr, line: &str, headers: &str) -> Answer {
+    let mut client = Client::connect(address).await;
+    client.send(raw(line, headers, "").replace("host: x", "host: localhost")).await;
+    client.answer().await
+}
+
+fn parsed(answer: &Answer) -> serde_json::Value {
+    serde_json::from_slice(&answer.body).unwrap()
+}
+
+#[tokio::test]
+async fn what_is_read_is_what_the_driver_published() {
+    let gateway = Gateway::start(|_| {});
+    let at = start(&gateway, None).await;
+    for (path, text) in [("/healthz", "ok\n"), ("/readyz", "ok\n"), ("/metrics", "rouse_build_info 1\n")] {
+        let answer = ask(at, &format!("GET {path}"), "").await;
+        assert_eq!((answer.status, answer.body.as_slice()), (200, text.as_bytes()));
+    }
+    let fleet = parsed(&ask(at, "GET /admin/v1/fleet", "").await);
+    assert!(fleet["accelerators"].is_array() && fleet["engines"].is_array());
+    for name in [MODEL, "org%2Fm", "alias"] {
+        let line = format!("GET /admin/v1/models/{name}/explain");
+        let explained = parsed(&ask(at, &line, "").await);
+        assert_eq!((explained["model"].as_str(), explained["state"].as_str()), (Some(MODEL), Some("asleep")));
+        assert_eq!(
+            (explained["reason"].as_str(), explained["waiting"].as_u64()),
+            (Some("waits for gpu-0"), Some(2))
+        );
+        assert!(explained["wait"].is_object() && explained["at"].as_u64() >= Some(1_000_000));
+    }
+    for (id, state) in [(1, "running"), (2, "done"), (3, "failed")] {
+        let operation = parsed(&ask(at, &format!("GET /admin/v1/operations/{id}"), "").await);
+        assert_eq!((operation["state"].as_str(), operation["operation"].as_u64()), (Some(state), Some(id)));
+    }
+    gateway.stage.send_replace(Stage::Draining);
+    assert_eq!(ask(at, "GET /readyz", "").await.status, 503);
+}
+
+#[tokio::test]
+async fn orders_are_taken_with_an_id_or_refused_with_a_reason() {
+    let gateway = Gateway::start(|_| {});
+    let at = start(&gateway, None).await;
+    for (what, id) in [("wake", 1), ("sleep", 1), ("sleep?level=2", 2), ("pin", 1), ("unpin", 1)] {
+        let answer = ask(at, &format!("POST /admin/v1/models/{MODEL}/{what}"), "").await;
+        assert_eq!((answer.status, parsed(&answer)["operation"].as_u64()), (202, Some(id)), "{what}");
+    }
+    let refused = ask(at, &format!("POST /admin/v1/models/{MODEL}/stop"), "").await;
+    assert_eq!((refused.status, refused.error()["message"].as_str()), (409, Some("org/m is pinned")));
+}
+
+#[tokio::test]
+async fn what_does_not_exist_or_is_not_allowed_is_said_so() {
+    let gateway = Gateway::start(|_| {});
+    let at = start(&gateway, None).await;
+    for (line, status, code) in [
+        ("GET /admin/v1/models/nobody/explain", 404, "model_not_found"),
+        ("GET /admin/v1/models/org/m/nothing", 404, "model_not_found"),
+        ("GET /admin/v1/models/org", 404, "model_not_found"),
+        ("GET /nowhere", 404, "model_not_found"),
+        ("GET /admin/v1/operations/99", 404, "operation_not_found"),
+        ("GET /admin/v1/operations/x", 404, "operation_not_found"),
+        ("GET /admin/v1/models/org/m/logs", 404, "no_logs"),
+        ("GET /admin/v1/models/org/m/wake", 405, "method_not_allowed"),
+        ("POST /admin/v1/models/org/m/explain", 405, "method_not_allowed"),
+        ("POST /admin/v1/models/org/m/sleep?level=3", 400, "invalid_request"),
+        ("POST /admin/v1/models/org/m/sleep?level=deep", 400, "invalid_request"),
+    ] {
+        let answer = ask(at, line, "").await;
+        assert_eq!((answer.status, answer.error()["code"].as_str()), (status, Some(code)), "{line}");
+    }
+    let foreign = ask(at, "POST /admin/v1/models/org/m/wake", "origin: https://evil.example\r\n").await;
+    assert_eq!((foreign.status, foreign.error()["code"].as_str()), (403, Some("foreign_origin")));
+    assert_eq!(ask(at, "POST /admin/v1/fleet", "").await.status, 405);
+}
+
+#[tokio::test]
+async fn a_token_opens_what_is_closed_without_one() {
+    let gateway = Gateway::start(|config| config.admin.token = Some("t".into()));
+    let at = start(&gateway, None).await;
+    let closed = ask(at, "GET /admin/v1/fleet", "").await;
+    assert_eq!((closed.status, closed.header("www-authenticate")), (401, Some("Bearer realm=\"admin\"")));
+    assert_eq!(ask(at, "GET /admin/v1/fleet", "authorization: Bearer t\r\n").await.status, 200);
+}
+
+#[tokio::test]
+async fn the_journal_is_passed_on_line_by_line() {
+    let gateway = Gateway::start(|_| {});
+    let at = start(&gateway, None).await;
+    let mut client = Client::connect(at).await;
+    client.send("GET /admin/v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let head = client.answer().await;
+    assert_eq!(head.header("content-type"), Some("text/event-stream"));
+    for line in ["{\"n\":1}", "{\"n\":2}"] {
+        gateway.control.journal.send(line.into()).unwrap();
+        client.until(format!("data: {line}\n\n").as_bytes()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_log_is_followed_and_begun_anew_when_it_was_truncated() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let gateway = Gateway::start(|_| {});
+    let at = start(&gateway, Some(file.path().to_owned())).await;
+    file.write_all(b"first\n").unwrap();
+    let mut client = Client::connect(at).await;
+    client.send("GET /admin/v1/models/org/m/logs?follow=1 HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    client.until(b"first\n").await;
+    file.write_all(b"second\n").unwrap();
+    client.until(b"second\n").await;
+    std::fs::write(file.path(), b"anew\n").unwrap();
+    client.until(b"anew\n").await;
+    let mut once = Client::connect(at).await;
+    once.send("GET /admin/v1/models/org/m/logs HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        .await;
+    let text = String::from_utf8(once.rest().await).unwrap();
+    assert!(text.contains("content-type: text/plain") && text.contains("anew\n"), "{text}");
+}

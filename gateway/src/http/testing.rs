@@ -1,0 +1,482 @@
+//! A gateway without a driver, engines that do as they are told, and clients that write raw bytes.
+
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+
+use arc_swap::{ArcSwap, Guard};
+use rouse::{
+    fault::{self, Fault, Phase},
+    fleet::{
+        event::{OperationId, Order},
+        report::{Line, ModelState, Report, View},
+    },
+    lease::{Clock, Gate},
+    model::{
+        Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory, ModelName, ModelSpec,
+        Registry, Settings,
+    },
+    units::{Bytes, Generation, Millis, Tick},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::{broadcast, mpsc, oneshot, watch},
+    time::Instant,
+};
+
+use super::{Asked, Control, Finished, Meter, Shared};
+use crate::{
+    config::{self, Config, Kind, OnDisconnect, Task},
+    driver::{Granted, Operation, Parking, Waited},
+    routes::{Endpoint, Route, Routes},
+    serve::{Api, Stage},
+};
+
+pub(crate) const MODEL: &str = "org/m";
+/// What the engine calls it.
+pub(crate) const SERVED: &str = "served-m";
+/// The bound on everything that must happen promptly. Generous, because the machine may be busy.
+pub(crate) const SOON: Duration = Duration::from_millis(500);
+
+/// A request that waits, and the way to end its wait.
+pub(crate) struct Parked {
+    pub(crate) parking: Parking,
+    pub(crate) answer: oneshot::Sender<Result<Granted, Fault>>,
+}
+
+/// How a request ended, as the meter heard it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) status: u16,
+    pub(crate) code: Option<&'static str>,
+    pub(crate) left: Option<Phase>,
+    pub(crate) replays: u32,
+}
+
+pub(crate) struct Gateway {
+    pub(crate) address: SocketAddr,
+    pub(crate) clock: Clock,
+    pub(crate) parked: mpsc::UnboundedReceiver<Parked>,
+    pub(crate) ended: mpsc::UnboundedReceiver<Ended>,
+    pub(crate) stage: watch::Sender<Stage>,
+    pub(crate) run: tokio::task::JoinHandle<()>,
+    pub(crate) control: Arc<Scripted>,
+    pub(crate) config: Arc<ArcSwap<Config>>,
+}
+
+/// A driver that does nothing by itself.
+pub(crate) struct Scripted {
+    routes: ArcSwap<Routes>,
+    clock: Clock,
+    parked: mpsc::UnboundedSender<Parked>,
+    pub(crate) journal: broadcast::Sender<Arc<str>>,
+}
+
+struct Heard(mpsc::UnboundedSender<Ended>);
+
+impl Gateway {
+    /// With these limits changed.
+    pub(crate) fn start(change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = config();
+        change(&mut config);
+        let config = Arc::new(ArcSwap::from_pointee(config));
+        let clock = Clock::new(Instant::now(), Tick(1_000_000));
+        let (parked_in, parked) = mpsc::unbounded_channel();
+        let (ended_in, ended) = mpsc::unbounded_channel();
+        let control = Arc::new(Scripted {
+            routes: ArcSwap::default(),
+            clock,
+            parked: parked_in,
+            journal: broadcast::channel(16).0,
+        });
+        let shared = Shared::new(
+            Arc::clone(&control) as Arc<dyn Control>,
+            Arc::clone(&config),
+            Arc::new(Heard(ended_in)),
+        );
+        let api = Api::bind("127.0.0.1:0".parse().unwrap(), Some(1), shared).unwrap();
+        let address = api.address();
+        let (stage, stages) = watch::channel(Stage::Serving);
+        let run = tokio::spawn(async move { api.run(stages).await.unwrap() });
+        let gateway = Self { address, clock, parked, ended, stage, run, control, config };
+        gateway.route(&[]);
+        gateway
+    }
+
+    /// Makes these gates and addresses the awake engines of [`MODEL`].
+    pub(crate) fn route(&self, engines: &[(SocketAddr, &Arc<Gate>)]) {
+        let endpoints = engines
+            .iter()
+            .map(|(address, gate)| Endpoint {
+                engine: EngineId::new(MODEL.into(), 0),
+                generation: Generation(1),
+                address: *address,
+                gate: Arc::clone(gate),
+            })
+            .collect();
+        let route = Route { priority: 3, state: ModelState::Awake, endpoints };
+        self.control.routes.store(Arc::new(Routes {
+            registry: Registry::new([&spec()]),
+            models: BTreeMap::from([(MODEL.into(), route)]),
+            ready: true,
+        }));
+    }
+
+    pub(crate) fn open_gate(&self) -> Arc<Gate> {
+        let gate = Gate::new(None, self.clock, Arc::default());
+        gate.open();
+        gate
+    }
+
+    pub(crate) fn grant(&self, address: SocketAddr, gate: &Arc<Gate>) -> Granted {
+        Granted {
+            lease: gate.take().unwrap(),
+            engine: EngineId::new(MODEL.into(), 0),
+            generation: Generation(2),
+            address,
+            canary: None,
+            waited: Waited {
+                cold_start: Some(crate::driver::ColdStart::Cold),
+                queue: Millis(30),
+                wake: Millis(20),
+            },
+        }
+    }
+
+    pub(crate) async fn connect(&self) -> Client {
+        Client::connect(self.address).await
+    }
+
+    /// The next request that parks.
+    pub(crate) async fn next_parked(&mut self) -> Parked {
+        tokio::time::timeout(Duration::from_secs(5), self.parked.recv()).await.unwrap().unwrap()
+    }
+
+    pub(crate) async fn next_ended(&mut self) -> Ended {
+        tokio::time::timeout(Duration::from_secs(5), self.ended.recv()).await.unwrap().unwrap()
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.stage.send_replace(Stage::Ending);
+    }
+}
+
+impl Control for Scripted {
+    fn refresh(&self) -> Asked<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn routes(&self) -> Guard<Arc<Routes>> {
+        self.routes.load()
+    }
+
+    fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    fn park(&self, parking: Parking) -> Asked<'_, Result<Granted, Fault>> {
+        let (answer, told) = oneshot::channel();
+        self.parked.send(Parked { parking, answer }).unwrap_or_default();
+        Box::pin(async move { told.await.unwrap_or(Err(Fault::ControlPlane)) })
+    }
+
+    fn view(&self) -> Arc<View> {
+        Arc::default()
+    }
+
+    fn report(&self) -> Arc<Report> {
+        let line = Line {
+            state: ModelState::Asleep,
+            waiting: 2,
+            leases: 0,
+            reason: "waits for gpu-0".into(),
+            wait: fault::Wait::default(),
+        };
+        Arc::new(Report { models: BTreeMap::from([(MODEL.into(), line)]), ..Report::default() })
+    }
+
+    fn operation(&self, id: OperationId) -> Option<Operation> {
+        let outcome = match id.0 {
+            1 => None,
+            2 => Some(Ok(())),
+            3 => Some(Err("pinned".into())),
+            _ => return None,
+        };
+        Some(Operation { model: MODEL.into(), order: Order::Wake, given: Tick(5), outcome })
+    }
+
+    fn journal(&self) -> broadcast::Receiver<Arc<str>> {
+        self.journal.subscribe()
+    }
+
+    fn order(&self, model: ModelName, order: Order) -> Asked<'_, Result<OperationId, String>> {
+        Box::pin(async move {
+            match order {
+                Order::Stop => Err(format!("{model} is pinned")),
+                Order::Sleep { level: Some(Level::Two) } => Ok(OperationId(2)),
+                _ => Ok(OperationId(1)),
+            }
+        })
+    }
+}
+
+impl Meter for Heard {
+    fn finished(&self, finished: &Finished<'_>) {
+        let ended = Ended {
+            status: finished.status,
+            code: finished.code,
+            left: finished.left,
+            replays: finished.replays,
+        };
+        self.0.send(ended).unwrap_or_default();
+    }
+
+    fn parked(&self, _: &ModelName, _: i64) {}
+
+    fn began(&self, _: &ModelName) {}
+
+    fn refused(&self, _: u16) {}
+
+    fn connections(&self, _: i64) {}
+}
+
+/// One response as it came.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| {
+            let (field, value) = line.split_once(": ")?;
+            field.eq_ignore_ascii_case(name).then_some(value)
+        })
+    }
+
+    pub(crate) fn error(&self) -> serde_json::Value {
+        serde_json::from_slice::<serde_json::Value>(&self.body).unwrap()["error"].take()
+    }
+}
+
+pub(crate) struct Client {
+    pub(crate) stream: TcpStream,
+    rest: Vec<u8>,
+}
+
+impl Client {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
+        Self { stream: TcpStream::connect(address).await.unwrap(), rest: Vec::new() }
+    }
+
+    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.stream.write_all(bytes.as_ref()).await.unwrap();
+    }
+
+    /// The next response, its head and, by `Content-Length`, its body.
+    pub(crate) async fn answer(&mut self) -> Answer {
+        let head = self.until(b"\r\n\r\n").await;
+        let head = String::from_utf8(head).unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let mut answer = Answer { status, head, body: Vec::new() };
+        if let Some(length) = answer.header("content-length") {
+            let length: usize = length.parse().unwrap();
+            while self.rest.len() < length {
+                assert!(self.fill().await, "the body ended early");
+            }
+            answer.body = self.rest.drain(..length).collect();
+        }
+        answer
+    }
+
+    /// What comes until `mark`, mark included.
+    pub(crate) async fn until(&mut self, mark: &[u8]) -> Vec<u8> {
+        loop {
+            if let Some(at) = self.rest.windows(mark.len()).position(|w| w == mark) {
+                return self.rest.drain(..at + mark.len()).collect();
+            }
+            assert!(self.fill().await, "ended after {:?}", String::from_utf8_lossy(&self.rest));
+        }
+    }
+
+    /// Everything until the connection ends.
+    pub(crate) async fn rest(&mut self) -> Vec<u8> {
+        while self.fill().await {}
+        std::mem::take(&mut self.rest)
+    }
+
+    async fn fill(&mut self) -> bool {
+        let read = self.stream.read_buf(&mut self.rest);
+        let read = tokio::time::timeout(Duration::from_secs(20), read).await.expect("nothing came");
+        read.is_ok_and(|n| n > 0)
+    }
+}
+
+/// Asks for a completion of [`MODEL`].
+pub(crate) fn post(stream: bool) -> String {
+    let body = format!("{{\"model\":\"{MODEL}\",\"stream\":{stream}}}");
+    raw("POST /v1/chat/completions", "", &body)
+}
+
+pub(crate) fn raw(line: &str, headers: &str, body: &str) -> String {
+    let length = body.len();
+    format!("{line} HTTP/1.1\r\nhost: x\r\n{headers}content-length: {length}\r\n\r\n{body}")
+}
+
+/// An engine that answers every request with the same bytes, and then waits for the end of the connection or, after
+/// `connection: close`, ends it.
+pub(crate) struct Engine {
+    pub(crate) address: SocketAddr,
+    /// Each request as it came.
+    pub(crate) seen: mpsc::UnboundedReceiver<String>,
+    /// When a connection was closed by the gateway.
+    pub(crate) closed: mpsc::UnboundedReceiver<Instant>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Engine {
+    pub(crate) async fn start(answer: impl Into<Vec<u8>>) -> Self {
+        let answer: Arc<Vec<u8>> = Arc::new(answer.into());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (saw, seen) = mpsc::unbounded_channel();
+        let (closes, closed) = mpsc::unbounded_channel();
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(converse(stream, Arc::clone(&answer), saw.clone(), closes.clone()));
+            }
+        });
+        Self { address, seen, closed, task }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn converse(
+    mut stream: TcpStream,
+    answer: Arc<Vec<u8>>,
+    saw: mpsc::UnboundedSender<String>,
+    closes: mpsc::UnboundedSender<Instant>,
+) {
+    let mut bytes = Vec::new();
+    loop {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let length = head.lines().find_map(|l| l.strip_prefix("content-length: ")).unwrap_or("0");
+            if body.len() >= length.parse().unwrap() {
+                bytes.clear();
+                saw.send(text).unwrap_or_default();
+                let dies = String::from_utf8_lossy(&answer).contains("connection: close");
+                if stream.write_all(&answer).await.is_err() || dies {
+                    break;
+                }
+                continue;
+            }
+        }
+        if !stream.read_buf(&mut bytes).await.is_ok_and(|n| n > 0) {
+            break;
+        }
+    }
+    closes.send(Instant::now()).unwrap_or_default();
+}
+
+/// An address that refuses connections.
+pub(crate) async fn nobody() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+}
+
+pub(crate) fn json(body: &str) -> String {
+    format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// The beginning of a stream of events that does not end.
+pub(crate) fn events(data: &str) -> String {
+    let event = format!("data: {data}\n\n");
+    format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{event}\r\n",
+        event.len()
+    )
+}
+
+fn spec() -> ModelSpec {
+    ModelSpec {
+        name: MODEL.into(),
+        aliases: vec!["alias".into()],
+        accelerators: Accelerators::Count(1),
+        memory: Memory { awake: Bytes::gib(1), asleep: Bytes::ZERO, host: Bytes::ZERO },
+        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        replicas: 1,
+        pinned: false,
+        priority: 3,
+        max_concurrency: None,
+        start_timeout: Millis::secs(60),
+        explicit_memory: false,
+        can_sleep: true,
+        fingerprint: 0,
+    }
+}
+
+fn config() -> Config {
+    let model = config::Model {
+        name: MODEL.into(),
+        kind: Kind::Vllm,
+        command: Vec::new(),
+        env: BTreeMap::new(),
+        served_name: SERVED.into(),
+        task: Task::Generate,
+        on_disconnect: OnDisconnect::Abort,
+        api_key: Some("engine-key".into()),
+        allow_public: false,
+        sleep: config::SleepApi::None,
+    };
+    Config {
+        api: "127.0.0.1:0".parse().unwrap(),
+        admin: config::Admin { address: "127.0.0.1:0".parse().unwrap(), token: None, metrics_open: true },
+        core: Configuration { settings: Settings::default(), accelerators: Vec::new(), models: vec![spec()] },
+        models: BTreeMap::from([(MODEL.into(), Arc::new(model))]),
+        meters: BTreeMap::new(),
+        accelerators_auto: false,
+        headroom: Bytes::ZERO,
+        stream: config::Stream { grace: Millis(200), heartbeat: Millis(100) },
+        timeouts: config::Timeouts {
+            connect: Millis::secs(2),
+            first_byte: Millis::secs(10),
+            non_stream: Millis::secs(10),
+            idle: Millis::secs(10),
+            health_every: Millis::secs(2),
+            health_timeout: Millis::secs(2),
+        },
+        limits: config::Limits {
+            body: Bytes::mib(1),
+            body_total: Bytes::mib(4),
+            body_rate: Bytes(1024),
+            header: Bytes(16 << 10),
+            header_read: Millis(700),
+            connection_idle: Millis::secs(2),
+            connections_per_address: 64,
+            client_stall: Millis::secs(1),
+        },
+        shutdown: config::Shutdown { grace: Millis::secs(1), stop_engines: true },
+        state: "/nonexistent".into(),
+        log_cap: Bytes::mib(1),
+        keys_none: true,
+        origin: String::new(),
+        places: BTreeMap::new(),
+    }
+}
+
+/// Changes the configuration of [`MODEL`].
+pub(crate) fn change_model(config: &mut Config, change: impl FnOnce(&mut config::Model)) {
+    let model = config.models.get_mut(MODEL).unwrap();
+    change(Arc::make_mut(model));
+}

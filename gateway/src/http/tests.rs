@@ -1,0 +1,331 @@
+//! What the inference API answers, and what it sends to engines.
+
+use std::time::Duration;
+
+use rouse::{
+    fault::{Cause, Fault, Wait},
+    units::{Bytes, Millis},
+};
+use tokio::time::Instant;
+
+use super::testing::{Answer, Engine, Gateway, MODEL, SERVED, change_model, events, json, nobody, post, raw};
+use crate::config::OnDisconnect;
+
+async fn ask(gateway: &Gateway, request: &str) -> Answer {
+    let mut client = gateway.connect().await;
+    client.send(request).await;
+    client.answer().await
+}
+
+fn not_ready() -> Fault {
+    let wait = Wait { waited_for: "gpu-0".into(), retry_after: Some(Millis::secs(7)), ..Wait::default() };
+    Fault::ModelNotReady { model: MODEL.into(), cause: Cause::OutOfMemory, wait }
+}
+
+#[tokio::test]
+async fn every_refusal_of_a_request_has_its_status_code_type_and_headers() {
+    let gateway = Gateway::start(|_| {});
+    let chat = |headers: &str, body: &str| raw("POST /v1/chat/completions", headers, body);
+    for (request, status, code, kind) in [
+        (chat("", "not json"), 400, "invalid_request", "invalid_request_error"),
+        (chat("", "{}"), 400, "invalid_request", "invalid_request_error"),
+        (chat("", ""), 400, "invalid_request", "invalid_request_error"),
+        (chat("", "[]"), 400, "invalid_request", "invalid_request_error"),
+        (chat("", r#"{"model":"a","model":"b"}"#), 400, "invalid_request", "invalid_request_error"),
+        (chat("x-request-timeout: soon\r\n", "{}"), 400, "invalid_request", "invalid_request_error"),
+        (chat("api-key: a\r\nx-api-key: b\r\n", "{}"), 400, "invalid_request", "invalid_request_error"),
+        (chat("content-encoding: gzip\r\n", "{}"), 415, "unsupported_encoding", "invalid_request_error"),
+        (chat("", r#"{"model":"nobody"}"#), 404, "model_not_found", "invalid_request_error"),
+        (raw("POST /v1/unknown", "", "{}"), 404, "model_not_found", "invalid_request_error"),
+        (raw("GET /v1/models/nobody", "", ""), 404, "model_not_found", "invalid_request_error"),
+        (raw("PUT /v1/embeddings", "", "{}"), 405, "method_not_allowed", "invalid_request_error"),
+        (raw("TRACE /v1/models", "", ""), 405, "method_not_allowed", "invalid_request_error"),
+        (
+            raw("GET /v1/models", "connection: upgrade\r\nupgrade: websocket\r\n", ""),
+            501,
+            "not_implemented",
+            "server_error",
+        ),
+    ] {
+        let answer = ask(&gateway, &request).await;
+        let error = answer.error();
+        assert_eq!((answer.status, error["code"].as_str()), (status, Some(code)), "{request}");
+        assert_eq!(error["type"], kind, "{request}");
+        assert_eq!(answer.header("content-type"), Some("application/json"));
+        assert_eq!(answer.header("x-should-retry"), Some("false"), "{request}");
+        assert!(answer.header("x-request-id").is_some_and(|id| id.starts_with("req-")));
+        assert_eq!(answer.header("allow").is_some(), status == 405, "{request}");
+    }
+    let connect = ask(&gateway, "CONNECT example.com:443 HTTP/1.1\r\nhost: example.com\r\n\r\n").await;
+    assert_eq!(connect.status, 405);
+}
+
+#[tokio::test]
+async fn a_refusal_of_the_queue_keeps_its_status_and_details() {
+    let mut gateway = Gateway::start(|_| {});
+    let mut client = gateway.connect().await;
+    client.send(post(false)).await;
+    let parked = gateway.next_parked().await;
+    drop(parked.answer.send(Err(not_ready())));
+    let answer = client.answer().await;
+    assert_eq!(answer.status, 503);
+    assert_eq!(answer.header("retry-after"), Some("7"));
+    assert_eq!(answer.header("x-should-retry"), Some("true"));
+    assert_eq!(answer.error()["code"], "model_not_ready");
+    assert!(answer.error()["details"].is_object());
+}
+
+#[tokio::test]
+async fn models_are_listed_with_aliases_and_found_by_escaped_names() {
+    let gateway = Gateway::start(|_| {});
+    let list = ask(&gateway, &raw("GET /v1/models", "", "")).await;
+    let list: serde_json::Value = serde_json::from_slice(&list.body).unwrap();
+    assert_eq!(list["object"], "list");
+    let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["alias", MODEL]);
+    for name in ["org/m", "org%2Fm", "org%2fm"] {
+        let one = ask(&gateway, &raw(&format!("GET /v1/models/{name}"), "", "")).await;
+        let one: serde_json::Value = serde_json::from_slice(&one.body).unwrap();
+        assert_eq!((one["id"].as_str(), one["state"].as_str()), (Some(MODEL), Some("awake")));
+        assert_eq!((one["object"].as_str(), one["owned_by"].as_str()), (Some("model"), Some("rouse")));
+    }
+}
+
+#[tokio::test]
+async fn the_engine_gets_its_own_name_and_key_and_the_bytes_around_them_unchanged() {
+    let gateway = Gateway::start(|_| {});
+    let mut engine = Engine::start(json("{}")).await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(engine.address, &gate)]);
+    let body = |name: &str| format!("{{ \"n\" : 1.0,\"model\":\"{name}\" ,\"x\":[ ] }}");
+    let headers = "authorization: Bearer client\r\nx-request-id: mine.1\r\ntraceparent: 00-a-b-01\r\n\
+                   cookie: c\r\nx-rouse-gate: forged\r\n";
+    let answer = ask(&gateway, &raw("POST /v1/embeddings?q=1", headers, &body("alias"))).await;
+    assert_eq!((answer.status, answer.header("x-request-id")), (200, Some("mine.1")));
+    let seen = engine.seen.recv().await.unwrap();
+    assert!(seen.starts_with("POST /v1/embeddings?q=1 HTTP/1.1\r\n"), "{seen}");
+    assert!(seen.ends_with(&body(SERVED)), "{seen}");
+    for has in ["authorization: Bearer engine-key", "x-request-id: mine.1", "traceparent: 00-a-b-01"] {
+        assert!(seen.contains(has), "{has} in {seen}");
+    }
+    for has_not in ["client", "cookie", "x-rouse-gate"] {
+        assert!(!seen.contains(has_not), "{has_not} in {seen}");
+    }
+    assert_eq!(gate.leases(), 0);
+}
+
+#[tokio::test]
+async fn a_request_that_waited_says_for_what() {
+    let mut gateway = Gateway::start(|_| {});
+    let engine = Engine::start(json("{}")).await;
+    let gate = gateway.open_gate();
+    let mut client = gateway.connect().await;
+    client.send(post(false)).await;
+    let parked = gateway.next_parked().await;
+    assert_eq!((parked.parking.band, parked.parking.stream), (3, false));
+    drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.header("x-rouse-cold-start")), (200, Some("cold")));
+    assert!(answer.header("server-timing").is_some_and(|t| t.starts_with("queue;dur=30, wake;dur=20, ")));
+}
+
+#[tokio::test]
+async fn a_wait_ends_at_the_shorter_of_what_the_client_asks_and_what_is_allowed() {
+    let mut gateway = Gateway::start(|config| config.core.settings.queue.max_wait = Millis::secs(60));
+    for (asked, wait) in [("1.5", 1500), ("3600", 60_000)] {
+        let mut client = gateway.connect().await;
+        let headers = format!("x-request-timeout: {asked}\r\n");
+        client.send(raw("POST /v1/completions", &headers, "{\"model\":\"alias\"}")).await;
+        let parking = gateway.next_parked().await.parking;
+        assert_eq!(parking.deadline.since(parking.arrived), Millis(wait));
+    }
+}
+
+#[tokio::test]
+async fn a_queue_that_does_not_answer_does_not_hold_a_request_for_ever() {
+    let mut gateway = Gateway::start(|_| {});
+    let mut client = gateway.connect().await;
+    client.send(raw("POST /v1/completions", "x-request-timeout: 0.1\r\n", "{\"model\":\"alias\"}")).await;
+    let _parked = gateway.next_parked().await;
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.error()["code"].as_str()), (503, Some("control_plane")));
+    assert!(answer.header("retry-after").is_some());
+}
+
+#[tokio::test]
+async fn a_parked_stream_fails_with_a_status_before_the_grace_and_with_an_event_after_it() {
+    let mut gateway = Gateway::start(|_| {});
+    let mut client = gateway.connect().await;
+    client.send(post(true)).await;
+    let parked = gateway.next_parked().await;
+    assert!(parked.parking.stream);
+    drop(parked.answer.send(Err(not_ready())));
+    assert_eq!(client.answer().await.status, 503);
+
+    client.send(post(true)).await;
+    let parked = gateway.next_parked().await;
+    let begun = Instant::now();
+    let head = client.answer().await;
+    assert!(begun.elapsed() >= Duration::from_millis(150));
+    assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream; charset=utf-8")));
+    assert_eq!(head.header("x-accel-buffering"), Some("no"));
+    client.until(b": rouse\n\r\n").await;
+    client.until(b": rouse\n\r\n").await;
+    drop(parked.answer.send(Err(not_ready())));
+    let rest = String::from_utf8(client.rest().await).unwrap();
+    assert!(rest.contains("data: {\"error\":{"), "{rest}");
+    assert!(rest.contains("\"code\":\"model_not_ready\"") && !rest.contains("[DONE]"), "{rest}");
+    assert!(!rest.ends_with("0\r\n\r\n"), "a clean end: {rest}");
+}
+
+#[tokio::test]
+async fn a_parked_stream_goes_on_as_the_engines_after_its_heartbeats() {
+    let mut gateway = Gateway::start(|_| {});
+    let engine = Engine::start(events("{\"a\":1}") + "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n").await;
+    let gate = gateway.open_gate();
+    let mut client = gateway.connect().await;
+    client.send(post(true)).await;
+    let parked = gateway.next_parked().await;
+    client.until(b": rouse\n\r\n").await;
+    drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
+    client.until(b"data: {\"a\":1}\n\n").await;
+    client.until(b"data: [DONE]\n\n").await;
+    client.until(b"0\r\n\r\n").await;
+    assert_eq!(gate.leases(), 0);
+    assert_eq!(gateway.next_ended().await.status, 200);
+}
+
+#[tokio::test]
+async fn an_engines_refusal_after_the_grace_is_an_event_in_its_own_words() {
+    let mut gateway = Gateway::start(|_| {});
+    let own = "{\"error\": {\"message\":\n\"too long\"}}";
+    let refusal = format!("HTTP/1.1 400 Bad Request\r\ncontent-length: {}\r\n\r\n{own}", own.len());
+    let engine = Engine::start(refusal).await;
+    let gate = gateway.open_gate();
+    let mut client = gateway.connect().await;
+    client.send(post(true)).await;
+    let parked = gateway.next_parked().await;
+    client.until(b": rouse\n\r\n").await;
+    drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
+    let rest = String::from_utf8(client.rest().await).unwrap();
+    assert!(rest.contains("data: {\"error\":{\"message\":\"too long\"}}\n\n"), "{rest}");
+    assert!(!rest.contains("[DONE]") && !rest.ends_with("0\r\n\r\n"), "{rest}");
+}
+
+#[tokio::test]
+async fn a_request_that_meets_a_dead_engine_queues_again_in_its_old_place() {
+    let mut gateway = Gateway::start(|_| {});
+    let engine = Engine::start(json("{}")).await;
+    let (dead, gate) = (gateway.open_gate(), gateway.open_gate());
+    gateway.route(&[(nobody().await, &dead)]);
+    let mut client = gateway.connect().await;
+    client.send(post(false)).await;
+    let met = Instant::now();
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    assert!(gateway.parked.try_recv().is_err(), "queued before the dead engine's gate closed");
+    dead.close();
+    let parked = gateway.next_parked().await;
+    assert!(met.elapsed() < Duration::from_millis(900), "{:?}", met.elapsed());
+    assert!(parked.parking.deadline > parked.parking.arrived);
+    drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
+    assert_eq!(client.answer().await.status, 200);
+    assert_eq!(gateway.next_ended().await.replays, 1);
+}
+
+#[tokio::test]
+async fn a_request_that_meets_two_dead_engines_is_refused() {
+    let mut gateway = Gateway::start(|_| {});
+    let (dead, gate) = (gateway.open_gate(), gateway.open_gate());
+    let mut client = gateway.connect().await;
+    client.send(post(false)).await;
+    let parked = gateway.next_parked().await;
+    let grant = gateway.grant(nobody().await, &dead);
+    dead.close();
+    drop(parked.answer.send(Ok(grant)));
+    let parked = gateway.next_parked().await;
+    drop(parked.answer.send(Ok(gateway.grant(nobody().await, &gate))));
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.error()["code"].as_str()), (502, Some("engine_unreachable")));
+    assert_eq!(answer.header("x-should-retry"), Some("true"));
+    assert_eq!((gate.leases(), dead.leases()), (0, 0));
+}
+
+#[tokio::test]
+async fn an_engine_that_does_not_answer_in_time_is_a_timeout_that_is_not_tried_again() {
+    let gateway = Gateway::start(|config| config.timeouts.non_stream = Millis(100));
+    let engine = Engine::start("").await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(engine.address, &gate)]);
+    let answer = ask(&gateway, &post(false)).await;
+    assert_eq!((answer.status, answer.error()["code"].as_str()), (504, Some("engine_timeout")));
+    assert_eq!(answer.header("x-should-retry"), Some("false"));
+}
+
+#[tokio::test]
+async fn the_newest_body_is_refused_when_all_together_are_too_large() {
+    let mut gateway = Gateway::start(|config| config.limits.body_total = Bytes(1500));
+    let body = format!("{{\"model\":\"{MODEL}\",\"pad\":\"{}\"}}", "p".repeat(1000));
+    let request = raw("POST /v1/completions", "", &body);
+    let mut first = gateway.connect().await;
+    first.send(&request).await;
+    let parked = gateway.next_parked().await;
+    let second = ask(&gateway, &request).await;
+    assert_eq!((second.status, second.error()["code"].as_str()), (429, Some("busy")));
+    assert!(second.header("retry-after").is_some());
+    assert_eq!(second.header("x-should-retry"), Some("true"));
+    drop(parked.answer.send(Err(not_ready())));
+    assert_eq!(first.answer().await.status, 503);
+    // What the first one held was given back.
+    first.send(&request).await;
+    gateway.next_parked().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_must_not_be_interrupted_is_read_to_its_end_for_nobody() {
+    let mut gateway = Gateway::start(|config| {
+        change_model(config, |model| model.on_disconnect = OnDisconnect::Drain);
+    });
+    let mut engine = Engine::start(events("{}")).await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(engine.address, &gate)]);
+    let mut client = gateway.connect().await;
+    client.send(post(true)).await;
+    client.until(b"data: {}\n\n").await;
+    drop(client);
+    let closed = tokio::time::timeout(Duration::from_millis(300), engine.closed.recv()).await;
+    assert!(closed.is_err() && gate.leases() == 1, "interrupted");
+    // One that still waits has nothing to be drained.
+    gateway.route(&[]);
+    let mut client = gateway.connect().await;
+    client.send(post(true)).await;
+    let mut parked = gateway.next_parked().await;
+    drop(client);
+    tokio::time::timeout(Duration::from_millis(500), parked.answer.closed()).await.expect("still parked");
+}
+
+#[tokio::test]
+async fn an_engine_that_dies_in_a_stream_leaves_an_error_event_and_an_unclean_end() {
+    let gateway = Gateway::start(|_| {});
+    let dies = events("{}").replace("200 OK\r\n", "200 OK\r\nconnection: close\r\n");
+    let engine = Engine::start(dies).await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(engine.address, &gate)]);
+    let mut client = gateway.connect().await;
+    client.send(post(true)).await;
+    let rest = String::from_utf8(client.rest().await).unwrap();
+    assert!(rest.contains("data: {}\n\n") && rest.contains("\"code\":\"engine_failed\""), "{rest}");
+    assert!(!rest.contains("[DONE]") && !rest.ends_with("0\r\n\r\n"), "{rest}");
+}
+
+#[tokio::test]
+async fn a_large_body_is_understood_away_from_the_streams() {
+    let gateway = Gateway::start(|config| config.limits.body = Bytes::mib(8));
+    let mut engine = Engine::start(json("{}")).await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(engine.address, &gate)]);
+    let body = format!("{{\"pad\":\"{}\",\"model\":\"{MODEL}\"}}", "p".repeat(3 << 20));
+    let answer = ask(&gateway, &raw("POST /v1/completions", "", &body)).await;
+    assert_eq!(answer.status, 200);
+    let seen = engine.seen.recv().await.unwrap();
+    assert!(seen.ends_with(&body.replace(MODEL, SERVED)));
+}

@@ -1,0 +1,85 @@
+//! Makes one model's families, and registers them as one.
+
+use std::sync::Arc;
+
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
+
+use super::{SECONDS, valid};
+
+/// All families of one model, registered and unregistered as one.
+#[derive(Clone)]
+pub(super) struct Families(pub(super) Arc<[Box<dyn Collector>]>);
+
+impl Collector for Families {
+    fn desc(&self) -> Vec<&Desc> {
+        self.0.iter().flat_map(|family| family.desc()).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.0.iter().flat_map(|family| family.collect()).collect()
+    }
+}
+
+pub(super) struct Make<'n> {
+    pub(super) name: &'n str,
+    pub(super) families: Vec<Box<dyn Collector>>,
+}
+
+impl Make<'_> {
+    fn opts(&self, name: &str, help: &str) -> Opts {
+        Opts::new(name, help).const_label("model", self.name)
+    }
+
+    /// The families of the budget controller that came before have a namespace; one machine is one.
+    pub(super) fn seed_opts(&self, name: &str, help: &str) -> Opts {
+        self.opts(name, help).const_label("namespace", "local")
+    }
+
+    pub(super) fn keep<C: Collector + Clone + 'static>(&mut self, family: C) -> C {
+        self.families.push(Box::new(family.clone()));
+        family
+    }
+
+    pub(super) fn counter(&mut self, name: &str, help: &str) -> IntCounter {
+        let counter = valid(IntCounter::with_opts(self.opts(name, help)));
+        self.keep(counter)
+    }
+
+    pub(super) fn counters(&mut self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+        let counters = valid(IntCounterVec::new(self.opts(name, help), labels));
+        self.keep(counters)
+    }
+
+    pub(super) fn gauge(&mut self, name: &str, help: &str) -> IntGauge {
+        let gauge = valid(IntGauge::with_opts(self.opts(name, help)));
+        self.keep(gauge)
+    }
+
+    pub(super) fn seed_gauge(&mut self, name: &str, help: &str) -> IntGauge {
+        let gauge = valid(IntGauge::with_opts(self.seed_opts(name, help)));
+        self.keep(gauge)
+    }
+
+    pub(super) fn gauges(&mut self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+        let gauges = valid(IntGaugeVec::new(self.opts(name, help), labels));
+        self.keep(gauges)
+    }
+
+    fn histogram_opts(&self, name: &str, help: &str) -> HistogramOpts {
+        HistogramOpts::from(self.opts(name, help)).buckets(SECONDS.to_vec())
+    }
+
+    pub(super) fn histogram(&mut self, name: &str, help: &str) -> Histogram {
+        let histogram = valid(Histogram::with_opts(self.histogram_opts(name, help)));
+        self.keep(histogram)
+    }
+
+    pub(super) fn histograms(&mut self, name: &str, help: &str, label: &str) -> HistogramVec {
+        let histograms = valid(HistogramVec::new(self.histogram_opts(name, help), &[label]));
+        self.keep(histograms)
+    }
+}

@@ -1,0 +1,334 @@
+//! Real processes: engine-sim run out of this test binary, and shell scripts where the process itself is the subject.
+
+mod adoption;
+mod stopping;
+
+use std::{fs, path::Path, time::Duration};
+
+use engine_sim::accelerator::Book;
+use rouse::{
+    fault::Cause,
+    fleet::event::Verdict,
+    model::{Accelerators, Idle, Level, LevelPolicy, Memory, ModelSpec},
+    units::{Bytes, Millis},
+};
+use tempfile::TempDir;
+use tokio::time;
+
+use super::*;
+use crate::config::{Config, Kind, Model, OnDisconnect, SleepApi, Task};
+
+const FLAGS: &str = "TEST_ENGINE_FLAGS";
+const FIRST: Generation = Generation(1);
+
+/// Not a test: what the tests launch. Without flags in the environment it has nothing to do.
+#[test]
+fn the_engine_that_other_tests_launch() {
+    let Ok(flags) = std::env::var(FLAGS) else {
+        return;
+    };
+    let matches = <engine_sim::Args as clap::Args>::augment_args(clap::Command::new("engine"))
+        .get_matches_from(std::iter::once("engine").chain(flags.split_whitespace()));
+    let args = <engine_sim::Args as clap::FromArgMatches>::from_arg_matches(&matches).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let code = runtime.block_on(engine_sim::run(args)).map_err(|error| eprintln!("{error:#}"));
+    std::process::exit(i32::from(code != Ok(std::process::ExitCode::SUCCESS)));
+}
+
+/// A platform with a state directory of its own and one simulated accelerator, `gpu-0`, of 4 GiB.
+struct World {
+    _engines: Engines,
+    folder: TempDir,
+    config: Config,
+    local: Local,
+    events: mpsc::Receiver<Event>,
+}
+
+impl World {
+    fn new(models: Vec<Model>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Book::create(folder.path().join("gpus"), &[("gpu-0", 4 << 30)]).unwrap();
+        let config = config(folder.path(), models);
+        let (local, events) = start(&config);
+        Self {
+            _engines: Engines(folder.path().join("state").canonicalize().unwrap()),
+            folder,
+            config,
+            local,
+            events,
+        }
+    }
+
+    /// The gateway dies and another one starts.
+    async fn restart(mut self, models: Vec<Model>) -> Self {
+        self.local.close().await;
+        self.config = config(self.folder.path(), models);
+        (self.local, self.events) = start(&self.config);
+        self
+    }
+
+    /// The gateway is gone from one moment to the next, and another one starts.
+    fn crash(self) -> Self {
+        let Self { _engines, folder, config, local, .. } = self;
+        drop(local);
+        let (local, events) = start(&config);
+        Self { _engines, folder, config, local, events }
+    }
+
+    async fn next(&mut self) -> Event {
+        time::timeout(Duration::from_secs(20), self.events.recv()).await.expect("no event").unwrap()
+    }
+
+    async fn adopted(&mut self) -> Vec<Event> {
+        let mut before = Vec::new();
+        loop {
+            match self.next().await {
+                Event::AdoptionDone => return before,
+                event => before.push(event),
+            }
+        }
+    }
+
+    fn launch(&self, model: &str) {
+        self.local.submit(Command::Launch {
+            engine: engine(model),
+            generation: FIRST,
+            accelerators: vec!["gpu-0".into()],
+            bytes: Bytes::gib(1),
+        });
+    }
+
+    fn stop(&self, model: &str, grace: Millis) {
+        let (engine, generation) = (engine(model), FIRST);
+        self.local.submit(Command::Stop { engine, generation, grace });
+    }
+
+    /// Launches and waits until it is ready.
+    async fn run(&mut self, model: &str) {
+        self.launch(model);
+        assert!(matches!(self.next().await, Event::Started { .. }));
+        assert!(matches!(self.next().await, Event::Profiled { .. }));
+        assert_eq!(self.next().await, Event::Ready { engine: engine(model), generation: FIRST });
+    }
+
+    fn pid(&self, model: &str) -> i32 {
+        self.local.shared.store.engines()[&engine(model)].pid
+    }
+
+    async fn gone(&mut self, model: &str) -> Cause {
+        loop {
+            if let Event::Gone { engine: id, generation: FIRST, cause } = self.next().await {
+                assert_eq!(id, engine(model));
+                return cause;
+            }
+        }
+    }
+}
+
+/// Ends what a failed test leaves behind.
+struct Engines(PathBuf);
+
+impl Drop for Engines {
+    fn drop(&mut self) {
+        let ours = format!("{}|", self.0.display());
+        for pid in proc::pids() {
+            if proc::mark_of(pid, launch::MARK).is_some_and(|mark| mark.starts_with(&ours)) {
+                let pid = nix::unistd::Pid::from_raw(pid);
+                nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap_or_default();
+            }
+        }
+    }
+}
+
+fn start(config: &Config) -> (Local, mpsc::Receiver<Event>) {
+    let (sender, events) = mpsc::channel(16);
+    let clock = Clock::new(time::Instant::now(), Tick(1_000_000));
+    (Local::start(Arc::new(config.clone()), sender, clock).unwrap(), events)
+}
+
+fn engine(model: &str) -> EngineId {
+    EngineId::new(model.into(), 0)
+}
+
+/// A simulated engine; `flags` are added to the usual ones.
+fn sim(name: &str, flags: &str) -> Model {
+    let us = std::env::current_exe().unwrap();
+    let us = us.to_str().unwrap();
+    let test = "platform::local::tests::the_engine_that_other_tests_launch";
+    let usual =
+        format!("--host ${{HOST}} --port ${{PORT}} --model {name} --enable-sleep-mode --start-time 60ms");
+    Model {
+        env: BTreeMap::from([(FLAGS.to_owned(), format!("{usual} {flags}"))]),
+        ..script(name, &[us, test, "--exact", "--nocapture"])
+    }
+}
+
+fn script(name: &str, command: &[&str]) -> Model {
+    Model {
+        name: name.into(),
+        kind: Kind::Vllm,
+        command: command.iter().map(|&part| part.to_owned()).collect(),
+        env: BTreeMap::new(),
+        served_name: name.to_owned(),
+        task: Task::Generate,
+        on_disconnect: OnDisconnect::Abort,
+        api_key: None,
+        allow_public: false,
+        sleep: SleepApi::Vllm,
+    }
+}
+
+fn spec(name: &ModelName) -> ModelSpec {
+    ModelSpec {
+        name: name.clone(),
+        aliases: Vec::new(),
+        accelerators: Accelerators::Count(1),
+        memory: Memory { awake: Bytes::gib(1), asleep: Bytes::mib(64), host: Bytes::mib(512) },
+        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        replicas: 1,
+        pinned: false,
+        priority: 0,
+        max_concurrency: None,
+        start_timeout: Millis::secs(60),
+        explicit_memory: false,
+        can_sleep: true,
+        fingerprint: 7,
+    }
+}
+
+fn config(folder: &Path, models: Vec<Model>) -> Config {
+    let (state, meter) = (folder.join("state"), folder.join("gpus"));
+    let text = format!(
+        "state: {}\nheadroom: 0\naccelerators: [{{id: gpu-0, memory: 4Gi, meter: {}}}]\n\
+         timeouts: {{firstByte: 10s, health: {{every: 50ms, timeout: 300ms}}}}\nlogs: {{perEngine: 1MiB}}\n",
+        state.display(),
+        meter.display()
+    );
+    let mut config = crate::config::parse(&text, "test").unwrap_or_else(|errors| panic!("{errors}"));
+    config.core.models = models.iter().map(|model| spec(&model.name)).collect();
+    config.models = models.into_iter().map(|model| (model.name.clone(), Arc::new(model))).collect();
+    config
+}
+
+#[tokio::test]
+async fn an_engine_is_launched_probed_put_to_sleep_woken_and_stopped() {
+    let (id, generation) = (engine("m"), FIRST);
+    let mut world = World::new(vec![sim("m", "")]);
+    let book = world.config.meters["gpu-0"].to_str().unwrap().to_owned();
+    world.local.reconfigure(Arc::new(config(
+        world.folder.path(),
+        vec![sim("m", &format!("--accelerator-file {book} --gpu-memory-utilization ${{MEMORY_FRACTION}}"))],
+    )));
+    assert_eq!(world.adopted().await, []);
+    world.local.submit(Command::Reserve {
+        engine: id.clone(),
+        generation,
+        accelerators: vec!["gpu-0".into()],
+        bytes: Bytes::gib(1),
+        host: Bytes::ZERO,
+    });
+    assert!(matches!(world.next().await, Event::Placed { .. }));
+    world.run("m").await;
+
+    let meter = || Command::Meter { accelerator: "gpu-0".into(), after: Millis(1) };
+    world.local.submit(meter());
+    let Event::Memory { used, by_engine, .. } = world.next().await else { panic!("no reading") };
+    assert_eq!(used, Bytes::gib(1));
+    assert_eq!(by_engine, Some(BTreeMap::from([(id.clone(), used)])));
+
+    world.local.submit(Command::Probe { engine: id.clone(), generation });
+    let verdict = Verdict::Passed;
+    assert_eq!(world.next().await, Event::Canary { engine: id.clone(), generation, verdict });
+
+    for level in [Level::One, Level::Two] {
+        world.local.submit(Command::Sleep { engine: id.clone(), generation, level });
+        assert_eq!(world.next().await, Event::Slept { engine: id.clone(), generation, level });
+        world.local.submit(meter());
+        assert!(matches!(world.next().await, Event::Memory { used, .. } if used == Bytes::mib(64)));
+        world.local.submit(Command::Wake { engine: id.clone(), generation, level });
+        assert_eq!(world.next().await, Event::Ready { engine: id.clone(), generation });
+    }
+    world.stop("m", Millis::secs(5));
+    assert_eq!(world.gone("m").await, Cause::Stopped);
+    assert!(fs::read_to_string(world.local.logs(&"m".into())).unwrap().contains("m#0, generation 1"));
+}
+
+#[tokio::test]
+async fn an_engine_that_cannot_start_says_why() {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = socket.local_addr().unwrap().port();
+    let mut world = World::new(Vec::new());
+    let book = world.config.meters["gpu-0"].to_str().unwrap();
+    let models = vec![
+        script("none", &["/no/such/engine"]),
+        sim("port", &format!("--port {port}")),
+        sim("memory", &format!("--accelerator-file {book} --memory-awake 8Gi")),
+        script("code", &["sh", "-c", "exit 3"]),
+        script("signal", &["sh", "-c", "kill -9 $$"]),
+    ];
+    world.local.reconfigure(Arc::new(config(world.folder.path(), models)));
+    for (model, expected) in [
+        ("none", Cause::CommandNotFound),
+        ("port", Cause::PortTaken),
+        ("memory", Cause::OutOfMemory),
+        ("code", Cause::Exited(3)),
+        ("signal", Cause::Killed(9)),
+    ] {
+        world.launch(model);
+        assert_eq!(world.gone(model).await, expected, "{model}");
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_faces_the_network_or_serves_another_model_is_refused() {
+    let other = Model { served_name: "other".to_owned(), ..sim("wrong", "") };
+    let mut world = World::new(vec![sim("public", "--host 0.0.0.0"), other]);
+    for (model, expected) in
+        [("public", Cause::PublicListener), ("wrong", Cause::WrongModel { serves: "wrong".to_owned() })]
+    {
+        world.launch(model);
+        let cause = loop {
+            if let Event::StartFailed { cause, .. } = world.next().await {
+                break cause;
+            }
+        };
+        assert_eq!(cause, expected);
+        world.stop(model, Millis::secs(5));
+        assert_eq!(world.gone(model).await, Cause::Stopped);
+    }
+}
+
+#[tokio::test]
+async fn a_stopped_process_shows_in_the_health_of_its_engine_and_so_does_its_return() {
+    let mut world = World::new(vec![sim("m", "")]);
+    world.adopted().await;
+    world.run("m").await;
+    // The probe that is ordered the moment it is ready must not end the watch that begins then.
+    world.local.submit(Command::Probe { engine: engine("m"), generation: FIRST });
+    assert!(matches!(world.next().await, Event::Canary { .. }));
+    let pid = nix::unistd::Pid::from_raw(world.pid("m"));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
+    for _ in 0..2 {
+        assert!(matches!(world.next().await, Event::Health { ok: false, progressed: false, .. }));
+    }
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).unwrap();
+    while !matches!(world.next().await, Event::Health { ok: true, .. }) {}
+    world.stop("m", Millis::secs(5));
+    world.gone("m").await;
+}
+
+#[tokio::test]
+async fn orders_to_an_engine_that_is_gone_are_answered_as_such() {
+    let mut world = World::new(vec![sim("m", "")]);
+    world.adopted().await;
+    let (id, generation) = (engine("m"), FIRST);
+    world.local.submit(Command::Probe { engine: id.clone(), generation });
+    assert!(matches!(world.next().await, Event::Canary { verdict: Verdict::Failed(_), .. }));
+    let level = Level::One;
+    world.local.submit(Command::Sleep { engine: id.clone(), generation, level });
+    assert!(matches!(world.next().await, Event::SleepFailed { .. }));
+    world.local.submit(Command::Wake { engine: id, generation, level });
+    assert!(matches!(world.next().await, Event::WakeFailed { .. }));
+    world.stop("m", Millis::ZERO);
+    assert_eq!(world.gone("m").await, Cause::Stopped);
+}

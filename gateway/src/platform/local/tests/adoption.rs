@@ -1,0 +1,162 @@
+//! What a gateway finds when it starts.
+
+use rouse::fleet::event::Found;
+
+use super::*;
+
+fn found(event: &Event) -> &Found {
+    match event {
+        Event::Adopted { generation: FIRST, found, .. } => found,
+        other => panic!("not adopted: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn an_engine_outlives_its_gateway_and_is_adopted_with_its_idle_clock() {
+    let mut world = World::new(vec![sim("m", "")]);
+    world.adopted().await;
+    world.run("m").await;
+    let pid = world.pid("m");
+    let last_end = Tick(1_234_567);
+    world.local.note_idle(&engine("m"), FIRST, last_end);
+    let learned = Learned { wake: Some(Millis(50)), ..Learned::default() };
+    world.local.save_learned(BTreeMap::from([("m".into(), learned)]));
+
+    let mut world = world.restart(vec![sim("m", "")]).await;
+    let began = time::Instant::now();
+    let events = world.adopted().await;
+    assert!(time::Instant::now() - began < Duration::from_secs(2));
+    assert_eq!(events[0], Event::Recalled { model: "m".into(), learned });
+    let adopted = found(&events[1]);
+    assert_eq!(
+        (adopted.ready, adopted.asleep, adopted.last_end, adopted.fingerprint),
+        (true, None, last_end, 7)
+    );
+    assert_eq!(world.pid("m"), pid);
+
+    world.stop("m", Millis::secs(5));
+    assert_eq!(world.gone("m").await, Cause::Stopped);
+    assert_eq!(world.restart(Vec::new()).await.adopted().await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_sleeper_is_adopted_asleep_and_a_starting_engine_becomes_ready() {
+    let models = || vec![sim("asleep", ""), sim("slow", "--start-time 1500ms")];
+    let mut world = World::new(models());
+    world.adopted().await;
+    world.run("asleep").await;
+    let (id, generation) = (engine("asleep"), FIRST);
+    world.local.submit(Command::Sleep { engine: id, generation, level: Level::Two });
+    assert!(matches!(world.next().await, Event::Slept { .. }));
+    world.launch("slow");
+    assert!(matches!(world.next().await, Event::Started { .. }));
+
+    let mut world = world.restart(models()).await;
+    let mut seen = BTreeMap::new();
+    for event in world.adopted().await {
+        let Event::Adopted { engine, found, .. } = event else { panic!("{event:?}") };
+        seen.insert(engine.model.to_string(), (found.asleep, found.ready));
+    }
+    assert_eq!(seen["asleep"], (Some(Level::Two), true));
+    assert_eq!(seen["slow"], (None, false));
+    while !matches!(world.next().await, Event::Ready { .. }) {}
+    for model in ["asleep", "slow"] {
+        world.stop(model, Millis::secs(5));
+        world.gone(model).await;
+    }
+}
+
+#[tokio::test]
+async fn an_adopted_engine_that_dies_is_noticed() {
+    let mut world = World::new(vec![sim("m", "")]);
+    world.adopted().await;
+    world.run("m").await;
+    let pid = nix::unistd::Pid::from_raw(world.pid("m"));
+    let mut world = world.restart(vec![sim("m", "")]).await;
+    found(&world.adopted().await[0]);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+    world.gone("m").await;
+}
+
+#[tokio::test]
+async fn an_engine_of_a_model_that_is_no_longer_configured_is_ended() {
+    let mut world = World::new(vec![sim("m", "")]);
+    world.adopted().await;
+    world.run("m").await;
+    let pid = world.pid("m");
+    let mut world = world.restart(Vec::new()).await;
+    assert_eq!(world.adopted().await, []);
+    assert!(proc::stat(pid).is_none_or(|stat| stat.zombie));
+}
+
+/// The pid was recorded, but belongs to something else by now: it is neither adopted nor harmed.
+#[tokio::test]
+async fn a_stranger_with_a_recorded_pid_is_left_alone() {
+    let mut world = World::new(vec![sim("m", "")]);
+    world.adopted().await;
+    world.run("m").await;
+    let mut stranger = tokio::process::Command::new("sleep").arg("1000").process_group(0).spawn().unwrap();
+    let pid = i32::try_from(stranger.id().unwrap()).unwrap();
+    let mut entry = world.local.shared.store.engines()[&engine("m")].clone();
+    let real = entry.pid;
+    entry.pid = pid;
+    world.local.shared.store.add(engine("m"), entry).await;
+
+    let mut world = world.restart(vec![sim("m", "")]).await;
+    assert_eq!(world.adopted().await, []);
+    assert!(proc::stat(pid).is_some_and(|stat| !stat.zombie));
+    // What was started under this name is found by its mark, whatever the file says.
+    assert!(proc::stat(real).is_none_or(|stat| stat.zombie));
+    stranger.kill().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_process_that_was_started_but_never_recorded_is_ended() {
+    let mut world = World::new(vec![sim("m", "")]);
+    world.adopted().await;
+    world.run("m").await;
+    let pid = world.pid("m");
+    let folder = world.local.shared.store.folder().to_owned();
+    world.local.close().await;
+    fs::remove_file(folder.join("engines.json")).unwrap();
+    (world.local, world.events) = start(&world.config);
+    assert_eq!(world.adopted().await, []);
+    assert!(proc::stat(pid).is_none_or(|stat| stat.zombie));
+}
+
+/// Its process lives, but somebody else listens where it should: requests would go to a stranger.
+#[tokio::test]
+async fn an_engine_whose_port_belongs_to_somebody_else_is_ended() {
+    let models = || vec![script("m", &["sleep", "1000"])];
+    let mut world = World::new(models());
+    world.adopted().await;
+    world.launch("m");
+    let Event::Started { address, .. } = world.next().await else { panic!("not started") };
+    let pid = world.pid("m");
+    let _somebody = std::net::TcpListener::bind(address).unwrap();
+    let mut world = world.restart(models()).await;
+    assert_eq!(world.adopted().await, []);
+    assert!(proc::stat(pid).is_none_or(|stat| stat.zombie));
+}
+
+#[tokio::test]
+async fn nothing_that_matters_is_lost_when_the_gateway_does_not_end_in_order() {
+    let mut world = World::new(vec![sim("m", "")]);
+    world.adopted().await;
+    world.run("m").await;
+    let (pid, last_end) = (world.pid("m"), Tick(1_234_567));
+    world.local.note_idle(&engine("m"), FIRST, last_end);
+    let file = world.local.shared.store.folder().join("engines.json");
+    let noted = time::timeout(Duration::from_secs(5), async {
+        while !fs::read_to_string(&file).is_ok_and(|text| text.contains("1234567")) {
+            time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    noted.await.expect("the idle clock is on disk within seconds");
+    let mut world = world.crash();
+    let events = world.adopted().await;
+    assert_eq!((found(&events[0]).ready, found(&events[0]).last_end), (true, last_end));
+    assert_eq!((events.len(), world.pid("m")), (1, pid));
+    world.stop("m", Millis::secs(5));
+    assert_eq!(world.gone("m").await, Cause::Stopped);
+}

@@ -1,0 +1,321 @@
+//! What the listeners promise, against real sockets.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rouse::fault::Phase;
+use tokio::{io::AsyncWriteExt, net::TcpStream, time::Instant};
+
+use super::Stage;
+use crate::http::testing::{Engine, Gateway, SOON, events, json, post, raw};
+
+#[tokio::test]
+async fn a_client_that_leaves_while_parked_is_noticed_also_behind_a_stray_line_end() {
+    let mut gateway = Gateway::start(|_| {});
+    for stray in ["", "\r\n", "\n", "\r\n\r\nPOST /v1"] {
+        let mut client = gateway.connect().await;
+        client.send(post(false) + stray).await;
+        let mut parked = gateway.next_parked().await;
+        client.send(if stray.is_empty() { "" } else { "\r\n" }).await;
+        drop(client);
+        tokio::time::timeout(SOON, parked.answer.closed()).await.expect("still parked");
+        let ended = gateway.next_ended().await;
+        assert_eq!((ended.status, ended.left), (499, Some(Phase::Parked)), "{stray:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_closes_its_sending_half_has_left() {
+    let mut gateway = Gateway::start(|_| {});
+    let mut client = gateway.connect().await;
+    client.send(post(true) + "\r\n").await;
+    let mut parked = gateway.next_parked().await;
+    client.stream.shutdown().await.unwrap();
+    tokio::time::timeout(SOON, parked.answer.closed()).await.expect("still parked");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_a_stream_closes_the_engines_connection() {
+    let mut gateway = Gateway::start(|_| {});
+    let mut engine = Engine::start(events("{}")).await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(engine.address, &gate)]);
+    for stray in ["", "\r\n"] {
+        let mut client = gateway.connect().await;
+        client.send(post(true) + stray).await;
+        client.until(b"data: {}\n\n").await;
+        let left = Instant::now();
+        drop(client);
+        let closed = engine.closed.recv().await.unwrap();
+        assert!(closed - left < SOON, "{:?}", closed - left);
+        assert_eq!(gateway.next_ended().await.left, Some(Phase::Streaming));
+        assert_eq!(gate.leases(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_the_engine_answers_is_noticed() {
+    let mut gateway = Gateway::start(|_| {});
+    let mut engine = Engine::start("").await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(engine.address, &gate)]);
+    let mut client = gateway.connect().await;
+    client.send(post(false) + "\r\n").await;
+    engine.seen.recv().await.unwrap();
+    drop(client);
+    tokio::time::timeout(SOON, engine.closed.recv()).await.unwrap();
+    assert_eq!(gateway.next_ended().await.left, Some(Phase::Headers));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_middle_of_its_body_is_counted_as_gone() {
+    let mut gateway = Gateway::start(|_| {});
+    for framing in ["content-length: 100\r\n\r\n{", "transfer-encoding: chunked\r\n\r\nff\r\n{"] {
+        let mut client = gateway.connect().await;
+        client.send(format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\n{framing}")).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        drop(client);
+        let ended = gateway.next_ended().await;
+        assert_eq!((ended.status, ended.left), (499, Some(Phase::Connecting)));
+    }
+}
+
+#[tokio::test]
+async fn pipelined_requests_are_answered_in_order() {
+    let mut gateway = Gateway::start(|_| {});
+    let engine = Engine::start(json("{}")).await;
+    let gate = gateway.open_gate();
+    let mut client = gateway.connect().await;
+    // More than hyper's own buffer takes, in parts, while the first one is parked.
+    let padded = raw("GET /v1/models/none", &format!("x-pad: {}\r\n", "p".repeat(6000)), "");
+    client.send(post(false)).await;
+    let parked = gateway.next_parked().await;
+    client.send(&padded).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    client.send(&padded).await;
+    client.send("\r\n").await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
+    assert_eq!(client.answer().await.status, 200);
+    assert_eq!(client.answer().await.status, 404);
+    assert_eq!(client.answer().await.status, 404);
+    client.send(raw("GET /healthz", "", "")).await;
+    assert_eq!(client.answer().await.body, b"ok\n");
+}
+
+#[tokio::test]
+async fn a_declared_body_that_is_too_large_is_refused_before_it_is_sent() {
+    let gateway = Gateway::start(|_| {});
+    let mut client = gateway.connect().await;
+    client
+        .send("POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2000000\r\n\r\n")
+        .await;
+    let answer = client.answer().await;
+    assert_eq!(answer.status, 413);
+    assert_eq!(answer.header("connection"), Some("close"));
+    let error = answer.error();
+    assert_eq!(error["code"], "body_too_large");
+    assert!(error["message"].as_str().unwrap().contains("limits.body"));
+}
+
+#[tokio::test]
+async fn a_client_that_sends_all_before_it_reads_still_reads_its_refusal() {
+    let gateway = Gateway::start(|_| {});
+    let megabytes = "x".repeat(12 << 20);
+    let mut client = gateway.connect().await;
+    client.send(raw("POST /v1/embeddings", "", &megabytes)).await;
+    assert_eq!(client.answer().await.status, 413);
+    assert!(client.rest().await.is_empty());
+    let mut client = gateway.connect().await;
+    client.send("POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await;
+    for _ in 0..96 {
+        client.send(format!("20000\r\n{}\r\n", "y".repeat(0x20000))).await;
+    }
+    assert_eq!(client.answer().await.status, 413);
+}
+
+#[tokio::test]
+async fn heads_that_are_too_large_or_broken_get_a_whole_refusal() {
+    let gateway = Gateway::start(|_| {});
+    let large = raw("GET /healthz", &format!("x-large: {}\r\n", "l".repeat(40_000)), "");
+    let many: String = (0..300).map(|n| format!("x-{n}: 1\r\n")).collect();
+    for (request, status, code) in [
+        (large, 431, "headers_too_large"),
+        (raw("GET /healthz", &many, ""), 431, "headers_too_large"),
+        ("nonsense\r\n\r\n".into(), 400, "invalid_request"),
+        ("GET / HTTP/1.1\r\nbad header\r\n\r\n".into(), 400, "invalid_request"),
+    ] {
+        let mut client = gateway.connect().await;
+        client.send(&request).await;
+        let answer = client.answer().await;
+        assert_eq!(answer.status, status);
+        assert_eq!(answer.error()["code"], code);
+        assert_eq!(answer.header("x-should-retry"), Some("false"));
+        assert!(answer.header("x-request-id").is_some());
+        assert!(client.rest().await.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_head_in_dribs_is_timed_out_and_silence_is_closed() {
+    let gateway = Gateway::start(|_| {});
+    let begun = Instant::now();
+    let mut slow = gateway.connect().await;
+    slow.send("GET /healthz HT").await;
+    let mut silent = gateway.connect().await;
+    let answer = slow.answer().await;
+    assert_eq!((answer.status, answer.error()["code"].as_str().unwrap()), (408, "request_timeout"));
+    assert!(silent.rest().await.is_empty());
+    assert!(begun.elapsed() < Duration::from_secs(3));
+}
+
+#[tokio::test]
+async fn a_body_in_dribs_is_timed_out() {
+    let mut gateway = Gateway::start(|_| {});
+    let mut client = gateway.connect().await;
+    client.send("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{").await;
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.error()["code"].as_str().unwrap()), (408, "request_timeout"));
+    assert_eq!(gateway.next_ended().await.code, Some("request_timeout"));
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_kept_for_its_time_and_then_closed() {
+    let gateway = Gateway::start(|_| {});
+    let mut client = gateway.connect().await;
+    client.send(raw("GET /healthz", "", "")).await;
+    assert_eq!(client.answer().await.status, 200);
+    // Longer than a head may take.
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    client.send(raw("GET /healthz", "", "")).await;
+    assert_eq!(client.answer().await.status, 200);
+    let begun = Instant::now();
+    assert!(client.rest().await.is_empty());
+    assert!((Duration::from_millis(1500)..Duration::from_secs(5)).contains(&begun.elapsed()));
+}
+
+#[tokio::test]
+async fn http2_without_negotiation_is_served_and_a_reset_stream_leaves_its_place() {
+    let mut gateway = Gateway::start(|_| {});
+    let engine = Engine::start(json("{\"a\":1}")).await;
+    let gate = gateway.open_gate();
+    let io = TokioIo::new(TcpStream::connect(gateway.address).await.unwrap());
+    let (sender, connection) =
+        hyper::client::conn::http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), io).await.unwrap();
+    let driven = tokio::spawn(connection);
+    let request = || {
+        http::Request::post(format!("http://{}/v1/chat/completions", gateway.address))
+            .body(Full::from("{\"model\":\"org/m\"}"))
+            .unwrap()
+    };
+    let mut leaving = sender.clone();
+    let abandoned = tokio::spawn(leaving.send_request(request()));
+    let mut parked = gateway.parked.recv().await.unwrap();
+    abandoned.abort();
+    tokio::time::timeout(SOON, parked.answer.closed()).await.expect("still parked");
+    gateway.route(&[(engine.address, &gate)]);
+    let response = sender.clone().send_request(request()).await.unwrap();
+    assert_eq!(response.status(), 200);
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "{\"a\":1}");
+    driven.abort();
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_cut() {
+    let mut gateway = Gateway::start(|_| {});
+    let chunk = "z".repeat(1 << 20);
+    let mut endless =
+        "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n".to_owned();
+    for _ in 0..64 {
+        endless += &format!("{:x}\r\n{chunk}\r\n", chunk.len());
+    }
+    let mut engine = Engine::start(endless).await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(engine.address, &gate)]);
+    let mut client = gateway.connect().await;
+    client.send(post(true)).await;
+    let closed = tokio::time::timeout(Duration::from_secs(6), engine.closed.recv()).await;
+    closed.expect("the engine still sends");
+    assert_eq!(gate.leases(), 0);
+    assert_eq!(gateway.next_ended().await.left, Some(Phase::Streaming));
+    drop(client);
+}
+
+#[tokio::test]
+async fn a_drain_finishes_what_runs_and_closes_what_does_not() {
+    let mut gateway = Gateway::start(|config| config.limits.connection_idle = rouse::units::Millis::secs(60));
+    let engine = Engine::start(json("{}")).await;
+    let gate = gateway.open_gate();
+    let mut idle = gateway.connect().await;
+    idle.send(raw("GET /readyz", "", "")).await;
+    assert_eq!(idle.answer().await.status, 200);
+    let mut busy = gateway.connect().await;
+    busy.send(post(false)).await;
+    let parked = gateway.next_parked().await;
+    gateway.stage.send_replace(Stage::Draining);
+    assert!(idle.rest().await.is_empty());
+    assert!(TcpStream::connect(gateway.address).await.is_err());
+    drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
+    let answer = busy.answer().await;
+    assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
+    tokio::time::timeout(Duration::from_secs(2), &mut gateway.run).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_drain_is_held_up_neither_by_silence_nor_by_http2() {
+    let mut gateway = Gateway::start(|config| config.limits.header_read = rouse::units::Millis::secs(60));
+    let _silent = gateway.connect().await;
+    let io = TokioIo::new(TcpStream::connect(gateway.address).await.unwrap());
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), io).await.unwrap();
+    let driven = tokio::spawn(connection);
+    let request = http::Request::get(format!("http://{}/healthz", gateway.address));
+    let response = sender.send_request(request.body(Full::default()).unwrap()).await.unwrap();
+    assert_eq!(response.status(), 200);
+    gateway.stage.send_replace(Stage::Draining);
+    tokio::time::timeout(Duration::from_secs(4), &mut gateway.run).await.unwrap().unwrap();
+    driven.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn the_end_is_not_held_up_by_a_stream() {
+    let mut gateway = Gateway::start(|_| {});
+    let engine = Engine::start(events("{}")).await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(engine.address, &gate)]);
+    let mut client = gateway.connect().await;
+    client.send(post(true)).await;
+    client.until(b"data: {}\n\n").await;
+    gateway.stage.send_replace(Stage::Ending);
+    gate.close();
+    gate.revoke(rouse::fault::Fault::ShuttingDown);
+    let rest = String::from_utf8(client.rest().await).unwrap();
+    assert!(rest.contains("\"code\":\"shutting_down\""), "{rest}");
+    assert!(!rest.contains("[DONE]") && !rest.ends_with("0\r\n\r\n"), "{rest}");
+    tokio::time::timeout(Duration::from_secs(4), &mut gateway.run).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn an_address_may_not_hold_every_connection() {
+    let gateway = Gateway::start(|config| config.limits.connections_per_address = 2);
+    let mut first = gateway.connect().await;
+    first.send(raw("GET /healthz", "", "")).await;
+    assert_eq!(first.answer().await.status, 200);
+    let _second = gateway.connect().await;
+    assert!(gateway.connect().await.rest().await.is_empty());
+    drop(first);
+    // The place comes back when the gateway has seen the end.
+    let back = async {
+        loop {
+            let mut again = gateway.connect().await;
+            let sent =
+                again.stream.write_all(raw("GET /healthz", "connection: close\r\n", "").as_bytes()).await;
+            if sent.is_ok() && !again.rest().await.is_empty() {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(3), back).await.expect("no place came back");
+}

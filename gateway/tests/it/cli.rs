@@ -1,0 +1,170 @@
+//! The binary as a person meets it: exit codes, and what is said when something is wrong.
+
+use std::{io::Write as _, process::Output};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+    process::Command,
+};
+
+async fn rouse(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
+        .args(args)
+        .env_remove("ROUSE_ADMIN")
+        .env_remove("ROUSE_ADMIN_TOKEN")
+        .kill_on_drop(true)
+        .output()
+        .await
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn file(content: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+    file.write_all(content.as_bytes()).unwrap();
+    file
+}
+
+/// Answers one request with these bytes; returns where it listens and, when joined, the request.
+async fn answering(answer: &'static str) -> (String, tokio::task::JoinHandle<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let served = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\n") {
+            request.push(stream.read_u8().await.unwrap());
+        }
+        stream.write_all(answer.as_bytes()).await.unwrap();
+        stream.shutdown().await.unwrap();
+        text(&request)
+    });
+    (address, served)
+}
+
+#[tokio::test]
+async fn an_invalid_file_is_exit_code_64_with_every_mistake_in_check_and_at_the_start() {
+    let bad = file("headroom: lots\nqueue: {policy: maybe}\n");
+    let path = bad.path().to_str().unwrap();
+    for args in [&["check", path][..], &["--config", path]] {
+        let output = rouse(args).await;
+        assert_eq!(output.status.code(), Some(64), "{args:?}");
+        let errors = text(&output.stderr);
+        assert!(errors.contains(&format!("{path}:1:11: headroom: ")), "{errors}");
+        assert!(errors.contains(&format!("{path}:2:17: queue.policy: ")), "{errors}");
+        assert_eq!(errors.lines().count(), 2, "{errors}");
+    }
+}
+
+#[tokio::test]
+async fn check_passes_a_valid_file_and_fails_one_whose_model_fits_nowhere() {
+    let model = "models: [{name: m, engine: {kind: custom, command: [x, '${HOST}:${PORT}'], startTimeout: 1m}, memory: {awake: 8Gi}}]\n";
+    let good = file(&format!("accelerators: [{{id: a, memory: 16Gi}}]\n{model}"));
+    let output = rouse(&["check", good.path().to_str().unwrap()]).await;
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
+    assert!(text(&output.stdout).ends_with(": valid; 1 models; 1 accelerators\n"));
+
+    let small = file(&format!("accelerators: [{{id: a, memory: 4Gi}}]\n{model}"));
+    let output = rouse(&["check", small.path().to_str().unwrap()]).await;
+    assert_eq!(output.status.code(), Some(64));
+    assert!(text(&output.stderr).contains(":2:10: model 'm': it needs 8Gi"), "{}", text(&output.stderr));
+}
+
+#[tokio::test]
+async fn a_wrong_command_line_is_exit_code_64_and_help_is_none() {
+    assert_eq!(rouse(&["--no-such-flag"]).await.status.code(), Some(64));
+    assert_eq!(rouse(&["ps", "--admin", "https://x"]).await.status.code(), Some(64));
+    let help = rouse(&["--help"]).await;
+    assert_eq!(help.status.code(), Some(0));
+    assert!(!text(&help.stdout).contains("demo-engine"), "it is hidden");
+}
+
+#[tokio::test]
+async fn without_a_gateway_the_commands_say_so() {
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = closed.local_addr().unwrap().to_string();
+    drop(closed);
+    for args in [&["ps"][..], &["explain", "m"], &["events"], &["logs", "m"]] {
+        let args = [args, &["--admin", &address]].concat();
+        let output = rouse(&args).await;
+        assert_eq!(output.status.code(), Some(69), "{args:?}");
+        let said = text(&output.stderr);
+        assert!(said.contains(&format!("no gateway answers at {address}")), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn refusals_of_the_admin_api_are_told_in_its_own_words() {
+    let (address, _) = answering("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n").await;
+    let output = rouse(&["ps", "--admin", &address]).await;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("set ROUSE_ADMIN_TOKEN"));
+
+    let (address, _) = answering(
+        "HTTP/1.1 404 Not Found\r\ncontent-length: 45\r\n\r\n{\"error\":{\"message\":\"Model 'x/y' not found\"}}",
+    )
+    .await;
+    let output = rouse(&["explain", "x/y", "--admin", &address]).await;
+    assert!(text(&output.stderr).contains("Model 'x/y' not found"), "{}", text(&output.stderr));
+
+    let (address, _) = answering("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").await;
+    let output = rouse(&["ps", "--admin", &address]).await;
+    assert!(text(&output.stderr).contains("does not answer like"), "{}", text(&output.stderr));
+}
+
+#[tokio::test]
+async fn a_name_goes_as_one_segment_and_the_token_as_a_bearer() {
+    let (address, served) = answering(
+        "HTTP/1.1 200 OK\r\ncontent-length: 84\r\n\r\n{\"model\":\"a/b\",\"state\":\"cold\",\"waiting\":0,\"leases\":0,\"reason\":\"no demand\",\"at\":1000}",
+    )
+    .await;
+    let output = rouse(&["explain", "a/b", "--admin", &address, "--token", "t0ken"]).await;
+    assert_eq!(text(&output.stdout).lines().nth(1), Some("  no demand"), "{}", text(&output.stderr));
+    let request = served.await.unwrap();
+    assert!(request.starts_with("GET /admin/v1/models/a%2Fb/explain HTTP/1.1\r\n"), "{request}");
+    assert!(request.contains("authorization: Bearer t0ken\r\n"), "{request}");
+}
+
+#[tokio::test]
+async fn events_are_printed_as_they_come_however_they_are_cut() {
+    let answer = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n\
+                  14\r\n: hello\n\ndata: {\"at\"\r\n1a\r\n:61000,\"event\":\"left\"}\n\nda\r\n9\r\nta: {\"at\"\r\n4\r\n:1}\n\r\n0\r\n\r\n";
+    let (address, _) = answering(answer).await;
+    let output = rouse(&["events", "--admin", &address]).await;
+    assert_eq!(text(&output.stdout), "00:01:01.000 left\n00:00:00.001 -\n", "{}", text(&output.stderr));
+    let (address, _) = answering(answer).await;
+    let output = rouse(&["events", "--json", "--admin", &address]).await;
+    assert_eq!(text(&output.stdout), "{\"at\":61000,\"event\":\"left\"}\n{\"at\":1}\n");
+}
+
+#[tokio::test]
+async fn a_reader_that_was_too_slow_is_told_beside_the_events() {
+    let (address, _) = answering(
+        "HTTP/1.1 200 OK\r\n\r\nevent: missed\ndata: 12\n\ndata: {\"at\":1,\"event\":\"left\"}\n\n",
+    )
+    .await;
+    let output = rouse(&["events", "--admin", &address]).await;
+    assert_eq!(text(&output.stdout), "00:00:00.001 left\n");
+    assert!(text(&output.stderr).contains("12 events were missed"), "{}", text(&output.stderr));
+}
+
+#[tokio::test]
+async fn logs_are_passed_on_as_they_are() {
+    let (address, served) = answering("HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\none\ntwo\n").await;
+    let output = rouse(&["logs", "m", "--follow", "--admin", &address]).await;
+    assert_eq!(text(&output.stdout), "one\ntwo\n");
+    assert!(served.await.unwrap().starts_with("GET /admin/v1/models/m/logs?follow=true "));
+}
+
+#[tokio::test]
+async fn the_demonstrations_engine_is_in_the_binary() {
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let output = rouse(&["demo-engine", "--port", &port]).await;
+    assert!(!output.status.success(), "its port is taken");
+    assert!(text(&output.stderr).contains("in use"), "{}", text(&output.stderr));
+}

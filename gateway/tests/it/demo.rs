@@ -1,0 +1,53 @@
+//! The demonstration's engines come out of the gateway's own binary.
+
+use std::{path::Path, process::Stdio};
+
+use rouse::units::Bytes;
+use rouse_gateway::{config, demo};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    net::TcpStream,
+    process::Command,
+};
+
+#[tokio::test]
+async fn an_engine_of_the_demonstration_starts_from_its_command_and_is_accounted() {
+    let state = tempfile::tempdir().unwrap();
+    let config = config::demo(state.path(), Path::new(env!("CARGO_BIN_EXE_rouse-gateway"))).unwrap();
+    demo::prepare(&config).unwrap();
+    let model = &config.models["tiny-qwen"];
+    let command = model.command_line(0, [127, 0, 0, 1].into(), 0.5, Bytes::ZERO);
+    let mut engine = Command::new(&command[0])
+        .args(&command[1..])
+        .env("CUDA_VISIBLE_DEVICES", "sim-1")
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(engine.stdout.take().unwrap()).lines();
+    let address = loop {
+        let line = lines.next_line().await.unwrap().expect("it starts");
+        if let Some((_, address)) = line.split_once("listening on ") {
+            break address.trim_start_matches("http://").to_owned();
+        }
+    };
+
+    let models = get(&address, "/v1/models").await;
+    assert!(models.contains("tiny-qwen"), "{models}");
+    let asleep = get(&address, "/is_sleeping").await;
+    assert!(asleep.contains("false"), "{asleep}");
+    let meter = &config.meters["sim-1"];
+    let usage = engine_sim::accelerator::Book::open(meter).unwrap().usage().unwrap();
+    let used = usage["sim-1"].used_total;
+    assert_eq!(Bytes(used), Bytes::gib(12), "half of what is there");
+    engine.kill().await.unwrap();
+}
+
+async fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
