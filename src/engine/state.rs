@@ -80,19 +80,18 @@ impl State {
     /// Whether `next` may follow. `Failing` and the end of the process may follow wherever there is one.
     #[must_use]
     pub const fn may_become(&self, next: &Self) -> bool {
-        use State as S;
         match (self, next) {
-            (from, S::Failing { .. } | S::Stopping { .. } | S::Backoff { .. }) if from.has_process() => true,
-            (S::Cold, S::Launching)
-            | (S::Launching, S::Loading)
-            | (S::Loading | S::Waking { .. }, S::Awake)
-            | (S::Awake, S::Draining { .. })
-            | (S::Draining { .. }, S::Awake | S::FallingAsleep { .. } | S::Draining { .. })
-            | (S::FallingAsleep { .. }, S::Asleep { .. })
-            | (S::Asleep { .. }, S::Waking { .. })
-            | (S::Stopping { .. } | S::Backoff { .. }, S::Cold) => true,
+            (from, Self::Failing { .. } | Self::Stopping { .. } | Self::Backoff { .. }) if from.has_process() => true,
+            (Self::Cold, Self::Launching)
+            | (Self::Launching, Self::Loading)
+            | (Self::Loading | Self::Waking { .. }, Self::Awake)
+            | (Self::Awake, Self::Draining { .. })
+            | (Self::Draining { .. }, Self::Awake | Self::FallingAsleep { .. } | Self::Draining { .. })
+            | (Self::FallingAsleep { .. }, Self::Asleep { .. })
+            | (Self::Asleep { .. }, Self::Waking { .. })
+            | (Self::Stopping { .. } | Self::Backoff { .. }, Self::Cold) => true,
             // A conflict or a lost accelerator may make it wait before it is tried at all.
-            (S::Cold, S::Backoff { .. }) => true,
+            (Self::Cold, Self::Backoff { .. }) => true,
             _ => false,
         }
     }
