@@ -46,6 +46,9 @@ pub struct World {
     pub(super) waiters: BTreeMap<WaiterId, ClientId>,
     /// How many are parked, by model.
     pub(super) parked: BTreeMap<ModelName, u32>,
+    /// Since when a model's waiters have waited without any of them being granted a lease.
+    pub(super) waiting: BTreeMap<ModelName, Tick>,
+    pub(super) longest_wait: Millis,
     pub(super) operations: BTreeMap<OperationId, bool>,
     pub(super) next_waiter: u64,
     pub(super) next_operation: u64,
@@ -141,6 +144,8 @@ impl World {
             gates: BTreeMap::new(),
             waiters: BTreeMap::new(),
             parked: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            longest_wait: Millis::ZERO,
             operations: BTreeMap::new(),
             next_waiter: 0,
             next_operation: 0,
@@ -178,6 +183,12 @@ impl World {
     #[must_use]
     pub const fn tally(&self) -> &Tally {
         &self.tally
+    }
+
+    /// The longest time in which a model had waiters and none of them got a lease.
+    #[must_use]
+    pub const fn longest_wait(&self) -> Millis {
+        self.longest_wait
     }
 
     #[must_use]
