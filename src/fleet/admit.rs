@@ -95,16 +95,13 @@ impl Draft<'_> {
         if let Some(candidate) = at(|r| *r == Room::Yes) {
             return self.reserve(id, spec, candidate);
         }
-        for room in [
-            at(|r| matches!(r, Room::Unread { .. })),
-            at(|r| matches!(r, Room::Excluded { .. })),
-            at(|r| matches!(r, Room::Unseen { .. })),
-            at(|r| *r == Room::Coming),
-        ] {
-            if let Some(candidate) = room {
-                let room = self.room(id, spec, candidate);
-                return self.await_room(id, candidate, &room);
-            }
+        let awaited = at(|r| matches!(r, Room::Unread { .. }))
+            .or_else(|| at(|r| matches!(r, Room::Excluded { .. })))
+            .or_else(|| at(|r| matches!(r, Room::Unseen { .. })))
+            .or_else(|| at(|r| *r == Room::Coming));
+        if let Some(candidate) = awaited {
+            let room = self.room(id, spec, candidate);
+            return self.await_room(id, candidate, &room);
         }
         if !may_evict {
             return self.because(
