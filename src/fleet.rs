@@ -27,6 +27,7 @@ mod check;
 mod eviction;
 mod explain;
 mod observe;
+mod orders;
 mod placement;
 
 use std::collections::BTreeMap;

@@ -26,13 +26,15 @@ mod random;
 mod tally;
 mod world;
 
+pub mod fcfs;
 pub mod journal;
 pub mod narrate;
 pub mod scenario;
+pub mod trace;
 
 pub use client::Request;
 pub use demand::{Habits, Pattern, Source};
 pub use random::Random;
-pub use scenario::{Deed, Faults, Scenario};
+pub use scenario::{Deed, Faults, Nature, Scenario};
 pub use tally::Tally;
 pub use world::{Failure, World};

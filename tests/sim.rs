@@ -1,7 +1,7 @@
 //! The real fleet in ten thousand simulated worlds, each by chance.
 //!
-//! `ROUSE_SIM_SEEDS` and `ROUSE_SIM_STEPS` set how many and how long; `ROUSE_SIM_SEED` runs one seed alone and shows
-//! what happened in it. A failure prints its seed, the end of its journal, and where the whole of it lies.
+//! `ROUSE_SIM_SEEDS` and `ROUSE_SIM_STEPS` set how many and how long, `ROUSE_SIM_FIRST` where to begin (a soak goes on
+//! where others stopped); `ROUSE_SIM_SEED` runs one seed alone and shows what happened in it. A failure prints its seed, the end of its journal, and where the whole of it lies.
 
 use std::{
     path::PathBuf,
@@ -16,8 +16,9 @@ fn no_world_breaks_an_invariant() {
     if let Ok(seed) = std::env::var("ROUSE_SIM_SEED") {
         return alone(seed.parse().expect("a number"), steps);
     }
-    let seeds = setting("ROUSE_SIM_SEEDS", 10_000);
-    let next = AtomicU64::new(0);
+    let first = setting("ROUSE_SIM_FIRST", 0);
+    let seeds = first + setting("ROUSE_SIM_SEEDS", 10_000);
+    let next = AtomicU64::new(first);
     let threads = std::thread::available_parallelism().map_or(1, Into::into);
     let (mut tally, mut failed) = (Tally::default(), Vec::new());
     std::thread::scope(|scope| {
@@ -28,7 +29,7 @@ fn no_world_breaks_an_invariant() {
             failed.extend(failures);
         }
     });
-    println!("{tally}");
+    println!("{} worlds of at least {steps} steps\n{tally}", seeds - first);
     if let Some((seed, failure)) = failed.first() {
         for (_, failure) in &failed {
             println!("{failure}");

@@ -8,7 +8,6 @@ use std::cmp::Reverse;
 
 use super::{
     command::{Command, Then, Why},
-    event::Order,
     eviction::Victim,
     explain::Reason,
     placement::{Candidate, Room},
@@ -17,7 +16,7 @@ use super::{
 use crate::{
     engine::state::State,
     fault::Cause,
-    model::{EngineId, Eviction, ModelName, ModelSpec, QueuePolicy},
+    model::{EngineId, Eviction, ModelSpec, QueuePolicy},
     units::{Bytes, Millis, Tick},
 };
 
@@ -322,59 +321,6 @@ impl Draft<'_> {
             matches!(cause, Cause::CommandNotFound | Cause::WrongModel { .. } | Cause::PublicListener);
         let others_serve = self.planner.engines_of(&id.model).any(crate::engine::Engine::serves);
         Reason::failed(cause, failures, until, (failures >= TRIES || hopeless) && !others_serve)
-    }
-
-    pub(super) fn ordered_awake(&self, model: &ModelName) -> bool {
-        self.planner.operations.values().any(|(m, order)| m == model && *order == Order::Wake)
-    }
-
-    pub(super) fn orders(&self, id: &EngineId, order: Order) -> bool {
-        self.planner.operations.values().any(|(m, o)| *m == id.model && *o == order)
-    }
-
-    /// The level an operator asked for, if one asked.
-    pub(super) fn ordered_sleep(&self, id: &EngineId) -> Option<Option<crate::model::Level>> {
-        self.planner.operations.values().find_map(|(m, order)| match order {
-            Order::Sleep { level } if *m == id.model => Some(*level),
-            _ => None,
-        })
-    }
-
-    pub(super) fn finish_operations(&mut self) {
-        for (operation, (model, order)) in self.planner.operations.clone() {
-            let Some(outcome) = self.outcome(&model, order) else {
-                continue;
-            };
-            self.emit(Command::Finish { operation, outcome });
-        }
-    }
-
-    /// How an order stands: `None` while it is being carried out.
-    fn outcome(&self, model: &ModelName, order: Order) -> Option<Result<(), String>> {
-        let mut engines = self.planner.engines_of(model);
-        if self.planner.spec(model).is_none() && !matches!(order, Order::Stop) {
-            return Some(Err(format!("'{model}' was removed from the configuration")));
-        }
-        if self.planner.shutdown.is_some() {
-            return Some(Err("the gateway is shutting down".to_owned()));
-        }
-        match order {
-            Order::Pin | Order::Unpin => Some(Ok(())),
-            Order::Stop => engines.all(|e| !e.state.has_process()).then_some(Ok(())),
-            Order::Sleep { .. } => {
-                let down = |e: &crate::engine::Engine| {
-                    !e.state.has_process() || matches!(e.state, State::Asleep { .. })
-                };
-                engines.all(down).then_some(Ok(()))
-            }
-            Order::Wake => {
-                if engines.any(crate::engine::Engine::serves) {
-                    return Some(Ok(()));
-                }
-                let reason = self.reasons.get(model)?;
-                reason.is_final().then(|| Err(reason.text.clone()))
-            }
-        }
     }
 }
 

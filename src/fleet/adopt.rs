@@ -34,18 +34,16 @@ impl Planner {
             (None, true) => (State::Awake, awake),
             (None, false) => (State::Loading, awake),
         };
-        if let Some(level) = found.asleep
-            && level == crate::model::Level::One
-        {
-            let host = self.host_need(id);
-            self.ledger.host.booked.insert(id.clone(), host);
-        }
         // Its turn began when it did, as far as anybody remembers; its idle clock goes on.
         engine.turn = found.last_end.max(found.started).min(now);
         engine.proof = Proof::NotReady;
         engine.state = state;
         engine.since = now;
         self.engines.insert(id.clone(), engine);
+        if found.asleep == Some(crate::model::Level::One) {
+            let host = self.host_need(id);
+            self.ledger.host.booked.insert(id.clone(), host);
+        }
         self.ledger.book(id, &found.accelerators, bytes);
         self.models.entry(id.model.clone()).or_insert_with(|| super::plan::Model {
             spec: None,

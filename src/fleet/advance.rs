@@ -3,7 +3,6 @@
 
 use super::{
     command::{Command, Then, Why},
-    event::Order,
     plan::Draft,
 };
 use crate::{
@@ -47,7 +46,7 @@ impl Draft<'_> {
         match e.state.clone() {
             State::Cold | State::Backoff { .. } => self.launch(id),
             State::Launching | State::Loading | State::Waking { .. } => {
-                if self.unwanted(id) || self.orders(id, Order::Stop) {
+                if self.unwanted(id) || self.ordered_stop(id) {
                     self.abandon(id);
                 }
             }
@@ -87,7 +86,7 @@ impl Draft<'_> {
         let Some(e) = self.engine(id) else { return };
         let (engine, generation) = (id.clone(), e.generation);
         let unused = e.idle_since().max(e.since);
-        if self.unwanted(id) || self.planner.lost_accelerator(id).is_some() || self.orders(id, Order::Stop) {
+        if self.unwanted(id) || self.planner.lost_accelerator(id).is_some() || self.ordered_stop(id) {
             return self.stop(id);
         }
         if e.placing.as_ref().is_some_and(|p| p.confirmed) {
@@ -117,7 +116,7 @@ impl Draft<'_> {
             // Engines live on; their gate stays shut.
         } else if self.unwanted(id) {
             self.close(id, Why::Outdated, Then::Stop);
-        } else if self.orders(id, Order::Stop) {
+        } else if self.ordered_stop(id) {
             self.close(id, Why::Order, Then::Stop);
             self.revoke(id, self.failed(id, Cause::Stopped));
         } else if let Some(level) = self.ordered_sleep(id) {

@@ -229,8 +229,9 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Configured { configuration } => {
+                let plural = |n: usize| if n == 1 { "" } else { "s" };
                 let (models, gpus) = (configuration.models.len(), configuration.accelerators.len());
-                write!(f, "configured: {models} models, {gpus} accelerators")
+                write!(f, "configured: {models} model{}, {gpus} accelerator{}", plural(models), plural(gpus))
             }
             Self::Recalled { model, .. } => write!(f, "what an earlier life learned of {model}"),
             Self::AdoptionDone => f.write_str("everything that ran is known"),
@@ -239,7 +240,9 @@ impl fmt::Display for Event {
                 write!(f, "waiter {} arrives: a {kind} for {}", waiter.id.0, waiter.model)
             }
             Self::Left { waiter } => write!(f, "waiter {} leaves", waiter.0),
-            Self::Used { engine, leases, .. } => write!(f, "{engine} has {leases} leases"),
+            Self::Used { engine, leases, .. } => {
+                write!(f, "{engine} has {leases} lease{}", if *leases == 1 { "" } else { "s" })
+            }
             Self::Drained { engine, .. } => write!(f, "{engine} is drained"),
             Self::Canary { engine, verdict, .. } => write!(f, "the first answer of {engine}: {verdict}"),
             Self::Placed { engine, accelerators, .. } => {

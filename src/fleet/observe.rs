@@ -4,6 +4,7 @@
 use super::{
     budget::Reading,
     event::{Event, Learned, Order, Verdict},
+    orders::Operation,
     plan::{Model, Planner},
 };
 use crate::{
@@ -59,7 +60,8 @@ impl Planner {
         };
         match event {
             Event::Used { leases, last_end, last_byte, .. } => {
-                engine.leases = *leases;
+                // Those who still hold a lease on a process that is gone count for no later one.
+                engine.leases = if engine.state.has_process() { *leases } else { 0 };
                 engine.last_end = engine.last_end.max(*last_end);
                 engine.last_progress = engine.last_progress.max(*last_byte);
             }
@@ -259,7 +261,7 @@ impl Planner {
                 _ => {}
             }
         }
-        self.operations.insert(operation, (model.clone(), order));
+        self.operations.insert(operation, Operation { model: model.clone(), order, given: now });
     }
 }
 

@@ -10,8 +10,9 @@ use super::{
     budget::Ledger,
     command::Command,
     dispatch::Places,
-    event::{Learned, OperationId, Order},
+    event::{Learned, OperationId},
     explain::Reason,
+    orders::Operation,
     report::{Line, Report},
 };
 use crate::{
@@ -32,7 +33,7 @@ pub struct Planner {
     pub(super) adopted: bool,
     /// Ordered; `true`: engines are stopped too.
     pub(super) shutdown: Option<bool>,
-    pub(super) operations: BTreeMap<OperationId, (ModelName, Order)>,
+    pub(super) operations: BTreeMap<OperationId, Operation>,
     /// When a plan was last recorded.
     pub(super) planned: Tick,
 }
@@ -111,6 +112,7 @@ impl<'a> Draft<'a> {
         if !self.planner.adopted {
             return;
         }
+        self.supersede();
         self.advance();
         if self.planner.shutdown.is_none() {
             self.admit();
@@ -268,7 +270,8 @@ impl Planner {
     /// Every moment at which some decision may change. More than needed is harmless; one too few is a stall.
     pub(super) fn deadlines(&self) -> impl Iterator<Item = Tick> + '_ {
         let lost = self.ledger.accelerators.values().filter_map(super::budget::Account::lost_at);
-        self.engines.values().flat_map(|e| self.deadlines_of(e)).chain(lost)
+        let orders = self.operations.values().map(|op| op.given + self.settings.queue.max_wait);
+        self.engines.values().flat_map(|e| self.deadlines_of(e)).chain(lost).chain(orders)
     }
 
     fn deadlines_of(&self, e: &Engine) -> Vec<Tick> {

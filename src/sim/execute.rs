@@ -10,7 +10,7 @@ use super::{
 use crate::{
     fault::{Cause, Fault},
     fleet::{
-        command::Command,
+        command::{Command, Why},
         event::{Event, Verdict, WaiterId},
     },
     model::{AcceleratorId, EngineId, Level},
@@ -38,7 +38,12 @@ impl World {
                 self.agenda.add(self.now + after, Happening::Read(accelerator));
             }
             Command::OpenGate { engine, generation, public } => self.open_gate(&engine, generation, public),
-            Command::CloseGate { engine, generation, .. } => self.close_gate(&engine, generation),
+            Command::CloseGate { engine, generation, why, .. } => {
+                if why == Why::Turn && self.gates.get(&engine).is_some_and(|gate| gate.open) {
+                    self.tally.add("swaps");
+                }
+                self.close_gate(&engine, generation);
+            }
             Command::Revoke { engine, generation, .. } => self.revoke(&engine, generation),
             Command::Grant { waiter, engine, generation, canary } => {
                 self.grant(waiter, engine, generation, canary)
@@ -298,6 +303,9 @@ impl World {
 
     fn grant(&mut self, waiter: WaiterId, engine: EngineId, generation: Generation, canary: bool) {
         self.tally.add("grants");
+        if let Some(since) = self.waiting.remove(&engine.model) {
+            self.longest_wait = self.longest_wait.max(self.now.since(since));
+        }
         let Some(id) = self.unpark(waiter) else {
             return self.violation(format!("waiter {} is granted a lease, but is not there", waiter.0));
         };

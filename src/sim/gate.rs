@@ -126,7 +126,11 @@ impl World {
                 stream: request.stream,
             },
         });
-        *self.parked.entry(request.model.clone()).or_default() += 1;
+        let parked = self.parked.entry(request.model.clone()).or_default();
+        if *parked == 0 {
+            self.waiting.insert(request.model.clone(), self.now);
+        }
+        *parked += 1;
         self.waiters.insert(waiter, id);
         let serial = client.serial;
         if let Some(patience) = request.patience {

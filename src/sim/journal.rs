@@ -61,6 +61,19 @@ pub fn write(line: &Line) -> Result<String, serde_json::Error> {
     serde_json::to_string(line)
 }
 
+/// The line of one turn, without its line end, of events that are still needed.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_turn(at: Tick, events: &[Event]) -> Result<String, serde_json::Error> {
+    #[derive(Serialize)]
+    struct Turn<'a> {
+        at: Tick,
+        events: &'a [Event],
+    }
+    serde_json::to_string(&Turn { at, events })
+}
+
 /// Every line of a journal. A last line that was cut short (the writer was killed) is left out.
 ///
 /// # Errors
@@ -101,5 +114,25 @@ pub fn replay(lines: &[Line], mut each: impl FnMut(Tick, &[Event], &Plan, &Fleet
                 each(*at, events, &plan, &fleet);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::event::WaiterId;
+
+    #[test]
+    fn a_journal_is_read_as_it_was_written_and_a_cut_last_line_is_left_out() {
+        let events = vec![Event::AdoptionDone, Event::Left { waiter: WaiterId(3) }];
+        let turn = Line::Turn { at: Tick(12), events: events.clone() };
+        assert_eq!(write(&turn).unwrap(), write_turn(Tick(12), &events).unwrap());
+        let lines = vec![Line::header("0.1.0", Tick(7)), turn];
+        let text: String = lines.iter().map(|line| write(line).unwrap() + "\n").collect();
+        assert_eq!(read(&text).unwrap(), lines);
+        assert_eq!(read(&text[..text.len() - 5]).unwrap(), lines[..1]);
+        assert!(matches!(read("{}\n"), Err(Error::Line { line: 1, .. })));
+        assert!(matches!(read(""), Err(Error::NoHeader)));
+        assert!(matches!(read(&text.replacen(":1,", ":2,", 1)), Err(Error::Format(2))));
     }
 }

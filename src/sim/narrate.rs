@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use super::journal::{self, Line};
 use crate::{
-    fleet::{event::Event, report::Report},
+    fleet::{command::Command, event::Event, report::Report},
     model::ModelName,
     units::{Millis, Tick},
 };
@@ -22,7 +22,8 @@ pub fn narrate(lines: &[Line]) -> String {
         let events: Vec<&Event> = events.iter().filter(|event| is_news(event)).collect();
         let changes = changes(&last, &plan.report);
         let readings = events.iter().all(|event| matches!(event, Event::Memory { .. }));
-        if readings && plan.commands.is_empty() && changes.is_empty() {
+        let looks = plan.commands.iter().all(|command| matches!(command, Command::Meter { .. }));
+        if readings && looks && changes.is_empty() {
             return;
         }
         last.clone_from(&plan.report);

@@ -1,6 +1,7 @@
 //! What a world is made of: configuration, demand, faults, and deeds at fixed times.
 
 pub(super) mod chance;
+pub mod scripts;
 
 use super::{client::Request, demand::Source};
 use crate::{

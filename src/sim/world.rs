@@ -26,6 +26,8 @@ use crate::{
 /// More turns than this at one moment is a driver that spins.
 const SPIN: u32 = 500;
 
+const QUIET: Millis = Millis::secs(3600);
+
 /// A simulated world with a real fleet in it.
 #[derive(Clone, Debug)]
 pub struct World {
@@ -44,6 +46,9 @@ pub struct World {
     pub(super) waiters: BTreeMap<WaiterId, ClientId>,
     /// How many are parked, by model.
     pub(super) parked: BTreeMap<ModelName, u32>,
+    /// Since when a model's waiters have waited without any of them being granted a lease.
+    pub(super) waiting: BTreeMap<ModelName, Tick>,
+    pub(super) longest_wait: Millis,
     pub(super) operations: BTreeMap<OperationId, bool>,
     pub(super) next_waiter: u64,
     pub(super) next_operation: u64,
@@ -139,6 +144,8 @@ impl World {
             gates: BTreeMap::new(),
             waiters: BTreeMap::new(),
             parked: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            longest_wait: Millis::ZERO,
             operations: BTreeMap::new(),
             next_waiter: 0,
             next_operation: 0,
@@ -178,6 +185,12 @@ impl World {
         &self.tally
     }
 
+    /// The longest time in which a model had waiters and none of them got a lease.
+    #[must_use]
+    pub const fn longest_wait(&self) -> Millis {
+        self.longest_wait
+    }
+
     #[must_use]
     pub const fn fleet(&self) -> &Fleet {
         &self.fleet
@@ -195,7 +208,8 @@ impl World {
     /// The first broken invariant.
     pub fn run(&mut self, steps: u64) -> Result<(), Failure> {
         for _ in 0..steps {
-            if !self.step()? {
+            // A world in which nothing concerns the driver for so long has nothing more to tell.
+            if !self.step_until(self.now + QUIET)? {
                 break;
             }
         }

@@ -1,0 +1,41 @@
+//! The written scenarios: what they are told is on file as journals, what comes of it as stories.
+//!
+//! A journal is what the simulated world and the fleet made together when it was recorded; the world must still make
+//! the same one, and replaying the file must still tell the same story. When a decision changes on purpose,
+//! `ROUSE_RECORD=1 cargo test --test scenarios` records the journals anew and `cargo insta review` shows the stories.
+
+use std::path::PathBuf;
+
+use rouse::sim::{World, journal, narrate::narrate, scenario::scripts};
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("gateway/tests/scenarios")
+}
+
+#[test]
+fn every_scenario_tells_its_story() {
+    let mut differ = Vec::new();
+    for (scenario, lasts) in scripts::all() {
+        let name = scenario.name.clone();
+        let mut world = World::new(scenario).recorded();
+        if let Err(failure) = world.run_until(lasts) {
+            panic!("{failure}\n{}", narrate(world.journal()));
+        }
+        let lines = world.journal().iter().map(|line| journal::write(line).expect("a line is JSON") + "\n");
+        let recorded: String = lines.collect();
+        let path = folder().join(format!("{name}.journal"));
+        if std::env::var_os("ROUSE_RECORD").is_some() {
+            std::fs::write(&path, &recorded).expect("the journal is written");
+        }
+        let on_file = std::fs::read_to_string(&path).unwrap_or_default();
+        if on_file != recorded {
+            differ.push(name.clone());
+            continue;
+        }
+        let lines = journal::read(&on_file).expect("the journal on file can be read");
+        insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true, snapshot_path => folder() }, {
+            insta::assert_snapshot!(name, narrate(&lines));
+        });
+    }
+    assert!(differ.is_empty(), "these now go differently: {differ:?}; ROUSE_RECORD=1 records them anew");
+}

@@ -1,0 +1,149 @@
+//! Turns: nobody waits longer than the turns before it add up to, and swaps are few.
+
+use rouse::{
+    model::{
+        Accelerator, Accelerators, Configuration, Idle, LevelPolicy, Memory, ModelSpec, OnDeadline, Settings,
+    },
+    sim::{Deed, Habits, Nature, Pattern, Random, Request, Scenario, Source, World, fcfs, trace},
+    units::{Bytes, Millis},
+};
+
+fn model(name: &str, memory: Bytes) -> ModelSpec {
+    ModelSpec {
+        name: name.into(),
+        aliases: Vec::new(),
+        accelerators: Accelerators::Count(1),
+        memory: Memory { awake: memory, asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        replicas: 1,
+        pinned: false,
+        priority: 0,
+        max_concurrency: None,
+        start_timeout: Millis::secs(60),
+        explicit_memory: false,
+        can_sleep: true,
+        fingerprint: 1,
+    }
+}
+
+fn configuration(gpus: u64, models: u64, settings: Settings) -> Configuration {
+    let gpu = |n| Accelerator { id: format!("gpu-{n}").into(), capacity: Bytes::gib(24), metered: true };
+    // On one accelerator each model fills it; on two, each holds two.
+    let memory = Bytes::gib(if gpus == 1 { 20 } else { 11 });
+    Configuration {
+        settings,
+        accelerators: (0..gpus).map(gpu).collect(),
+        models: (0..models).map(|n| model(&format!("model-{n}"), memory)).collect(),
+    }
+}
+
+/// How long it takes beyond what is counted: readings of the meter, first bytes.
+const SLACK: Millis = Millis(500);
+
+#[test]
+fn no_model_waits_longer_than_the_turns_before_it() {
+    let seeds = std::env::var("ROUSE_TURN_SEEDS").map_or(100, |n| n.parse().expect("a number"));
+    let (mut tightest, mut swaps) = (f64::MAX, 0);
+    for seed in 0..seeds {
+        let (scenario, bound) = crowded(seed);
+        let mut world = World::new(scenario);
+        if let Err(failure) = world.run_until(Millis::secs(600)) {
+            panic!("{failure}");
+        }
+        let longest = world.longest_wait();
+        assert!(longest <= bound, "seed {seed}: a model waited {longest}, the turns before it allow {bound}");
+        tightest = tightest.min(bound.0 as f64 / longest.0.max(1) as f64);
+        swaps += world.tally().of("swaps");
+    }
+    assert!(swaps > seeds, "the models did not get in each other's way: {swaps} swaps");
+    println!("{seeds} worlds, {swaps} swaps; the longest wait came within {tightest:.2} of its bound");
+}
+
+/// Models that each fill the accelerator, all of them asked for all the time, and the longest anyone may wait.
+fn crowded(seed: u64) -> (Scenario, Millis) {
+    let mut random = Random::new(seed.wrapping_mul(7919));
+    let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+    settings.queue.max_wait = Millis::secs(3600);
+    let turns = &mut settings.turns;
+    turns.max_turn = Millis(random.between(2000, 20_000));
+    turns.residency = Millis(random.between(0, turns.max_turn.0));
+    turns.drain_deadline = Millis(random.between(500, 8000));
+    let cut = random.chance(0.5);
+    turns.on_deadline = if cut { OnDeadline::Cut } else { OnDeadline::Wait };
+    let turns = *turns;
+    let models = random.between(2, 5);
+    let longest = Millis(random.between(500, 30_000));
+    let mut scenario = Scenario::new(&format!("crowd {seed}"), configuration(1, models, settings));
+    scenario.seed = seed;
+    scenario.nature = Nature {
+        start: (Millis::secs(2), Millis::secs(4)),
+        wake: (Millis(200), Millis(900)),
+        sleep: (Millis(100), Millis(700)),
+        ..Nature::default()
+    };
+    let nature = scenario.nature;
+    scenario.sources = (0..models).map(|n| source(&format!("model-{n}"), longest, &mut random)).collect();
+    let mut turn = Millis(turns.max_turn.0 + turns.drain_deadline.0 + nature.sleep.1.0 + nature.start.1.0);
+    if !cut {
+        turn = turn + longest;
+    }
+    (scenario, Millis((turn.0 + SLACK.0) * models))
+}
+
+fn source(model: &str, longest: Millis, random: &mut Random) -> Source {
+    let habits = Habits { exchange: (Millis(50), longest), ..Habits::default() };
+    let gap = Millis(random.between(200, 8000));
+    Source { model: model.into(), pattern: Pattern::Poisson { gap }, habits, offset: Millis::ZERO }
+}
+
+/// The end-to-end test's world: six models, two accelerators that hold two each, two hundred clients for a minute.
+#[test]
+fn turns_swap_far_less_than_first_come_first_served() {
+    let arrivals = recorded();
+    let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+    settings.turns.residency = Millis::secs(1);
+    settings.turns.max_turn = Millis::secs(3);
+    settings.turns.drain_deadline = Millis::secs(2);
+    settings.turns.on_deadline = OnDeadline::Cut;
+    let mut scenario = Scenario::new("two hundred clients", configuration(2, 6, settings));
+    let (wake, sleep) = (Millis(50), Millis(50));
+    scenario.nature = Nature {
+        start: (Millis(300), Millis(300)),
+        wake: (wake, wake),
+        sleep: (sleep, sleep),
+        first_byte: (Millis(5), Millis(5)),
+        ..Nature::default()
+    };
+    for arrival in &arrivals {
+        let request = Request::stream(&format!("model-{}", arrival.model), arrival.stream);
+        scenario = scenario.at(arrival.at, Deed::Ask(request));
+    }
+    let mut world = World::new(scenario);
+    if let Err(failure) = world.run_until(Millis::secs(120)) {
+        panic!("{failure}");
+    }
+    let ours = world.tally().of("swaps");
+    let theirs = fcfs::serve(&arrivals, 4, wake + sleep);
+    println!(
+        "{} requests: {ours} swaps, longest wait {}; first come, first served: {} swaps, longest wait {}",
+        arrivals.len(),
+        world.longest_wait(),
+        theirs.swaps,
+        theirs.longest_wait
+    );
+    assert_eq!(world.tally().of("requests served"), arrivals.len() as u64);
+    assert!(ours * 5 <= theirs.swaps, "{ours} swaps against {}", theirs.swaps);
+}
+
+/// The trace on file, which the end-to-end test plays against real processes. It must be what its generator says.
+fn recorded() -> Vec<trace::Arrival> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/gateway/tests/data/trace-200.csv");
+    let arrivals = trace::open_loop(1, 200, 6, 60);
+    if std::env::var_os("ROUSE_RECORD").is_some() {
+        std::fs::write(path, trace::write(&arrivals)).expect("the trace is written");
+    }
+    let text = std::fs::read_to_string(path).expect("the trace is on file");
+    let on_file = trace::read(&text).expect("the trace can be read");
+    assert_eq!(on_file, arrivals, "ROUSE_RECORD=1 writes it anew");
+    on_file
+}
