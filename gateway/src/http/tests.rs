@@ -251,6 +251,29 @@ async fn a_request_that_meets_two_dead_engines_is_refused() {
 }
 
 #[tokio::test]
+async fn a_request_whose_engine_is_killed_before_it_answers_queues_again() {
+    let mut gateway = Gateway::start(|_| {});
+    let (mut silent, engine) = (Engine::start("").await, Engine::start(json("{}")).await);
+    let gate = gateway.open_gate();
+    for (cause, status) in [(Cause::Killed(9), 200), (Cause::Hung, 503)] {
+        let dying = gateway.open_gate();
+        gateway.route(&[(silent.address, &dying)]);
+        let mut client = gateway.connect().await;
+        client.send(post(false)).await;
+        silent.seen.recv().await.unwrap();
+        let last = cause == Cause::Hung;
+        let fault = Fault::EngineFailed { model: MODEL.into(), cause, wait: None };
+        dying.close();
+        dying.revoke(fault);
+        if !last {
+            let parked = gateway.next_parked().await;
+            drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
+        }
+        assert_eq!(client.answer().await.status, status);
+    }
+}
+
+#[tokio::test]
 async fn an_engine_that_does_not_answer_in_time_is_a_timeout_that_is_not_tried_again() {
     let gateway = Gateway::start(|config| config.timeouts.non_stream = Millis(100));
     let engine = Engine::start("").await;

@@ -1,15 +1,15 @@
 //! What the listeners promise, against real sockets.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rouse::fault::Phase;
+use rouse::{fault::Phase, lease::Gate};
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::Instant};
 
 use super::Stage;
-use crate::http::testing::{Engine, Gateway, SOON, events, json, post, raw};
+use crate::http::testing::{Client, Engine, Gateway, SOON, events, json, post, raw};
 
 #[tokio::test]
 async fn a_client_that_leaves_while_parked_is_noticed_also_behind_a_stray_line_end() {
@@ -80,6 +80,39 @@ async fn a_client_that_leaves_in_the_middle_of_its_body_is_counted_as_gone() {
         let ended = gateway.next_ended().await;
         assert_eq!((ended.status, ended.left), (499, Some(Phase::Connecting)));
     }
+}
+
+#[tokio::test]
+async fn hundreds_of_clients_that_leave_leave_nothing_behind() {
+    let mut gateway = Gateway::start(|_| {});
+    let mut engine = Engine::start(events("{}")).await;
+    let gate = gateway.open_gate();
+    let mut took = Vec::new();
+    for round in 0..300 {
+        let streams = round % 2 == 0;
+        let engines = [(engine.address, &gate)];
+        gateway.route(if streams { &engines } else { &[] });
+        let mut client = gateway.connect().await;
+        client.send(post(true) + ["", "\r\n", "x"][round % 3]).await;
+        let left;
+        if streams {
+            client.until(b"data: {}\n\n").await;
+            left = Instant::now();
+            drop(client);
+            engine.closed.recv().await.unwrap();
+        } else {
+            let mut parked = gateway.next_parked().await;
+            left = Instant::now();
+            drop(client);
+            parked.answer.closed().await;
+        }
+        took.push(left.elapsed());
+        assert_eq!(gateway.next_ended().await.status, 499);
+    }
+    took.sort_unstable();
+    println!("noticed after: median {:?}, 99th percentile {:?}", took[150], took[297]);
+    assert!(took[150] < Duration::from_millis(50));
+    assert_eq!(gate.leases(), 0);
 }
 
 #[tokio::test]
@@ -222,9 +255,8 @@ async fn http2_without_negotiation_is_served_and_a_reset_stream_leaves_its_place
     driven.abort();
 }
 
-#[tokio::test]
-async fn a_client_that_takes_nothing_is_cut() {
-    let mut gateway = Gateway::start(|_| {});
+/// An engine with more to say than any socket holds, and a client that takes none of it.
+async fn stall(gateway: &Gateway) -> (Engine, Arc<Gate>, Client) {
     let chunk = "z".repeat(1 << 20);
     let mut endless =
         "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n".to_owned();
@@ -236,11 +268,28 @@ async fn a_client_that_takes_nothing_is_cut() {
     gateway.route(&[(engine.address, &gate)]);
     let mut client = gateway.connect().await;
     client.send(post(true)).await;
+    engine.seen.recv().await.unwrap();
+    (engine, gate, client)
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_cut() {
+    let mut gateway = Gateway::start(|_| {});
+    let (mut engine, gate, _client) = stall(&gateway).await;
     let closed = tokio::time::timeout(Duration::from_secs(6), engine.closed.recv()).await;
     closed.expect("the engine still sends");
     assert_eq!(gate.leases(), 0);
     assert_eq!(gateway.next_ended().await.left, Some(Phase::Streaming));
-    drop(client);
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_cut_sooner_when_others_wait_for_its_engine() {
+    let gateway = Gateway::start(|config| config.limits.client_stall = rouse::units::Millis::secs(60));
+    let (mut engine, gate, _client) = stall(&gateway).await;
+    gate.close();
+    let closed = tokio::time::timeout(Duration::from_secs(9), engine.closed.recv()).await;
+    closed.expect("the engine still sends");
+    assert_eq!(gate.leases(), 0);
 }
 
 #[tokio::test]
