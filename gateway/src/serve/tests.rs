@@ -255,21 +255,48 @@ async fn http2_without_negotiation_is_served_and_a_reset_stream_leaves_its_place
     driven.abort();
 }
 
-/// An engine with more to say than any socket holds, and a client that takes none of it.
-async fn stall(gateway: &Gateway) -> (Engine, Arc<Gate>, Client) {
+/// An engine with more to say than any socket holds.
+async fn endless(gateway: &Gateway) -> (Engine, Arc<Gate>) {
     let chunk = "z".repeat(1 << 20);
     let mut endless =
         "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n".to_owned();
     for _ in 0..64 {
         endless += &format!("{:x}\r\n{chunk}\r\n", chunk.len());
     }
-    let mut engine = Engine::start(endless).await;
+    let engine = Engine::start(endless).await;
     let gate = gateway.open_gate();
     gateway.route(&[(engine.address, &gate)]);
+    (engine, gate)
+}
+
+/// And a client that takes none of it.
+async fn stall(gateway: &Gateway) -> (Engine, Arc<Gate>, Client) {
+    let (mut engine, gate) = endless(gateway).await;
     let mut client = gateway.connect().await;
     client.send(post(true)).await;
     engine.seen.recv().await.unwrap();
     (engine, gate, client)
+}
+
+#[tokio::test]
+async fn a_stream_of_http2_that_is_not_taken_is_cut_and_the_others_go_on() {
+    let gateway = Gateway::start(|_| {});
+    let (mut engine, gate) = endless(&gateway).await;
+    let io = TokioIo::new(TcpStream::connect(gateway.address).await.unwrap());
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), io).await.unwrap();
+    let driven = tokio::spawn(connection);
+    let stalled = http::Request::post(format!("http://{}/v1/completions", gateway.address));
+    let body = Full::from("{\"model\":\"org/m\",\"stream\":true}");
+    let stalled = sender.send_request(stalled.body(body).unwrap()).await.unwrap();
+    let closed = tokio::time::timeout(Duration::from_secs(6), engine.closed.recv()).await;
+    closed.expect("the engine still sends");
+    assert_eq!(gate.leases(), 0);
+    let other = http::Request::get(format!("http://{}/healthz", gateway.address));
+    let other = sender.send_request(other.body(Full::default()).unwrap()).await.unwrap();
+    assert_eq!(other.status(), 200);
+    assert!(stalled.into_body().collect().await.is_err(), "half an answer passed for a whole one");
+    driven.abort();
 }
 
 #[tokio::test]
