@@ -53,7 +53,7 @@ async fn every_refusal_of_a_request_has_its_status_code_type_and_headers() {
         assert_eq!(error["type"], kind, "{request}");
         assert_eq!(answer.header("content-type"), Some("application/json"));
         assert_eq!(answer.header("x-should-retry"), Some("false"), "{request}");
-        assert!(answer.header("x-request-id").is_some_and(|id| id.starts_with("req-")));
+        assert!(answer.header("x-request-id").is_some_and(|id| !id.is_empty()));
         assert_eq!(answer.header("allow").is_some(), status == 405, "{request}");
     }
     let connect = ask(&gateway, "CONNECT example.com:443 HTTP/1.1\r\nhost: example.com\r\n\r\n").await;
