@@ -160,6 +160,16 @@ impl Gateway {
     }
 }
 
+/// Completes when no lease is out. The engine's connection is closed before its lease is given back.
+pub(crate) async fn until_free(gate: &Gate) {
+    let free = async {
+        while gate.leases() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(SOON, free).await.expect("a lease is left");
+}
+
 impl Drop for Gateway {
     fn drop(&mut self) {
         self.stage.send_replace(Stage::Ending);

@@ -8,7 +8,9 @@ use rouse::{
 };
 use tokio::time::Instant;
 
-use super::testing::{Answer, Engine, Gateway, MODEL, SERVED, change_model, events, json, nobody, post, raw};
+use super::testing::{
+    Answer, Engine, Gateway, MODEL, SERVED, change_model, events, json, nobody, post, raw, until_free,
+};
 use crate::config::OnDisconnect;
 
 async fn ask(gateway: &Gateway, request: &str) -> Answer {
@@ -111,7 +113,7 @@ async fn the_engine_gets_its_own_name_and_key_and_the_bytes_around_them_unchange
     for has_not in ["client", "cookie", "x-rouse-gate"] {
         assert!(!seen.contains(has_not), "{has_not} in {seen}");
     }
-    assert_eq!(gate.leases(), 0);
+    until_free(&gate).await;
 }
 
 #[tokio::test]
@@ -191,7 +193,7 @@ async fn a_parked_stream_goes_on_as_the_engines_after_its_heartbeats() {
     client.until(b"data: {\"a\":1}\n\n").await;
     client.until(b"data: [DONE]\n\n").await;
     client.until(b"0\r\n\r\n").await;
-    assert_eq!(gate.leases(), 0);
+    until_free(&gate).await;
     assert_eq!(gateway.next_ended().await.status, 200);
 }
 
@@ -247,7 +249,8 @@ async fn a_request_that_meets_two_dead_engines_is_refused() {
     let answer = client.answer().await;
     assert_eq!((answer.status, answer.error()["code"].as_str()), (502, Some("engine_unreachable")));
     assert_eq!(answer.header("x-should-retry"), Some("true"));
-    assert_eq!((gate.leases(), dead.leases()), (0, 0));
+    until_free(&gate).await;
+    until_free(&dead).await;
 }
 
 #[tokio::test]
