@@ -81,7 +81,11 @@ impl State {
     #[must_use]
     pub const fn may_become(&self, next: &Self) -> bool {
         match (self, next) {
-            (from, Self::Failing { .. } | Self::Stopping { .. } | Self::Backoff { .. }) if from.has_process() => true,
+            (from, Self::Failing { .. } | Self::Stopping { .. } | Self::Backoff { .. })
+                if from.has_process() =>
+            {
+                true
+            }
             (Self::Cold, Self::Launching)
             | (Self::Launching, Self::Loading)
             | (Self::Loading | Self::Waking { .. }, Self::Awake)

@@ -234,12 +234,8 @@ impl Job {
                 }
                 None => Attempt::Failed(failed.fault),
             },
-            (Err(failed), None) => match failed.fault {
-                fault @ (Fault::EngineUnreachable { .. } | Fault::EngineClosed { .. }) => {
-                    Attempt::Again(fault, Again::Dead(gate))
-                }
-                fault => Attempt::Failed(fault),
-            },
+            (Err(failed), None) if is_dead(&failed.fault) => Attempt::Again(failed.fault, Again::Dead(gate)),
+            (Err(failed), None) => Attempt::Failed(failed.fault),
         }
     }
 
@@ -254,10 +250,20 @@ impl Job {
 /// What a failed canary says about its engine; `None` when the engine is not to blame (its lease was revoked).
 fn blame(fault: &Fault) -> Option<Cause> {
     match fault {
-        Fault::EngineUnreachable { .. } | Fault::EngineClosed { .. } => Some(Cause::Unreachable),
         Fault::EngineTimeout { .. } => Some(Cause::Timeout),
+        fault if is_dead(fault) => Some(Cause::Unreachable),
         _ => None,
     }
+}
+
+/// There is no engine any more, whether its socket told so first or those who watch its process.
+const fn is_dead(fault: &Fault) -> bool {
+    matches!(
+        fault,
+        Fault::EngineUnreachable { .. }
+            | Fault::EngineClosed { .. }
+            | Fault::EngineFailed { cause: Cause::Exited(_) | Cause::Killed(_) | Cause::Unreachable, .. }
+    )
 }
 
 /// There is no event for a gate that closes, and one on every close would cost every request something; this is only
