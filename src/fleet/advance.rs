@@ -6,7 +6,7 @@ use super::{
     plan::Draft,
 };
 use crate::{
-    engine::{Door, Engine, state::State},
+    engine::{Door, Engine, Proof, state::State},
     fault::{Cause, Fault},
     model::{AcceleratorId, EngineId, Level, LevelPolicy, OnDeadline},
     units::{Bytes, Generation, Millis},
@@ -219,8 +219,11 @@ impl Draft<'_> {
         let mut measured = residue;
         let mut unread: Vec<(AcceleratorId, Millis)> = Vec::new();
         for (accelerator, account) in accounts.filter(|(_, a)| a.metered) {
-            let seen =
-                account.reading.as_ref().filter(|r| r.at >= since).and_then(|_| account.observed_of(id));
+            // What is nobody's by name is this engine's only while no other is still taking what it has booked.
+            let told = account.reading.as_ref().is_some_and(|r| r.by_engine.is_some());
+            let seen = (account.reading.as_ref().filter(|r| r.at >= since))
+                .filter(|_| told || !self.rising(id, accelerator))
+                .and_then(|_| account.observed_of(id));
             match seen {
                 Some(bytes) if bytes <= residue => {}
                 Some(bytes) if !patient => measured = measured.max(bytes),
@@ -235,6 +238,14 @@ impl Draft<'_> {
         for (accelerator, after) in unread {
             self.meter(&accelerator, after);
         }
+    }
+
+    /// Another engine on this accelerator holds less than it has booked, and is on its way up to it.
+    fn rising(&self, id: &EngineId, accelerator: &AcceleratorId) -> bool {
+        self.planner.engines.values().any(|e| {
+            let starts = e.state.is_starting() && e.proof == Proof::NotReady;
+            e.id != *id && starts && e.accelerators.contains(accelerator)
+        })
     }
 
     /// Asks for a reading, unless one is under way.
