@@ -348,7 +348,12 @@ impl World {
                     // What is kept beyond that was not seen before the gateway died.
                     Phase::Asleep(_) => {
                         let known = learned.get(&engine.model).and_then(|l| l.residue);
-                        process.spec.memory.asleep.max(known.unwrap_or_default()).min(process.held)
+                        process
+                            .spec
+                            .memory
+                            .asleep
+                            .max(known.unwrap_or_default())
+                            .min(process.spec.memory.awake)
                     }
                     _ => process.spec.memory.awake,
                 },
