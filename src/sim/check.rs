@@ -299,7 +299,9 @@ impl World {
     pub(super) fn check_view(&mut self, plan: &Plan) {
         let view = self.fleet.view(&plan.report);
         for accelerator in &view.accelerators {
-            if accelerator.reserved > accelerator.capacity && !self.excess {
+            // What was adopted in excess is allowed, but must be reported.
+            let reported = plan.report.accelerators.contains_key(&accelerator.id);
+            if accelerator.reserved > accelerator.capacity && !reported {
                 self.violation(format!(
                     "the reservations on {} are {}, more than {}",
                     accelerator.id, accelerator.reserved, accelerator.capacity
