@@ -95,11 +95,13 @@ impl Draft<'_> {
         if let Some(candidate) = at(|r| *r == Room::Yes) {
             return self.reserve(id, spec, candidate);
         }
-        let awaited = at(|r| matches!(r, Room::Unread { .. }))
-            .or_else(|| at(|r| matches!(r, Room::Excluded { .. })))
-            .or_else(|| at(|r| matches!(r, Room::Unseen { .. })))
-            .or_else(|| at(|r| *r == Room::Coming));
-        if let Some(candidate) = awaited {
+        let awaited: [fn(&Room) -> bool; 4] = [
+            |r| matches!(r, Room::Unread { .. }),
+            |r| matches!(r, Room::Excluded { .. }),
+            |r| matches!(r, Room::Unseen { .. }),
+            |r| *r == Room::Coming,
+        ];
+        if let Some(candidate) = awaited.into_iter().find_map(at) {
             let room = self.room(id, spec, candidate);
             return self.await_room(id, candidate, &room);
         }

@@ -224,8 +224,9 @@ async fn a_request_that_meets_a_dead_engine_queues_again_in_its_old_place() {
     client.send(post(false)).await;
     let met = Instant::now();
     tokio::time::sleep(Duration::from_millis(60)).await;
-    assert!(gateway.parked.try_recv().is_err(), "queued before the dead engine's gate closed");
+    assert!(gateway.parked.try_recv().is_err(), "queued before the dead engine was known to be dead");
     dead.close();
+    dead.revoke(Fault::EngineFailed { model: "m".into(), cause: Cause::Killed(9), wait: None });
     let parked = gateway.next_parked().await;
     assert!(met.elapsed() < Duration::from_millis(900), "{:?}", met.elapsed());
     assert!(parked.parking.deadline > parked.parking.arrived);
