@@ -125,6 +125,23 @@ impl Draft<'_> {
             self.close(id, Why::Idle, then);
         } else if e.door != Door::Public {
             self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
+        } else {
+            self.weigh(id);
+        }
+    }
+
+    /// One reading once it is awake, for what it really takes: its next reservation goes by that.
+    fn weigh(&mut self, id: &EngineId) {
+        let Some(e) = self.engine(id) else { return };
+        let unread = |a: &&AcceleratorId| {
+            self.planner.ledger.accelerators.get(*a).is_some_and(|account| {
+                account.metered
+                    && account.asked.is_none()
+                    && account.reading.as_ref().is_none_or(|r| r.at < e.turn)
+            })
+        };
+        for accelerator in e.accelerators.iter().filter(unread).cloned().collect::<Vec<_>>() {
+            self.emit(Command::Meter { accelerator, after: Millis::ZERO });
         }
     }
 
