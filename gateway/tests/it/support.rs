@@ -12,8 +12,11 @@ use std::{
 use tempfile::TempDir;
 
 pub(crate) mod client;
+pub(crate) mod engine;
+pub(crate) mod open;
 
 pub(crate) use client::{Answer, Client};
+pub(crate) use open::Open;
 
 /// A configuration in the making. Accelerators are simulated and enforce their memory.
 pub(crate) struct Fixture {
