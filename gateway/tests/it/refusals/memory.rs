@@ -77,6 +77,19 @@ fn a_deadline_that_passes_while_room_is_made_still_says_what_was_asked_for() {
 }
 
 #[test]
+fn memory_that_comes_back_late_is_no_reason_to_forget_what_was_asked_for() {
+    let turns = "turns: {residency: 50ms, maxTurn: 100ms}";
+    let gateway = full(turns, &Sim { flags: "--fault late-memory=3s", ..Sim::new("first") });
+    let headers = "x-request-timeout: 0.8\r\n";
+    let answer = gateway.client().post_with(CHAT, headers, &chat_body("second", false, 1));
+    let error = refusal(&answer, 429, "insufficient_memory");
+    let details = &error["details"];
+    assert!(details["waited_for"].as_str().unwrap().contains("gpu-0"), "{details}");
+    assert_eq!(details["requested"], json!({"model": "second", "memory": "1Gi"}));
+    assert_eq!(details["holders"][0]["model"], "first", "{details}");
+}
+
+#[test]
 fn what_fits_nowhere_is_refused_for_good() {
     let gateway = Fixture::new(&["2Gi", "1Gi"])
         .model(&Sim::new("small"))
@@ -103,6 +116,7 @@ fn when_too_many_wait_the_newest_is_refused() {
         .start();
     let mut first = gateway.client().open(request(CHAT, "", &chat_body("slow", true, 2)));
     let mut second = gateway.client().open(request(CHAT, "", &chat_body("slow", false, 2)));
+    gateway.until_state("slow", "launching");
     gateway.until("both wait", Duration::from_secs(5), || {
         gateway.fleet()["models"].as_array().unwrap().iter().any(|model| model["waiting"] == 2)
     });

@@ -79,6 +79,12 @@ impl Open {
         !self.more()
     }
 
+    /// It ends, and not well.
+    pub(crate) fn ended_without_200(mut self) {
+        while self.more() {}
+        assert!(!self.has("HTTP/1.1 200"), "{}", self.text());
+    }
+
     pub(crate) fn has(&self, text: &str) -> bool {
         self.seen.windows(text.len()).any(|window| window == text.as_bytes())
     }
