@@ -202,7 +202,9 @@ impl Planner {
         let pinned = self.models.get(model).is_some_and(super::plan::Model::pinned);
         let text = match &e.state {
             State::Awake if pinned => "awake; pinned".to_owned(),
-            State::Awake if self.spec(model).is_some_and(|s| s.max_concurrency.is_some_and(|n| e.leases >= n)) => {
+            State::Awake
+                if self.spec(model).is_some_and(|s| s.max_concurrency.is_some_and(|n| e.leases >= n)) =>
+            {
                 "awake; every place of its maxConcurrency is taken".to_owned()
             }
             State::Awake if e.leases > 0 => "awake; in use".to_owned(),

@@ -63,7 +63,10 @@ fn every_mistake_of_a_file_is_reported_at_once() {
         ("rouse.yaml:7:11: ", "the name 'small' is already taken"),
         ("rouse.yaml:10:5: ", "colour"),
     ] {
-        assert!(lines.iter().any(|line| line.starts_with(place) && line.contains(says)), "{place}{says}\n{said}");
+        assert!(
+            lines.iter().any(|line| line.starts_with(place) && line.contains(says)),
+            "{place}{says}\n{said}"
+        );
     }
     assert_eq!(lines.len(), 5, "{said}");
 }
@@ -86,7 +89,10 @@ fn a_model_that_fits_nowhere_fails_the_check_and_not_the_start() {
     let check = run(&["check", "rouse.yaml"], fixture.dir());
     let said = String::from_utf8_lossy(&check.stderr).into_owned();
     assert_eq!(check.status.code(), Some(64), "{said}");
-    assert!(said.contains("model 'large': it needs 2Gi on each of 1 accelerators and fits nowhere"), "{said}");
+    assert!(
+        said.contains("model 'large': it needs 2Gi on each of 1 accelerators and fits nowhere"),
+        "{said}"
+    );
     let gateway = fixture.start();
     assert!(gateway.log().contains("fits nowhere"), "{}", gateway.log());
 }
@@ -98,8 +104,7 @@ fn a_port_that_is_taken_ends_the_start_before_any_engine() {
     let fixture = Fixture::new(&["2Gi"]).model(&Sim { keys: "pinned: true", ..Sim::new("small") });
     std::fs::write(fixture.dir().join("rouse.yaml"), fixture.yaml()).unwrap();
     for (api, admin) in [(address.as_str(), "127.0.0.1:0"), ("127.0.0.1:0", address.as_str())] {
-        let output =
-            run(&["--config", "rouse.yaml", "--api", api, "--admin", admin], fixture.dir());
+        let output = run(&["--config", "rouse.yaml", "--api", api, "--admin", admin], fixture.dir());
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains(&format!("address {address} is in use")), "{said}");
@@ -112,10 +117,8 @@ fn a_port_that_is_taken_ends_the_start_before_any_engine() {
 #[test]
 fn a_second_gateway_over_the_same_state_is_refused() {
     let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("small")).start();
-    let output = run(
-        &["--config", "rouse.yaml", "--api", "127.0.0.1:0", "--admin", "127.0.0.1:0"],
-        &gateway.dir,
-    );
+    let output =
+        run(&["--config", "rouse.yaml", "--api", "127.0.0.1:0", "--admin", "127.0.0.1:0"], &gateway.dir);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("another gateway") || said.contains("in use"), "{said}");
@@ -136,7 +139,10 @@ fn a_command_that_does_not_exist_harms_no_other_model() {
 
 #[test]
 fn bad_bodies_leave_nothing_behind() {
-    let gateway = Fixture::new(&["2Gi"]).settings("limits: {body: 1Mi, bodyRate: 1Mi}").model(&Sim::new("small")).start();
+    let gateway = Fixture::new(&["2Gi"])
+        .settings("limits: {body: 1Mi, bodyRate: 1Mi}")
+        .model(&Sim::new("small"))
+        .start();
     gateway.wake("small");
     let level = Level::of(&gateway);
     let client = gateway.client();
@@ -153,7 +159,9 @@ fn bad_bodies_leave_nothing_behind() {
     let short = client.open(format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{{\"mod"));
     short.finish();
     short.ended_without_200();
-    let chunks = format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{{}}\r\n0\r\n\r\n");
+    let chunks = format!(
+        "POST {CHAT} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{{}}\r\n0\r\n\r\n"
+    );
     refusal(&client.raw(&chunks), 400, "invalid_request");
     let mut slow = client.open(format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n"));
     for byte in "{\"model\"".chars() {
@@ -169,7 +177,8 @@ fn bad_bodies_leave_nothing_behind() {
 
 #[test]
 fn bodies_of_300_mib_cost_bounded_memory_and_only_for_as_long_as_they_come() {
-    let gateway = Fixture::new(&["2Gi"]).settings("limits: {bodyTotal: 256Mi}").model(&Sim::new("small")).start();
+    let gateway =
+        Fixture::new(&["2Gi"]).settings("limits: {bodyTotal: 256Mi}").model(&Sim::new("small")).start();
     let level = Level::of(&gateway);
     // Declared: refused before a byte of it is read.
     let head = format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", 300 * MIB);
@@ -179,8 +188,9 @@ fn bodies_of_300_mib_cost_bounded_memory_and_only_for_as_long_as_they_come() {
     refusal(&declared.rest(), 413, "body_too_large");
     assert!(memory(&gateway, "VmHWM") < level.memory + 16 * MIB);
     // Not declared: read up to the limit, then refused, and the client can say all it wants.
-    let mut chunked =
-        gateway.client().open(format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"));
+    let mut chunked = gateway
+        .client()
+        .open(format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"));
     let piece = format!("{:x}\r\n{}\r\n", MIB, "x".repeat(MIB));
     for _ in 0..300 {
         if !chunked.try_write(&piece) {
@@ -210,7 +220,10 @@ fn many_large_bodies_at_once_are_bounded_by_their_sum() {
     let level = Level::of(&gateway);
     let body = format!("{{\"model\":\"small\",\"x\":\"{}\"}}", "x".repeat(10 * MIB));
     let parked: Vec<_> = (0..3).map(|_| gateway.client().open(request(CHAT, "", &body))).collect();
-    gateway.until("parked", Duration::from_secs(10), || gateway.client().post(CHAT, &body).status == 429);
+    gateway.until("parked", Duration::from_secs(10), || {
+        gateway.fleet()["models"].as_array().unwrap().iter().any(|model| model["waiting"] == 3)
+    });
+    refusal(&gateway.client().post(CHAT, &body), 429, "busy");
     let peak = memory(&gateway, "VmHWM");
     assert!(peak < level.memory + 120 * MIB, "{} MiB", peak / MIB);
     drop(parked);

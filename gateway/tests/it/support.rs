@@ -16,7 +16,6 @@ pub(crate) mod engine;
 pub(crate) mod open;
 
 pub(crate) use client::{Answer, Client};
-pub(crate) use open::Open;
 
 /// A configuration in the making. Accelerators are simulated and enforce their memory.
 pub(crate) struct Fixture {

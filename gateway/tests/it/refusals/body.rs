@@ -55,7 +55,8 @@ fn a_body_over_the_limit_is_413_however_it_is_framed_and_the_client_can_read_it(
 #[test]
 fn a_client_that_asks_first_is_told_to_go_on() {
     let gateway = gateway();
-    let mut open = gateway.client().open(head("Content-Length: 2\r\nExpect: 100-continue\r\nConnection: close"));
+    let mut open =
+        gateway.client().open(head("Content-Length: 2\r\nExpect: 100-continue\r\nConnection: close"));
     open.until("HTTP/1.1 100 Continue\r\n\r\n");
     open.write("{}");
     refusal(&open.rest(), 400, "invalid_request");

@@ -45,7 +45,10 @@ fn a_start_that_fails_is_told_by_its_class_and_never_by_its_log() {
                 let error = refusal(&answer, 503, "model_not_ready");
                 assert_eq!(error["details"]["cause"], cause, "{error}");
                 let message = error["message"].as_str().unwrap();
-                assert!(message.starts_with(&format!("Model '{model}' failed to become ready: ")), "{message}");
+                assert!(
+                    message.starts_with(&format!("Model '{model}' failed to become ready: ")),
+                    "{message}"
+                );
                 assert!(!answer.text().contains("Errno") && !answer.text().contains("Traceback"), "{error}");
                 assert_eq!(error["details"]["queue_position"], 1);
             });
@@ -112,7 +115,8 @@ fn an_operators_stop_ends_a_request_that_has_no_answer_yet() {
     gateway.wake("slow");
     gateway.fault("slow#0", r#"{"long-prefill": "20s"}"#);
     let open = gateway.client().open(request(CHAT, "", &chat_body("slow", false, 1)));
-    gateway.until("running", std::time::Duration::from_secs(5), || gateway.counters("slow#0")["running"] == 1);
+    gateway
+        .until("running", std::time::Duration::from_secs(5), || gateway.counters("slow#0")["running"] == 1);
     assert_eq!(gateway.admin().post("/admin/v1/models/slow/stop", "").status, 202);
     let error = refusal(&open.rest(), 503, "engine_failed");
     assert_eq!(error["details"]["cause"], "stopped");

@@ -84,7 +84,8 @@ fn methods_that_do_not_fit_say_which_would() {
         ("TRACE /v1/completions", "POST"),
         ("CONNECT localhost:443", "GET, HEAD"),
     ] {
-        let answer = gateway.client().raw(&format!("{line} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"));
+        let answer =
+            gateway.client().raw(&format!("{line} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"));
         refusal(&answer, 405, "method_not_allowed");
         assert_eq!(answer.header("allow"), allow, "{line}");
     }

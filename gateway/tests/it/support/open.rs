@@ -3,7 +3,6 @@
 use std::{
     io::{ErrorKind, Read as _, Write as _},
     net::{Shutdown, TcpStream},
-    time::Duration,
 };
 
 use super::{Answer, Client};
@@ -63,17 +62,6 @@ impl Open {
         }
     }
 
-    /// Nothing more comes within this time.
-    pub(crate) fn is_silent_for(&mut self, span: Duration) -> bool {
-        self.stream.set_read_timeout(Some(span)).unwrap();
-        let silent = match self.stream.read(&mut [0]) {
-            Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
-            Ok(_) => false,
-        };
-        self.stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        silent
-    }
-
     /// It is closed, and nothing came before that.
     pub(crate) fn closes(mut self) -> bool {
         !self.more()
@@ -99,6 +87,7 @@ impl Open {
             Ok(0) => self.ended = true,
             Ok(n) => self.seen.extend_from_slice(buffer.get(..n).unwrap()),
             Err(error) if error.kind() == ErrorKind::ConnectionReset => self.ended = true,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => panic!("{error} after {:?}", self.text()),
         }
         !self.ended
