@@ -174,7 +174,10 @@ impl Draft<'_> {
         let by = e.deadline(Some(spec), held, &self.planner.settings.timeouts).unwrap_or(e.since);
         let what = if e.cold { "launched" } else { "woken" };
         let mut reason = Reason::starting(&format!("it is being {what} ({}), given up at {by}", e.state));
-        reason.retry_after = Some(by);
+        // Asked again after the time that it usually takes, the request is served; the deadline is no such time.
+        let learned = self.planner.models.get(&id.model).map(|model| model.learned);
+        let usual = learned.and_then(|learned| if e.cold { learned.start } else { learned.wake });
+        reason.retry_after = usual.map(|usual| e.began + usual);
         reason
     }
 }
