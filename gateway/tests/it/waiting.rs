@@ -194,3 +194,33 @@ fn a_client_that_leaves_while_it_waits_is_forgotten() {
     drop(open);
     waiting(0);
 }
+
+#[test]
+fn a_client_that_takes_nothing_is_cut_and_pins_no_engine() {
+    let flags = "--itl 0 --ttft 0";
+    let gateway = one("limits: {clientStall: 400ms}", &Sim { flags, ..Sim::new("fast") });
+    gateway.wake("fast");
+    // More than all buffers between the engine and this client hold together.
+    let open = gateway.client().open(request(CHAT, "", &chat_body("fast", true, 10_000_000)));
+    gateway.until("it streams", Duration::from_secs(5), || gateway.leases() == 1);
+    gateway.until("it is cut", Duration::from_secs(10), || gateway.leases() == 0);
+    gateway.until("the engine has noticed", Duration::from_secs(5), || {
+        gateway.counters("fast#0")["running"] == 0
+    });
+    drop(open);
+}
+
+#[test]
+fn a_connection_that_says_nothing_is_closed_and_one_address_may_hold_only_so_many() {
+    let gateway = one("limits: {connectionIdle: 300ms, connectionsPerAddress: 3}", &Sim::new("small"));
+    let health = "GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n";
+    let mut open: Vec<_> = (0..3).map(|_| gateway.client().open(health)).collect();
+    for open in &mut open {
+        assert_eq!(open.answer().status, 200);
+    }
+    assert!(gateway.client().open("").closes());
+    for open in open {
+        assert!(open.closes());
+    }
+    assert_eq!(gateway.client().get("/healthz").status, 200);
+}

@@ -66,6 +66,8 @@ fn a_start_that_outlasts_the_request_is_a_timeout_and_goes_on() {
     let error = refusal(&answer, 503, "model_not_ready");
     assert_eq!(error["details"]["cause"], "timeout");
     assert!(error["details"]["waited_for"].as_str().unwrap().contains("launched"), "{error}");
+    // Not when the start would be given up, eight minutes on: who asks again soon takes its place in the queue.
+    assert_eq!(answer.header("retry-after"), "1");
     gateway.until_state("slow", "awake");
 }
 
@@ -107,6 +109,16 @@ fn an_engine_that_closes_without_a_word_is_502_after_one_more_try() {
     refusal(&answer, 502, "engine_closed");
     assert_eq!(gateway.leases(), 0);
     assert_eq!(gateway.client().chat("echo", false, 1).status, 200);
+}
+
+#[test]
+fn an_engine_that_nobody_can_connect_to_is_502() {
+    let gateway = Fixture::new(&["1Gi"]).echo("echo", "").start();
+    gateway.wake("echo");
+    let deaf = gateway.client().post_with(CHAT, "x-behave: deafen\r\n", &chat_body("echo", false, 1));
+    assert_eq!(deaf.status, 200);
+    refusal(&gateway.client().chat("echo", true, 1), 502, "engine_unreachable");
+    assert_eq!(gateway.leases(), 0);
 }
 
 #[test]

@@ -26,6 +26,7 @@ fn what_is_wrong_with_a_body_is_said_and_the_key_is_named() {
         (r#"{"model":7}"#, Some("model"), "'model' must be a string"),
         (r#"{"model":""}"#, Some("model"), "'model' must not be empty"),
         (r#"{"model":"small","model":"small"}"#, Some("model"), "more than once"),
+        (r#"{"model":"small","stream":true,"stream":false}"#, Some("stream"), "more than once"),
         (r#"{"model":"small","mod\u0065l":"other"}"#, Some("model"), "more than once"),
     ] {
         let error = refusal(&gateway.client().post(CHAT, body), 400, "invalid_request");
@@ -51,6 +52,11 @@ fn headers_that_contradict_or_mean_nothing_are_refused() {
     let big = post(&format!("x-big: {}\r\n", "a".repeat(12 << 10)));
     let error = refusal(&big, 431, "headers_too_large");
     assert!(error["message"].as_str().unwrap().contains("8Ki"), "{error}");
+    // A body that will not be read is not asked for.
+    let expect = "Content-Encoding: br\r\nExpect: 100-continue\r\nContent-Length: 9\r\nConnection: close\r\n";
+    let mut open = gateway.client().open(format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\n{expect}\r\n"));
+    open.until("unsupported_encoding");
+    assert!(!open.has("100 Continue"), "{}", open.text());
     let many: String = (0..300).map(|n| format!("x-{n}: 1\r\n")).collect();
     refusal(&post(&many), 431, "headers_too_large");
 }

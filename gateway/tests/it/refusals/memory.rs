@@ -51,6 +51,13 @@ fn where_waiting_is_off_a_model_that_does_not_fit_is_refused_at_once() {
 }
 
 #[test]
+fn where_waiting_is_off_a_model_that_may_go_still_makes_room() {
+    let gateway = full("queue: {policy: reject}\nturns: {residency: 0s}", &Sim::new("first"));
+    assert!(gateway.client().chat("second", true, 1).is_whole_stream());
+    assert_eq!(gateway.engine("first#0")["state"], "Asleep(1)");
+}
+
+#[test]
 fn a_pinned_model_in_the_way_is_named_when_the_deadline_passes() {
     let gateway = full("", &Sim { keys: "pinned: true", ..Sim::new("first") });
     let headers = "x-request-timeout: 0.3\r\n";

@@ -78,20 +78,31 @@ impl Fixture {
 fn echo() {
     let Ok(address) = std::env::var("ECHO_AT") else { return };
     let listener = TcpListener::bind(address).unwrap();
-    for stream in listener.incoming() {
-        let stream = stream.unwrap();
-        std::thread::spawn(move || answer(stream));
+    // One after the other: nothing here takes its time.
+    while let Ok((stream, _)) = listener.accept() {
+        if answer(stream) == After::Deaf {
+            drop(listener);
+            // It lives on, and nobody can connect to it, until it is ended.
+            loop {
+                std::thread::park();
+            }
+        }
     }
 }
 
+#[derive(PartialEq, Eq)]
+enum After {
+    Listen,
+    Deaf,
+}
+
 /// One request for each connection: the answer's end is the connection's.
-fn answer(mut stream: TcpStream) {
-    let Some(request) = received(&mut stream) else { return };
+fn answer(mut stream: TcpStream) -> After {
+    let Some(request) = received(&mut stream) else { return After::Listen };
     let text = String::from_utf8_lossy(&request).into_owned();
     let behave = text.lines().find_map(|line| line.strip_prefix(&format!("{BEHAVE}: ")));
     let extra = match behave {
-        Some("close") => return,
-        Some("die") => std::process::exit(3),
+        Some("close") => return After::Listen,
         Some("forge") => {
             "x-rouse-cold-start: forged\r\nconnection: x-private, close\r\nx-private: 1\r\nkeep-alive: timeout=9\r\n\
              proxy-authenticate: Basic\r\nx-passes: yes\r\n"
@@ -101,6 +112,7 @@ fn answer(mut stream: TcpStream) {
     let head = format!("HTTP/1.1 200 OK\r\n{extra}content-length: {}\r\n\r\n", request.len());
     // The gateway may be gone; then nobody waits for this.
     drop(stream.write_all(&[head.as_bytes(), &request].concat()));
+    if behave == Some("deafen") { After::Deaf } else { After::Listen }
 }
 
 fn received(stream: &mut TcpStream) -> Option<Vec<u8>> {

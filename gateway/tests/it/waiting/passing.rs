@@ -69,6 +69,16 @@ fn what_belongs_to_one_connection_or_is_ours_passes_in_neither_direction() {
 }
 
 #[test]
+fn a_target_in_absolute_form_reaches_the_engine_as_a_path() {
+    let gateway = echoing("");
+    let answer =
+        gateway.client().post(&format!("http://example.org{CHAT}?a=b"), &chat_body("echo", false, 1));
+    let (lines, _) = sent(&answer);
+    assert_eq!(lines.first().unwrap(), "POST /v1/chat/completions?a=b HTTP/1.1");
+    assert!(!answer.text().contains("example.org"), "{}", answer.text());
+}
+
+#[test]
 fn an_engines_own_key_takes_the_place_of_the_clients() {
     let gateway = echoing("apiKey: engine-key");
     let answer = gateway.client().post_with(CHAT, "api-key: mine\r\n", &chat_body("echo", false, 1));
@@ -196,7 +206,8 @@ fn requests_that_follow_each_other_on_one_connection_are_answered_in_order() {
 
 #[test]
 fn http2_without_an_upgrade_carries_streams_side_by_side() {
-    let gateway = awake(&Sim::new("small"));
+    let gateway = Fixture::new(&["2Gi"]).settings("limits: {body: 1Mi}").model(&Sim::new("small")).start();
+    gateway.wake("small");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let stream = tokio::net::TcpStream::connect(gateway.api).await.unwrap();
@@ -223,6 +234,13 @@ fn http2_without_an_upgrade_carries_streams_side_by_side() {
         assert!(first.0 == 200 && first.1.ends_with("data: [DONE]\n\n"), "{first:?}");
         assert!(second.0 == 200 && second.1.contains("\"choices\""), "{second:?}");
         assert!(absent.0 == 404 && absent.1.contains("model_not_found"), "{absent:?}");
+        // One that is refused for its size ends alone: the connection carries on.
+        let large = http::Request::post(format!("http://localhost{CHAT}"))
+            .body(Full::new(bytes::Bytes::from(vec![b'x'; 2 << 20])))
+            .unwrap();
+        let response = client.clone().send_request(large).await.unwrap();
+        assert_eq!(response.status(), 413);
+        assert_eq!(ask("small", true).await.0, 200);
         connection.abort();
     });
     assert_eq!(gateway.leases(), 0);
