@@ -125,6 +125,32 @@ fn a_second_gateway_over_the_same_state_is_refused() {
 }
 
 #[test]
+fn a_changed_file_that_is_invalid_is_refused_whole_and_the_old_one_stays() {
+    let fixture = Fixture::new(&["2Gi"]).model(&Sim::new("small"));
+    let good = fixture.yaml();
+    let gateway = fixture.start();
+    assert_eq!(gateway.client().chat("small", true, 1).status, 200);
+    let write = |yaml: &str| {
+        // Replaced, not rewritten: nobody reads half a file.
+        let next = gateway.dir.join("next.yaml");
+        std::fs::write(&next, yaml).unwrap();
+        std::fs::rename(next, gateway.dir.join("rouse.yaml")).unwrap();
+        gateway.signal(nix::sys::signal::Signal::SIGHUP);
+    };
+    let more = |name: &str| good.clone() + &good.split_once("models:\n").unwrap().1.replace("small", name);
+    write(&(more("other") + "    colour: red\n"));
+    gateway.until("it is refused", Duration::from_secs(10), || gateway.log().contains("colour"));
+    assert_eq!(gateway.client().get("/v1/models/other").status, 404);
+    assert_eq!(gateway.engine("small#0")["generation"], 1);
+    assert_eq!(gateway.client().chat("small", true, 1).header("x-rouse-cold-start"), "");
+    write(&more("other"));
+    gateway.until("it is taken", Duration::from_secs(10), || {
+        gateway.client().get("/v1/models/other").status == 200
+    });
+    assert_eq!(gateway.engine("small#0")["generation"], 1);
+}
+
+#[test]
 fn a_command_that_does_not_exist_harms_no_other_model() {
     let gateway = Fixture::new(&["2Gi"])
         .model(&Sim::new("small"))

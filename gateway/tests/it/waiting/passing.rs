@@ -79,6 +79,20 @@ fn a_target_in_absolute_form_reaches_the_engine_as_a_path() {
 }
 
 #[test]
+fn a_client_of_http_1_0_gets_no_chunks_and_a_head_request_no_body() {
+    let gateway = awake(&Sim::new("small"));
+    let body = chat_body("small", true, 2);
+    let old = format!("POST {CHAT} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let answer = gateway.client().raw(&old);
+    assert_eq!(answer.header("transfer-encoding"), "");
+    assert!(answer.is_whole_stream(), "{}", answer.text());
+    let head = "HEAD /v1/models HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
+    let mut open = gateway.client().open(head);
+    open.until("\r\n\r\n");
+    assert!(open.has("HTTP/1.1 200") && open.has("content-length: ") && open.closes());
+}
+
+#[test]
 fn an_engines_own_key_takes_the_place_of_the_clients() {
     let gateway = echoing("apiKey: engine-key");
     let answer = gateway.client().post_with(CHAT, "api-key: mine\r\n", &chat_body("echo", false, 1));
