@@ -62,6 +62,11 @@ impl Open {
         }
     }
 
+    /// Something comes, and not the end.
+    pub(crate) fn is_answered(&mut self) -> bool {
+        !self.seen.is_empty() || self.more()
+    }
+
     /// It is closed, and nothing came before that.
     pub(crate) fn closes(mut self) -> bool {
         !self.more()
