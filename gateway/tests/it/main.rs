@@ -1,5 +1,4 @@
 //! The real gateway, as a process, over engine-sim: what clients and operators see.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
