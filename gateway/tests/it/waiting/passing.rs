@@ -142,11 +142,13 @@ fn a_fit_request_id_is_kept_and_any_other_is_made_anew() {
         assert!(lines.iter().any(|line| *line == format!("x-request-id: {got}")), "{lines:?}");
         got
     };
+    // In the form of a UUID: there are engines that take no other.
+    let is_made = |id: &str| id.split('-').map(str::len).eq([8, 4, 4, 4, 12]);
     assert_eq!(id("x-request-id: a.B_c-9\r\n"), "a.B_c-9");
     for unfit in ["", "x-request-id: a b\r\n", "x-request-id: é\r\n", "x-request-id: \r\n"] {
-        assert!(id(unfit).starts_with("req-"), "{unfit:?}");
+        assert!(is_made(&id(unfit)), "{unfit:?}");
     }
-    assert!(id(&format!("x-request-id: {}\r\n", "a".repeat(129))).starts_with("req-"));
+    assert!(is_made(&id(&format!("x-request-id: {}\r\n", "a".repeat(129)))));
     assert_ne!(id(""), id(""));
 }
 
