@@ -214,16 +214,14 @@ impl Draft<'_> {
                         self.meter(accelerator, Millis::ZERO);
                     }
                 }
-                self.because(
-                    id,
-                    Reason::memory(format!("reading how much of {accelerator} is in use"), Vec::new(), None),
-                );
+                let text = format!("reading how much of {accelerator} is in use");
+                self.because_of_memory(id, candidate, text);
             }
             Room::Unseen { accelerator, after, short } => {
                 self.meter(accelerator, *after);
                 let text =
                     format!("waiting for memory on {accelerator} to come back: {short} not seen free yet");
-                self.because(id, Reason::memory(text, Vec::new(), None));
+                self.because_of_memory(id, candidate, text);
             }
             Room::Excluded { by } => {
                 let text = format!("waiting for {by} to finish taking its memory on the same accelerator");
@@ -267,9 +265,8 @@ impl Draft<'_> {
         self.claim(id, candidate);
         let names: Vec<String> =
             victims.iter().map(|v| format!("{} is {}", v.engine.model, v.fate())).collect();
-        let reason = self.held_reason(id, candidate);
         let text = format!("making room on {}: {}", list(candidate), names.join(", "));
-        self.because(id, Reason::memory(text, reason.holders, reason.retry_after));
+        self.because_of_memory(id, candidate, text);
     }
 
     /// Nobody may be put away yet: it keeps its place in line for the candidate that comes free first.
@@ -312,6 +309,13 @@ impl Draft<'_> {
 
     fn because(&mut self, id: &EngineId, reason: Reason) {
         self.reasons.entry(id.model.clone()).or_insert(reason);
+    }
+
+    /// It waits for memory of which more can be said than who holds it.
+    fn because_of_memory(&mut self, id: &EngineId, candidate: &Candidate, text: String) {
+        let mut reason = self.held_reason(id, candidate);
+        reason.text = text;
+        self.because(id, reason);
     }
 
     fn backing_off(&self, id: &EngineId, until: Tick, cause: Cause) -> Reason {

@@ -47,9 +47,9 @@ impl Reason {
         Self { text: text.to_owned(), ..Self::default() }
     }
 
-    pub(super) fn memory(text: String, holders: Vec<Blocking>, retry_after: Option<Tick>) -> Self {
-        let class = Class::Memory { need: Bytes::ZERO, available: Bytes::ZERO };
-        Self { text, holders, retry_after, refuse: false, class }
+    /// It is awake, and as many as may are being served.
+    pub(super) fn full() -> Self {
+        Self::starting("every place of its maxConcurrency is taken")
     }
 
     pub(super) fn failed(cause: Cause, failures: u32, until: Tick, refuse: bool) -> Self {
@@ -151,11 +151,13 @@ impl Draft<'_> {
 
     /// No accelerator, or set of them, could ever hold it.
     pub(super) fn fits_nowhere(&self, id: &EngineId, spec: &ModelSpec) -> Reason {
-        if !self.candidates(id, spec, false).is_empty() {
-            return Reason::memory("waiting for its accelerator to come back".to_owned(), Vec::new(), None);
-        }
         let available = self.planner.largest();
         let need = spec.memory.awake;
+        if !self.candidates(id, spec, false).is_empty() {
+            let class = Class::Memory { need, available: Bytes::ZERO };
+            let text = "waiting for its accelerator to come back".to_owned();
+            return Reason { text, class, ..Reason::default() };
+        }
         Reason {
             text: format!("it needs {need} on each accelerator, and the largest has {available}"),
             refuse: true,
@@ -172,7 +174,10 @@ impl Draft<'_> {
         let by = e.deadline(Some(spec), held, &self.planner.settings.timeouts).unwrap_or(e.since);
         let what = if e.cold { "launched" } else { "woken" };
         let mut reason = Reason::starting(&format!("it is being {what} ({}), given up at {by}", e.state));
-        reason.retry_after = Some(by);
+        // Asked again after the time that it usually takes, the request is served; the deadline is no such time.
+        let learned = self.planner.models.get(&id.model).map(|model| model.learned);
+        let usual = learned.and_then(|learned| if e.cold { learned.start } else { learned.wake });
+        reason.retry_after = usual.map(|usual| e.began + usual);
         reason
     }
 }
@@ -200,6 +205,11 @@ impl Planner {
         let pinned = self.models.get(model).is_some_and(super::plan::Model::pinned);
         let text = match &e.state {
             State::Awake if pinned => "awake; pinned".to_owned(),
+            State::Awake
+                if self.spec(model).is_some_and(|s| s.max_concurrency.is_some_and(|n| e.leases >= n)) =>
+            {
+                "awake; every place of its maxConcurrency is taken".to_owned()
+            }
             State::Awake if e.leases > 0 => "awake; in use".to_owned(),
             State::Awake => match idle.and_then(|i| i.sleep_after) {
                 Some(after) => {

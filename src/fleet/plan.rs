@@ -195,7 +195,7 @@ impl<'a> Draft<'a> {
 impl Verdicts {
     /// What a model's waiters wait for, without what is each waiter's own.
     pub(super) fn wait(&self, model: &ModelName) -> Wait {
-        self.reasons.get(model).map(|r| r.wait(self.now)).unwrap_or_default()
+        self.reasons.get(model).map_or_else(|| Reason::full().wait(self.now), |r| r.wait(self.now))
     }
 
     /// Why everybody who waits for this model is sent away, if so.

@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod bad_input;
 mod cli;
 mod demo;
+mod refusals;
 mod support;
 mod swap;
+mod waiting;

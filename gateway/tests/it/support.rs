@@ -12,6 +12,8 @@ use std::{
 use tempfile::TempDir;
 
 pub(crate) mod client;
+pub(crate) mod engine;
+pub(crate) mod open;
 
 pub(crate) use client::{Answer, Client};
 

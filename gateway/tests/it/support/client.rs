@@ -65,6 +65,7 @@ impl Client {
                 Ok(0) => break,
                 Ok(n) => bytes.extend_from_slice(buffer.get(..n).unwrap()),
                 Err(e) if e.kind() == ErrorKind::ConnectionReset => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => panic!("{e} after {:?}", String::from_utf8_lossy(&bytes)),
             }
         }

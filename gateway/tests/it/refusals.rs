@@ -1,0 +1,57 @@
+//! Every refusal that a client can meet, as it arrives: status, envelope, headers.
+
+use serde_json::Value;
+
+use crate::support::Answer;
+
+mod body;
+mod end;
+mod engine;
+mod head;
+mod memory;
+
+/// What must hold of every refusal, and of this one. Gives the envelope's `error`.
+pub(crate) fn refusal(answer: &Answer, status: u16, code: &str) -> Value {
+    let error = answer.json()["error"].clone();
+    let told = format!("{} {:?} {}", answer.status, answer.headers, answer.text());
+    assert_eq!((answer.status, error["code"].as_str()), (status, Some(code)), "{told}");
+    assert!(answer.complete && !answer.header("content-length").is_empty(), "{told}");
+    assert_eq!(answer.header("content-type"), "application/json", "{told}");
+    assert!(!answer.header("x-request-id").is_empty(), "{told}");
+    assert_eq!(error["type"], kind(status, code), "{told}");
+    assert!(!error["message"].as_str().unwrap().is_empty(), "{told}");
+    assert!(error.as_object().unwrap().contains_key("param"), "{told}");
+    let never = error["details"]["never"] == true;
+    let retry = match (status, code) {
+        (429, _) => !never,
+        // Without a wait it broke under a running exchange: a second copy helps nobody.
+        (503, "engine_failed") => error["details"]["waited_for"] != "nothing",
+        (502 | 503, _) => true,
+        _ => false,
+    };
+    assert_eq!(answer.header("x-should-retry"), retry.to_string(), "{told}");
+    match status {
+        429 | 503 => {
+            let details = &error["details"];
+            assert!(!details["waited_for"].as_str().unwrap().is_empty(), "{told}");
+            assert!(details["waited"].is_string() && details["queue_position"].is_u64(), "{told}");
+            assert!(details["holders"].is_array(), "{told}");
+            if never {
+                assert_eq!(answer.header("retry-after"), "", "{told}");
+            } else {
+                assert!(answer.header("retry-after").parse::<u64>().unwrap() >= 1, "{told}");
+            }
+        }
+        _ => assert_eq!((answer.header("retry-after"), error.get("details")), ("", None), "{told}"),
+    }
+    error
+}
+
+fn kind(status: u16, code: &str) -> &'static str {
+    match (status, code) {
+        (429, "insufficient_memory") => "insufficient_memory",
+        (429, _) => "rate_limit_error",
+        (500.., _) => "server_error",
+        _ => "invalid_request_error",
+    }
+}

@@ -1,0 +1,155 @@
+//! Refused because it does not fit, or because too many wait.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::refusal;
+use crate::support::{
+    Fixture, Gateway, Sim,
+    client::{chat_body, request},
+};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// `first` is awake on the only accelerator, which has no room for `second`.
+fn full(settings: &str, first: &Sim<'_>) -> Gateway {
+    let gateway =
+        Fixture::new(&["1200Mi"]).settings(settings).model(first).model(&Sim::new("second")).start();
+    gateway.until_state("second", "cold");
+    gateway.wake("first");
+    gateway
+}
+
+#[test]
+fn where_waiting_is_off_a_model_that_does_not_fit_is_refused_at_once() {
+    let settings = "queue: {policy: reject}\nturns: {residency: 1h, maxTurn: 2h}";
+    let gateway = full(settings, &Sim::new("first"));
+    // A model that is awake, or only has to be launched, is served as ever.
+    assert_eq!(gateway.client().chat("first", false, 1).status, 200);
+    for stream in [false, true] {
+        let answer = gateway.client().chat("second", stream, 1);
+        let error = refusal(&answer, 429, "insufficient_memory");
+        assert_eq!(error["message"], "Cannot schedule second: insufficient memory");
+        let details = &error["details"];
+        assert_eq!(details["requested"], json!({"model": "second", "memory": "1Gi"}));
+        assert_eq!(details["available"], "176Mi");
+        assert_eq!(details["queue_position"], 1);
+        assert!(details["waited_for"].as_str().unwrap().contains("held by first"), "{details}");
+        let blocking = &details["blocking"][0];
+        assert_eq!(
+            (&blocking["model"], &blocking["memory"], &blocking["leases"], &blocking["pinned"]),
+            (&json!("first"), &json!("1Gi"), &json!(0), &json!(false))
+        );
+        assert!(blocking["idle_for"].is_string(), "{details}");
+        assert_eq!(details["holders"], details["blocking"]);
+        // The end of the residency is the earliest moment at which it may go.
+        let after: u64 = answer.header("retry-after").parse().unwrap();
+        assert!((3500..=3600).contains(&after), "{after}");
+    }
+    assert_eq!(gateway.engine("first#0")["state"], "Awake");
+}
+
+#[test]
+fn where_waiting_is_off_a_model_that_may_go_still_makes_room() {
+    let gateway = full("queue: {policy: reject}\nturns: {residency: 0s}", &Sim::new("first"));
+    assert!(gateway.client().chat("second", true, 1).is_whole_stream());
+    assert_eq!(gateway.engine("first#0")["state"], "Asleep(1)");
+}
+
+#[test]
+fn a_pinned_model_in_the_way_is_named_when_the_deadline_passes() {
+    let gateway = full("", &Sim { keys: "pinned: true", ..Sim::new("first") });
+    let headers = "x-request-timeout: 0.3\r\n";
+    let answer = gateway.client().post_with(CHAT, headers, &chat_body("second", true, 1));
+    let error = refusal(&answer, 429, "insufficient_memory");
+    let blocking = &error["details"]["blocking"][0];
+    assert_eq!((&blocking["model"], &blocking["pinned"]), (&json!("first"), &json!(true)), "{error}");
+    assert_eq!(error["details"]["requested"]["memory"], "1Gi");
+    assert!(error["details"]["waited"].as_str().unwrap().ends_with("ms"), "{error}");
+    assert_eq!(gateway.engine("first#0")["state"], "Awake");
+}
+
+#[test]
+fn a_deadline_that_passes_while_room_is_made_still_says_what_was_asked_for() {
+    let turns = "turns: {residency: 100ms, maxTurn: 200ms}";
+    let gateway = full(turns, &Sim { flags: "--fault hang-sleep", ..Sim::new("first") });
+    let headers = "x-request-timeout: 0.6\r\n";
+    let answer = gateway.client().post_with(CHAT, headers, &chat_body("second", false, 1));
+    let error = refusal(&answer, 429, "insufficient_memory");
+    assert_eq!(error["details"]["requested"], json!({"model": "second", "memory": "1Gi"}));
+    assert_eq!(error["details"]["available"], "176Mi");
+    assert_eq!(error["details"]["blocking"][0]["model"], "first", "{error}");
+    gateway.fault("first#0", r#"{"hang-sleep": null}"#);
+}
+
+#[test]
+fn memory_that_comes_back_late_is_no_reason_to_forget_what_was_asked_for() {
+    let turns = "turns: {residency: 50ms, maxTurn: 100ms}";
+    let gateway = full(turns, &Sim { flags: "--fault late-memory=3s", ..Sim::new("first") });
+    let headers = "x-request-timeout: 0.8\r\n";
+    let answer = gateway.client().post_with(CHAT, headers, &chat_body("second", false, 1));
+    let error = refusal(&answer, 429, "insufficient_memory");
+    let details = &error["details"];
+    assert!(details["waited_for"].as_str().unwrap().contains("gpu-0"), "{details}");
+    assert_eq!(details["requested"], json!({"model": "second", "memory": "1Gi"}));
+    assert_eq!(details["holders"][0]["model"], "first", "{details}");
+}
+
+#[test]
+fn what_fits_nowhere_is_refused_for_good() {
+    let gateway = Fixture::new(&["2Gi", "1Gi"])
+        .model(&Sim::new("small"))
+        .model(&Sim { awake: "3Gi", ..Sim::new("large") })
+        .model(&Sim { awake: "2Gi", accelerators: 2, ..Sim::new("wide") })
+        .start();
+    for (model, memory) in [("large", "3Gi"), ("wide", "2Gi")] {
+        let answer = gateway.client().chat(model, true, 1);
+        let error = refusal(&answer, 429, "insufficient_memory");
+        let details = &error["details"];
+        assert_eq!(details["never"], true, "{details}");
+        assert_eq!(details["requested"], json!({"model": model, "memory": memory}));
+        assert_eq!(details["blocking"], json!([]));
+        assert_eq!((answer.header("retry-after"), answer.header("x-should-retry")), ("", "false"));
+    }
+    assert!(gateway.client().chat("small", true, 1).is_whole_stream());
+}
+
+#[test]
+fn when_too_many_wait_the_newest_is_refused() {
+    let gateway = Fixture::new(&["2Gi"])
+        .settings("queue: {maxWaiting: 2}")
+        .model(&Sim { flags: "--start-time 1s", ..Sim::new("slow") })
+        .start();
+    let mut first = gateway.client().open(request(CHAT, "", &chat_body("slow", true, 2)));
+    let mut second = gateway.client().open(request(CHAT, "", &chat_body("slow", false, 2)));
+    gateway.until_state("slow", "launching");
+    gateway.until("both wait", Duration::from_secs(5), || {
+        gateway.fleet()["models"].as_array().unwrap().iter().any(|model| model["waiting"] == 2)
+    });
+    let answer = gateway.client().chat("slow", false, 2);
+    let error = refusal(&answer, 429, "queue_full");
+    assert!(error["message"].as_str().unwrap().contains("queue.maxWaiting"), "{error}");
+    assert_eq!(error["details"]["queue_position"], 3);
+    assert!(error["details"]["waited_for"].as_str().unwrap().contains("launched"), "{error}");
+    first.until("[DONE]");
+    second.until("200 OK");
+}
+
+#[test]
+fn at_max_concurrency_requests_park_and_are_refused_when_their_deadline_passes() {
+    let gateway = Fixture::new(&["2Gi"])
+        .model(&Sim { keys: "maxConcurrency: 1", flags: "--itl 20ms", ..Sim::new("one") })
+        .start();
+    let mut long = gateway.client().open(request(CHAT, "", &chat_body("one", true, 60)));
+    long.until("data: ");
+    let headers = "x-request-timeout: 0.2\r\n";
+    let answer = gateway.client().post_with(CHAT, headers, &chat_body("one", false, 1));
+    let error = refusal(&answer, 429, "queue_full");
+    assert!(error["message"].as_str().unwrap().contains("maxConcurrency"), "{error}");
+    assert!(error["details"]["waited_for"].as_str().unwrap().contains("maxConcurrency"), "{error}");
+    assert_eq!(error["details"]["queue_position"], 1);
+    // One with patience comes after.
+    assert!(gateway.client().chat("one", true, 1).is_whole_stream());
+    assert!(long.rest().is_whole_stream());
+}

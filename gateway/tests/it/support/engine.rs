@@ -1,0 +1,135 @@
+//! Engines from the outside: spoken to without the gateway, and one of our own that shows what it was sent.
+//!
+//! engine-sim behaves as engines do; the header's way through the gateway, and a peer that closes without a word, need
+//! one that does not. It is this test binary itself, started with a filter that runs nothing but [`echo`].
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    time::Duration,
+};
+
+use super::{Client, Fixture, Gateway, client, read};
+
+/// What the echoing engine does with a request is told by this header.
+const BEHAVE: &str = "x-behave";
+
+impl Gateway {
+    /// An engine that runs, spoken to without the gateway.
+    pub(crate) fn engine_client(&self, id: &str) -> Client {
+        let saved = || -> Option<SocketAddr> {
+            let json: serde_json::Value =
+                serde_json::from_str(&read(&self.dir.join("state/engines.json"))).ok()?;
+            json["engines"][id]["address"].as_str()?.parse().ok()
+        };
+        self.until(&format!("{id} has an address"), Duration::from_secs(10), || saved().is_some());
+        Client::new(saved().unwrap())
+    }
+
+    /// Sets faults of a running engine-sim: `fault("small#0", r#"{"hang": true}"#)`.
+    pub(crate) fn fault(&self, id: &str, faults: &str) {
+        let request = client::request("/sim/faults", "", faults);
+        let answer = self.engine_client(id).raw(&request);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+
+    pub(crate) fn counters(&self, id: &str) -> serde_json::Value {
+        self.engine_client(id).get("/sim/counters").json()
+    }
+
+    /// Wakes a model as an operator, and waits until it is awake.
+    pub(crate) fn wake(&self, model: &str) {
+        let answer = self.admin().post(&format!("/admin/v1/models/{model}/wake"), "");
+        assert_eq!(answer.status, 202, "{}", answer.text());
+        self.until_state(model, "awake");
+    }
+
+    pub(crate) fn until_state(&self, model: &str, state: &str) {
+        self.until(&format!("{model} is {state}"), Duration::from_secs(10), || {
+            self.client().get(&format!("/v1/models/{model}")).json()["state"] == state
+        });
+    }
+
+    pub(crate) fn leases(&self) -> u64 {
+        self.fleet()["engines"].as_array().unwrap().iter().filter_map(|e| e["leases"].as_u64()).sum()
+    }
+}
+
+impl Fixture {
+    /// A model whose engine answers with the request as it arrived. `keys`: of the engine, one a line.
+    pub(crate) fn echo(self, name: &str, keys: &str) -> Self {
+        let exe = std::env::current_exe().unwrap();
+        let keys = keys.lines().fold(String::new(), |text, line| format!("{text}      {line}\n"));
+        self.model_yaml(&format!(
+            r#"  - name: {name}
+    engine:
+      kind: custom
+      task: none
+      command: [{exe:?}, "support::engine::echo", --exact, --ignored, --nocapture]
+      env: {{ECHO_AT: "${{HOST}}:${{PORT}}"}}
+{keys}    memory: {{awake: 64Mi}}
+"#
+        ))
+    }
+}
+
+#[test]
+#[ignore = "an engine, run as a process of its own by other tests"]
+fn echo() {
+    let Ok(address) = std::env::var("ECHO_AT") else { return };
+    let listener = TcpListener::bind(address).unwrap();
+    // One after the other: nothing here takes its time.
+    while let Ok((stream, _)) = listener.accept() {
+        if answer(stream) == After::Deaf {
+            drop(listener);
+            // It lives on, and nobody can connect to it, until it is ended.
+            loop {
+                std::thread::park();
+            }
+        }
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum After {
+    Listen,
+    Deaf,
+}
+
+/// One request for each connection: the answer's end is the connection's.
+fn answer(mut stream: TcpStream) -> After {
+    let Some(request) = received(&mut stream) else { return After::Listen };
+    let text = String::from_utf8_lossy(&request).into_owned();
+    let behave = text.lines().find_map(|line| line.strip_prefix(&format!("{BEHAVE}: ")));
+    let extra = match behave {
+        Some("close") => return After::Listen,
+        Some("forge") => {
+            "x-rouse-cold-start: forged\r\nconnection: x-private, close\r\nx-private: 1\r\nkeep-alive: timeout=9\r\n\
+             proxy-authenticate: Basic\r\nx-passes: yes\r\n"
+        }
+        _ => "connection: close\r\n",
+    };
+    let head = format!("HTTP/1.1 200 OK\r\n{extra}content-length: {}\r\n\r\n", request.len());
+    // The gateway may be gone; then nobody waits for this.
+    drop(stream.write_all(&[head.as_bytes(), &request].concat()));
+    if behave == Some("deafen") { After::Deaf } else { After::Listen }
+}
+
+fn received(stream: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        if let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            let head = String::from_utf8_lossy(bytes.get(..at)?).into_owned();
+            let length = head.lines().find_map(|l| l.strip_prefix("content-length: "));
+            let length: usize = length.map_or(0, |length| length.parse().unwrap());
+            if bytes.len() >= at + 4 + length {
+                return Some(bytes);
+            }
+        }
+        match stream.read(&mut buffer) {
+            Ok(0) | Err(_) => return None,
+            Ok(n) => bytes.extend_from_slice(buffer.get(..n)?),
+        }
+    }
+}

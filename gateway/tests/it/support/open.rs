@@ -1,0 +1,108 @@
+//! An exchange looked at while it runs: what has come so far, and what comes next.
+
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    net::{Shutdown, TcpStream},
+};
+
+use super::{Answer, Client};
+
+pub(crate) struct Open {
+    stream: TcpStream,
+    /// Everything that came and was not taken yet.
+    pub(crate) seen: Vec<u8>,
+    pub(crate) ended: bool,
+}
+
+impl Client {
+    /// Writes these bytes on a connection of their own and reads nothing yet.
+    pub(crate) fn open(&self, bytes: impl AsRef<[u8]>) -> Open {
+        let mut open = Open { stream: self.connect(), seen: Vec::new(), ended: false };
+        open.write(bytes);
+        open
+    }
+}
+
+impl Open {
+    pub(crate) fn write(&mut self, bytes: impl AsRef<[u8]>) {
+        self.stream.write_all(bytes.as_ref()).unwrap();
+    }
+
+    /// False once the other side takes no more.
+    pub(crate) fn try_write(&mut self, bytes: impl AsRef<[u8]>) -> bool {
+        self.stream.write_all(bytes.as_ref()).is_ok()
+    }
+
+    /// The client has sent all it will.
+    pub(crate) fn finish(&self) {
+        self.stream.shutdown(Shutdown::Write).unwrap();
+    }
+
+    /// Reads until this text has come.
+    pub(crate) fn until(&mut self, text: &str) {
+        while !self.has(text) {
+            assert!(self.more(), "ended before {text:?}: {}", self.text());
+        }
+    }
+
+    /// Reads to the connection's end.
+    pub(crate) fn rest(mut self) -> Answer {
+        while self.more() {}
+        Answer::parse(&self.seen).unwrap_or_else(|| panic!("no answer: {:?}", self.text()))
+    }
+
+    /// Takes the first answer off, of those that come one after the other on this connection.
+    pub(crate) fn answer(&mut self) -> Answer {
+        loop {
+            if let Some((answer, length)) = self.first() {
+                self.seen.drain(..length);
+                return answer;
+            }
+            assert!(self.more(), "ended before an answer: {}", self.text());
+        }
+    }
+
+    /// Something comes, and not the end.
+    pub(crate) fn is_answered(&mut self) -> bool {
+        !self.seen.is_empty() || self.more()
+    }
+
+    /// It is closed, and nothing came before that.
+    pub(crate) fn closes(mut self) -> bool {
+        !self.more()
+    }
+
+    /// It ends, and not well.
+    pub(crate) fn ended_without_200(mut self) {
+        while self.more() {}
+        assert!(!self.has("HTTP/1.1 200"), "{}", self.text());
+    }
+
+    pub(crate) fn has(&self, text: &str) -> bool {
+        self.seen.windows(text.len()).any(|window| window == text.as_bytes())
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.seen).into_owned()
+    }
+
+    fn more(&mut self) -> bool {
+        let mut buffer = [0; 16 << 10];
+        match self.stream.read(&mut buffer) {
+            Ok(0) => self.ended = true,
+            Ok(n) => self.seen.extend_from_slice(buffer.get(..n).unwrap()),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => self.ended = true,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => panic!("{error} after {:?}", self.text()),
+        }
+        !self.ended
+    }
+
+    /// A whole answer with a length, and how many bytes it took.
+    fn first(&self) -> Option<(Answer, usize)> {
+        let head = self.seen.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
+        let length: usize = Answer::parse(self.seen.get(..head)?)?.header("content-length").parse().ok()?;
+        let bytes = self.seen.get(..head + length)?;
+        Some((Answer::parse(bytes)?, bytes.len()))
+    }
+}

@@ -1,0 +1,237 @@
+//! What a client sees while it waits and when its turn comes, and what passes between it and the engine.
+
+use std::time::Duration;
+
+use crate::{
+    refusals::refusal,
+    support::{
+        Answer, Fixture, Gateway, Sim,
+        client::{chat_body, request},
+    },
+};
+
+mod passing;
+
+const CHAT: &str = "/v1/chat/completions";
+const QUICK: &str = "stream: {grace: 50ms, heartbeat: 50ms}";
+
+fn one(settings: &str, sim: &Sim<'_>) -> Gateway {
+    Fixture::new(&["2Gi"]).settings(settings).model(sim).start()
+}
+
+/// Comments of the stream, each with one newline and never an id: no SDK makes an event of them.
+fn beats(answer: &Answer) -> usize {
+    let text = answer.text();
+    assert!(!text.contains(": rouse\n\n") && !text.lines().any(|line| line.starts_with("id:")), "{text}");
+    text.lines().filter(|line| *line == ": rouse").count()
+}
+
+#[test]
+fn a_parked_stream_gets_its_head_and_heartbeats_and_then_its_tokens() {
+    let gateway = one(QUICK, &Sim { flags: "--start-time 600ms", ..Sim::new("slow") });
+    let mut open =
+        gateway.client().open(request(CHAT, "x-request-id: mine\r\n", &chat_body("slow", true, 3)));
+    open.until("\r\n\r\n");
+    assert!(!open.has("data: "));
+    gateway.until_state("slow", "launching");
+    open.until(": rouse\n");
+    let answer = open.rest();
+    assert!(answer.is_whole_stream(), "{}", answer.text());
+    assert!(answer.header("content-type").starts_with("text/event-stream"));
+    assert_eq!((answer.header("x-accel-buffering"), answer.header("x-request-id")), ("no", "mine"));
+    assert!(answer.header("cache-control").contains("no-transform"));
+    assert!(beats(&answer) >= 3, "{}", answer.text());
+    // The rest is what an engine that was awake says, byte for byte.
+    let awake = gateway.client().chat("slow", true, 3);
+    let texts = |answer: &Answer| -> Vec<_> {
+        let events = answer.events();
+        let parsed = events.iter().filter_map(|e| serde_json::from_str::<serde_json::Value>(e).ok());
+        parsed.map(|event| event["choices"].clone()).collect()
+    };
+    assert_eq!(texts(&answer), texts(&awake));
+    assert_eq!(beats(&awake), 0);
+}
+
+#[test]
+fn a_failure_after_the_grace_is_one_event_without_done_and_an_unclean_end() {
+    let flags = "--fault slow-start=400ms --fault exit-at-start=3";
+    let gateway = one(QUICK, &Sim { flags, ..Sim::new("dies") });
+    for path in [CHAT, "/v1/completions"] {
+        let answer =
+            gateway.client().post(path, r#"{"model":"dies","stream":true,"prompt":"x","messages":[]}"#);
+        // The second comes while the model is left alone after its failures, and is refused before any grace.
+        if answer.status != 200 {
+            refusal(&answer, 503, "model_not_ready");
+            continue;
+        }
+        let events = answer.events();
+        assert_eq!(events.len(), 1, "{events:?}");
+        let event: serde_json::Value = serde_json::from_str(events.first().unwrap()).unwrap();
+        assert_eq!(event["error"]["code"], "model_not_ready");
+        assert_eq!(event["error"]["details"]["cause"], "exited:3", "{event}");
+        assert!(beats(&answer) >= 1 && !answer.complete && !answer.text().contains("[DONE]"));
+    }
+    assert_eq!(gateway.leases(), 0);
+}
+
+#[test]
+fn an_engines_own_refusal_after_the_grace_is_an_event_and_before_it_an_answer() {
+    let gateway = one(QUICK, &Sim { flags: "--start-time 500ms --fault status=418", ..Sim::new("teapot") });
+    let late = gateway.client().chat("teapot", true, 1);
+    assert_eq!(late.status, 200);
+    let last = late.events().pop().unwrap();
+    assert!(last.contains("\"error\"") && !late.complete, "{}", late.text());
+    let early = gateway.client().chat("teapot", true, 1);
+    assert_eq!((early.status, early.complete), (418, true), "{}", early.text());
+}
+
+#[test]
+fn a_clients_own_deadline_ends_its_wait_before_the_gateways_and_never_lengthens_it() {
+    let gateway = one("queue: {maxWait: 400ms}", &Sim { flags: "--start-time 1h", ..Sim::new("never") });
+    let waited = |headers: &str| {
+        let answer = gateway.client().post_with(CHAT, headers, &chat_body("never", false, 1));
+        let error = refusal(&answer, 503, "model_not_ready");
+        let text = error["details"]["waited"].as_str().unwrap().to_owned();
+        text.parse::<rouse::units::Millis>().unwrap().0
+    };
+    let own = waited("x-request-timeout: 0.1\r\n");
+    assert!((100..400).contains(&own), "{own}");
+    assert!(waited("x-request-timeout: 3600\r\n") >= 400);
+    assert!(waited("") >= 400);
+}
+
+#[test]
+fn who_waited_is_told_for_what_and_who_did_not_is_not() {
+    let gateway = Fixture::new(&["1200Mi"])
+        .settings("turns: {residency: 50ms, maxTurn: 1s}")
+        .model(&Sim::new("first"))
+        .model(&Sim::new("second"))
+        .start();
+    let start = |model, stream| {
+        let answer = gateway.client().chat(model, stream, 1);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        (answer.header("x-rouse-cold-start").to_owned(), answer.header("server-timing").to_owned())
+    };
+    let (kind, timing) = start("first", false);
+    assert_eq!(kind, "cold");
+    let part = |name: &str| -> u64 {
+        let part = timing.split(", ").find_map(|part| part.strip_prefix(&format!("{name};dur="))).unwrap();
+        part.parse().unwrap()
+    };
+    assert!(part("queue") >= part("wake") && part("wake") >= 100 && part("first-byte") < 60_000, "{timing}");
+    assert_eq!(start("first", false), (String::new(), String::new()));
+    assert_eq!(start("first", true), (String::new(), String::new()));
+    assert_eq!(start("second", true).0, "cold");
+    assert_eq!(start("first", true).0, "hot");
+}
+
+#[test]
+fn models_are_listed_with_their_states_under_every_name() {
+    let gateway = Fixture::new(&["4Gi", "4Gi"])
+        .model(&Sim { keys: "aliases: [default, org/nick]", ..Sim::new("org/awake") })
+        .model(&Sim::new("asleep"))
+        .model(&Sim::new("cold"))
+        .model(&Sim { flags: "--start-time 1h", ..Sim::new("launching") })
+        .model(&Sim { flags: "--fault exit-at-start=1", ..Sim::new("failed") })
+        .start();
+    gateway.wake("org/awake");
+    gateway.wake("asleep");
+    assert_eq!(gateway.admin().post("/admin/v1/models/asleep/sleep?level=1", "").status, 202);
+    assert_eq!(gateway.admin().post("/admin/v1/models/launching/wake", "").status, 202);
+    gateway.until_state("asleep", "asleep");
+    gateway.until_state("launching", "launching");
+    // Last: it is shown as failed only until it may be tried again.
+    refusal(&gateway.client().chat("failed", false, 1), 503, "model_not_ready");
+    let list = gateway.client().get("/v1/models").json();
+    assert_eq!(list["object"], "list");
+    let states: Vec<_> = list["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|model| {
+            assert_eq!((&model["object"], &model["owned_by"]), (&"model".into(), &"rouse".into()));
+            assert!(model["created"].as_u64().unwrap() > 1_600_000_000);
+            (model["id"].as_str().unwrap(), model["state"].as_str().unwrap())
+        })
+        .collect();
+    for wanted in [
+        ("org/awake", "awake"),
+        ("default", "awake"),
+        ("org/nick", "awake"),
+        ("asleep", "asleep"),
+        ("cold", "cold"),
+        ("launching", "launching"),
+        ("failed", "failed"),
+    ] {
+        assert!(states.contains(&wanted), "{wanted:?} {states:?}");
+    }
+    assert_eq!(states.len(), 7);
+    for path in ["org/awake", "org%2Fawake", "org%2fnick", "default"] {
+        let model = gateway.client().get(&format!("/v1/models/{path}")).json();
+        assert_eq!(
+            (&model["id"], &model["state"]),
+            (&path.replace("%2F", "/").replace("%2f", "/").into(), &"awake".into())
+        );
+    }
+    for path in ["org", "org%2", "awake", "org//awake"] {
+        assert_eq!(gateway.client().get(&format!("/v1/models/{path}")).status, 404, "{path}");
+    }
+    let chat = gateway.client().chat("org/nick", false, 1);
+    assert_eq!(chat.status, 200, "{}", chat.text());
+}
+
+#[test]
+fn a_client_that_leaves_while_it_waits_is_forgotten() {
+    let gateway = one("", &Sim { flags: "--start-time 1h", ..Sim::new("never") });
+    let waiting = |n: u64| {
+        gateway.until("the queue has its length", Duration::from_secs(5), || {
+            gateway.fleet()["models"].as_array().unwrap().iter().any(|model| model["waiting"] == n)
+        });
+    };
+    let open =
+        [true, false].map(|stream| gateway.client().open(request(CHAT, "", &chat_body("never", stream, 1))));
+    waiting(2);
+    drop(open);
+    waiting(0);
+}
+
+#[test]
+fn a_client_that_takes_nothing_is_cut_and_pins_no_engine() {
+    let flags = "--itl 0 --ttft 0";
+    let gateway = one("limits: {clientStall: 400ms}", &Sim { flags, ..Sim::new("fast") });
+    gateway.wake("fast");
+    // More than all buffers between the engine and this client hold together.
+    let open = gateway.client().open(request(CHAT, "", &chat_body("fast", true, 10_000_000)));
+    gateway.until("it streams", Duration::from_secs(5), || gateway.leases() == 1);
+    gateway.until("it is cut", Duration::from_secs(10), || gateway.leases() == 0);
+    gateway.until("the engine has noticed", Duration::from_secs(5), || {
+        gateway.counters("fast#0")["running"] == 0
+    });
+    drop(open);
+}
+
+#[test]
+fn a_connection_that_says_nothing_is_closed() {
+    let gateway = one("limits: {connectionIdle: 300ms}", &Sim::new("small"));
+    let mut open = gateway.client().open("GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert_eq!(open.answer().status, 200);
+    assert!(open.closes());
+}
+
+#[test]
+fn one_address_may_hold_only_so_many_connections() {
+    let gateway = one("limits: {connectionsPerAddress: 3}", &Sim::new("small"));
+    let served = || {
+        let mut open = gateway.client().open("GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n");
+        open.is_answered().then_some(open)
+    };
+    let mut open = Vec::new();
+    // Those that asked whether it is ready may not all have gone yet.
+    gateway.until("three are served", Duration::from_secs(5), || {
+        open.extend(served());
+        open.len() == 3
+    });
+    assert!(served().is_none());
+    open.pop();
+    gateway.until("a place is free again", Duration::from_secs(5), || served().is_some());
+}
