@@ -4,5 +4,6 @@
 
 mod cli;
 mod demo;
+mod docs;
 mod support;
 mod swap;
