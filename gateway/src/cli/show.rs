@@ -52,7 +52,7 @@ pub(super) async fn events(client: &Client, json: bool) -> anyhow::Result<()> {
     let mut body = client.stream("/admin/v1/events").await?;
     let mut sse = Sse::default();
     while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|error| client.strange(error))?.into_data() else {
+        let Ok(data) = frame.map_err(|_| client.ended())?.into_data() else {
             continue;
         };
         let mut out = std::io::stdout().lock();
@@ -75,7 +75,7 @@ pub(super) async fn logs(client: &Client, model: &str, follow: bool) -> anyhow::
     let path = format!("/admin/v1/models/{}/logs{query}", segment(model));
     let mut body = client.stream(&path).await?;
     while let Some(frame) = body.frame().await {
-        if let Ok(data) = frame.map_err(|error| client.strange(error))?.into_data() {
+        if let Ok(data) = frame.map_err(|_| client.ended())?.into_data() {
             let mut out = std::io::stdout().lock();
             out.write_all(&data)?;
             out.flush()?;

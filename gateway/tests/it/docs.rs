@@ -117,7 +117,24 @@ fn commands_do_what_they_are_shown_for() {
         ran += 1;
     }
     assert!(ran > 10, "only {ran} blocks were run");
+    let shown = tagged("json").find(|block| block.text.contains("accelerators")).unwrap();
+    assert_eq!(keys(&serde_json::from_str(&shown.text).unwrap()), keys(&gateway.fleet()), "{}", shown.at);
     assert_eq!(gateway.terminate(), Some(0));
+}
+
+/// Paths of all keys; of a list, those of its first element.
+fn keys(value: &serde_json::Value) -> BTreeSet<String> {
+    match value {
+        serde_json::Value::Object(fields) => fields
+            .iter()
+            .flat_map(|(key, value)| {
+                let below = keys(value).into_iter().map(move |rest| format!("{key}.{rest}"));
+                below.chain([key.clone()])
+            })
+            .collect(),
+        serde_json::Value::Array(list) => list.first().map(keys).unwrap_or_default(),
+        _ => BTreeSet::new(),
+    }
 }
 
 /// The block as a shell that stops at the first failure. `curl` fails for refusals, which a person would see.
