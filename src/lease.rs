@@ -139,6 +139,12 @@ impl Gate {
         self.fault.get()
     }
 
+    /// Completes when the leases are revoked. Register it (`enable` or poll) before the last look at
+    /// [`Self::revoked`], else a revocation in between is missed.
+    pub fn on_revoke(&self) -> OwnedNotified {
+        Arc::clone(&self.revoked).notified_owned()
+    }
+
     #[must_use]
     pub fn leases(&self) -> u32 {
         self.count.leases()
@@ -184,10 +190,9 @@ impl Lease {
         self.gate.revoked()
     }
 
-    /// Completes when the lease is revoked. Register it (`enable` or poll) before the last look at [`Self::revoked`],
-    /// else a revocation in between is missed.
+    /// As [`Gate::on_revoke`].
     pub fn on_revoke(&self) -> OwnedNotified {
-        Arc::clone(&self.gate.revoked).notified_owned()
+        self.gate.on_revoke()
     }
 }
 

@@ -13,7 +13,7 @@ use std::{rc::Rc, sync::Arc};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header, request};
 use hyper::body::Incoming;
 use rouse::{
     fault::Fault,
@@ -28,7 +28,6 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     config::{Config, Kind},
-    driver::{ColdStart, Waited},
     serve::{
         Stage,
         socket::{InExchange, Socket},
@@ -36,6 +35,7 @@ use crate::{
 };
 
 pub mod admin;
+mod answer;
 mod control;
 mod exchange;
 mod head;
@@ -48,6 +48,8 @@ pub(crate) mod testing;
 pub(crate) mod text;
 mod track;
 
+pub(crate) use answer::bare;
+use answer::{close, note_wait, streaming};
 pub use control::{Asked, Control};
 use reply::{Answer, Live, LiveParts, Reply};
 use route::{Inference, Route};
@@ -317,30 +319,6 @@ impl Served {
     }
 }
 
-fn close(response: &mut Response<Reply>) {
-    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-}
-
-/// A refusal for a connection on which no request could be read, ready to be written.
-pub(crate) fn bare(core: &Core, fault: &Fault) -> Vec<u8> {
-    let response = openai::error::response(fault);
-    let body = openai::error::body(fault);
-    let status = response.status();
-    let reason = status.canonical_reason().unwrap_or("");
-    let mut bytes = format!("HTTP/1.1 {} {reason}\r\n", status.as_str()).into_bytes();
-    for (name, value) in response.headers() {
-        for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
-            bytes.extend_from_slice(part);
-        }
-    }
-    bytes.extend_from_slice(b"x-request-id: ");
-    bytes.extend_from_slice(core.ids.keep_or_make(&HeaderMap::new()).as_bytes());
-    let rest = format!("\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
-    bytes.extend_from_slice(rest.as_bytes());
-    bytes.extend_from_slice(&body);
-    bytes
-}
-
 /// A large body is read away from this core's streams.
 async fn peek(body: &Bytes) -> Result<openai::head::Head<'static>, Fault> {
     if body.len() <= openai::head::OFF_CORE {
@@ -351,35 +329,6 @@ async fn peek(body: &Bytes) -> Result<openai::head::Head<'static>, Fault> {
         .await
         .map_err(|_| Fault::Internal)?
         .map_err(Fault::from)
-}
-
-/// The head of a stream that has nothing to say yet.
-fn streaming(reply: Reply) -> Response<Reply> {
-    let mut response = Response::new(reply);
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
-}
-
-/// Tells the client what its wait was made of.
-fn note_wait(head: &mut Response<()>, waited: Waited, track: &Track) {
-    let headers = head.headers_mut();
-    if let Some(cold_start) = waited.cold_start {
-        let kind = match cold_start {
-            ColdStart::Hot => "hot",
-            ColdStart::Warm => "warm",
-            ColdStart::Cold => "cold",
-        };
-        headers.insert("x-rouse-cold-start", HeaderValue::from_static(kind));
-    }
-    let first_byte = track.since_arrival().0.saturating_sub(waited.queue.0);
-    let timing =
-        format!("queue;dur={}, wake;dur={}, first-byte;dur={first_byte}", waited.queue.0, waited.wake.0);
-    if let Ok(timing) = HeaderValue::try_from(timing) {
-        headers.insert("server-timing", timing);
-    }
 }
 
 #[cfg(test)]

@@ -95,16 +95,15 @@ impl Draft<'_> {
         if let Some(candidate) = at(|r| *r == Room::Yes) {
             return self.reserve(id, spec, candidate);
         }
-        for room in [
-            at(|r| matches!(r, Room::Unread { .. })),
-            at(|r| matches!(r, Room::Excluded { .. })),
-            at(|r| matches!(r, Room::Unseen { .. })),
-            at(|r| *r == Room::Coming),
-        ] {
-            if let Some(candidate) = room {
-                let room = self.room(id, spec, candidate);
-                return self.await_room(id, candidate, &room);
-            }
+        let awaited: [fn(&Room) -> bool; 4] = [
+            |r| matches!(r, Room::Unread { .. }),
+            |r| matches!(r, Room::Excluded { .. }),
+            |r| matches!(r, Room::Unseen { .. }),
+            |r| *r == Room::Coming,
+        ];
+        if let Some(candidate) = awaited.into_iter().find_map(at) {
+            let room = self.room(id, spec, candidate);
+            return self.await_room(id, candidate, &room);
         }
         if !may_evict {
             return self.because(

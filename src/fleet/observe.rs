@@ -86,10 +86,10 @@ impl Planner {
             Event::Slept { level, .. } => self.slept(id, *level, now),
             Event::SleepFailed { cause, .. }
             | Event::WakeFailed { cause, .. }
-            | Event::StartFailed { cause, .. } => {
-                if engine.state.is_starting() || matches!(engine.state, State::FallingAsleep { .. }) {
-                    engine.fail(cause.clone(), now);
-                }
+            | Event::StartFailed { cause, .. }
+                if engine.state.is_starting() || matches!(engine.state, State::FallingAsleep { .. }) =>
+            {
+                engine.fail(cause.clone(), now);
             }
             Event::Gone { cause, .. } => self.gone(id, cause, now),
             Event::Health { ok, progressed, .. } => {

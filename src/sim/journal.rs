@@ -64,7 +64,7 @@ pub fn write(line: &Line) -> Result<String, serde_json::Error> {
 /// The line of one turn, without its line end, of events that are still needed.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_turn(at: Tick, events: &[Event]) -> Result<String, serde_json::Error> {
     #[derive(Serialize)]
     struct Turn<'a> {

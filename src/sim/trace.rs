@@ -69,7 +69,7 @@ pub fn write(arrivals: &[Arrival]) -> String {
     std::iter::once(format!("{HEAD}\n")).chain(arrivals.iter().map(line)).collect()
 }
 
-/// What [`write`] wrote.
+/// What [`write()`] wrote.
 ///
 /// # Errors
 /// The first line that is no arrival.

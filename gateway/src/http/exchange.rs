@@ -8,7 +8,7 @@
 //! * An engine that is found dead is not yet known to be dead by those who decide. The request waits until the dead
 //!   engine's gate closes and queues again, once.
 
-use std::{rc::Rc, sync::Arc, time::Duration};
+use std::{pin::pin, rc::Rc, sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, uri::PathAndQuery};
 use rouse::{
@@ -35,9 +35,8 @@ use crate::{
 const CANARIES: u32 = 3;
 /// How much later than its own deadline a parked request gives up on a control plane that does not answer.
 const SLACK: Millis = Millis::secs(2);
-/// How long a dead engine may keep its gate open before its request is queued again anyway, and how often one looks.
+/// How long the end of a process may take to be noticed.
 const NOTICED: Duration = Duration::from_secs(1);
-const LOOK: Duration = Duration::from_millis(5);
 
 /// One request that is to be answered by an engine.
 pub(crate) struct Job {
@@ -140,7 +139,7 @@ impl Job {
                     if deaths > 1 {
                         return Err(fault);
                     }
-                    until_closed(&gate).await;
+                    until_revoked(&gate).await;
                 }
             }
             self.track.replayed();
@@ -234,12 +233,8 @@ impl Job {
                 }
                 None => Attempt::Failed(failed.fault),
             },
-            (Err(failed), None) => match failed.fault {
-                fault @ (Fault::EngineUnreachable { .. } | Fault::EngineClosed { .. }) => {
-                    Attempt::Again(fault, Again::Dead(gate))
-                }
-                fault => Attempt::Failed(fault),
-            },
+            (Err(failed), None) if is_dead(&failed.fault) => Attempt::Again(failed.fault, Again::Dead(gate)),
+            (Err(failed), None) => Attempt::Failed(failed.fault),
         }
     }
 
@@ -254,23 +249,31 @@ impl Job {
 /// What a failed canary says about its engine; `None` when the engine is not to blame (its lease was revoked).
 fn blame(fault: &Fault) -> Option<Cause> {
     match fault {
-        Fault::EngineUnreachable { .. } | Fault::EngineClosed { .. } => Some(Cause::Unreachable),
         Fault::EngineTimeout { .. } => Some(Cause::Timeout),
+        fault if is_dead(fault) => Some(Cause::Unreachable),
         _ => None,
     }
 }
 
-/// There is no event for a gate that closes, and one on every close would cost every request something; this is only
-/// waited for by requests that met a dead engine.
-async fn until_closed(gate: &Gate) {
-    let look = async {
-        let mut interval = tokio::time::interval(LOOK);
-        while gate.is_open() {
-            interval.tick().await;
-        }
-    };
-    // Still open after that: the queue is asked anyway, and its answer is final.
-    drop(tokio::time::timeout(NOTICED, look).await);
+/// There is no engine any more, whether its socket told so first or those who watch its process.
+const fn is_dead(fault: &Fault) -> bool {
+    matches!(
+        fault,
+        Fault::EngineUnreachable { .. }
+            | Fault::EngineClosed { .. }
+            | Fault::EngineFailed { cause: Cause::Exited(_) | Cause::Killed(_) | Cause::Unreachable, .. }
+    )
+}
+
+/// A dead engine is revoked as soon as its process is seen gone. Queued before that, the request would be given to it
+/// again.
+async fn until_revoked(gate: &Gate) {
+    let mut revoked = pin!(gate.on_revoke());
+    revoked.as_mut().enable();
+    if gate.revoked().is_none() && gate.is_open() {
+        // Not revoked in this time, it is not dead: it closed a connection, and may be asked again.
+        drop(tokio::time::timeout(NOTICED, revoked).await);
+    }
 }
 
 impl Observer for Watcher {

@@ -17,8 +17,6 @@ use rouse::{
     units::{Bytes, Generation, Millis, Tick},
 };
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
     sync::{broadcast, mpsc, oneshot, watch},
     time::Instant,
 };
@@ -30,6 +28,12 @@ use crate::{
     routes::{Endpoint, Route, Routes},
     serve::{Api, Stage},
 };
+
+mod client;
+mod engine;
+
+pub(crate) use client::{Answer, Client, post, raw};
+pub(crate) use engine::{Engine, events, json, nobody};
 
 pub(crate) const MODEL: &str = "org/m";
 /// What the engine calls it.
@@ -156,6 +160,16 @@ impl Gateway {
     }
 }
 
+/// Completes when no lease is out. The engine's connection is closed before its lease is given back.
+pub(crate) async fn until_free(gate: &Gate) {
+    let free = async {
+        while gate.leases() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(SOON, free).await.expect("a lease is left");
+}
+
 impl Drop for Gateway {
     fn drop(&mut self) {
         self.stage.send_replace(Stage::Ending);
@@ -239,173 +253,6 @@ impl Meter for Heard {
     fn refused(&self, _: u16) {}
 
     fn connections(&self, _: i64) {}
-}
-
-/// One response as it came.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    pub(crate) head: String,
-    pub(crate) body: Vec<u8>,
-}
-
-impl Answer {
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.head.lines().find_map(|line| {
-            let (field, value) = line.split_once(": ")?;
-            field.eq_ignore_ascii_case(name).then_some(value)
-        })
-    }
-
-    pub(crate) fn error(&self) -> serde_json::Value {
-        serde_json::from_slice::<serde_json::Value>(&self.body).unwrap()["error"].take()
-    }
-}
-
-pub(crate) struct Client {
-    pub(crate) stream: TcpStream,
-    rest: Vec<u8>,
-}
-
-impl Client {
-    pub(crate) async fn connect(address: SocketAddr) -> Self {
-        Self { stream: TcpStream::connect(address).await.unwrap(), rest: Vec::new() }
-    }
-
-    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
-        self.stream.write_all(bytes.as_ref()).await.unwrap();
-    }
-
-    /// The next response, its head and, by `Content-Length`, its body.
-    pub(crate) async fn answer(&mut self) -> Answer {
-        let head = self.until(b"\r\n\r\n").await;
-        let head = String::from_utf8(head).unwrap();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let mut answer = Answer { status, head, body: Vec::new() };
-        if let Some(length) = answer.header("content-length") {
-            let length: usize = length.parse().unwrap();
-            while self.rest.len() < length {
-                assert!(self.fill().await, "the body ended early");
-            }
-            answer.body = self.rest.drain(..length).collect();
-        }
-        answer
-    }
-
-    /// What comes until `mark`, mark included.
-    pub(crate) async fn until(&mut self, mark: &[u8]) -> Vec<u8> {
-        loop {
-            if let Some(at) = self.rest.windows(mark.len()).position(|w| w == mark) {
-                return self.rest.drain(..at + mark.len()).collect();
-            }
-            assert!(self.fill().await, "ended after {:?}", String::from_utf8_lossy(&self.rest));
-        }
-    }
-
-    /// Everything until the connection ends.
-    pub(crate) async fn rest(&mut self) -> Vec<u8> {
-        while self.fill().await {}
-        std::mem::take(&mut self.rest)
-    }
-
-    async fn fill(&mut self) -> bool {
-        let read = self.stream.read_buf(&mut self.rest);
-        let read = tokio::time::timeout(Duration::from_secs(20), read).await.expect("nothing came");
-        read.is_ok_and(|n| n > 0)
-    }
-}
-
-/// Asks for a completion of [`MODEL`].
-pub(crate) fn post(stream: bool) -> String {
-    let body = format!("{{\"model\":\"{MODEL}\",\"stream\":{stream}}}");
-    raw("POST /v1/chat/completions", "", &body)
-}
-
-pub(crate) fn raw(line: &str, headers: &str, body: &str) -> String {
-    let length = body.len();
-    format!("{line} HTTP/1.1\r\nhost: x\r\n{headers}content-length: {length}\r\n\r\n{body}")
-}
-
-/// An engine that answers every request with the same bytes, and then waits for the end of the connection or, after
-/// `connection: close`, ends it.
-pub(crate) struct Engine {
-    pub(crate) address: SocketAddr,
-    /// Each request as it came.
-    pub(crate) seen: mpsc::UnboundedReceiver<String>,
-    /// When a connection was closed by the gateway.
-    pub(crate) closed: mpsc::UnboundedReceiver<Instant>,
-    task: tokio::task::JoinHandle<()>,
-}
-
-impl Engine {
-    pub(crate) async fn start(answer: impl Into<Vec<u8>>) -> Self {
-        let answer: Arc<Vec<u8>> = Arc::new(answer.into());
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let (saw, seen) = mpsc::unbounded_channel();
-        let (closes, closed) = mpsc::unbounded_channel();
-        let task = tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(converse(stream, Arc::clone(&answer), saw.clone(), closes.clone()));
-            }
-        });
-        Self { address, seen, closed, task }
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-async fn converse(
-    mut stream: TcpStream,
-    answer: Arc<Vec<u8>>,
-    saw: mpsc::UnboundedSender<String>,
-    closes: mpsc::UnboundedSender<Instant>,
-) {
-    let mut bytes = Vec::new();
-    loop {
-        let text = String::from_utf8_lossy(&bytes).into_owned();
-        if let Some((head, body)) = text.split_once("\r\n\r\n") {
-            let length = head.lines().find_map(|l| l.strip_prefix("content-length: ")).unwrap_or("0");
-            if body.len() >= length.parse().unwrap() {
-                bytes.clear();
-                saw.send(text).unwrap_or_default();
-                let dies = String::from_utf8_lossy(&answer).contains("connection: close");
-                if stream.write_all(&answer).await.is_err() || dies {
-                    break;
-                }
-                continue;
-            }
-        }
-        if !stream.read_buf(&mut bytes).await.is_ok_and(|n| n > 0) {
-            break;
-        }
-    }
-    closes.send(Instant::now()).unwrap_or_default();
-}
-
-/// An address that refuses connections.
-pub(crate) async fn nobody() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
-}
-
-pub(crate) fn json(body: &str) -> String {
-    format!(
-        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )
-}
-
-/// The beginning of a stream of events that does not end.
-pub(crate) fn events(data: &str) -> String {
-    let event = format!("data: {data}\n\n");
-    format!(
-        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{event}\r\n",
-        event.len()
-    )
 }
 
 fn spec() -> ModelSpec {

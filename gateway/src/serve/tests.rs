@@ -1,15 +1,15 @@
 //! What the listeners promise, against real sockets.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rouse::fault::Phase;
+use rouse::{fault::Phase, lease::Gate};
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::Instant};
 
 use super::Stage;
-use crate::http::testing::{Engine, Gateway, SOON, events, json, post, raw};
+use crate::http::testing::{Client, Engine, Gateway, SOON, events, json, post, raw, until_free};
 
 #[tokio::test]
 async fn a_client_that_leaves_while_parked_is_noticed_also_behind_a_stray_line_end() {
@@ -51,7 +51,7 @@ async fn a_client_that_leaves_a_stream_closes_the_engines_connection() {
         let closed = engine.closed.recv().await.unwrap();
         assert!(closed - left < SOON, "{:?}", closed - left);
         assert_eq!(gateway.next_ended().await.left, Some(Phase::Streaming));
-        assert_eq!(gate.leases(), 0);
+        until_free(&gate).await;
     }
 }
 
@@ -80,6 +80,39 @@ async fn a_client_that_leaves_in_the_middle_of_its_body_is_counted_as_gone() {
         let ended = gateway.next_ended().await;
         assert_eq!((ended.status, ended.left), (499, Some(Phase::Connecting)));
     }
+}
+
+#[tokio::test]
+async fn hundreds_of_clients_that_leave_leave_nothing_behind() {
+    let mut gateway = Gateway::start(|_| {});
+    let mut engine = Engine::start(events("{}")).await;
+    let gate = gateway.open_gate();
+    let mut took = Vec::new();
+    for round in 0..300 {
+        let streams = round % 2 == 0;
+        let engines = [(engine.address, &gate)];
+        gateway.route(if streams { &engines } else { &[] });
+        let mut client = gateway.connect().await;
+        client.send(post(true) + ["", "\r\n", "x"][round % 3]).await;
+        let left;
+        if streams {
+            client.until(b"data: {}\n\n").await;
+            left = Instant::now();
+            drop(client);
+            engine.closed.recv().await.unwrap();
+        } else {
+            let mut parked = gateway.next_parked().await;
+            left = Instant::now();
+            drop(client);
+            parked.answer.closed().await;
+        }
+        took.push(left.elapsed());
+        assert_eq!(gateway.next_ended().await.status, 499);
+    }
+    took.sort_unstable();
+    println!("noticed after: median {:?}, 99th percentile {:?}", took[150], took[297]);
+    assert!(took[150] < Duration::from_millis(50));
+    until_free(&gate).await;
 }
 
 #[tokio::test]
@@ -222,25 +255,68 @@ async fn http2_without_negotiation_is_served_and_a_reset_stream_leaves_its_place
     driven.abort();
 }
 
-#[tokio::test]
-async fn a_client_that_takes_nothing_is_cut() {
-    let mut gateway = Gateway::start(|_| {});
+/// An engine with more to say than any socket holds.
+async fn endless(gateway: &Gateway) -> (Engine, Arc<Gate>) {
     let chunk = "z".repeat(1 << 20);
     let mut endless =
         "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n".to_owned();
     for _ in 0..64 {
         endless += &format!("{:x}\r\n{chunk}\r\n", chunk.len());
     }
-    let mut engine = Engine::start(endless).await;
+    let engine = Engine::start(endless).await;
     let gate = gateway.open_gate();
     gateway.route(&[(engine.address, &gate)]);
+    (engine, gate)
+}
+
+/// And a client that takes none of it.
+async fn stall(gateway: &Gateway) -> (Engine, Arc<Gate>, Client) {
+    let (mut engine, gate) = endless(gateway).await;
     let mut client = gateway.connect().await;
     client.send(post(true)).await;
+    engine.seen.recv().await.unwrap();
+    (engine, gate, client)
+}
+
+#[tokio::test]
+async fn a_stream_of_http2_that_is_not_taken_is_cut_and_the_others_go_on() {
+    let gateway = Gateway::start(|_| {});
+    let (mut engine, gate) = endless(&gateway).await;
+    let io = TokioIo::new(TcpStream::connect(gateway.address).await.unwrap());
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), io).await.unwrap();
+    let driven = tokio::spawn(connection);
+    let stalled = http::Request::post(format!("http://{}/v1/completions", gateway.address));
+    let body = Full::from("{\"model\":\"org/m\",\"stream\":true}");
+    let stalled = sender.send_request(stalled.body(body).unwrap()).await.unwrap();
     let closed = tokio::time::timeout(Duration::from_secs(6), engine.closed.recv()).await;
     closed.expect("the engine still sends");
-    assert_eq!(gate.leases(), 0);
+    until_free(&gate).await;
+    let other = http::Request::get(format!("http://{}/healthz", gateway.address));
+    let other = sender.send_request(other.body(Full::default()).unwrap()).await.unwrap();
+    assert_eq!(other.status(), 200);
+    assert!(stalled.into_body().collect().await.is_err(), "half an answer passed for a whole one");
+    driven.abort();
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_cut() {
+    let mut gateway = Gateway::start(|_| {});
+    let (mut engine, gate, _client) = stall(&gateway).await;
+    let closed = tokio::time::timeout(Duration::from_secs(6), engine.closed.recv()).await;
+    closed.expect("the engine still sends");
+    until_free(&gate).await;
     assert_eq!(gateway.next_ended().await.left, Some(Phase::Streaming));
-    drop(client);
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_cut_sooner_when_others_wait_for_its_engine() {
+    let gateway = Gateway::start(|config| config.limits.client_stall = rouse::units::Millis::secs(60));
+    let (mut engine, gate, _client) = stall(&gateway).await;
+    gate.close();
+    let closed = tokio::time::timeout(Duration::from_secs(9), engine.closed.recv()).await;
+    closed.expect("the engine still sends");
+    until_free(&gate).await;
 }
 
 #[tokio::test]

@@ -1,0 +1,62 @@
+//! Heads of responses that are ours.
+
+use http::{HeaderMap, HeaderValue, Response, header};
+use rouse::{fault::Fault, openai, relay::headers::REQUEST_ID};
+
+use super::{Core, reply::Reply, track::Track};
+use crate::driver::{ColdStart, Waited};
+
+/// A refusal for a connection on which no request could be read, ready to be written.
+pub(crate) fn bare(core: &Core, fault: &Fault) -> Vec<u8> {
+    let response = openai::error::response(fault);
+    let body = openai::error::body(fault);
+    let status = response.status();
+    let reason = status.canonical_reason().unwrap_or("");
+    let mut bytes = format!("HTTP/1.1 {} {reason}\r\n", status.as_str()).into_bytes();
+    for (name, value) in response.headers() {
+        for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+            bytes.extend_from_slice(part);
+        }
+    }
+    bytes.extend_from_slice(REQUEST_ID.as_str().as_bytes());
+    bytes.extend_from_slice(b": ");
+    bytes.extend_from_slice(core.ids.keep_or_make(&HeaderMap::new()).as_bytes());
+    let rest = format!("\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+    bytes.extend_from_slice(rest.as_bytes());
+    bytes.extend_from_slice(&body);
+    bytes
+}
+
+/// The head of a stream that has nothing to say yet.
+pub(super) fn streaming(reply: Reply) -> Response<Reply> {
+    let mut response = Response::new(reply);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// Tells the client what its wait was made of.
+pub(super) fn note_wait(head: &mut Response<()>, waited: Waited, track: &Track) {
+    let headers = head.headers_mut();
+    if let Some(cold_start) = waited.cold_start {
+        let kind = match cold_start {
+            ColdStart::Hot => "hot",
+            ColdStart::Warm => "warm",
+            ColdStart::Cold => "cold",
+        };
+        headers.insert("x-rouse-cold-start", HeaderValue::from_static(kind));
+    }
+    let first_byte = track.since_arrival().0.saturating_sub(waited.queue.0);
+    let timing =
+        format!("queue;dur={}, wake;dur={}, first-byte;dur={first_byte}", waited.queue.0, waited.wake.0);
+    if let Ok(timing) = HeaderValue::try_from(timing) {
+        headers.insert("server-timing", timing);
+    }
+}
+
+/// Nothing more is taken on this connection.
+pub(super) fn close(response: &mut Response<Reply>) {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+}

@@ -1,0 +1,92 @@
+//! Engines that do as they are told.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    time::Instant,
+};
+
+/// An engine that answers every request with the same bytes, and then waits for the end of the connection or, after
+/// `connection: close`, ends it.
+pub(crate) struct Engine {
+    pub(crate) address: SocketAddr,
+    /// Each request as it came.
+    pub(crate) seen: mpsc::UnboundedReceiver<String>,
+    /// When a connection was closed by the gateway.
+    pub(crate) closed: mpsc::UnboundedReceiver<Instant>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Engine {
+    pub(crate) async fn start(answer: impl Into<Vec<u8>>) -> Self {
+        let answer: Arc<Vec<u8>> = Arc::new(answer.into());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (saw, seen) = mpsc::unbounded_channel();
+        let (closes, closed) = mpsc::unbounded_channel();
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(converse(stream, Arc::clone(&answer), saw.clone(), closes.clone()));
+            }
+        });
+        Self { address, seen, closed, task }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn converse(
+    mut stream: TcpStream,
+    answer: Arc<Vec<u8>>,
+    saw: mpsc::UnboundedSender<String>,
+    closes: mpsc::UnboundedSender<Instant>,
+) {
+    let mut bytes = Vec::new();
+    loop {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let length = head.lines().find_map(|l| l.strip_prefix("content-length: ")).unwrap_or("0");
+            if body.len() >= length.parse().unwrap() {
+                bytes.clear();
+                saw.send(text).unwrap_or_default();
+                let dies = String::from_utf8_lossy(&answer).contains("connection: close");
+                if stream.write_all(&answer).await.is_err() || dies {
+                    break;
+                }
+                continue;
+            }
+        }
+        if !stream.read_buf(&mut bytes).await.is_ok_and(|n| n > 0) {
+            break;
+        }
+    }
+    closes.send(Instant::now()).unwrap_or_default();
+}
+
+/// An address that refuses connections.
+pub(crate) async fn nobody() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+}
+
+pub(crate) fn json(body: &str) -> String {
+    format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// The beginning of a stream of events that does not end.
+pub(crate) fn events(data: &str) -> String {
+    let event = format!("data: {data}\n\n");
+    format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{event}\r\n",
+        event.len()
+    )
+}
