@@ -91,11 +91,11 @@ impl Planner {
         } else if let Some(booked) = self.ledger.host.booked.get_mut(engine) {
             *booked = host.min(*booked);
         }
-        let model = self.models.get_mut(&engine.model);
-        if let Some((model, spec)) = model.and_then(|m| m.spec.clone().map(|s| (m, s)))
-            && bytes > spec.memory.asleep
+        let asleep = self.engines.get(engine).is_some_and(|e| matches!(e.state, State::Asleep { .. }));
+        if let (true, Some(model)) = (asleep, self.models.get_mut(&engine.model))
+            && let Some(declared) = model.spec.as_ref().map(|s| s.memory.asleep)
         {
-            model.learned.residue = Some(bytes);
+            model.learned.residue = (bytes > declared).then_some(bytes);
         }
         self.with(engine, |e| {
             e.shrinking = None;

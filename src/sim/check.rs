@@ -3,6 +3,7 @@
 use super::{
     client::{ClientId, End, State},
     process::Phase,
+    scenario::Deed,
     world::{Failure, World},
 };
 use crate::{
@@ -298,7 +299,9 @@ impl World {
     pub(super) fn check_view(&mut self, plan: &Plan) {
         let view = self.fleet.view(&plan.report);
         for accelerator in &view.accelerators {
-            if accelerator.reserved > accelerator.capacity && !self.excess {
+            // What was adopted in excess is allowed, but must be reported.
+            let reported = plan.report.accelerators.contains_key(&accelerator.id);
+            if accelerator.reserved > accelerator.capacity && !reported {
                 self.violation(format!(
                     "the reservations on {} are {}, more than {}",
                     accelerator.id, accelerator.reserved, accelerator.capacity
@@ -337,6 +340,29 @@ impl World {
         }
         self.check_rest();
         // One more turn reports what was found.
+        self.notified = true;
+        self.step().map(|_| ())
+    }
+
+    /// The gateway is told to shut down: every waiter is refused, every lease ends, and the engines stop or stay.
+    pub(super) fn end_by_shutdown(&mut self) -> Result<(), Failure> {
+        self.calm();
+        let stop_engines = self.random.chance(0.5);
+        self.tally.add("shutdowns");
+        self.deed(Deed::Shutdown { stop_engines });
+        let end = self.now + Millis::secs(120);
+        while self.step_until(end)? {}
+        self.now = end;
+        if !self.fleet.is_finished() {
+            self.violation("the shutdown does not end".to_owned());
+        }
+        if let Some(left) = self.machine.processes.keys().next().filter(|_| stop_engines) {
+            let message = format!("{left} still runs after a shutdown that stops engines");
+            self.violation(message);
+        }
+        if !self.clients.is_empty() {
+            self.violation(format!("{} clients are left after the shutdown", self.clients.len()));
+        }
         self.notified = true;
         self.step().map(|_| ())
     }

@@ -1,5 +1,7 @@
 //! What befalls the world from outside: faults by chance, deeds by script, operators, the gateway's own end.
 
+use std::collections::BTreeMap;
+
 use super::{
     client::{End, State},
     gate::Gate,
@@ -10,10 +12,7 @@ use super::{
 };
 use crate::{
     fault::Cause,
-    fleet::{
-        Fleet,
-        event::{Event, Found, Learned, OperationId, Order},
-    },
+    fleet::event::{Event, Found, Learned, OperationId, Order},
     model::{AcceleratorId, Configuration, EngineId, Level, ModelName},
     units::{Bytes, Millis, Tick},
 };
@@ -297,13 +296,13 @@ impl World {
         });
         self.machine.going.clear();
         self.machine.bookings.clear();
-        self.fleet = Fleet::new();
+        let learned = std::mem::take(&mut self.fleet).learned();
         self.deadline = None;
         self.notified = false;
         if let Some(journal) = &mut self.journal {
             journal.push(Line::header(env!("CARGO_PKG_VERSION"), self.now));
         }
-        self.adopt();
+        self.adopt(&learned);
     }
 
     /// Half-done calls end with the gateway that made them; what they began is finished by the time it is back.
@@ -334,11 +333,11 @@ impl World {
         }
     }
 
-    fn adopt(&mut self) {
+    fn adopt(&mut self, learned: &BTreeMap<ModelName, Learned>) {
         let configuration = self.scenario.configuration.clone();
-        self.tell(Event::Configured { configuration: Box::new(configuration.clone()) });
-        for spec in &configuration.models {
-            self.tell(Event::Recalled { model: spec.name.clone(), learned: Learned::default() });
+        self.tell(Event::Configured { configuration: Box::new(configuration) });
+        for (model, learned) in learned {
+            self.tell(Event::Recalled { model: model.clone(), learned: *learned });
         }
         let mut found = Vec::new();
         for (engine, process) in &self.machine.processes {
@@ -346,7 +345,16 @@ impl World {
                 generation: process.generation,
                 accelerators: process.accelerators.clone(),
                 bytes: match process.phase {
-                    Phase::Asleep(_) => process.held,
+                    // What is kept beyond that was not seen before the gateway died.
+                    Phase::Asleep(_) => {
+                        let known = learned.get(&engine.model).and_then(|l| l.residue);
+                        process
+                            .spec
+                            .memory
+                            .asleep
+                            .max(known.unwrap_or_default())
+                            .min(process.spec.memory.awake)
+                    }
                     _ => process.spec.memory.awake,
                 },
                 placed: true,

@@ -2,8 +2,6 @@
 //!
 //! Times count from the start, so that stories of two runs can be compared; this is what golden scenarios are.
 
-use std::fmt::Write as _;
-
 use super::journal::{self, Line};
 use crate::{
     fleet::{command::Command, event::Event, report::Report},
@@ -27,17 +25,10 @@ pub fn narrate(lines: &[Line]) -> String {
             return;
         }
         last.clone_from(&plan.report);
-        // Writing to a string cannot fail.
-        let _ = writeln!(story, "{}", moment(at.since(start)));
-        for event in events {
-            let _ = writeln!(story, "    {event}");
-        }
-        for command in &plan.commands {
-            let _ = writeln!(story, "  > {command}");
-        }
-        for change in changes {
-            let _ = writeln!(story, "  = {}", relative(&change, start));
-        }
+        story += &(moment(at.since(start)) + "\n");
+        story.extend(events.iter().map(|event| format!("    {event}\n")));
+        story.extend(plan.commands.iter().map(|command| format!("  > {command}\n")));
+        story.extend(changes.iter().map(|change| format!("  = {}\n", relative(change, start))));
     });
     story
 }

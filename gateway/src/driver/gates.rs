@@ -33,7 +33,7 @@ struct Held {
     /// In the routes.
     public: bool,
     /// What was last told to the fleet.
-    told: (u32, Tick, Tick),
+    told: Option<(u32, Tick, Tick)>,
 }
 
 /// A lease on an engine, with where it is.
@@ -69,8 +69,8 @@ impl Gates {
         for (engine, held) in &mut self.held {
             let (gate, generation) = (&held.endpoint.gate, held.endpoint.generation);
             let seen = (gate.leases(), gate.last_end(), gate.last_byte());
-            if seen != held.told {
-                held.told = seen;
+            if held.told != Some(seen) {
+                held.told = Some(seen);
                 let (leases, last_end, last_byte) = seen;
                 batch.push(Event::Used { engine: engine.clone(), generation, leases, last_end, last_byte });
             }
@@ -120,7 +120,7 @@ impl Gates {
                 revoked: false,
                 queued: false,
                 public: false,
-                told: (0, Tick(0), Tick(0)),
+                told: Some((0, Tick(0), Tick(0))),
             });
         }
         for engine in fleet.engines() {
@@ -142,9 +142,11 @@ impl Gates {
         }
     }
 
-    pub(super) fn take_queued(&self, engine: &EngineId) -> Option<Place> {
-        let held = self.held.get(engine)?;
+    /// The fleet counts the lease as given; one that is dropped before the next sample must not look like no change.
+    pub(super) fn take_queued(&mut self, engine: &EngineId) -> Option<Place> {
+        let held = self.held.get_mut(engine)?;
         let lease = held.endpoint.gate.take_queued()?;
+        held.told = None;
         Some(Place { lease, address: held.endpoint.address })
     }
 

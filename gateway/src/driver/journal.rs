@@ -13,7 +13,10 @@ use std::{
 use anyhow::Context as _;
 use rouse::{
     fleet::{Fleet, event::Event},
-    sim::journal::{self, Line},
+    sim::{
+        journal::{self, Line},
+        narrate,
+    },
     units::Tick,
 };
 use tokio::sync::broadcast;
@@ -51,7 +54,7 @@ impl Journal {
         if self.file.is_none() && self.lines.receiver_count() == 0 {
             return;
         }
-        let Ok(line) = journal::write(&Line::Turn { at, events: events.to_vec() }) else { return };
+        let Ok(line) = journal::write_turn(at, events) else { return };
         if let Some(sink) = &mut self.file
             && let Err(error) = sink.append(&line, at, fleet)
         {
@@ -83,7 +86,7 @@ impl Sink {
             let header = Line::header(env!("CARGO_PKG_VERSION"), at);
             self.line(&journal::write(&header)?)?;
             if full {
-                return self.line(&journal::write(&Line::Turn { at, events: fleet.snapshot() })?);
+                return self.line(&journal::write_turn(at, &fleet.snapshot())?);
             }
         }
         self.line(line)
@@ -104,29 +107,10 @@ fn turned_over(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Feeds a journal to the decisions again and prints what happened, what was decided and why.
+/// Feeds a journal to the decisions again and tells what happened, what was decided and what the reports said.
 pub fn replay(path: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let lines = journal::read(&text).with_context(|| format!("{} is not a journal", path.display()))?;
-    let mut result = Ok(());
-    journal::replay(&lines, |at, events, plan, _| {
-        if result.is_ok() && !(events.is_empty() && plan.commands.is_empty()) {
-            result = show(out, at, events, plan);
-        }
-    });
-    result.context("cannot write")
-}
-
-fn show(out: &mut impl Write, at: Tick, events: &[Event], plan: &rouse::fleet::Plan) -> io::Result<()> {
-    writeln!(out, "{at}")?;
-    for event in events {
-        writeln!(out, "  < {event}")?;
-    }
-    for command in &plan.commands {
-        writeln!(out, "  > {command}")?;
-    }
-    for line in plan.report.to_string().lines() {
-        writeln!(out, "  = {line}")?;
-    }
+    out.write_all(narrate::narrate(&lines).as_bytes())?;
     Ok(())
 }

@@ -115,8 +115,7 @@ fn ask(scenario: Scenario, at: u64, model: &str, lasts: u64) -> Scenario {
 }
 
 fn world(name: &str, gpus: u64, models: Vec<ModelSpec>) -> Scenario {
-    let mut settings = Settings::default();
-    settings.host_memory = Bytes::gib(64);
+    let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
     settings.turns.residency = Millis::secs(5);
     settings.turns.max_turn = Millis::secs(20);
     settings.turns.drain_deadline = Millis::secs(10);
