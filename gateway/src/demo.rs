@@ -68,9 +68,9 @@ pub fn yaml(state_dir: &Path, own_exe: &Path) -> String {
     text
 }
 
-/// What to try, for the console.
+/// What to try, for the console. `program`: what this binary was called by, since it may not be in the `PATH`.
 #[must_use]
-pub fn welcome(api: SocketAddr, admin: SocketAddr) -> String {
+pub fn welcome(api: SocketAddr, admin: SocketAddr, program: &str) -> String {
     let names = MODELS.map(|model| model.name).join(", ");
     let [first, _, last] = MODELS.map(|model| model.name);
     let curl = |model: &str| {
@@ -83,7 +83,7 @@ pub fn welcome(api: SocketAddr, admin: SocketAddr) -> String {
         "This is the demonstration: {names} (pretended models) on two pretended accelerators\nthat cannot all be \
          awake at once. The inference API is at http://{api}, the admin API at\nhttp://{admin}. Try a cold \
          model:\n\n{}\nThen one that does not fit beside it, and ask why things are as they are:\n\n{}  \
-         rouse-gateway ps --admin {admin}\n  rouse-gateway explain {first} --admin {admin}\n",
+         {program} ps --admin {admin}\n  {program} explain {first} --admin {admin}\n",
         curl(first),
         curl(last),
     )
@@ -144,7 +144,8 @@ mod tests {
 
     #[test]
     fn the_welcome_has_a_line_to_copy() {
-        let welcome = welcome(([127, 0, 0, 1], 8080).into(), ([127, 0, 0, 1], 9090).into());
+        let (api, admin) = (([127, 0, 0, 1], 8080).into(), ([127, 0, 0, 1], 9090).into());
+        let welcome = welcome(api, admin, "target/quick/rouse-gateway");
         insta::assert_snapshot!(welcome, @r###"
         This is the demonstration: tiny-llama, tiny-qwen, tiny-mistral (pretended models) on two pretended accelerators
         that cannot all be awake at once. The inference API is at http://127.0.0.1:8080, the admin API at
@@ -157,8 +158,8 @@ mod tests {
 
           curl -N http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \
             -d '{"model":"tiny-mistral","stream":true,"messages":[{"role":"user","content":"Hello"}]}'
-          rouse-gateway ps --admin 127.0.0.1:9090
-          rouse-gateway explain tiny-llama --admin 127.0.0.1:9090
+          target/quick/rouse-gateway ps --admin 127.0.0.1:9090
+          target/quick/rouse-gateway explain tiny-llama --admin 127.0.0.1:9090
         "###);
     }
 

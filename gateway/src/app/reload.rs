@@ -6,7 +6,7 @@ use arc_swap::ArcSwap;
 use rouse::fleet::event::Event;
 
 use crate::{
-    config::{self, Config, Source},
+    config::{self, Config, Diff, Source},
     driver::Handle,
     metrics::{Metrics, Outcome},
     platform::local::Local,
@@ -32,13 +32,7 @@ impl Reload {
             }
         };
         let old = self.config.load_full();
-        let mut new = new;
-        // Listening addresses, accelerators and the state directory belong to the whole life of the process.
-        new.core.accelerators.clone_from(&old.core.accelerators);
-        new.meters.clone_from(&old.meters);
-        (new.api, new.admin.address) = (old.api, old.admin.address);
-        new.state.clone_from(&old.state);
-        let diff = config::diff(&old, &new);
+        let (new, diff) = merged(&old, new);
         if diff.is_empty() {
             return;
         }
@@ -62,5 +56,37 @@ impl Reload {
                 tracing::debug!("the platform is still in use; its state was saved within the last second")
             }
         }
+    }
+}
+
+/// The new configuration with what belongs to the whole life of the process as it was, and what the file changed,
+/// that included: whoever changed it must hear that it waits for the next start.
+fn merged(old: &Config, mut new: Config) -> (Config, Diff) {
+    let diff = config::diff(old, &new);
+    new.core.accelerators.clone_from(&old.core.accelerators);
+    new.accelerators_auto = old.accelerators_auto;
+    new.meters.clone_from(&old.meters);
+    (new.api, new.admin.address) = (old.api, old.admin.address);
+    new.state.clone_from(&old.state);
+    (new.headroom, new.log_cap) = (old.headroom, old.log_cap);
+    (new, diff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_for_the_next_start_is_said_and_stays_as_it_was() {
+        let read = |text: &str| config::parse(text, "test").unwrap();
+        let old = read("accelerators: [{id: a, memory: 8Gi}]\nqueue: {maxWaiting: 1}");
+        let changed = "accelerators: [{id: b, memory: 9Gi}]\nheadroom: 2Gi\nstate: /elsewhere\n\
+            listen: {api: 127.0.0.1:1}\nlogs: {perEngine: 1Mi}\nqueue: {maxWaiting: 2}";
+        let (new, diff) = merged(&old, read(changed));
+        assert_eq!(diff.settings, ["queue"]);
+        assert_eq!(diff.needs_restart, ["listen", "accelerators", "headroom", "state", "logs"]);
+        assert_eq!(config::diff(&old, &new).needs_restart, [""; 0]);
+        assert_eq!(new.core.settings.queue.max_waiting, 2);
+        assert!(merged(&old, old.clone()).1.is_empty());
     }
 }

@@ -35,6 +35,8 @@ pub(super) enum Error {
     Token(Endpoint),
     #[error("{0}")]
     Refused(String),
+    #[error("the gateway at {0} ended the answer: it is shutting down, or was ended")]
+    Ended(Endpoint),
     #[error("{endpoint} does not answer like a gateway's admin API: {what}")]
     Strange { endpoint: Endpoint, what: String },
 }
@@ -98,6 +100,11 @@ impl Client {
             Some(message) => Error::Refused(message),
             None => self.strange(status),
         }
+    }
+
+    /// What an error in the middle of an answer that goes on and on means.
+    pub(super) fn ended(&self) -> Error {
+        Error::Ended(self.endpoint.clone())
     }
 
     pub(super) fn strange(&self, what: impl fmt::Display) -> Error {

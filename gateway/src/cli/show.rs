@@ -7,6 +7,7 @@ use rouse::{
     fault::Wait,
     fleet::report::{ModelState, View},
     model::ModelName,
+    sim::journal::Line,
     units::{Bytes, Tick},
 };
 use serde::Deserialize;
@@ -51,14 +52,14 @@ pub(super) async fn events(client: &Client, json: bool) -> anyhow::Result<()> {
     let mut body = client.stream("/admin/v1/events").await?;
     let mut sse = Sse::default();
     while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(|error| client.strange(error))?.into_data() else {
+        let Ok(data) = frame.map_err(|_| client.ended())?.into_data() else {
             continue;
         };
         let mut out = std::io::stdout().lock();
         for told in sse.feed(&data) {
             match told {
                 Told::Event(line) if json => writeln!(out, "{line}")?,
-                Told::Event(line) => writeln!(out, "{}", event(&line))?,
+                Told::Event(line) => write!(out, "{}", event(&line))?,
                 Told::Missed(count) => {
                     eprintln!("rouse-gateway: {count} events were missed: this reader was too slow");
                 }
@@ -74,7 +75,7 @@ pub(super) async fn logs(client: &Client, model: &str, follow: bool) -> anyhow::
     let path = format!("/admin/v1/models/{}/logs{query}", segment(model));
     let mut body = client.stream(&path).await?;
     while let Some(frame) = body.frame().await {
-        if let Ok(data) = frame.map_err(|error| client.strange(error))?.into_data() {
+        if let Ok(data) = frame.map_err(|_| client.ended())?.into_data() {
             let mut out = std::io::stdout().lock();
             out.write_all(&data)?;
             out.flush()?;
@@ -192,32 +193,17 @@ fn explained(explanation: &Explanation) -> String {
     text
 }
 
-/// A journal line: the time of day, the event's name, and the rest as `key=value`.
+/// A line of the journal as `replay` words it, one event a line. A turn without events is of no interest to people.
 fn event(line: &str) -> String {
-    let Ok(serde_json::Value::Object(mut fields)) = serde_json::from_str(line) else {
-        return line.to_owned();
+    let Ok(Line::Turn { at, events }) = serde_json::from_str(line) else {
+        return format!("{}\n", printable(line));
     };
-    let at = fields.remove("at").and_then(|at| at.as_u64());
-    let name = fields.remove("event");
-    let mut text = at.map_or_else(String::new, |at| format!("{} ", Tick(at)));
-    text.push_str(name.as_ref().and_then(|name| name.as_str()).unwrap_or("-"));
-    for (key, value) in &fields {
-        flat(&mut text, key, value);
-    }
-    text
+    events.iter().map(|event| format!("{at} {}\n", printable(&event.to_string()))).collect()
 }
 
-fn flat(text: &mut String, key: &str, value: &serde_json::Value) {
-    match value {
-        serde_json::Value::Null => {}
-        serde_json::Value::Object(fields) => {
-            for (name, value) in fields {
-                flat(text, &format!("{key}.{name}"), value);
-            }
-        }
-        serde_json::Value::String(value) => text.push_str(&format!(" {key}={}", value.escape_debug())),
-        other => text.push_str(&format!(" {key}={other}")),
-    }
+/// Some words come from engines, and must not steer the terminal.
+fn printable(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
 }
 
 fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {

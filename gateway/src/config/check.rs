@@ -134,10 +134,15 @@ fn waits(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
 
 fn sleeping(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
     let budget = config.core.settings.host_memory;
-    if spec.can_sleep && spec.idle.level == LevelPolicy::One && spec.memory.host > budget {
+    let accelerators = match &spec.accelerators {
+        Accelerators::Count(count) => u64::from(*count),
+        Accelerators::Ids(ids) => ids.len() as u64,
+    };
+    let host = Bytes(spec.memory.host.0.saturating_mul(accelerators));
+    if spec.can_sleep && spec.idle.level == LevelPolicy::One && host > budget {
         warn(format!(
-            "idle.level is 1, but memory.host ({}) exceeds host.sleepMemory ({budget}): it will be stopped instead",
-            spec.memory.host
+            "idle.level is 1, but memory.host ({host} in all) exceeds host.sleepMemory ({budget}): it will sleep at \
+             level 2 instead"
         ));
     }
 }

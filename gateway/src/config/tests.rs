@@ -276,7 +276,7 @@ models:
     f: listen.api is 0.0.0.0:8080, every interface, and there are no keys: whoever reaches it may use it (keys: none says that this is meant)
     f: turns.maxTurn (2m), turns.drain.deadline (2m) and a swap (at most 1m) exceed queue.maxWait (4m): waiting behind one busy model can outlast a request
     f:7:5: model 'vllm-bare': engine.startTimeout (8m) exceeds queue.maxWait (4m): whoever waits for a slow start is refused before it is over
-    f:7:5: model 'vllm-bare': idle.level is 1, but memory.host (30Gi) exceeds host.sleepMemory (4Gi): it will be stopped instead
+    f:7:5: model 'vllm-bare': idle.level is 1, but memory.host (30Gi in all) exceeds host.sleepMemory (4Gi): it will sleep at level 2 instead
     f:7:5: model 'vllm-bare': env has no VLLM_SERVER_DEV_MODE: "1", without which vLLM has no /sleep and /wake_up
     f:7:5: model 'vllm-bare': the command uses neither ${MEMORY_FRACTION} nor ${KV_CACHE_BYTES}: vLLM takes its own share of the accelerator, whatever memory.awake says
     f:7:5: model 'vllm-bare': neither command nor env uses ${HOST}: see to it that the engine listens on loopback only, or it is refused after its start

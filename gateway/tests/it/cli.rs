@@ -30,7 +30,8 @@ fn file(content: &str) -> tempfile::NamedTempFile {
 }
 
 /// Answers one request with these bytes; returns where it listens and, when joined, the request.
-async fn answering(answer: &'static str) -> (String, tokio::task::JoinHandle<String>) {
+async fn answering(answer: impl Into<String>) -> (String, tokio::task::JoinHandle<String>) {
+    let answer = answer.into();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let served = tokio::spawn(async move {
@@ -131,24 +132,27 @@ async fn a_name_goes_as_one_segment_and_the_token_as_a_bearer() {
 
 #[tokio::test]
 async fn events_are_printed_as_they_come_however_they_are_cut() {
-    let answer = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n\
-                  14\r\n: hello\n\ndata: {\"at\"\r\n1a\r\n:61000,\"event\":\"left\"}\n\nda\r\n9\r\nta: {\"at\"\r\n4\r\n:1}\n\r\n0\r\n\r\n";
-    let (address, _) = answering(answer).await;
+    let events = r#"{"at":61000,"events":[{"event":"left","waiter":7}]}"#;
+    let (start, end) = events.split_at(20);
+    let pieces = [": hello\n\ndata: ", start, end, "\n\nda", "ta: {\"at\":1,\"events\":[]}\n\n"];
+    let chunks: String = pieces.iter().map(|piece| format!("{:x}\r\n{piece}\r\n", piece.len())).collect();
+    let answer = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{chunks}0\r\n\r\n");
+    let (address, _) = answering(answer.clone()).await;
     let output = rouse(&["events", "--admin", &address]).await;
-    assert_eq!(text(&output.stdout), "00:01:01.000 left\n00:00:00.001 -\n", "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "00:01:01.000 waiter 7 leaves\n", "{}", text(&output.stderr));
     let (address, _) = answering(answer).await;
     let output = rouse(&["events", "--json", "--admin", &address]).await;
-    assert_eq!(text(&output.stdout), "{\"at\":61000,\"event\":\"left\"}\n{\"at\":1}\n");
+    assert_eq!(text(&output.stdout), format!("{events}\n{{\"at\":1,\"events\":[]}}\n"));
 }
 
 #[tokio::test]
 async fn a_reader_that_was_too_slow_is_told_beside_the_events() {
     let (address, _) = answering(
-        "HTTP/1.1 200 OK\r\n\r\nevent: missed\ndata: 12\n\ndata: {\"at\":1,\"event\":\"left\"}\n\n",
+        "HTTP/1.1 200 OK\r\n\r\nevent: missed\ndata: 12\n\ndata: {\"at\":1,\"events\":[{\"event\":\"left\",\"waiter\":7}]}\n\n",
     )
     .await;
     let output = rouse(&["events", "--admin", &address]).await;
-    assert_eq!(text(&output.stdout), "00:00:00.001 left\n");
+    assert_eq!(text(&output.stdout), "00:00:00.001 waiter 7 leaves\n");
     assert!(text(&output.stderr).contains("12 events were missed"), "{}", text(&output.stderr));
 }
 

@@ -5,6 +5,7 @@
 mod bad_input;
 mod cli;
 mod demo;
+mod docs;
 mod refusals;
 mod support;
 mod swap;

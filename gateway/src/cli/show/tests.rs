@@ -52,8 +52,14 @@ fn an_explanation_says_why_and_who_holds_the_memory() {
 }
 
 #[test]
-fn an_event_is_one_line_and_what_is_no_event_is_passed_on() {
-    let line = r#"{"at":3723004,"event":"arrived","waiter":{"id":7,"model":"a\u001b[31m","stream":true,"key":null}}"#;
-    insta::assert_snapshot!(event(line), @r###"01:02:03.004 arrived waiter.id=7 waiter.model=a\u{1b}[31m waiter.stream=true"###);
-    assert_eq!(event("not json"), "not json");
+fn events_are_told_in_words_and_what_is_none_is_passed_on_without_control_characters() {
+    let gone =
+        r#"{"event":"gone","engine":"a#0","generation":1,"cause":{"wrong_model":{"serves":"\u001b[31m"}}}"#;
+    let line = format!(r#"{{"at":3723004,"events":[{{"event":"left","waiter":7}},{gone}]}}"#);
+    assert_eq!(
+        event(&line),
+        "01:02:03.004 waiter 7 leaves\n01:02:03.004 a#0 is gone: wrong_model: the engine serves '\u{fffd}[31m'\n"
+    );
+    assert_eq!(event(r#"{"at":3723004,"events":[]}"#), "");
+    assert_eq!(event("not\tjson"), "not\u{fffd}json\n");
 }

@@ -80,7 +80,7 @@ async fn start(
     let spec = spec.ok_or(Error::NotConfigured)?;
     let total = total(shared, accelerators).await;
     let fraction = spec.memory.awake.0 as f64 / total.0.max(1) as f64;
-    let kv_cache = kv_cache(spec, accelerators.len());
+    let kv_cache = kv_cache(spec);
     let address = free_address(shared).map_err(Error::Port)?;
     let (host, port) = (address.ip(), address.port());
     let now = shared.clock.now();
@@ -152,10 +152,9 @@ async fn total(shared: &Shared, accelerators: &[AcceleratorId]) -> Bytes {
 
 /// What of the memory is left for the cache, per accelerator: without the weights (known by what they take in host
 /// RAM) and a tenth of the whole for activations and graphs.
-fn kv_cache(spec: &ModelSpec, accelerators: usize) -> Bytes {
+fn kv_cache(spec: &ModelSpec) -> Bytes {
     let awake = spec.memory.awake.0;
-    let weights = spec.memory.host.0 / accelerators.max(1) as u64;
-    let left = awake.saturating_sub(weights).saturating_sub(awake / 10);
+    let left = awake.saturating_sub(spec.memory.host.0).saturating_sub(awake / 10);
     Bytes(left.max(awake / 10))
 }
 
@@ -224,7 +223,7 @@ mod tests {
             can_sleep: true,
             fingerprint: 0,
         };
-        assert_eq!(kv_cache(&spec(30, 32), 2), Bytes::gib(30 - 16 - 3));
-        assert_eq!(kv_cache(&spec(10, 40), 1), Bytes::gib(1));
+        assert_eq!(kv_cache(&spec(30, 16)), Bytes::gib(30 - 16 - 3));
+        assert_eq!(kv_cache(&spec(10, 40)), Bytes::gib(1));
     }
 }

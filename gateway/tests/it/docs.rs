@@ -1,0 +1,294 @@
+//! What the documents show is true. Every fenced block says by its tag how it is held to that:
+//!
+//! * `yaml`: a configuration; it must be valid.
+//! * `json`: must be JSON.
+//! * `sh run`: is run, block by block and page by page, against a gateway whose models have the names that the
+//!   documents use; addresses and paths are replaced by its own. `sh follow` is run for as long as it takes to say
+//!   something.
+//! * `mermaid states`: must be the states of the code.
+//! * `sh` and `text` are read by people alone.
+
+use std::{
+    collections::BTreeSet,
+    io::Read as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use rouse::{
+    engine::state::State,
+    fault::Cause,
+    fleet::command::{Then, Why},
+    model::Level,
+    units::Tick,
+};
+use rouse_gateway::config;
+
+use crate::support::{Fixture, Gateway, Sim, read};
+
+/// Has a test of its own beside the code, for its configurations: they need variables.
+const CONFIGURATION: &str = "docs/configuration.md";
+
+struct Block {
+    /// `README.md:17`
+    at: String,
+    tag: String,
+    text: String,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// Pages by their path in the repository, in the order of their names.
+fn pages() -> Vec<(String, String)> {
+    let mut paths: Vec<PathBuf> =
+        ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"].map(|name| root().join(name)).into();
+    for folder in ["docs", "docs/adr"] {
+        let files = std::fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        paths.extend(files.filter(|path| path.extension().is_some_and(|end| end == "md")));
+    }
+    paths.sort();
+    let name = |path: &Path| path.strip_prefix(root()).unwrap().display().to_string();
+    paths.iter().map(|path| (name(path), read(path))).collect()
+}
+
+fn blocks() -> Vec<Block> {
+    let mut blocks: Vec<Block> = Vec::new();
+    for (page, text) in pages() {
+        let mut inside = false;
+        for (number, line) in text.lines().enumerate() {
+            match (line.strip_prefix("```"), inside) {
+                (Some(tag), false) => {
+                    let (at, tag) = (format!("{page}:{}", number + 1), tag.trim().to_owned());
+                    blocks.push(Block { at, tag, text: String::new() });
+                    inside = true;
+                }
+                (Some(_), true) => inside = false,
+                (None, true) => {
+                    let block = blocks.last_mut().unwrap();
+                    block.text.push_str(line);
+                    block.text.push('\n');
+                }
+                (None, false) => {}
+            }
+        }
+        assert!(!inside, "{page}: a block does not end");
+    }
+    blocks
+}
+
+fn tagged(tag: &str) -> impl Iterator<Item = Block> {
+    blocks().into_iter().filter(move |block| block.tag == tag)
+}
+
+#[test]
+fn every_block_has_a_known_tag_and_configurations_and_json_are_valid() {
+    for Block { at, tag, text } in blocks() {
+        match tag.as_str() {
+            "yaml" if at.starts_with(CONFIGURATION) => {}
+            "yaml" => {
+                let config = config::parse(&text, &at).unwrap_or_else(|errors| panic!("{errors}"));
+                let findings = config::check(&config);
+                assert_eq!(findings, config::Findings::default(), "{at}: no example should be warned of");
+            }
+            "json" => drop(serde_json::from_str::<serde_json::Value>(&text).expect(&at)),
+            "sh run" | "sh follow" | "mermaid states" | "sh" | "text" => {}
+            _ => panic!("{at}: '{tag}' is no known tag"),
+        }
+    }
+}
+
+#[test]
+fn commands_do_what_they_are_shown_for() {
+    let fixture = Fixture::new(&["1200Mi"])
+        .settings("turns: {residency: 100ms, maxTurn: 1s}")
+        .model(&Sim::new("qwen3-8b"))
+        .model(&Sim::new("llama-3.1-8b"));
+    let journal = fixture.dir().join("journal").display().to_string();
+    let gateway = fixture.flag("--journal").flag(&journal).start();
+    let mut ran = 0;
+    for block in blocks() {
+        match block.tag.as_str() {
+            "sh run" => run(&gateway, &block),
+            "sh follow" => follow(&gateway, &block),
+            _ => continue,
+        }
+        ran += 1;
+    }
+    assert!(ran > 10, "only {ran} blocks were run");
+    let shown = tagged("json").find(|block| block.text.contains("accelerators")).unwrap();
+    assert_eq!(keys(&serde_json::from_str(&shown.text).unwrap()), keys(&gateway.fleet()), "{}", shown.at);
+    assert_eq!(gateway.terminate(), Some(0));
+}
+
+/// Paths of all keys; of a list, those of its first element.
+fn keys(value: &serde_json::Value) -> BTreeSet<String> {
+    match value {
+        serde_json::Value::Object(fields) => fields
+            .iter()
+            .flat_map(|(key, value)| {
+                let below = keys(value).into_iter().map(move |rest| format!("{key}.{rest}"));
+                below.chain([key.clone()])
+            })
+            .collect(),
+        serde_json::Value::Array(list) => list.first().map(keys).unwrap_or_default(),
+        _ => BTreeSet::new(),
+    }
+}
+
+/// The block as a shell that stops at the first failure. `curl` fails for refusals, which a person would see.
+fn shell(gateway: &Gateway, text: &str) -> Command {
+    let dir = gateway.dir.display().to_string();
+    let text = [
+        ("localhost:8080", gateway.api.to_string()),
+        ("localhost:9090", gateway.admin.to_string()),
+        ("/etc/rouse/rouse.yaml", format!("{dir}/rouse.yaml")),
+        ("/var/lib/rouse/journal", format!("{dir}/journal")),
+    ]
+    .iter()
+    .fold(text.to_owned(), |text, (shown, real)| text.replace(shown, real));
+    let binary = Path::new(env!("CARGO_BIN_EXE_rouse-gateway"));
+    let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let mut command = Command::new("bash");
+    command
+        .arg("-c")
+        .arg(format!("set -euo pipefail\ncurl() {{ command curl --fail-with-body \"$@\"; }}\n{text}"))
+        .env("PATH", path)
+        .env("ROUSE_ADMIN", gateway.admin.to_string())
+        .env_remove("ROUSE_ADMIN_TOKEN")
+        .env_remove("ROUSE_CONFIG");
+    command
+}
+
+fn run(gateway: &Gateway, block: &Block) {
+    let output = shell(gateway, &block.text).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {}\n{said}{errors}", block.at, block.text);
+    assert!(!said.is_empty(), "{}: it says nothing", block.at);
+}
+
+/// Something must happen for there to be something to follow.
+fn follow(gateway: &Gateway, block: &Block) {
+    let text = format!("exec {}", block.text.trim());
+    let mut child =
+        shell(gateway, &text).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect(&block.at);
+    let mut said = child.stdout.take().unwrap();
+    let (heard, hears) = std::sync::mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        let mut some = [0; 64];
+        heard.send(said.read(&mut some).unwrap_or_default()).unwrap();
+    });
+    let mut got = None;
+    for _ in 0..50 {
+        assert!(gateway.client().chat("qwen3-8b", false, 1).status == 200);
+        got = hears.recv_timeout(std::time::Duration::from_millis(200)).ok();
+        if got.is_some() {
+            break;
+        }
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(got.is_some_and(|bytes| bytes > 0), "{}: nothing came of {}", block.at, block.text);
+    reader.join().unwrap();
+}
+
+#[test]
+fn links_lead_somewhere_and_files_and_tests_that_are_named_exist() {
+    for (page, text) in pages() {
+        let folder = root().join(&page).parent().unwrap().to_owned();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let path = link.split('#').next().unwrap_or_default();
+            if !path.is_empty() && !path.contains("://") {
+                assert!(folder.join(path).exists(), "{page}: {link}");
+            }
+        }
+        for name in text.split('`').skip(1).step_by(2) {
+            let (file, test) = name.split_once("::").unwrap_or((name, ""));
+            // `foo` is nobody in particular.
+            if file.contains('/') && file.ends_with(".rs") && !file.starts_with("foo/") {
+                let source = root().join(file);
+                assert!(source.exists(), "{page}: {file}");
+                assert!(
+                    test.is_empty() || read(&source).contains(&format!("fn {test}(")),
+                    "{page}: there is no {test} in {file}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn operations_speak_of_metrics_keys_and_codes_that_exist() {
+    let page = |name: &str| read(&root().join("docs").join(name));
+    let (operations, metrics, configuration) =
+        (page("operations.md"), page("metrics.md"), page("configuration.md"));
+    let codes = read(&root().join("src/openai/error.rs"));
+    let word = |c: char| c.is_ascii_lowercase() || c == '_';
+    for name in operations.split(|c| !word(c)) {
+        let name = name.trim_end_matches("_bucket");
+        if ["rouse_", "inference_"].iter().any(|prefix| name.starts_with(prefix) && name.len() > prefix.len())
+        {
+            assert!(metrics.contains(&format!("`{name}`")), "there is no metric {name}");
+        }
+    }
+    for name in operations.split('`').skip(1).step_by(2) {
+        let parts: Vec<&str> = name.split('.').collect();
+        let section = format!("`{}.", parts.first().unwrap());
+        if parts.len() > 1
+            && parts.iter().all(|p| p.chars().all(char::is_alphabetic))
+            && configuration.contains(&section)
+        {
+            assert!(configuration.contains(&format!("`{name}`")), "there is no key {name}");
+        }
+    }
+    for line in operations.lines().filter(|line| line.starts_with("| 4") || line.starts_with("| 5")) {
+        let cell = line.split('|').nth(1).unwrap();
+        for code in cell.split('`').skip(1).step_by(2) {
+            assert!(codes.contains(&format!("\"{code}\"")), "there is no code {code}");
+        }
+    }
+}
+
+#[test]
+fn the_states_in_the_picture_are_those_of_the_code() {
+    let drawn: BTreeSet<(String, String)> = tagged("mermaid states")
+        .flat_map(|block| block.text.lines().map(str::to_owned).collect::<Vec<_>>())
+        .filter_map(|line| {
+            let (from, to) = line.trim().split_once(" --> ")?;
+            let to = to.split(" : ").next()?;
+            Some((from.to_owned(), to.to_owned()))
+        })
+        .collect();
+    let mut expected = BTreeSet::new();
+    for (from, a) in states() {
+        for (to, b) in states() {
+            // Said in words below the picture, or it would be a net.
+            let by_failure = a.has_process() && matches!(to, "Failing" | "Stopping" | "Backoff");
+            if a.may_become(&b) && !by_failure && from != to {
+                expected.insert((from.to_owned(), to.to_owned()));
+            }
+        }
+    }
+    assert_eq!(drawn, expected);
+}
+
+fn states() -> [(&'static str, State); 11] {
+    let level = Level::One;
+    let cause = || Cause::Stopped;
+    let draining = State::Draining { why: Why::Idle, then: Then::Stop, revoked: false, drained: false };
+    [
+        ("Cold", State::Cold),
+        ("Launching", State::Launching),
+        ("Loading", State::Loading),
+        ("Awake", State::Awake),
+        ("Draining", draining),
+        ("FallingAsleep", State::FallingAsleep { level }),
+        ("Asleep", State::Asleep { level }),
+        ("Waking", State::Waking { level }),
+        ("Failing", State::Failing { cause: cause(), drained: false }),
+        ("Stopping", State::Stopping { cause: cause() }),
+        ("Backoff", State::Backoff { until: Tick(0), cause: cause() }),
+    ]
+}
