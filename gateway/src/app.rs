@@ -85,7 +85,7 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
     announce(&shown, source.file.is_none(), &api, &admin);
 
     let (stage, watched) = watch::channel(Stage::Serving);
-    let driver = tokio::spawn(driver.run());
+    let mut driver = tokio::spawn(driver.run());
     let keeper = tokio::spawn(keep(handle.clone(), Arc::clone(&platform)));
     let mut api = tokio::spawn(api.run(watched.clone()));
     let mut admin = tokio::spawn(admin.run(watched));
@@ -97,6 +97,10 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
                 Asked::Reload => reload.again(),
                 Asked::Terminate => break,
             },
+            ended = &mut driver => {
+                // Without it nothing wakes any more. Engines live on, and are adopted by the next start.
+                return Err(ended.err().map_or_else(|| anyhow::anyhow!("the driver ended"), Into::into));
+            }
             ended = &mut api => return Err(ended_early(ended)),
             ended = &mut admin => return Err(ended_early(ended)),
         }
