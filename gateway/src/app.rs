@@ -114,9 +114,7 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
 }
 
 fn discover(headroom: Bytes) -> anyhow::Result<Vec<rouse::model::Accelerator>> {
-    crate::platform::local::discover(headroom).context(
-        "no accelerator was found; without an NVIDIA driver declare them: accelerators: [{id: cpu-0, memory: 16Gi}]",
-    )
+    crate::platform::local::discover(headroom).context("no accelerator was found")
 }
 
 /// Wall time is read once; from here on a monotonic clock counts on.

@@ -111,6 +111,9 @@ fn turned_over(path: &Path) -> PathBuf {
 pub fn replay(path: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let lines = journal::read(&text).with_context(|| format!("{} is not a journal", path.display()))?;
+    if let Some(first) = lines.first() {
+        writeln!(out, "times count from {} UTC", first.at())?;
+    }
     out.write_all(narrate::narrate(&lines).as_bytes())?;
     Ok(())
 }
