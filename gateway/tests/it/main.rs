@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod actuation;
 mod cli;
 mod demo;
 mod support;
 mod swap;
+mod trace;

@@ -271,3 +271,10 @@ pub(crate) fn read(path: &Path) -> String {
 pub(crate) fn pause(span: Duration) {
     std::thread::sleep(span);
 }
+
+/// Nothing is left of any exchange: no lease in the gateway, no request in these engines.
+pub(crate) fn settled(gateway: &Gateway, engines: &[String]) {
+    for id in engines {
+        gateway.until(&format!("{id} is unused"), Duration::from_secs(5), || gateway.engine(id)["leases"] == 0);
+    }
+}
