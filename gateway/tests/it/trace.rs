@@ -46,6 +46,7 @@ fn two_hundred_clients_wait_within_the_bound_and_swaps_are_few() {
     let arrivals = arrivals();
     let gateway = six_models_with_room_for_four();
     launch_all(&gateway);
+    assert_eq!(placed(&gateway), [3, 3], "models crowd one accelerator while the other has room");
     let before = swaps(&gateway);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let outcomes = runtime.block_on(play(gateway.api, &arrivals));
@@ -141,6 +142,13 @@ fn launch_all(gateway: &Gateway) {
         let answer = gateway.client().chat(model, true, 1);
         assert!(answer.is_whole_stream(), "{model}: {}", answer.text());
     }
+}
+
+/// Engines on each accelerator.
+fn placed(gateway: &Gateway) -> [usize; 2] {
+    let fleet = gateway.fleet();
+    let engines = fleet["engines"].as_array().unwrap();
+    ["gpu-0", "gpu-1"].map(|id| engines.iter().filter(|e| e["accelerators"][0] == id).count())
 }
 
 /// For every arrival its wait in milliseconds, or what went wrong.
