@@ -2,7 +2,6 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::SocketAddr,
     time::Duration,
 };
 
@@ -10,9 +9,8 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::support::{
-    Client, Fixture, Gateway, Sim,
+    Fixture, Gateway, Sim,
     client::{chat_body, request},
-    read, settled,
 };
 
 /// The engine's own part of a wake, and of the other engine's sleep before it.
@@ -44,7 +42,7 @@ fn a_wake_costs_little_beyond_the_engines_own_time() {
         put_to_sleep(&gateway, "first");
         start(&gateway, "first", wakes)
     });
-    settled(&gateway, &["first#0".to_owned()]);
+    gateway.settled("first#0");
 }
 
 #[test]
@@ -59,7 +57,8 @@ fn a_wake_that_needs_room_costs_little_beyond_both_engines_own_time() {
         idle(&gateway);
         start(&gateway, model, wakes.div_ceil(2))
     });
-    settled(&gateway, &["first#0".to_owned(), "second#0".to_owned()]);
+    gateway.settled("first#0");
+    gateway.settled("second#0");
 }
 
 #[test]
@@ -117,7 +116,7 @@ fn start(gateway: &Gateway, model: &str, wakes: usize) -> Start {
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("[DONE]"), "{rest}");
-    let counters = Client::new(address(gateway, model)).get("/sim/counters").json();
+    let counters = gateway.counters(&format!("{model}#0"));
     assert_eq!(counters["wakes"].as_u64().unwrap() as usize, wakes, "{counters}");
     // The wake's end is a little before the first answer that says so, and so the stricter measure.
     let ready = if wakes == 0 { "first_ready_unix_us" } else { "last_wake_unix_us" };
@@ -125,12 +124,6 @@ fn start(gateway: &Gateway, model: &str, wakes: usize) -> Start {
     let moments = counters["first_request_byte_unix_us"].as_array().unwrap();
     let first = moments.iter().filter_map(Value::as_u64).find(|us| *us >= ready).unwrap();
     Start { handed_over: Duration::from_micros(first - ready), whole }
-}
-
-/// Where the engine listens, from the file by which it would be adopted.
-fn address(gateway: &Gateway, model: &str) -> SocketAddr {
-    let saved: Value = serde_json::from_str(&read(&gateway.dir.join("state/engines.json"))).unwrap();
-    saved["engines"][format!("{model}#0")]["address"].as_str().unwrap().parse().unwrap()
 }
 
 fn put_to_sleep(gateway: &Gateway, model: &str) {

@@ -25,7 +25,7 @@ use tokio::{
 use crate::support::{
     Answer, Fixture, Gateway, Sim,
     client::{chat_body, request},
-    read, settled,
+    read,
 };
 
 const MODELS: [&str; 6] = ["amber", "basil", "cedar", "dahlia", "elder", "fennel"];
@@ -74,7 +74,14 @@ fn two_hundred_clients_wait_within_the_bound_and_swaps_are_few() {
     assert!(figures.longest <= figures.bound, "{figures}\nsomebody waited too long");
     assert!(figures.swaps > 0, "{figures}\nthe models did not get in each other's way");
     assert!(figures.swaps * 5 <= figures.swaps_by_arrival, "{figures}\ntoo many swaps");
-    settled(&gateway, &MODELS.map(|model| format!("{model}#0")));
+    for model in MODELS {
+        let id = format!("{model}#0");
+        gateway.settled(&id);
+        let counters = gateway.counters(&id);
+        for trouble in ["failed", "aborts", "aborted_by_sleep", "requests_while_asleep", "malformed"] {
+            assert_eq!(counters[trouble], 0, "{id} counted {trouble}: {counters}");
+        }
+    }
 }
 
 struct Figures {
