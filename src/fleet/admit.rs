@@ -16,7 +16,7 @@ use super::{
 use crate::{
     engine::state::State,
     fault::Cause,
-    model::{EngineId, Eviction, ModelSpec, QueuePolicy},
+    model::{AcceleratorId, EngineId, Eviction, ModelSpec, QueuePolicy},
     units::{Bytes, Millis, Tick},
 };
 
@@ -93,7 +93,10 @@ impl Draft<'_> {
         let rooms: Vec<Room> = candidates.iter().map(|c| self.room(id, spec, c)).collect();
         let at = |wanted: fn(&Room) -> bool| rooms.iter().position(wanted).and_then(|i| candidates.get(i));
         if let Some(candidate) = at(|r| *r == Room::Yes) {
-            return self.reserve(id, spec, candidate);
+            return match self.better_unread(candidates.iter().zip(&rooms)) {
+                Some(better) => self.await_room(id, better, &self.room(id, spec, better)),
+                None => self.reserve(id, spec, candidate),
+            };
         }
         let awaited: [fn(&Room) -> bool; 4] = [
             |r| matches!(r, Room::Unread { .. }),
@@ -125,6 +128,19 @@ impl Draft<'_> {
                 }
             }
         }
+    }
+
+    /// A candidate with more room than the first that is known to have it, which only was not looked at for a while.
+    /// Taking the one that happens to have been read would crowd all models onto it. Not when its meter is silent.
+    fn better_unread<'c>(
+        &self,
+        mut candidates: impl Iterator<Item = (&'c Candidate, &'c Room)>,
+    ) -> Option<&'c Candidate> {
+        let answers = |a: &AcceleratorId| {
+            self.planner.ledger.accelerators.get(a).is_some_and(|account| account.answers(self.now))
+        };
+        let (first, room) = candidates.find(|(_, room)| matches!(room, Room::Yes | Room::Unread { .. }))?;
+        (*room != Room::Yes && first.accelerators.iter().all(answers)).then_some(first)
     }
 
     /// `queue.policy: reject`, and only engines in use could make room: that would be waiting.

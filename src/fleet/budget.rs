@@ -117,6 +117,12 @@ impl Account {
         self.asked.is_none_or(|at| at + LOST <= now)
     }
 
+    /// Nothing says that its meter does not: no reading was asked for and lost.
+    #[must_use]
+    pub(super) fn answers(&self, now: Tick) -> bool {
+        self.asked.is_none_or(|at| at + LOST > now)
+    }
+
     /// When a reading that was asked for counts as lost.
     #[must_use]
     pub(super) fn lost_at(&self) -> Option<Tick> {

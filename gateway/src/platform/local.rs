@@ -16,6 +16,7 @@
 //!   with every failing answer, so that a journal of a healthy night is short.
 
 mod adopt;
+mod diag;
 mod launch;
 mod life;
 mod log;

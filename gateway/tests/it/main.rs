@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod actuation;
 mod bad_input;
 mod cli;
 mod demo;
@@ -9,4 +10,5 @@ mod docs;
 mod refusals;
 mod support;
 mod swap;
+mod trace;
 mod waiting;

@@ -222,6 +222,20 @@ impl Gateway {
         i32::try_from(saved().unwrap()).unwrap()
     }
 
+    /// What engine-sim counted in this engine, which must run.
+    pub(crate) fn counters(&self, id: &str) -> serde_json::Value {
+        let saved: serde_json::Value =
+            serde_json::from_str(&read(&self.dir.join("state/engines.json"))).unwrap();
+        let address = saved["engines"][id]["address"].as_str().unwrap().parse().unwrap();
+        Client::new(address).get("/sim/counters").json()
+    }
+
+    /// Nothing is left of any exchange: no lease in the gateway, no request in the engine.
+    pub(crate) fn settled(&self, id: &str) {
+        let unused = || self.engine(id)["leases"] == 0 && self.counters(id)["running"] == 0;
+        self.until(&format!("{id} is unused"), Duration::from_secs(5), unused);
+    }
+
     /// Waits until something is so; the event is somebody else's process, so there is nothing to wait for but time.
     pub(crate) fn until(&self, what: &str, within: Duration, mut is_so: impl FnMut() -> bool) {
         let end = tokio::time::Instant::now() + within;

@@ -59,6 +59,10 @@ pub(super) async fn fit(contact: &Arc<Contact>) -> Result<(), Cause> {
 /// (a container runtime's forwarder), whoever listens there counts.
 fn listens_publicly(port: u16, group: Option<i32>, mark: &str) -> bool {
     let all = proc::listeners(port);
+    // Whose they are takes a look at every process of the machine, and a parked request waits for this answer.
+    if all.iter().all(|listener| listener.address.is_loopback()) {
+        return false;
+    }
     let own = proc::owned(&all, &proc::members(group, mark));
     let relevant = if own.is_empty() { all } else { own };
     relevant.iter().any(|listener| !listener.address.is_loopback())

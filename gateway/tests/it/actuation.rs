@@ -1,0 +1,151 @@
+//! What waking a model costs beyond what the engine itself needs for it.
+
+use std::{
+    io::{Read as _, Write as _},
+    time::Duration,
+};
+
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::support::{
+    Fixture, Gateway, Sim,
+    client::{chat_body, request},
+};
+
+/// The engine's own part of a wake, and of the other engine's sleep before it.
+const MOVE: Duration = Duration::from_millis(50);
+/// From the process to its first good health.
+const START: Duration = Duration::from_millis(100);
+const WAKES: usize = 21;
+const STARTS: usize = 5;
+const READY_TO_FIRST_BYTE: Duration = Duration::from_millis(20);
+const BEYOND_A_WAKE: Duration = Duration::from_millis(50);
+/// Most of it is the making of a process, here of an unoptimised binary.
+const BEYOND_A_START: Duration = Duration::from_millis(300);
+
+/// One start of a parked stream's model.
+struct Start {
+    /// From the engine's first ready answer to the first byte of the request written to it.
+    handed_over: Duration,
+    /// From the request's first byte to the answer's.
+    whole: Duration,
+}
+
+#[test]
+fn a_wake_costs_little_beyond_the_engines_own_time() {
+    let gateway = with_room_for_one(&["first"]);
+    gateway.client().chat("first", true, 1);
+    let mut wakes = 0_usize;
+    measure("wake, room is there", WAKES, (MOVE, BEYOND_A_WAKE), || {
+        wakes += 1;
+        put_to_sleep(&gateway, "first");
+        start(&gateway, "first", wakes)
+    });
+    gateway.settled("first#0");
+}
+
+#[test]
+fn a_wake_that_needs_room_costs_little_beyond_both_engines_own_time() {
+    let gateway = with_room_for_one(&["first", "second"]);
+    gateway.client().chat("first", true, 1);
+    gateway.client().chat("second", true, 1);
+    let mut wakes = 0_usize;
+    measure("wake, another sleeps first", WAKES, (MOVE * 2, BEYOND_A_WAKE), || {
+        let model = if wakes % 2 == 0 { "first" } else { "second" };
+        wakes += 1;
+        idle(&gateway);
+        start(&gateway, model, wakes.div_ceil(2))
+    });
+    gateway.settled("first#0");
+    gateway.settled("second#0");
+}
+
+#[test]
+fn a_cold_start_hands_the_parked_request_over_at_once() {
+    let gateway = with_room_for_one(&["first"]);
+    measure("cold start", STARTS, (START, BEYOND_A_START), || {
+        gateway.admin().post("/admin/v1/models/first/stop", "");
+        gateway.until("stopped", Duration::from_secs(10), || gateway.engine("first#0")["state"] == "Cold");
+        start(&gateway, "first", 0)
+    });
+}
+
+/// The medians of `n` starts hold. Whatever else this machine runs takes its cores away for seconds, so that a round
+/// which misses is taken again, twice at most; what the gateway itself costs is in every round.
+fn measure(what: &str, n: usize, (engines, most): (Duration, Duration), mut start: impl FnMut() -> Start) {
+    let mut told = String::new();
+    for _ in 0..3 {
+        let starts: Vec<Start> = (0..n).map(|_| start()).collect();
+        let handed_over = median(starts.iter().map(|s| s.handed_over).collect());
+        let whole = median(starts.iter().map(|s| s.whole).collect());
+        let beyond = whole.saturating_sub(engines);
+        told = format!(
+            "{what} (n={n}), medians: first ready answer to the request's first byte {handed_over:.1?}; whole \
+             {whole:.1?}, of which beyond the engines' own {engines:?}: {beyond:.1?}"
+        );
+        println!("{told}");
+        if handed_over <= READY_TO_FIRST_BYTE && beyond <= most {
+            return;
+        }
+    }
+    panic!("{told}");
+}
+
+fn median(mut spans: Vec<Duration>) -> Duration {
+    spans.sort_unstable();
+    spans.get(spans.len() / 2).copied().unwrap()
+}
+
+/// Models that are put away as soon as another one is wanted.
+fn with_room_for_one(models: &[&str]) -> Gateway {
+    let turns = "turns: {residency: 1ms, maxTurn: 1s, drain: {deadline: 2s, onDeadline: cut}}";
+    let with =
+        |fixture: Fixture, name: &&str| fixture.model(&Sim { flags: "--ttft 0 --itl 0", ..Sim::new(name) });
+    models.iter().fold(Fixture::new(&["1200Mi"]).settings(turns), with).start()
+}
+
+/// Asks a model that is not awake, and takes the times; `wakes` before this is over, 0 for a cold start.
+fn start(gateway: &Gateway, model: &str, wakes: usize) -> Start {
+    let asked = Instant::now();
+    let mut stream = gateway.client().connect();
+    let head = request("/v1/chat/completions", "", &chat_body(model, true, 1));
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.read_exact(&mut [0]).unwrap();
+    let whole = asked.elapsed();
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("[DONE]"), "{rest}");
+    let counters = gateway.counters(&format!("{model}#0"));
+    assert_eq!(counters["wakes"].as_u64().unwrap() as usize, wakes, "{counters}");
+    // The wake's end is a little before the first answer that says so, and so the stricter measure.
+    let ready = if wakes == 0 { "first_ready_unix_us" } else { "last_wake_unix_us" };
+    let ready = counters[ready].as_u64().unwrap();
+    let moments = counters["first_request_byte_unix_us"].as_array().unwrap();
+    let first = moments.iter().filter_map(Value::as_u64).find(|us| *us >= ready).unwrap();
+    Start { handed_over: Duration::from_micros(first - ready), whole }
+}
+
+fn put_to_sleep(gateway: &Gateway, model: &str) {
+    let answer = gateway.admin().post(&format!("/admin/v1/models/{model}/sleep"), "");
+    assert_eq!(answer.status, 202, "{}", answer.text());
+    // Its memory has been seen free, too: nothing of the sleep is left for the wake to wait for.
+    let asleep = || {
+        let engine = gateway.engine(&format!("{model}#0"));
+        engine["state"] == "Asleep(1)" && engine["reserved"].as_u64() == Some(64 << 20)
+    };
+    gateway.until("asleep", Duration::from_secs(10), asleep);
+}
+
+/// Until nobody uses anything and what was put away has given its memory back.
+fn idle(gateway: &Gateway) {
+    let quiet = || {
+        let fleet = gateway.fleet();
+        let engines = fleet["engines"].as_array().unwrap();
+        let rests = |e: &Value| {
+            e["leases"] == 0 && (e["state"] == "Awake" || e["reserved"].as_u64() == Some(64 << 20))
+        };
+        engines.iter().all(rests)
+    };
+    gateway.until("idle", Duration::from_secs(10), quiet);
+}
