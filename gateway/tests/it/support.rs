@@ -222,14 +222,6 @@ impl Gateway {
         i32::try_from(saved().unwrap()).unwrap()
     }
 
-    /// What engine-sim counted in this engine, which must run.
-    pub(crate) fn counters(&self, id: &str) -> serde_json::Value {
-        let saved: serde_json::Value =
-            serde_json::from_str(&read(&self.dir.join("state/engines.json"))).unwrap();
-        let address = saved["engines"][id]["address"].as_str().unwrap().parse().unwrap();
-        Client::new(address).get("/sim/counters").json()
-    }
-
     /// Nothing is left of any exchange: no lease in the gateway, no request in the engine.
     pub(crate) fn settled(&self, id: &str) {
         let unused = || self.engine(id)["leases"] == 0 && self.counters(id)["running"] == 0;
