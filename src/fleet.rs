@@ -184,6 +184,12 @@ impl Fleet {
         self.planner.engines.get(id)
     }
 
+    /// `queue.maxWaiting`.
+    #[must_use]
+    pub const fn max_waiting(&self) -> usize {
+        self.planner.settings.queue.max_waiting as usize
+    }
+
     /// Requests of this model queue here.
     #[must_use]
     pub fn is_queued(&self, model: &ModelName) -> bool {

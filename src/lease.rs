@@ -14,7 +14,7 @@ use std::{
     num::NonZeroU32,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -43,7 +43,8 @@ pub struct Clock {
 #[derive(Debug)]
 pub struct Gate {
     count: Count,
-    limit: Option<NonZeroU32>,
+    /// Leases at a time.
+    limit: AtomicU32,
     clock: Clock,
     /// When the last lease ended, and when the last response byte passed: ticks, 0 for never.
     last_end: AtomicU64,
@@ -84,7 +85,7 @@ impl Gate {
     pub fn new(limit: Option<NonZeroU32>, clock: Clock, driver: Arc<Notify>) -> Arc<Self> {
         Arc::new(Self {
             count: Count::closed(),
-            limit,
+            limit: AtomicU32::new(as_number(limit)),
             clock,
             last_end: AtomicU64::new(0),
             last_byte: AtomicU64::new(0),
@@ -97,17 +98,28 @@ impl Gate {
     /// A lease for a request that did not queue. `None` when the gate is closed, full, or others queue already.
     #[must_use]
     pub fn take(self: &Arc<Self>) -> Option<Lease> {
-        self.count.take(self.limit(), false).then(|| Lease { gate: Arc::clone(self) })
+        self.count.take(self.limit.load(Ordering::Relaxed), false).then(|| Lease { gate: Arc::clone(self) })
     }
 
     /// A lease for a request that queued: goes before newcomers. `None` when the gate is closed or full.
     #[must_use]
     pub fn take_queued(self: &Arc<Self>) -> Option<Lease> {
-        self.count.take(self.limit(), true).then(|| Lease { gate: Arc::clone(self) })
+        self.count.take(self.limit.load(Ordering::Relaxed), true).then(|| Lease { gate: Arc::clone(self) })
     }
 
     pub fn open(&self) {
         self.count.open();
+    }
+
+    /// Another number of leases at a time, from now on. Those that are out stay out.
+    pub fn set_limit(&self, limit: Option<NonZeroU32>) {
+        self.limit.store(as_number(limit), Ordering::Relaxed);
+    }
+
+    /// The leases now. When there are any, the driver is notified when the last one ends: it saw the engine in use, and
+    /// whoever waits for it to be idle must hear of it.
+    pub fn watch(&self) -> u32 {
+        self.count.watch()
     }
 
     /// Closes; returns the leases still out. From here on no lease is given, and the driver is notified when the
@@ -166,10 +178,10 @@ impl Gate {
     pub fn last_byte(&self) -> Tick {
         Tick(self.last_byte.load(Ordering::Relaxed))
     }
+}
 
-    fn limit(&self) -> u32 {
-        self.limit.map_or(count::MAX_LEASES, NonZeroU32::get)
-    }
+fn as_number(limit: Option<NonZeroU32>) -> u32 {
+    limit.map_or(count::MAX_LEASES, NonZeroU32::get)
 }
 
 impl Lease {
@@ -201,7 +213,7 @@ impl Drop for Lease {
         self.gate.last_end.store(self.gate.clock.now().0, Ordering::Relaxed);
         match self.gate.count.release() {
             Released::Unnoticed => {}
-            Released::Drained | Released::Freed => self.gate.driver.notify_one(),
+            Released::Drained | Released::Freed | Released::Idle => self.gate.driver.notify_one(),
         }
     }
 }

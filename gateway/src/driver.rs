@@ -8,12 +8,13 @@
 use std::sync::Arc;
 
 use rouse::{
+    engine::Door,
     fleet::{
         Fleet, Plan,
         command::Command,
-        event::{Event, OperationId, Waiter, WaiterId},
+        event::{Event, Verdict, Waiter, WaiterId},
     },
-    units::Tick,
+    units::{Generation, Tick},
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -68,10 +69,7 @@ impl Driver {
             self.recorder.turn(&batch, &plan.commands, now);
             batch.clear();
             self.execute(plan, now, &mut batch);
-            for reply in self.looking.drain(..) {
-                // Whoever asked may have gone.
-                reply.send(()).unwrap_or_default();
-            }
+            self.looking.drain(..).for_each(|reply| reply.send(()).unwrap_or_default());
         }
         self.queue.close();
     }
@@ -94,6 +92,8 @@ impl Driver {
                 () = sleep => {}
             }
         }
+        // Also a turn that has something to do already lets others run.
+        tokio::task::consume_budget().await;
         while batch.len() < BATCH {
             if let Ok(ask) = self.asks.try_recv() {
                 self.take(ask, batch);
@@ -146,19 +146,29 @@ impl Driver {
         self.shared.publish(&self.fleet, plan.report, &self.gates);
         for command in plan.commands {
             match command {
-                Command::OpenGate { engine, .. } => self.gates.open(&engine),
+                Command::OpenGate { engine, .. } => {
+                    // A plan may open a gate and close it again; closes went first, so the last word is the fleet's.
+                    if self.fleet.engine(&engine).is_some_and(|e| e.door != Door::Closed) {
+                        self.gates.open(&engine);
+                    }
+                }
                 Command::Grant { waiter, engine, canary, .. } => {
                     if let Some(waiter) = self.grant(waiter, &engine, canary, now) {
                         again.push(Event::Arrived { waiter });
+                        if canary {
+                            let generation =
+                                self.fleet.engine(&engine).map_or(Generation(0), |e| e.generation);
+                            again.push(Event::Canary { engine, generation, verdict: Verdict::Inconclusive });
+                        }
                     }
                 }
                 Command::Refuse { waiter, fault } => self.queue.refuse(waiter, fault),
-                Command::Finish { operation, outcome } => self.finish(operation, outcome),
+                Command::Finish { operation, outcome } => self.shared.finish(operation, outcome),
                 Command::CloseGate { .. } | Command::Revoke { .. } => {}
                 command => self.platform.submit(command),
             }
         }
-        self.gates.set_queued(&self.fleet);
+        self.gates.set_queued(&self.fleet, again);
     }
 
     /// Takes the lease and sends it, so that one that is never received is released by its drop. Gives the waiter
@@ -184,12 +194,5 @@ impl Driver {
                 Some(waiter)
             }
         }
-    }
-
-    fn finish(&self, operation: OperationId, outcome: Result<(), String>) {
-        if let Err(why) = &outcome {
-            tracing::warn!(operation = operation.0, why, "an operator's order failed");
-        }
-        self.shared.finish(operation, outcome);
     }
 }

@@ -1,4 +1,4 @@
-//! The one word behind a gate: closed bit, queued bit, count.
+//! The one word behind a gate: closed bit, queued bit, watched bit, count.
 //!
 //! Kept apart from everything that is not an atomic so that loom can try every interleaving of it:
 //!
@@ -14,8 +14,9 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 
 const CLOSED: u32 = 1 << 31;
 const QUEUED: u32 = 1 << 30;
+const WATCHED: u32 = 1 << 29;
 /// The most leases a gate can count.
-pub const MAX_LEASES: u32 = QUEUED - 1;
+pub const MAX_LEASES: u32 = WATCHED - 1;
 
 #[derive(Debug)]
 pub struct Count(AtomicU32);
@@ -28,6 +29,8 @@ pub enum Released {
     Drained,
     /// A place came free, and somebody queues for it.
     Freed,
+    /// The last lease of a gate that was seen in use.
+    Idle,
 }
 
 impl Count {
@@ -54,15 +57,38 @@ impl Count {
 
     /// Release: everything the holder did happens before the drain that this may complete.
     pub fn release(&self) -> Released {
-        let before = self.0.fetch_sub(1, Ordering::AcqRel);
-        debug_assert!(before & MAX_LEASES > 0, "a lease was released twice");
-        if before & CLOSED != 0 && before & MAX_LEASES == 1 {
+        let mut word = self.0.load(Ordering::Relaxed);
+        let before = loop {
+            debug_assert!(word & MAX_LEASES > 0, "a lease was released twice");
+            // Whoever ends the last lease takes the watch along, in one step: set anew in between, it is for the next.
+            let after = if word & MAX_LEASES == 1 { (word - 1) & !WATCHED } else { word - 1 };
+            match self.0.compare_exchange_weak(word, after, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(before) => break before,
+                Err(seen) => word = seen,
+            }
+        };
+        let last = before & MAX_LEASES == 1;
+        if before & CLOSED != 0 && last {
             Released::Drained
         } else if before & QUEUED != 0 {
             Released::Freed
+        } else if before & WATCHED != 0 && last {
+            Released::Idle
         } else {
             Released::Unnoticed
         }
+    }
+
+    /// The leases now. When there are any, the end of the last one will be [`Released::Idle`], once.
+    pub fn watch(&self) -> u32 {
+        let mut word = self.0.load(Ordering::Acquire);
+        while word & MAX_LEASES > 0 && word & WATCHED == 0 {
+            match self.0.compare_exchange_weak(word, word | WATCHED, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => break,
+                Err(seen) => word = seen,
+            }
+        }
+        word & MAX_LEASES
     }
 
     pub fn open(&self) {

@@ -64,17 +64,18 @@ impl Gates {
         self.changed.notified().await;
     }
 
-    /// What moved since the last turn.
+    /// What moved since the last turn. An engine that is found in use will be heard of when it no longer is.
     pub(super) fn sample(&mut self, batch: &mut Vec<Event>) {
         for (engine, held) in &mut self.held {
             let (gate, generation) = (&held.endpoint.gate, held.endpoint.generation);
-            let seen = (gate.leases(), gate.last_end(), gate.last_byte());
+            let leases = gate.watch();
+            let seen = (leases, gate.last_end(), gate.last_byte());
             if held.told != Some(seen) {
                 held.told = Some(seen);
                 let (leases, last_end, last_byte) = seen;
                 batch.push(Event::Used { engine: engine.clone(), generation, leases, last_end, last_byte });
             }
-            if held.closing && gate.leases() == 0 {
+            if held.closing && leases == 0 {
                 held.closing = false;
                 batch.push(Event::Drained { engine: engine.clone(), generation });
             }
@@ -108,13 +109,14 @@ impl Gates {
             if stale {
                 self.held.remove(&engine.id);
             }
-            let limit = fleet.spec(&engine.id.model).and_then(|s| s.max_concurrency);
-            self.held.entry(engine.id.clone()).or_insert_with(|| Held {
+            let limit =
+                fleet.spec(&engine.id.model).and_then(|s| s.max_concurrency).and_then(NonZeroU32::new);
+            let held = self.held.entry(engine.id.clone()).or_insert_with(|| Held {
                 endpoint: Endpoint {
                     engine: engine.id.clone(),
                     generation: engine.generation,
                     address,
-                    gate: Gate::new(limit.and_then(NonZeroU32::new), self.clock, Arc::clone(&self.changed)),
+                    gate: Gate::new(limit, self.clock, Arc::clone(&self.changed)),
                 },
                 closing: false,
                 revoked: false,
@@ -122,6 +124,7 @@ impl Gates {
                 public: false,
                 told: Some((0, Tick(0), Tick(0))),
             });
+            held.endpoint.gate.set_limit(limit);
         }
         for engine in fleet.engines() {
             if let Some(held) = self.held.get_mut(&engine.id) {
@@ -136,25 +139,31 @@ impl Gates {
         self.held.retain(|id, held| known(id, held));
     }
 
-    pub(super) fn open(&self, engine: &EngineId) {
-        if let Some(held) = self.held.get(engine) {
+    pub(super) fn open(&mut self, engine: &EngineId) {
+        if let Some(held) = self.held.get_mut(engine) {
+            held.closing = false;
             held.endpoint.gate.open();
         }
     }
 
-    /// The fleet counts the lease as given; one that is dropped before the next sample must not look like no change.
+    /// The fleet counts the lease as given; one that was not to be had, or is dropped before the next sample, must not
+    /// look like no change.
     pub(super) fn take_queued(&mut self, engine: &EngineId) -> Option<Place> {
         let held = self.held.get_mut(engine)?;
-        let lease = held.endpoint.gate.take_queued()?;
         held.told = None;
+        let lease = held.endpoint.gate.take_queued()?;
         Some(Place { lease, address: held.endpoint.address })
     }
 
     /// Tells each gate whether requests queue for it. A place that came free before the gate knew would be missed,
-    /// so a gate that learns of a queue is looked at once more.
-    pub(super) fn set_queued(&mut self, fleet: &Fleet) {
+    /// so a gate that learns of a queue is looked at once more. `returning`: waiters whose grant came too late, and
+    /// who are on their way back to the queue.
+    pub(super) fn set_queued(&mut self, fleet: &Fleet, returning: &[Event]) {
+        let returns = |model: &ModelName| {
+            returning.iter().any(|event| matches!(event, Event::Arrived { waiter } if waiter.model == *model))
+        };
         for (engine, held) in &mut self.held {
-            let queued = fleet.is_queued(&engine.model);
+            let queued = fleet.is_queued(&engine.model) || returns(&engine.model);
             if queued != held.queued {
                 held.queued = queued;
                 held.endpoint.gate.set_queued(queued);

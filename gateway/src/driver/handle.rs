@@ -31,8 +31,8 @@ use crate::{
     routes::{Route, Routes},
 };
 
-/// Parked requests beyond `queue.maxWaiting` that may be on their way to the driver: a bound on memory, not a policy;
-/// the fleet refuses what is above the configured number.
+/// Parked requests beyond `queue.maxWaiting` that may be on their way to the driver or from it: a bound on memory, not
+/// a policy; the fleet refuses what is above the configured number.
 const IN_TRANSIT: usize = 4096;
 /// Outcomes of orders are kept so long.
 const OPERATIONS_KEPT: Millis = Millis::secs(3600);
@@ -50,6 +50,7 @@ pub(super) struct Shared {
     /// each canary and order.
     asks: mpsc::UnboundedSender<Ask>,
     parked: AtomicUsize,
+    most_parked: AtomicUsize,
     ids: AtomicU64,
     operations: Mutex<BTreeMap<OperationId, Operation>>,
     journal: broadcast::Sender<Arc<str>>,
@@ -150,6 +151,7 @@ impl Handle {
             report: ArcSwap::default(),
             asks,
             parked: AtomicUsize::new(0),
+            most_parked: AtomicUsize::new(IN_TRANSIT),
             ids: AtomicU64::new(1),
             operations: Mutex::default(),
             journal: journal.lines(),
@@ -258,6 +260,9 @@ impl Shared {
     }
 
     pub(super) fn finish(&self, id: OperationId, outcome: Result<(), String>) {
+        if let Err(why) = &outcome {
+            tracing::warn!(operation = id.0, why, "an operator's order failed");
+        }
         if let Some(operation) = self.operations().get_mut(&id) {
             operation.outcome = Some(outcome);
         }
@@ -265,6 +270,7 @@ impl Shared {
 
     /// Swaps what others read. The routes are exchanged as a whole, and only when they differ.
     pub(super) fn publish(&self, fleet: &Fleet, report: Report, gates: &Gates) {
+        self.most_parked.store(fleet.max_waiting() + IN_TRANSIT, Ordering::Relaxed);
         let view = fleet.view(&report);
         self.metrics.observe_view(&view);
         let routes = Routes {
@@ -295,7 +301,7 @@ struct Place<'a> {
 
 impl<'a> Place<'a> {
     fn new(shared: &'a Shared) -> Result<Self, Fault> {
-        if shared.parked.fetch_add(1, Ordering::Relaxed) >= IN_TRANSIT {
+        if shared.parked.fetch_add(1, Ordering::Relaxed) >= shared.most_parked.load(Ordering::Relaxed) {
             shared.parked.fetch_sub(1, Ordering::Relaxed);
             let message = "too many requests wait".to_owned();
             return Err(Fault::QueueFull { message, wait: Wait::default() });

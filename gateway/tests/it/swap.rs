@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::support::{Fixture, Sim};
+use tokio::time::Instant;
+
+use crate::support::{Fixture, Sim, read};
 
 const TURNS: &str = "turns: {residency: 200ms, maxTurn: 1s, drain: {deadline: 2s, onDeadline: cut}}";
 
@@ -24,4 +26,39 @@ fn a_cold_model_is_launched_and_a_second_one_takes_its_place_and_back() {
     assert_eq!(explained["state"], "asleep", "{explained}");
     gateway.until("idle", Duration::from_secs(5), || gateway.engine("first#0")["leases"] == 0);
     assert_eq!(gateway.terminate(), Some(0));
+}
+
+#[test]
+fn a_model_gives_up_its_place_as_soon_as_its_last_stream_ends() {
+    let gateway = Fixture::new(&["1200Mi"])
+        .settings("turns: {residency: 200ms, maxTurn: 60s}")
+        .model(&Sim::new("first"))
+        .model(&Sim::new("second"))
+        .start();
+    assert!(gateway.client().chat("first", true, 1).is_whole_stream());
+    let client = gateway.client();
+    let stream = std::thread::spawn(move || client.chat("first", true, 300));
+    gateway.until("first is in use", Duration::from_secs(5), || gateway.engine("first#0")["leases"] == 1);
+    let began = Instant::now();
+    assert!(gateway.client().chat("second", true, 1).is_whole_stream());
+    assert!(began.elapsed() < Duration::from_secs(20), "it waited for the turn's end: {:?}", began.elapsed());
+    assert!(stream.join().unwrap().is_whole_stream(), "nobody was cut for it");
+}
+
+#[test]
+fn another_limit_on_concurrency_holds_from_the_reload_on() {
+    let gateway =
+        Fixture::new(&["1200Mi"]).model(&Sim { keys: "maxConcurrency: 1", ..Sim::new("small") }).start();
+    assert!(gateway.client().chat("small", true, 1).is_whole_stream());
+    let client = gateway.client();
+    let long = std::thread::spawn(move || client.chat("small", true, 600));
+    gateway.until("in use", Duration::from_secs(5), || gateway.engine("small#0")["leases"] == 1);
+    let file = gateway.dir.join("rouse.yaml");
+    let yaml = read(&file).replace("maxConcurrency: 1", "maxConcurrency: 2");
+    std::fs::write(&file, yaml).unwrap();
+    gateway.until("reloaded", Duration::from_secs(5), || gateway.log().contains("reloaded"));
+    let began = Instant::now();
+    assert!(gateway.client().chat("small", true, 1).is_whole_stream());
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(long.join().unwrap().is_whole_stream());
 }

@@ -183,3 +183,23 @@ fn what_a_holder_did_is_seen_by_whoever_finds_the_gate_drained() {
         holder.join().unwrap();
     });
 }
+
+#[test]
+fn the_end_of_a_use_that_was_seen_is_told_once() {
+    loom::model(|| {
+        let count = open_with(1);
+        let holder = {
+            let count = Arc::clone(&count);
+            thread::spawn(move || count.release())
+        };
+        let other = {
+            let count = Arc::clone(&count);
+            thread::spawn(move || count.take(PLENTY, false).then(|| count.release()))
+        };
+        let seen = count.watch();
+        let released = [Some(holder.join().unwrap()), other.join().unwrap()];
+        let told = released.into_iter().flatten().filter(|r| *r == Released::Idle).count();
+        assert_eq!(told, usize::from(seen > 0), "seen with {seen}: {released:?}");
+        assert_eq!(count.leases(), 0);
+    });
+}
