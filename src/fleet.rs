@@ -1,11 +1,11 @@
 //! The decisions about a fleet of engines.
 //!
-//! Two of them, because a cluster has many gateways and one leader:
+//! There are two, for the sake of a cluster, where every gateway has requests and only one may command engines:
 //!
-//! * [`dispatch`]: waiters and awake engines → who gets a lease, who is refused. Runs in every gateway.
-//! * [`plan`]: demand and reservations → reserve, launch, wake, gate, sleep, stop. Runs in the leader.
+//! * [`dispatch`]: waiters and awake engines → who gets a lease, who is refused. Each gateway makes it.
+//! * [`plan`]: demand and reservations → what engines are to do. The leader makes it.
 //!
-//! One machine is both, and [`Fleet`] is the two put together. See [`event`] for what comes in and [`command`] for
+//! A single machine makes both, and [`Fleet`] is the two put together. See [`event`] for what comes in and [`command`] for
 //! what goes out.
 //!
 //! Planning works on a copy: every decision is recorded in the copy at once ([`plan::Planner`]'s `apply`, the same

@@ -3,8 +3,8 @@
 //! Everything that puts an engine away hangs on one question: is it still used? The answer must be exact, it is asked
 //! on every request, and a request that arrives in the same nanosecond as the order to close must fall on one side or
 //! the other. So a gate is a single atomic word ([`count::Count`], checked exhaustively with loom): a closed bit, a
-//! bit that says somebody queues, and the number of leases. Taking a lease is one compare-and-set which fails when the
-//! gate is closed.
+//! bit that says somebody queues, and the number of leases. To take a lease is to change that word in one step, which a
+//! closed gate refuses.
 //!
 //! A gate belongs to one (engine, generation) and is never used for another: a lease of a former life cannot count
 //! for the present one. Only the driver opens and closes it. A lease ends when it is dropped, and it is owned by the
@@ -55,7 +55,7 @@ pub struct Gate {
     revoked: Arc<Notify>,
 }
 
-/// One request's hold on an engine, from forwarding until the last response byte or drop.
+/// The right of one request to use an engine. It ends by being dropped, with the body of the answer.
 #[derive(Debug)]
 pub struct Lease {
     gate: Arc<Gate>,

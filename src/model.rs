@@ -211,9 +211,9 @@ pub enum QueuePolicy {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turns {
-    /// An awake model keeps its place at least so long.
+    /// How long a model that woke may stay, whoever waits.
     pub residency: Millis,
-    /// When others wait, its gate closes at the latest so long after it became awake.
+    /// How long it may stay at most while others wait.
     pub max_turn: Millis,
     pub drain_deadline: Millis,
     pub on_deadline: OnDeadline,

@@ -1,6 +1,6 @@
 //! The embedded demonstration: what runs when there is no configuration at all.
 //!
-//! Three small pretended models on two pretended accelerators that cannot all be awake at once, so that a first look
+//! Three small pretended models share two pretended accelerators that are too small for all of them, so that a first look
 //! shows what Rouse is for. Their engines come out of this very binary (`demo-engine`), so one file is enough.
 
 use std::{net::SocketAddr, path::Path};

@@ -1,4 +1,4 @@
-//! The invariants, checked against the state. Run after every plan in tests and in debug builds.
+//! The invariants, checked against the state. Cheap enough for the simulator's every step; a debug build of the gateway runs it too.
 
 use super::plan::Planner;
 use crate::{

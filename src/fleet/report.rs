@@ -1,4 +1,4 @@
-//! What the decisions say about themselves: for every model a reason, also for doing nothing.
+//! What the decisions say about themselves: each model has its reason, and doing nothing needs one as much as doing something.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -25,7 +25,7 @@ pub struct Line {
     pub state: ModelState,
     pub waiting: u32,
     pub leases: u32,
-    /// In words: "waiting for gpu-1: held by qwen-8b, 2 leases, drains at most until 12:00:03.000".
+    /// In words: "waiting for gpu-0: held by llama, 1 lease, its turn ends at 08:15:00.000".
     pub reason: String,
     /// The same as data, for those refused or parked.
     pub wait: Wait,

@@ -117,7 +117,7 @@ impl fmt::Display for Figures {
     }
 }
 
-/// No model with waiters waits longer than the turns of all those that can be before it, with what ends them.
+/// The worst case: every other model has a full turn first, and each turn has to be ended.
 const fn bound() -> u64 {
     (MODELS.len() as u64 - 1) * (MAX_TURN + DRAIN_DEADLINE + SLEEP + WAKE)
 }
