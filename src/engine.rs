@@ -68,8 +68,10 @@ pub struct Engine {
     /// When its turn began: when it last became awake.
     pub turn: Tick,
     pub failing_since: Option<Tick>,
-    /// Failures in a row.
+    /// Failures in a row: how long it is left alone.
     pub failures: u32,
+    /// Those of them since it last proved that it serves: whether anything will come of waiting for it.
+    pub fruitless: u32,
     /// Confirmed asleep at this moment, and the memory it gave back is not seen free yet.
     pub shrinking: Option<Tick>,
     /// A stop was given up to this moment; after it the order is repeated, without grace.
@@ -110,6 +112,7 @@ impl Engine {
             turn: Tick(0),
             failing_since: None,
             failures: 0,
+            fruitless: 0,
             shrinking: None,
             stop_by: Tick(0),
             began: now,

@@ -161,7 +161,10 @@ async fn keep(handle: Handle, platform: Arc<Local>) {
     loop {
         every.tick().await;
         for endpoint in handle.routes().models.values().flat_map(|route| &route.endpoints) {
-            platform.note_idle(&endpoint.engine, endpoint.generation, endpoint.gate.last_end());
+            // Somebody who uses it now has used it until now, should the gateway be gone at the next tick.
+            let used =
+                if endpoint.gate.leases() > 0 { handle.clock().now() } else { endpoint.gate.last_end() };
+            platform.note_idle(&endpoint.engine, endpoint.generation, used);
         }
         let learned = handle.view().models.iter().map(|model| (model.name.clone(), model.learned)).collect();
         platform.save_learned(learned);

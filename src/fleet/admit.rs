@@ -23,7 +23,8 @@ use crate::{
 /// A model that should be awake, with its place in line.
 type Turn = (Reverse<i32>, u32, Tick, EngineId);
 
-/// Failures in a row after which those who wait are told, instead of trying on for them.
+/// Failures in a row, none of which came after it had served, after which those who wait are told, instead of trying on
+/// for them. One that served and then died, or did not wake, has a start of its own coming, however often that happened.
 const TRIES: u32 = 2;
 
 impl Draft<'_> {
@@ -335,11 +336,11 @@ impl Draft<'_> {
     }
 
     fn backing_off(&self, id: &EngineId, until: Tick, cause: Cause) -> Reason {
-        let failures = self.engine(id).map_or(0, |e| e.failures);
+        let (failures, fruitless) = self.engine(id).map_or((0, 0), |e| (e.failures, e.fruitless));
         let hopeless =
             matches!(cause, Cause::CommandNotFound | Cause::WrongModel { .. } | Cause::PublicListener);
         let others_serve = self.planner.engines_of(&id.model).any(crate::engine::Engine::serves);
-        Reason::failed(cause, failures, until, (failures >= TRIES || hopeless) && !others_serve)
+        Reason::failed(cause, failures, until, (fruitless >= TRIES || hopeless) && !others_serve)
     }
 }
 

@@ -37,8 +37,9 @@ impl Planner {
         // Its turn began when it did, as far as anybody remembers; its idle clock goes on.
         engine.turn = found.last_end.max(found.started).min(now);
         engine.proof = Proof::NotReady;
+        // A sleeper is stopped so long after it fell asleep, which was not later than now and not before it was used.
+        engine.since = if found.asleep.is_some() { engine.turn } else { now };
         engine.state = state;
-        engine.since = now;
         self.engines.insert(id.clone(), engine);
         if found.asleep == Some(crate::model::Level::One) {
             let host = self.host_need(id);

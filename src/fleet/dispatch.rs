@@ -83,6 +83,7 @@ impl Dispatch {
             for (engine, places) in draft.places(model) {
                 self.grant(&mut queue, &engine, places, draft, &mut out);
             }
+            let gone = !draft.is_configured(model);
             let wait = verdicts.wait(model);
             for (index, waiter) in queue.iter().enumerate() {
                 let wait = Wait {
@@ -92,6 +93,9 @@ impl Dispatch {
                 };
                 let fault = if let Some(fault) = verdicts.refusal(model, &wait) {
                     fault
+                } else if gone {
+                    // A reload took it away, and nothing will ever start it.
+                    Fault::ModelNotFound { model: model.to_string() }
                 } else if waiter.deadline <= now {
                     verdicts.late(model, wait)
                 } else if newest.contains(&waiter.id) {

@@ -172,6 +172,7 @@ impl Planner {
                 engine.turn = now;
                 engine.last_progress = now;
                 engine.failing_since = None;
+                engine.fruitless = 0;
                 engine.become_state(State::Awake, now);
                 self.ledger.host.booked.remove(id);
                 if let Some(model) = self.models.get_mut(&id.model) {
@@ -238,6 +239,7 @@ impl Planner {
             engine.become_state(State::Cold, now);
         } else {
             engine.failures += 1;
+            engine.fruitless += 1;
             let until = now + backoff::pause(id, engine.failures);
             let cause = match &engine.state {
                 State::Stopping { cause } | State::Failing { cause, .. } => cause.clone(),

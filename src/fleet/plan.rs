@@ -138,6 +138,10 @@ impl<'a> Draft<'a> {
         Verdicts { reasons: self.reasons.clone(), shutdown: self.planner.shutdown.is_some(), now: self.now }
     }
 
+    pub(super) fn is_configured(&self, model: &ModelName) -> bool {
+        self.planner.spec(model).is_some()
+    }
+
     pub(super) fn max_waiting(&self) -> usize {
         self.planner.settings.queue.max_waiting as usize
     }

@@ -144,7 +144,7 @@ impl Fixture {
     pub(crate) fn start(self) -> Gateway {
         let accelerators: Vec<(&str, u64)> =
             self.accelerators.iter().map(|(id, b)| (id.as_str(), *b)).collect();
-        engine_sim::accelerator::Book::create(&self.meter(), &accelerators).unwrap();
+        engine_sim::accelerator::Book::create(self.meter(), &accelerators).unwrap();
         let file = self.dir.path().join("rouse.yaml");
         std::fs::write(&file, self.yaml()).unwrap();
         let mut gateway = Gateway::spawn(self.dir.path(), &self.flags);
@@ -266,8 +266,7 @@ impl Drop for Gateway {
 }
 
 fn find_pid(json: &serde_json::Value, id: &str) -> Option<i64> {
-    let list = json.as_array().or_else(|| json["engines"].as_array())?;
-    list.iter().find(|e| e["engine"] == id).and_then(|e| e["pid"].as_i64())
+    json["engines"][id]["pid"].as_i64()
 }
 
 pub(crate) fn read(path: &Path) -> String {

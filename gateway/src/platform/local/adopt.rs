@@ -62,6 +62,9 @@ async fn one(shared: &Arc<Shared>, engine: EngineId, entry: Entry) -> Option<Ado
             shared.keep_port(entry.address.port());
             let ready = start != Start::Starting;
             tracing::info!(%engine, pid = entry.pid, ?start, "adopted");
+            // One that had been ready and is silent has all of a start's time to answer, not what is left of its own.
+            let silent = start == Start::Starting && entry.phase != Phase::Starting;
+            let started = if silent { shared.clock.now() } else { entry.started };
             let found = Found {
                 address: entry.address,
                 accelerators: entry.accelerators,
@@ -69,7 +72,7 @@ async fn one(shared: &Arc<Shared>, engine: EngineId, entry: Entry) -> Option<Ado
                 ready,
                 fingerprint: entry.fingerprint,
                 last_end: entry.last_end,
-                started: entry.started,
+                started,
             };
             let generation = entry.generation;
             let event = Event::Adopted { engine, generation, found };

@@ -1,0 +1,207 @@
+//! Ten thousand clients that leave, at whatever moment: nothing may be left of them anywhere, and what an engine did
+//! for them ends at once.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{Shutdown, TcpStream},
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    thread,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    live::{Engine, Open},
+    support::{
+        Client, Fixture, Gateway, Sim,
+        client::{chat_body, request},
+        pause,
+    },
+};
+
+/// How many leave, and how many are there at a time.
+const CLIENTS: usize = 10_000;
+const CROWD: usize = 48;
+/// Those of the crowd whose aborts are timed, each on an engine of its own.
+const TIMED: usize = 2;
+const SEED: u64 = 0x5eed_2026;
+
+#[test]
+fn nothing_is_left_of_ten_thousand_clients_that_left() {
+    let names: Vec<String> = (0..TIMED).map(|n| format!("timed-{n}")).collect();
+    let mut fixture = Fixture::new(&["8Gi", "8Gi"])
+        .model(&Sim { flags: "--itl 20ms", ..Sim::new("m") })
+        .model(&Sim { flags: "--start-time 5m", ..Sim::new("parks") });
+    for name in &names {
+        fixture = fixture.model(&Sim { flags: "--itl 20ms", ..Sim::new(name) });
+    }
+    let gateway = fixture.start();
+    for name in names.iter().map(String::as_str).chain(["m"]) {
+        assert!(gateway.client().chat(name, true, 4).is_whole_stream());
+    }
+    // Its engine starts for as long as this test takes.
+    let first = Open::chat(&gateway.client(), "parks", true, 4);
+    gateway.until("launching", Duration::from_secs(5), || gateway.engine("parks#0")["state"] == "Loading");
+    drop(first);
+    settled(&gateway, usize::MAX);
+    let before = descriptors(&gateway);
+
+    let began = Instant::now();
+    let left = AtomicUsize::new(0);
+    let delays = thread::scope(|scope| {
+        for crowd in 0..CROWD - TIMED {
+            let (left, client) = (&left, gateway.client());
+            let mut chance = Chance(SEED + crowd as u64);
+            scope.spawn(move || {
+                while left.fetch_add(1, Relaxed) < CLIENTS {
+                    leave(&client, &mut chance);
+                }
+            });
+        }
+        let timers: Vec<_> = names
+            .iter()
+            .map(|name| {
+                let (left, gateway) = (&left, &gateway);
+                scope.spawn(move || timed(gateway, name, left))
+            })
+            .collect();
+        timers.into_iter().flat_map(|timer| timer.join().unwrap()).collect::<Vec<_>>()
+    });
+    println!("{} clients left within {:?}", left.load(Relaxed), began.elapsed());
+    settled(&gateway, before);
+    let engine = Engine::of(&gateway, "m#0").counters();
+    println!(
+        "engine: {} of {} requests aborted; {} malformed",
+        engine["aborts"], engine["total"], engine["malformed"]
+    );
+    assert_eq!(engine["malformed"], 0);
+    for line in gateway.admin().get("/metrics").text().lines().filter(|l| l.starts_with("rouse_client_disc"))
+    {
+        println!("{line}");
+    }
+    report(delays);
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+}
+
+/// One client: a phase, a moment in it, a way to leave.
+fn leave(client: &Client, chance: &mut Chance) {
+    let stray = if chance.of(2) == 0 { "\r\n" } else { "" };
+    let stream = chance.of(3) > 0;
+    let model = if chance.of(5) == 0 { "parks" } else { "m" };
+    let text =
+        request("/v1/chat/completions", "", &chat_body(model, stream, 1 + chance.of(400) as u32)) + stray;
+    let mut socket = client.connect();
+    match chance.of(5) {
+        // Before the body, or even the head, is whole.
+        0 => {
+            let sent = text.get(..1 + chance.of(text.len() as u64 - 3) as usize).unwrap();
+            socket.write_all(sent.as_bytes()).unwrap();
+        }
+        // Parked, connecting, waiting for the head, or just streaming, as chance has it.
+        1 | 2 => {
+            socket.write_all(text.as_bytes()).unwrap();
+            pause(Duration::from_micros(chance.of(8_000)));
+        }
+        // After some of the answer, where there will be one.
+        _ => {
+            socket.write_all(text.as_bytes()).unwrap();
+            socket.set_read_timeout(Some(Duration::from_millis(1 + chance.of(60)))).unwrap();
+            // It may end, or not begin, before we leave: that is a moment, too.
+            socket.read(&mut [0; 512]).unwrap_or_default();
+        }
+    }
+    if chance.of(2) == 0 {
+        reset_on_close(&socket);
+    } else if chance.of(4) == 0 {
+        // Half of it first: a client's end of stream means that it left.
+        socket.shutdown(Shutdown::Write).unwrap_or_default();
+        pause(Duration::from_millis(1));
+    }
+}
+
+/// Clients of an engine that nobody else uses, one after the other: microseconds from each one's close to its abort.
+fn timed(gateway: &Gateway, model: &str, left: &AtomicUsize) -> Vec<u64> {
+    let engine = Engine::of(gateway, &format!("{model}#0"));
+    let mut chance = Chance(SEED ^ engine.pid as u64);
+    let mut delays = Vec::new();
+    while left.fetch_add(1, Relaxed) < CLIENTS {
+        let before = engine.counters();
+        let streaming = chance.of(2) == 0;
+        let stray = if chance.of(2) == 0 { "\r\n" } else { "" };
+        let text = request("/v1/chat/completions", "", &chat_body(model, streaming, 10_000)) + stray;
+        let mut open = Open::raw(&gateway.client(), &text);
+        if streaming {
+            open = open.until("data: ");
+        } else {
+            gateway.until("it runs", Duration::from_secs(5), || engine.counters()["running"] == 1);
+        }
+        if chance.of(2) == 0 {
+            reset_on_close(open.socket());
+        }
+        let closed = engine_sim_now();
+        drop(open);
+        let aborts = before["aborts"].as_u64().unwrap() + 1;
+        gateway.until("aborted", Duration::from_secs(5), || engine.counters()["aborts"] == aborts);
+        let aborted = engine.counters()["last_abort_unix_us"].as_u64().unwrap();
+        delays.push(aborted.saturating_sub(closed));
+    }
+    delays
+}
+
+fn report(mut delays: Vec<u64>) {
+    delays.sort_unstable();
+    let at = |share: f64| delays.get((delays.len() as f64 * share) as usize).copied().unwrap_or(u64::MAX);
+    let (median, late, worst) = (at(0.5), at(0.99), delays.last().copied().unwrap_or(u64::MAX));
+    println!("{} aborts timed: median {median} µs, p99 {late} µs, worst {worst} µs", delays.len());
+    assert!(delays.len() >= 100, "only {} were timed", delays.len());
+    assert!(late <= 50_000, "p99 {late} µs");
+}
+
+/// No lease, no waiter, no request of any engine, and no more descriptors than there may be.
+fn settled(gateway: &Gateway, descriptors_before: usize) {
+    gateway.until("no lease and no waiter", Duration::from_secs(10), || {
+        let fleet = gateway.fleet();
+        let models = fleet["models"].as_array().unwrap();
+        models.iter().all(|m| m["leases"] == 0 && m["waiting"] == 0)
+    });
+    for id in ["m#0", "timed-0#0", "timed-1#0"] {
+        let engine = Engine::of(gateway, id);
+        gateway.until("no request", Duration::from_secs(5), || {
+            let counters = engine.counters();
+            counters["running"] == 0 && counters["waiting"] == 0
+        });
+    }
+    gateway.until("descriptors are back", Duration::from_secs(15), || {
+        descriptors(gateway) <= descriptors_before
+    });
+}
+
+fn descriptors(gateway: &Gateway) -> usize {
+    fs::read_dir(format!("/proc/{}/fd", gateway.pid())).unwrap().count()
+}
+
+/// The close of this socket throws away what is unsent and resets the connection.
+fn reset_on_close(socket: &TcpStream) {
+    socket2::SockRef::from(socket).set_linger(Some(Duration::ZERO)).unwrap();
+}
+
+#[expect(clippy::disallowed_methods, reason = "held against another process's wall time")]
+fn engine_sim_now() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    u64::try_from(now.as_micros()).unwrap()
+}
+
+/// The same numbers from the same seed (splitmix64).
+struct Chance(u64);
+
+impl Chance {
+    fn of(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+}

@@ -1,0 +1,137 @@
+//! Things that go on while a test looks: a stream that is being read, and an engine reached past the gateway.
+
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+};
+
+use nix::{sys::signal::Signal, unistd::Pid};
+use serde_json::Value;
+
+use crate::support::{
+    Answer, Client, Gateway,
+    client::{chat_body, request},
+    read,
+};
+
+/// An exchange whose answer has not been read to its end.
+pub(crate) struct Open {
+    socket: TcpStream,
+    bytes: Vec<u8>,
+}
+
+impl Open {
+    pub(crate) fn chat(client: &Client, model: &str, stream: bool, tokens: u32) -> Self {
+        Self::raw(client, &request("/v1/chat/completions", "", &chat_body(model, stream, tokens)))
+    }
+
+    pub(crate) fn raw(client: &Client, request: &str) -> Self {
+        let mut socket = client.connect();
+        socket.write_all(request.as_bytes()).unwrap();
+        Self { socket, bytes: Vec::new() }
+    }
+
+    /// A stream of which something has come already.
+    pub(crate) fn streaming(client: &Client, model: &str, tokens: u32) -> Self {
+        Self::chat(client, model, true, tokens).until("data: ")
+    }
+
+    /// Reads on until this text has come.
+    pub(crate) fn until(mut self, text: &str) -> Self {
+        while !self.text().contains(text) {
+            assert!(self.more(), "ended before {text:?}: {}", self.text());
+        }
+        self
+    }
+
+    pub(crate) const fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    /// The whole lines of `data:` so far.
+    pub(crate) fn sse(&self) -> Vec<String> {
+        let text = self.text();
+        let whole = text.rsplit_once("\n\n").map_or("", |(whole, _)| whole);
+        whole.lines().filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect()
+    }
+
+    /// Reads to the end of the connection.
+    pub(crate) fn rest(mut self) -> Answer {
+        while self.more() {}
+        Answer::parse(&self.bytes).unwrap_or_else(|| panic!("no answer: {}", self.text()))
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
+
+    fn more(&mut self) -> bool {
+        let mut buffer = [0; 16 << 10];
+        match self.socket.read(&mut buffer) {
+            Ok(0) => false,
+            Ok(n) => {
+                self.bytes.extend_from_slice(buffer.get(..n).unwrap());
+                true
+            }
+            Err(e) if e.kind() == ErrorKind::ConnectionReset => false,
+            Err(e) => panic!("{e} after {}", self.text()),
+        }
+    }
+}
+
+impl Answer {
+    /// A stream that its engine or the gateway gave up: an error event last, no `[DONE]`, an unclean end.
+    pub(crate) fn broke_off_with(&self, code: &str) -> bool {
+        let events = self.events();
+        let last = events.last().and_then(|event| serde_json::from_str::<Value>(event).ok());
+        self.status == 200
+            && !self.complete
+            && last.is_some_and(|event| event["error"]["code"] == code)
+            && !events.iter().any(|event| event == "[DONE]")
+    }
+}
+
+/// One engine's process, as recorded for adoption.
+pub(crate) struct Engine {
+    pub(crate) pid: i32,
+    client: Client,
+}
+
+impl Engine {
+    pub(crate) fn of(gateway: &Gateway, id: &str) -> Self {
+        let pid = gateway.engine_pid(id);
+        let address: SocketAddr =
+            recorded(&gateway.dir)["engines"][id]["address"].as_str().unwrap().parse().unwrap();
+        Self { pid, client: Client::new(address) }
+    }
+
+    pub(crate) fn counters(&self) -> Value {
+        self.client.get("/sim/counters").json()
+    }
+
+    /// Sets and clears faults: `{"hang": true}`.
+    pub(crate) fn faults(&self, faults: &str) {
+        let answer = self.client.post("/sim/faults", faults);
+        assert!(matches!(answer.status, 200..=299), "{}", answer.text());
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        nix::sys::signal::kill(Pid::from_raw(self.pid), signal).unwrap();
+    }
+
+    pub(crate) fn lives(&self) -> bool {
+        lives(self.pid)
+    }
+}
+
+/// The file by which engines would be adopted.
+fn recorded(dir: &Path) -> Value {
+    serde_json::from_str(&read(&dir.join("state/engines.json"))).unwrap_or_default()
+}
+
+/// A process that has ended and was not yet waited for does not live.
+pub(crate) fn lives(pid: i32) -> bool {
+    let stat = read(&PathBuf::from(format!("/proc/{pid}/stat")));
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}

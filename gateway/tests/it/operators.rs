@@ -1,0 +1,371 @@
+//! The operators' API and the command line over it: orders, reasons, events, logs, metrics.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    net::TcpListener,
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    live::{Engine, Open},
+    support::{Answer, Fixture, Gateway, Sim, pause},
+};
+
+const TURNS: &str = "turns: {residency: 1s, maxTurn: 2s, drain: {deadline: 2s, onDeadline: cut}}";
+
+#[test]
+fn orders_are_accepted_and_their_outcome_is_found_under_their_id() {
+    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    for (order, state) in [
+        ("wake", "Awake"),
+        ("sleep?level=1", "Asleep(1)"),
+        ("wake", "Awake"),
+        ("sleep?level=2", "Asleep(2)"),
+        ("pin", "Awake"),
+        ("unpin", "Awake"),
+        ("sleep", "Asleep(1)"),
+        ("stop", "Cold"),
+        ("stop", "Cold"),
+    ] {
+        let done = outcome(&gateway, "m", order);
+        assert_eq!(
+            (done["state"].as_str(), &done["reason"]),
+            (Some("done"), &Value::Null),
+            "{order}: {done}"
+        );
+        assert_eq!((&done["model"], done["given"].is_u64()), (&json!("m"), true), "{done}");
+        gateway.until(state, Duration::from_secs(5), || gateway.engine("m#0")["state"] == state);
+    }
+}
+
+#[test]
+fn an_order_that_cannot_be_taken_is_refused_with_its_reason() {
+    let gateway = Fixture::new(&["4Gi"])
+        .model(&Sim::new("m"))
+        .model(&Sim { keys: "idle: {level: never}", ..Sim::new("sleepless") })
+        .model(&Sim { keys: "pinned: true", ..Sim::new("pinned") })
+        .start();
+    gateway
+        .until("pinned is awake", Duration::from_secs(5), || gateway.engine("pinned#0")["state"] == "Awake");
+    for (model, order, status, words) in [
+        ("m", "sleep", 409, "only an awake engine"),
+        ("sleepless", "sleep", 409, "cannot sleep"),
+        ("pinned", "sleep", 409, "is pinned"),
+        ("pinned", "stop", 409, "is pinned"),
+        ("m", "sleep?level=3", 400, "level must be 1 or 2"),
+        ("nobody", "wake", 404, "Model 'nobody' not found"),
+        ("m", "dance", 404, "no route"),
+        ("m", "explain", 405, "read by GET"),
+    ] {
+        let refused = gateway.admin().post(&format!("/admin/v1/models/{model}/{order}"), "");
+        let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(
+            refused.status == status && message.contains(words),
+            "{order} {model}: {} {message}",
+            refused.status
+        );
+    }
+    assert_eq!(gateway.admin().get("/admin/v1/models/m/wake").status, 405);
+    assert_eq!(gateway.admin().get("/admin/v1/operations/77").status, 404);
+    assert_eq!(outcome(&gateway, "pinned", "unpin")["state"], "done");
+    assert_eq!(outcome(&gateway, "pinned", "stop")["state"], "done");
+}
+
+#[test]
+fn an_order_that_comes_to_nothing_says_why() {
+    let gateway =
+        Fixture::new(&["2Gi"]).model(&Sim { flags: "--fault exit-at-start=3", ..Sim::new("m") }).start();
+    let failed = outcome(&gateway, "m", "wake");
+    assert_eq!(failed["state"], "failed", "{failed}");
+    assert!(failed["reason"].as_str().unwrap().contains("exited:3"), "{failed}");
+}
+
+#[test]
+fn a_stop_tells_the_streams_that_it_ends() {
+    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let stream = Open::streaming(&gateway.client(), "m", 100_000);
+    assert_eq!(outcome(&gateway, "m", "stop")["state"], "done");
+    let told = stream.rest();
+    assert!(told.broke_off_with("engine_failed"), "{}", told.text());
+}
+
+#[test]
+fn with_a_token_nobody_asks_without_it() {
+    let gateway = Fixture::new(&["2Gi"])
+        .settings("admin: {token: secret, metrics: token}")
+        .model(&Sim::new("m"))
+        .start();
+    let ask = |method: &str, path: &str, headers: &str| {
+        gateway.admin().raw(&format!(
+            "{method} {path} HTTP/1.1\r\nHost: elsewhere.example\r\nConnection: close\r\n{headers}\r\n"
+        ))
+    };
+    for path in ["/admin/v1/fleet", "/admin/v1/events", "/admin/v1/models/m/explain", "/metrics"] {
+        for headers in ["", "Authorization: Bearer secre\r\n", "Authorization: Basic secret\r\n"] {
+            let refused = ask("GET", path, headers);
+            assert_eq!(
+                (refused.status, refused.header("www-authenticate")),
+                (401, "Bearer realm=\"admin\""),
+                "{path}"
+            );
+        }
+    }
+    let wake = "/admin/v1/models/m/wake";
+    let none = "Content-Length: 0\r\n";
+    assert_eq!(ask("POST", wake, none).status, 401);
+    assert_eq!(gateway_state(&ask("GET", "/admin/v1/fleet", "Authorization: Bearer secret\r\n")), "Cold");
+    assert_eq!(ask("POST", wake, &format!("Authorization: Bearer secret\r\n{none}")).status, 202);
+    assert_eq!(ask("GET", "/metrics", "Authorization: Bearer secret\r\n").status, 200);
+    for open in ["/healthz", "/readyz"] {
+        assert_eq!(ask("GET", open, "").status, 200);
+    }
+    let with = |token: Option<&str>| {
+        let mut command = cli(&gateway, &["ps"]);
+        command.env_remove("ROUSE_ADMIN_TOKEN").envs(token.map(|token| ("ROUSE_ADMIN_TOKEN", token)));
+        command.output().unwrap()
+    };
+    assert_eq!(with(None).status.code(), Some(1));
+    assert!(text(&with(None).stderr).contains("ROUSE_ADMIN_TOKEN"), "{}", text(&with(None).stderr));
+    assert_eq!(with(Some("secret")).status.code(), Some(0));
+}
+
+#[test]
+fn without_a_token_only_loopback_names_and_no_foreign_pages() {
+    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let ask = |method: &str, path: &str, headers: &str| {
+        let head =
+            format!("{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: 0\r\n{headers}\r\n");
+        gateway.admin().raw(&head)
+    };
+    assert_eq!(ask("GET", "/admin/v1/fleet", "Host: rebound.example\r\n").status, 403);
+    assert_eq!(ask("GET", "/admin/v1/fleet", "Host: localhost\r\n").status, 200);
+    let wake = "/admin/v1/models/m/wake";
+    let foreign = ask("POST", wake, "Host: localhost\r\nOrigin: https://evil.example\r\n");
+    assert_eq!((foreign.status, &foreign.json()["error"]["code"]), (403, &json!("foreign_origin")));
+    assert_eq!(gateway.engine("m#0")["state"], "Cold");
+    assert_eq!(ask("POST", wake, "Host: localhost\r\nOrigin: http://localhost:1\r\n").status, 202);
+}
+
+#[test]
+fn events_are_the_journal_as_it_happens() {
+    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let get = "GET /admin/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let open = Open::raw(&gateway.admin(), get).until("text/event-stream");
+    let mut printing = cli(&gateway, &["events"]).stdout(Stdio::piped()).spawn().unwrap();
+    // The command's subscription is another process's affair: it is there when something arrives.
+    pause(Duration::from_millis(500));
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+    let open = open.until(r#""event":"ready""#).until(r#""event":"canary""#);
+    let lines = open.sse();
+    let events: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(events.iter().all(|turn| turn["at"].is_u64() && turn["events"].is_array()), "{events:?}");
+    drop(open);
+    assert_eq!(outcome(&gateway, "m", "stop")["state"], "done");
+    let mut printed = BufReader::new(printing.stdout.take().unwrap()).lines().map(Result::unwrap);
+    for words in ["a stream for m", "m#0 is ready", "order ", "m#0 is gone"] {
+        assert!(printed.any(|line| line.contains(words)), "{words} in this order");
+    }
+    drop(printed);
+    printing.kill().unwrap();
+    printing.wait().unwrap();
+}
+
+#[test]
+fn logs_are_the_engines_output_and_can_be_followed() {
+    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    assert_eq!(gateway.admin().get("/admin/v1/models/m/logs").status, 404);
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+    let logs = gateway.admin().get("/admin/v1/models/m/logs");
+    assert!(logs.text().contains("generation 1") && logs.text().contains("listening on"), "{}", logs.text());
+    let printed = cli(&gateway, &["logs", "m"]).output().unwrap();
+    assert_eq!((printed.status.code(), text(&printed.stdout)), (Some(0), logs.text()));
+    let get = "GET /admin/v1/models/m/logs?follow=true HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let following = Open::raw(&gateway.admin(), get).until("generation 1");
+    assert_eq!(outcome(&gateway, "m", "stop")["state"], "done");
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+    drop(following.until("generation 2"));
+}
+
+#[test]
+fn explain_says_at_each_moment_of_a_swap_why() {
+    let slow = "--start-time 400ms --sleep-time 400ms --wake-time 400ms --itl 10ms";
+    let gateway = Fixture::new(&["1200Mi"])
+        .settings(TURNS)
+        .model(&Sim { flags: slow, ..Sim::new("first") })
+        .model(&Sim { flags: slow, ..Sim::new("second") })
+        .start();
+    let explain = || -> Value { gateway.admin().get("/admin/v1/models/second/explain").json() };
+    assert_eq!(explain()["state"], "cold");
+    let stream = Open::streaming(&gateway.client(), "first", 100_000);
+    let waiter = Open::chat(&gateway.client(), "second", true, 4);
+    let mut reasons: Vec<String> = Vec::new();
+    gateway.until("second is awake", Duration::from_secs(10), || {
+        let now = explain();
+        let line = format!("{}: {}", now["state"].as_str().unwrap(), now["reason"].as_str().unwrap());
+        if now["reason"].as_str().unwrap().contains("held by first") {
+            assert_eq!(now["wait"]["holders"][0]["model"], "first", "{now}");
+            let printed = cli(&gateway, &["explain", "second"]).output().unwrap();
+            assert_eq!(printed.status.code(), Some(0));
+            assert!(text(&printed.stdout).starts_with("second: "), "{}", text(&printed.stdout));
+        }
+        if reasons.last() != Some(&line) {
+            reasons.push(line);
+        }
+        now["state"] == "awake"
+    });
+    println!("{}", reasons.join("\n"));
+    assert!(waiter.rest().is_whole_stream());
+    let cut = stream.rest();
+    assert!(!cut.is_whole_stream(), "{}", cut.text());
+    for words in [
+        "cold: waiting for gpu-0: held by first, 1 lease, its turn ends at ",
+        "cold: waiting for gpu-0: held by first, 1 lease, drains at most until ",
+        "FallingAsleep(1)",
+        "launching: it is being launched (Loading)",
+    ] {
+        assert!(reasons.iter().any(|reason| reason.contains(words)), "{words}: {reasons:?}");
+    }
+}
+
+#[test]
+fn the_command_line_shows_the_fleet_and_ends_with_the_right_code() {
+    let fixture = Fixture::new(&["4Gi"]);
+    let journal = fixture.dir().join("journal.jsonl");
+    let gateway = fixture
+        .model(&Sim::new("big/model"))
+        .model(&Sim { keys: "pinned: true", ..Sim::new("small") })
+        .flag("--journal")
+        .flag(journal.to_str().unwrap())
+        .start();
+    assert!(gateway.client().chat("big/model", true, 4).is_whole_stream());
+    gateway
+        .until("pinned is awake", Duration::from_secs(5), || gateway.engine("small#0")["state"] == "Awake");
+    let run = |args: &[&str]| -> Output { cli(&gateway, args).output().unwrap() };
+
+    let ps = run(&["ps"]);
+    println!("{}", text(&ps.stdout));
+    for words in ["MODEL", "big/model", "awake, pinned", "ENGINE", "small#0", "ACCELERATOR", "gpu-0", "4Gi"] {
+        assert!(text(&ps.stdout).contains(words), "{words}: {}", text(&ps.stdout));
+    }
+    assert_eq!(ps.status.code(), Some(0));
+    let json: Value = serde_json::from_slice(&run(&["ps", "--json"]).stdout).unwrap();
+    assert_eq!(json["models"].as_array().unwrap().len(), 2);
+    let explained = run(&["explain", "big/model"]);
+    assert!(text(&explained.stdout).starts_with("big/model: awake"), "{}", text(&explained.stdout));
+    assert_eq!(run(&["explain", "nobody"]).status.code(), Some(1));
+    assert!(text(&run(&["explain", "nobody"]).stderr).contains("Model 'nobody' not found"));
+    assert_eq!(run(&["logs", "big/model"]).status.code(), Some(0));
+
+    let replay =
+        Command::new(env!("CARGO_BIN_EXE_rouse-gateway")).arg("replay").arg(&journal).output().unwrap();
+    let replayed = text(&replay.stdout);
+    assert_eq!(replay.status.code(), Some(0), "{}", text(&replay.stderr));
+    for words in ["    big/model#0 is ready", "  > ", "  = small: awake"] {
+        assert!(replayed.contains(words), "{words}: {replayed}");
+    }
+    let yaml = gateway.dir.join("rouse.yaml");
+    let check = Command::new(env!("CARGO_BIN_EXE_rouse-gateway")).arg("check").arg(&yaml).output().unwrap();
+    assert!(text(&check.stdout).contains("valid; 2 models"), "{check:?}");
+    assert_eq!(check.status.code(), Some(0));
+    std::fs::write(gateway.dir.join("bad.yaml"), "models: [{name: a}]\nwhat: 1\n").unwrap();
+    for (args, code) in [
+        (vec!["check", "bad.yaml"], 64),
+        (vec!["replay", "rouse.yaml"], 1),
+        (vec!["dance"], 64),
+        (vec!["--config", "bad.yaml"], 64),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
+        let output = command.args(&args).current_dir(&gateway.dir).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", text(&output.stderr));
+        assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{args:?}");
+    }
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let gone = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
+        .args(["ps", "--admin", &format!("http://{free}")])
+        .output()
+        .unwrap();
+    assert_eq!(gone.status.code(), Some(69), "{}", text(&gone.stderr));
+}
+
+#[test]
+fn an_unused_model_scales_to_zero_and_the_metrics_show_it_under_the_seeds_names() {
+    let gateway = Fixture::new(&["2Gi"])
+        .settings("timeouts: {health: {every: 300ms}}")
+        .model(&Sim { keys: "idle: {sleepAfter: 800ms, stopAfter: 2s}", ..Sim::new("m") })
+        .start();
+    assert_eq!(metric(&gateway, "inference_budget_total_bytes{node_pool=\"local\"}"), (2_u64 << 30) as f64);
+    assert_eq!(of_model(&gateway, "inference_model_ready"), 0.0);
+    // A long stream is not idle.
+    let long = Open::streaming(&gateway.client(), "m", 300);
+    pause(Duration::from_millis(1000));
+    assert_eq!(gateway.engine("m#0")["state"], "Awake");
+    for (name, value) in [
+        ("inference_model_ready", 1.0),
+        ("inference_model_replicas", 1.0),
+        ("inference_model_memory_declared_bytes", (1_u64 << 30) as f64),
+    ] {
+        assert_eq!(of_model(&gateway, name), value, "{name}");
+    }
+    let allocated = || metric(&gateway, "inference_budget_allocated_bytes{node_pool=\"local\"}");
+    assert_eq!(allocated(), (1_u64 << 30) as f64);
+    let engine = Engine::of(&gateway, "m#0");
+    assert!(long.rest().is_whole_stream());
+    gateway.until("asleep", Duration::from_secs(3), || gateway.engine("m#0")["state"] == "Asleep(1)");
+    gateway.until("its residue is left", Duration::from_secs(3), || allocated() == (64_u64 << 20) as f64);
+    assert_eq!(of_model(&gateway, "inference_model_ready"), 0.0);
+    gateway.until("cold", Duration::from_secs(5), || gateway.engine("m#0")["state"] == "Cold");
+    assert!(!engine.lives());
+    assert_eq!((allocated(), of_model(&gateway, "inference_model_replicas")), (0.0, 0.0));
+    assert_eq!(
+        metric(&gateway, "inference_budget_available_bytes{node_pool=\"local\"}"),
+        metric(&gateway, "inference_budget_total_bytes{node_pool=\"local\"}")
+    );
+    for name in ["inference_model_memory_observed_peak_bytes", "inference_model_memory_utilization_ratio"] {
+        assert!(of_model(&gateway, name) > 0.0, "{name}");
+    }
+    let answer = gateway.client().chat("m", true, 4);
+    assert!(answer.is_whole_stream());
+    assert_eq!(answer.header("x-rouse-cold-start"), "cold");
+}
+
+/// Gives an order and waits for its outcome.
+fn outcome(gateway: &Gateway, model: &str, order: &str) -> Value {
+    let given = gateway.admin().post(&format!("/admin/v1/models/{model}/{order}"), "");
+    assert_eq!(given.status, 202, "{order}: {}", given.text());
+    let path = format!("/admin/v1/operations/{}", given.json()["operation"]);
+    let mut last = Value::Null;
+    gateway.until(&format!("{order} of {model} is over"), Duration::from_secs(10), || {
+        last = gateway.admin().get(&path).json();
+        last["state"] != "running"
+    });
+    last
+}
+
+fn gateway_state(fleet: &Answer) -> String {
+    fleet.json()["engines"][0]["state"].as_str().unwrap().to_owned()
+}
+
+/// This build's command line, asking this gateway.
+fn cli(gateway: &Gateway, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
+    command.args(args).arg("--admin").arg(format!("http://{}", gateway.admin));
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// One sample of `/metrics`, by its name and labels as they are printed.
+fn metric(gateway: &Gateway, sample: &str) -> f64 {
+    let metrics = gateway.admin().get("/metrics").text();
+    let line = metrics.lines().find_map(|line| line.strip_prefix(sample));
+    line.unwrap_or_else(|| panic!("no {sample} in\n{metrics}")).trim().parse().unwrap()
+}
+
+fn of_model(gateway: &Gateway, name: &str) -> f64 {
+    metric(gateway, &format!("{name}{{model=\"m\",namespace=\"local\"}}"))
+}

@@ -1,0 +1,373 @@
+//! Gateways that end, are killed, start again and read their file again: engines and their clients hardly notice.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use nix::sys::signal::Signal;
+use tokio::time::Instant;
+
+use crate::{
+    live::{Engine, Open, lives},
+    support::{Fixture, Gateway, Sim, pause, read},
+};
+
+const ADOPTED_WITHIN: Duration = Duration::from_secs(2);
+
+#[test]
+fn engines_outlive_a_killed_gateway_and_are_adopted_as_they_are_with_their_idle_clocks() {
+    let gateway = Fixture::new(&["4Gi"])
+        .model(&Sim { keys: "idle: {sleepAfter: 6s}", ..Sim::new("awake") })
+        .model(&Sim { keys: "idle: {sleepAfter: 1s, stopAfter: 7s}", ..Sim::new("asleep") })
+        .model(&Sim::new("cold"))
+        .start();
+    assert!(gateway.client().chat("asleep", true, 4).is_whole_stream());
+    sleep(&gateway, "asleep");
+    let slept = Instant::now();
+    assert!(gateway.client().chat("awake", true, 4).is_whole_stream());
+    let used = Instant::now();
+    let before = ["awake#0", "asleep#0"].map(|id| Engine::of(&gateway, id).pid);
+    // The clocks are on disk so long after they changed, at the latest.
+    pause(Duration::from_secs(3));
+    let mut gateway = gateway;
+    kill(&mut gateway);
+    assert!(before.iter().all(|pid| lives(*pid)));
+
+    let began = Instant::now();
+    let again = Gateway::spawn(&gateway.dir, &[]);
+    println!("ready again after {:?}", began.elapsed());
+    assert!(began.elapsed() < ADOPTED_WITHIN);
+    assert_eq!(again.engine("awake#0")["state"], "Awake");
+    assert_eq!(again.engine("asleep#0")["state"], "Asleep(1)");
+    assert_eq!(["awake#0", "asleep#0"].map(|id| Engine::of(&again, id).pid), before);
+    assert_eq!(processes(&gateway.dir), 2);
+    again.until("the awake one fell asleep", Duration::from_secs(12), || {
+        again.engine("awake#0")["state"] == "Asleep(1)"
+    });
+    println!("asleep {:?} after its last use, sleepAfter being 6 s", used.elapsed());
+    assert!((5.5..11.0).contains(&used.elapsed().as_secs_f64()), "{:?}", used.elapsed());
+    again.until("the sleeper was stopped", Duration::from_secs(12), || {
+        again.engine("asleep#0")["state"] == "Cold"
+    });
+    println!("stopped {:?} after it fell asleep, stopAfter being 7 s", slept.elapsed());
+    assert!((6.0..9.0).contains(&slept.elapsed().as_secs_f64()), "{:?}", slept.elapsed());
+    let hot = again.client().chat("awake", true, 4);
+    assert!(hot.is_whole_stream(), "{}", hot.text());
+    assert_eq!((hot.header("x-rouse-cold-start"), processes(&gateway.dir)), ("hot", 1));
+    for model in ["awake", "asleep"] {
+        assert_eq!(launches(&gateway.dir, model), 1);
+    }
+}
+
+#[test]
+fn an_adopted_engine_serves_at_once_and_its_memory_stays_booked() {
+    let mut gateway = Fixture::new(&["1200Mi"]).model(&Sim::new("m")).start();
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+    kill(&mut gateway);
+    let again = Gateway::spawn(&gateway.dir, &[]);
+    assert_eq!(again.fleet()["accelerators"][0]["reserved"], 1_u64 << 30);
+    let answer = again.client().chat("m", true, 4);
+    assert!(answer.is_whole_stream(), "{}", answer.text());
+    assert_eq!((answer.header("x-rouse-cold-start"), launches(&gateway.dir, "m")), ("", 1));
+}
+
+#[test]
+fn a_stream_that_ran_when_the_gateway_was_killed_counts_as_use_and_leaves_nothing_behind() {
+    let mut gateway =
+        Fixture::new(&["2Gi"]).model(&Sim { keys: "idle: {sleepAfter: 5s}", ..Sim::new("m") }).start();
+    let stream = Open::streaming(&gateway.client(), "m", 100_000);
+    let engine = Engine::of(&gateway, "m#0");
+    pause(Duration::from_secs(6));
+    kill(&mut gateway);
+    assert!(!stream.rest().complete);
+    let again = Gateway::spawn(&gateway.dir, &[]);
+    let adopted = Instant::now();
+    again.until("the engine aborted it", Duration::from_secs(1), || engine.counters()["running"] == 0);
+    assert_eq!(again.engine("m#0")["leases"], 0);
+    again.until("asleep", Duration::from_secs(10), || again.engine("m#0")["state"] == "Asleep(1)");
+    println!("asleep {:?} after the adoption", adopted.elapsed());
+    assert!(adopted.elapsed() > Duration::from_secs(1), "{:?}", adopted.elapsed());
+}
+
+#[test]
+fn a_gateway_killed_while_an_engine_falls_asleep_or_wakes_serves_it_afterwards() {
+    let slow = Sim { flags: "--sleep-time 1s --wake-time 1s", ..Sim::new("m") };
+    let mut gateway = Fixture::new(&["1200Mi"]).model(&slow).start();
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+    assert_eq!(gateway.admin().post("/admin/v1/models/m/sleep?level=1", "").status, 202);
+    gateway
+        .until("on its way", Duration::from_secs(5), || gateway.engine("m#0")["state"] == "FallingAsleep(1)");
+    pause(Duration::from_millis(300));
+    kill(&mut gateway);
+    let mut again = Gateway::spawn(&gateway.dir, &[]);
+    assert!(again.client().chat("m", true, 4).is_whole_stream());
+    sleep(&again, "m");
+    let waiter = Open::chat(&again.client(), "m", true, 4);
+    again.until("on its way", Duration::from_secs(5), || again.engine("m#0")["state"] == "Waking(1)");
+    pause(Duration::from_millis(300));
+    kill(&mut again);
+    drop(waiter);
+    let last = Gateway::spawn(&gateway.dir, &[]);
+    assert!(last.client().chat("m", true, 4).is_whole_stream());
+    assert_eq!(processes(&gateway.dir), 1);
+}
+
+#[test]
+fn a_gateway_killed_during_a_launch_adopts_what_is_still_starting() {
+    let mut gateway =
+        Fixture::new(&["2Gi"]).model(&Sim { flags: "--start-time 2s", ..Sim::new("m") }).start();
+    let waiting = Open::chat(&gateway.client(), "m", true, 4);
+    let engine = Engine::of(&gateway, "m#0");
+    kill(&mut gateway);
+    drop(waiting);
+    let again = Gateway::spawn(&gateway.dir, &[]);
+    assert!(again.client().chat("m", true, 4).is_whole_stream());
+    assert_eq!((Engine::of(&again, "m#0").pid, launches(&gateway.dir, "m")), (engine.pid, 1));
+}
+
+#[test]
+fn an_engine_that_is_silent_while_it_is_adopted_gets_time_to_answer() {
+    let mut gateway =
+        Fixture::new(&["2Gi"]).model(&Sim { engine: "startTimeout: 5s", ..Sim::new("m") }).start();
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+    let engine = Engine::of(&gateway, "m#0");
+    pause(Duration::from_secs(5));
+    kill(&mut gateway);
+    engine.signal(Signal::SIGSTOP);
+    let again = Gateway::spawn(&gateway.dir, &[]);
+    engine.signal(Signal::SIGCONT);
+    let answer = again.client().chat("m", true, 4);
+    assert!(answer.is_whole_stream(), "{}", answer.text());
+    assert_eq!((Engine::of(&again, "m#0").pid, launches(&gateway.dir, "m")), (engine.pid, 1));
+}
+
+#[test]
+fn left_overs_of_models_that_are_gone_are_ended_and_those_of_another_command_replaced() {
+    let mut gateway = Fixture::new(&["4Gi"])
+        .model(&Sim::new("kept"))
+        .model(&Sim::new("changed"))
+        .model(&Sim::new("removed"))
+        .start();
+    for model in ["kept", "changed", "removed"] {
+        assert!(gateway.client().chat(model, true, 4).is_whole_stream());
+    }
+    let [kept, changed, removed] = ["kept#0", "changed#0", "removed#0"].map(|id| Engine::of(&gateway, id));
+    kill(&mut gateway);
+    let file = gateway.dir.join("rouse.yaml");
+    let text = without(&read(&file), "removed");
+    let changed_text = text.replace("--model, changed,", "--model, changed, --tokens, '3',");
+    assert_ne!(text, changed_text);
+    fs::write(&file, changed_text).unwrap();
+    let again = Gateway::spawn(&gateway.dir, &[]);
+    assert!(!removed.lives());
+    assert!(again.log().contains("left over"), "{}", again.log());
+    again.until("the outdated one was put away", Duration::from_secs(5), || !changed.lives());
+    assert!(again.client().chat("changed", true, 4).is_whole_stream());
+    assert_ne!(Engine::of(&again, "changed#0").pid, changed.pid);
+    assert_eq!(Engine::of(&again, "kept#0").pid, kept.pid);
+    assert_eq!(again.client().chat("removed", true, 4).status, 404);
+}
+
+#[test]
+fn a_second_gateway_on_one_state_directory_says_so_and_goes() {
+    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+    let second = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
+        .arg("--config")
+        .arg(gateway.dir.join("rouse.yaml"))
+        .args(["--api", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&second.stderr);
+    assert!(text.contains("another gateway uses this state directory"), "{text}");
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+}
+
+#[test]
+fn sigterm_lets_a_stream_finish_and_then_ends_the_engines() {
+    let mut gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let stream = Open::streaming(&gateway.client(), "m", 100);
+    let (client, admin) = (gateway.client(), gateway.admin());
+    let engine = Engine::of(&gateway, "m#0");
+    gateway.signal(Signal::SIGTERM);
+    gateway.until("not ready any more", Duration::from_secs(2), || admin.get("/readyz").status == 503);
+    let whole = stream.rest();
+    assert!(whole.is_whole_stream(), "{}", whole.text());
+    assert_eq!(gateway.wait(), Some(0));
+    assert!(!engine.lives());
+    assert_eq!(processes(&gateway.dir), 0);
+    assert!(std::panic::catch_unwind(move || client.connect()).is_err());
+}
+
+#[test]
+fn after_the_grace_streams_and_waiters_are_told_that_the_gateway_goes() {
+    let mut gateway = Fixture::new(&["4Gi"])
+        .settings("shutdown: {grace: 500ms}\nstream: {grace: 100ms}")
+        .model(&Sim::new("m"))
+        .model(&Sim { flags: "--start-time 1m", ..Sim::new("starts") })
+        .start();
+    let running = Open::streaming(&gateway.client(), "m", 100_000);
+    let begun = Open::chat(&gateway.client(), "starts", true, 4).until(":");
+    let plain = Open::chat(&gateway.client(), "starts", false, 4);
+    pause(Duration::from_millis(200));
+    let began = Instant::now();
+    gateway.signal(Signal::SIGTERM);
+    for stream in [running, begun] {
+        let told = stream.rest();
+        let last = told.events().pop().unwrap_or_default();
+        assert!(last.contains("shutting_down") && !told.text().contains("[DONE]"), "{}", told.text());
+    }
+    let refused = plain.rest();
+    assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (503, Some("shutting_down")));
+    assert_eq!(gateway.wait(), Some(0));
+    println!("ended {:?} after SIGTERM", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert_eq!(processes(&gateway.dir), 0);
+}
+
+#[test]
+fn a_second_sigterm_means_now() {
+    let mut gateway = Fixture::new(&["2Gi"]).settings("shutdown: {grace: 1m}").model(&Sim::new("m")).start();
+    let stream = Open::streaming(&gateway.client(), "m", 100_000);
+    gateway.signal(Signal::SIGTERM);
+    pause(Duration::from_millis(300));
+    let began = Instant::now();
+    gateway.signal(Signal::SIGTERM);
+    assert!(stream.rest().broke_off_with("shutting_down"));
+    assert_eq!(gateway.wait(), Some(0));
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[test]
+fn engines_that_are_left_are_adopted_by_the_next_start() {
+    let mut gateway = Fixture::new(&["4Gi"])
+        .settings("shutdown: {engines: leave}")
+        .model(&Sim::new("awake"))
+        .model(&Sim::new("asleep"))
+        .start();
+    for model in ["awake", "asleep"] {
+        assert!(gateway.client().chat(model, true, 4).is_whole_stream());
+    }
+    sleep(&gateway, "asleep");
+    let before = ["awake#0", "asleep#0"].map(|id| Engine::of(&gateway, id).pid);
+    gateway.signal(Signal::SIGTERM);
+    assert_eq!(gateway.wait(), Some(0));
+    assert!(before.iter().all(|pid| lives(*pid)));
+    let again = Gateway::spawn(&gateway.dir, &[]);
+    assert_eq!(["awake#0", "asleep#0"].map(|id| Engine::of(&again, id).pid), before);
+    assert_eq!(again.engine("asleep#0")["state"], "Asleep(1)");
+    let file = gateway.dir.join("rouse.yaml");
+    fs::write(&file, read(&file).replace("engines: leave", "engines: stop")).unwrap();
+    again.until("reloaded", Duration::from_secs(5), || again.log().contains("configuration reloaded"));
+    assert_eq!(again.terminate(), Some(0));
+    assert!(before.iter().all(|pid| !lives(*pid)));
+}
+
+#[test]
+fn a_reload_touches_what_changed_and_nothing_else() {
+    let gateway = Fixture::new(&["8Gi"])
+        .model(&Sim::new("kept"))
+        .model(&Sim::new("changed"))
+        .model(&Sim::new("removed"))
+        .model(&Sim { flags: "--start-time 1m", ..Sim::new("awaited") })
+        .start();
+    for model in ["kept", "changed", "removed"] {
+        assert!(gateway.client().chat(model, true, 4).is_whole_stream());
+    }
+    let [kept, changed, removed] = ["kept#0", "changed#0", "removed#0"].map(|id| Engine::of(&gateway, id));
+    let stream = Open::streaming(&gateway.client(), "kept", 300);
+    let waiter = Open::chat(&gateway.client(), "awaited", false, 4);
+    let awaited = Engine::of(&gateway, "awaited#0");
+    let file = gateway.dir.join("rouse.yaml");
+    let text = without(&without(&read(&file), "removed"), "awaited");
+    fs::write(&file, text.replace("--model, changed,", "--model, changed, --tokens, '3',")).unwrap();
+    let refused = waiter.rest();
+    assert_eq!(
+        (refused.status, refused.json()["error"]["code"].as_str()),
+        (404, Some("model_not_found")),
+        "{}",
+        refused.text()
+    );
+    for engine in [&changed, &removed, &awaited] {
+        gateway.until("ended", Duration::from_secs(5), || !engine.lives());
+    }
+    assert!(stream.rest().is_whole_stream());
+    assert_eq!(gateway.client().chat("removed", true, 4).status, 404);
+    assert!(gateway.client().chat("changed", true, 4).is_whole_stream());
+    assert_eq!(Engine::of(&gateway, "kept#0").pid, kept.pid);
+    assert_eq!(launches(&gateway.dir, "kept"), 1);
+}
+
+#[test]
+fn an_invalid_file_is_refused_whole_and_sighup_reads_a_good_one() {
+    let gateway = Fixture::new(&["4Gi"]).model(&Sim::new("m")).start();
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+    let engine = Engine::of(&gateway, "m#0");
+    let file = gateway.dir.join("rouse.yaml");
+    let good = read(&file);
+    let more = good.replace("    accelerators: 1", "    aliases: [n]\n    accelerators: 1");
+    assert_ne!(good, more);
+    fs::write(&file, format!("{more}unknown: 1\n")).unwrap();
+    gateway.until("refused", Duration::from_secs(5), || gateway.log().contains("was not reloaded"));
+    assert!(gateway.log().contains("unknown"));
+    assert_eq!(gateway.client().chat("n", true, 4).status, 404);
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+    // A link that moves is no change of the file that it names: that is what the signal is for.
+    let (target, link) = (file.with_extension("target"), file.with_extension("link"));
+    fs::write(&target, &good).unwrap();
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    fs::rename(&link, &file).unwrap();
+    fs::write(&target, &more).unwrap();
+    gateway.signal(Signal::SIGHUP);
+    gateway.until("reloaded", Duration::from_secs(5), || gateway.client().chat("n", true, 4).status == 200);
+    assert_eq!(Engine::of(&gateway, "m#0").pid, engine.pid);
+    assert_eq!(gateway.log().matches("configuration reloaded").count(), 1, "{}", gateway.log());
+}
+
+fn kill(gateway: &mut Gateway) {
+    gateway.signal(Signal::SIGKILL);
+    assert_eq!(gateway.wait(), None);
+}
+
+fn sleep(gateway: &Gateway, model: &str) {
+    let order = gateway.admin().post(&format!("/admin/v1/models/{model}/sleep?level=1"), "");
+    assert_eq!(order.status, 202, "{}", order.text());
+    let id = format!("{model}#0");
+    gateway.until("asleep", Duration::from_secs(5), || gateway.engine(&id)["state"] == "Asleep(1)");
+}
+
+/// The configuration without this model's entry.
+fn without(yaml: &str, model: &str) -> String {
+    let (head, models) = yaml.split_once("models:\n").unwrap();
+    let entries = models.split_inclusive("\n").fold(Vec::<String>::new(), |mut entries, line| {
+        if line.starts_with("  - name: ") {
+            entries.push(String::new());
+        }
+        entries.last_mut().unwrap().push_str(line);
+        entries
+    });
+    let name = format!("  - name: {model}\n");
+    let kept: String = entries.into_iter().filter(|entry| !entry.starts_with(&name)).collect();
+    format!("{head}models:\n{kept}")
+}
+
+/// Processes that carry the mark of this gateway's state directory: engines, whoever knows of them.
+fn processes(dir: &Path) -> usize {
+    let mark = format!("ROUSE_ENGINE={}|", dir.join("state").canonicalize().unwrap().display());
+    let all = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let marked = all.filter(|entry| {
+        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|variable| variable.starts_with(mark.as_bytes()))
+    });
+    marked.count()
+}
+
+/// How often an engine of this model was started, by any gateway.
+fn launches(dir: &Path, model: &str) -> usize {
+    read(&dir.join(format!("state/logs/{model}-0.log"))).matches("=== rouse:").count()
+}
