@@ -14,7 +14,6 @@
 //! * `Reserve` is placed at once: the decisions' ledger is the only one there is on one machine.
 //! * An awake engine's health is asked every `timeouts.health.every`; an event is sent when the answer changes, and
 //!   with every failing answer, so that a journal of a healthy night is short.
-//! * Its accelerators are read once, with the first of these: its peak is learned from that.
 
 mod adopt;
 mod diag;

@@ -184,17 +184,6 @@ impl Contact {
         engines.get(&self.id).map(|entry| entry.pid)
     }
 
-    /// Reads the meters of its accelerators, where there are any.
-    pub(super) async fn measure(&self) {
-        let config = self.shared.config.load_full();
-        let held = self.shared.store.engines().remove(&self.id).map(|entry| entry.accelerators);
-        for id in held.unwrap_or_default() {
-            if config.core.accelerators.iter().any(|known| known.id == id && known.metered) {
-                self.shared.measure(id).await;
-            }
-        }
-    }
-
     pub(super) fn explicit_memory(&self) -> bool {
         let config = self.shared.config.load();
         let spec = config.core.models.iter().find(|spec| spec.name == self.id.model);

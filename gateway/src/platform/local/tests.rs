@@ -75,28 +75,7 @@ impl World {
         Self { _engines, folder, config, local, events }
     }
 
-    /// The next event that is no reading: an awake engine is metered once, whenever it is first looked after.
     async fn next(&mut self) -> Event {
-        loop {
-            match self.any().await {
-                Event::Memory { .. } => {}
-                event => return event,
-            }
-        }
-    }
-
-    /// Waits for a reading of so many bytes; gives whose they are.
-    async fn reads(&mut self, expected: Bytes) -> Option<BTreeMap<EngineId, Bytes>> {
-        loop {
-            match self.any().await {
-                Event::Memory { used, by_engine, .. } if used == expected => return by_engine,
-                Event::Memory { .. } => {}
-                event => panic!("{event} instead of a reading"),
-            }
-        }
-    }
-
-    async fn any(&mut self) -> Event {
         time::timeout(Duration::from_secs(20), self.events.recv()).await.expect("no event").unwrap()
     }
 
@@ -253,8 +232,9 @@ async fn an_engine_is_launched_probed_put_to_sleep_woken_and_stopped() {
 
     let meter = || Command::Meter { accelerator: "gpu-0".into(), after: Millis(1) };
     world.local.submit(meter());
-    let used = Bytes::gib(1);
-    assert_eq!(world.reads(used).await, Some(BTreeMap::from([(id.clone(), used)])));
+    let Event::Memory { used, by_engine, .. } = world.next().await else { panic!("no reading") };
+    assert_eq!(used, Bytes::gib(1));
+    assert_eq!(by_engine, Some(BTreeMap::from([(id.clone(), used)])));
 
     world.local.submit(Command::Probe { engine: id.clone(), generation });
     let verdict = Verdict::Passed;
@@ -264,7 +244,7 @@ async fn an_engine_is_launched_probed_put_to_sleep_woken_and_stopped() {
         world.local.submit(Command::Sleep { engine: id.clone(), generation, level });
         assert_eq!(world.next().await, Event::Slept { engine: id.clone(), generation, level });
         world.local.submit(meter());
-        world.reads(Bytes::mib(64)).await;
+        assert!(matches!(world.next().await, Event::Memory { used, .. } if used == Bytes::mib(64)));
         world.local.submit(Command::Wake { engine: id.clone(), generation, level });
         assert_eq!(world.next().await, Event::Ready { engine: id.clone(), generation });
     }

@@ -87,16 +87,11 @@ pub(super) async fn wake(contact: Arc<Contact>, level: Level) -> After {
 
 /// Asks an awake engine for its health, for as long as it is polled. See the platform's header for what is sent.
 pub(super) async fn watch(contact: Arc<Contact>) {
-    let (mut was_ok, mut tokens, mut measured) = (true, None, false);
+    let (mut was_ok, mut tokens) = (true, None);
     loop {
         let every = contact.shared.config.load().timeouts.health_every;
         time::sleep(every.duration()).await;
         let within = contact.health_timeout();
-        // Once it has settled: what it really takes is learned from this, and nothing else would ask while it is awake.
-        // A meter that does not answer must not hold up the watch.
-        if !measured {
-            measured = time::timeout(within, contact.measure()).await.is_ok();
-        }
         let (health, counters) =
             tokio::join!(contact.adapter.health(within), contact.adapter.counters(within));
         let ok = health == Health::Good;
