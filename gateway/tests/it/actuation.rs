@@ -52,7 +52,7 @@ fn a_wake_that_needs_room_costs_little_beyond_both_engines_own_time() {
     gateway.client().chat("second", true, 1);
     let mut wakes = 0_usize;
     measure("wake, another sleeps first", WAKES, (MOVE * 2, BEYOND_A_WAKE), || {
-        let model = if wakes % 2 == 0 { "first" } else { "second" };
+        let model = if wakes.is_multiple_of(2) { "first" } else { "second" };
         wakes += 1;
         idle(&gateway);
         start(&gateway, model, wakes.div_ceil(2))
