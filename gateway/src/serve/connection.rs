@@ -211,6 +211,10 @@ impl<'a> Watch<'a> {
     }
 
     fn rest_ends(&self, socket: &Socket) -> (Instant, End) {
+        // The last answer is complete for us, and yet not out: what the client sends meanwhile is not looked at.
+        if let Some(since) = socket.write_blocked() {
+            return (since + self.limits.client_stall.duration(), End::Stalled);
+        }
         let head = self.limits.header_read.duration();
         let idle = self.limits.connection_idle.duration();
         match socket.rest() {
@@ -256,7 +260,12 @@ impl<'a> Watch<'a> {
 
 /// Says what is left to say to the client, and lets it read it.
 async fn finish(core: &Core, socket: &Socket, limits: &Limits, end: &End) {
+    if matches!(end, End::Stalled) {
+        tracing::debug!("cut a client that took nothing");
+    }
     let fault = match (end, socket.refused(), socket.rest()) {
+        // It would stand in the middle of the answer that is still stuck.
+        _ if socket.write_blocked().is_some() => None,
         (End::Done, Some(414 | 431), _) => Some(Fault::HeadersTooLarge { limit: limits.header }),
         (End::Done, Some(_), _) => Some(Fault::InvalidRequest {
             message: "the request's head is not valid HTTP".into(),
@@ -264,10 +273,6 @@ async fn finish(core: &Core, socket: &Socket, limits: &Limits, end: &End) {
         }),
         (End::SlowHead, _, Rest::Head { .. }) if !socket.is_multiplexed() => {
             Some(Fault::RequestTimeout { what: "its head took longer than limits.headerRead".into() })
-        }
-        (End::Stalled, ..) => {
-            tracing::debug!("cut a client that took nothing");
-            None
         }
         _ => None,
     };
@@ -297,5 +302,38 @@ async fn linger(socket: &Socket) {
         () = all => {}
         () = socket.until(Stage::Ending) => {}
         () = tokio::time::sleep(LINGER) => tracing::debug!("a refused client did not stop sending"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+    use crate::http::testing::Gateway;
+
+    #[tokio::test]
+    async fn a_head_behind_an_answer_that_is_not_out_is_not_timed_out_but_its_client_cut() {
+        let gateway = Gateway::start(|_| {});
+        let limits = gateway.config.load().limits;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let socket = Socket::new(listener.accept().await.unwrap().0, Stage::Serving);
+        let mut io = Box::pin(socket.io());
+        client.write_all(b"GET /").await.unwrap();
+        let mut room = [0; 64];
+        let mut buf = ReadBuf::new(&mut room);
+        poll_fn(|cx| io.as_mut().poll_read(cx, &mut buf)).await.unwrap();
+        let watch = Watch::new(&limits);
+        assert!(matches!(watch.rest_ends(&socket).1, End::SlowHead));
+        poll_fn(|cx| {
+            while io.as_mut().poll_write(cx, &[0; 1 << 16]).is_ready() {}
+            Poll::Ready(())
+        })
+        .await;
+        assert!(matches!(watch.rest_ends(&socket).1, End::Stalled));
     }
 }
