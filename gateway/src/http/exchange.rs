@@ -19,10 +19,11 @@ use rouse::{
     relay::{self, Exchange, Observer, Outcome, Outgoing, Payload, Target},
     units::{Millis, Tick},
 };
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::{
     Core,
+    intake::Charge,
     reply::{self, Answer},
     track::Track,
 };
@@ -49,6 +50,8 @@ pub(crate) struct Job {
     pub(crate) path: PathAndQuery,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Payload,
+    /// The body's share of what all bodies may hold. Goes with the job, which ends with the answer's head.
+    pub(crate) _charge: Charge,
     pub(crate) stream: bool,
     pub(crate) deadline: Tick,
     /// Notified when the request begins to wait.
@@ -90,12 +93,12 @@ impl Job {
             return self.run_apart().await;
         }
         let place = self.place().await?;
-        self.attempts(place).await
+        self.attempts(place, None).await
     }
 
     /// In a task of its own, so that the engine is read to its end although the client left.
     async fn run_apart(self) -> Result<Answer, Fault> {
-        let (mut tell, told) = tokio::sync::oneshot::channel();
+        let (mut tell, told) = oneshot::channel();
         tokio::task::spawn_local(async move {
             // Until a lease is held there is nothing to be read to its end: a client that leaves leaves the queue.
             let place = tokio::select! {
@@ -104,7 +107,7 @@ impl Job {
                 place = self.place() => place,
             };
             let answer = match place {
-                Ok(place) => self.attempts(place).await,
+                Ok(place) => self.attempts(place, Some(&mut tell)).await,
                 Err(fault) => Err(fault),
             };
             if let Err(Ok(answer)) = tell.send(answer) {
@@ -121,7 +124,12 @@ impl Job {
         }
     }
 
-    async fn attempts(&self, first: Place) -> Result<Answer, Fault> {
+    /// `client`: whom to tell, where the request outlives its client.
+    async fn attempts(
+        &self,
+        first: Place,
+        mut client: Option<&mut oneshot::Sender<Result<Answer, Fault>>>,
+    ) -> Result<Answer, Fault> {
         let mut place = first;
         let (mut canaries, mut deaths) = (0, 0);
         loop {
@@ -143,7 +151,18 @@ impl Job {
                 }
             }
             self.track.replayed();
-            place = self.park().await?;
+            let left = async {
+                match &mut client {
+                    Some(client) => client.closed().await,
+                    None => std::future::pending().await,
+                }
+            };
+            // No model is woken for nobody.
+            place = tokio::select! {
+                biased;
+                () = left => return Err(Fault::ClientLeft { phase: Phase::Parked }),
+                place = self.park() => place?,
+            };
         }
     }
 

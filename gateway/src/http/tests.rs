@@ -331,6 +331,34 @@ async fn an_engine_that_must_not_be_interrupted_is_read_to_its_end_for_nobody() 
 }
 
 #[tokio::test]
+async fn a_request_that_outlives_its_client_keeps_its_share_of_the_bodies_and_queues_no_more() {
+    let mut gateway = Gateway::start(|config| {
+        config.limits.body_total = Bytes(1500);
+        change_model(config, |model| model.on_disconnect = OnDisconnect::Drain);
+    });
+    let mut silent = Engine::start("").await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(silent.address, &gate)]);
+    let body = format!("{{\"model\":\"{MODEL}\",\"pad\":\"{}\"}}", "p".repeat(1000));
+    let request = raw("POST /v1/completions", "", &body);
+    let mut client = gateway.connect().await;
+    client.send(&request).await;
+    silent.seen.recv().await.unwrap();
+    drop(client);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(ask(&gateway, &request).await.status, 429, "the body is held and not counted");
+    gate.close();
+    gate.revoke(Fault::EngineFailed { model: MODEL.into(), cause: Cause::Killed(9), wait: None });
+    until_free(&gate).await;
+    gateway.route(&[]);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(gateway.parked.try_recv().is_err(), "queued for nobody");
+    let mut client = gateway.connect().await;
+    client.send(&request).await;
+    gateway.next_parked().await;
+}
+
+#[tokio::test]
 async fn an_engine_that_dies_in_a_stream_leaves_an_error_event_and_an_unclean_end() {
     let gateway = Gateway::start(|_| {});
     let dies = events("{}").replace("200 OK\r\n", "200 OK\r\nconnection: close\r\n");
