@@ -3,10 +3,13 @@
 //!
 //! It is tried again only while no byte of an answer has gone out, so that nothing is generated twice for one client:
 //!
-//! * The first request after a start or wake is the canary. When it fails (5xx, a broken connection, no byte in time)
-//!   the engine is the suspect and not the request: it goes back to its old place in the queue, [`CANARIES`] times.
-//! * An engine that is found dead is not yet known to be dead by those who decide. The request waits until the dead
-//!   engine's gate closes and queues again, once.
+//! * The first request after a start or wake is the canary. When it fails (5xx, a broken connection, no byte in time, a
+//!   revoked lease) the engine is the suspect and not the request: it goes back to its old place in the queue,
+//!   [`CANARIES`] times.
+//! * An engine that cannot be reached is not yet known to be dead by those who decide. The request, which no engine has
+//!   begun, waits until the dead engine's gate closes and queues again, once.
+//!
+//! Every other request that an engine may have begun fails with it: only its client can know whether twice is harmless.
 
 use std::{pin::pin, rc::Rc, sync::Arc, time::Duration};
 
@@ -83,7 +86,8 @@ enum Attempt {
 
 enum Again {
     Canary,
-    Dead(Arc<Gate>),
+    /// Found gone before it saw anything.
+    Absent(Arc<Gate>),
 }
 
 impl Job {
@@ -131,7 +135,7 @@ impl Job {
         mut client: Option<&mut oneshot::Sender<Result<Answer, Fault>>>,
     ) -> Result<Answer, Fault> {
         let mut place = first;
-        let (mut canaries, mut deaths) = (0, 0);
+        let (mut canaries, mut absences) = (0, 0);
         loop {
             match self.attempt(place).await {
                 Attempt::Answered(answer) => return Ok(*answer),
@@ -142,9 +146,9 @@ impl Job {
                         return Err(fault);
                     }
                 }
-                Attempt::Again(fault, Again::Dead(gate)) => {
-                    deaths += 1;
-                    if deaths > 1 {
+                Attempt::Again(fault, Again::Absent(gate)) => {
+                    absences += 1;
+                    if absences > 1 {
                         return Err(fault);
                     }
                     until_revoked(&gate).await;
@@ -245,14 +249,17 @@ impl Job {
                 }
                 Attempt::Answered(Box::new(Answer { response, gate }))
             }
-            (Err(failed), Some(canary)) => match blame(&failed.fault) {
-                Some(cause) => {
+            (Err(failed), Some(canary)) => {
+                if let Some(cause) = blame(&failed.fault) {
                     canary.tell(Verdict::Failed(cause));
-                    Attempt::Again(failed.fault, Again::Canary)
+                } else if !is_revocation(&failed.fault) {
+                    return Attempt::Failed(failed.fault);
                 }
-                None => Attempt::Failed(failed.fault),
-            },
-            (Err(failed), None) if is_dead(&failed.fault) => Attempt::Again(failed.fault, Again::Dead(gate)),
+                Attempt::Again(failed.fault, Again::Canary)
+            }
+            (Err(failed), None) if failed.elsewhere && is_absent(&failed.fault) => {
+                Attempt::Again(failed.fault, Again::Absent(gate))
+            }
             (Err(failed), None) => Attempt::Failed(failed.fault),
         }
     }
@@ -266,22 +273,26 @@ impl Job {
 }
 
 /// What a failed canary says about its engine; `None` when the engine is not to blame (its lease was revoked).
-fn blame(fault: &Fault) -> Option<Cause> {
+const fn blame(fault: &Fault) -> Option<Cause> {
     match fault {
         Fault::EngineTimeout { .. } => Some(Cause::Timeout),
-        fault if is_dead(fault) => Some(Cause::Unreachable),
+        Fault::EngineUnreachable { .. }
+        | Fault::EngineClosed { .. }
+        | Fault::EngineFailed { cause: Cause::Exited(_) | Cause::Killed(_) | Cause::Unreachable, .. } => {
+            Some(Cause::Unreachable)
+        }
         _ => None,
     }
 }
 
-/// There is no engine any more, whether its socket told so first or those who watch its process.
-const fn is_dead(fault: &Fault) -> bool {
-    matches!(
-        fault,
-        Fault::EngineUnreachable { .. }
-            | Fault::EngineClosed { .. }
-            | Fault::EngineFailed { cause: Cause::Exited(_) | Cause::Killed(_) | Cause::Unreachable, .. }
-    )
+/// The engine was taken away from the request, which another one may answer: not at the gateway's own end.
+const fn is_revocation(fault: &Fault) -> bool {
+    matches!(fault, Fault::EngineFailed { .. } | Fault::TurnOver { .. })
+}
+
+/// There is no engine to ask, whether its socket told so first or those who watch its process.
+const fn is_absent(fault: &Fault) -> bool {
+    matches!(fault, Fault::EngineUnreachable { .. }) || is_revocation(fault)
 }
 
 /// A dead engine is revoked as soon as its process is seen gone. Queued before that, the request would be given to it

@@ -255,25 +255,28 @@ async fn a_request_that_meets_two_dead_engines_is_refused() {
 }
 
 #[tokio::test]
-async fn a_request_whose_engine_is_killed_before_it_answers_queues_again() {
+async fn a_request_that_an_engine_may_have_begun_fails_with_it() {
     let mut gateway = Gateway::start(|_| {});
-    let (mut silent, engine) = (Engine::start("").await, Engine::start(json("{}")).await);
-    let gate = gateway.open_gate();
-    for (cause, status) in [(Cause::Killed(9), 200), (Cause::Hung, 503)] {
+    let mut silent = Engine::start("").await;
+    for cause in [Cause::Killed(9), Cause::Hung] {
         let dying = gateway.open_gate();
         gateway.route(&[(silent.address, &dying)]);
         let mut client = gateway.connect().await;
         client.send(post(false)).await;
         silent.seen.recv().await.unwrap();
-        let last = cause == Cause::Hung;
-        let fault = Fault::EngineFailed { model: MODEL.into(), cause, wait: None };
         dying.close();
-        dying.revoke(fault);
-        if !last {
-            let parked = gateway.next_parked().await;
-            drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
-        }
-        assert_eq!(client.answer().await.status, status);
+        dying.revoke(Fault::EngineFailed { model: MODEL.into(), cause, wait: None });
+        assert_eq!(client.answer().await.error()["code"], "engine_failed");
+        assert_eq!(gateway.next_ended().await.replays, 0);
+    }
+    for begun in ["connection: close", "HTTP/1.1 200 OK\r\nconnection: close\r\n"] {
+        let mut closing = Engine::start(begun).await;
+        let gate = gateway.open_gate();
+        gateway.route(&[(closing.address, &gate)]);
+        let answer = ask(&gateway, &post(false)).await;
+        assert_eq!((answer.status, answer.error()["code"].as_str()), (502, Some("engine_closed")));
+        closing.seen.recv().await.unwrap();
+        assert!(closing.seen.try_recv().is_err(), "sent twice");
     }
 }
 
