@@ -248,7 +248,6 @@ impl Served {
         let live = LiveParts {
             socket: Rc::clone(&self.socket),
             track: Rc::clone(&self.track),
-            model: job.model.clone(),
             on_disconnect: job.spec.on_disconnect,
         };
         let stream = job.config.stream;

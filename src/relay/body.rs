@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
-use http::{HeaderMap, Response, header};
+use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -86,7 +86,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
     ) -> Response<Self> {
         let Head { status, mut headers, decoder, .. } = head;
         // With a length given there is no room for an event of ours; encoded, nothing can be read or written.
-        let events = headers::is_event_stream(&headers) && decoder.left().is_none() && !is_encoded(&headers);
+        let events = headers::is_readable_stream(&headers) && decoder.left().is_none();
         headers::to_client(&mut headers, events, decoder.left().is_none());
         let mut body = Self {
             stage: Stage::Ended,
@@ -269,12 +269,6 @@ impl std::fmt::Debug for Flow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Flow").field("connection", &self.connection).finish_non_exhaustive()
     }
-}
-
-fn is_encoded(headers: &HeaderMap) -> bool {
-    headers
-        .get(header::CONTENT_ENCODING)
-        .is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 /// The engine died, or what it sends is no longer HTTP. Why it died, others will find out.

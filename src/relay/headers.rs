@@ -77,13 +77,16 @@ pub fn to_client(headers: &mut HeaderMap, events: bool, unsized_body: bool) {
     }
 }
 
+/// The body is a stream of events that can be read, and written into, as it passes: it is not encoded.
 #[must_use]
-pub fn is_event_stream(headers: &HeaderMap) -> bool {
+pub fn is_readable_stream(headers: &HeaderMap) -> bool {
     let Some(value) = headers.get(header::CONTENT_TYPE) else {
         return false;
     };
     let essence = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();
-    essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
+    let encoded = headers.get_all(header::CONTENT_ENCODING).iter();
+    let encoded = encoded.map(HeaderValue::as_bytes).any(|coding| !coding.eq_ignore_ascii_case(b"identity"));
+    essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream") && !encoded
 }
 
 /// Makes request ids. One per core: no two makers share a seed, and none repeats itself.

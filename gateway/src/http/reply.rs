@@ -19,14 +19,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::Response;
+use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use rouse::{
-    fault::{Cause, Fault, Phase},
+    fault::{Fault, Phase},
     lease::Gate,
-    model::ModelName,
     openai,
-    relay::RelayBody,
+    relay::{RelayBody, headers::is_readable_stream},
 };
 use tokio::time::{Instant, Sleep};
 
@@ -73,7 +72,6 @@ pub(crate) struct Live {
     gate: RefCell<Option<Arc<Gate>>>,
     socket: Rc<Socket>,
     track: Rc<Track>,
-    model: ModelName,
     on_disconnect: OnDisconnect,
 }
 
@@ -81,7 +79,11 @@ enum State {
     Waiting(Waiting),
     Relayed(Upstream),
     /// An engine's refusal, gathered to be told as an event.
-    Refused(Upstream, Vec<u8>),
+    Refused {
+        status: StatusCode,
+        body: Upstream,
+        gathered: Vec<u8>,
+    },
     /// The last event is out as soon as hyper has written it.
     Failing {
         flushed: bool,
@@ -129,7 +131,6 @@ impl Live {
             gate: RefCell::new(gate),
             socket: parts.socket,
             track: parts.track,
-            model: parts.model,
             on_disconnect: parts.on_disconnect,
         });
         live.socket.watch(&live);
@@ -174,13 +175,18 @@ impl Live {
                     match result {
                         Ok(answer) => {
                             *self.gate.borrow_mut() = Some(answer.gate);
-                            let status = answer.response.status();
-                            let body = answer.response.into_body();
+                            let (head, body) = answer.response.into_parts();
                             self.track.phase(Phase::Streaming);
-                            *state = if status.is_success() {
+                            // Our head promised events, in the clear: nothing else can stand behind it.
+                            *state = if !head.status.is_success() {
+                                State::Refused { status: head.status, body, gathered: Vec::new() }
+                            } else if is_readable_stream(&head.headers) {
                                 State::Relayed(body)
                             } else {
-                                State::Refused(body, Vec::new())
+                                if self.on_disconnect == OnDisconnect::Drain {
+                                    drain(body);
+                                }
+                                return self.refused(&mut state, head.status, &[]);
                             };
                         }
                         Err(fault) => {
@@ -190,19 +196,20 @@ impl Live {
                         }
                     }
                 }
-                State::Refused(body, gathered) => match ready!(Pin::new(&mut *body).poll_frame(cx)) {
-                    Some(Ok(frame)) => {
-                        if let Ok(data) = frame.into_data() {
-                            let room = REFUSAL.saturating_sub(gathered.len()).min(data.len());
-                            gathered.extend_from_slice(&data[..room]);
+                State::Refused { status, body, gathered } => {
+                    match ready!(Pin::new(&mut *body).poll_frame(cx)) {
+                        Some(Ok(frame)) => {
+                            if let Ok(data) = frame.into_data() {
+                                let room = REFUSAL.saturating_sub(gathered.len()).min(data.len());
+                                gathered.extend_from_slice(&data[..room]);
+                            }
+                        }
+                        None | Some(Err(_)) => {
+                            let (status, gathered) = (*status, std::mem::take(gathered));
+                            return self.refused(&mut state, status, &gathered);
                         }
                     }
-                    None | Some(Err(_)) => {
-                        let event = self.refusal_event(gathered);
-                        *state = State::Failing { flushed: false };
-                        return self.hand(Frame::data(event));
-                    }
-                },
+                }
                 State::Failing { flushed: flushed @ false } => {
                     // An error ends the connection at once, with whatever hyper still holds: that must be out first.
                     *flushed = true;
@@ -228,23 +235,16 @@ impl Live {
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// The engine's refusal as an event, in its own words where they have the API's form.
-    fn refusal_event(&self, body: &[u8]) -> Bytes {
-        match serde_json::from_slice(body) {
-            Ok(serde_json::Value::Object(object)) => {
-                let envelope = if object.contains_key("error") {
-                    serde_json::Value::Object(object)
-                } else {
-                    serde_json::json!({ "error": object })
-                };
-                format!("data: {envelope}\n\n").into()
-            }
-            _ => openai::error::event(&Fault::EngineFailed {
-                model: self.model.clone(),
-                cause: Cause::Refused,
-                wait: None,
-            }),
-        }
+    /// An engine's answer that cannot stand in the stream, as its last event.
+    fn refused(
+        &self,
+        state: &mut State,
+        status: StatusCode,
+        body: &[u8],
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        self.track.code(openai::error::ENGINE_REFUSED);
+        *state = State::Failing { flushed: false };
+        self.hand(Frame::data(openai::error::event_of_engine(status, body)))
     }
 }
 
@@ -252,7 +252,6 @@ impl Live {
 pub(crate) struct LiveParts {
     pub(crate) socket: Rc<Socket>,
     pub(crate) track: Rc<Track>,
-    pub(crate) model: ModelName,
     pub(crate) on_disconnect: OnDisconnect,
 }
 

@@ -210,8 +210,28 @@ async fn an_engines_refusal_after_the_grace_is_an_event_in_its_own_words() {
     client.until(b": rouse\n\r\n").await;
     drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
     let rest = String::from_utf8(client.rest().await).unwrap();
-    assert!(rest.contains("data: {\"error\":{\"message\":\"too long\"}}\n\n"), "{rest}");
+    assert!(rest.contains("data: {\"error\": {\"message\":\ndata: \"too long\"}}\n\n"), "{rest}");
     assert!(!rest.contains("[DONE]") && !rest.ends_with("0\r\n\r\n"), "{rest}");
+}
+
+#[tokio::test]
+async fn after_the_grace_only_readable_events_pass_and_everything_else_is_one_error() {
+    let mut gateway = Gateway::start(|_| {});
+    let encoded = events("{}").replace("200 OK\r\n", "200 OK\r\ncontent-encoding: gzip\r\n");
+    for other in [json("{\"id\":1}"), encoded] {
+        let engine = Engine::start(other).await;
+        let gate = gateway.open_gate();
+        let mut client = gateway.connect().await;
+        client.send(post(true)).await;
+        let parked = gateway.next_parked().await;
+        client.until(b": rouse\n\r\n").await;
+        drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
+        let rest = String::from_utf8(client.rest().await).unwrap();
+        assert!(rest.contains("\"code\":\"engine_refused\"") && rest.matches("data:").count() == 1, "{rest}");
+        assert!(!rest.ends_with("0\r\n\r\n"), "a clean end: {rest}");
+        assert_eq!(gateway.next_ended().await.code, Some("engine_refused"));
+        until_free(&gate).await;
+    }
 }
 
 #[tokio::test]

@@ -175,6 +175,11 @@ impl Track {
         self.code.set(Some(openai::error::code(fault)));
     }
 
+    /// What went wrong is not a fault of ours: it has this code.
+    pub(crate) fn code(&self, code: &'static str) {
+        self.code.set(Some(code));
+    }
+
     /// The response's head is handed to the client's connection.
     pub(crate) fn head(&self, status: u16) {
         self.status.set(Some(status));

@@ -97,16 +97,19 @@ fn an_event_stream_is_marked_unless_the_engine_said_otherwise() {
 }
 
 #[test]
-fn an_event_stream_is_known_by_its_type_alone() {
+fn a_readable_stream_is_known_by_its_type_and_is_not_encoded() {
+    let typed = ("content-type", "text/event-stream");
+    assert!(is_readable_stream(&map(&[typed, ("content-encoding", "identity")])));
+    assert!(!is_readable_stream(&map(&[typed, ("content-encoding", "gzip")])));
     for (value, is) in [
         ("text/event-stream", true),
         ("Text/Event-Stream; charset=utf-8", true),
         ("text/event-stream-x", false),
         ("application/json", false),
     ] {
-        assert_eq!(is_event_stream(&map(&[("content-type", value)])), is, "{value}");
+        assert_eq!(is_readable_stream(&map(&[("content-type", value)])), is, "{value}");
     }
-    assert!(!is_event_stream(&HeaderMap::new()));
+    assert!(!is_readable_stream(&HeaderMap::new()));
 }
 
 #[test]
