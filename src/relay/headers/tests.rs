@@ -51,6 +51,7 @@ fn what_belongs_to_the_clients_connection_or_person_does_not_reach_the_engine() 
         ("x-api-key", "x"),
         ("api-key", "x"),
         ("cookie", "a=b"),
+        ("origin", "https://page.example"),
         ("expect", "100-continue"),
         ("content-length", "999"),
         ("x-rouse-gate", "closed"),
@@ -94,6 +95,19 @@ fn an_event_stream_is_marked_unless_the_engine_said_otherwise() {
     let mut headers = map(&[("content-length", "1")]);
     to_client(&mut headers, false, false);
     assert_eq!(sorted(&headers), [("content-length", "1")]);
+}
+
+#[test]
+fn an_engine_does_not_speak_for_the_gateway_to_browsers() {
+    let mut headers = map(&[
+        ("access-control-allow-origin", "*"),
+        ("access-control-allow-credentials", "true"),
+        ("set-cookie", "a=b"),
+        ("set-cookie", "c=d"),
+        ("x-custom", "1"),
+    ]);
+    to_client(&mut headers, false, false);
+    assert_eq!(sorted(&headers), [("x-custom", "1")]);
 }
 
 #[test]
