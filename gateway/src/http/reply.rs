@@ -57,7 +57,7 @@ pub(crate) struct Answer {
 pub(crate) struct Reply {
     content: Content,
     track: Rc<Track>,
-    _exchange: InExchange,
+    exchange: InExchange,
 }
 
 enum Content {
@@ -104,11 +104,13 @@ pub(crate) struct Broken;
 
 impl Reply {
     pub(crate) fn text(text: Bytes, track: Rc<Track>, exchange: InExchange) -> Self {
-        Self { content: Content::Text(Some(text)), track, _exchange: exchange }
+        exchange.handed();
+        Self { content: Content::Text(Some(text)), track, exchange }
     }
 
     pub(crate) fn live(live: Rc<Live>, exchange: InExchange) -> Self {
-        Self { track: Rc::clone(&live.track), content: Content::Live(live), _exchange: exchange }
+        exchange.handed();
+        Self { track: Rc::clone(&live.track), content: Content::Live(live), exchange }
     }
 }
 
@@ -127,7 +129,8 @@ impl Live {
     fn new(state: State, gate: Option<Arc<Gate>>, parts: LiveParts) -> Rc<Self> {
         let live = Rc::new(Self {
             state: RefCell::new(state),
-            handed: Cell::new(None),
+            // The head is: nobody may ever ask for what follows it.
+            handed: Cell::new(Some(Instant::now())),
             gate: RefCell::new(gate),
             socket: parts.socket,
             track: parts.track,
@@ -150,6 +153,8 @@ impl Live {
     /// Ends the exchange with the engine; what the client has got stays.
     pub(crate) fn cut(&self) {
         *self.state.borrow_mut() = State::Failing { flushed: true };
+        self.handed.set(None);
+        self.socket.note_cut();
     }
 
     fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
@@ -287,7 +292,8 @@ impl Body for Reply {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        match &mut self.content {
+        self.exchange.asked();
+        let frame = match &mut self.content {
             Content::Text(text) => {
                 let text = text.take();
                 self.track.over();
@@ -295,7 +301,11 @@ impl Body for Reply {
                 Poll::Ready(text.map(|text| Ok(Frame::data(text))))
             }
             Content::Live(live) => live.poll(cx),
+        };
+        if matches!(frame, Poll::Ready(Some(Ok(_)))) {
+            self.exchange.handed();
         }
+        frame
     }
 
     fn is_end_stream(&self) -> bool {

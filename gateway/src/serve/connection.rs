@@ -38,6 +38,8 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const COARSE: Duration = Duration::from_secs(1);
 /// A client may stall no longer than this while its engine drains for others.
 const DRAINING_STALL: Duration = Duration::from_secs(5);
+/// Exchanges at a time on one HTTP/2 connection.
+const STREAMS: u32 = 256;
 /// How long a client that was refused before it had sent everything may go on sending, and how long it may pause.
 const LINGER: Duration = Duration::from_secs(30);
 const LINGER_PAUSE: Duration = Duration::from_secs(5);
@@ -112,7 +114,7 @@ async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
     let connection = http2::Builder::new(Here)
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.header.0).unwrap_or(u32::MAX))
-        .max_concurrent_streams(1024)
+        .max_concurrent_streams(STREAMS)
         // A slow client slows its engine; it does not fill our memory.
         .max_send_buf_size(64 << 10)
         .serve_connection(TokioIo::new(socket.io()), service);
@@ -202,7 +204,10 @@ impl<'a> Watch<'a> {
     fn due(&self, socket: &Socket) -> Option<Instant> {
         let own = if socket.exchanges() == 0 {
             Some(self.rest_ends(socket).0)
-        } else if socket.write_blocked().is_some() || socket.any_stalled() {
+        } else if socket.write_blocked().is_some()
+            || socket.any_stalled()
+            || (socket.is_multiplexed() && socket.unasked_since().is_some())
+        {
             Some(Instant::now() + COARSE)
         } else {
             None
@@ -253,6 +258,12 @@ impl<'a> Watch<'a> {
                 }
                 live.cut();
             }
+        }
+        // Streams that were cut are only gone with their connection, when the client gives them no window.
+        if socket.is_multiplexed()
+            && socket.unasked_since().is_some_and(|since| since + self.limits.client_stall.duration() <= now)
+        {
+            return Some(End::Stalled);
         }
         None
     }
