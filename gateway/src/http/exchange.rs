@@ -190,7 +190,7 @@ impl Job {
 
     async fn park(&self) -> Result<Place, Fault> {
         let control = &self.core.shared.control;
-        let _parked = self.track.park(&self.model);
+        let _parked = self.track.park();
         self.parked.notify_one();
         let band = control.routes().models.get(&self.model).map_or(0, |route| route.priority);
         let wait = control.park(Parking {

@@ -150,8 +150,14 @@ impl Live {
         self.gate.borrow().as_ref().is_some_and(|gate| !gate.is_open())
     }
 
-    /// Ends the exchange with the engine; what the client has got stays.
+    /// Its connection is cut because the client takes nothing.
+    pub(crate) fn note_stalled(&self) {
+        self.track.stalled();
+    }
+
+    /// Ends the exchange with the engine, since the client takes nothing; what it has got stays.
     pub(crate) fn cut(&self) {
+        self.track.stalled();
         *self.state.borrow_mut() = State::Failing { flushed: true };
         self.handed.set(None);
         self.socket.note_cut();

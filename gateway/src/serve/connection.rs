@@ -193,6 +193,10 @@ impl<'a> Watch<'a> {
         while timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
             if let Some(end) = self.verdict(socket, now) {
+                if matches!(end, End::Stalled) {
+                    tracing::debug!("cut a client that took nothing");
+                    socket.lives().iter().for_each(|live| live.note_stalled());
+                }
                 return Poll::Ready(end);
             }
             let next = self.due(socket).map_or(now + 60 * COARSE, |due| due.max(now + COARSE / 20));
@@ -271,9 +275,6 @@ impl<'a> Watch<'a> {
 
 /// Says what is left to say to the client, and lets it read it.
 async fn finish(core: &Core, socket: &Socket, limits: &Limits, end: &End) {
-    if matches!(end, End::Stalled) {
-        tracing::debug!("cut a client that took nothing");
-    }
     let fault = match (end, socket.refused(), socket.rest()) {
         // It would stand in the middle of the answer that is still stuck.
         _ if socket.write_blocked().is_some() => None,

@@ -327,7 +327,8 @@ async fn a_client_that_takes_nothing_is_cut() {
     let closed = tokio::time::timeout(Duration::from_secs(6), engine.closed.recv()).await;
     closed.expect("the engine still sends");
     until_free(&gate).await;
-    assert_eq!(gateway.next_ended().await.left, Some(Phase::Streaming));
+    let ended = gateway.next_ended().await;
+    assert_eq!((ended.status, ended.code, ended.left), (200, Some("client_stalled"), None));
 }
 
 #[tokio::test]
