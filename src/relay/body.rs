@@ -178,7 +178,14 @@ impl<O: Observer + Unpin> Body for RelayBody<O> {
                         // An engine that floods never makes this wait, and yet a revocation must find its task.
                         flow.watch.as_mut().register(&open.lease, cx);
                     }
-                    let frame = match ready!(flow.poll_next(decoder, &open.lease, &this.target, cx)) {
+                    let next = match ready!(flow.poll_next(decoder, &open.lease, &this.target, cx)) {
+                        // An end by closing looks the same when the engine died: only the stream can tell.
+                        Ok(None) if !decoder.is_done() && is_cut_short(this.events.as_ref()) => {
+                            Err(broke_off(&this.target))
+                        }
+                        next => next,
+                    };
+                    let frame = match next {
                         Ok(frame) => frame,
                         Err(fault) => match this.fail(fault) {
                             Some(event) => return Poll::Ready(Some(Ok(Frame::data(event)))),
@@ -269,6 +276,14 @@ impl std::fmt::Debug for Flow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Flow").field("connection", &self.connection).finish_non_exhaustive()
     }
+}
+
+/// Events came, and not the last one.
+fn is_cut_short(events: Option<&Scanner>) -> bool {
+    events.is_some_and(|events| {
+        let facts = events.facts();
+        !facts.done && !facts.error && (facts.events > 0 || !events.at_border())
+    })
 }
 
 /// The engine died, or what it sends is no longer HTTP. Why it died, others will find out.
