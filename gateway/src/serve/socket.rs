@@ -249,7 +249,8 @@ impl Socket {
         }
     }
 
-    /// Completes when hyper has next written out all that it held.
+    /// Wakes when hyper has next written out all that it held. On HTTP/2 that is all it may send now: what a stream has no
+    /// window for is not among it, and is lost when the stream is then reset.
     pub(crate) fn on_flushed(&self, waker: &Waker) {
         self.flushed.borrow_mut().push(waker.clone());
     }
