@@ -32,7 +32,7 @@ pub enum Fault {
     BodyTooLarge { setting: String, limit: Bytes },
     #[error("Content-Encoding '{encoding}' is not supported: send the body unencoded")]
     UnsupportedEncoding { encoding: String },
-    #[error("the request's headers are larger than {limit}")]
+    #[error("the request's head is larger than limits.header ({limit}) or has more than 100 fields")]
     HeadersTooLarge { limit: Bytes },
     #[error("{what} is not implemented")]
     NotImplemented { what: String },

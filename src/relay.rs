@@ -20,9 +20,8 @@
 //!
 //! **Frames pass.** One read of the socket is one frame, in the memory it was read into. The next read happens when
 //! the client's side asks for it, so a slow client slows its engine and fills no buffer here. The price: while a client
-//! takes nothing, its server does not ask, and the body cannot end by itself, not even when its lease is revoked. The
-//! server's task is woken all the same; its socket, asked to write once more, must then fail (see
-//! [`crate::lease::Gate::revoked`]), or cut the client by a deadline of its own.
+//! takes nothing, its server does not ask, and the body cannot end by itself, not even when its lease is revoked. So a
+//! server must cut a client that takes nothing, by a deadline of its own that is a short one once the gate is closed.
 //!
 //! **Memory.** An idle stream holds 8 KiB to read into and a few hundred bytes. Frames share that memory until they are
 //! written; a server that copies small frames (hyper's `writev(false)`) lets it be used again at once.

@@ -148,10 +148,6 @@ fn announce(config: &Config, demonstration: bool, api: &Api, admin: &Admin) {
     if demonstration {
         let program = std::env::args().next().unwrap_or_else(|| "rouse-gateway".to_owned());
         println!("\n{}", crate::demo::welcome(api, admin.address(), &program));
-    } else if !api.ip().is_loopback() {
-        tracing::warn!(
-            "the API listens beyond this machine, and this version has no keys: anybody who reaches it may use it"
-        );
     }
 }
 

@@ -187,11 +187,11 @@ impl Served {
         let longest = config.core.settings.queue.max_wait;
         let wait = timeout.map_or(longest, |asked| asked.min(longest));
         let deadline = self.track.arrived + wait;
-        let job = match self.job(api, parts, body, config, deadline).await {
+        let job = match self.job(api, parts, (body, charge), config, deadline).await {
             Ok(job) => job,
             Err(fault) => return self.refuse(&fault, exchange),
         };
-        self.run(job, charge, exchange).await
+        self.run(job, exchange).await
     }
 
     /// Finds out which model is meant and what exactly is to be sent.
@@ -199,7 +199,7 @@ impl Served {
         &self,
         api: Inference,
         mut parts: request::Parts,
-        body: Bytes,
+        (body, charge): (Bytes, intake::Charge),
         config: Arc<Config>,
         deadline: Tick,
     ) -> Result<exchange::Job, Fault> {
@@ -236,6 +236,7 @@ impl Served {
                 .unwrap_or_else(|| http::uri::PathAndQuery::from_static("/")),
             headers: parts.headers,
             body: payload,
+            _charge: charge,
             stream: api.streams() && head.stream,
             deadline,
             parked: Rc::new(Notify::new()),
@@ -243,21 +244,16 @@ impl Served {
     }
 
     /// Runs the request; a stream that is parked for long gets its head meanwhile.
-    async fn run(&self, job: exchange::Job, charge: intake::Charge, exchange: InExchange) -> Response<Reply> {
+    async fn run(&self, job: exchange::Job, exchange: InExchange) -> Response<Reply> {
         let live = LiveParts {
             socket: Rc::clone(&self.socket),
             track: Rc::clone(&self.track),
-            model: job.model.clone(),
             on_disconnect: job.spec.on_disconnect,
         };
         let stream = job.config.stream;
         let answer = if job.stream {
             let parked = Rc::clone(&job.parked);
-            let mut running: reply::Job = Box::pin(async move {
-                let answer = job.run().await;
-                drop(charge);
-                answer
-            });
+            let mut running: reply::Job = Box::pin(job.run());
             let grace = async {
                 parked.notified().await;
                 tokio::time::sleep(stream.grace.duration()).await;
@@ -271,9 +267,7 @@ impl Served {
                 }
             }
         } else {
-            let answer = Box::pin(job.run()).await;
-            drop(charge);
-            answer
+            Box::pin(job.run()).await
         };
         match answer {
             Ok(answer) => self.pass_on(answer, live, exchange),

@@ -208,9 +208,6 @@ impl Metrics {
     }
 }
 
-/// The content type of [`Metrics::encode`].
-pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
-
 fn build_info(registry: &Registry) -> IntGaugeVec {
     let opts = Opts::new("rouse_build_info", "Always 1; the labels say which build this is");
     register(registry, valid(IntGaugeVec::new(opts, &["version"])))

@@ -29,6 +29,9 @@ use details::Details;
 /// Tells OpenAI's SDKs whether to try again; they obey it above their own rules.
 pub const SHOULD_RETRY: &str = "x-should-retry";
 
+/// The code of an engine's answer that a stream cannot hold: see [`event_of_engine`].
+pub const ENGINE_REFUSED: &str = "engine_refused";
+
 /// Another replica, or the same one after a restart, answers this soon.
 const AGAIN_SOON: Millis = Millis::secs(1);
 /// A control plane that does not answer needs longer than a client's first back-off.
@@ -50,12 +53,6 @@ pub fn status(fault: &Fault) -> StatusCode {
 /// The envelope's `code`: what a program decides on.
 #[must_use]
 pub fn code(fault: &Fault) -> &'static str {
-    row(fault).code
-}
-
-/// The metric label. A closed set, so it is the code.
-#[must_use]
-pub fn label(fault: &Fault) -> &'static str {
     row(fault).code
 }
 
@@ -139,8 +136,8 @@ pub fn event(fault: &Fault) -> Bytes {
     event.into()
 }
 
-/// An engine's own answer with a status other than 2xx, as the last event of a chat or completions stream whose head
-/// has gone out. `body`: what the engine wrote, all of it.
+/// An engine's own answer with a status other than 2xx, or one that is no stream of events, as the last event of a chat or completions stream whose head
+/// has gone out. `body`: what the engine wrote, all of it; nothing, when it was no refusal.
 #[must_use]
 pub fn event_of_engine(status: StatusCode, body: &[u8]) -> Bytes {
     foreign::event(status, body)

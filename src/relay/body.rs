@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
-use http::{HeaderMap, Response, header};
+use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -86,7 +86,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
     ) -> Response<Self> {
         let Head { status, mut headers, decoder, .. } = head;
         // With a length given there is no room for an event of ours; encoded, nothing can be read or written.
-        let events = headers::is_event_stream(&headers) && decoder.left().is_none() && !is_encoded(&headers);
+        let events = headers::is_readable_stream(&headers) && decoder.left().is_none();
         headers::to_client(&mut headers, events, decoder.left().is_none());
         let mut body = Self {
             stage: Stage::Ended,
@@ -178,7 +178,14 @@ impl<O: Observer + Unpin> Body for RelayBody<O> {
                         // An engine that floods never makes this wait, and yet a revocation must find its task.
                         flow.watch.as_mut().register(&open.lease, cx);
                     }
-                    let frame = match ready!(flow.poll_next(decoder, &open.lease, &this.target, cx)) {
+                    let next = match ready!(flow.poll_next(decoder, &open.lease, &this.target, cx)) {
+                        // An end by closing looks the same when the engine died: only the stream can tell.
+                        Ok(None) if !decoder.is_done() && is_cut_short(this.events.as_ref()) => {
+                            Err(broke_off(&this.target))
+                        }
+                        next => next,
+                    };
+                    let frame = match next {
                         Ok(frame) => frame,
                         Err(fault) => match this.fail(fault) {
                             Some(event) => return Poll::Ready(Some(Ok(Frame::data(event)))),
@@ -271,10 +278,12 @@ impl std::fmt::Debug for Flow {
     }
 }
 
-fn is_encoded(headers: &HeaderMap) -> bool {
-    headers
-        .get(header::CONTENT_ENCODING)
-        .is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
+/// Events came, and not the last one.
+fn is_cut_short(events: Option<&Scanner>) -> bool {
+    events.is_some_and(|events| {
+        let facts = events.facts();
+        !facts.done && !facts.error && (facts.events > 0 || !events.at_border())
+    })
 }
 
 /// The engine died, or what it sends is no longer HTTP. Why it died, others will find out.

@@ -27,7 +27,7 @@ const HOP_BY_HOP: [HeaderName; 7] = [
 ];
 
 /// Of a request, not passed on for other reasons: consumed here, made anew, or private.
-const CONSUMED: [HeaderName; 10] = [
+const CONSUMED: [HeaderName; 11] = [
     header::AUTHORIZATION,
     HeaderName::from_static("x-api-key"),
     HeaderName::from_static("api-key"),
@@ -36,6 +36,8 @@ const CONSUMED: [HeaderName; 10] = [
     header::HOST,
     header::CONTENT_LENGTH,
     header::FORWARDED,
+    // An engine that trusts some origins would judge the gateway's clients by them.
+    header::ORIGIN,
     header::VIA,
     HeaderName::from_static("x-real-ip"),
 ];
@@ -65,7 +67,9 @@ pub fn to_engine(headers: &mut HeaderMap, target: &Target, length: usize, identi
 /// hold back. `unsized_body`: its length is not known, whatever the engine said.
 pub fn to_client(headers: &mut HeaderMap, events: bool, unsized_body: bool) {
     remove_hop_by_hop(headers);
-    remove_prefixed(headers, &[OURS, "proxy-"]);
+    // Which pages may use the API, and what a browser keeps for it, is not for an engine to say: many allow everybody.
+    remove_prefixed(headers, &[OURS, "proxy-", "access-control-"]);
+    headers.remove(header::SET_COOKIE);
     if unsized_body {
         headers.remove(header::CONTENT_LENGTH);
     }
@@ -77,13 +81,16 @@ pub fn to_client(headers: &mut HeaderMap, events: bool, unsized_body: bool) {
     }
 }
 
+/// The body is a stream of events that can be read, and written into, as it passes: it is not encoded.
 #[must_use]
-pub fn is_event_stream(headers: &HeaderMap) -> bool {
+pub fn is_readable_stream(headers: &HeaderMap) -> bool {
     let Some(value) = headers.get(header::CONTENT_TYPE) else {
         return false;
     };
     let essence = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();
-    essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
+    let encoded = headers.get_all(header::CONTENT_ENCODING).iter();
+    let encoded = encoded.map(HeaderValue::as_bytes).any(|coding| !coding.eq_ignore_ascii_case(b"identity"));
+    essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream") && !encoded
 }
 
 /// Makes request ids. One per core: no two makers share a seed, and none repeats itself.

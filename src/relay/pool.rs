@@ -61,11 +61,6 @@ impl Pool {
         }))
     }
 
-    /// Closes every idle connection to this address, of whichever life.
-    pub fn evict(&self, address: SocketAddr) {
-        self.0.idle.borrow_mut().retain(|key, _| key.address != address);
-    }
-
     /// Connections now idle.
     #[must_use]
     pub fn len(&self) -> usize {

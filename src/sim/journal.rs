@@ -27,7 +27,7 @@ pub enum Line {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("line {line} of the journal cannot be read: {source}")]
+    #[error("line {line} of the journal cannot be read")]
     Line {
         line: usize,
         #[source]

@@ -3,10 +3,13 @@
 //!
 //! It is tried again only while no byte of an answer has gone out, so that nothing is generated twice for one client:
 //!
-//! * The first request after a start or wake is the canary. When it fails (5xx, a broken connection, no byte in time)
-//!   the engine is the suspect and not the request: it goes back to its old place in the queue, [`CANARIES`] times.
-//! * An engine that is found dead is not yet known to be dead by those who decide. The request waits until the dead
-//!   engine's gate closes and queues again, once.
+//! * The first request after a start or wake is the canary. When it fails (5xx, a broken connection, no byte in time, a
+//!   revoked lease) the engine is the suspect and not the request: it goes back to its old place in the queue,
+//!   [`CANARIES`] times.
+//! * An engine that cannot be reached is not yet known to be dead by those who decide. The request, which no engine has
+//!   begun, waits until the dead engine's gate closes and queues again, once.
+//!
+//! Every other request that an engine may have begun fails with it: only its client can know whether twice is harmless.
 
 use std::{pin::pin, rc::Rc, sync::Arc, time::Duration};
 
@@ -19,10 +22,11 @@ use rouse::{
     relay::{self, Exchange, Observer, Outcome, Outgoing, Payload, Target},
     units::{Millis, Tick},
 };
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::{
     Core,
+    intake::Charge,
     reply::{self, Answer},
     track::Track,
 };
@@ -49,6 +53,8 @@ pub(crate) struct Job {
     pub(crate) path: PathAndQuery,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Payload,
+    /// The body's share of what all bodies may hold. Goes with the job, which ends with the answer's head.
+    pub(crate) _charge: Charge,
     pub(crate) stream: bool,
     pub(crate) deadline: Tick,
     /// Notified when the request begins to wait.
@@ -80,7 +86,8 @@ enum Attempt {
 
 enum Again {
     Canary,
-    Dead(Arc<Gate>),
+    /// Found gone before it saw anything.
+    Absent(Arc<Gate>),
 }
 
 impl Job {
@@ -90,12 +97,12 @@ impl Job {
             return self.run_apart().await;
         }
         let place = self.place().await?;
-        self.attempts(place).await
+        self.attempts(place, None).await
     }
 
     /// In a task of its own, so that the engine is read to its end although the client left.
     async fn run_apart(self) -> Result<Answer, Fault> {
-        let (mut tell, told) = tokio::sync::oneshot::channel();
+        let (mut tell, told) = oneshot::channel();
         tokio::task::spawn_local(async move {
             // Until a lease is held there is nothing to be read to its end: a client that leaves leaves the queue.
             let place = tokio::select! {
@@ -104,7 +111,7 @@ impl Job {
                 place = self.place() => place,
             };
             let answer = match place {
-                Ok(place) => self.attempts(place).await,
+                Ok(place) => self.attempts(place, Some(&mut tell)).await,
                 Err(fault) => Err(fault),
             };
             if let Err(Ok(answer)) = tell.send(answer) {
@@ -121,9 +128,14 @@ impl Job {
         }
     }
 
-    async fn attempts(&self, first: Place) -> Result<Answer, Fault> {
+    /// `client`: whom to tell, where the request outlives its client.
+    async fn attempts(
+        &self,
+        first: Place,
+        mut client: Option<&mut oneshot::Sender<Result<Answer, Fault>>>,
+    ) -> Result<Answer, Fault> {
         let mut place = first;
-        let (mut canaries, mut deaths) = (0, 0);
+        let (mut canaries, mut absences) = (0, 0);
         loop {
             match self.attempt(place).await {
                 Attempt::Answered(answer) => return Ok(*answer),
@@ -134,16 +146,27 @@ impl Job {
                         return Err(fault);
                     }
                 }
-                Attempt::Again(fault, Again::Dead(gate)) => {
-                    deaths += 1;
-                    if deaths > 1 {
+                Attempt::Again(fault, Again::Absent(gate)) => {
+                    absences += 1;
+                    if absences > 1 {
                         return Err(fault);
                     }
                     until_revoked(&gate).await;
                 }
             }
             self.track.replayed();
-            place = self.park().await?;
+            let left = async {
+                match &mut client {
+                    Some(client) => client.closed().await,
+                    None => std::future::pending().await,
+                }
+            };
+            // No model is woken for nobody.
+            place = tokio::select! {
+                biased;
+                () = left => return Err(Fault::ClientLeft { phase: Phase::Parked }),
+                place = self.park() => place?,
+            };
         }
     }
 
@@ -167,7 +190,7 @@ impl Job {
 
     async fn park(&self) -> Result<Place, Fault> {
         let control = &self.core.shared.control;
-        let _parked = self.track.park(&self.model);
+        let _parked = self.track.park();
         self.parked.notify_one();
         let band = control.routes().models.get(&self.model).map_or(0, |route| route.priority);
         let wait = control.park(Parking {
@@ -226,14 +249,17 @@ impl Job {
                 }
                 Attempt::Answered(Box::new(Answer { response, gate }))
             }
-            (Err(failed), Some(canary)) => match blame(&failed.fault) {
-                Some(cause) => {
+            (Err(failed), Some(canary)) => {
+                if let Some(cause) = blame(&failed.fault) {
                     canary.tell(Verdict::Failed(cause));
-                    Attempt::Again(failed.fault, Again::Canary)
+                } else if !is_revocation(&failed.fault) {
+                    return Attempt::Failed(failed.fault);
                 }
-                None => Attempt::Failed(failed.fault),
-            },
-            (Err(failed), None) if is_dead(&failed.fault) => Attempt::Again(failed.fault, Again::Dead(gate)),
+                Attempt::Again(failed.fault, Again::Canary)
+            }
+            (Err(failed), None) if failed.elsewhere && is_absent(&failed.fault) => {
+                Attempt::Again(failed.fault, Again::Absent(gate))
+            }
             (Err(failed), None) => Attempt::Failed(failed.fault),
         }
     }
@@ -247,22 +273,26 @@ impl Job {
 }
 
 /// What a failed canary says about its engine; `None` when the engine is not to blame (its lease was revoked).
-fn blame(fault: &Fault) -> Option<Cause> {
+const fn blame(fault: &Fault) -> Option<Cause> {
     match fault {
         Fault::EngineTimeout { .. } => Some(Cause::Timeout),
-        fault if is_dead(fault) => Some(Cause::Unreachable),
+        Fault::EngineUnreachable { .. }
+        | Fault::EngineClosed { .. }
+        | Fault::EngineFailed { cause: Cause::Exited(_) | Cause::Killed(_) | Cause::Unreachable, .. } => {
+            Some(Cause::Unreachable)
+        }
         _ => None,
     }
 }
 
-/// There is no engine any more, whether its socket told so first or those who watch its process.
-const fn is_dead(fault: &Fault) -> bool {
-    matches!(
-        fault,
-        Fault::EngineUnreachable { .. }
-            | Fault::EngineClosed { .. }
-            | Fault::EngineFailed { cause: Cause::Exited(_) | Cause::Killed(_) | Cause::Unreachable, .. }
-    )
+/// The engine was taken away from the request, which another one may answer: not at the gateway's own end.
+const fn is_revocation(fault: &Fault) -> bool {
+    matches!(fault, Fault::EngineFailed { .. } | Fault::TurnOver { .. })
+}
+
+/// There is no engine to ask, whether its socket told so first or those who watch its process.
+const fn is_absent(fault: &Fault) -> bool {
+    matches!(fault, Fault::EngineUnreachable { .. }) || is_revocation(fault)
 }
 
 /// A dead engine is revoked as soon as its process is seen gone. Queued before that, the request would be given to it

@@ -11,6 +11,7 @@
 
 use std::{
     future::poll_fn,
+    io,
     pin::{Pin, pin},
     sync::{
         Arc,
@@ -31,7 +32,7 @@ use tokio::time::Instant;
 
 use crate::config::Limits;
 
-/// How long a body may be slower than `limits.bodyRate`, and how often that is looked at.
+/// The time over which a body must keep up with `limits.bodyRate`.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The bytes of all bodies that are held now.
@@ -112,16 +113,20 @@ impl Gathered {
     }
 }
 
-/// Ends a body that comes in dribs. The timer exists only once a body has made us wait.
+/// Ends a body that comes in dribs: what came fast before is no credit, or one burst would buy hours. The timer exists
+/// only once a body has made us wait.
 struct Pace {
     least: u64,
-    begun: Instant,
+    window: Duration,
+    /// When the present window began, and how many bytes had come by then.
+    since: Instant,
+    before: u64,
     timer: Option<Pin<Box<tokio::time::Sleep>>>,
 }
 
 impl Pace {
     fn new(least: units::Bytes) -> Self {
-        Self { least: least.0, begun: Instant::now(), timer: None }
+        Self { least: least.0, window: PATIENCE, since: Instant::now(), before: 0, timer: None }
     }
 
     async fn next<F: Future>(&mut self, frame: F, so_far: u64) -> Result<F::Output, Fault> {
@@ -130,18 +135,19 @@ impl Pace {
             return Ok(ready);
         }
         loop {
-            let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(PATIENCE)));
+            let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.window)));
             tokio::select! {
                 biased;
                 ready = &mut frame => return Ok(ready),
                 () = timer.as_mut() => {
-                    let wanted = self.begun.elapsed().as_secs().saturating_mul(self.least);
-                    if so_far < wanted {
+                    let wanted = self.since.elapsed().as_millis() * u128::from(self.least) / 1000;
+                    if u128::from(so_far - self.before) < wanted {
                         return Err(Fault::RequestTimeout {
                             what: format!("its body came slower than limits.bodyRate ({}/s)", units::Bytes(self.least)),
                         });
                     }
-                    timer.as_mut().reset(Instant::now() + PATIENCE);
+                    (self.since, self.before) = (Instant::now(), so_far);
+                    timer.as_mut().reset(self.since + self.window);
                 }
             }
         }
@@ -165,18 +171,39 @@ impl Drop for Charge {
     }
 }
 
-/// A body that ends too early is a client that left; one that cannot be decoded is a bad request.
+/// A body that ends too early, or that HTTP/2 resets, is a client that left; one that cannot be decoded is a bad
+/// request.
 fn broken(error: &(dyn std::error::Error + 'static)) -> Fault {
-    let left = std::iter::successors(Some(error), |e| e.source()).any(|e| {
-        e.downcast_ref::<std::io::Error>().is_some_and(|io| {
-            io.kind() != std::io::ErrorKind::InvalidData && io.kind() != std::io::ErrorKind::InvalidInput
-        }) || e
-            .downcast_ref::<hyper::Error>()
-            .is_some_and(|e| e.is_incomplete_message() || e.is_canceled() || e.is_closed())
+    let garbled = std::iter::successors(Some(error), |e| e.source()).any(|e| {
+        e.downcast_ref::<io::Error>()
+            .is_some_and(|io| matches!(io.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput))
     });
-    if left {
-        Fault::ClientLeft { phase: Phase::Connecting }
-    } else {
+    if garbled {
         Fault::InvalidRequest { message: "the body could not be read: broken framing".into(), param: None }
+    } else {
+        Fault::ClientLeft { phase: Phase::Connecting }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_burst_is_no_credit_for_dribs_after_it() {
+        let mut pace = Pace { window: Duration::from_millis(100), ..Pace::new(units::Bytes(1000)) };
+        let drib = || tokio::time::sleep(Duration::from_millis(20));
+        let mut so_far = 1_000_000;
+        // Fast enough, and so for as long as it likes.
+        for _ in 0..20 {
+            assert!(pace.next(drib(), so_far).await.is_ok());
+            so_far += 1000;
+        }
+        let slow = async {
+            while pace.next(drib(), so_far).await.is_ok() {
+                so_far += 1;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(2), slow).await.expect("still read");
     }
 }

@@ -19,14 +19,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::Response;
+use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use rouse::{
-    fault::{Cause, Fault, Phase},
+    fault::{Fault, Phase},
     lease::Gate,
-    model::ModelName,
     openai,
-    relay::RelayBody,
+    relay::{RelayBody, headers::is_readable_stream},
 };
 use tokio::time::{Instant, Sleep};
 
@@ -58,7 +57,7 @@ pub(crate) struct Answer {
 pub(crate) struct Reply {
     content: Content,
     track: Rc<Track>,
-    _exchange: InExchange,
+    exchange: InExchange,
 }
 
 enum Content {
@@ -73,7 +72,6 @@ pub(crate) struct Live {
     gate: RefCell<Option<Arc<Gate>>>,
     socket: Rc<Socket>,
     track: Rc<Track>,
-    model: ModelName,
     on_disconnect: OnDisconnect,
 }
 
@@ -81,7 +79,11 @@ enum State {
     Waiting(Waiting),
     Relayed(Upstream),
     /// An engine's refusal, gathered to be told as an event.
-    Refused(Upstream, Vec<u8>),
+    Refused {
+        status: StatusCode,
+        body: Upstream,
+        gathered: Vec<u8>,
+    },
     /// The last event is out as soon as hyper has written it.
     Failing {
         flushed: bool,
@@ -102,11 +104,13 @@ pub(crate) struct Broken;
 
 impl Reply {
     pub(crate) fn text(text: Bytes, track: Rc<Track>, exchange: InExchange) -> Self {
-        Self { content: Content::Text(Some(text)), track, _exchange: exchange }
+        exchange.handed();
+        Self { content: Content::Text(Some(text)), track, exchange }
     }
 
     pub(crate) fn live(live: Rc<Live>, exchange: InExchange) -> Self {
-        Self { track: Rc::clone(&live.track), content: Content::Live(live), _exchange: exchange }
+        exchange.handed();
+        Self { track: Rc::clone(&live.track), content: Content::Live(live), exchange }
     }
 }
 
@@ -125,11 +129,11 @@ impl Live {
     fn new(state: State, gate: Option<Arc<Gate>>, parts: LiveParts) -> Rc<Self> {
         let live = Rc::new(Self {
             state: RefCell::new(state),
-            handed: Cell::new(None),
+            // The head is: nobody may ever ask for what follows it.
+            handed: Cell::new(Some(Instant::now())),
             gate: RefCell::new(gate),
             socket: parts.socket,
             track: parts.track,
-            model: parts.model,
             on_disconnect: parts.on_disconnect,
         });
         live.socket.watch(&live);
@@ -146,9 +150,17 @@ impl Live {
         self.gate.borrow().as_ref().is_some_and(|gate| !gate.is_open())
     }
 
-    /// Ends the exchange with the engine; what the client has got stays.
+    /// Its connection is cut because the client takes nothing.
+    pub(crate) fn note_stalled(&self) {
+        self.track.stalled();
+    }
+
+    /// Ends the exchange with the engine, since the client takes nothing; what it has got stays.
     pub(crate) fn cut(&self) {
+        self.track.stalled();
         *self.state.borrow_mut() = State::Failing { flushed: true };
+        self.handed.set(None);
+        self.socket.note_cut();
     }
 
     fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
@@ -174,13 +186,18 @@ impl Live {
                     match result {
                         Ok(answer) => {
                             *self.gate.borrow_mut() = Some(answer.gate);
-                            let status = answer.response.status();
-                            let body = answer.response.into_body();
+                            let (head, body) = answer.response.into_parts();
                             self.track.phase(Phase::Streaming);
-                            *state = if status.is_success() {
+                            // Our head promised events, in the clear: nothing else can stand behind it.
+                            *state = if !head.status.is_success() {
+                                State::Refused { status: head.status, body, gathered: Vec::new() }
+                            } else if is_readable_stream(&head.headers) {
                                 State::Relayed(body)
                             } else {
-                                State::Refused(body, Vec::new())
+                                if self.on_disconnect == OnDisconnect::Drain {
+                                    drain(body);
+                                }
+                                return self.refused(&mut state, head.status, &[]);
                             };
                         }
                         Err(fault) => {
@@ -190,19 +207,20 @@ impl Live {
                         }
                     }
                 }
-                State::Refused(body, gathered) => match ready!(Pin::new(&mut *body).poll_frame(cx)) {
-                    Some(Ok(frame)) => {
-                        if let Ok(data) = frame.into_data() {
-                            let room = REFUSAL.saturating_sub(gathered.len()).min(data.len());
-                            gathered.extend_from_slice(&data[..room]);
+                State::Refused { status, body, gathered } => {
+                    match ready!(Pin::new(&mut *body).poll_frame(cx)) {
+                        Some(Ok(frame)) => {
+                            if let Ok(data) = frame.into_data() {
+                                let room = REFUSAL.saturating_sub(gathered.len()).min(data.len());
+                                gathered.extend_from_slice(&data[..room]);
+                            }
+                        }
+                        None | Some(Err(_)) => {
+                            let (status, gathered) = (*status, std::mem::take(gathered));
+                            return self.refused(&mut state, status, &gathered);
                         }
                     }
-                    None | Some(Err(_)) => {
-                        let event = self.refusal_event(gathered);
-                        *state = State::Failing { flushed: false };
-                        return self.hand(Frame::data(event));
-                    }
-                },
+                }
                 State::Failing { flushed: flushed @ false } => {
                     // An error ends the connection at once, with whatever hyper still holds: that must be out first.
                     *flushed = true;
@@ -228,23 +246,16 @@ impl Live {
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// The engine's refusal as an event, in its own words where they have the API's form.
-    fn refusal_event(&self, body: &[u8]) -> Bytes {
-        match serde_json::from_slice(body) {
-            Ok(serde_json::Value::Object(object)) => {
-                let envelope = if object.contains_key("error") {
-                    serde_json::Value::Object(object)
-                } else {
-                    serde_json::json!({ "error": object })
-                };
-                format!("data: {envelope}\n\n").into()
-            }
-            _ => openai::error::event(&Fault::EngineFailed {
-                model: self.model.clone(),
-                cause: Cause::Refused,
-                wait: None,
-            }),
-        }
+    /// An engine's answer that cannot stand in the stream, as its last event.
+    fn refused(
+        &self,
+        state: &mut State,
+        status: StatusCode,
+        body: &[u8],
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        self.track.code(openai::error::ENGINE_REFUSED);
+        *state = State::Failing { flushed: false };
+        self.hand(Frame::data(openai::error::event_of_engine(status, body)))
     }
 }
 
@@ -252,7 +263,6 @@ impl Live {
 pub(crate) struct LiveParts {
     pub(crate) socket: Rc<Socket>,
     pub(crate) track: Rc<Track>,
-    pub(crate) model: ModelName,
     pub(crate) on_disconnect: OnDisconnect,
 }
 
@@ -288,7 +298,8 @@ impl Body for Reply {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        match &mut self.content {
+        self.exchange.asked();
+        let frame = match &mut self.content {
             Content::Text(text) => {
                 let text = text.take();
                 self.track.over();
@@ -296,7 +307,11 @@ impl Body for Reply {
                 Poll::Ready(text.map(|text| Ok(Frame::data(text))))
             }
             Content::Live(live) => live.poll(cx),
+        };
+        if matches!(frame, Poll::Ready(Some(Ok(_)))) {
+            self.exchange.handed();
         }
+        frame
     }
 
     fn is_end_stream(&self) -> bool {

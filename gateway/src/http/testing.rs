@@ -25,6 +25,7 @@ use super::{Asked, Control, Finished, Meter, Shared};
 use crate::{
     config::{self, Config, Kind, OnDisconnect, Task},
     driver::{Granted, Operation, Parking, Waited},
+    metrics::ModelMetrics,
     routes::{Endpoint, Route, Routes},
     serve::{Api, Stage},
 };
@@ -246,9 +247,9 @@ impl Meter for Heard {
         self.0.send(ended).unwrap_or_default();
     }
 
-    fn parked(&self, _: &ModelName, _: i64) {}
-
-    fn began(&self, _: &ModelName) {}
+    fn began(&self, _: &ModelName) -> Option<Arc<ModelMetrics>> {
+        None
+    }
 
     fn refused(&self, _: u16) {}
 

@@ -210,8 +210,28 @@ async fn an_engines_refusal_after_the_grace_is_an_event_in_its_own_words() {
     client.until(b": rouse\n\r\n").await;
     drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
     let rest = String::from_utf8(client.rest().await).unwrap();
-    assert!(rest.contains("data: {\"error\":{\"message\":\"too long\"}}\n\n"), "{rest}");
+    assert!(rest.contains("data: {\"error\": {\"message\":\ndata: \"too long\"}}\n\n"), "{rest}");
     assert!(!rest.contains("[DONE]") && !rest.ends_with("0\r\n\r\n"), "{rest}");
+}
+
+#[tokio::test]
+async fn after_the_grace_only_readable_events_pass_and_everything_else_is_one_error() {
+    let mut gateway = Gateway::start(|_| {});
+    let encoded = events("{}").replace("200 OK\r\n", "200 OK\r\ncontent-encoding: gzip\r\n");
+    for other in [json("{\"id\":1}"), encoded] {
+        let engine = Engine::start(other).await;
+        let gate = gateway.open_gate();
+        let mut client = gateway.connect().await;
+        client.send(post(true)).await;
+        let parked = gateway.next_parked().await;
+        client.until(b": rouse\n\r\n").await;
+        drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
+        let rest = String::from_utf8(client.rest().await).unwrap();
+        assert!(rest.contains("\"code\":\"engine_refused\"") && rest.matches("data:").count() == 1, "{rest}");
+        assert!(!rest.ends_with("0\r\n\r\n"), "a clean end: {rest}");
+        assert_eq!(gateway.next_ended().await.code, Some("engine_refused"));
+        until_free(&gate).await;
+    }
 }
 
 #[tokio::test]
@@ -255,25 +275,28 @@ async fn a_request_that_meets_two_dead_engines_is_refused() {
 }
 
 #[tokio::test]
-async fn a_request_whose_engine_is_killed_before_it_answers_queues_again() {
+async fn a_request_that_an_engine_may_have_begun_fails_with_it() {
     let mut gateway = Gateway::start(|_| {});
-    let (mut silent, engine) = (Engine::start("").await, Engine::start(json("{}")).await);
-    let gate = gateway.open_gate();
-    for (cause, status) in [(Cause::Killed(9), 200), (Cause::Hung, 503)] {
+    let mut silent = Engine::start("").await;
+    for cause in [Cause::Killed(9), Cause::Hung] {
         let dying = gateway.open_gate();
         gateway.route(&[(silent.address, &dying)]);
         let mut client = gateway.connect().await;
         client.send(post(false)).await;
         silent.seen.recv().await.unwrap();
-        let last = cause == Cause::Hung;
-        let fault = Fault::EngineFailed { model: MODEL.into(), cause, wait: None };
         dying.close();
-        dying.revoke(fault);
-        if !last {
-            let parked = gateway.next_parked().await;
-            drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
-        }
-        assert_eq!(client.answer().await.status, status);
+        dying.revoke(Fault::EngineFailed { model: MODEL.into(), cause, wait: None });
+        assert_eq!(client.answer().await.error()["code"], "engine_failed");
+        assert_eq!(gateway.next_ended().await.replays, 0);
+    }
+    for begun in ["connection: close", "HTTP/1.1 200 OK\r\nconnection: close\r\n"] {
+        let mut closing = Engine::start(begun).await;
+        let gate = gateway.open_gate();
+        gateway.route(&[(closing.address, &gate)]);
+        let answer = ask(&gateway, &post(false)).await;
+        assert_eq!((answer.status, answer.error()["code"].as_str()), (502, Some("engine_closed")));
+        closing.seen.recv().await.unwrap();
+        assert!(closing.seen.try_recv().is_err(), "sent twice");
     }
 }
 
@@ -328,6 +351,34 @@ async fn an_engine_that_must_not_be_interrupted_is_read_to_its_end_for_nobody() 
     let mut parked = gateway.next_parked().await;
     drop(client);
     tokio::time::timeout(Duration::from_millis(500), parked.answer.closed()).await.expect("still parked");
+}
+
+#[tokio::test]
+async fn a_request_that_outlives_its_client_keeps_its_share_of_the_bodies_and_queues_no_more() {
+    let mut gateway = Gateway::start(|config| {
+        config.limits.body_total = Bytes(1500);
+        change_model(config, |model| model.on_disconnect = OnDisconnect::Drain);
+    });
+    let mut silent = Engine::start("").await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(silent.address, &gate)]);
+    let body = format!("{{\"model\":\"{MODEL}\",\"pad\":\"{}\"}}", "p".repeat(1000));
+    let request = raw("POST /v1/completions", "", &body);
+    let mut client = gateway.connect().await;
+    client.send(&request).await;
+    silent.seen.recv().await.unwrap();
+    drop(client);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(ask(&gateway, &request).await.status, 429, "the body is held and not counted");
+    gate.close();
+    gate.revoke(Fault::EngineFailed { model: MODEL.into(), cause: Cause::Killed(9), wait: None });
+    until_free(&gate).await;
+    gateway.route(&[]);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(gateway.parked.try_recv().is_err(), "queued for nobody");
+    let mut client = gateway.connect().await;
+    client.send(&request).await;
+    gateway.next_parked().await;
 }
 
 #[tokio::test]

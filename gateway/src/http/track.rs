@@ -5,7 +5,7 @@
 //! that holds it is gone; one that was never finished is a client that left.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     rc::Rc,
     sync::Arc,
 };
@@ -22,19 +22,24 @@ use tokio::time::Instant;
 use tracing::Level;
 
 use super::text;
-use crate::driver::{ColdStart, Waited};
+use crate::{
+    driver::{ColdStart, Waited},
+    metrics::ModelMetrics,
+};
 
 /// The access log's target: `rouse_gateway::access=debug` turns it on.
 const ACCESS: &str = "rouse_gateway::access";
+
+/// The code of a request whose client was cut because it took nothing.
+const CLIENT_STALLED: &str = "client_stalled";
 
 /// Where requests are counted.
 pub trait Meter: Send + Sync {
     /// A request is over; called once for each.
     fn finished(&self, finished: &Finished<'_>);
-    /// A request turned out to be for this model; its [`Self::finished`] will name it.
-    fn began(&self, model: &ModelName);
-    /// One request more (`+1`) or less (`-1`) is parked for this model.
-    fn parked(&self, model: &ModelName, change: i64);
+    /// A request turned out to be for this model. Where it is counted comes back, and is kept by the request: under the
+    /// same name another model may be configured when it ends.
+    fn began(&self, model: &ModelName) -> Option<Arc<ModelMetrics>>;
     /// A client was refused before there was a request: a broken, too large or too slow head.
     fn refused(&self, status: u16);
     /// One client connection more (`+1`) or less (`-1`) is open.
@@ -46,20 +51,19 @@ pub trait Meter: Send + Sync {
 pub struct Unmetered;
 
 /// One request, when it is over.
-#[derive(Debug)]
 pub struct Finished<'a> {
     pub route: &'static str,
-    /// The configured model, once the request named one.
-    pub model: Option<&'a ModelName>,
-    /// What the client saw; 499 when it left.
+    /// What [`Meter::began`] gave, once the request named a configured model.
+    pub model: Option<&'a ModelMetrics>,
+    /// What the client saw; 499 when it left by itself.
     pub status: u16,
     /// The fault's code, for what the gateway refused or broke off.
     pub code: Option<&'static str>,
     /// Where the client was when it left.
     pub left: Option<Phase>,
     pub cold_start: Option<ColdStart>,
-    /// All of its waiting.
-    pub parked: Millis,
+    /// All of its waiting, however that ended; `None` when it did not wait.
+    pub parked: Option<Millis>,
     /// What the gateway itself added to a request that did not wait, in microseconds: from the last byte of its body
     /// until it goes to the engine.
     pub added_micros: Option<u64>,
@@ -82,10 +86,12 @@ pub(crate) struct Track {
     method: Method,
     uri: Uri,
     model: RefCell<Option<ModelName>>,
+    metrics: OnceCell<Arc<ModelMetrics>>,
     phase: Cell<Phase>,
     status: Cell<Option<u16>>,
     code: Cell<Option<&'static str>>,
     waited: Cell<Option<Waited>>,
+    parked: Cell<Option<Millis>>,
     first_byte: Cell<Option<Millis>>,
     complete: Cell<Option<Instant>>,
     added_micros: Cell<Option<u64>>,
@@ -114,10 +120,12 @@ impl Track {
             method: head.method.clone(),
             uri: head.uri.clone(),
             model: RefCell::default(),
+            metrics: OnceCell::new(),
             phase: Cell::new(Phase::Connecting),
             status: Cell::new(None),
             code: Cell::new(None),
             waited: Cell::new(None),
+            parked: Cell::new(None),
             first_byte: Cell::new(None),
             complete: Cell::new(None),
             added_micros: Cell::new(None),
@@ -134,7 +142,9 @@ impl Track {
     }
 
     pub(crate) fn model(&self, model: &ModelName) {
-        self.meter.began(model);
+        if let Some(metrics) = self.meter.began(model) {
+            self.metrics.get_or_init(|| metrics);
+        }
         *self.model.borrow_mut() = Some(model.clone());
     }
 
@@ -175,6 +185,11 @@ impl Track {
         self.code.set(Some(openai::error::code(fault)));
     }
 
+    /// What went wrong is not a fault of ours: it has this code.
+    pub(crate) fn code(&self, code: &'static str) {
+        self.code.set(Some(code));
+    }
+
     /// The response's head is handed to the client's connection.
     pub(crate) fn head(&self, status: u16) {
         self.status.set(Some(status));
@@ -191,10 +206,20 @@ impl Track {
     }
 
     /// A guard for the time in which the request is parked.
-    pub(crate) fn park(&self, model: &ModelName) -> Parked {
+    pub(crate) fn park(self: &Rc<Self>) -> Parked {
         self.phase(Phase::Parked);
-        self.meter.parked(model, 1);
-        Parked { meter: Arc::clone(&self.meter), model: model.clone() }
+        if let Some(metrics) = self.metrics.get() {
+            metrics.parked(1);
+        }
+        Parked { track: Rc::clone(self), since: self.clock.now() }
+    }
+
+    /// The gateway cut the client, which took nothing: it did not leave.
+    pub(crate) fn stalled(&self) {
+        if !self.over.get() {
+            self.code(CLIENT_STALLED);
+            self.over();
+        }
     }
 }
 
@@ -209,13 +234,18 @@ fn log(fault: &Fault, id: &HeaderValue) {
 }
 
 pub(crate) struct Parked {
-    meter: Arc<dyn Meter>,
-    model: ModelName,
+    track: Rc<Track>,
+    since: Tick,
 }
 
 impl Drop for Parked {
     fn drop(&mut self) {
-        self.meter.parked(&self.model, -1);
+        let before = self.track.parked.get().unwrap_or_default();
+        let now = self.track.clock.now().since(self.since);
+        self.track.parked.set(Some(Millis(before.0 + now.0)));
+        if let Some(metrics) = self.track.metrics.get() {
+            metrics.parked(-1);
+        }
     }
 }
 
@@ -226,12 +256,12 @@ impl Drop for Track {
         let waited = self.waited.get();
         let finished = Finished {
             route: self.route,
-            model: model.as_ref(),
+            model: self.metrics.get().map(AsRef::as_ref),
             status: left.map_or_else(|| self.status.get().unwrap_or(500), |_| 499),
             code: self.code.get(),
             left,
             cold_start: waited.and_then(|waited| waited.cold_start),
-            parked: waited.map_or(Millis::ZERO, |waited| waited.queue),
+            parked: self.parked.get(),
             first_byte: self.first_byte.get(),
             duration: self.since_arrival(),
             added_micros: self.added_micros.get(),
@@ -252,7 +282,7 @@ impl Drop for Track {
             status = finished.status,
             code = finished.code.unwrap_or(""),
             left = left.map_or("", Phase::as_str),
-            parked_ms = finished.parked.0,
+            parked_ms = finished.parked.map_or(0, |span| span.0),
             first_byte_ms = finished.first_byte.map_or(0, |span| span.0),
             duration_ms = finished.duration.0,
             replays = finished.replays,
@@ -265,8 +295,9 @@ impl Drop for Track {
 
 impl Meter for Unmetered {
     fn finished(&self, _: &Finished<'_>) {}
-    fn parked(&self, _: &ModelName, _: i64) {}
-    fn began(&self, _: &ModelName) {}
+    fn began(&self, _: &ModelName) -> Option<Arc<ModelMetrics>> {
+        None
+    }
     fn refused(&self, _: u16) {}
     fn connections(&self, _: i64) {}
 }

@@ -1,18 +1,17 @@
 //! What the inference API tells of its requests, as metrics.
 
+use std::sync::Arc;
+
 use rouse::{model::ModelName, units::Millis};
 
-use super::{Metrics, Route, Status};
+use super::{Metrics, ModelMetrics, Route, Status};
 use crate::http::{Finished, Meter};
 
 impl Meter for Metrics {
     fn finished(&self, finished: &Finished<'_>) {
-        let model = match finished.model {
-            Some(name) => self.model(name),
-            None => self.other(),
-        };
-        if let Some(known) = finished.model.and_then(|name| self.known(name)) {
-            known.in_flight(-1);
+        let model = finished.model.unwrap_or(&self.other);
+        if finished.model.is_some() {
+            model.in_flight(-1);
         }
         if let Some(code) = finished.code {
             Self::refused(self, code);
@@ -23,8 +22,8 @@ impl Meter for Metrics {
             finished.cold_start,
             finished.duration,
         );
-        if finished.parked > Millis::ZERO {
-            model.waited(finished.parked);
+        if let Some(parked) = finished.parked {
+            model.waited(parked);
         }
         if let Some(first_byte) = finished.first_byte {
             model.first_byte(first_byte);
@@ -40,17 +39,10 @@ impl Meter for Metrics {
         model.bytes_out(finished.bytes_out);
     }
 
-    fn parked(&self, model: &ModelName, change: i64) {
-        // One that was removed meanwhile took its gauges along.
-        if let Some(model) = self.known(model) {
-            model.parked(change);
-        }
-    }
-
-    fn began(&self, model: &ModelName) {
-        if let Some(model) = self.known(model) {
-            model.in_flight(1);
-        }
+    fn began(&self, model: &ModelName) -> Option<Arc<ModelMetrics>> {
+        let model = self.known(model)?;
+        model.in_flight(1);
+        Some(model)
     }
 
     fn refused(&self, status: u16) {
@@ -74,15 +66,15 @@ mod tests {
         let metrics = Metrics::new();
         let name = ModelName::from("m");
         metrics.configure([&name]);
-        metrics.began(&name);
+        let model = metrics.began(&name);
         metrics.finished(&Finished {
             route: "chat",
-            model: Some(&name),
+            model: model.as_deref(),
             status: 499,
             code: None,
             left: Some(Phase::Streaming),
             cold_start: Some(ColdStart::Hot),
-            parked: Millis(40),
+            parked: Some(Millis(40)),
             added_micros: None,
             first_byte: Some(Millis(60)),
             duration: Millis(900),
@@ -103,5 +95,32 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_model_that_is_removed_and_added_again_does_not_count_down_for_requests_of_before() {
+        let metrics = Metrics::new();
+        let name = ModelName::from("m");
+        metrics.configure([&name]);
+        let model = metrics.began(&name);
+        metrics.configure([]);
+        metrics.configure([&name]);
+        metrics.finished(&Finished {
+            route: "chat",
+            model: model.as_deref(),
+            status: 200,
+            code: None,
+            left: None,
+            cold_start: None,
+            parked: None,
+            added_micros: None,
+            first_byte: None,
+            duration: Millis(1),
+            replays: 0,
+            bytes_in: 0,
+            bytes_out: 0,
+        });
+        let text = metrics.encode();
+        assert!(text.contains("rouse_in_flight{model=\"m\"} 0"), "{text}");
     }
 }

@@ -34,7 +34,6 @@ pub struct ModelMetrics {
     bytes_in: IntCounter,
     bytes_out: IntCounter,
     replays: IntCounter,
-    overstayed: IntCounter,
     transitions: IntCounterVec,
     transition_seconds: HistogramVec,
     evictions: IntCounterVec,
@@ -87,8 +86,6 @@ impl ModelMetrics {
             bytes_out: bytes.with_label_values(&["out"]),
             replays: make
                 .counter("rouse_replays_total", "Requests sent a second time, on a fresh connection"),
-            overstayed: make
-                .counter("rouse_drain_deadlines_passed_total", "Drains that were not over at their deadline"),
             transitions: make.counters(
                 "rouse_transitions_total",
                 "Launches, wakes, sleeps and stops of engines, by cause and outcome",
@@ -179,11 +176,6 @@ impl ModelMetrics {
     /// A request was sent so many times more.
     pub fn replayed(&self, times: u32) {
         self.replays.inc_by(u64::from(times));
-    }
-
-    /// A drain was not over at its deadline.
-    pub fn drain_deadline_passed(&self) {
-        self.overstayed.inc();
     }
 
     /// An engine was launched, woken, put to sleep or stopped, or could not be.

@@ -121,7 +121,6 @@ fn used() -> Metrics {
     model.bytes_in(10);
     model.bytes_out(20);
     model.replayed(1);
-    model.drain_deadline_passed();
     model.transition(Transition::Wake, Cause::Demand, Outcome::Done, Millis(50));
     model.evicted(Transition::Sleep);
     metrics

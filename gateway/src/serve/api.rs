@@ -61,8 +61,7 @@ impl Api {
     /// Serves until `stage` says that the gateway goes and every connection is closed: at [`Stage::Draining`] when
     /// their exchanges are over, at [`Stage::Ending`] two seconds later at most.
     pub async fn run(self, stage: watch::Receiver<Stage>) -> Result<(), Error> {
-        let most = self.shared.config.load().limits.connections_per_address;
-        let addresses = Addresses::new(most);
+        let addresses = Arc::<Addresses>::default();
         let mut ends = Vec::new();
         for (number, listener) in self.listeners.into_iter().enumerate() {
             let (tell, end) = oneshot::channel();
@@ -159,7 +158,8 @@ struct Connections {
 
 impl Connections {
     fn open(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, stage: Stage) {
-        let Some(place) = self.addresses.enter(peer.ip()) else {
+        let most = self.core.shared.config.load().limits.connections_per_address;
+        let Some(place) = self.addresses.enter(peer.ip(), most) else {
             tracing::debug!(%peer, "closed a connection beyond limits.connectionsPerAddress");
             return;
         };

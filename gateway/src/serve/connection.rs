@@ -38,6 +38,8 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const COARSE: Duration = Duration::from_secs(1);
 /// A client may stall no longer than this while its engine drains for others.
 const DRAINING_STALL: Duration = Duration::from_secs(5);
+/// Exchanges at a time on one HTTP/2 connection.
+const STREAMS: u32 = 256;
 /// How long a client that was refused before it had sent everything may go on sending, and how long it may pause.
 const LINGER: Duration = Duration::from_secs(30);
 const LINGER_PAUSE: Duration = Duration::from_secs(5);
@@ -112,7 +114,7 @@ async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
     let connection = http2::Builder::new(Here)
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.header.0).unwrap_or(u32::MAX))
-        .max_concurrent_streams(1024)
+        .max_concurrent_streams(STREAMS)
         // A slow client slows its engine; it does not fill our memory.
         .max_send_buf_size(64 << 10)
         .serve_connection(TokioIo::new(socket.io()), service);
@@ -191,6 +193,10 @@ impl<'a> Watch<'a> {
         while timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
             if let Some(end) = self.verdict(socket, now) {
+                if matches!(end, End::Stalled) {
+                    tracing::debug!("cut a client that took nothing");
+                    socket.lives().iter().for_each(|live| live.note_stalled());
+                }
                 return Poll::Ready(end);
             }
             let next = self.due(socket).map_or(now + 60 * COARSE, |due| due.max(now + COARSE / 20));
@@ -202,7 +208,10 @@ impl<'a> Watch<'a> {
     fn due(&self, socket: &Socket) -> Option<Instant> {
         let own = if socket.exchanges() == 0 {
             Some(self.rest_ends(socket).0)
-        } else if socket.write_blocked().is_some() || socket.any_stalled() {
+        } else if socket.write_blocked().is_some()
+            || socket.any_stalled()
+            || (socket.is_multiplexed() && socket.unasked_since().is_some())
+        {
             Some(Instant::now() + COARSE)
         } else {
             None
@@ -211,6 +220,10 @@ impl<'a> Watch<'a> {
     }
 
     fn rest_ends(&self, socket: &Socket) -> (Instant, End) {
+        // The last answer is complete for us, and yet not out: what the client sends meanwhile is not looked at.
+        if let Some(since) = socket.write_blocked() {
+            return (since + self.limits.client_stall.duration(), End::Stalled);
+        }
         let head = self.limits.header_read.duration();
         let idle = self.limits.connection_idle.duration();
         match socket.rest() {
@@ -250,6 +263,12 @@ impl<'a> Watch<'a> {
                 live.cut();
             }
         }
+        // Streams that were cut are only gone with their connection, when the client gives them no window.
+        if socket.is_multiplexed()
+            && socket.unasked_since().is_some_and(|since| since + self.limits.client_stall.duration() <= now)
+        {
+            return Some(End::Stalled);
+        }
         None
     }
 }
@@ -257,6 +276,8 @@ impl<'a> Watch<'a> {
 /// Says what is left to say to the client, and lets it read it.
 async fn finish(core: &Core, socket: &Socket, limits: &Limits, end: &End) {
     let fault = match (end, socket.refused(), socket.rest()) {
+        // It would stand in the middle of the answer that is still stuck.
+        _ if socket.write_blocked().is_some() => None,
         (End::Done, Some(414 | 431), _) => Some(Fault::HeadersTooLarge { limit: limits.header }),
         (End::Done, Some(_), _) => Some(Fault::InvalidRequest {
             message: "the request's head is not valid HTTP".into(),
@@ -264,10 +285,6 @@ async fn finish(core: &Core, socket: &Socket, limits: &Limits, end: &End) {
         }),
         (End::SlowHead, _, Rest::Head { .. }) if !socket.is_multiplexed() => {
             Some(Fault::RequestTimeout { what: "its head took longer than limits.headerRead".into() })
-        }
-        (End::Stalled, ..) => {
-            tracing::debug!("cut a client that took nothing");
-            None
         }
         _ => None,
     };
@@ -297,5 +314,38 @@ async fn linger(socket: &Socket) {
         () = all => {}
         () = socket.until(Stage::Ending) => {}
         () = tokio::time::sleep(LINGER) => tracing::debug!("a refused client did not stop sending"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+    use crate::http::testing::Gateway;
+
+    #[tokio::test]
+    async fn a_head_behind_an_answer_that_is_not_out_is_not_timed_out_but_its_client_cut() {
+        let gateway = Gateway::start(|_| {});
+        let limits = gateway.config.load().limits;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let socket = Socket::new(listener.accept().await.unwrap().0, Stage::Serving);
+        let mut io = Box::pin(socket.io());
+        client.write_all(b"GET /").await.unwrap();
+        let mut room = [0; 64];
+        let mut buf = ReadBuf::new(&mut room);
+        poll_fn(|cx| io.as_mut().poll_read(cx, &mut buf)).await.unwrap();
+        let watch = Watch::new(&limits);
+        assert!(matches!(watch.rest_ends(&socket).1, End::SlowHead));
+        poll_fn(|cx| {
+            while io.as_mut().poll_write(cx, &[0; 1 << 16]).is_ready() {}
+            Poll::Ready(())
+        })
+        .await;
+        assert!(matches!(watch.rest_ends(&socket).1, End::Stalled));
     }
 }

@@ -61,9 +61,8 @@ fn bind(socket: &Socket, address: SocketAddr) -> Result<(), Error> {
 }
 
 /// Connections by client address, over all cores. Asked when a connection comes and goes, not per request.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Addresses {
-    most: u32,
     open: Mutex<HashMap<IpAddr, u32>>,
 }
 
@@ -75,15 +74,11 @@ pub(super) struct Place {
 }
 
 impl Addresses {
-    pub(super) fn new(most: u32) -> Arc<Self> {
-        Arc::new(Self { most, open: Mutex::default() })
-    }
-
-    /// `None` when the address already holds as many as it may.
-    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Place> {
+    /// `None` when the address already holds `most`, or more.
+    pub(super) fn enter(self: &Arc<Self>, address: IpAddr, most: u32) -> Option<Place> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let count = open.entry(address).or_default();
-        if *count >= self.most {
+        if *count >= most {
             return None;
         }
         *count += 1;
@@ -119,12 +114,13 @@ mod tests {
 
     #[test]
     fn an_address_gets_its_place_back() {
-        let addresses = Addresses::new(1);
+        let addresses = Arc::<Addresses>::default();
         let here: IpAddr = "10.0.0.1".parse().unwrap();
-        let place = addresses.enter(here).unwrap();
-        assert!(addresses.enter(here).is_none());
-        assert!(addresses.enter("10.0.0.2".parse().unwrap()).is_some());
+        let place = addresses.enter(here, 1).unwrap();
+        assert!(addresses.enter(here, 1).is_none());
+        assert!(addresses.enter(here, 2).is_some(), "a limit that was raised holds at once");
+        assert!(addresses.enter("10.0.0.2".parse().unwrap(), 1).is_some());
         drop(place);
-        assert!(addresses.enter(here).is_some());
+        assert!(addresses.enter(here, 1).is_some());
     }
 }

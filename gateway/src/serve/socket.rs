@@ -41,6 +41,10 @@ pub(crate) struct Socket {
     ahead: RefCell<BytesMut>,
     multiplexed: Cell<bool>,
     exchanges: Cell<u32>,
+    /// Of the exchanges, those whose client has not asked for more since it was handed something.
+    handed: Cell<u32>,
+    /// When that last changed for any of them.
+    moved: Cell<Instant>,
     rest: Cell<Rest>,
     /// hyper met an empty socket during the present poll, so its waker is registered and nothing is to be read ahead.
     met_empty: Cell<bool>,
@@ -70,7 +74,10 @@ pub(crate) enum Rest {
 }
 
 /// Counts an exchange from the call of the service until the response's body is gone.
-pub(crate) struct InExchange(Rc<Socket>);
+pub(crate) struct InExchange {
+    socket: Rc<Socket>,
+    handed: Cell<bool>,
+}
 
 impl Socket {
     pub(crate) fn new(stream: TcpStream, stage: Stage) -> Rc<Self> {
@@ -79,6 +86,8 @@ impl Socket {
             ahead: RefCell::default(),
             multiplexed: Cell::new(false),
             exchanges: Cell::new(0),
+            handed: Cell::new(0),
+            moved: Cell::new(Instant::now()),
             rest: Cell::new(Rest::Fresh { since: Instant::now() }),
             met_empty: Cell::new(false),
             write_blocked: Cell::new(None),
@@ -97,11 +106,24 @@ impl Socket {
 
     pub(crate) fn begin(self: &Rc<Self>) -> InExchange {
         self.exchanges.set(self.exchanges.get() + 1);
-        InExchange(Rc::clone(self))
+        self.moved.set(Instant::now());
+        InExchange { socket: Rc::clone(self), handed: Cell::new(false) }
     }
 
     pub(crate) fn exchanges(&self) -> u32 {
         self.exchanges.get()
+    }
+
+    /// Since when no exchange moved, when all that are open wait for the client alone: on HTTP/2, where a stream without
+    /// a window waits for ever and blocks no write.
+    pub(crate) fn unasked_since(&self) -> Option<Instant> {
+        let open = self.exchanges.get();
+        (open > 0 && self.handed.get() == open).then(|| self.moved.get())
+    }
+
+    /// A stream was cut: the others get their time from here.
+    pub(crate) fn note_cut(&self) {
+        self.moved.set(Instant::now());
     }
 
     pub(crate) fn rest(&self) -> Rest {
@@ -227,7 +249,8 @@ impl Socket {
         }
     }
 
-    /// Completes when hyper has next written out all that it held.
+    /// Wakes when hyper has next written out all that it held. On HTTP/2 that is all it may send now: what a stream has no
+    /// window for is not among it, and is lost when the stream is then reset.
     pub(crate) fn on_flushed(&self, waker: &Waker) {
         self.flushed.borrow_mut().push(waker.clone());
     }
@@ -288,12 +311,32 @@ impl Socket {
     }
 }
 
+impl InExchange {
+    /// The client was handed something, and did not ask for more yet.
+    pub(crate) fn handed(&self) {
+        self.note(true);
+    }
+
+    /// The client can take more.
+    pub(crate) fn asked(&self) {
+        self.note(false);
+    }
+
+    fn note(&self, handed: bool) {
+        let before = self.handed.replace(handed);
+        let others = self.socket.handed.get() - u32::from(before);
+        self.socket.handed.set(others + u32::from(handed));
+        self.socket.moved.set(Instant::now());
+    }
+}
+
 impl Drop for InExchange {
     fn drop(&mut self) {
-        let left = self.0.exchanges.get() - 1;
-        self.0.exchanges.set(left);
+        self.asked();
+        let left = self.socket.exchanges.get() - 1;
+        self.socket.exchanges.set(left);
         if left == 0 {
-            self.0.rest.set(Rest::Idle { since: Instant::now() });
+            self.socket.rest.set(Rest::Idle { since: Instant::now() });
         }
     }
 }

@@ -300,13 +300,35 @@ async fn a_stream_of_http2_that_is_not_taken_is_cut_and_the_others_go_on() {
 }
 
 #[tokio::test]
+async fn a_connection_of_http2_whose_streams_get_no_window_is_ended() {
+    let gateway = Gateway::start(|_| {});
+    let (mut engine, gate) = endless(&gateway).await;
+    let io = TokioIo::new(TcpStream::connect(gateway.address).await.unwrap());
+    let (mut sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(0)
+        .handshake::<_, Full<Bytes>>(io)
+        .await
+        .unwrap();
+    let driven = tokio::spawn(connection);
+    let request = http::Request::get(format!("http://{}/healthz", gateway.address));
+    let _text = sender.send_request(request.body(Full::default()).unwrap()).await.unwrap();
+    let request = http::Request::post(format!("http://{}/v1/completions", gateway.address));
+    let body = Full::from("{\"model\":\"org/m\",\"stream\":true}");
+    let _stream = sender.send_request(request.body(body).unwrap()).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(6), engine.closed.recv()).await.expect("the engine still sends");
+    until_free(&gate).await;
+    drop(tokio::time::timeout(Duration::from_secs(6), driven).await.expect("the connection is kept"));
+}
+
+#[tokio::test]
 async fn a_client_that_takes_nothing_is_cut() {
     let mut gateway = Gateway::start(|_| {});
     let (mut engine, gate, _client) = stall(&gateway).await;
     let closed = tokio::time::timeout(Duration::from_secs(6), engine.closed.recv()).await;
     closed.expect("the engine still sends");
     until_free(&gate).await;
-    assert_eq!(gateway.next_ended().await.left, Some(Phase::Streaming));
+    let ended = gateway.next_ended().await;
+    assert_eq!((ended.status, ended.code, ended.left), (200, Some("client_stalled"), None));
 }
 
 #[tokio::test]

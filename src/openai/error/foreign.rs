@@ -50,7 +50,7 @@ fn unreadable(status: StatusCode) -> Vec<u8> {
             message: format!("the engine answered {}", status.as_u16()),
             kind,
             param: None,
-            code: "engine_refused",
+            code: super::ENGINE_REFUSED,
             details: None,
         },
     };

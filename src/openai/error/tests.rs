@@ -149,7 +149,6 @@ fn every_fault_has_the_row_of_the_documented_table() {
         assert_eq!(error["code"], code, "{fault:?}");
         assert_eq!(error["message"], fault.to_string());
         assert_eq!(super::code(&fault), code);
-        assert_eq!(label(&fault), code);
         assert!(error.get("param").is_some(), "param is null rather than absent");
         assert_eq!(error.get("details").is_some(), matches!(expected, 429 | 503), "{fault:?}");
         if let Some(details) = error.get("details") {

@@ -51,6 +51,7 @@ fn what_belongs_to_the_clients_connection_or_person_does_not_reach_the_engine() 
         ("x-api-key", "x"),
         ("api-key", "x"),
         ("cookie", "a=b"),
+        ("origin", "https://page.example"),
         ("expect", "100-continue"),
         ("content-length", "999"),
         ("x-rouse-gate", "closed"),
@@ -97,16 +98,32 @@ fn an_event_stream_is_marked_unless_the_engine_said_otherwise() {
 }
 
 #[test]
-fn an_event_stream_is_known_by_its_type_alone() {
+fn an_engine_does_not_speak_for_the_gateway_to_browsers() {
+    let mut headers = map(&[
+        ("access-control-allow-origin", "*"),
+        ("access-control-allow-credentials", "true"),
+        ("set-cookie", "a=b"),
+        ("set-cookie", "c=d"),
+        ("x-custom", "1"),
+    ]);
+    to_client(&mut headers, false, false);
+    assert_eq!(sorted(&headers), [("x-custom", "1")]);
+}
+
+#[test]
+fn a_readable_stream_is_known_by_its_type_and_is_not_encoded() {
+    let typed = ("content-type", "text/event-stream");
+    assert!(is_readable_stream(&map(&[typed, ("content-encoding", "identity")])));
+    assert!(!is_readable_stream(&map(&[typed, ("content-encoding", "gzip")])));
     for (value, is) in [
         ("text/event-stream", true),
         ("Text/Event-Stream; charset=utf-8", true),
         ("text/event-stream-x", false),
         ("application/json", false),
     ] {
-        assert_eq!(is_event_stream(&map(&[("content-type", value)])), is, "{value}");
+        assert_eq!(is_readable_stream(&map(&[("content-type", value)])), is, "{value}");
     }
-    assert!(!is_event_stream(&HeaderMap::new()));
+    assert!(!is_readable_stream(&HeaderMap::new()));
 }
 
 #[test]

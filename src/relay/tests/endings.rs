@@ -36,6 +36,28 @@ async fn begun(core: &Core, engine: &Engine, seen: &Seen, script: &str) -> (Rela
 }
 
 #[tokio::test]
+async fn a_stream_that_ends_by_closing_is_whole_only_with_its_last_event() {
+    let until_close = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
+    for (text, whole) in [
+        ("data: 1\n\ndata: [DONE]\n\n", true),
+        ("data: {\"error\":{}}\n\n", true),
+        ("", true),
+        ("data: 1\n\n", false),
+        ("data: {\"half", false),
+    ] {
+        let engine = Engine::start().await;
+        let core = Core::new(engine.address());
+        let seen = Seen::default();
+        let (mut body, peer) = begun(&core, &engine, &seen, &format!("{until_close}{text}")).await;
+        drop(peer);
+        let (got, end) = drain(&mut body).await;
+        assert_eq!(end.is_ok(), whole, "{text:?}");
+        assert_eq!(got.ends_with(&event(&died())), !whole, "{got:?}");
+        assert!(got.starts_with(text) && core.is_unused());
+    }
+}
+
+#[tokio::test]
 async fn an_engine_that_dies_mid_stream_leaves_an_error_event_and_an_unclean_end() {
     for text in ["data: 1\n\n", "data: 1\n\ndata: {\"half", "data: 1\n", ""] {
         let engine = Engine::start().await;

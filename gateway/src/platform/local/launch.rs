@@ -45,6 +45,28 @@ enum Error {
     Spawn { program: String, source: io::Error },
 }
 
+impl Error {
+    /// Only a command that nobody can run is hopeless, and refuses those who wait for it; a full disk or a machine
+    /// without processes may be another one in a minute.
+    fn cause(&self) -> Cause {
+        /// As a shell says of a command that it found and could not run.
+        const NOT_RUN: i32 = 126;
+        match self {
+            Self::Empty => Cause::CommandNotFound,
+            Self::Spawn { source, .. }
+                if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
+                    || source.raw_os_error() == Some(nix::libc::ENOEXEC) =>
+            {
+                Cause::CommandNotFound
+            }
+            Self::Port(_) => Cause::PortTaken,
+            Self::Spawn { .. } | Self::Log(_) | Self::NotConfigured | Self::Interrupted => {
+                Cause::Exited(NOT_RUN)
+            }
+        }
+    }
+}
+
 /// Starts the engine, notes it and sends `Started`; or sends `Gone` with the reason.
 pub(super) async fn launch(
     shared: &Arc<Shared>,
@@ -61,7 +83,7 @@ pub(super) async fn launch(
         }
         Err(error) => {
             tracing::error!(%engine, %error, "cannot launch");
-            let gone = Event::Gone { engine, generation, cause: Cause::CommandNotFound };
+            let gone = Event::Gone { engine, generation, cause: error.cause() };
             shared.tell(gone).await;
             None
         }
