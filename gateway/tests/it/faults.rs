@@ -219,7 +219,7 @@ fn a_command_that_exits_is_told_to_clients_by_its_class_and_tried_again_later() 
 #[test]
 fn a_request_to_an_engine_that_died_unnoticed_succeeds_or_is_asked_for_again() {
     let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
-    for _ in 0..5 {
+    for _ in 0..3 {
         assert!(gateway.client().chat("m", true, 2).is_whole_stream());
         let engine = Engine::of(&gateway, "m#0");
         engine.signal(Signal::SIGKILL);
