@@ -217,6 +217,7 @@ impl Served {
         if spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id) {
             parts.headers.insert(REQUEST_ID, self.track.id.clone());
         }
+        let stream = api.streams() && head.stream;
         let payload = if spec.served_name == head.model {
             Payload::from(body)
         } else {
@@ -237,9 +238,9 @@ impl Served {
             headers: parts.headers,
             body: payload,
             _charge: charge,
-            stream: api.streams() && head.stream,
+            stream,
             deadline,
-            parked: Rc::new(Notify::new()),
+            parked: stream.then(|| Rc::new(Notify::new())),
         })
     }
 
@@ -251,8 +252,7 @@ impl Served {
             on_disconnect: job.spec.on_disconnect,
         };
         let stream = job.config.stream;
-        let answer = if job.stream {
-            let parked = Rc::clone(&job.parked);
+        let answer = if let Some(parked) = job.parked.clone() {
             let mut running: reply::Job = Box::pin(job.run());
             let grace = async {
                 parked.notified().await;

@@ -57,8 +57,8 @@ pub(crate) struct Job {
     pub(crate) _charge: Charge,
     pub(crate) stream: bool,
     pub(crate) deadline: Tick,
-    /// Notified when the request begins to wait.
-    pub(crate) parked: Rc<Notify>,
+    /// Notified when the request begins to wait, if it is one for a stream.
+    pub(crate) parked: Option<Rc<Notify>>,
 }
 
 /// Tells the account of a request what its exchange does.
@@ -191,7 +191,9 @@ impl Job {
     async fn park(&self) -> Result<Place, Fault> {
         let control = &self.core.shared.control;
         let _parked = self.track.park();
-        self.parked.notify_one();
+        if let Some(parked) = &self.parked {
+            parked.notify_one();
+        }
         let band = control.routes().models.get(&self.model).map_or(0, |route| route.priority);
         let wait = control.park(Parking {
             model: self.model.clone(),

@@ -255,6 +255,41 @@ async fn http2_without_negotiation_is_served_and_a_reset_stream_leaves_its_place
     driven.abort();
 }
 
+/// A request's body that begins and does not go on.
+struct Unfinished(Option<Bytes>);
+
+impl hyper::body::Body for Unfinished {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, Self::Error>>> {
+        let first = self.0.take();
+        first.map_or(std::task::Poll::Pending, |data| {
+            std::task::Poll::Ready(Some(Ok(hyper::body::Frame::data(data))))
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_stream_of_http2_that_is_reset_during_its_body_is_a_client_that_left() {
+    let mut gateway = Gateway::start(|_| {});
+    let io = TokioIo::new(TcpStream::connect(gateway.address).await.unwrap());
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake::<_, _, Unfinished>(TokioExecutor::new(), io).await.unwrap();
+    let driven = tokio::spawn(connection);
+    let request = http::Request::post(format!("http://{}/v1/completions", gateway.address));
+    let begun = Unfinished(Some(Bytes::from_static(b"{")));
+    let abandoned = tokio::spawn(sender.send_request(request.body(begun).unwrap()));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    abandoned.abort();
+    let ended = gateway.next_ended().await;
+    assert_eq!((ended.status, ended.code, ended.left), (499, None, Some(Phase::Connecting)));
+    driven.abort();
+}
+
 /// An engine with more to say than any socket holds.
 async fn endless(gateway: &Gateway) -> (Engine, Arc<Gate>) {
     let chunk = "z".repeat(1 << 20);

@@ -101,7 +101,7 @@ fn a_stream_that_stands_still_ends_with_an_error_event() {
 }
 
 #[test]
-fn an_engine_that_closes_without_a_word_is_502_after_one_more_try() {
+fn an_engine_that_closes_without_a_word_is_502_and_asked_no_second_time() {
     let gateway = Fixture::new(&["1Gi"]).echo("echo", "").start();
     gateway.wake("echo");
     let answer = gateway.client().post_with(CHAT, "x-behave: close\r\n", &chat_body("echo", false, 1));

@@ -77,32 +77,24 @@ impl Fixture {
 #[test]
 fn echo() {
     let Ok(address) = std::env::var("ECHO_AT") else { return };
-    let listener = TcpListener::bind(address).unwrap();
+    let mut listener = Some(TcpListener::bind(address).unwrap());
     // One after the other: nothing here takes its time.
-    while let Ok((stream, _)) = listener.accept() {
-        if answer(stream) == After::Deaf {
-            drop(listener);
-            // It lives on, and nobody can connect to it, until it is ended.
-            loop {
-                std::thread::park();
-            }
-        }
+    while let Some(Ok((stream, _))) = listener.as_ref().map(TcpListener::accept) {
+        answer(stream, &mut listener);
+    }
+    // Deafened it lives on, and nobody can connect to it, until it is ended.
+    while listener.is_none() {
+        std::thread::park();
     }
 }
 
-#[derive(PartialEq, Eq)]
-enum After {
-    Listen,
-    Deaf,
-}
-
 /// One request for each connection: the answer's end is the connection's.
-fn answer(mut stream: TcpStream) -> After {
-    let Some(request) = received(&mut stream) else { return After::Listen };
+fn answer(mut stream: TcpStream, listener: &mut Option<TcpListener>) {
+    let Some(request) = received(&mut stream) else { return };
     let text = String::from_utf8_lossy(&request).into_owned();
     let behave = text.lines().find_map(|line| line.strip_prefix(&format!("{BEHAVE}: ")));
     let extra = match behave {
-        Some("close") => return After::Listen,
+        Some("close") => return,
         Some("forge") => {
             "x-rouse-cold-start: forged\r\nconnection: x-private, close\r\nx-private: 1\r\nkeep-alive: timeout=9\r\n\
              proxy-authenticate: Basic\r\nx-passes: yes\r\n"
@@ -110,9 +102,12 @@ fn answer(mut stream: TcpStream) -> After {
         _ => "connection: close\r\n",
     };
     let head = format!("HTTP/1.1 200 OK\r\n{extra}content-length: {}\r\n\r\n", request.len());
+    if behave == Some("deafen") {
+        // Before the answer, which tells that it is done.
+        listener.take();
+    }
     // The gateway may be gone; then nobody waits for this.
     drop(stream.write_all(&[head.as_bytes(), &request].concat()));
-    if behave == Some("deafen") { After::Deaf } else { After::Listen }
 }
 
 fn received(stream: &mut TcpStream) -> Option<Vec<u8>> {
