@@ -67,6 +67,9 @@ pub struct Engine {
     pub last_progress: Tick,
     /// When its turn began: when it last became awake.
     pub turn: Tick,
+    /// When its gate was last closed for another model, and for whom until that one has had its turn.
+    pub yielded: Tick,
+    pub yielded_to: Option<EngineId>,
     pub failing_since: Option<Tick>,
     /// Failures in a row.
     pub failures: u32,
@@ -108,6 +111,8 @@ impl Engine {
             last_end: Tick(0),
             last_progress: Tick(0),
             turn: Tick(0),
+            yielded: Tick(0),
+            yielded_to: None,
             failing_since: None,
             failures: 0,
             shrinking: None,

@@ -1,10 +1,12 @@
 //! Who starts: models that are wanted, in the order of their turns.
 //!
-//! The order is the whole fairness: highest band first, then the model whose oldest waiter came first. A model that
-//! cannot start yet claims the memory it will take, so that nobody behind it in line can take that away, and nobody
-//! can be starved by a stream of smaller ones.
+//! The order is the whole fairness: highest band first, then the model whose oldest waiter came first. A model whose
+//! turn was ended for another stands behind that one until it has been served, whatever its band and however old its
+//! backlog: else it would take its place back before anybody came of the swap. A model that cannot start yet claims
+//! the memory it will take, so that nobody behind it in line can take that away, and nobody can be starved by a stream
+//! of smaller ones.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use super::{
     command::{Command, Then, Why},
@@ -28,13 +30,13 @@ const TRIES: u32 = 2;
 
 impl Draft<'_> {
     pub(super) fn admit(&mut self) {
-        for (_, replica, _, id) in self.line() {
-            self.bring_up(&id, replica == 0);
+        self.line = self.wanted_in_order();
+        for id in self.line.clone() {
+            self.bring_up(&id, id.replica == 0);
         }
     }
 
-    /// Every engine that is wanted and not awake, in the order of turns.
-    fn line(&self) -> Vec<Turn> {
+    fn wanted_in_order(&self) -> Vec<EngineId> {
         let wanted = self.planner.engines.values().filter_map(|e| {
             let model = self.planner.models.get(&e.id.model)?;
             let spec = model.spec.as_ref().filter(|s| e.id.replica < s.replicas)?;
@@ -49,14 +51,32 @@ impl Draft<'_> {
             Some((Reverse(place.0), e.id.replica, place.1, e.id.clone()))
         });
         let mut line: Vec<Turn> = wanted.collect();
+        let asked: BTreeMap<EngineId, (Reverse<i32>, Tick)> =
+            line.iter().map(|(band, _, oldest, id)| (id.clone(), (*band, *oldest))).collect();
+        for (band, _, place, id) in &mut line {
+            let Some(e) = self.engine(id) else { continue };
+            *place = (*place).max(e.yielded);
+            let ahead = e.yielded_to.as_ref().and_then(|other| asked.get(other));
+            if let Some((other, oldest)) = ahead
+                && *oldest <= e.yielded
+            {
+                *band = (*band).max(*other);
+                *place = (*place).max(Tick(oldest.0 + 1));
+            }
+        }
         line.sort();
-        line
+        line.into_iter().map(|(.., id)| id).collect()
+    }
+
+    /// The band in which somebody asks for a model, or would.
+    pub(super) fn band(&self, id: &EngineId) -> i32 {
+        let own = self.planner.spec(&id.model).map_or(0, |spec| spec.priority);
+        self.demand.get(&id.model).map_or(own, |demand| demand.band)
     }
 
     /// Whether `a` stands before `b` in line.
     pub(super) fn goes_before(&self, a: &EngineId, b: &EngineId) -> bool {
-        let line = self.line();
-        let place = |id: &EngineId| line.iter().position(|(.., e)| e == id).unwrap_or(usize::MAX);
+        let place = |id: &EngineId| self.line.iter().position(|e| e == id).unwrap_or(usize::MAX);
         place(a) < place(b)
     }
 
@@ -169,11 +189,10 @@ impl Draft<'_> {
     /// A launch keeps its accelerators to itself for long; a wake that fits beside it takes a moment. Starts those.
     fn wake_first(&mut self, id: &EngineId, candidate: &Candidate) -> bool {
         let behind: Vec<EngineId> = self
-            .line()
-            .into_iter()
-            .map(|(.., e)| e)
+            .line
+            .iter()
             .filter(|e| {
-                e != id
+                *e != id
                     && self.engine(e).is_some_and(|e| {
                         matches!(e.state, State::Asleep { .. })
                             && e.placing.is_none()
@@ -184,6 +203,7 @@ impl Draft<'_> {
                 self.engine(e)
                     .is_some_and(|e| e.accelerators.iter().any(|a| candidate.accelerators.contains(a)))
             })
+            .cloned()
             .collect();
         let claims = self.claims.clone();
         self.claim(id, candidate);
@@ -265,7 +285,7 @@ impl Draft<'_> {
             })
             .collect();
         for (engine, then) in drains {
-            self.close(&engine, Why::Turn, then);
+            self.close_for(&engine, then, id);
         }
     }
 
@@ -274,7 +294,7 @@ impl Draft<'_> {
             if victim.is_asleep() {
                 self.stop(&victim.engine);
             } else {
-                self.close(&victim.engine, Why::Turn, victim.then);
+                self.close_for(&victim.engine, victim.then, id);
             }
         }
         self.insist(id, candidate);

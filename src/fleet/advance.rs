@@ -32,7 +32,7 @@ impl Draft<'_> {
             return;
         };
         let engine = id.clone();
-        self.emit(Command::CloseGate { engine, generation, why: Why::Fault, then: Then::Stop });
+        self.emit(Command::CloseGate { engine, generation, why: Why::Fault, then: Then::Stop, to: None });
         let fault = Fault::EngineFailed { model: id.model.clone(), cause, wait: None };
         self.emit(Command::Revoke { engine: id.clone(), generation, fault });
     }
@@ -356,7 +356,13 @@ impl Draft<'_> {
 
     pub(super) fn close(&mut self, id: &EngineId, why: Why, then: Then) {
         let generation = self.generation(id);
-        self.emit(Command::CloseGate { engine: id.clone(), generation, why, then });
+        self.emit(Command::CloseGate { engine: id.clone(), generation, why, then, to: None });
+    }
+
+    /// Ends a turn for another model, which is to have the next one.
+    pub(super) fn close_for(&mut self, id: &EngineId, then: Then, to: &EngineId) {
+        let (engine, generation) = (id.clone(), self.generation(id));
+        self.emit(Command::CloseGate { engine, generation, why: Why::Turn, then, to: Some(to.clone()) });
     }
 
     fn revoke(&mut self, id: &EngineId, fault: Fault) {

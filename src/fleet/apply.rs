@@ -57,8 +57,11 @@ impl Planner {
                     e.become_state(State::Awake, now);
                 }
             }),
-            Command::CloseGate { engine, generation, why, then } => {
+            Command::CloseGate { engine, generation, why, then, to } => {
                 self.close(engine, *generation, *why, *then, now);
+                if let Some(to) = to {
+                    self.with(engine, |e| (e.yielded, e.yielded_to) = (now, Some(to.clone())));
+                }
             }
             Command::Revoke { engine, generation, .. } => self.with(engine, |e| {
                 if let (State::Draining { revoked, .. }, true) = (&mut e.state, e.generation == *generation) {

@@ -102,7 +102,10 @@ impl Draft<'_> {
                 }
             }
             State::Awake if e.serves() => {
-                let Some(busy) = self.leaves_its_turn(e) else {
+                // In use in a higher band, it is waited for: taking turns would let the lower band in by halves, with a
+                // swap each time.
+                let above = self.band(&e.id) > self.band(requester);
+                let Some(busy) = self.leaves_its_turn(e).filter(|busy| !(*busy && above)) else {
                     return Vec::new();
                 };
                 let sleeps = self.sleep_level(&e.id, None);

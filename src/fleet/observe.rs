@@ -173,6 +173,9 @@ impl Planner {
                 engine.last_progress = now;
                 engine.failing_since = None;
                 engine.become_state(State::Awake, now);
+                for other in self.engines.values_mut().filter(|e| e.yielded_to.as_ref() == Some(id)) {
+                    other.yielded_to = None;
+                }
                 self.ledger.host.booked.remove(id);
                 if let Some(model) = self.models.get_mut(&id.model) {
                     let learned = if cold { &mut model.learned.start } else { &mut model.learned.wake };

@@ -72,6 +72,8 @@ pub struct Draft<'a> {
     pub(super) reasons: BTreeMap<ModelName, Reason>,
     /// Memory that a model earlier in line will take on an accelerator.
     pub(super) claims: BTreeMap<AcceleratorId, Bytes>,
+    /// Every engine that is wanted and not awake, in the order of turns, as it was when this look began to admit.
+    pub(super) line: Vec<EngineId>,
 }
 
 /// What the plan says about those who wait.
@@ -105,7 +107,7 @@ impl Model {
 impl<'a> Draft<'a> {
     pub(super) fn new(mut planner: Planner, demand: &'a BTreeMap<ModelName, Demand>, now: Tick) -> Self {
         planner.settle(now);
-        Self { planner, demand, now, commands: Vec::new(), reasons: BTreeMap::new(), claims: BTreeMap::new() }
+        Self { planner, demand, now, commands: Vec::new(), reasons: BTreeMap::new(), claims: BTreeMap::new(), line: Vec::new() }
     }
 
     pub(super) fn decide(&mut self) {
