@@ -6,7 +6,10 @@
 //! the memory it will take, so that nobody behind it in line can take that away, and nobody can be starved by a stream
 //! of smaller ones.
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use super::{
     command::{Command, Then, Why},
@@ -128,6 +131,7 @@ impl Draft<'_> {
             let room = self.room(id, spec, candidate);
             return self.await_room(id, candidate, &room);
         }
+        self.look_again(&candidates);
         if !may_evict {
             return self.because(
                 id,
@@ -232,6 +236,17 @@ impl Draft<'_> {
             self.claims = claims;
         }
         first
+    }
+
+    /// What the meter shows for somebody's memory may end at any time, and nothing but the meter tells.
+    fn look_again(&mut self, candidates: &[Candidate]) {
+        let accounts = &self.planner.ledger.accelerators;
+        let settled = |a: &AcceleratorId| accounts.get(a).is_some_and(super::budget::Account::is_settled);
+        let wanted: BTreeSet<AcceleratorId> =
+            candidates.iter().flat_map(|c| &c.accelerators).filter(|a| settled(a)).cloned().collect();
+        for accelerator in wanted {
+            self.meter(&accelerator, Millis::secs(1));
+        }
     }
 
     /// Room is there or coming, and nothing needs to be decided but to look.

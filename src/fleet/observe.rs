@@ -141,16 +141,13 @@ impl Planner {
         let Some(account) = self.ledger.accelerators.get_mut(accelerator) else {
             return;
         };
-        let same = account.reading.as_ref().is_some_and(|old| old.used == reading.used);
-        account.misses = if same { account.misses.saturating_add(1) } else { 0 };
-        account.asked = None;
         for (id, bytes) in reading.by_engine.iter().flatten() {
             let settled = self.engines.get(id).is_some_and(|e| e.state == State::Awake);
             if let (Some(model), true) = (self.models.get_mut(&id.model), settled) {
                 model.learned.peak = Some(model.learned.peak.unwrap_or_default().max(*bytes));
             }
         }
-        account.reading = Some(reading);
+        account.read(reading);
     }
 
     fn set_health(&mut self, accelerator: &crate::model::AcceleratorId, healthy: bool) {
@@ -217,7 +214,7 @@ impl Planner {
         engine.shrinking = Some(now);
         for account in self.ledger.accelerators.values_mut().filter(|a| a.booked.contains_key(id)) {
             account.changed = now;
-            account.misses = 0;
+            account.begin_anew();
         }
         if let Some(model) = self.models.get_mut(&id.model) {
             model.learned.sleep =
@@ -250,7 +247,7 @@ impl Planner {
         }
         engine.forget_process();
         for account in self.ledger.accelerators.values_mut().filter(|a| a.booked.contains_key(id)) {
-            account.misses = 0;
+            account.begin_anew();
         }
         self.ledger.shrink(id, Bytes::ZERO, now);
         self.ledger.host.booked.remove(id);
