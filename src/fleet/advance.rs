@@ -20,6 +20,15 @@ impl Draft<'_> {
             self.step(id);
             self.settle_residue(id);
         }
+        self.seek_lost();
+    }
+
+    fn seek_lost(&mut self) {
+        let accounts = self.planner.ledger.accelerators.iter();
+        let due = accounts.filter(|(_, a)| a.sought_at().is_some_and(|at| at <= self.now));
+        for accelerator in due.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
+            self.meter(&accelerator, Millis::ZERO);
+        }
     }
 
     pub(super) fn engine(&self, id: &EngineId) -> Option<&Engine> {
@@ -46,7 +55,7 @@ impl Draft<'_> {
         match e.state.clone() {
             State::Cold | State::Backoff { .. } => self.launch(id),
             State::Launching | State::Loading | State::Waking { .. } => {
-                if self.unwanted(id) || self.ordered_stop(id) {
+                if self.unwanted(id) || self.ordered_stop(id) || self.planner.lost_accelerator(id).is_some() {
                     self.abandon(id);
                 }
             }
@@ -313,16 +322,8 @@ impl Draft<'_> {
         due.is_some_and(|at| at <= self.now)
     }
 
-    /// Its model is no longer configured, or configured otherwise, or everything is to be stopped.
     fn unwanted(&self, id: &EngineId) -> bool {
-        let Some(e) = self.engine(id) else { return false };
-        let outdated = match self.planner.spec(&id.model) {
-            None => true,
-            Some(spec) => {
-                id.replica >= spec.replicas || (e.state.has_process() && e.fingerprint != spec.fingerprint)
-            }
-        };
-        outdated || self.planner.shutdown == Some(true)
+        self.planner.unwanted(id)
     }
 
     /// Some other engine measures free memory on one of its accelerators.
@@ -344,7 +345,7 @@ impl Draft<'_> {
         if self.door(id) == Door::Closed {
             self.stop(id);
         } else {
-            self.fault(id, Cause::Stopped);
+            self.fault(id, self.planner.cause_of_end(id));
         }
     }
 

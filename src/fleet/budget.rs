@@ -27,6 +27,8 @@ pub(super) struct Account {
     pub(super) reading: Option<Reading>,
     /// A reading is under way, ordered at this moment.
     pub(super) asked: Option<Tick>,
+    /// When a reading was last ordered, or the accelerator lost.
+    pub(super) tried: Tick,
     /// Readings since memory was last given back here or seen to come back: the next one is asked for later.
     pub(super) misses: u32,
     /// The first of them.
@@ -52,6 +54,8 @@ pub(super) struct HostAccount {
 const FRESH: Millis = Millis(1000);
 /// An unanswered reading is asked for again after this.
 const LOST: Millis = Millis(3000);
+/// A lost accelerator is asked so often whether it is back.
+const AGAIN: Millis = Millis(5000);
 /// Readings that show no less in use, at up to 100 ms each: about two seconds.
 const PATIENCE: u32 = 20;
 /// What falls by less may be an engine's caches breathing, or somebody's desktop.
@@ -67,6 +71,7 @@ impl Account {
             booked: BTreeMap::new(),
             reading: None,
             asked: None,
+            tried: Tick(0),
             misses: 0,
             first: None,
             changed: Tick(0),
@@ -126,6 +131,12 @@ impl Account {
     #[must_use]
     pub(super) fn answers(&self, now: Tick) -> bool {
         self.asked.is_none_or(|at| at + LOST > now)
+    }
+
+    /// When a lost accelerator is next looked for: only a reading can tell that it is back.
+    #[must_use]
+    pub(super) fn sought_at(&self) -> Option<Tick> {
+        (self.metered && !self.healthy).then(|| self.tried + AGAIN)
     }
 
     /// When a reading that was asked for counts as lost.

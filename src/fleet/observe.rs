@@ -1,6 +1,8 @@
 //! Taking note of what happened. No decision is made here: an observation changes the state, the next plan draws the
 //! conclusions.
 
+use std::collections::BTreeMap;
+
 use super::{
     budget::Reading,
     event::{Event, Learned, Order, Verdict},
@@ -31,8 +33,8 @@ impl Planner {
                 let reading = Reading { used: *used, by_engine: by_engine.clone(), at: now };
                 self.metered(accelerator, reading);
             }
-            Event::AcceleratorLost { accelerator } => self.set_health(accelerator, false),
-            Event::AcceleratorBack { accelerator } => self.set_health(accelerator, true),
+            Event::AcceleratorLost { accelerator } => self.set_health(accelerator, false, now),
+            Event::AcceleratorBack { accelerator } => self.set_health(accelerator, true, now),
             Event::Adopted { engine, generation, found } => self.adopt(engine, *generation, found, now),
             Event::Operator { operation, model, order } => self.ordered(*operation, model, *order, now),
             Event::Shutdown { stop_engines } => self.shutdown = Some(*stop_engines),
@@ -105,9 +107,11 @@ impl Planner {
     fn configure(&mut self, configuration: &Configuration, now: Tick) {
         self.settings = configuration.settings.clone();
         self.ledger.configure(&configuration.accelerators, self.settings.host_memory);
-        for model in self.models.values_mut() {
-            model.spec = None;
-        }
+        let before: BTreeMap<ModelName, u64> = self
+            .models
+            .iter_mut()
+            .filter_map(|(name, model)| Some((name.clone(), model.spec.take()?.fingerprint)))
+            .collect();
         for spec in &configuration.models {
             let model = self.models.entry(spec.name.clone()).or_insert_with(|| Model {
                 spec: None,
@@ -117,12 +121,25 @@ impl Planner {
                 since: now,
             });
             model.spec = Some(spec.clone());
+            // What failed was another command.
+            if before.get(&spec.name).is_some_and(|fingerprint| *fingerprint != spec.fingerprint) {
+                self.forgive(&spec.name, now);
+            }
             for replica in 0..spec.replicas {
                 let id = EngineId::new(spec.name.clone(), replica);
                 self.engines.entry(id.clone()).or_insert_with(|| Engine::new(id, now));
             }
         }
         self.settle(now);
+    }
+
+    fn forgive(&mut self, model: &ModelName, now: Tick) {
+        for engine in self.engines.values_mut().filter(|e| e.id.model == *model) {
+            engine.failures = 0;
+            if matches!(engine.state, State::Backoff { .. }) {
+                engine.become_state(State::Cold, now);
+            }
+        }
     }
 
     /// A request came that had to wait: how long had nobody asked?
@@ -150,9 +167,10 @@ impl Planner {
         account.read(reading);
     }
 
-    fn set_health(&mut self, accelerator: &crate::model::AcceleratorId, healthy: bool) {
+    fn set_health(&mut self, accelerator: &crate::model::AcceleratorId, healthy: bool, now: Tick) {
         if let Some(account) = self.ledger.accelerators.get_mut(accelerator) {
             account.healthy = healthy;
+            (account.asked, account.tried) = (None, now);
         }
     }
 

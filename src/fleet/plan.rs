@@ -235,6 +235,18 @@ impl Planner {
             .find(|a| self.ledger.accelerators.get(*a).is_none_or(|account| !account.healthy))
     }
 
+    /// Its model is no longer configured, or configured otherwise, or everything is to be stopped.
+    pub(super) fn unwanted(&self, id: &EngineId) -> bool {
+        let Some(e) = self.engines.get(id) else { return false };
+        let outdated = match self.spec(&id.model) {
+            None => true,
+            Some(spec) => {
+                id.replica >= spec.replicas || (e.state.has_process() && e.fingerprint != spec.fingerprint)
+            }
+        };
+        outdated || self.shutdown == Some(true)
+    }
+
     /// The largest accelerator there is.
     pub(super) fn largest(&self) -> Bytes {
         self.ledger.accelerators.values().map(|a| a.capacity).max().unwrap_or_default()
@@ -271,7 +283,7 @@ impl Planner {
 
     /// Every moment at which some decision may change. More than needed is harmless; one too few is a stall.
     pub(super) fn deadlines(&self) -> impl Iterator<Item = Tick> + '_ {
-        let lost = self.ledger.accelerators.values().filter_map(super::budget::Account::lost_at);
+        let lost = self.ledger.accelerators.values().flat_map(|a| a.lost_at().into_iter().chain(a.sought_at()));
         let orders = self.operations.values().map(|op| op.given + self.settings.queue.max_wait);
         self.engines.values().flat_map(|e| self.deadlines_of(e)).chain(lost).chain(orders)
     }
