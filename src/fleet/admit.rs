@@ -176,7 +176,6 @@ impl Draft<'_> {
     fn reserve(&mut self, id: &EngineId, spec: &ModelSpec, candidate: &Candidate) {
         let asleep = self.engine(id).is_some_and(|e| e.state.has_process());
         if !asleep && !spec.explicit_memory && self.wake_first(id, candidate) {
-            self.claim(id, candidate);
             return self.because(id, Reason::starting("a waiting wake on its accelerator goes first"));
         }
         let generation = self.generation(id);
