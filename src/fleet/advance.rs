@@ -162,8 +162,20 @@ impl Draft<'_> {
         let cut = turns.on_deadline == OnDeadline::Cut
             && matches!(why, Why::Turn | Why::Outdated | Why::Order)
             && since + turns.drain_deadline <= self.now;
+        if self.planner.shutdown.is_some() && why != Why::Shutdown {
+            self.close(id, Why::Shutdown, Then::Stop);
+            return self.revoke(id, Fault::ShuttingDown);
+        }
         if why == Why::Shutdown && self.planner.shutdown == Some(false) {
             return;
+        }
+        if self.ordered_stop(id) && (why, then) != (Why::Order, Then::Stop) && !drained {
+            self.close(id, Why::Order, Then::Stop);
+            return self.revoke(id, self.failed(id, Cause::Stopped));
+        }
+        // Also when it is drained already and only waits for a neighbour.
+        if why == Why::Idle && self.waiting(&id.model) > 0 && !hung {
+            return self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
         }
         if drained {
             // While another engine measures free memory on the same accelerator, nothing may give any back.
@@ -172,8 +184,6 @@ impl Draft<'_> {
             }
         } else if hung {
             self.fault(id, Cause::Hung);
-        } else if why == Why::Idle && self.waiting(&id.model) > 0 {
-            self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
         } else if cut && !revoked {
             self.revoke(id, Fault::TurnOver { model: id.model.clone() });
         }
