@@ -87,8 +87,8 @@ pub struct Engine {
 
 /// Awake for so long without a failure, and former failures are forgotten.
 const FORGIVEN: Millis = Millis::secs(60);
-/// A canary or probe without any byte for so long has failed.
-const PROOF_TIMEOUT: Millis = Millis::secs(120);
+/// A canary or probe without any byte has failed so long after its exchange should have timed out by itself.
+const PROOF_SLACK: Millis = Millis::secs(10);
 /// A stop that nothing came of is repeated after so long beyond its grace.
 pub const STOP_AGAIN: Millis = Millis::secs(20);
 
@@ -168,7 +168,9 @@ impl Engine {
             _ => return None,
         };
         match self.proof {
-            Proof::Out(sent) if self.state.is_starting() => Some(sent + PROOF_TIMEOUT),
+            Proof::Out(sent) if self.state.is_starting() => Some(sent + timeouts.first_byte + PROOF_SLACK),
+            // It answers in time; that nobody was there to prove it with, or left, is not its fault.
+            Proof::Wanted if self.state.is_starting() => None,
             _ => Some(by),
         }
     }
