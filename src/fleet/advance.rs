@@ -57,11 +57,19 @@ impl Draft<'_> {
             State::Launching | State::Loading | State::Waking { .. } => {
                 if self.unwanted(id) || self.ordered_stop(id) || self.planner.lost_accelerator(id).is_some() {
                     self.abandon(id);
+                } else if self.planner.shutdown.is_some() && e.door != Door::Closed {
+                    // It goes on starting; only its first exchange ends.
+                    self.close(id, Why::Shutdown, Then::Stop);
+                    self.revoke(id, Fault::ShuttingDown);
                 }
             }
             State::Awake => self.awake(id),
             State::Draining { why, then, revoked, drained } => self.draining(id, why, then, revoked, drained),
-            State::FallingAsleep { .. } => {}
+            State::FallingAsleep { .. } => {
+                if self.planner.shutdown == Some(true) {
+                    self.stop(id);
+                }
+            }
             State::Asleep { level } => self.asleep(id, level),
             State::Failing { drained: true, .. } => self.stop(id),
             State::Failing { cause, .. } => {
@@ -84,7 +92,7 @@ impl Draft<'_> {
             return;
         };
         let (engine, generation) = (id.clone(), e.generation);
-        if self.unwanted(id) {
+        if self.unwanted(id) || self.planner.shutdown.is_some() {
             return self.emit(Command::Shrink { engine, generation, bytes: Bytes::ZERO, host: Bytes::ZERO });
         }
         let accelerators = placing.accelerators;
@@ -99,6 +107,11 @@ impl Draft<'_> {
             return self.stop(id);
         }
         if e.placing.as_ref().is_some_and(|p| p.confirmed) {
+            if self.planner.shutdown.is_some() {
+                let host = self.planner.ledger.host.booked.get(id).copied().unwrap_or_default();
+                let bytes = self.planner.residue_of(id);
+                return self.emit(Command::Shrink { engine, generation, bytes, host });
+            }
             return self.emit(Command::Wake { engine, generation, level });
         }
         let stop_after = self.planner.spec(&id.model).and_then(|s| s.idle.stop_after);

@@ -140,6 +140,7 @@ impl Planner {
             e.door = Door::Closed;
             match (&mut e.state, why) {
                 (State::Failing { .. }, _) => {}
+                (state, Why::Shutdown) if state.is_starting() => {}
                 (_, Why::Fault) => {
                     // One that drains is given up only when it hangs.
                     let drains = matches!(e.state, State::Draining { .. }) && cause == Cause::Stopped;
