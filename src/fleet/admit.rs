@@ -28,6 +28,8 @@ use crate::{
 /// A model that should be awake, with its place in line.
 type Turn = (Reverse<i32>, u32, Tick, EngineId);
 
+/// What a cold start is taken to last before one was seen.
+const COLD_START: Millis = Millis::secs(60);
 /// Failures in a row after which those who wait are told, instead of trying on for them.
 const TRIES: u32 = 2;
 
@@ -100,7 +102,7 @@ impl Draft<'_> {
                 let text = format!("it is {state}, and starts again afterwards");
                 let candidate = self.candidates(id, &spec, true).into_iter().next();
                 self.because(id, Reason::starting(&text));
-                if let Some(candidate) = candidate.filter(|_| !matches!(state, State::Awake)) {
+                if let Some(candidate) = candidate.filter(|c| state != State::Awake && self.in_reach(id, c)) {
                     self.claim(id, &candidate);
                 }
             }
@@ -138,15 +140,22 @@ impl Draft<'_> {
                 Reason::starting("another replica, when there is room without putting others away"),
             );
         }
-        match self.victims(id, &candidates) {
+        let victims = self.victims(id, &candidates);
+        let gentle = victims.as_ref().is_some_and(|(_, set)| !set.iter().any(Victim::is_busy));
+        if !gentle && self.moves(id, spec, &candidates) {
+            return;
+        }
+        match victims {
             Some((candidate, _)) if self.refuses_to_wait(&candidates, id) => {
                 let candidate = candidate.clone();
                 self.wait_for_turn(id, &candidate);
             }
             Some((candidate, victims)) => self.evict(id, candidate, &victims),
             None => {
-                let best =
-                    candidates.iter().min_by_key(|c| self.earliest(id, c)).or_else(|| candidates.first());
+                let best = candidates
+                    .iter()
+                    .min_by_key(|c| (!self.in_reach(id, c), self.earliest(id, c)))
+                    .or_else(|| candidates.first());
                 if let Some(candidate) = best.cloned() {
                     self.wait_for_turn(id, &candidate);
                 }
@@ -237,6 +246,37 @@ impl Draft<'_> {
         first
     }
 
+    /// An asleep engine whose accelerators will not have room for longer than a cold start takes is stopped, and started
+    /// where there is room now.
+    fn moves(&mut self, id: &EngineId, spec: &ModelSpec, candidates: &[Candidate]) -> bool {
+        if !self.engine(id).is_some_and(|e| matches!(e.state, State::Asleep { .. })) {
+            return false;
+        }
+        let learned = self.planner.models.get(&id.model).and_then(|model| model.learned.start);
+        let by = self.now + learned.unwrap_or(COLD_START);
+        if candidates.iter().any(|c| self.in_reach(id, c) && self.earliest(id, c) <= by) {
+            return false;
+        }
+        let places = self.elsewhere(id, spec);
+        let at = |wanted: fn(&Room) -> bool| {
+            places.iter().map(|c| (c, self.room(id, spec, c))).find(|(_, room)| wanted(room))
+        };
+        if let Some((place, _)) = at(|room| *room == Room::Yes) {
+            let text = format!("moving to {}, which has room: it is stopped first", list(place));
+            let place = place.clone();
+            self.claim(id, &place);
+            self.stop(id);
+            self.because(id, Reason::starting(&text));
+            return true;
+        }
+        if let Some((place, room)) = at(|room| matches!(room, Room::Unread { .. })) {
+            let place = place.clone();
+            self.await_room(id, &place, &room);
+            return true;
+        }
+        false
+    }
+
     /// What the meter shows for somebody's memory may end at any time, and nothing but the meter tells.
     fn look_again(&mut self, candidates: &[Candidate]) {
         let accounts = &self.planner.ledger.accelerators;
@@ -324,7 +364,7 @@ impl Draft<'_> {
         let mut reason = self.held_reason(id, candidate);
         if self.planner.settings.queue.policy == QueuePolicy::Reject {
             reason.refuse = true;
-        } else {
+        } else if self.in_reach(id, candidate) {
             self.claim(id, candidate);
         }
         self.because(id, reason);

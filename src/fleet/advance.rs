@@ -326,7 +326,9 @@ impl Draft<'_> {
     fn rising(&self, id: &EngineId, accelerator: &AcceleratorId) -> bool {
         self.planner.engines.values().any(|e| {
             let starts = e.state.is_starting() && e.proof == Proof::NotReady;
-            e.id != *id && starts && e.accelerators.contains(accelerator)
+            // So does one that has only booked it.
+            let booked = e.placing.as_ref().is_some_and(|p| p.accelerators.contains(accelerator));
+            e.id != *id && (booked || (starts && e.accelerators.contains(accelerator)))
         })
     }
 

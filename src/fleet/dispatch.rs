@@ -167,7 +167,9 @@ fn refuse(
         let fault = match verdicts.refusal(model, &wait) {
             Some(fault) => fault,
             None if late => verdicts.late(model, wait),
-            None => Fault::QueueFull { message: "too many requests wait (queue.maxWaiting)".to_owned(), wait },
+            None => {
+                Fault::QueueFull { message: "too many requests wait (queue.maxWaiting)".to_owned(), wait }
+            }
         };
         out.push(Command::Refuse { waiter: waiter.id, fault });
     }

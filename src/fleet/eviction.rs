@@ -171,7 +171,8 @@ fn greedy<'v>(options: &'v [Victim], short: &[(AcceleratorId, Bytes)]) -> Option
         return None;
     }
     for at in (0..set.len()).rev() {
-        let without: Vec<&Victim> = set.iter().enumerate().filter(|(i, _)| *i != at).map(|(_, v)| *v).collect();
+        let without: Vec<&Victim> =
+            set.iter().enumerate().filter(|(i, _)| *i != at).map(|(_, v)| *v).collect();
         if covers(&without, short) {
             set = without;
         }

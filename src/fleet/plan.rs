@@ -109,7 +109,15 @@ impl Model {
 impl<'a> Draft<'a> {
     pub(super) fn new(mut planner: Planner, demand: &'a BTreeMap<ModelName, Demand>, now: Tick) -> Self {
         planner.settle(now);
-        Self { planner, demand, now, commands: Vec::new(), reasons: BTreeMap::new(), claims: BTreeMap::new(), line: Vec::new() }
+        Self {
+            planner,
+            demand,
+            now,
+            commands: Vec::new(),
+            reasons: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            line: Vec::new(),
+        }
     }
 
     pub(super) fn decide(&mut self) {
@@ -314,7 +322,8 @@ impl Planner {
 
     /// Every moment at which some decision may change. More than needed is harmless; one too few is a stall.
     pub(super) fn deadlines(&self) -> impl Iterator<Item = Tick> + '_ {
-        let lost = self.ledger.accelerators.values().flat_map(|a| a.lost_at().into_iter().chain(a.sought_at()));
+        let lost =
+            self.ledger.accelerators.values().flat_map(|a| a.lost_at().into_iter().chain(a.sought_at()));
         let orders = self.operations.values().map(|op| op.given + self.settings.queue.max_wait);
         self.engines.values().flat_map(|e| self.deadlines_of(e)).chain(lost).chain(orders)
     }
