@@ -206,3 +206,22 @@ impl Engine {
         self.shrinking = None;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Settings;
+
+    #[test]
+    fn a_canary_has_as_long_as_its_exchange_and_waiting_for_one_has_no_end() {
+        let timeouts = Settings::default().timeouts;
+        let mut engine = Engine::new(EngineId::new("m".into(), 0), Tick(0));
+        engine.state = State::Loading;
+        let due = |engine: &Engine| engine.deadline(None, Bytes::ZERO, &timeouts);
+        assert!(due(&engine).is_some());
+        engine.proof = Proof::Wanted;
+        assert_eq!(due(&engine), None);
+        engine.proof = Proof::Out(Tick(5));
+        assert!(due(&engine).is_some_and(|at| at > Tick(5) + timeouts.first_byte));
+    }
+}

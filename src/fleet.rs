@@ -26,9 +26,11 @@ mod budget;
 mod check;
 mod eviction;
 mod explain;
+mod line;
 mod observe;
 mod orders;
 mod placement;
+mod residue;
 
 use std::collections::BTreeMap;
 
