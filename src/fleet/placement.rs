@@ -126,11 +126,29 @@ impl Draft<'_> {
             free = free.min(
                 account
                     .capacity
-                    .saturating_sub(account.used_beside(id))
+                    .saturating_sub(self.used_beside(id, on))
                     .saturating_sub(account.booked_by(id)),
             );
         }
         free
+    }
+
+    /// What will be in use beside this engine. Where the meter names nobody and several sleep, what this one was found to
+    /// keep beyond its declared residue may be another's, and counts as such.
+    fn used_beside(&self, id: &EngineId, on: &AcceleratorId) -> Bytes {
+        let Some(account) = self.planner.ledger.accelerators.get(on) else {
+            return Bytes::ZERO;
+        };
+        let used = account.used_beside(id);
+        let asleep = |e: &Engine| matches!(e.state, State::Asleep { .. }) && e.accelerators.contains(on);
+        let named = account.reading.as_ref().is_none_or(|r| r.by_engine.is_some());
+        let alone = !self.planner.engines.values().any(|e| e.id != *id && asleep(e));
+        if named || alone || !self.engine(id).is_some_and(asleep) {
+            return used;
+        }
+        let declared = self.planner.spec(&id.model).map_or(Bytes::ZERO, |s| s.memory.asleep);
+        let doubtful = account.reading.as_ref().map_or(Bytes::ZERO, |r| r.used.saturating_sub(declared));
+        used.max(doubtful)
     }
 
     /// Whether it could ever have this candidate: what is free and what may be put away, by policy or by idleness, is
@@ -202,7 +220,7 @@ impl Draft<'_> {
             if !account.is_fresh(self.now) {
                 return Room::Unread { accelerator: accelerator.clone() };
             }
-            let used = account.used_beside(id) + candidate.need;
+            let used = self.used_beside(id, accelerator) + candidate.need;
             if account.metered && used > account.capacity {
                 let short = used.saturating_sub(account.capacity);
                 unseen =
