@@ -67,6 +67,9 @@ pub struct Engine {
     pub last_progress: Tick,
     /// When its turn began: when it last became awake.
     pub turn: Tick,
+    /// When its gate was last closed for another model, and for whom until that one has had its turn.
+    pub yielded: Tick,
+    pub yielded_to: Option<EngineId>,
     pub failing_since: Option<Tick>,
     /// Failures in a row: how long it is left alone.
     pub failures: u32,
@@ -86,8 +89,8 @@ pub struct Engine {
 
 /// Awake for so long without a failure, and former failures are forgotten.
 const FORGIVEN: Millis = Millis::secs(60);
-/// A canary or probe without any byte for so long has failed.
-const PROOF_TIMEOUT: Millis = Millis::secs(120);
+/// A canary or probe without any byte has failed so long after its exchange should have timed out by itself.
+const PROOF_SLACK: Millis = Millis::secs(10);
 /// A stop that nothing came of is repeated after so long beyond its grace.
 pub const STOP_AGAIN: Millis = Millis::secs(20);
 
@@ -110,6 +113,8 @@ impl Engine {
             last_end: Tick(0),
             last_progress: Tick(0),
             turn: Tick(0),
+            yielded: Tick(0),
+            yielded_to: None,
             failing_since: None,
             failures: 0,
             fruitless: 0,
@@ -166,7 +171,9 @@ impl Engine {
             _ => return None,
         };
         match self.proof {
-            Proof::Out(sent) if self.state.is_starting() => Some(sent + PROOF_TIMEOUT),
+            Proof::Out(sent) if self.state.is_starting() => Some(sent + timeouts.first_byte + PROOF_SLACK),
+            // It answers in time; that nobody was there to prove it with, or left, is not its fault.
+            Proof::Wanted if self.state.is_starting() => None,
             _ => Some(by),
         }
     }
@@ -200,5 +207,24 @@ impl Engine {
         self.leases = 0;
         self.failing_since = None;
         self.shrinking = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Settings;
+
+    #[test]
+    fn a_canary_has_as_long_as_its_exchange_and_waiting_for_one_has_no_end() {
+        let timeouts = Settings::default().timeouts;
+        let mut engine = Engine::new(EngineId::new("m".into(), 0), Tick(0));
+        engine.state = State::Loading;
+        let due = |engine: &Engine| engine.deadline(None, Bytes::ZERO, &timeouts);
+        assert!(due(&engine).is_some());
+        engine.proof = Proof::Wanted;
+        assert_eq!(due(&engine), None);
+        engine.proof = Proof::Out(Tick(5));
+        assert!(due(&engine).is_some_and(|at| at > Tick(5) + timeouts.first_byte));
     }
 }

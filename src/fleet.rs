@@ -26,9 +26,11 @@ mod budget;
 mod check;
 mod eviction;
 mod explain;
+mod line;
 mod observe;
 mod orders;
 mod placement;
+mod residue;
 
 use std::collections::BTreeMap;
 
@@ -109,8 +111,8 @@ impl Fleet {
         let mut draft = plan::Draft::new(self.planner.clone(), &demand, now);
         draft.decide();
         let mut commands = draft.take_commands();
-        let mut verdicts = draft.verdicts();
-        let granted = self.dispatch.decide(&mut draft, &mut verdicts, now);
+        let verdicts = draft.verdicts();
+        let granted = self.dispatch.decide(&mut draft, &verdicts, now);
         commands.extend(draft.take_commands());
         commands.extend(granted);
         Plan { commands, report: draft.report() }

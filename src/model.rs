@@ -252,6 +252,14 @@ pub struct Timeouts {
     pub stop_grace: Millis,
     /// How long the memory meter may lag behind a confirmed sleep before what it shows is taken as the residue.
     pub settle: Millis,
+    /// From the request to the first byte of an answer.
+    #[serde(default = "first_byte")]
+    pub first_byte: Millis,
+}
+
+/// Journals from before it was recorded do without.
+const fn first_byte() -> Millis {
+    Millis::secs(300)
 }
 
 /// Everything configured, in one piece: what a journal starts with and what a reload replaces.
@@ -310,6 +318,7 @@ impl Default for Settings {
                 wake: Millis::secs(30),
                 stop_grace: Millis::secs(10),
                 settle: Millis::secs(2),
+                first_byte: first_byte(),
             },
         }
     }

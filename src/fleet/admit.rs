@@ -1,10 +1,9 @@
 //! Who starts: models that are wanted, in the order of their turns.
 //!
-//! The order is the whole fairness: highest band first, then the model whose oldest waiter came first. A model that
-//! cannot start yet claims the memory it will take, so that nobody behind it in line can take that away, and nobody
-//! can be starved by a stream of smaller ones.
+//! A model that cannot start yet claims the memory it will take, so that nobody behind it in line can take that away,
+//! and nobody can be starved by a stream of smaller ones.
 
-use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use super::{
     command::{Command, Then, Why},
@@ -20,45 +19,18 @@ use crate::{
     units::{Bytes, Millis, Tick},
 };
 
-/// A model that should be awake, with its place in line.
-type Turn = (Reverse<i32>, u32, Tick, EngineId);
-
+/// What a cold start is taken to last before one was seen.
+const COLD_START: Millis = Millis::secs(60);
 /// Failures in a row, none of which came after it had served, after which those who wait are told, instead of trying on
 /// for them. One that served and then died, or did not wake, has a start of its own coming, however often that happened.
 const TRIES: u32 = 2;
 
 impl Draft<'_> {
     pub(super) fn admit(&mut self) {
-        for (_, replica, _, id) in self.line() {
-            self.bring_up(&id, replica == 0);
+        self.line = self.wanted_in_order();
+        for id in self.line.clone() {
+            self.bring_up(&id, id.replica == 0);
         }
-    }
-
-    /// Every engine that is wanted and not awake, in the order of turns.
-    fn line(&self) -> Vec<Turn> {
-        let wanted = self.planner.engines.values().filter_map(|e| {
-            let model = self.planner.models.get(&e.id.model)?;
-            let spec = model.spec.as_ref().filter(|s| e.id.replica < s.replicas)?;
-            if e.serves() {
-                return None;
-            }
-            let place = match self.demand.get(&e.id.model) {
-                Some(demand) => (demand.band, demand.oldest),
-                None if model.pinned() || self.ordered_awake(&e.id.model) => (spec.priority, model.since),
-                None => return None,
-            };
-            Some((Reverse(place.0), e.id.replica, place.1, e.id.clone()))
-        });
-        let mut line: Vec<Turn> = wanted.collect();
-        line.sort();
-        line
-    }
-
-    /// Whether `a` stands before `b` in line.
-    pub(super) fn goes_before(&self, a: &EngineId, b: &EngineId) -> bool {
-        let line = self.line();
-        let place = |id: &EngineId| line.iter().position(|(.., e)| e == id).unwrap_or(usize::MAX);
-        place(a) < place(b)
     }
 
     fn bring_up(&mut self, id: &EngineId, may_evict: bool) {
@@ -78,7 +50,7 @@ impl Draft<'_> {
                 let text = format!("it is {state}, and starts again afterwards");
                 let candidate = self.candidates(id, &spec, true).into_iter().next();
                 self.because(id, Reason::starting(&text));
-                if let Some(candidate) = candidate.filter(|_| !matches!(state, State::Awake)) {
+                if let Some(candidate) = candidate.filter(|c| state != State::Awake && self.in_reach(id, c)) {
                     self.claim(id, &candidate);
                 }
             }
@@ -109,21 +81,29 @@ impl Draft<'_> {
             let room = self.room(id, spec, candidate);
             return self.await_room(id, candidate, &room);
         }
+        self.look_again(&candidates);
         if !may_evict {
             return self.because(
                 id,
                 Reason::starting("another replica, when there is room without putting others away"),
             );
         }
-        match self.victims(id, &candidates) {
+        let victims = self.victims(id, &candidates);
+        let gentle = victims.as_ref().is_some_and(|(_, set)| !set.iter().any(Victim::is_busy));
+        if !gentle && self.moves(id, spec, &candidates) {
+            return;
+        }
+        match victims {
             Some((candidate, _)) if self.refuses_to_wait(&candidates, id) => {
                 let candidate = candidate.clone();
                 self.wait_for_turn(id, &candidate);
             }
             Some((candidate, victims)) => self.evict(id, candidate, &victims),
             None => {
-                let best =
-                    candidates.iter().min_by_key(|c| self.earliest(id, c)).or_else(|| candidates.first());
+                let best = candidates
+                    .iter()
+                    .min_by_key(|c| (!self.in_reach(id, c), self.earliest(id, c)))
+                    .or_else(|| candidates.first());
                 if let Some(candidate) = best.cloned() {
                     self.wait_for_turn(id, &candidate);
                 }
@@ -153,7 +133,6 @@ impl Draft<'_> {
     fn reserve(&mut self, id: &EngineId, spec: &ModelSpec, candidate: &Candidate) {
         let asleep = self.engine(id).is_some_and(|e| e.state.has_process());
         if !asleep && !spec.explicit_memory && self.wake_first(id, candidate) {
-            self.claim(id, candidate);
             return self.because(id, Reason::starting("a waiting wake on its accelerator goes first"));
         }
         let generation = self.generation(id);
@@ -170,11 +149,10 @@ impl Draft<'_> {
     /// A launch keeps its accelerators to itself for long; a wake that fits beside it takes a moment. Starts those.
     fn wake_first(&mut self, id: &EngineId, candidate: &Candidate) -> bool {
         let behind: Vec<EngineId> = self
-            .line()
-            .into_iter()
-            .map(|(.., e)| e)
+            .line
+            .iter()
             .filter(|e| {
-                e != id
+                *e != id
                     && self.engine(e).is_some_and(|e| {
                         matches!(e.state, State::Asleep { .. })
                             && e.placing.is_none()
@@ -185,6 +163,7 @@ impl Draft<'_> {
                 self.engine(e)
                     .is_some_and(|e| e.accelerators.iter().any(|a| candidate.accelerators.contains(a)))
             })
+            .cloned()
             .collect();
         let claims = self.claims.clone();
         self.claim(id, candidate);
@@ -213,6 +192,48 @@ impl Draft<'_> {
             self.claims = claims;
         }
         first
+    }
+
+    /// An asleep engine whose accelerators will not have room for longer than a cold start takes is stopped, and started
+    /// where there is room now.
+    fn moves(&mut self, id: &EngineId, spec: &ModelSpec, candidates: &[Candidate]) -> bool {
+        if !self.engine(id).is_some_and(|e| matches!(e.state, State::Asleep { .. })) {
+            return false;
+        }
+        let learned = self.planner.models.get(&id.model).and_then(|model| model.learned.start);
+        let by = self.now + learned.unwrap_or(COLD_START);
+        if candidates.iter().any(|c| self.in_reach(id, c) && self.earliest(id, c) <= by) {
+            return false;
+        }
+        let places = self.elsewhere(id, spec);
+        let at = |wanted: fn(&Room) -> bool| {
+            places.iter().map(|c| (c, self.room(id, spec, c))).find(|(_, room)| wanted(room))
+        };
+        if let Some((place, _)) = at(|room| *room == Room::Yes) {
+            let text = format!("moving to {}, which has room: it is stopped first", list(place));
+            let place = place.clone();
+            self.claim(id, &place);
+            self.stop(id);
+            self.because(id, Reason::starting(&text));
+            return true;
+        }
+        if let Some((place, room)) = at(|room| matches!(room, Room::Unread { .. })) {
+            let place = place.clone();
+            self.await_room(id, &place, &room);
+            return true;
+        }
+        false
+    }
+
+    /// What the meter shows for somebody's memory may end at any time, and nothing but the meter tells.
+    fn look_again(&mut self, candidates: &[Candidate]) {
+        let accounts = &self.planner.ledger.accelerators;
+        let settled = |a: &AcceleratorId| accounts.get(a).is_some_and(super::budget::Account::is_settled);
+        let wanted: BTreeSet<AcceleratorId> =
+            candidates.iter().flat_map(|c| &c.accelerators).filter(|a| settled(a)).cloned().collect();
+        for accelerator in wanted {
+            self.meter(&accelerator, Millis::secs(1));
+        }
     }
 
     /// Room is there or coming, and nothing needs to be decided but to look.
@@ -266,7 +287,7 @@ impl Draft<'_> {
             })
             .collect();
         for (engine, then) in drains {
-            self.close(&engine, Why::Turn, then);
+            self.close_for(&engine, then, id);
         }
     }
 
@@ -275,7 +296,7 @@ impl Draft<'_> {
             if victim.is_asleep() {
                 self.stop(&victim.engine);
             } else {
-                self.close(&victim.engine, Why::Turn, victim.then);
+                self.close_for(&victim.engine, victim.then, id);
             }
         }
         self.insist(id, candidate);
@@ -291,7 +312,7 @@ impl Draft<'_> {
         let mut reason = self.held_reason(id, candidate);
         if self.planner.settings.queue.policy == QueuePolicy::Reject {
             reason.refuse = true;
-        } else {
+        } else if self.in_reach(id, candidate) {
             self.claim(id, candidate);
         }
         self.because(id, reason);

@@ -27,13 +27,14 @@ impl Planner {
         // Found in the middle of its start, it may be measuring at this moment.
         let explicit = self.spec(&id.model).is_some_and(|s| s.explicit_memory);
         engine.profiled = found.ready || found.asleep.is_some() || explicit;
-        engine.began = found.started;
         let awake = memory.map_or(Bytes::ZERO, |m| m.awake);
         let (state, bytes) = match (found.asleep, found.ready) {
             (Some(level), _) => (State::Asleep { level }, residue),
             (None, true) => (State::Awake, awake),
             (None, false) => (State::Loading, awake),
         };
+        // One that does not answer may be busy, however long it has been running: it gets the time of a start.
+        engine.began = if state == State::Loading { now } else { found.started };
         // Its turn began when it did, as far as anybody remembers; its idle clock goes on.
         engine.turn = found.last_end.max(found.started).min(now);
         engine.proof = Proof::NotReady;

@@ -6,7 +6,7 @@ use super::{
     plan::Draft,
 };
 use crate::{
-    engine::{Door, Engine, Proof, state::State},
+    engine::{Door, Engine, state::State},
     fault::{Cause, Fault},
     model::{AcceleratorId, EngineId, Level, LevelPolicy, OnDeadline},
     units::{Bytes, Generation, Millis},
@@ -20,6 +20,15 @@ impl Draft<'_> {
             self.step(id);
             self.settle_residue(id);
         }
+        self.seek_lost();
+    }
+
+    fn seek_lost(&mut self) {
+        let accounts = self.planner.ledger.accelerators.iter();
+        let due = accounts.filter(|(_, a)| a.sought_at().is_some_and(|at| at <= self.now));
+        for accelerator in due.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
+            self.meter(&accelerator, Millis::ZERO);
+        }
     }
 
     pub(super) fn engine(&self, id: &EngineId) -> Option<&Engine> {
@@ -32,7 +41,7 @@ impl Draft<'_> {
             return;
         };
         let engine = id.clone();
-        self.emit(Command::CloseGate { engine, generation, why: Why::Fault, then: Then::Stop });
+        self.emit(Command::CloseGate { engine, generation, why: Why::Fault, then: Then::Stop, to: None });
         let fault = Fault::EngineFailed { model: id.model.clone(), cause, wait: None };
         self.emit(Command::Revoke { engine: id.clone(), generation, fault });
     }
@@ -46,13 +55,21 @@ impl Draft<'_> {
         match e.state.clone() {
             State::Cold | State::Backoff { .. } => self.launch(id),
             State::Launching | State::Loading | State::Waking { .. } => {
-                if self.unwanted(id) || self.ordered_stop(id) {
+                if self.unwanted(id) || self.ordered_stop(id) || self.planner.lost_accelerator(id).is_some() {
                     self.abandon(id);
+                } else if self.planner.shutdown.is_some() && e.door != Door::Closed {
+                    // It goes on starting; only its first exchange ends.
+                    self.close(id, Why::Shutdown, Then::Stop);
+                    self.revoke(id, Fault::ShuttingDown);
                 }
             }
             State::Awake => self.awake(id),
             State::Draining { why, then, revoked, drained } => self.draining(id, why, then, revoked, drained),
-            State::FallingAsleep { .. } => {}
+            State::FallingAsleep { .. } => {
+                if self.planner.shutdown == Some(true) {
+                    self.stop(id);
+                }
+            }
             State::Asleep { level } => self.asleep(id, level),
             State::Failing { drained: true, .. } => self.stop(id),
             State::Failing { cause, .. } => {
@@ -75,7 +92,7 @@ impl Draft<'_> {
             return;
         };
         let (engine, generation) = (id.clone(), e.generation);
-        if self.unwanted(id) {
+        if self.unwanted(id) || self.planner.shutdown.is_some() {
             return self.emit(Command::Shrink { engine, generation, bytes: Bytes::ZERO, host: Bytes::ZERO });
         }
         let accelerators = placing.accelerators;
@@ -90,6 +107,11 @@ impl Draft<'_> {
             return self.stop(id);
         }
         if e.placing.as_ref().is_some_and(|p| p.confirmed) {
+            if self.planner.shutdown.is_some() {
+                let host = self.planner.ledger.host.booked.get(id).copied().unwrap_or_default();
+                let bytes = self.planner.residue_of(id);
+                return self.emit(Command::Shrink { engine, generation, bytes, host });
+            }
             return self.emit(Command::Wake { engine, generation, level });
         }
         let stop_after = self.planner.spec(&id.model).and_then(|s| s.idle.stop_after);
@@ -153,8 +175,20 @@ impl Draft<'_> {
         let cut = turns.on_deadline == OnDeadline::Cut
             && matches!(why, Why::Turn | Why::Outdated | Why::Order)
             && since + turns.drain_deadline <= self.now;
+        if self.planner.shutdown.is_some() && why != Why::Shutdown {
+            self.close(id, Why::Shutdown, Then::Stop);
+            return self.revoke(id, Fault::ShuttingDown);
+        }
         if why == Why::Shutdown && self.planner.shutdown == Some(false) {
             return;
+        }
+        if self.ordered_stop(id) && (why, then) != (Why::Order, Then::Stop) && !drained {
+            self.close(id, Why::Order, Then::Stop);
+            return self.revoke(id, self.failed(id, Cause::Stopped));
+        }
+        // Also when it is drained already and only waits for a neighbour.
+        if why == Why::Idle && self.waiting(&id.model) > 0 && !hung {
+            return self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
         }
         if drained {
             // While another engine measures free memory on the same accelerator, nothing may give any back.
@@ -163,8 +197,6 @@ impl Draft<'_> {
             }
         } else if hung {
             self.fault(id, Cause::Hung);
-        } else if why == Why::Idle && self.waiting(&id.model) > 0 {
-            self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
         } else if cut && !revoked {
             self.revoke(id, Fault::TurnOver { model: id.model.clone() });
         }
@@ -219,85 +251,6 @@ impl Draft<'_> {
         past(spec.idle.sleep_after).then_some(Then::Sleep(None))
     }
 
-    /// After a confirmed sleep the booking shrinks to what the meter shows, or at once where there is none.
-    fn settle_residue(&mut self, id: &EngineId) {
-        let Some(e) = self.engine(id) else { return };
-        if !matches!(e.state, State::Asleep { .. }) {
-            return;
-        }
-        let Some(since) = e.shrinking else {
-            return self.correct_residue(id);
-        };
-        let (engine, generation) = (id.clone(), e.generation);
-        let residue = self.planner.residue_of(id);
-        let settle = self.planner.settings.timeouts.settle;
-        let patient = since + settle > self.now;
-        // A meter that never answers must not hold the memory for ever: then the engine's own word counts.
-        let silent = since + Millis(settle.0 * 5) <= self.now;
-        let accounts =
-            e.accelerators.iter().filter_map(|a| Some((a, self.planner.ledger.accelerators.get(a)?)));
-        let mut measured = residue;
-        let mut unread: Vec<(AcceleratorId, Millis)> = Vec::new();
-        for (accelerator, account) in accounts.filter(|(_, a)| a.metered) {
-            // What is nobody's by name is this engine's only while no other is still taking what it has booked.
-            let told = account.reading.as_ref().is_some_and(|r| r.by_engine.is_some());
-            let reading = account.reading.as_ref().filter(|r| r.at >= since);
-            let seen = reading
-                .filter(|_| told || !self.rising(id, accelerator))
-                .and_then(|_| account.observed_of(id));
-            match seen {
-                Some(bytes) if bytes <= residue => {}
-                Some(bytes) if !patient => measured = measured.max(bytes),
-                None if silent && reading.is_none() => {}
-                _ => unread.push((accelerator.clone(), account.pause())),
-            }
-        }
-        if unread.is_empty() {
-            let host = self.planner.ledger.host.booked.get(id).copied().unwrap_or_default();
-            return self.emit(Command::Shrink { engine, generation, bytes: measured, host });
-        }
-        for (accelerator, after) in unread {
-            self.meter(&accelerator, after);
-        }
-    }
-
-    /// Memory that came back later than anyone waited was taken for a residue; once it is seen free by its owner's name,
-    /// it is given back, and forgotten as a residue.
-    fn correct_residue(&mut self, id: &EngineId) {
-        let Some(e) = self.engine(id).filter(|e| e.placing.is_none()) else {
-            return;
-        };
-        let Some(declared) = self.planner.spec(&id.model).map(|s| s.memory.asleep) else {
-            return;
-        };
-        let booked = self.planner.ledger.held(id);
-        if booked <= declared {
-            return;
-        }
-        let accounts = e.accelerators.iter().map(|a| self.planner.ledger.accelerators.get(a));
-        let seen = accounts.map(|account| {
-            let reading = account?.reading.as_ref().filter(|r| r.at > e.since)?;
-            Some(reading.by_engine.as_ref()?.get(id).copied().unwrap_or_default())
-        });
-        let Some(most) = seen.collect::<Option<Vec<_>>>().and_then(|seen| seen.into_iter().max()) else {
-            return;
-        };
-        let bytes = most.max(declared);
-        if bytes < booked {
-            let (engine, generation) = (id.clone(), e.generation);
-            let host = self.planner.ledger.host.booked.get(id).copied().unwrap_or_default();
-            self.emit(Command::Shrink { engine, generation, bytes, host });
-        }
-    }
-
-    /// Another engine on this accelerator holds less than it has booked, and is on its way up to it.
-    fn rising(&self, id: &EngineId, accelerator: &AcceleratorId) -> bool {
-        self.planner.engines.values().any(|e| {
-            let starts = e.state.is_starting() && e.proof == Proof::NotReady;
-            e.id != *id && starts && e.accelerators.contains(accelerator)
-        })
-    }
-
     /// Asks for a reading, unless one is under way.
     pub(super) fn meter(&mut self, accelerator: &AcceleratorId, after: Millis) {
         let account = self.planner.ledger.accelerators.get(accelerator);
@@ -313,16 +266,8 @@ impl Draft<'_> {
         due.is_some_and(|at| at <= self.now)
     }
 
-    /// Its model is no longer configured, or configured otherwise, or everything is to be stopped.
     fn unwanted(&self, id: &EngineId) -> bool {
-        let Some(e) = self.engine(id) else { return false };
-        let outdated = match self.planner.spec(&id.model) {
-            None => true,
-            Some(spec) => {
-                id.replica >= spec.replicas || (e.state.has_process() && e.fingerprint != spec.fingerprint)
-            }
-        };
-        outdated || self.planner.shutdown == Some(true)
+        self.planner.unwanted(id)
     }
 
     /// Some other engine measures free memory on one of its accelerators.
@@ -344,7 +289,7 @@ impl Draft<'_> {
         if self.door(id) == Door::Closed {
             self.stop(id);
         } else {
-            self.fault(id, Cause::Stopped);
+            self.fault(id, self.planner.cause_of_end(id));
         }
     }
 
@@ -356,7 +301,13 @@ impl Draft<'_> {
 
     pub(super) fn close(&mut self, id: &EngineId, why: Why, then: Then) {
         let generation = self.generation(id);
-        self.emit(Command::CloseGate { engine: id.clone(), generation, why, then });
+        self.emit(Command::CloseGate { engine: id.clone(), generation, why, then, to: None });
+    }
+
+    /// Ends a turn for another model, which is to have the next one.
+    pub(super) fn close_for(&mut self, id: &EngineId, then: Then, to: &EngineId) {
+        let (engine, generation) = (id.clone(), self.generation(id));
+        self.emit(Command::CloseGate { engine, generation, why: Why::Turn, then, to: Some(to.clone()) });
     }
 
     fn revoke(&mut self, id: &EngineId, fault: Fault) {

@@ -35,9 +35,9 @@ impl Planner {
             }),
             Command::Sleep { engine, level, .. } => self.put_to_sleep(engine, *level, now),
             Command::Stop { engine, grace, .. } => {
+                let cause = self.cause_of_end(engine);
                 self.with(engine, |e| {
                     e.stop_by = now + *grace + STOP_AGAIN;
-                    let cause = e.ending();
                     if !matches!(e.state, State::Stopping { .. }) {
                         e.become_state(State::Stopping { cause }, now);
                     }
@@ -47,7 +47,7 @@ impl Planner {
             }
             Command::Meter { accelerator, .. } => {
                 if let Some(account) = self.ledger.accelerators.get_mut(accelerator) {
-                    account.asked = Some(now);
+                    (account.asked, account.tried) = (Some(now), now);
                 }
             }
             Command::Probe { engine, .. } => self.with(engine, |e| e.proof = Proof::Out(now)),
@@ -57,8 +57,11 @@ impl Planner {
                     e.become_state(State::Awake, now);
                 }
             }),
-            Command::CloseGate { engine, generation, why, then } => {
+            Command::CloseGate { engine, generation, why, then, to } => {
                 self.close(engine, *generation, *why, *then, now);
+                if let Some(to) = to {
+                    self.with(engine, |e| (e.yielded, e.yielded_to) = (now, Some(to.clone())));
+                }
             }
             Command::Revoke { engine, generation, .. } => self.with(engine, |e| {
                 if let (State::Draining { revoked, .. }, true) = (&mut e.state, e.generation == *generation) {
@@ -128,7 +131,7 @@ impl Planner {
     }
 
     fn close(&mut self, engine: &EngineId, generation: Generation, why: Why, then: Then, now: Tick) {
-        let lost = self.lost_accelerator(engine).is_some();
+        let cause = self.cause_of_end(engine);
         self.with(engine, |e| {
             if e.orphan.as_ref().is_some_and(|(orphan, _)| *orphan == generation) {
                 e.orphan = None;
@@ -137,12 +140,11 @@ impl Planner {
             e.door = Door::Closed;
             match (&mut e.state, why) {
                 (State::Failing { .. }, _) => {}
+                (state, Why::Shutdown) if state.is_starting() => {}
                 (_, Why::Fault) => {
-                    let cause = match &e.state {
-                        _ if lost => Cause::AcceleratorLost,
-                        state if state.is_starting() => Cause::Timeout,
-                        _ => Cause::Hung,
-                    };
+                    // One that drains is given up only when it hangs.
+                    let drains = matches!(e.state, State::Draining { .. }) && cause == Cause::Stopped;
+                    let cause = if drains { Cause::Hung } else { cause };
                     e.become_state(State::Failing { cause, drained: false }, now);
                 }
                 (State::Draining { why: old, then: old_then, .. }, _) => {
@@ -159,12 +161,17 @@ impl Planner {
     }
 }
 
-impl Engine {
-    /// Why it is being stopped, from what it was doing.
-    fn ending(&self) -> Cause {
-        match &self.state {
+impl Planner {
+    /// Why an engine is being ended, from what it was doing. What nobody wants any more has not failed.
+    pub(super) fn cause_of_end(&self, id: &EngineId) -> Cause {
+        let Some(e) = self.engines.get(id) else { return Cause::Stopped };
+        match &e.state {
             State::Failing { cause, .. } | State::Stopping { cause } => cause.clone(),
-            State::Draining { .. } | State::Asleep { .. } => Cause::Stopped,
+            state if state.is_starting() && (self.unwanted(id) || self.ordered_stop(id)) => Cause::Stopped,
+            State::Asleep { .. } => Cause::Stopped,
+            _ if self.lost_accelerator(id).is_some() => Cause::AcceleratorLost,
+            State::Draining { .. } => Cause::Stopped,
+            State::Awake => Cause::Hung,
             _ => Cause::Timeout,
         }
     }

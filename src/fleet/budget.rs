@@ -27,8 +27,12 @@ pub(super) struct Account {
     pub(super) reading: Option<Reading>,
     /// A reading is under way, ordered at this moment.
     pub(super) asked: Option<Tick>,
-    /// Readings in a row that did not show what was waited for: the next one is asked for later.
+    /// When a reading was last ordered, or the accelerator lost.
+    pub(super) tried: Tick,
+    /// Readings since memory was last given back here or seen to come back: the next one is asked for later.
     pub(super) misses: u32,
+    /// The first of them.
+    pub(super) first: Option<Bytes>,
     /// When something here last changed hands: a reading from before says nothing.
     pub(super) changed: Tick,
 }
@@ -50,8 +54,12 @@ pub(super) struct HostAccount {
 const FRESH: Millis = Millis(1000);
 /// An unanswered reading is asked for again after this.
 const LOST: Millis = Millis(3000);
-/// Readings alike, at up to 100 ms each: about two seconds.
+/// A lost accelerator is asked so often whether it is back.
+const AGAIN: Millis = Millis(5000);
+/// Readings that show no less in use, at up to 100 ms each: about two seconds.
 const PATIENCE: u32 = 20;
+/// What falls by less may be an engine's caches breathing, or somebody's desktop.
+const MATERIAL: Bytes = Bytes::mib(64);
 
 impl Account {
     #[must_use]
@@ -63,7 +71,9 @@ impl Account {
             booked: BTreeMap::new(),
             reading: None,
             asked: None,
+            tried: Tick(0),
             misses: 0,
+            first: None,
             changed: Tick(0),
         }
     }
@@ -123,13 +133,35 @@ impl Account {
         self.asked.is_none_or(|at| at + LOST > now)
     }
 
+    /// When a lost accelerator is next looked for: only a reading can tell that it is back.
+    #[must_use]
+    pub(super) fn sought_at(&self) -> Option<Tick> {
+        (self.metered && !self.healthy).then(|| self.tried + AGAIN)
+    }
+
     /// When a reading that was asked for counts as lost.
     #[must_use]
     pub(super) fn lost_at(&self) -> Option<Tick> {
         self.asked.map(|at| at + LOST)
     }
 
-    /// The meter has shown the same for so long that what it shows is no lag: it is somebody's memory.
+    /// Takes note of a reading. Only memory that comes back is news to those who wait for it: a meter that moves up and
+    /// down all the time must not keep them waiting for ever.
+    pub(super) fn read(&mut self, reading: Reading) {
+        match self.first {
+            Some(first) if reading.used + MATERIAL > first => self.misses = self.misses.saturating_add(1),
+            _ => (self.misses, self.first) = (0, Some(reading.used)),
+        }
+        self.asked = None;
+        self.reading = Some(reading);
+    }
+
+    /// Memory here is on its way back: what was seen before says nothing of how long that takes.
+    pub(super) const fn begin_anew(&mut self) {
+        (self.misses, self.first) = (0, None);
+    }
+
+    /// The meter has shown the shortage for so long that what it shows is no lag: it is somebody's memory.
     #[must_use]
     pub(super) const fn is_settled(&self) -> bool {
         self.misses >= PATIENCE
@@ -166,10 +198,7 @@ impl Account {
     /// The pause before the next reading: 10 ms at first, doubling to 100 ms while it shows nothing new.
     #[must_use]
     pub(super) fn pause(&self) -> Millis {
-        match self.misses {
-            0 => Millis::ZERO,
-            n => Millis((10 << (n - 1).min(4)).min(100)),
-        }
+        Millis((10 << self.misses.min(4)).min(100))
     }
 }
 
@@ -228,5 +257,37 @@ impl Ledger {
     #[must_use]
     pub(super) fn held(&self, engine: &EngineId) -> Bytes {
         self.accelerators.values().map(|a| a.booked_by(engine)).max().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn account() -> Account {
+        Account::new(&Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: true })
+    }
+
+    fn reading(used: Bytes, at: u64) -> Reading {
+        Reading { used, by_engine: None, at: Tick(at) }
+    }
+
+    #[test]
+    fn a_meter_that_never_rests_settles_all_the_same() {
+        let mut account = account();
+        for at in 0..=u64::from(PATIENCE) {
+            assert!(!account.is_settled() && account.pause() >= Millis(10));
+            account.read(reading(Bytes::gib(20) + Bytes::mib(at % 3), at));
+        }
+        assert!(account.is_settled());
+    }
+
+    #[test]
+    fn memory_that_comes_back_slowly_is_waited_for() {
+        let mut account = account();
+        for at in 0..100 {
+            account.read(reading(Bytes::mib(20_000 - at * 32), at));
+            assert!(!account.is_settled());
+        }
     }
 }

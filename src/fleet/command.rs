@@ -105,6 +105,8 @@ pub enum Command {
         generation: Generation,
         why: Why,
         then: Then,
+        /// The engine that is to have the memory, when a turn ends for it.
+        to: Option<EngineId>,
     },
     /// End every exchange on this engine with this fault. Outcome: `Drained`.
     Revoke {

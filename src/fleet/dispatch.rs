@@ -3,7 +3,7 @@
 //! Runs in every gateway over its own waiters. It knows of engines only what the plan tells: which are awake, which
 //! want a canary, and for every model a verdict on those who wait in vain.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     command::Command,
@@ -74,37 +74,19 @@ impl Dispatch {
     }
 
     /// Grants and refusals; canaries and probes go through the draft, since they change engines.
-    pub(super) fn decide(&self, draft: &mut Draft<'_>, verdicts: &mut Verdicts, now: Tick) -> Vec<Command> {
+    pub(super) fn decide(&self, draft: &mut Draft<'_>, verdicts: &Verdicts, now: Tick) -> Vec<Command> {
         let mut out = Vec::new();
-        let crowd = self.waiters.len().saturating_sub(draft.max_waiting());
-        let newest: Vec<WaiterId> = self.waiters.keys().rev().take(crowd).copied().collect();
+        let mut queues: Vec<(&ModelName, Vec<&Waiter>)> = Vec::with_capacity(self.queues.len());
         for (model, queue) in &self.queues {
             let mut queue: Vec<&Waiter> = queue.values().filter_map(|id| self.waiters.get(id)).collect();
-            for (engine, places) in draft.places(model) {
+            for (engine, places) in draft.places(model, queue.len()) {
                 self.grant(&mut queue, &engine, places, draft, &mut out);
             }
-            let gone = !draft.is_configured(model);
-            let wait = verdicts.wait(model);
-            for (index, waiter) in queue.iter().enumerate() {
-                let wait = Wait {
-                    waited: now.since(waiter.arrived),
-                    position: u32::try_from(index + 1).unwrap_or(u32::MAX),
-                    ..wait.clone()
-                };
-                let fault = if let Some(fault) = verdicts.refusal(model, &wait) {
-                    fault
-                } else if gone {
-                    // A reload took it away, and nothing will ever start it.
-                    Fault::ModelNotFound { model: model.to_string() }
-                } else if waiter.deadline <= now {
-                    verdicts.late(model, wait)
-                } else if newest.contains(&waiter.id) {
-                    Fault::QueueFull { message: "too many requests wait (queue.maxWaiting)".to_owned(), wait }
-                } else {
-                    continue;
-                };
-                out.push(Command::Refuse { waiter: waiter.id, fault });
-            }
+            queues.push((model, queue));
+        }
+        let newest = newest(&queues, draft.max_waiting());
+        for (model, queue) in queues {
+            refuse(model, &queue, &newest, verdicts, now, &mut out);
         }
         for engine in draft.unproven() {
             draft.probe(&engine);
@@ -149,6 +131,47 @@ impl Dispatch {
                 out.push(grant);
             }
         }
+    }
+}
+
+/// Those who came last, of all that still wait, beyond so many.
+fn newest(queues: &[(&ModelName, Vec<&Waiter>)], most: usize) -> BTreeSet<WaiterId> {
+    let waiting: usize = queues.iter().map(|(_, queue)| queue.len()).sum();
+    let Some(crowd) = waiting.checked_sub(most).filter(|crowd| *crowd > 0) else {
+        return BTreeSet::new();
+    };
+    let all: BTreeSet<WaiterId> = queues.iter().flat_map(|(_, queue)| queue).map(|w| w.id).collect();
+    all.into_iter().rev().take(crowd).collect()
+}
+
+/// What a refusal says is put together only for those who get one: the queue is looked at for every event.
+fn refuse(
+    model: &ModelName,
+    queue: &[&Waiter],
+    newest: &BTreeSet<WaiterId>,
+    verdicts: &Verdicts,
+    now: Tick,
+    out: &mut Vec<Command>,
+) {
+    let all = verdicts.refuses(model);
+    for (index, waiter) in queue.iter().enumerate() {
+        let (late, crowded) = (waiter.deadline <= now, newest.contains(&waiter.id));
+        if !(all || late || crowded) {
+            continue;
+        }
+        let wait = Wait {
+            waited: now.since(waiter.arrived),
+            position: u32::try_from(index + 1).unwrap_or(u32::MAX),
+            ..verdicts.wait(model)
+        };
+        let fault = match verdicts.refusal(model, &wait) {
+            Some(fault) => fault,
+            None if late => verdicts.late(model, wait),
+            None => {
+                Fault::QueueFull { message: "too many requests wait (queue.maxWaiting)".to_owned(), wait }
+            }
+        };
+        out.push(Command::Refuse { waiter: waiter.id, fault });
     }
 }
 

@@ -4,8 +4,6 @@
 //! tried first, whole tiers before the next: idle engines asleep; sleepers stopped as well; idle engines stopped; only
 //! then, when a turn has lasted its maximum, engines in use.
 
-use std::cmp::Reverse;
-
 use super::{command::Then, placement::Candidate, plan::Draft};
 use crate::{
     engine::{Engine, state::State},
@@ -22,7 +20,6 @@ pub(super) struct Victim {
     on: Vec<AcceleratorId>,
     last_used: Tick,
     comes_back_in: Millis,
-    outdated: bool,
     tier: u8,
 }
 
@@ -40,7 +37,7 @@ impl Draft<'_> {
     ) -> Option<(&'c Candidate, Vec<Victim>)> {
         (0..TIERS).find_map(|tier| {
             let sets = candidates.iter().filter_map(|c| self.best_set(id, c, tier).map(|set| (c, set)));
-            sets.min_by_key(|(c, set)| score(c, set))
+            sets.min_by_key(|(c, set)| score(c, &set.iter().collect::<Vec<_>>()))
         })
     }
 
@@ -59,12 +56,14 @@ impl Draft<'_> {
             .flat_map(|e| self.options(id, e))
             .filter(|v| v.tier <= tier)
             .collect();
-        options.sort_by_key(|v| (Reverse(v.outdated), v.tier, v.last_used));
-        options.truncate(MOST);
-        (1_u32..1 << options.len())
-            .map(|mask| pick(&options, mask))
+        options.sort_by_key(|v| (v.tier, v.last_used));
+        let few = options.get(..MOST).unwrap_or(&options);
+        (1_u32..1 << few.len())
+            .map(|mask| pick(few, mask))
             .filter(|set| one_way_each(set) && covers(set, &short))
             .min_by_key(|set| score(candidate, set))
+            .or_else(|| greedy(&options, &short))
+            .map(|set| set.into_iter().cloned().collect())
     }
 
     /// How this engine could make room, if it may be made to.
@@ -88,7 +87,6 @@ impl Draft<'_> {
             on: e.accelerators.clone(),
             last_used: e.idle_since(),
             comes_back_in,
-            outdated: e.fingerprint != spec.fingerprint,
             tier,
         };
         let start = model.learned.start.unwrap_or(Millis::secs(60));
@@ -102,7 +100,10 @@ impl Draft<'_> {
                 }
             }
             State::Awake if e.serves() => {
-                let Some(busy) = self.leaves_its_turn(e) else {
+                // In use in a higher band, it is waited for: taking turns would let the lower band in by halves, with a
+                // swap each time.
+                let above = self.band(&e.id) > self.band(requester);
+                let Some(busy) = self.leaves_its_turn(e).filter(|busy| !(*busy && above)) else {
                     return Vec::new();
                 };
                 let sleeps = self.sleep_level(&e.id, None);
@@ -138,7 +139,9 @@ impl Draft<'_> {
                 (e.leases == 0 && e.idle_since() + after <= self.now).then_some(false)
             }
             Eviction::Residency => {
-                if e.leases == 0 && e.turn + turns.residency <= self.now {
+                // Who has just been woken for waiters has no lease before they are granted theirs.
+                let used = e.leases > 0 || self.waiting(&e.id.model) > 0;
+                if !used && e.turn + turns.residency <= self.now {
                     Some(false)
                 } else {
                     (e.turn + turns.max_turn.max(turns.residency) <= self.now).then_some(true)
@@ -148,16 +151,41 @@ impl Draft<'_> {
     }
 }
 
-fn pick(options: &[Victim], mask: u32) -> Vec<Victim> {
-    options.iter().enumerate().filter(|(i, _)| mask & (1 << i) != 0).map(|(_, v)| v.clone()).collect()
+fn pick(options: &[Victim], mask: u32) -> Vec<&Victim> {
+    options.iter().enumerate().filter(|(i, _)| mask & (1 << i) != 0).map(|(_, v)| v).collect()
+}
+
+/// Where it takes more victims than can be tried in every combination: as many as are needed, in their order, less
+/// those that turn out to be superfluous.
+fn greedy<'v>(options: &'v [Victim], short: &[(AcceleratorId, Bytes)]) -> Option<Vec<&'v Victim>> {
+    let mut set: Vec<&Victim> = Vec::new();
+    for option in options {
+        if covers(&set, short) {
+            break;
+        }
+        // The gentler way stands first; the other takes its place when there is nothing else left.
+        set.retain(|v| v.engine != option.engine);
+        set.push(option);
+    }
+    if !covers(&set, short) {
+        return None;
+    }
+    for at in (0..set.len()).rev() {
+        let without: Vec<&Victim> =
+            set.iter().enumerate().filter(|(i, _)| *i != at).map(|(_, v)| *v).collect();
+        if covers(&without, short) {
+            set = without;
+        }
+    }
+    Some(set)
 }
 
 /// No engine stands in the set twice, once to sleep and once to stop.
-fn one_way_each(set: &[Victim]) -> bool {
+fn one_way_each(set: &[&Victim]) -> bool {
     set.iter().enumerate().all(|(i, v)| set.iter().skip(i + 1).all(|w| w.engine != v.engine))
 }
 
-fn covers(set: &[Victim], short: &[(AcceleratorId, Bytes)]) -> bool {
+fn covers(set: &[&Victim], short: &[(AcceleratorId, Bytes)]) -> bool {
     short
         .iter()
         .all(|(a, need)| set.iter().filter(|v| v.on.contains(a)).map(|v| v.frees).sum::<Bytes>() >= *need)
@@ -165,14 +193,12 @@ fn covers(set: &[Victim], short: &[(AcceleratorId, Bytes)]) -> bool {
 
 /// Smaller is better: accelerators disturbed that the newcomer does not need, then bytes freed, then how lately
 /// any of them was used, then the time until all of them are back.
-fn score(candidate: &Candidate, set: &[Victim]) -> (usize, usize, Bytes, Tick, Millis) {
+fn score(candidate: &Candidate, set: &[&Victim]) -> (usize, Bytes, Tick, Millis) {
     let outside = set.iter().flat_map(|v| &v.on).filter(|a| !candidate.accelerators.contains(a)).count();
-    let current = set.iter().filter(|v| !v.outdated).count();
     let freed = set.iter().map(|v| Bytes(v.frees.0.saturating_mul(v.on.len() as u64))).sum();
     let latest = set.iter().map(|v| v.last_used).max().unwrap_or_default();
     let back = set.iter().map(|v| v.comes_back_in).fold(Millis::ZERO, |a, b| a + b);
-    // Outdated engines go first, but never so that more accelerators are disturbed.
-    (outside, current, freed, latest, back)
+    (outside, freed, latest, back)
 }
 
 impl Victim {
@@ -191,5 +217,29 @@ impl Victim {
             Then::Sleep(Some(Level::One | Level::Two) | None) => "put to sleep",
             Then::Stop => "stopped",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_sleepers_are_stopped_as_it_takes() {
+        let sleeper = |n: u64| Victim {
+            engine: EngineId::new(format!("sleeper-{n}").into(), 0),
+            then: Then::Stop,
+            frees: Bytes::gib(4),
+            on: vec!["gpu-0".into()],
+            last_used: Tick(n),
+            comes_back_in: Millis::secs(60),
+            tier: 1,
+        };
+        let options: Vec<Victim> = (0..18).map(sleeper).collect();
+        let short = |gib| [(AcceleratorId::from("gpu-0"), Bytes::gib(gib))];
+        let set = greedy(&options, &short(46)).expect("twelve are enough");
+        assert_eq!(set.len(), 12);
+        assert!(set.iter().all(|v| v.last_used < Tick(12)), "those unused for longest");
+        assert!(greedy(&options, &short(73)).is_none());
     }
 }

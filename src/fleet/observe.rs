@@ -1,6 +1,8 @@
 //! Taking note of what happened. No decision is made here: an observation changes the state, the next plan draws the
 //! conclusions.
 
+use std::collections::BTreeMap;
+
 use super::{
     budget::Reading,
     event::{Event, Learned, Order, Verdict},
@@ -31,8 +33,8 @@ impl Planner {
                 let reading = Reading { used: *used, by_engine: by_engine.clone(), at: now };
                 self.metered(accelerator, reading);
             }
-            Event::AcceleratorLost { accelerator } => self.set_health(accelerator, false),
-            Event::AcceleratorBack { accelerator } => self.set_health(accelerator, true),
+            Event::AcceleratorLost { accelerator } => self.set_health(accelerator, false, now),
+            Event::AcceleratorBack { accelerator } => self.set_health(accelerator, true, now),
             Event::Adopted { engine, generation, found } => self.adopt(engine, *generation, found, now),
             Event::Operator { operation, model, order } => self.ordered(*operation, model, *order, now),
             Event::Shutdown { stop_engines } => self.shutdown = Some(*stop_engines),
@@ -105,9 +107,11 @@ impl Planner {
     fn configure(&mut self, configuration: &Configuration, now: Tick) {
         self.settings = configuration.settings.clone();
         self.ledger.configure(&configuration.accelerators, self.settings.host_memory);
-        for model in self.models.values_mut() {
-            model.spec = None;
-        }
+        let before: BTreeMap<ModelName, u64> = self
+            .models
+            .iter_mut()
+            .filter_map(|(name, model)| Some((name.clone(), model.spec.take()?.fingerprint)))
+            .collect();
         for spec in &configuration.models {
             let model = self.models.entry(spec.name.clone()).or_insert_with(|| Model {
                 spec: None,
@@ -117,12 +121,26 @@ impl Planner {
                 since: now,
             });
             model.spec = Some(spec.clone());
+            // What failed was another command.
+            if before.get(&spec.name).is_some_and(|fingerprint| *fingerprint != spec.fingerprint) {
+                self.forgive(&spec.name, now);
+            }
             for replica in 0..spec.replicas {
                 let id = EngineId::new(spec.name.clone(), replica);
                 self.engines.entry(id.clone()).or_insert_with(|| Engine::new(id, now));
             }
         }
         self.settle(now);
+    }
+
+    fn forgive(&mut self, model: &ModelName, now: Tick) {
+        for engine in self.engines.values_mut().filter(|e| e.id.model == *model) {
+            engine.failures = 0;
+            engine.fruitless = 0;
+            if matches!(engine.state, State::Backoff { .. }) {
+                engine.become_state(State::Cold, now);
+            }
+        }
     }
 
     /// A request came that had to wait: how long had nobody asked?
@@ -141,21 +159,19 @@ impl Planner {
         let Some(account) = self.ledger.accelerators.get_mut(accelerator) else {
             return;
         };
-        let same = account.reading.as_ref().is_some_and(|old| old.used == reading.used);
-        account.misses = if same { account.misses.saturating_add(1) } else { 0 };
-        account.asked = None;
         for (id, bytes) in reading.by_engine.iter().flatten() {
             let settled = self.engines.get(id).is_some_and(|e| e.state == State::Awake);
             if let (Some(model), true) = (self.models.get_mut(&id.model), settled) {
                 model.learned.peak = Some(model.learned.peak.unwrap_or_default().max(*bytes));
             }
         }
-        account.reading = Some(reading);
+        account.read(reading);
     }
 
-    fn set_health(&mut self, accelerator: &crate::model::AcceleratorId, healthy: bool) {
+    fn set_health(&mut self, accelerator: &crate::model::AcceleratorId, healthy: bool, now: Tick) {
         if let Some(account) = self.ledger.accelerators.get_mut(accelerator) {
             account.healthy = healthy;
+            (account.asked, account.tried) = (None, now);
         }
     }
 
@@ -174,6 +190,9 @@ impl Planner {
                 engine.failing_since = None;
                 engine.fruitless = 0;
                 engine.become_state(State::Awake, now);
+                for other in self.engines.values_mut().filter(|e| e.yielded_to.as_ref() == Some(id)) {
+                    other.yielded_to = None;
+                }
                 self.ledger.host.booked.remove(id);
                 if let Some(model) = self.models.get_mut(&id.model) {
                     let learned = if cold { &mut model.learned.start } else { &mut model.learned.wake };
@@ -215,7 +234,7 @@ impl Planner {
         engine.shrinking = Some(now);
         for account in self.ledger.accelerators.values_mut().filter(|a| a.booked.contains_key(id)) {
             account.changed = now;
-            account.misses = 0;
+            account.begin_anew();
         }
         if let Some(model) = self.models.get_mut(&id.model) {
             model.learned.sleep =
@@ -249,7 +268,7 @@ impl Planner {
         }
         engine.forget_process();
         for account in self.ledger.accelerators.values_mut().filter(|a| a.booked.contains_key(id)) {
-            account.misses = 0;
+            account.begin_anew();
         }
         self.ledger.shrink(id, Bytes::ZERO, now);
         self.ledger.host.booked.remove(id);

@@ -7,7 +7,7 @@
 use super::{
     command::Command,
     event::{OperationId, Order},
-    plan::Draft,
+    plan::{Draft, Planner},
 };
 use crate::{
     engine::{Engine, state::State},
@@ -30,9 +30,7 @@ impl Draft<'_> {
 
     /// An operator wants this life of the engine ended.
     pub(super) fn ordered_stop(&self, id: &EngineId) -> bool {
-        let Some(e) = self.engine(id) else { return false };
-        let mut orders = self.planner.operations.values();
-        orders.any(|op| op.model == id.model && op.order == Order::Stop && e.began <= op.given)
+        self.planner.ordered_stop(id)
     }
 
     /// The level at which an operator wants this engine asleep, if one does.
@@ -99,6 +97,14 @@ impl Draft<'_> {
                 (reason.is_final() || late).then(|| Err(reason.text.clone()))
             }
         }
+    }
+}
+
+impl Planner {
+    pub(super) fn ordered_stop(&self, id: &EngineId) -> bool {
+        let Some(e) = self.engines.get(id) else { return false };
+        let mut orders = self.operations.values();
+        orders.any(|op| op.model == id.model && op.order == Order::Stop && e.began <= op.given)
     }
 }
 

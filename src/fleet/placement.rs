@@ -3,7 +3,7 @@
 use super::plan::Draft;
 use crate::{
     engine::{Engine, Proof, state::State},
-    model::{AcceleratorId, Accelerators, EngineId, ModelSpec},
+    model::{AcceleratorId, Accelerators, EngineId, Eviction, ModelSpec},
     units::{Bytes, Millis},
 };
 
@@ -56,19 +56,42 @@ impl Draft<'_> {
                 account.capacity >= peak_or_declared && (account.healthy || !healthy_only)
             })
         };
-        let fixed = match (self.engine(id), &spec.accelerators) {
-            (Some(e), _) if e.state.has_process() => Some(e.accelerators.clone()),
-            (_, Accelerators::Ids(ids)) => Some(ids.clone()),
-            _ => None,
+        if let Some(e) = self.engine(id).filter(|e| e.state.has_process()) {
+            let own = e.accelerators.clone();
+            let fits = !own.is_empty() && own.iter().all(usable);
+            return fits.then_some(Candidate { accelerators: own, need }).into_iter().collect();
+        }
+        self.places_for(spec, need, usable)
+    }
+
+    /// Where an asleep engine could be, were it started anew.
+    pub(super) fn elsewhere(&self, id: &EngineId, spec: &ModelSpec) -> Vec<Candidate> {
+        let Some(model) = self.planner.models.get(&id.model) else {
+            return Vec::new();
         };
-        let sets = match (fixed, &spec.accelerators) {
-            (Some(ids), _) => vec![ids],
-            (None, Accelerators::Count(n)) => {
+        let need = model.need(spec, self.planner.largest());
+        let accounts = &self.planner.ledger.accelerators;
+        let usable = |a: &AcceleratorId| accounts.get(a).is_some_and(|a| a.healthy && a.capacity >= need);
+        let own = self.engine(id).map(|e| e.accelerators.clone()).unwrap_or_default();
+        let mut places = self.places_for(spec, need, usable);
+        places.retain(|c| !c.accelerators.iter().any(|a| own.contains(a)));
+        places
+    }
+
+    fn places_for(
+        &self,
+        spec: &ModelSpec,
+        need: Bytes,
+        usable: impl Fn(&AcceleratorId) -> bool,
+    ) -> Vec<Candidate> {
+        let accounts = &self.planner.ledger.accelerators;
+        let sets = match &spec.accelerators {
+            Accelerators::Ids(ids) => vec![ids.clone()],
+            Accelerators::Count(n) => {
                 let mut ids: Vec<AcceleratorId> = accounts.keys().filter(|a| usable(a)).cloned().collect();
                 ids.sort_by_key(|a| std::cmp::Reverse(accounts.get(a).map(super::budget::Account::free)));
                 combinations(&ids, *n as usize)
             }
-            _ => Vec::new(),
         };
         let fits = |set: &Vec<AcceleratorId>| !set.is_empty() && set.iter().all(&usable);
         sets.into_iter().filter(fits).map(|accelerators| Candidate { accelerators, need }).collect()
@@ -85,20 +108,70 @@ impl Draft<'_> {
         let Some(account) = self.planner.ledger.accelerators.get(on) else {
             return candidate.need;
         };
+        let claimed = self.claims.get(on).copied().unwrap_or_default();
         let extra = candidate.need.saturating_sub(account.booked_by(id));
+        let free = self.unused(id, on);
+        let coming_in = if coming { self.coming(id, on) } else { Bytes::ZERO };
+        let all = free + self.coming(id, on);
+        extra.saturating_sub((free + coming_in).min(all.saturating_sub(claimed)))
+    }
+
+    /// What is neither booked nor known to be somebody else's.
+    fn unused(&self, id: &EngineId, on: &AcceleratorId) -> Bytes {
+        let Some(account) = self.planner.ledger.accelerators.get(on) else {
+            return Bytes::ZERO;
+        };
         let mut free = account.free();
         if account.is_settled() {
             free = free.min(
                 account
                     .capacity
-                    .saturating_sub(account.used_beside(id))
+                    .saturating_sub(self.used_beside(id, on))
                     .saturating_sub(account.booked_by(id)),
             );
         }
-        let coming_in = if coming { self.coming(id, on) } else { Bytes::ZERO };
-        let all = free + self.coming(id, on);
-        let claimed = self.claims.get(on).copied().unwrap_or_default();
-        extra.saturating_sub((free + coming_in).min(all.saturating_sub(claimed)))
+        free
+    }
+
+    /// What will be in use beside this engine. Where the meter names nobody and several sleep, what this one was found to
+    /// keep beyond its declared residue may be another's, and counts as such.
+    fn used_beside(&self, id: &EngineId, on: &AcceleratorId) -> Bytes {
+        let Some(account) = self.planner.ledger.accelerators.get(on) else {
+            return Bytes::ZERO;
+        };
+        let used = account.used_beside(id);
+        let asleep = |e: &Engine| matches!(e.state, State::Asleep { .. }) && e.accelerators.contains(on);
+        let named = account.reading.as_ref().is_none_or(|r| r.by_engine.is_some());
+        let alone = !self.planner.engines.values().any(|e| e.id != *id && asleep(e));
+        if named || alone || !self.engine(id).is_some_and(asleep) {
+            return used;
+        }
+        let declared = self.planner.spec(&id.model).map_or(Bytes::ZERO, |s| s.memory.asleep);
+        let doubtful = account.reading.as_ref().map_or(Bytes::ZERO, |r| r.used.saturating_sub(declared));
+        used.max(doubtful)
+    }
+
+    /// Whether it could ever have this candidate: what is free and what may be put away, by policy or by idleness, is
+    /// enough. What it can never have it must not keep from others.
+    pub(super) fn in_reach(&self, id: &EngineId, candidate: &Candidate) -> bool {
+        candidate.accelerators.iter().all(|on| {
+            let Some(account) = self.planner.ledger.accelerators.get(on) else {
+                return false;
+            };
+            let others = self.planner.engines.values().filter(|e| e.id != *id);
+            let may_go: Bytes =
+                others.filter(|e| self.may_ever_go(e)).map(|e| account.booked_by(&e.id)).sum();
+            account.booked_by(id) + self.unused(id, on) + may_go >= candidate.need
+        })
+    }
+
+    fn may_ever_go(&self, e: &Engine) -> bool {
+        let Some(spec) = self.planner.spec(&e.id.model) else {
+            return true;
+        };
+        let by_idleness = spec.idle.sleep_after.is_some() || spec.idle.stop_after.is_some();
+        e.state.is_leaving()
+            || (!self.pinned(&e.id) && (by_idleness || self.planner.settings.eviction == Eviction::Residency))
     }
 
     /// Memory on an accelerator that engines on their way out will give back.
@@ -147,7 +220,7 @@ impl Draft<'_> {
             if !account.is_fresh(self.now) {
                 return Room::Unread { accelerator: accelerator.clone() };
             }
-            let used = account.used_beside(id) + candidate.need;
+            let used = self.used_beside(id, accelerator) + candidate.need;
             if account.metered && used > account.capacity {
                 let short = used.saturating_sub(account.capacity);
                 unseen =

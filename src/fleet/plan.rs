@@ -4,7 +4,7 @@
 //! each engine's own life demands (`advance`), then who starts (`admit`), since what is on its way out is room that
 //! need not be made twice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     budget::Ledger,
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     engine::{Door, Engine, state::State},
-    fault::{Fault, Wait},
+    fault::{Cause, Fault, Wait},
     model::{AcceleratorId, EngineId, ModelName, ModelSpec, Settings},
     units::{Bytes, Generation, Millis, Tick},
 };
@@ -72,11 +72,15 @@ pub struct Draft<'a> {
     pub(super) reasons: BTreeMap<ModelName, Reason>,
     /// Memory that a model earlier in line will take on an accelerator.
     pub(super) claims: BTreeMap<AcceleratorId, Bytes>,
+    /// Every engine that is wanted and not awake, in the order of turns, as it was when this look began to admit.
+    pub(super) line: Vec<EngineId>,
 }
 
 /// What the plan says about those who wait.
 pub struct Verdicts {
     reasons: BTreeMap<ModelName, Reason>,
+    configured: BTreeSet<ModelName>,
+    adopted: bool,
     shutdown: bool,
     now: Tick,
 }
@@ -105,7 +109,15 @@ impl Model {
 impl<'a> Draft<'a> {
     pub(super) fn new(mut planner: Planner, demand: &'a BTreeMap<ModelName, Demand>, now: Tick) -> Self {
         planner.settle(now);
-        Self { planner, demand, now, commands: Vec::new(), reasons: BTreeMap::new(), claims: BTreeMap::new() }
+        Self {
+            planner,
+            demand,
+            now,
+            commands: Vec::new(),
+            reasons: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            line: Vec::new(),
+        }
     }
 
     pub(super) fn decide(&mut self) {
@@ -135,11 +147,14 @@ impl<'a> Draft<'a> {
     }
 
     pub(super) fn verdicts(&self) -> Verdicts {
-        Verdicts { reasons: self.reasons.clone(), shutdown: self.planner.shutdown.is_some(), now: self.now }
-    }
-
-    pub(super) fn is_configured(&self, model: &ModelName) -> bool {
-        self.planner.spec(model).is_some()
+        let models = self.planner.models.iter().filter(|(_, model)| model.spec.is_some());
+        Verdicts {
+            reasons: self.reasons.clone(),
+            configured: models.map(|(name, _)| name.clone()).collect(),
+            adopted: self.planner.adopted,
+            shutdown: self.planner.shutdown.is_some(),
+            now: self.now,
+        }
     }
 
     pub(super) fn max_waiting(&self) -> usize {
@@ -150,16 +165,26 @@ impl<'a> Draft<'a> {
         self.demand.get(model).map_or(0, |d| d.waiting)
     }
 
-    /// The engines of a model that can take waiters now, and how many; the least used first.
-    pub(super) fn places(&self, model: &ModelName) -> Vec<(EngineId, Places)> {
+    /// The engines of a model that can take some of so many waiters now, and how many each, so that all have about the
+    /// same to do.
+    pub(super) fn places(&self, model: &ModelName, waiting: usize) -> Vec<(EngineId, Places)> {
+        if self.planner.shutdown.is_some() {
+            return Vec::new();
+        }
         let spec = self.planner.models.get(model).and_then(|m| m.spec.as_ref());
         let limit = spec.and_then(|s| s.max_concurrency).unwrap_or(u32::MAX);
-        let mut serving: Vec<&Engine> =
-            self.planner.engines.values().filter(|e| e.id.model == *model && e.serves()).collect();
-        serving.sort_by_key(|e| e.leases);
-        let places = |e: &Engine| (e.id.clone(), Places::Free(limit.saturating_sub(e.leases) as usize));
+        let serving = self.planner.engines.values().filter(|e| e.id.model == *model && e.serves());
+        let mut shares: Vec<(&Engine, u32)> = serving.map(|e| (e, 0)).collect();
+        for _ in 0..waiting {
+            let least = shares.iter_mut().min_by_key(|(e, share)| e.leases + *share);
+            let Some((_, share)) = least.filter(|(e, share)| e.leases + *share < limit) else {
+                break;
+            };
+            *share += 1;
+        }
+        let places = |(e, share): (&Engine, u32)| (e.id.clone(), Places::Free(share as usize));
         let proving = self.planner.engines.values().filter(|e| e.id.model == *model && e.wants_proof());
-        serving.into_iter().map(places).chain(proving.map(|e| (e.id.clone(), Places::Canary))).collect()
+        shares.into_iter().map(places).chain(proving.map(|e| (e.id.clone(), Places::Canary))).collect()
     }
 
     /// Engines that must prove themselves and have nobody to do it with.
@@ -202,10 +227,19 @@ impl Verdicts {
         self.reasons.get(model).map_or_else(|| Reason::full().wait(self.now), |r| r.wait(self.now))
     }
 
+    /// Everybody who waits for this model is sent away.
+    pub(super) fn refuses(&self, model: &ModelName) -> bool {
+        let refused = |reason: &Reason| reason.is_final();
+        self.shutdown || !self.configured.contains(model) || self.reasons.get(model).is_some_and(refused)
+    }
+
     /// Why everybody who waits for this model is sent away, if so.
     pub(super) fn refusal(&self, model: &ModelName, wait: &Wait) -> Option<Fault> {
         if self.shutdown {
             return Some(Fault::ShuttingDown);
+        }
+        if !self.configured.contains(model) {
+            return Some(Fault::ModelNotFound { model: model.to_string() });
         }
         self.reasons.get(model)?.refusal(model, wait)
     }
@@ -214,6 +248,9 @@ impl Verdicts {
     pub(super) fn late(&self, model: &ModelName, wait: Wait) -> Fault {
         match self.reasons.get(model) {
             Some(reason) => reason.late(model, wait),
+            None if !self.adopted => {
+                Fault::ModelNotReady { model: model.clone(), cause: Cause::Timeout, wait }
+            }
             None => Fault::QueueFull { message: format!("'{model}' is at its maxConcurrency"), wait },
         }
     }
@@ -235,6 +272,18 @@ impl Planner {
             .accelerators
             .iter()
             .find(|a| self.ledger.accelerators.get(*a).is_none_or(|account| !account.healthy))
+    }
+
+    /// Its model is no longer configured, or configured otherwise, or everything is to be stopped.
+    pub(super) fn unwanted(&self, id: &EngineId) -> bool {
+        let Some(e) = self.engines.get(id) else { return false };
+        let outdated = match self.spec(&id.model) {
+            None => true,
+            Some(spec) => {
+                id.replica >= spec.replicas || (e.state.has_process() && e.fingerprint != spec.fingerprint)
+            }
+        };
+        outdated || self.shutdown == Some(true)
     }
 
     /// The largest accelerator there is.
@@ -265,7 +314,7 @@ impl Planner {
         self.engines.retain(|id, engine| {
             let wanted =
                 models.get(&id.model).and_then(|m| m.spec.as_ref()).is_some_and(|s| id.replica < s.replicas);
-            wanted || engine.state.has_process() || engine.orphan.is_some()
+            wanted || engine.state.has_process() || engine.orphan.is_some() || engine.placing.is_some()
         });
         let engines = &self.engines;
         self.models.retain(|name, model| model.spec.is_some() || engines.keys().any(|id| id.model == *name));
@@ -273,7 +322,8 @@ impl Planner {
 
     /// Every moment at which some decision may change. More than needed is harmless; one too few is a stall.
     pub(super) fn deadlines(&self) -> impl Iterator<Item = Tick> + '_ {
-        let lost = self.ledger.accelerators.values().filter_map(super::budget::Account::lost_at);
+        let lost =
+            self.ledger.accelerators.values().flat_map(|a| a.lost_at().into_iter().chain(a.sought_at()));
         let orders = self.operations.values().map(|op| op.given + self.settings.queue.max_wait);
         self.engines.values().flat_map(|e| self.deadlines_of(e)).chain(lost).chain(orders)
     }

@@ -360,6 +360,12 @@ impl World {
             let message = format!("{left} still runs after a shutdown that stops engines");
             self.violation(message);
         }
+        for (engine, booking) in &self.machine.bookings {
+            if !self.machine.processes.contains_key(engine) {
+                let bytes = booking.bytes;
+                self.violations.push(format!("{engine} holds {bytes} without a process after the shutdown"));
+            }
+        }
         if !self.clients.is_empty() {
             self.violation(format!("{} clients are left after the shutdown", self.clients.len()));
         }

@@ -306,7 +306,11 @@ impl World {
         if let Some(since) = self.waiting.remove(&engine.model) {
             self.longest_wait = self.longest_wait.max(self.now.since(since));
         }
-        let Some(id) = self.unpark(waiter) else {
+        let unparked = self.unpark(waiter);
+        if self.parked.get(&engine.model).is_some_and(|n| *n > 0) {
+            self.waiting.insert(engine.model.clone(), self.now);
+        }
+        let Some(id) = unparked else {
             return self.violation(format!("waiter {} is granted a lease, but is not there", waiter.0));
         };
         if !self.check_grant(id, &engine, generation) {

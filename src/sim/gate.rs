@@ -29,6 +29,8 @@ pub(super) struct Gate {
     pub(super) limit: Option<u32>,
     pub(super) last_end: Tick,
     pub(super) last_byte: Tick,
+    /// The driver has seen it in use, and wants to know when it no longer is.
+    pub(super) seen_busy: bool,
     /// What the fleet knows.
     pub(super) sampled: (u32, Tick, Tick),
 }
@@ -51,6 +53,7 @@ impl Gate {
             limit,
             last_end: Tick(0),
             last_byte: Tick(0),
+            seen_busy: false,
             sampled: (0, Tick(0), Tick(0)),
         }
     }
@@ -265,7 +268,7 @@ impl World {
         }
         if !gate.open && gate.leases.is_empty() {
             self.emptied(engine);
-        } else if queued {
+        } else if queued || (gate.leases.is_empty() && std::mem::take(&mut gate.seen_busy)) {
             self.notified = true;
         }
     }
@@ -340,6 +343,7 @@ impl World {
         }
         for (engine, gate) in &mut self.gates {
             let seen = (gate.leases.len() as u32, gate.last_end, gate.last_byte);
+            gate.seen_busy |= seen.0 > 0;
             if seen != gate.sampled {
                 gate.sampled = seen;
                 events.push(Event::Used {

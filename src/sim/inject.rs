@@ -155,6 +155,10 @@ impl World {
                 if let Some(device) = self.machine.devices.get_mut(&id)
                     && std::mem::take(&mut device.lost)
                 {
+                    device.back = device.metered;
+                    if device.back {
+                        return;
+                    }
                     self.tell(Event::AcceleratorBack { accelerator: id });
                 }
             }
@@ -397,11 +401,14 @@ impl World {
 
     /// A meter is read.
     pub(super) fn read(&mut self, id: &AcceleratorId) {
-        let Some(device) = self.machine.devices.get(id) else {
+        let Some(device) = self.machine.devices.get_mut(id) else {
             return;
         };
         if device.lost || !device.metered {
             return;
+        }
+        if std::mem::take(&mut device.back) {
+            self.tell(Event::AcceleratorBack { accelerator: id.clone() });
         }
         let by_engine = self.scenario.nature.per_process.then(|| self.machine.reading(id));
         self.tell(Event::Memory { accelerator: id.clone(), used: self.machine.used(id), by_engine });

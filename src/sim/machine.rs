@@ -14,6 +14,8 @@ pub(super) struct Device {
     pub(super) capacity: Bytes,
     pub(super) metered: bool,
     pub(super) lost: bool,
+    /// It works again, and nobody has noticed: only a reading tells.
+    pub(super) back: bool,
     /// In use by processes that are none of ours.
     pub(super) foreign: Bytes,
     /// Grows whenever an engine takes memory here: what a profiling engine must not see.
@@ -54,6 +56,7 @@ impl Machine {
                 capacity: accelerator.capacity,
                 metered: accelerator.metered,
                 lost: false,
+                back: false,
                 foreign: Bytes::ZERO,
                 taken: 0,
             });

@@ -187,8 +187,9 @@ impl World {
 
     /// The longest time in which a model had waiters and none of them got a lease.
     #[must_use]
-    pub const fn longest_wait(&self) -> Millis {
-        self.longest_wait
+    pub fn longest_wait(&self) -> Millis {
+        let still = self.waiting.iter().filter(|(model, _)| self.parked.get(*model).is_some_and(|n| *n > 0));
+        still.map(|(_, since)| self.now.since(*since)).fold(self.longest_wait, Millis::max)
     }
 
     #[must_use]

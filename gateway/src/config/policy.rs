@@ -90,15 +90,16 @@ pub(super) fn timeouts(reader: &mut Reader, root: &mut Section) -> (Timeouts, Tr
             section.read(reader, key, Reader::positive_span).unwrap_or(default)
         };
         let default = Settings::default().timeouts;
+        let first_byte = span(reader, "firstByte", default.first_byte);
         let transitions = Transitions {
             progress: span(reader, "progress", default.progress),
             sleep: span(reader, "sleep", default.sleep),
             wake: span(reader, "wake", default.wake),
             stop_grace: span(reader, "stop", default.stop_grace),
             settle: span(reader, "settle", default.settle),
+            first_byte,
         };
         let connect = span(reader, "connect", Millis::secs(2));
-        let first_byte = span(reader, "firstByte", Millis::secs(300));
         let non_stream = span(reader, "nonStream", Millis::secs(600));
         let idle = span(reader, "idle", Millis::secs(300));
         let (health_every, health_timeout) = section.sub(reader, "health", |reader, health| {

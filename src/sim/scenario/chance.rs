@@ -74,6 +74,7 @@ fn settings(random: &mut Random) -> Settings {
             wake: Millis::secs(10),
             stop_grace: Millis::secs(random.between(1, 5)),
             settle: Millis(random.between(500, 3000)),
+            first_byte: Millis::secs(60),
         },
     }
 }

@@ -1,0 +1,91 @@
+//! What an asleep engine keeps: its booking shrinks to what is seen of it, never before.
+
+use super::{command::Command, plan::Draft};
+use crate::{
+    engine::{Proof, state::State},
+    model::{AcceleratorId, EngineId},
+    units::Millis,
+};
+
+impl Draft<'_> {
+    /// After a confirmed sleep the booking shrinks to what the meter shows, or at once where there is none.
+    pub(super) fn settle_residue(&mut self, id: &EngineId) {
+        let Some(e) = self.engine(id) else { return };
+        if !matches!(e.state, State::Asleep { .. }) {
+            return;
+        }
+        let Some(since) = e.shrinking else {
+            return self.correct_residue(id);
+        };
+        let (engine, generation) = (id.clone(), e.generation);
+        let residue = self.planner.residue_of(id);
+        let settle = self.planner.settings.timeouts.settle;
+        let patient = since + settle > self.now;
+        // A meter that never answers must not hold the memory for ever: then the engine's own word counts.
+        let silent = since + Millis(settle.0 * 5) <= self.now;
+        let accounts =
+            e.accelerators.iter().filter_map(|a| Some((a, self.planner.ledger.accelerators.get(a)?)));
+        let mut measured = residue;
+        let mut unread: Vec<(AcceleratorId, Millis)> = Vec::new();
+        for (accelerator, account) in accounts.filter(|(_, a)| a.metered) {
+            // What is nobody's by name is this engine's only while no other is still taking what it has booked.
+            let told = account.reading.as_ref().is_some_and(|r| r.by_engine.is_some());
+            let reading = account.reading.as_ref().filter(|r| r.at >= since);
+            let seen = reading
+                .filter(|_| told || !self.rising(id, accelerator))
+                .and_then(|_| account.observed_of(id));
+            match seen {
+                Some(bytes) if bytes <= residue => {}
+                Some(bytes) if !patient => measured = measured.max(bytes),
+                None if silent && reading.is_none() => {}
+                _ => unread.push((accelerator.clone(), account.pause())),
+            }
+        }
+        if unread.is_empty() {
+            let host = self.planner.ledger.host.booked.get(id).copied().unwrap_or_default();
+            return self.emit(Command::Shrink { engine, generation, bytes: measured, host });
+        }
+        for (accelerator, after) in unread {
+            self.meter(&accelerator, after);
+        }
+    }
+
+    /// Memory that came back later than anyone waited was taken for a residue; once it is seen free by its owner's name,
+    /// it is given back, and forgotten as a residue.
+    fn correct_residue(&mut self, id: &EngineId) {
+        let Some(e) = self.engine(id).filter(|e| e.placing.is_none()) else {
+            return;
+        };
+        let Some(declared) = self.planner.spec(&id.model).map(|s| s.memory.asleep) else {
+            return;
+        };
+        let booked = self.planner.ledger.held(id);
+        if booked <= declared {
+            return;
+        }
+        let accounts = e.accelerators.iter().map(|a| self.planner.ledger.accelerators.get(a));
+        let seen = accounts.map(|account| {
+            let reading = account?.reading.as_ref().filter(|r| r.at > e.since)?;
+            Some(reading.by_engine.as_ref()?.get(id).copied().unwrap_or_default())
+        });
+        let Some(most) = seen.collect::<Option<Vec<_>>>().and_then(|seen| seen.into_iter().max()) else {
+            return;
+        };
+        let bytes = most.max(declared);
+        if bytes < booked {
+            let (engine, generation) = (id.clone(), e.generation);
+            let host = self.planner.ledger.host.booked.get(id).copied().unwrap_or_default();
+            self.emit(Command::Shrink { engine, generation, bytes, host });
+        }
+    }
+
+    /// Another engine on this accelerator holds less than it has booked, and is on its way up to it.
+    fn rising(&self, id: &EngineId, accelerator: &AcceleratorId) -> bool {
+        self.planner.engines.values().any(|e| {
+            let starts = e.state.is_starting() && e.proof == Proof::NotReady;
+            // So does one that has only booked it.
+            let booked = e.placing.as_ref().is_some_and(|p| p.accelerators.contains(accelerator));
+            e.id != *id && (booked || (starts && e.accelerators.contains(accelerator)))
+        })
+    }
+}
