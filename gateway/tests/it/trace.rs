@@ -70,7 +70,8 @@ fn two_hundred_clients_wait_within_the_bound_and_swaps_are_few() {
     println!("{figures}");
     assert!(failed.is_empty(), "{figures}\nfirst failures: {:#?}", &failed[..failed.len().min(5)]);
     assert_eq!(figures.out_of_memory, 0, "{figures}");
-    assert_eq!((figures.launches, figures.stops), (MODELS.len() as u64, 0), "{figures}\nan engine ended");
+    // A sleeper may be stopped to start where there is room already; no engine ends in any other way.
+    assert_eq!(figures.launches - figures.stops, MODELS.len() as u64, "{figures}\nan engine ended by itself");
     assert!(figures.longest <= figures.bound, "{figures}\nsomebody waited too long");
     assert!(figures.swaps > 0, "{figures}\nthe models did not get in each other's way");
     assert!(figures.swaps * 5 <= figures.swaps_by_arrival, "{figures}\ntoo many swaps");
