@@ -2,9 +2,9 @@
 
 use super::{command::Command, plan::Draft};
 use crate::{
-    engine::{Proof, state::State},
+    engine::state::State,
     model::{AcceleratorId, EngineId},
-    units::Millis,
+    units::{Millis, Tick},
 };
 
 impl Draft<'_> {
@@ -32,7 +32,7 @@ impl Draft<'_> {
             let told = account.reading.as_ref().is_some_and(|r| r.by_engine.is_some());
             let reading = account.reading.as_ref().filter(|r| r.at >= since);
             let seen = reading
-                .filter(|_| told || !self.rising(id, accelerator))
+                .filter(|r| told || !self.rising(id, accelerator, r.at))
                 .and_then(|_| account.observed_of(id));
             match seen {
                 Some(bytes) if bytes <= residue => {}
@@ -43,7 +43,9 @@ impl Draft<'_> {
         }
         if unread.is_empty() {
             let host = self.planner.ledger.host.booked.get(id).copied().unwrap_or_default();
-            return self.emit(Command::Shrink { engine, generation, bytes: measured, host });
+            // A meter that knows no names may show somebody else's late memory; more than was booked is never its own.
+            let bytes = measured.min(self.planner.ledger.held(id));
+            return self.emit(Command::Shrink { engine, generation, bytes, host });
         }
         for (accelerator, after) in unread {
             self.meter(&accelerator, after);
@@ -79,13 +81,14 @@ impl Draft<'_> {
         }
     }
 
-    /// Another engine on this accelerator holds less than it has booked, and is on its way up to it.
-    fn rising(&self, id: &EngineId, accelerator: &AcceleratorId) -> bool {
+    /// When the meter was read, another engine on this accelerator held less than it has booked, and was on its way up to
+    /// it. One that has come up since was still rising then.
+    fn rising(&self, id: &EngineId, accelerator: &AcceleratorId, read: Tick) -> bool {
         self.planner.engines.values().any(|e| {
-            let starts = e.state.is_starting() && e.proof == Proof::NotReady;
+            let rises = e.state.is_starting() || (e.state == State::Awake && e.turn > read);
             // So does one that has only booked it.
             let booked = e.placing.as_ref().is_some_and(|p| p.accelerators.contains(accelerator));
-            e.id != *id && (booked || (starts && e.accelerators.contains(accelerator)))
+            e.id != *id && (booked || (rises && e.accelerators.contains(accelerator)))
         })
     }
 }
