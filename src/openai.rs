@@ -5,5 +5,8 @@
 //! request names ([`head`]), saying why a request fails ([`error`]), and knowing where in a stream one is ([`sse`]).
 
 pub mod error;
+pub mod form;
 pub mod head;
 pub mod sse;
+
+pub use form::Form;

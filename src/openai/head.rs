@@ -50,24 +50,29 @@ pub enum Error {
 
 /// Reads `model` and `stream` of a JSON request body.
 pub fn peek(body: &[u8]) -> Result<Head<'_>, Error> {
+    let head = peek_any(body)?;
+    if head.range.is_empty() { Err(Error::NoModel) } else { Ok(head) }
+}
+
+/// As [`peek`], of a body that need not name a model: the name and its range are empty then.
+pub fn peek_any(body: &[u8]) -> Result<Head<'_>, Error> {
     let found: Found<'_> = serde_json::from_slice(body).map_err(|error| {
         if error.is_data() { Error::NotAnObject } else { Error::Syntax(error.to_string()) }
     })?;
     if let Some(key) = found.twice {
         return Err(Error::Duplicate(key));
     }
-    let raw = found.model.ok_or(Error::NoModel)?.get();
+    let stream = found.stream.is_some_and(|raw| raw.get() == "true");
+    let Some(raw) = found.model.map(RawValue::get) else {
+        return Ok(Head { model: Cow::Borrowed(""), stream, range: 0..0 });
+    };
     let model = text(raw)?;
     if model.is_empty() {
         return Err(Error::ModelEmpty);
     }
     // The raw value is borrowed from the body, so the distance of the two addresses is its place.
     let start = raw.as_ptr().addr() - body.as_ptr().addr();
-    Ok(Head {
-        model,
-        stream: found.stream.is_some_and(|raw| raw.get() == "true"),
-        range: start..start + raw.len(),
-    })
+    Ok(Head { model, stream, range: start..start + raw.len() })
 }
 
 /// The body with the string at `range` replaced by `name`, in pieces to be sent one after the other.

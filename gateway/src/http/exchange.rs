@@ -57,6 +57,8 @@ pub(crate) struct Job {
     pub(crate) _charge: Charge,
     pub(crate) stream: bool,
     pub(crate) deadline: Tick,
+    /// It queues for its model and wakes it; otherwise it is answered by an engine that is free, or refused.
+    pub(crate) waits: bool,
     /// Notified when the request begins to wait, if it is one for a stream.
     pub(crate) parked: Option<Rc<Notify>>,
 }
@@ -174,6 +176,7 @@ impl Job {
     fn at_once(&self) -> Option<Place> {
         let routes = self.core.shared.control.routes();
         let (endpoint, lease) = routes.models.get(&self.model)?.take()?;
+        let lease = if self.waits { lease } else { lease.unnoted() };
         self.track.forwarded_at_once();
         Some(Place {
             target: Target {
@@ -189,6 +192,9 @@ impl Job {
     }
 
     async fn park(&self) -> Result<Place, Fault> {
+        if !self.waits {
+            return Err(Fault::NotAwake { model: self.model.clone() });
+        }
         let control = &self.core.shared.control;
         let _parked = self.track.park();
         if let Some(parked) = &self.parked {
