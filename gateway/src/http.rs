@@ -253,6 +253,7 @@ impl Served {
             headers: parts.headers,
             _charge: charge,
             stream,
+            form: self.form,
             deadline,
             waits: call.waits,
             parked: stream.then(|| Rc::new(Notify::new())),
@@ -265,6 +266,7 @@ impl Served {
             socket: Rc::clone(&self.socket),
             track: Rc::clone(&self.track),
             on_disconnect: job.spec.on_disconnect,
+            form: self.form,
         };
         let stream = job.config.stream;
         let answer = if let Some(parked) = job.parked.clone() {
@@ -277,8 +279,7 @@ impl Served {
                 biased;
                 answer = &mut running => answer,
                 () = grace => {
-                    let every = stream.heartbeat.duration();
-                    return streaming(Reply::live(Live::waiting(running, every, live), exchange));
+                    return streaming(Reply::live(Live::waiting(running, &stream, live), exchange));
                 }
             }
         } else {
@@ -318,14 +319,14 @@ impl Served {
 
     fn refuse(&self, fault: &Fault, exchange: InExchange) -> Response<Reply> {
         self.track.fault(fault);
-        let response = openai::error::response(fault);
+        let response = openai::error::response(fault, openai::Form::OpenAi);
         let (mut parts, _) = response.into_parts();
         if let Some(waited) = self.track.was_parked() {
             let mut head = Response::from_parts(parts, ());
             note_wait(&mut head, waited, &self.track);
             (parts, ()) = head.into_parts();
         }
-        let reply = Reply::text(openai::error::body(fault), Rc::clone(&self.track), exchange);
+        let reply = Reply::text(openai::error::body(fault, openai::Form::OpenAi), Rc::clone(&self.track), exchange);
         Response::from_parts(parts, reply)
     }
 

@@ -8,11 +8,14 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, header, request, uri::PathAndQuery};
+use http::{HeaderMap, HeaderValue, Method, header, request, uri::PathAndQuery};
 use rouse::{
     fault::Fault,
     model::{ModelName, Registry},
-    openai::head::{self, Head},
+    openai::{
+        head::{self, Head},
+        multipart,
+    },
     relay::Payload,
 };
 
@@ -42,6 +45,11 @@ pub(super) struct Call {
 #[derive(Clone, Debug)]
 enum Shape {
     Json,
+    /// By this boundary. `named`: it must name a model.
+    Multipart {
+        boundary: Bytes,
+        named: bool,
+    },
     /// An engine's own: it need not name one. `json`: what is no JSON is refused.
     Free {
         json: bool,
@@ -53,7 +61,8 @@ impl Call {
     /// On a route whose body names the model.
     pub(super) fn on_route(inference: Inference, parts: &request::Parts) -> Result<Self, Fault> {
         let body = match inference.carries() {
-            Carries::Json | Carries::Multipart => Shape::Json,
+            Carries::Json => Shape::Json,
+            Carries::Multipart => Shape::multipart(&parts.headers, true)?,
         };
         Ok(Self {
             method: Method::POST,
@@ -71,7 +80,8 @@ impl Call {
         let known = Inference::at(found.path.path());
         let body = match known {
             _ if !asks => Shape::Nothing,
-            _ => Shape::Free { json: found.spec.kind != Kind::Custom || is_json(&parts.headers) },
+            _ if is(&parts.headers, "multipart/form-data") => Shape::multipart(&parts.headers, false)?,
+            _ => Shape::Free { json: found.spec.kind != Kind::Custom || is(&parts.headers, "json") },
         };
         Ok(Self {
             method: parts.method.clone(),
@@ -93,6 +103,10 @@ impl Call {
             let (shape, body) = (self.body.clone(), body.clone());
             tokio::task::spawn_blocking(move || shape.read(&body)).await.map_err(|_| Fault::Internal)?
         }?;
+        if head.as_ref().is_some_and(|head| head.background) {
+            let message = "background responses are not kept: send the request without 'background'";
+            return Err(invalid(message.into(), Some("background")));
+        }
         Ok(head.map(|head| Head { stream: head.stream && self.streams, ..head }))
     }
 
@@ -117,18 +131,34 @@ impl Call {
     /// What the engine is sent: the body, with its own name for the model.
     pub(super) fn payload(&self, body: Bytes, head: Option<&Head<'_>>, served: &str) -> Payload {
         match head {
-            Some(head) if !head.model.is_empty() && head.model != served => {
-                head::splice(&body, &head.range, served).into()
-            }
+            Some(head) if !head.model.is_empty() && head.model != served => match self.body {
+                Shape::Multipart { .. } => multipart::splice(&body, &head.range, served).into(),
+                _ => head::splice(&body, &head.range, served).into(),
+            },
             _ => body.into(),
         }
     }
 }
 
 impl Shape {
+    fn multipart(headers: &HeaderMap, named: bool) -> Result<Self, Fault> {
+        let mut kinds = headers.get_all(header::CONTENT_TYPE).iter();
+        let (Some(kind), true) = (kinds.next(), is(headers, "multipart/form-data")) else {
+            return Err(Fault::UnsupportedMedia { expected: "multipart/form-data".into() });
+        };
+        if kinds.next().is_some() {
+            return Err(invalid("there are two Content-Types".into(), None));
+        }
+        Ok(Self::Multipart { boundary: Bytes::copy_from_slice(multipart::boundary(kind)?), named })
+    }
+
     fn read(&self, body: &Bytes) -> Result<Option<Head<'static>>, Fault> {
         match self {
             Self::Json => Ok(Some(head::peek(body)?.into_owned())),
+            Self::Multipart { boundary, named } => {
+                let head = if *named { multipart::peek(body, boundary) } else { multipart::peek_any(body, boundary) };
+                Ok(Some(head?.into_owned()))
+            }
             Self::Free { json } => match head::peek_any(body) {
                 Ok(head) => Ok(Some(head.into_owned())),
                 // A list, say: there is no model in it.
@@ -142,9 +172,10 @@ impl Shape {
     }
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
-    let kind = headers.get(header::CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
-    kind.to_ascii_lowercase().windows(4).any(|part| part == b"json")
+/// This is in the content's type.
+fn is(headers: &HeaderMap, part: &str) -> bool {
+    let mut kinds = headers.get_all(header::CONTENT_TYPE).iter().map(HeaderValue::as_bytes);
+    kinds.any(|kind| kind.windows(part.len()).any(|window| window.eq_ignore_ascii_case(part.as_bytes())))
 }
 
 fn invalid(message: String, param: Option<&str>) -> Fault {

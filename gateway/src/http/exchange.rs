@@ -19,6 +19,7 @@ use rouse::{
     fleet::event::Verdict,
     lease::{Gate, Lease},
     model::ModelName,
+    openai::Form,
     relay::{self, Exchange, Observer, Outcome, Outgoing, Payload, Target},
     units::{Millis, Tick},
 };
@@ -56,6 +57,8 @@ pub(crate) struct Job {
     /// The body's share of what all bodies may hold. Goes with the job, which ends with the answer's head.
     pub(crate) _charge: Charge,
     pub(crate) stream: bool,
+    /// In whose words a stream that breaks is told why.
+    pub(crate) form: Form,
     pub(crate) deadline: Tick,
     /// It queues for its model and wakes it; otherwise it is answered by an engine that is free, or refused.
     pub(crate) waits: bool,
@@ -234,6 +237,8 @@ impl Job {
                 headers: self.headers.clone(),
                 body: self.body.clone(),
                 stream: self.stream,
+                form: self.form,
+                watch_json: false,
             },
             lease,
             timeouts: relay::Timeouts {
