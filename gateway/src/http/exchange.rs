@@ -19,6 +19,7 @@ use rouse::{
     fleet::event::Verdict,
     lease::{Gate, Lease},
     model::ModelName,
+    openai::Form,
     relay::{self, Exchange, Observer, Outcome, Outgoing, Payload, Target},
     units::{Millis, Tick},
 };
@@ -228,6 +229,8 @@ impl Job {
                 headers: self.headers.clone(),
                 body: self.body.clone(),
                 stream: self.stream,
+                form: Form::OpenAi,
+                watch_json: false,
             },
             lease,
             timeouts: relay::Timeouts {
