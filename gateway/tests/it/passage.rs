@@ -181,6 +181,10 @@ fn what_is_open_passes_under_every_name_of_the_model_with_its_query() {
     let gateway = small("");
     gateway.wake("small");
     let client = gateway.client();
+    // Its gate opens a moment after it is told to be awake, and a GET does not wait for that.
+    gateway.until("it is open", std::time::Duration::from_secs(5), || {
+        client.get("/engines/small/health").status == 200
+    });
     for name in ["small", "org/nick", "org%2Fnick", "org%2fnick", "%73mall"] {
         let version = client.get(&format!("/engines/{name}/version?a=../../sleep;b"));
         assert_eq!((version.status, version.json()["version"].is_string()), (200, true), "{name}");
