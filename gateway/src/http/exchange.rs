@@ -57,7 +57,11 @@ pub(crate) struct Job {
     /// The body's share of what all bodies may hold. Goes with the job, which ends with the answer's head.
     pub(crate) _charge: Charge,
     pub(crate) stream: bool,
+    /// In whose words a stream that breaks is told why.
+    pub(crate) form: Form,
     pub(crate) deadline: Tick,
+    /// It queues for its model and wakes it; otherwise it is answered by an engine that is free, or refused.
+    pub(crate) waits: bool,
     /// Notified when the request begins to wait, if it is one for a stream.
     pub(crate) parked: Option<Rc<Notify>>,
 }
@@ -175,6 +179,7 @@ impl Job {
     fn at_once(&self) -> Option<Place> {
         let routes = self.core.shared.control.routes();
         let (endpoint, lease) = routes.models.get(&self.model)?.take()?;
+        let lease = if self.waits { lease } else { lease.unnoted() };
         self.track.forwarded_at_once();
         Some(Place {
             target: Target {
@@ -190,6 +195,9 @@ impl Job {
     }
 
     async fn park(&self) -> Result<Place, Fault> {
+        if !self.waits {
+            return Err(Fault::NotAwake { model: self.model.clone() });
+        }
         let control = &self.core.shared.control;
         let _parked = self.track.park();
         if let Some(parked) = &self.parked {
@@ -229,7 +237,7 @@ impl Job {
                 headers: self.headers.clone(),
                 body: self.body.clone(),
                 stream: self.stream,
-                form: Form::OpenAi,
+                form: self.form,
                 watch_json: false,
             },
             lease,

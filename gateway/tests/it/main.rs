@@ -11,6 +11,7 @@ mod docs;
 mod faults;
 mod live;
 mod operators;
+mod passage;
 mod refusals;
 mod restart;
 mod support;
