@@ -1,5 +1,6 @@
 """PyPI `openai`: the same calls to the engine and through the gateway."""
 
+import asyncio
 import io
 
 import openai
@@ -244,6 +245,28 @@ def open_chat(api, model):
 
 def open_responses(api, model):
     return api.responses.create(model=model, input="hi", max_output_tokens=5000, stream=True)
+
+
+async def read(side, stream):
+    async with openai.AsyncOpenAI(base_url=side.url + "/v1", api_key="any") as api:
+        chunks = await api.chat.completions.create(model=side.model, messages=HELLO, stream=stream)
+        return dump(*[chunk async for chunk in chunks]) if stream else dump(chunks)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_async_client_gets_the_engines_answer(stream, direct, through):
+    assert asyncio.run(read(through, stream)) == asyncio.run(read(direct, stream))
+
+
+def test_a_task_that_is_cancelled_stops_the_engine_within_a_second(side, engine):
+    async def cancelled():
+        async with openai.AsyncOpenAI(base_url=side.url + "/v1", api_key="any") as api:
+            ask = api.chat.completions.create(model=side.model, messages=HELLO, max_tokens=5000)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(ask, 0.3)
+            await asyncio.to_thread(until, lambda: engine.busy() == 0, 1, "the engine stopped")
+
+    asyncio.run(cancelled())
 
 
 @pytest.mark.parametrize("begin", [open_chat, open_responses], ids=["chat", "responses"])
