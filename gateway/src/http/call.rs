@@ -156,7 +156,11 @@ impl Shape {
         match self {
             Self::Json => Ok(Some(head::peek(body)?.into_owned())),
             Self::Multipart { boundary, named } => {
-                let head = if *named { multipart::peek(body, boundary) } else { multipart::peek_any(body, boundary) };
+                let head = if *named {
+                    multipart::peek(body, boundary)
+                } else {
+                    multipart::peek_any(body, boundary)
+                };
                 Ok(Some(head?.into_owned()))
             }
             Self::Free { json } => match head::peek_any(body) {

@@ -15,6 +15,7 @@ mod passage;
 mod refusals;
 mod restart;
 mod support;
+mod surface;
 mod swap;
 mod trace;
 mod waiting;
