@@ -135,7 +135,7 @@ def test_a_start_that_fails_is_retried_by_every_client(gateway, node, tmp_path):
 
 def test_a_start_that_fails_after_the_head_is_an_exception_in_every_client(gateway, node):
     """The status is out: all that is left is an event that the client makes an exception of."""
-    never = simulated(MODEL, "--fault", "slow-start=2s", "--fault", "exit-at-start=3", served=SERVED)
+    never = simulated(MODEL, served=SERVED, shell="sleep 2; exit 3")
     rouse = gateway(never, stream={"grace": "10ms", "heartbeat": "50ms"})
     begun = streams(Side("through", rouse.api, MODEL), node)
 
