@@ -4,6 +4,7 @@ after 20 s in which not a byte came. Starts that fail are the clients' retries b
 import time
 
 import anthropic
+import httpx2
 import openai
 import pytest
 
@@ -15,8 +16,7 @@ from support import MODEL, SERVED, Gateway, Side, Thrown, simulated, together
 COLD = 30
 # After its own start an engine is looked at, and then all of them stream at once.
 DONE_WITHIN = COLD + 30
-IDLE = openai.Timeout(600, connect=5, read=20)
-IDLE_MS = 20_000
+IDLE = 20
 
 of_openai = [
     test_openai.chat_stream, test_openai.chat_stream_with_usage, test_openai.completions_stream,
@@ -36,22 +36,34 @@ whole_of_langchain = [test_langchain.invoke, test_langchain.structured, test_lan
 whole_of_node = ["chat", "structured", "responses", "embeddings", "transcription"]
 
 
-def cases(side, node):
-    """Name to call, one for each client and call: streams twice, since defaults and impatience are two clients."""
-    found = {}
-    for options, how in [({}, "by default"), ({"timeout": IDLE}, "with 20 s of patience")]:
-        for call in of_openai + (whole if not options else []):
-            api = test_openai.client(side, **options)
-            found[f"openai {call.__name__} {how}"] = lambda call=call, api=api: call(api, side.model)
-        for call in of_anthropic + (whole_of_anthropic if not options else []):
-            api = test_anthropic.client(side, **options)
-            found[f"anthropic {call.__name__} {how}"] = lambda call=call, api=api: call(api, side.model)
-        for call in of_langchain + (whole_of_langchain if not options else []):
-            found[f"langchain {call.__name__} {how}"] = lambda call=call, options=options: call(side, **options)
-        idle = {"idle": IDLE_MS} if options else {}
-        for call in of_node + (whole_of_node if not options else []):
-            found[f"node {call} {how}"] = lambda call=call, idle=idle: node.call(call, side, within=90, **idle)
-    return found
+def wholes(side, node):
+    """Name to call, one for each client and call that is no stream, by default settings."""
+    openais, anthropics = test_openai.client(side), test_anthropic.client(side)
+    return {
+        **{f"openai {call.__name__}": lambda call=call: call(openais, side.model) for call in whole},
+        **{f"anthropic {call.__name__}": lambda call=call: call(anthropics, side.model) for call in whole_of_anthropic},
+        **{f"langchain {call.__name__}": lambda call=call: call(side) for call in whole_of_langchain},
+        **{f"node {call}": lambda call=call: node.call(call, side, within=90) for call in whole_of_node},
+    }
+
+
+def streams(side, node, idle=None, **options):
+    """The same of streams; with `idle`, for clients that give up after so many seconds without a byte."""
+    timeout = {"timeout": openai.Timeout(600, connect=5, read=idle)} if idle else {}
+    openais = test_openai.client(side, **timeout, **options)
+    anthropics = test_anthropic.client(side, **timeout, **options)
+    patience = {"idle": idle * 1000} if idle else {}
+    retries = {"maxRetries": options["max_retries"]} if options else {}
+    name = f"with {idle} s of patience" if idle else "by default"
+    return {
+        **{f"openai {call.__name__} {name}": lambda call=call: call(openais, side.model) for call in of_openai},
+        **{f"anthropic {call.__name__} {name}": lambda call=call: call(anthropics, side.model) for call in of_anthropic},
+        **{f"langchain {call.__name__} {name}": lambda call=call: call(side, **timeout, **options) for call in of_langchain},
+        **{
+            f"node {call} {name}": lambda call=call: node.call(call, side, within=90, **patience, **retries)
+            for call in of_node
+        },
+    }
 
 
 @pytest.fixture
@@ -71,9 +83,8 @@ def gateway(tmp_path):
 
 def test_every_client_outlasts_a_cold_start_of_30_s(gateway, node):
     cold = gateway(simulated(MODEL, "--start-time", f"{COLD}s", served=SERVED))
-    through = cases(Side("through", cold.api, MODEL), node)
     begun = time.monotonic()
-    answers = together(through)
+    answers = together(everything(Side("through", cold.api, MODEL), node))
     took = time.monotonic() - begun
     print(f"{len(answers)} calls of four clients, cold to the last byte: {took:.1f} s")
     assert COLD <= took < DONE_WITHIN
@@ -81,12 +92,39 @@ def test_every_client_outlasts_a_cold_start_of_30_s(gateway, node):
     engine = cold.engine(MODEL)
     # The gateway names each request that it passes on, and not its own: nobody gave up and asked again.
     asked = [one for one in engine.counters()["arrivals"] if one["request_id"]]
-    twice = ["langchain structured by default", "langchain embeddings by default"]
+    twice = ["langchain structured", "langchain embeddings"]
     assert len(asked) == len(answers) + len(twice)
     assert not cold.metrics("rouse_client_disconnects_total")
 
-    expected = together(cases(Side("direct", engine.url, SERVED), node))
+    expected = together(everything(Side("direct", engine.url, SERVED), node))
     assert {name: answer for name, answer in answers.items() if answer != expected[name]} == {}
+
+
+def everything(side, node):
+    return wholes(side, node) | streams(side, node) | streams(side, node, IDLE)
+
+
+@pytest.mark.parametrize("heartbeat", ["300ms", "10m"])
+def test_it_is_the_heartbeats_that_keep_an_impatient_client(heartbeat, gateway, node):
+    """What the test above proves, it proves by them: the same clients without them give up."""
+    slow = simulated(MODEL, "--start-time", "3s", served=SERVED)
+    rouse = gateway(slow, stream={"grace": "100ms", "heartbeat": heartbeat})
+    ask = streams(Side("through", rouse.api, MODEL), node, 1, max_retries=0)
+    if heartbeat == "300ms":
+        assert all(together(ask).values())
+    else:
+        assert all("time" in repr(error).lower() or "terminated" in repr(error) for error in failures(ask).values())
+        rouse.wake(MODEL)
+
+
+def failures(calls):
+    """What each of the calls throws; it is an error when one does not."""
+    def fails(call):
+        with pytest.raises((openai.APIError, anthropic.APIError, httpx2.TransportError, Thrown)) as raised:
+            call()
+        return raised.value
+
+    return together({name: lambda call=call: fails(call) for name, call in calls.items()})
 
 
 def test_heartbeats_at_every_turn_change_no_stream(gateway, node):
@@ -95,10 +133,6 @@ def test_heartbeats_at_every_turn_change_no_stream(gateway, node):
     answers = together(streams(Side("through", cold.api, MODEL), node))
     direct = Side("direct", cold.engine(MODEL).url, SERVED)
     assert answers == together(streams(direct, node))
-
-
-def streams(side, node):
-    return {name: call for name, call in cases(side, node).items() if name.endswith("patience")}
 
 
 CLIENTS = ["openai", "anthropic", "langchain", "node"]
@@ -137,18 +171,21 @@ def test_a_start_that_fails_after_the_head_is_an_exception_in_every_client(gatew
     """The status is out: all that is left is an event that the client makes an exception of."""
     never = simulated(MODEL, served=SERVED, shell="sleep 2; exit 3")
     rouse = gateway(never, stream={"grace": "10ms", "heartbeat": "50ms"})
-    begun = streams(Side("through", rouse.api, MODEL), node)
-
-    def fails(call):
-        with pytest.raises((openai.APIError, anthropic.APIError, Thrown)) as raised:
-            call()
-        return raised.value
-
-    errors = together({name: lambda call=call: fails(call) for name, call in begun.items()})
+    errors = failures(streams(Side("through", rouse.api, MODEL), node))
     assert {name: str(error) for name, error in errors.items() if MODEL not in str(error)} == {}
     # Anthropic's client makes an exception of the status 200; the others have none.
     before_head = {name: str(error) for name, error in errors.items() if status(error) not in (None, 200)}
     assert before_head == {}
+
+
+def test_an_engines_refusal_after_the_head_is_an_exception_too(gateway, node):
+    slow = simulated(MODEL, "--start-time", "1500ms", "--fault", "status=418", served=SERVED)
+    # An engine whose readiness is proved by an answer would never be ready.
+    slow["engine"]["task"] = "none"
+    rouse = gateway(slow, stream={"grace": "10ms", "heartbeat": "50ms"})
+    errors = failures(streams(Side("through", rouse.api, MODEL), node))
+    assert {name: str(error) for name, error in errors.items() if "A fault was asked for" not in str(error)} == {}
+    assert {name: str(error) for name, error in errors.items() if status(error) not in (None, 200)} == {}
 
 
 def status(error):
