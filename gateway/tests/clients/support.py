@@ -100,8 +100,11 @@ class Gateway:
     def wake(self, model):
         request = urllib.request.Request(f"{self.admin}/admin/v1/models/{model}/wake", method="POST", data=b"")
         urllib.request.urlopen(request, timeout=10).close()
+        self.until_state(model, "awake")
+
+    def until_state(self, model, state):
         states = lambda: {one["id"]: one["state"] for one in get_json(self.api + "/v1/models")["data"]}
-        until(lambda: states()[model] == "awake", 30, f"{model} is awake")
+        until(lambda: states()[model] == state, 30, f"{model} is {state}")
 
     def leases(self):
         return sum(engine["leases"] for engine in get_json(self.admin + "/admin/v1/fleet")["engines"])

@@ -23,14 +23,14 @@ def book(city: str, days: int) -> str:
 
 
 def chat_model(side, **options):
-    # Its own list of models would have it guess what an unknown one can do.
     options = {"model": side.model, **options}
     return langchain_openai.ChatOpenAI(base_url=side.url + "/v1", api_key="any", **options)
 
 
 def dump(*messages):
     """All but the ids of runs, which the client itself makes up."""
-    return [message.model_dump(exclude=({"id"} if str(message.id).startswith("lc_run") else set())) for message in messages]
+    made_up = {"id"}
+    return [one.model_dump(exclude=made_up if str(one.id).startswith("lc_run") else None) for one in messages]
 
 
 def invoke(side, **options):
