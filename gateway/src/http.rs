@@ -319,15 +319,14 @@ impl Served {
 
     fn refuse(&self, fault: &Fault, exchange: InExchange) -> Response<Reply> {
         self.track.fault(fault);
-        let response = openai::error::response(fault, openai::Form::OpenAi);
+        let response = openai::error::response(fault, self.form);
         let (mut parts, _) = response.into_parts();
         if let Some(waited) = self.track.was_parked() {
             let mut head = Response::from_parts(parts, ());
             note_wait(&mut head, waited, &self.track);
             (parts, ()) = head.into_parts();
         }
-        let reply =
-            Reply::text(openai::error::body(fault, openai::Form::OpenAi), Rc::clone(&self.track), exchange);
+        let reply = Reply::text(openai::error::body(fault, self.form), Rc::clone(&self.track), exchange);
         Response::from_parts(parts, reply)
     }
 

@@ -181,6 +181,10 @@ fn what_is_open_passes_under_every_name_of_the_model_with_its_query() {
     let gateway = small("");
     gateway.wake("small");
     let client = gateway.client();
+    // Its gate opens a moment after it is told to be awake, and a GET does not wait for that.
+    gateway.until("it is open", std::time::Duration::from_secs(5), || {
+        client.get("/engines/small/health").status == 200
+    });
     for name in ["small", "org/nick", "org%2Fnick", "org%2fnick", "%73mall"] {
         let version = client.get(&format!("/engines/{name}/version?a=../../sleep;b"));
         assert_eq!((version.status, version.json()["version"].is_string()), (200, true), "{name}");
@@ -227,7 +231,8 @@ fn a_path_and_a_body_that_contradict_each_other_are_refused() {
     refusal(&wrong, 405, "method_not_allowed");
     assert_eq!(wrong.header("allow"), "GET, HEAD");
     // Nobody was asked.
-    assert!(gateway.fleet()["engines"].as_array().unwrap().iter().all(|engine| engine["state"] == "cold"));
+    let models = client.get("/v1/models").json();
+    assert!(models["data"].as_array().unwrap().iter().all(|model| model["state"] == "cold"), "{models}");
 }
 
 #[test]

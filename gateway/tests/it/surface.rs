@@ -183,7 +183,7 @@ fn refusals_are_in_the_words_of_the_api_whenever_they_come() {
         404,
         "model_not_found",
     );
-    assert_eq!(gateway.engine("small#0")["state"], "cold", "nobody was woken");
+    assert_eq!(client.get("/v1/models/small").json()["state"], "cold", "nobody was woken");
 }
 
 #[test]
