@@ -2,17 +2,14 @@
 
 import pytest
 
-from support import MODEL, SERVED, Gateway, Node, Side, simulated, until
+from support import MODEL, SERVED, Node, Side, running, simulated, until
 
 
 @pytest.fixture(scope="session")
 def rouse(tmp_path_factory):
-    gateway = Gateway(tmp_path_factory.mktemp("gateway"), simulated(MODEL, served=SERVED))
-    gateway.wake(MODEL)
-    yield gateway
-    code = gateway.stop()
-    print(gateway.tail())
-    assert code == 0, "a gateway told to stop ends its streams and its engines, and exits 0"
+    with running(tmp_path_factory.mktemp("gateway"), simulated(MODEL, served=SERVED)) as gateway:
+        gateway.wake(MODEL)
+        yield gateway
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ ids and timestamps follow from the request's body, so what differs is what the g
 """
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
@@ -63,6 +64,19 @@ def simulated(name, *flags, served=None, shell=None):
     return {"name": name, "engine": engine, "memory": {"awake": "1Gi", "asleep": "64Mi", "host": "16Mi"}}
 
 
+@contextlib.contextmanager
+def running(folder, *models, **settings):
+    """A gateway that serves when it is given, and is told to stop whatever happens meanwhile."""
+    gateway = Gateway(folder, *models, **settings)
+    try:
+        gateway.wait_ready()
+        yield gateway
+    finally:
+        code = gateway.stop()
+        print(gateway.tail())
+    assert code == 0, "a gateway told to stop ends its streams and its engines, and exits 0"
+
+
 def binary():
     path = os.environ.get("ROUSE_GATEWAY")
     assert path, "ROUSE_GATEWAY must name the built rouse-gateway; `make test-clients` sets it"
@@ -85,8 +99,11 @@ class Gateway:
         command = [binary(), "--config", str(path), "--api", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True)
+
+    def wait_ready(self):
         # It says where it listens, the API first.
         lines = [self.process.stdout.readline() for _ in range(2)]
+        assert all(lines), f"the gateway said no address\n{self.tail()}"
         self.api, self.admin = (re.search(r"http://[0-9.:]+", line)[0] for line in lines)
         until(self.is_ready, READY_WITHIN, f"/readyz\n{self.tail()}")
 
@@ -103,11 +120,13 @@ class Gateway:
         self.until_state(model, "awake")
 
     def until_state(self, model, state):
-        states = lambda: {one["id"]: one["state"] for one in get_json(self.api + "/v1/models")["data"]}
-        until(lambda: states()[model] == state, 30, f"{model} is {state}")
+        until(lambda: self.engines()[f"{model}#0"]["state"].lower() == state, 30, f"{model} is {state}")
+
+    def engines(self):
+        return {engine["engine"]: engine for engine in get_json(self.admin + "/admin/v1/fleet")["engines"]}
 
     def leases(self):
-        return sum(engine["leases"] for engine in get_json(self.admin + "/admin/v1/fleet")["engines"])
+        return sum(engine["leases"] for engine in self.engines().values())
 
     def metrics(self, name):
         """The samples of one metric whose value is not 0; labels to value."""

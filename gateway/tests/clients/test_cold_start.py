@@ -2,6 +2,7 @@
 up after 20 s in which not a byte came. Starts that fail are the clients' retries before the head, and their exceptions
 after it."""
 
+import contextlib
 import time
 
 import anthropic
@@ -12,7 +13,7 @@ import pytest
 import test_anthropic
 import test_langchain
 import test_openai
-from support import MODEL, SERVED, Gateway, Side, Thrown, simulated, together
+from support import MODEL, SERVED, Side, Thrown, running, simulated, together
 
 COLD = 30
 # After its own start an engine is looked at, and then all of them stream at once.
@@ -75,17 +76,8 @@ def streams(side, node, idle=None, **options):
 
 @pytest.fixture
 def gateway(tmp_path):
-    started = []
-
-    def start(*models, **settings):
-        started.append(Gateway(tmp_path, *models, **settings))
-        return started[-1]
-
-    yield start
-    for one in started:
-        code = one.stop()
-        print(one.tail())
-        assert code == 0
+    with contextlib.ExitStack() as started:
+        yield lambda *models, **settings: started.enter_context(running(tmp_path, *models, **settings))
 
 
 def test_every_client_outlasts_a_cold_start_of_30_s(gateway, node):

@@ -23,8 +23,7 @@ def book(city: str, days: int) -> str:
 
 
 def chat_model(side, **options):
-    options = {"model": side.model, **options}
-    return langchain_openai.ChatOpenAI(base_url=side.url + "/v1", api_key="any", **options)
+    return langchain_openai.ChatOpenAI(base_url=side.url + "/v1", **{"model": side.model, "api_key": "any", **options})
 
 
 def dump(*messages):
