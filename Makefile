@@ -27,6 +27,9 @@ ADVISORIES := https://github.com/RustSec/advisory-db
 ENGINES := gateway/tests/engines
 VENV := $(CACHE)/engines-$(shell cat $(ENGINES)/requirements.txt | sha256sum | cut -c1-16)
 
+CLIENTS := gateway/tests/clients
+CLIENTS_VENV := $(CACHE)/clients-$(shell cat $(CLIENTS)/requirements.txt $(CLIENTS)/package-lock.json | sha256sum | cut -c1-16)
+
 # A filter that matches nothing is a success to cargo; here it is a failure, or a renamed test would never run again.
 SOME_TEST_RAN := awk '{ print; fflush() } /test result: ok\. [1-9]/ { ran = 1 } END { if (!ran) print "no test ran"; exit !ran }'
 
@@ -44,7 +47,7 @@ run: ## Build the gateway and start its embedded demonstration (ARGS="--config F
 test: test-crates test-loom ## Tests of the four crates and of the lease in every interleaving; minutes, needs only cargo
 
 .PHONY: test-all
-test-all: test test-engines ## Everything: test, then test-engines
+test-all: test test-engines test-clients ## Everything: test, then test-engines, then test-clients
 
 .PHONY: test-crates
 test-crates:
@@ -64,6 +67,14 @@ test-engines: $(VENV)/.complete ## The gateway against a real llama.cpp server a
 	cargo build --locked -p rouse-gateway
 	export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway"; \
 	    time "$(VENV)/bin/python" -m pytest -rP -p no:cacheprovider $(ENGINES) $(ARGS)
+
+.PHONY: test-clients
+test-clients: $(CLIENTS_VENV)/.complete ## Stock clients from PyPI and npm, directly and through the gateway (ARGS="-k NAME")
+	@echo "== stock clients: openai, anthropic, langchain-openai and npm's openai against engine-sim and through the gateway"
+	cargo build --locked -p rouse-gateway
+	export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway" \
+	    ROUSE_NODE="$(CLIENTS_VENV)/bin/node" NODE_PATH="$(CLIENTS_VENV)/node_modules"; \
+	    time "$(CLIENTS_VENV)/bin/python" -m pytest -q --durations=5 -p no:cacheprovider $(CLIENTS) $(ARGS)
 
 .PHONY: soak-sim
 soak-sim: ## The simulator for longer: SEEDS=200000 STEPS=1000
@@ -117,4 +128,14 @@ $(VENV)/.complete:
 	$(PYTHON) -m venv "$(VENV)"
 	CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) CMAKE_ARGS="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF" \
 	    "$(VENV)/bin/pip" install --disable-pip-version-check --progress-bar off --no-deps -r $(ENGINES)/requirements.txt
+	touch $@
+
+# Node comes from PyPI like the rest, so that a machine needs none of its own and every machine has the same.
+$(CLIENTS_VENV)/.complete:
+	@echo "== Python and node environment for the client tests; about a minute, once"
+	rm -rf "$(CLIENTS_VENV)"
+	$(PYTHON) -m venv "$(CLIENTS_VENV)"
+	"$(CLIENTS_VENV)/bin/pip" install --disable-pip-version-check --progress-bar off --no-deps -r $(CLIENTS)/requirements.txt
+	cp $(CLIENTS)/package.json $(CLIENTS)/package-lock.json "$(CLIENTS_VENV)"
+	cd "$(CLIENTS_VENV)" && PATH="$(CLIENTS_VENV)/bin:$$PATH" npm ci --ignore-scripts --no-audit --no-fund
 	touch $@
