@@ -54,6 +54,7 @@ pub struct Config {
     pub stream: Stream,
     pub timeouts: Timeouts,
     pub limits: Limits,
+    pub affinity: Affinity,
     pub shutdown: Shutdown,
     /// Adoption file, learned values, engine logs.
     pub state: PathBuf,
@@ -129,6 +130,18 @@ pub enum Task {
 pub enum OnDisconnect {
     Abort,
     Drain,
+}
+
+/// By what a request prefers one of a model's several engines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Affinity {
+    /// By nothing but load.
+    None,
+    /// By what its client says it belongs to.
+    Session,
+    /// By that, or else by how its conversation begins.
+    #[default]
+    Prefix,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -142,7 +142,7 @@ impl Driver {
                 _ => {}
             }
         }
-        self.gates.follow(&self.fleet);
+        self.gates.follow(&self.fleet, self.platform.as_ref());
         self.shared.publish(&self.fleet, plan.report, &self.gates);
         for command in plan.commands {
             match command {

@@ -28,6 +28,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     config::{Config, Kind},
+    routes::{Authors, Lots},
     serve::{
         Stage,
         socket::{InExchange, Socket},
@@ -35,6 +36,7 @@ use crate::{
 };
 
 pub mod admin;
+mod affinity;
 mod answer;
 mod control;
 mod exchange;
@@ -62,6 +64,7 @@ pub struct Shared {
     pub(crate) config: Arc<ArcSwap<Config>>,
     pub(crate) meter: Arc<dyn Meter>,
     bodies: Arc<intake::InFlight>,
+    authors: Authors,
     started: Tick,
 }
 
@@ -71,6 +74,7 @@ pub(crate) struct Core {
     pub(crate) pool: Pool,
     pub(crate) stage: watch::Receiver<Stage>,
     ids: RequestIds,
+    lots: Lots,
 }
 
 impl Shared {
@@ -78,13 +82,20 @@ impl Shared {
     #[must_use]
     pub fn new(control: Arc<dyn Control>, config: Arc<ArcSwap<Config>>, meter: Arc<dyn Meter>) -> Arc<Self> {
         let started = control.clock().now();
-        Arc::new(Self { control, config, meter, bodies: Arc::default(), started })
+        Arc::new(Self {
+            control,
+            config,
+            meter,
+            bodies: Arc::default(),
+            authors: Authors::default(),
+            started,
+        })
     }
 }
 
 impl Core {
     pub(crate) fn new(shared: Arc<Shared>, stage: watch::Receiver<Stage>) -> Rc<Self> {
-        Rc::new(Self { shared, pool: Pool::default(), stage, ids: RequestIds::new() })
+        Rc::new(Self { shared, pool: Pool::default(), stage, ids: RequestIds::new(), lots: Lots::new() })
     }
 
     fn draining(&self) -> bool {
@@ -218,6 +229,7 @@ impl Served {
             parts.headers.insert(REQUEST_ID, self.track.id.clone());
         }
         let stream = api.streams() && head.stream;
+        let ties = affinity::Ties::of(&parts.headers, config.affinity);
         let payload = if spec.served_name == head.model {
             Payload::from(body)
         } else {
@@ -239,6 +251,7 @@ impl Served {
             body: payload,
             _charge: charge,
             stream,
+            ties,
             deadline,
             parked: stream.then(|| Rc::new(Notify::new())),
         })

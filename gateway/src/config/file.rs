@@ -63,6 +63,7 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     let (timeouts, transitions) = policy::timeouts(reader, root);
     let settings = rouse::model::Settings { timeouts: transitions, ..settings };
     let limits = policy::limits(reader, root, machine.memory);
+    let affinity = policy::affinity(reader, root);
     let shutdown = policy::shutdown(reader, root);
     let state = root
         .read(reader, "state", Reader::text)
@@ -84,6 +85,7 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         stream,
         timeouts,
         limits,
+        affinity,
         shutdown,
         state,
         log_cap,

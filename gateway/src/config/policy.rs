@@ -6,7 +6,7 @@ use rouse::{
 };
 
 use super::{
-    Limits, Shutdown, Stream, Timeouts,
+    Affinity, Limits, Shutdown, Stream, Timeouts,
     reader::{Reader, Section},
     tree::Node,
 };
@@ -81,6 +81,18 @@ pub(super) fn stream(reader: &mut Reader, root: &mut Section) -> Stream {
         });
         Stream { grace: grace.unwrap_or(Millis::secs(2)), heartbeat: heartbeat.unwrap_or(Millis::secs(10)) }
     })
+}
+
+pub(super) fn affinity(reader: &mut Reader, root: &mut Section) -> Affinity {
+    root.sub(reader, "routing", |reader, section| {
+        section.read(reader, "affinity", |reader, node| {
+            reader.choice(
+                node,
+                &[("prefix", Affinity::Prefix), ("session", Affinity::Session), ("none", Affinity::None)],
+            )
+        })
+    })
+    .unwrap_or_default()
 }
 
 /// Deadlines of exchanges and probes, and those of an engine's transitions.

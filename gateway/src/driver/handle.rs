@@ -273,6 +273,7 @@ impl Shared {
         self.most_parked.store(fleet.max_waiting() + IN_TRANSIT, Ordering::Relaxed);
         let view = fleet.view(&report);
         self.metrics.observe_view(&view);
+        let before = self.routes.load();
         let routes = Routes {
             registry: Registry::new(fleet.specs()),
             models: fleet
@@ -280,12 +281,17 @@ impl Shared {
                 .map(|spec| {
                     let state = report.models.get(&spec.name).map(|l| l.state).unwrap_or_default();
                     let endpoints = gates.endpoints(&spec.name);
-                    (spec.name.clone(), Route { priority: spec.priority, state, endpoints })
+                    let before = before.models.get(&spec.name);
+                    let route = Route::new(spec.priority, state, spec.replicas, endpoints, before);
+                    if let Some(metrics) = self.metrics.known(&spec.name) {
+                        metrics.left_out(route.left_out());
+                    }
+                    (spec.name.clone(), route)
                 })
                 .collect(),
             ready: fleet.is_ready(),
         };
-        if !routes.is_like(&self.routes.load()) {
+        if !routes.is_like(&before) {
             self.routes.store(Arc::new(routes));
         }
         self.view.store(Arc::new(view));

@@ -7,9 +7,12 @@
 //!   revoked lease) the engine is the suspect and not the request: it goes back to its old place in the queue,
 //!   [`CANARIES`] times.
 //! * An engine that cannot be reached is not yet known to be dead by those who decide. The request, which no engine has
-//!   begun, waits until the dead engine's gate closes and queues again, once.
+//!   begun, goes to another engine of the model at once; where there is none to be had, it waits until the dead engine's
+//!   gate closes and queues again. Once, either way.
 //!
-//! Every other request that an engine may have begun fails with it: only its client can know whether twice is harmless.
+//! Every other request that an engine may have begun fails with it: only its client can know whether twice is harmless. An
+//! engine's own refusal is an answer, also a 503 with a `Retry-After`: it passes on as it is, since the engine looked at
+//! the request, and a crowd that is sent on from one full engine to the next makes all of them full.
 
 use std::{pin::pin, rc::Rc, sync::Arc, time::Duration};
 
@@ -18,7 +21,7 @@ use rouse::{
     fault::{Cause, Fault, Phase},
     fleet::event::Verdict,
     lease::{Gate, Lease},
-    model::ModelName,
+    model::{EngineId, ModelName},
     relay::{self, Exchange, Observer, Outcome, Outgoing, Payload, Target},
     units::{Millis, Tick},
 };
@@ -26,6 +29,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::{
     Core,
+    affinity::{Attempted, Ties},
     intake::Charge,
     reply::{self, Answer},
     track::Track,
@@ -56,6 +60,7 @@ pub(crate) struct Job {
     /// The body's share of what all bodies may hold. Goes with the job, which ends with the answer's head.
     pub(crate) _charge: Charge,
     pub(crate) stream: bool,
+    pub(crate) ties: Ties,
     pub(crate) deadline: Tick,
     /// Notified when the request begins to wait, if it is one for a stream.
     pub(crate) parked: Option<Rc<Notify>>,
@@ -64,6 +69,7 @@ pub(crate) struct Job {
 /// Tells the account of a request what its exchange does.
 pub(crate) struct Watcher {
     track: Rc<Track>,
+    attempted: Option<Attempted>,
     /// The engine's head came: a failure from here on is the client's to see, one before may yet be made good.
     answered: bool,
 }
@@ -87,7 +93,7 @@ enum Attempt {
 enum Again {
     Canary,
     /// Found gone before it saw anything.
-    Absent(Arc<Gate>),
+    Absent(EngineId, Arc<Gate>),
 }
 
 impl Job {
@@ -122,8 +128,11 @@ impl Job {
     }
 
     async fn place(&self) -> Result<Place, Fault> {
-        match self.at_once() {
-            Some(place) => Ok(place),
+        match self.at_once(None) {
+            Some(place) => {
+                self.track.forwarded_at_once();
+                Ok(place)
+            }
             None => self.park().await,
         }
     }
@@ -146,10 +155,15 @@ impl Job {
                         return Err(fault);
                     }
                 }
-                Attempt::Again(fault, Again::Absent(gate)) => {
+                Attempt::Again(fault, Again::Absent(engine, gate)) => {
                     absences += 1;
                     if absences > 1 {
                         return Err(fault);
+                    }
+                    if let Some(other) = self.at_once(Some(&engine)) {
+                        self.track.replayed();
+                        place = other;
+                        continue;
                     }
                     until_revoked(&gate).await;
                 }
@@ -170,11 +184,11 @@ impl Job {
         }
     }
 
-    /// A lease on an awake engine, if one can be had without waiting.
-    fn at_once(&self) -> Option<Place> {
+    /// A lease on an awake engine, if one can be had without waiting. `avoid`: but not on this one.
+    fn at_once(&self, avoid: Option<&EngineId>) -> Option<Place> {
         let routes = self.core.shared.control.routes();
-        let (endpoint, lease) = routes.models.get(&self.model)?.take()?;
-        self.track.forwarded_at_once();
+        let route = routes.models.get(&self.model)?;
+        let (endpoint, lease) = self.ties.wanted(&self.core, avoid, |wanted| route.take(wanted))?;
         Some(Place {
             target: Target {
                 engine: endpoint.engine.clone(),
@@ -220,6 +234,8 @@ impl Job {
         self.track.phase(Phase::Connecting);
         let Place { target, lease, gate, canary } = place;
         let timeouts = &self.config.timeouts;
+        let (engine, path) = (target.engine.clone(), self.path.path());
+        let attempted = Attempted::new(&self.core, &self.track, &engine, target.generation, path);
         let exchange = Exchange {
             target,
             outgoing: Outgoing {
@@ -236,7 +252,7 @@ impl Job {
                 non_stream: timeouts.non_stream,
                 idle: timeouts.idle,
             },
-            observer: Watcher { track: Rc::clone(&self.track), answered: false },
+            observer: Watcher { track: Rc::clone(&self.track), attempted, answered: false },
         };
         match (relay::exchange(&self.core.pool, exchange).await, canary) {
             (Ok(response), Some(canary)) if response.status().is_server_error() => {
@@ -260,7 +276,7 @@ impl Job {
                 Attempt::Again(failed.fault, Again::Canary)
             }
             (Err(failed), None) if failed.elsewhere && is_absent(&failed.fault) => {
-                Attempt::Again(failed.fault, Again::Absent(gate))
+                Attempt::Again(failed.fault, Again::Absent(engine, gate))
             }
             (Err(failed), None) => Attempt::Failed(failed.fault),
         }
@@ -313,12 +329,24 @@ impl Observer for Watcher {
         self.track.replayed();
     }
 
-    fn head(&mut self, _: StatusCode) {
+    fn head(&mut self, status: StatusCode) {
         self.answered = true;
         self.track.phase(Phase::Streaming);
+        if let Some(attempted) = &mut self.attempted {
+            attempted.head(status);
+        }
+    }
+
+    fn first_byte(&mut self) {
+        if let Some(attempted) = &mut self.attempted {
+            attempted.first_byte();
+        }
     }
 
     fn end(&mut self, outcome: Outcome) {
+        if let Some(attempted) = &mut self.attempted {
+            attempted.ended(&outcome);
+        }
         match outcome {
             Outcome::Failed(fault) if self.answered => self.track.fault(&fault),
             Outcome::ClientLeft(phase) => self.track.phase(phase),

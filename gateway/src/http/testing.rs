@@ -26,7 +26,7 @@ use crate::{
     config::{self, Config, Kind, OnDisconnect, Task},
     driver::{Granted, Operation, Parking, Waited},
     metrics::ModelMetrics,
-    routes::{Endpoint, Route, Routes},
+    routes::{Endpoint, Route, Routes, Standing},
     serve::{Api, Stage},
 };
 
@@ -111,14 +111,18 @@ impl Gateway {
     pub(crate) fn route(&self, engines: &[(SocketAddr, &Arc<Gate>)]) {
         let endpoints = engines
             .iter()
-            .map(|(address, gate)| Endpoint {
-                engine: EngineId::new(MODEL.into(), 0),
+            .zip(0..)
+            .map(|((address, gate), replica)| Endpoint {
+                engine: EngineId::new(MODEL.into(), replica),
                 generation: Generation(1),
                 address: *address,
                 gate: Arc::clone(gate),
+                standing: Standing::new(self.clock, 0),
+                reported: Arc::default(),
             })
             .collect();
-        let route = Route { priority: 3, state: ModelState::Awake, endpoints };
+        let replicas = u32::try_from(engines.len()).unwrap();
+        let route = Route::new(3, ModelState::Awake, replicas, endpoints, None);
         self.control.routes.store(Arc::new(Routes {
             registry: Registry::new([&spec()]),
             models: BTreeMap::from([(MODEL.into(), route)]),
@@ -317,6 +321,7 @@ fn config() -> Config {
         shutdown: config::Shutdown { grace: Millis::secs(1), stop_engines: true },
         state: "/nonexistent".into(),
         log_cap: Bytes::mib(1),
+        affinity: config::Affinity::default(),
         keys_none: true,
         origin: String::new(),
         places: BTreeMap::new(),

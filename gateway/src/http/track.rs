@@ -190,6 +190,16 @@ impl Track {
         self.code.set(Some(code));
     }
 
+    /// So many of the model's engines are left out now; `more`: this request was the reason for one of them.
+    pub(crate) fn left_out(&self, engines: usize, more: bool) {
+        if let Some(metrics) = self.metrics.get() {
+            metrics.left_out(engines);
+            if more {
+                metrics.ejected();
+            }
+        }
+    }
+
     /// The response's head is handed to the client's connection.
     pub(crate) fn head(&self, status: u16) {
         self.status.set(Some(status));
