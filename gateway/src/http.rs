@@ -229,7 +229,7 @@ impl Served {
             parts.headers.insert(REQUEST_ID, self.track.id.clone());
         }
         let stream = api.streams() && head.stream;
-        let ties = affinity::Ties::of(&parts.headers, config.affinity);
+        let ties = affinity::Ties::of(&head, config.affinity);
         let payload = if spec.served_name == head.model {
             Payload::from(body)
         } else {
@@ -300,14 +300,15 @@ impl Served {
 
     fn refuse(&self, fault: &Fault, exchange: InExchange) -> Response<Reply> {
         self.track.fault(fault);
-        let response = openai::error::response(fault);
+        let response = openai::error::response(fault, openai::Form::OpenAi);
         let (mut parts, _) = response.into_parts();
         if let Some(waited) = self.track.was_parked() {
             let mut head = Response::from_parts(parts, ());
             note_wait(&mut head, waited, &self.track);
             (parts, ()) = head.into_parts();
         }
-        let reply = Reply::text(openai::error::body(fault), Rc::clone(&self.track), exchange);
+        let reply =
+            Reply::text(openai::error::body(fault, openai::Form::OpenAi), Rc::clone(&self.track), exchange);
         Response::from_parts(parts, reply)
     }
 

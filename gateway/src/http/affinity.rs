@@ -4,8 +4,14 @@
 
 use std::rc::Rc;
 
-use http::{HeaderMap, HeaderName, StatusCode};
-use rouse::{model::EngineId, relay::Outcome, units::Generation};
+use http::{HeaderMap, HeaderName, StatusCode, uri::PathAndQuery};
+use rouse::{
+    lease::Lease,
+    model::EngineId,
+    openai::{self, head::Head, sse::Facts},
+    relay::Outcome,
+    units::Generation,
+};
 
 use super::{Core, track::Track};
 use crate::{
@@ -14,42 +20,55 @@ use crate::{
 };
 
 /// By which a client says what belongs together: the field that routers in front of inference servers look at.
-pub(crate) const SESSION: HeaderName = HeaderName::from_static("x-session-id");
+const SESSION: HeaderName = HeaderName::from_static("x-session-id");
 /// Whose answers are gone on from.
 const RESPONSES: &str = "/v1/responses";
 
-/// What a request belongs to, as hashes.
-#[derive(Clone, Copy, Debug, Default)]
+/// What a request's body says that it belongs to, as hashes.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Ties {
+    previous: Option<u64>,
     session: Option<u64>,
     prefix: Option<u64>,
-    previous: Option<u64>,
+    affinity: Affinity,
 }
 
 impl Ties {
-    pub(crate) fn of(headers: &HeaderMap, affinity: Affinity) -> Self {
-        let said = headers.get(SESSION).map(|value| hash(value.as_bytes()));
-        Self { session: said.filter(|_| affinity != Affinity::None), prefix: None, previous: None }
+    pub(super) const fn of(head: &Head<'_>, affinity: Affinity) -> Self {
+        let Head { previous, session, prefix, .. } = *head;
+        Self { previous, session, prefix, affinity }
     }
 
-    /// Looks the author up, and gives what a choice needs.
-    pub(super) fn wanted<R>(
+    /// A lease on the engine that suits best.
+    pub(super) fn take<'r>(
         &self,
         core: &Core,
+        route: &'r Route,
+        headers: &HeaderMap,
         avoid: Option<&EngineId>,
-        choose: impl FnOnce(&Wanted<'_>) -> R,
-    ) -> R {
+    ) -> Option<(&'r Endpoint, Lease)> {
+        let mut wanted = Wanted { author: None, session: None, prefix: None, avoid, lots: &core.lots };
+        if route.endpoints.len() < 2 {
+            return route.take(&wanted);
+        }
+        if self.affinity != Affinity::None {
+            // The field is the client's own word on it; the key in the body is for the engine's cache.
+            let said = headers.get(SESSION).map(|value| openai::hash(value.as_bytes()));
+            wanted.session = said.or(self.session);
+        }
+        if self.affinity == Affinity::Prefix {
+            wanted.prefix = self.prefix;
+        }
         let known = |previous| core.shared.authors.of(previous, core.shared.control.clock().now());
         let author = self.previous.and_then(known);
-        let (session, prefix) = (self.session, self.prefix);
-        choose(&Wanted { author: author.as_ref(), session, prefix, avoid, lots: &core.lots })
+        wanted.author = author.as_ref();
+        route.take(&wanted)
     }
 }
 
 /// One attempt at one of several engines.
 pub(crate) struct Attempted {
     core: Rc<Core>,
-    track: Rc<Track>,
     author: Author,
     /// An engine that is not in the routes is not chosen, and needs no opinion.
     witness: Option<Witness>,
@@ -58,50 +77,70 @@ pub(crate) struct Attempted {
 }
 
 impl Attempted {
+    /// `None` for a model that never has a choice.
     pub(super) fn new(
         core: &Rc<Core>,
-        track: &Rc<Track>,
+        route: &Route,
+        endpoint: &Endpoint,
+        path: &PathAndQuery,
+    ) -> Option<Self> {
+        is_plural(route).then(|| Self {
+            core: Rc::clone(core),
+            author: (endpoint.engine.clone(), endpoint.generation),
+            witness: Some(Witness::new(endpoint)),
+            learns: path.path() == RESPONSES,
+        })
+    }
+
+    /// The same, for an engine that the driver chose.
+    pub(super) fn of_granted(
+        core: &Rc<Core>,
         engine: &EngineId,
         generation: Generation,
-        path: &str,
+        path: &PathAndQuery,
     ) -> Option<Self> {
         let routes = core.shared.control.routes();
         let route = routes.models.get(&engine.model).filter(|route| is_plural(route))?;
         let is = |e: &&Endpoint| e.engine == *engine && e.generation == generation;
         Some(Self {
             core: Rc::clone(core),
-            track: Rc::clone(track),
             author: (engine.clone(), generation),
             witness: route.endpoints.iter().find(is).map(Witness::new),
-            learns: path == RESPONSES,
+            learns: path.path() == RESPONSES,
         })
     }
 
-    pub(super) fn head(&mut self, status: StatusCode) {
+    /// Its answer must be read for its id.
+    pub(super) const fn learns(&self) -> bool {
+        self.learns
+    }
+
+    pub(super) fn head(&mut self, status: StatusCode, track: &Track) {
         self.learns &= status.is_success();
         let change = self.witness.as_mut().and_then(|witness| witness.head(status));
-        self.note(change);
+        self.note(change, track);
     }
 
-    pub(super) fn first_byte(&mut self) {
+    pub(super) fn first_byte(&mut self, track: &Track) {
         let change = self.witness.as_mut().and_then(Witness::first_byte);
-        self.note(change);
+        self.note(change, track);
     }
 
-    /// The answer was seen to have this id.
-    pub(super) fn made(&mut self, response: u64) {
-        if std::mem::take(&mut self.learns) {
+    pub(super) fn frame(&mut self, facts: Option<&Facts>) {
+        if let Some(response) = facts.and_then(|facts| facts.id)
+            && std::mem::take(&mut self.learns)
+        {
             let now = self.core.shared.control.clock().now();
             self.core.shared.authors.remember(response, self.author.clone(), now);
         }
     }
 
-    pub(super) fn ended(&mut self, outcome: &Outcome) {
+    pub(super) fn ended(&mut self, outcome: &Outcome, track: &Track) {
         let change = self.witness.as_mut().and_then(|witness| witness.ended(outcome));
-        self.note(change);
+        self.note(change, track);
     }
 
-    fn note(&self, change: Option<Change>) {
+    fn note(&self, change: Option<Change>, track: &Track) {
         let Some(change) = change else { return };
         let engine = &self.author.0;
         match change {
@@ -114,16 +153,10 @@ impl Attempted {
         }
         let routes = self.core.shared.control.routes();
         let left_out = routes.models.get(&engine.model).map_or(0, Route::left_out);
-        self.track.left_out(left_out, change != Change::Back);
+        track.left_out(left_out, change != Change::Back);
     }
 }
 
 fn is_plural(route: &Route) -> bool {
     route.replicas > 1 || route.endpoints.len() > 1
-}
-
-fn hash(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
 }

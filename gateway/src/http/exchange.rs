@@ -22,6 +22,7 @@ use rouse::{
     fleet::event::Verdict,
     lease::{Gate, Lease},
     model::{EngineId, ModelName},
+    openai::{Form, sse::Facts},
     relay::{self, Exchange, Observer, Outcome, Outgoing, Payload, Target},
     units::{Millis, Tick},
 };
@@ -80,6 +81,8 @@ struct Place {
     lease: Lease,
     gate: Arc<Gate>,
     canary: Option<Canary>,
+    /// For a model that may have several engines.
+    attempted: Option<Attempted>,
 }
 
 /// What became of one attempt.
@@ -188,7 +191,7 @@ impl Job {
     fn at_once(&self, avoid: Option<&EngineId>) -> Option<Place> {
         let routes = self.core.shared.control.routes();
         let route = routes.models.get(&self.model)?;
-        let (endpoint, lease) = self.ties.wanted(&self.core, avoid, |wanted| route.take(wanted))?;
+        let (endpoint, lease) = self.ties.take(&self.core, route, &self.headers, avoid)?;
         Some(Place {
             target: Target {
                 engine: endpoint.engine.clone(),
@@ -199,6 +202,7 @@ impl Job {
             lease,
             gate: Arc::clone(&endpoint.gate),
             canary: None,
+            attempted: Attempted::new(&self.core, route, endpoint, &self.path),
         })
     }
 
@@ -222,20 +226,21 @@ impl Job {
         let Granted { lease, engine, generation, address, canary, waited } =
             tokio::time::timeout_at(patience, wait).await.unwrap_or(Err(Fault::ControlPlane))?;
         self.track.waited(waited);
+        let attempted = Attempted::of_granted(&self.core, &engine, generation, &self.path);
         Ok(Place {
             target: Target { engine, generation, address, authorization: self.authorization() },
             gate: Arc::clone(lease.gate()),
             lease,
             canary,
+            attempted,
         })
     }
 
     async fn attempt(&self, place: Place) -> Attempt {
         self.track.phase(Phase::Connecting);
-        let Place { target, lease, gate, canary } = place;
+        let Place { target, lease, gate, canary, attempted } = place;
+        let engine = target.engine.clone();
         let timeouts = &self.config.timeouts;
-        let (engine, path) = (target.engine.clone(), self.path.path());
-        let attempted = Attempted::new(&self.core, &self.track, &engine, target.generation, path);
         let exchange = Exchange {
             target,
             outgoing: Outgoing {
@@ -244,6 +249,8 @@ impl Job {
                 headers: self.headers.clone(),
                 body: self.body.clone(),
                 stream: self.stream,
+                form: Form::OpenAi,
+                watch_json: attempted.as_ref().is_some_and(Attempted::learns),
             },
             lease,
             timeouts: relay::Timeouts {
@@ -333,19 +340,25 @@ impl Observer for Watcher {
         self.answered = true;
         self.track.phase(Phase::Streaming);
         if let Some(attempted) = &mut self.attempted {
-            attempted.head(status);
+            attempted.head(status, &self.track);
         }
     }
 
     fn first_byte(&mut self) {
         if let Some(attempted) = &mut self.attempted {
-            attempted.first_byte();
+            attempted.first_byte(&self.track);
+        }
+    }
+
+    fn frame(&mut self, _: usize, facts: Option<&Facts>) {
+        if let Some(attempted) = &mut self.attempted {
+            attempted.frame(facts);
         }
     }
 
     fn end(&mut self, outcome: Outcome) {
         if let Some(attempted) = &mut self.attempted {
-            attempted.ended(&outcome);
+            attempted.ended(&outcome, &self.track);
         }
         match outcome {
             Outcome::Failed(fault) if self.answered => self.track.fault(&fault),
