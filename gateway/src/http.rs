@@ -98,6 +98,10 @@ impl Core {
         Rc::new(Self { shared, pool: Pool::default(), stage, ids: RequestIds::new(), lots: Lots::new() })
     }
 
+    fn now(&self) -> Tick {
+        self.shared.control.clock().now()
+    }
+
     fn draining(&self) -> bool {
         *self.stage.borrow() > Stage::Serving
     }

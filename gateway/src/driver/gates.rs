@@ -120,7 +120,7 @@ impl Gates {
                     generation: engine.generation,
                     address,
                     gate: Gate::new(limit, self.clock, Arc::clone(&self.changed)),
-                    standing: Standing::new(self.clock, Lots::new().draw()),
+                    standing: Standing::new(Lots::new().draw()),
                     reported: platform.reported(&engine.id, engine.generation),
                 },
                 closing: false,

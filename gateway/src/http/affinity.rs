@@ -47,7 +47,9 @@ impl Ties {
         headers: &HeaderMap,
         avoid: Option<&EngineId>,
     ) -> Option<(&'r Endpoint, Lease)> {
-        let mut wanted = Wanted { author: None, session: None, prefix: None, avoid, lots: &core.lots };
+        let now = || core.now();
+        let lots = &core.lots;
+        let mut wanted = Wanted { author: None, session: None, prefix: None, avoid, lots, now: &now };
         if route.endpoints.len() < 2 {
             return route.take(&wanted);
         }
@@ -59,7 +61,7 @@ impl Ties {
         if self.affinity == Affinity::Prefix {
             wanted.prefix = self.prefix;
         }
-        let known = |previous| core.shared.authors.of(previous, core.shared.control.clock().now());
+        let known = |previous| core.shared.authors.of(previous, now());
         let author = self.previous.and_then(known);
         wanted.author = author.as_ref();
         route.take(&wanted)
@@ -87,7 +89,7 @@ impl Attempted {
         is_plural(route).then(|| Self {
             core: Rc::clone(core),
             author: (endpoint.engine.clone(), endpoint.generation),
-            witness: Some(Witness::new(endpoint)),
+            witness: Some(Witness::new(endpoint, core.now())),
             learns: path.path() == RESPONSES,
         })
     }
@@ -105,7 +107,7 @@ impl Attempted {
         Some(Self {
             core: Rc::clone(core),
             author: (engine.clone(), generation),
-            witness: route.endpoints.iter().find(is).map(Witness::new),
+            witness: route.endpoints.iter().find(is).map(|endpoint| Witness::new(endpoint, core.now())),
             learns: path.path() == RESPONSES,
         })
     }
@@ -117,12 +119,12 @@ impl Attempted {
 
     pub(super) fn head(&mut self, status: StatusCode, track: &Track) {
         self.learns &= status.is_success();
-        let change = self.witness.as_mut().and_then(|witness| witness.head(status));
+        let change = self.witness.as_mut().and_then(|witness| witness.head(status, || self.core.now()));
         self.note(change, track);
     }
 
     pub(super) fn first_byte(&mut self, track: &Track) {
-        let change = self.witness.as_mut().and_then(Witness::first_byte);
+        let change = self.witness.as_mut().and_then(|witness| witness.first_byte(|| self.core.now()));
         self.note(change, track);
     }
 
@@ -130,13 +132,12 @@ impl Attempted {
         if let Some(response) = facts.and_then(|facts| facts.id)
             && std::mem::take(&mut self.learns)
         {
-            let now = self.core.shared.control.clock().now();
-            self.core.shared.authors.remember(response, self.author.clone(), now);
+            self.core.shared.authors.remember(response, self.author.clone(), self.core.now());
         }
     }
 
     pub(super) fn ended(&mut self, outcome: &Outcome, track: &Track) {
-        let change = self.witness.as_mut().and_then(|witness| witness.ended(outcome));
+        let change = self.witness.as_mut().and_then(|witness| witness.ended(outcome, || self.core.now()));
         self.note(change, track);
     }
 

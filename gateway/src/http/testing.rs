@@ -117,7 +117,7 @@ impl Gateway {
                 generation: Generation(1),
                 address: *address,
                 gate: Arc::clone(gate),
-                standing: Standing::new(self.clock, 0),
+                standing: Standing::new(0),
                 reported: Arc::default(),
             })
             .collect();

@@ -20,9 +20,9 @@ use rouse::{
 };
 
 /// Responses that are remembered at most.
-pub const MOST: usize = 64 << 10;
+const MOST: usize = 64 << 10;
 /// For at least so long, when there is room.
-pub const AGE: Millis = Millis::secs(3600);
+const AGE: Millis = Millis::secs(3600);
 const SHARDS: usize = 16;
 
 /// One life of an engine.

@@ -14,7 +14,7 @@
 //!
 //! A model with one engine has nothing to choose: no lot, no ring, no clock.
 
-use rouse::{lease::Lease, model::EngineId};
+use rouse::{lease::Lease, model::EngineId, units::Tick};
 
 use super::{Author, Endpoint, Lots, Route};
 
@@ -24,7 +24,7 @@ const BOUND: u128 = 5;
 const QUARTERS: u128 = 4;
 
 /// What is known of a request when its engine is chosen.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Wanted<'a> {
     /// Who made the response that it goes on from.
     pub author: Option<&'a Author>,
@@ -35,6 +35,8 @@ pub struct Wanted<'a> {
     /// Has just been found to be absent.
     pub avoid: Option<&'a EngineId>,
     pub lots: &'a Lots,
+    /// Asked only when an engine is left out.
+    pub now: &'a dyn Fn() -> Tick,
 }
 
 impl Route {
@@ -67,7 +69,7 @@ impl Route {
             if load > 0 && !all.get_or_insert_with(|| self.sum(wanted)).allows(load, endpoint.gate.limit()) {
                 continue;
             }
-            if let Some(taken) = candidate.take() {
+            if let Some(taken) = candidate.take(wanted.now) {
                 return Some(taken);
             }
         }
@@ -85,7 +87,7 @@ impl Route {
         };
         // Full, closed or left out: whichever comes next.
         let rest = (one + 1..n).chain(0..one).filter_map(|at| self.candidate(at, wanted));
-        drawn.into_iter().flatten().chain(rest).find_map(Candidate::take)
+        drawn.into_iter().flatten().chain(rest).find_map(|one| one.take(wanted.now))
     }
 
     fn candidate(&self, at: usize, wanted: &Wanted<'_>) -> Option<Candidate<'_>> {
@@ -95,7 +97,7 @@ impl Route {
             let before = self.endpoints.iter().take(at).filter(|e| e.standing.is_out()).count();
             before < self.endpoints.len() / 2
         };
-        (!tries || endpoint.standing.is_due()).then_some(Candidate { endpoint, tries })
+        (!tries || endpoint.standing.is_due((wanted.now)())).then_some(Candidate { endpoint, tries })
     }
 
     fn sum(&self, wanted: &Wanted<'_>) -> Sum {
@@ -115,10 +117,10 @@ struct Candidate<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    fn take(self) -> Option<(&'a Endpoint, Lease)> {
+    fn take(self, now: &dyn Fn() -> Tick) -> Option<(&'a Endpoint, Lease)> {
         let lease = self.endpoint.gate.take()?;
         // Of those that find it due, one tries; the lease of another goes back unused.
-        (!self.tries || self.endpoint.standing.try_again()).then_some((self.endpoint, lease))
+        (!self.tries || self.endpoint.standing.try_again(now())).then_some((self.endpoint, lease))
     }
 }
 

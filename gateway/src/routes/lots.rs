@@ -46,7 +46,7 @@ impl Default for Lots {
 
 /// SplitMix64's finish: every bit of the argument moves about half of the result's.
 #[must_use]
-pub const fn scramble(word: u64) -> u64 {
+pub(super) const fn scramble(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     word ^ (word >> 31)

@@ -16,10 +16,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use rouse::{
-    lease::Clock,
-    units::{Millis, Tick},
-};
+use rouse::units::{Millis, Tick};
 
 use super::lots::scramble;
 
@@ -33,10 +30,9 @@ const WINDOW: Millis = Millis::secs(30);
 const FIRST: Millis = Millis::secs(10);
 const LONGEST: Millis = Millis::secs(300);
 
-/// One life of an engine, as all cores of this gateway see it.
+/// One life of an engine, as all cores of this gateway see it. It reads no clock: who asks says when.
 #[derive(Debug)]
 pub struct Standing {
-    clock: Clock,
     /// When one request may try it again; 0 while it is not left out.
     again: AtomicU64,
     /// Something failed lately: only then is a success worth a lock.
@@ -76,20 +72,15 @@ struct Out {
 }
 
 impl Standing {
+    /// `seed`: for what varies its pauses.
     #[must_use]
-    pub fn new(clock: Clock, seed: u64) -> Arc<Self> {
+    pub fn new(seed: u64) -> Arc<Self> {
         let record = Record { in_a_row: 0, window: None, out: None, seed };
         Arc::new(Self {
-            clock,
             again: AtomicU64::new(0),
             troubled: AtomicBool::new(false),
             record: Mutex::new(record),
         })
-    }
-
-    #[must_use]
-    pub fn now(&self) -> Tick {
-        self.clock.now()
     }
 
     #[must_use]
@@ -99,31 +90,31 @@ impl Standing {
 
     /// Its time is over: one request may try it.
     #[must_use]
-    pub fn is_due(&self) -> bool {
-        self.clock.now().0 >= self.again.load(Ordering::Relaxed)
+    pub fn is_due(&self, now: Tick) -> bool {
+        now.0 >= self.again.load(Ordering::Relaxed)
     }
 
     /// Whether the caller is the one request that tries. Until its outcome is known, and if that never comes, the pause
     /// has doubled: an engine that swallows requests swallows fewer and fewer.
     #[must_use]
-    pub fn try_again(&self) -> bool {
+    pub fn try_again(&self, now: Tick) -> bool {
         let mut record = self.record();
-        if !self.is_due() {
+        if !self.is_due(now) {
             return false;
         }
         if let Some(pause) = record.try_again() {
-            self.again.store((self.clock.now() + pause).0, Ordering::Relaxed);
+            self.again.store((now + pause).0, Ordering::Relaxed);
         }
         true
     }
 
-    /// A request that went out at `began` was answered.
-    pub fn succeeded(&self, began: Tick) -> Option<Change> {
+    /// A request that went out at `began` was answered. `now` is asked for only when something failed lately.
+    pub fn succeeded(&self, began: Tick, now: impl FnOnce() -> Tick) -> Option<Change> {
         if !self.troubled.load(Ordering::Relaxed) {
             return None;
         }
         let mut record = self.record();
-        let back = record.succeeded(began, self.clock.now());
+        let back = record.succeeded(began, now());
         self.troubled.store(record.is_troubled(), Ordering::Relaxed);
         if back {
             self.again.store(0, Ordering::Relaxed);
@@ -132,8 +123,7 @@ impl Standing {
     }
 
     /// A request that went out at `began` failed, and the engine is to blame.
-    pub fn failed(&self, began: Tick) -> Option<Change> {
-        let now = self.clock.now();
+    pub fn failed(&self, began: Tick, now: Tick) -> Option<Change> {
         let mut record = self.record();
         self.troubled.store(true, Ordering::Relaxed);
         let was_in = record.out.is_none();

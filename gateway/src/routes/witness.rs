@@ -26,37 +26,40 @@ pub struct Witness {
 }
 
 impl Witness {
+    /// A request goes to this engine now.
     #[must_use]
-    pub fn new(endpoint: &Endpoint) -> Self {
+    pub fn new(endpoint: &Endpoint, now: Tick) -> Self {
         Self {
             standing: Arc::clone(&endpoint.standing),
             gate: Arc::clone(&endpoint.gate),
             reported: Arc::clone(&endpoint.reported),
-            began: endpoint.standing.now(),
+            began: now,
             told: false,
         }
     }
 
     /// The head came. A good one is no proof yet: there are servers that send it before they begin.
-    pub fn head(&mut self, status: StatusCode) -> Option<Change> {
+    pub fn head(&mut self, status: StatusCode, now: impl FnOnce() -> Tick) -> Option<Change> {
         let overload = matches!(status.as_u16(), 429 | 501 | 503 | OVERLOADED);
         if !overload && !status.is_server_error() {
             return None;
         }
         let first = !std::mem::replace(&mut self.told, true);
-        (first && !overload).then(|| self.standing.failed(self.began))?
+        (first && !overload).then(|| self.standing.failed(self.began, now()))?
     }
 
     /// The first byte of the answer came.
-    pub fn first_byte(&mut self) -> Option<Change> {
+    pub fn first_byte(&mut self, now: impl FnOnce() -> Tick) -> Option<Change> {
         let first = !std::mem::replace(&mut self.told, true);
-        first.then(|| self.standing.succeeded(self.began))?
+        first.then(|| self.standing.succeeded(self.began, now))?
     }
 
-    pub fn ended(&mut self, outcome: &Outcome) -> Option<Change> {
+    pub fn ended(&mut self, outcome: &Outcome, now: impl FnOnce() -> Tick) -> Option<Change> {
         match outcome {
-            Outcome::Complete => self.first_byte(),
-            Outcome::Failed(fault) if !self.told && self.blames(fault) => self.standing.failed(self.began),
+            Outcome::Complete => self.first_byte(now),
+            Outcome::Failed(fault) if !self.told && self.blames(fault) => {
+                self.standing.failed(self.began, now())
+            }
             Outcome::Failed(_) | Outcome::ClientLeft(_) => None,
         }
     }
