@@ -126,11 +126,12 @@ impl Dispatch {
             Command::Grant { waiter, .. } => Some(*waiter),
             _ => None,
         }));
-        let newest = self.newest(&granted, draft.max_waiting());
+        let crowd = self.crowd(&granted, draft.max_waiting());
         for (model, queue) in &self.queues {
-            if verdicts.refuses(model) || queue.is_late(now) || queue.ids().any(|id| newest.contains(&id)) {
+            let crowded = !crowd.is_empty() && queue.ids().any(|id| crowd.contains(&id));
+            if verdicts.refuses(model) || queue.is_late(now) || crowded {
                 let left = queue.in_turn().filter(|waiter| !granted.contains(&waiter.id));
-                refuse(model, left, &newest, verdicts, now, &mut out);
+                refuse(model, left, &crowd, verdicts, now, &mut out);
             }
         }
         for engine in draft.unproven() {
@@ -139,10 +140,19 @@ impl Dispatch {
         out
     }
 
-    /// Those who came last, of all that still wait, beyond so many.
-    fn newest(&self, granted: &BTreeSet<WaiterId>, most: usize) -> BTreeSet<WaiterId> {
+    /// Those whom there is no room for, of all that still wait, beyond so many: of the key that has most of them the
+    /// newest, and so on. Else one key that fills the queue would keep everybody else out of it.
+    fn crowd(&self, granted: &BTreeSet<WaiterId>, most: usize) -> BTreeSet<WaiterId> {
         let crowd = (self.waiters.len() - granted.len()).saturating_sub(most);
-        self.waiters.keys().rev().filter(|id| !granted.contains(id)).take(crowd).copied().collect()
+        if crowd == 0 {
+            return BTreeSet::new();
+        }
+        let mut keys: BTreeMap<&str, Vec<WaiterId>> = BTreeMap::new();
+        for waiter in self.waiters.values().filter(|waiter| !granted.contains(&waiter.id)) {
+            keys.entry(&waiter.key).or_default().push(waiter.id);
+        }
+        let largest = || keys.values_mut().max_by_key(|ids| (ids.len(), ids.last().copied()))?.pop();
+        std::iter::from_fn(largest).take(crowd).collect()
     }
 }
 
@@ -173,14 +183,14 @@ fn grant<'w>(
 fn refuse<'w>(
     model: &ModelName,
     queue: impl Iterator<Item = &'w Waiter>,
-    newest: &BTreeSet<WaiterId>,
+    crowd: &BTreeSet<WaiterId>,
     verdicts: &Verdicts,
     now: Tick,
     out: &mut Vec<Command>,
 ) {
     let all = verdicts.refuses(model);
     for (index, waiter) in queue.enumerate() {
-        let (late, crowded) = (waiter.deadline <= now, newest.contains(&waiter.id));
+        let (late, crowded) = (waiter.deadline <= now, crowd.contains(&waiter.id));
         if !(all || late || crowded) {
             continue;
         }

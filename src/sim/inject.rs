@@ -292,11 +292,14 @@ impl World {
         self.pinned.clear();
         self.inbox.clear();
         // What was on its way to the dead gateway never arrives; processes and clients go on.
-        self.agenda.retain(|happening| {
-            !matches!(
-                happening,
-                Happening::Tell(_) | Happening::Probed { .. } | Happening::Read(_) | Happening::ReadAll
-            )
+        // Of processes that are gone nothing is to come either: their engine's next life may have the same number.
+        let lives = &self.machine.processes;
+        self.agenda.retain(|happening| match happening {
+            Happening::Tell(_) | Happening::Probed { .. } | Happening::Read(_) | Happening::ReadAll => false,
+            Happening::Process { engine, generation, .. } | Happening::Health { engine, generation, .. } => {
+                lives.get(engine).is_some_and(|process| process.generation == *generation)
+            }
+            _ => true,
         });
         self.machine.going.clear();
         self.machine.bookings.clear();
