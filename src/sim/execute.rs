@@ -38,7 +38,10 @@ impl World {
                 self.agenda.add(self.now + after, Happening::Read(accelerator));
             }
             Command::OpenGate { engine, generation, public } => self.open_gate(&engine, generation, public),
-            Command::CloseGate { engine, generation, why, .. } => {
+            Command::CloseGate { engine, generation, why, to, .. } => {
+                if let Some(to) = to {
+                    self.check_spare(&engine, &to);
+                }
                 if why == Why::Turn && self.gates.get(&engine).is_some_and(|gate| gate.open) {
                     self.tally.add("swaps");
                 }

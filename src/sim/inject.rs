@@ -241,7 +241,7 @@ impl World {
         let which = self.random.between(0, last) as usize;
         let size = next.accelerators.first().map_or(20, |a| a.capacity.0 >> 30);
         self.next_model += 1;
-        match self.random.between(0, 3) {
+        match self.random.between(0, 4) {
             0 if next.models.len() > 1 => {
                 next.models.remove(which);
             }
@@ -251,6 +251,11 @@ impl World {
                 next.models.push(spec);
             }
             2 => {
+                if let Some(spec) = next.models.get_mut(which) {
+                    spec.replicas = self.random.between(1, 3) as u32;
+                }
+            }
+            3 => {
                 if let Some(spec) = next.models.get_mut(which) {
                     spec.fingerprint = self.random.draw() >> 1;
                 }
