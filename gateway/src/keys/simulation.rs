@@ -1,0 +1,195 @@
+//! Ten minutes of one key under a load of three times its limit, in virtual time. Prints what the documents state:
+//! `cargo test -p rouse-gateway --lib keys::simulation -- --nocapture`.
+
+use std::{cmp::Reverse, collections::BinaryHeap, rc::Rc, sync::Arc};
+
+use rouse::{
+    fault::Phase,
+    lease::Clock,
+    openai::sse::{Facts, Usage},
+    relay::Outcome,
+    units::{Millis, Tick},
+};
+use tokio::time::Instant;
+
+use super::{Bill, Key, Limits, Need};
+use crate::config::Models;
+
+const LIMIT: u64 = 400_000;
+const MINUTES: u64 = 10;
+const STEP: Millis = Millis(250);
+
+/// What engines and clients are like.
+#[derive(Clone, Copy)]
+struct World {
+    /// Streams end with a usage frame.
+    usage: bool,
+    /// Of a hundred streams, those whose engine sends one to four tokens in an event.
+    bundled: u64,
+    /// Of a hundred clients, those that leave halfway.
+    leave: u64,
+}
+
+/// What came of it.
+struct Outcomes {
+    /// Tokens that admitted requests really used, as a share of the limit.
+    admitted: f64,
+    /// The most that requests admitted within one minute really used, likewise.
+    worst: f64,
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    /// Skewed, as the lengths of texts are: most are short, a few are eight times the median.
+    fn around(&mut self, median: u64) -> u64 {
+        let eighths = (0..3).map(|_| self.below(3)).sum::<u64>();
+        let base = (median >> 3) << eighths.min(6);
+        base / 2 + self.below(base.max(1)) + 1
+    }
+}
+
+struct Stream {
+    bill: Rc<Bill>,
+    admitted: Tick,
+    prompt: u64,
+    answer: u64,
+    /// It ends after so many, because its client leaves.
+    taken: u64,
+    per_second: u64,
+    tokens_per_event: u64,
+    usage: bool,
+}
+
+impl Stream {
+    /// Tokens that were made by now.
+    fn made(&self, now: Tick) -> u64 {
+        (now.since(self.admitted).0 * self.per_second / 1000).min(self.taken)
+    }
+
+    fn facts(&self, made: u64) -> Facts {
+        let ended = made == self.answer;
+        let usage = (self.usage && ended).then_some(Usage { prompt: self.prompt, completion: self.answer });
+        // The role comes in an event of its own.
+        Facts { events: 1 + made.div_ceil(self.tokens_per_event), usage, ..Facts::default() }
+    }
+}
+
+async fn run(world: World, seed: u64) -> Outcomes {
+    let mut random = Random(seed);
+    let start = Tick(1_700_000_000_000);
+    let clock = Clock::new(Instant::now(), start);
+    let limits = Limits { requests: None, tokens: Some(LIMIT) };
+    let key = Arc::new(Key { limits, ..Key::for_tests("k", Models::All) });
+    let mut running: BinaryHeap<Reverse<(Tick, usize)>> = BinaryHeap::new();
+    let mut streams: Vec<Option<Stream>> = Vec::new();
+    let mut used: Vec<(Tick, u64)> = Vec::new();
+    while clock.now().since(start) < Millis::secs(60 * MINUTES) {
+        // A minute's limit is some 250 of these requests.
+        for _ in 0..1 + random.below(6) {
+            if let Some(stream) = arrive(&key, clock, &mut random, world) {
+                used.push((clock.now(), stream.prompt + stream.taken));
+                running.push(Reverse((clock.now() + STEP, streams.len())));
+                streams.push(Some(stream));
+            }
+        }
+        tokio::time::advance(STEP.duration()).await;
+        while let Some(Reverse((due, number))) = running.peek().copied()
+            && due <= clock.now()
+        {
+            running.pop();
+            if step(&mut streams[number], clock.now()) {
+                running.push(Reverse((due + Millis(1000), number)));
+            }
+        }
+    }
+    let minute = |at: Tick| -> u64 {
+        used.iter().filter(|(when, _)| *when >= at && when.since(at) < Millis::secs(60)).map(|(_, n)| n).sum()
+    };
+    let worst = used.iter().map(|(at, _)| minute(*at)).max().unwrap_or_default();
+    let total: u64 = used.iter().map(|(_, tokens)| tokens).sum();
+    Outcomes { admitted: total as f64 / (LIMIT * MINUTES) as f64, worst: worst as f64 / LIMIT as f64 }
+}
+
+/// A request comes; `None` when it is refused.
+fn arrive(key: &Arc<Key>, clock: Clock, random: &mut Random, world: World) -> Option<Stream> {
+    // Chats, questions about documents, and long texts, which run for more than a minute.
+    let (prompt, answer) = match random.below(10) {
+        0..6 => (random.around(300), random.around(250)),
+        6..9 => (random.around(3000), random.around(150)),
+        _ => (random.around(200), random.around(2000)),
+    };
+    // Three to five bytes a token, and the envelope.
+    let text = usize::try_from(prompt * (30 + random.below(20)) / 10 + 200).ok()?;
+    let max_tokens = match random.below(3) {
+        0 => None,
+        1 => Some(4096.max(answer as u32)),
+        _ => Some((answer * 2) as u32),
+    };
+    let need = Need { text, max_tokens, generates: true };
+    let bill = Bill::open(key, &"m".into(), need, true, clock).ok()?;
+    bill.answered(true);
+    let taken = if random.chance(world.leave) { answer / 2 } else { answer };
+    Some(Stream {
+        bill,
+        admitted: clock.now(),
+        prompt,
+        answer,
+        taken,
+        per_second: 15 + random.below(60),
+        tokens_per_event: if random.chance(world.bundled) { 1 + random.below(4) } else { 1 },
+        usage: world.usage,
+    })
+}
+
+/// Some tokens more; false at the end.
+fn step(place: &mut Option<Stream>, now: Tick) -> bool {
+    let Some(stream) = place else { return false };
+    let made = stream.made(now);
+    stream.bill.shows(&stream.facts(made));
+    if made < stream.taken {
+        return true;
+    }
+    let whole = stream.taken == stream.answer;
+    stream.bill.ended(&if whole { Outcome::Complete } else { Outcome::ClientLeft(Phase::Streaming) });
+    *place = None;
+    false
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_usage_frames_ten_minutes_under_overload_are_within_two_percent_of_the_limit() {
+    for seed in 0..8 {
+        let Outcomes { admitted, worst } = run(World { usage: true, bundled: 20, leave: 5 }, seed).await;
+        println!(
+            "usage frames, seed {seed}: {:.2} % of the limit, worst minute {:.2} %",
+            admitted * 100.0,
+            worst * 100.0
+        );
+        assert!((0.98..=1.02).contains(&admitted), "seed {seed}: {admitted}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_usage_frames_the_error_is_that_of_counting_events() {
+    for (bundled, most) in [(0, 0.10), (20, 0.25), (100, 1.5)] {
+        let mut mean = 0.0;
+        for seed in 0..4 {
+            let Outcomes { admitted, .. } = run(World { usage: false, bundled, leave: 5 }, seed).await;
+            mean += admitted / 4.0;
+        }
+        println!(
+            "no usage frames, {bundled} % of the streams with 1 to 4 tokens an event: {:.2} % of the limit",
+            mean * 100.0
+        );
+        assert!((mean - 1.0).abs() < most, "{bundled}: {mean}");
+    }
+}
