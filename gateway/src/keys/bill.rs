@@ -19,6 +19,7 @@ use rouse::{
     model::ModelName,
     openai::sse::{Facts, Usage},
     relay::Outcome,
+    units::Tick,
 };
 
 use super::{Key, Need, account::Reservation};
@@ -61,7 +62,17 @@ impl Bill {
         stream: bool,
         clock: Clock,
     ) -> Result<Rc<Self>, Fault> {
-        let reserved = key.account.reserve(&key.limits, model, need, clock.now());
+        Self::open_at(key, model, need, stream, (clock, clock.now()))
+    }
+
+    pub(super) fn open_at(
+        key: &Arc<Key>,
+        model: &ModelName,
+        need: Need,
+        stream: bool,
+        (clock, now): (Clock, Tick),
+    ) -> Result<Rc<Self>, Fault> {
+        let reserved = key.account.reserve(&key.limits, model, need, now);
         if let Some(metrics) = &key.metrics {
             metrics.request(match &reserved {
                 Ok(_) => KeyOutcome::Admitted,
@@ -90,12 +101,16 @@ impl Bill {
 
     /// What the answer has shown so far.
     pub(crate) fn shows(&self, facts: &Facts) {
+        self.shows_at(facts, || self.clock.now());
+    }
+
+    pub(super) fn shows_at(&self, facts: &Facts, now: impl FnOnce() -> Tick) {
         self.usage.set(facts.usage);
         self.events.set(facts.events);
         let Some(mut reservation) = self.reservation.get() else { return };
         let used = reservation.prompt + facts.events;
         if self.stream && used > reservation.tokens {
-            self.key.account.raise(&self.key.limits, &mut reservation, used + STEP, self.clock.now());
+            self.key.account.raise(&self.key.limits, &mut reservation, used + STEP, now());
             self.reservation.set(Some(reservation));
         }
     }
@@ -130,10 +145,11 @@ impl Bill {
     }
 }
 
-impl Drop for Bill {
-    fn drop(&mut self) {
+impl Bill {
+    /// Once; afterwards nothing happens.
+    pub(super) fn settle(&self, now: Tick) {
         let Some(reservation) = self.reservation.take() else { return };
-        let (key, now) = (&self.key, self.clock.now());
+        let key = &self.key;
         if self.course.get() == Course::Waiting {
             key.account.give_back(&key.limits, reservation, now);
             return;
@@ -147,9 +163,14 @@ impl Drop for Bill {
     }
 }
 
+impl Drop for Bill {
+    fn drop(&mut self) {
+        self.settle(self.clock.now());
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use rouse::units::Tick;
     use tokio::time::Instant;
 
     use super::*;
@@ -181,8 +202,8 @@ mod tests {
         Facts { events, usage, ..Facts::default() }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn what_the_engine_counted_replaces_the_reservation() {
+    #[test]
+    fn what_the_engine_counted_replaces_the_reservation() {
         let key = key(1000);
         let bill = open(&key, true);
         assert_eq!(used(&key), (1, 150));
@@ -193,8 +214,8 @@ mod tests {
         assert_eq!(used(&key), (1, 101));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn what_never_reached_an_engine_is_given_back_and_a_refusal_of_an_engine_costs_a_request() {
+    #[test]
+    fn what_never_reached_an_engine_is_given_back_and_a_refusal_of_an_engine_costs_a_request() {
         let key = key(1000);
         let bill = open(&key, false);
         bill.ended(&Outcome::Failed(Fault::EngineUnreachable { model: "m".into() }));
@@ -207,8 +228,8 @@ mod tests {
         assert_eq!(used(&key), (1, 0));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_client_that_leaves_pays_for_what_was_made_for_it() {
+    #[test]
+    fn a_client_that_leaves_pays_for_what_was_made_for_it() {
         let key = key(1000);
         let bill = open(&key, true);
         bill.answered(true);
@@ -222,8 +243,8 @@ mod tests {
         assert_eq!(used(&key), (2, 220));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_stream_that_says_more_than_was_reserved_takes_more_as_it_goes() {
+    #[test]
+    fn a_stream_that_says_more_than_was_reserved_takes_more_as_it_goes() {
         let key = key(300);
         let bill = open(&key, true);
         bill.answered(true);
