@@ -254,7 +254,7 @@ impl Served {
         let bill = match &key {
             Some(key) => {
                 let text = keys::text(&parts.headers, &body).await;
-                let need = Need { text, max_tokens: None, generates: api.streams() };
+                let need = Need { text, max_tokens: head.max_tokens, generates: api.streams() };
                 Some(self.admit(key, (&head.model, &model), need, stream)?)
             }
             None => None,
@@ -348,7 +348,7 @@ impl Served {
 
     fn refuse(&self, fault: &Fault, exchange: InExchange) -> Response<Reply> {
         self.track.fault(fault);
-        let mut response = openai::error::response(fault);
+        let mut response = openai::error::response(fault, openai::Form::OpenAi);
         if matches!(fault, Fault::InvalidApiKey) {
             keys::challenge(response.headers_mut());
         }
@@ -358,7 +358,7 @@ impl Served {
             note_wait(&mut head, waited, &self.track);
             (parts, ()) = head.into_parts();
         }
-        let reply = Reply::text(openai::error::body(fault), Rc::clone(&self.track), exchange);
+        let reply = Reply::text(openai::error::body(fault, openai::Form::OpenAi), Rc::clone(&self.track), exchange);
         Response::from_parts(parts, reply)
     }
 

@@ -19,7 +19,7 @@ use rouse::{
     fleet::event::Verdict,
     lease::{Gate, Lease},
     model::ModelName,
-    openai::sse::Facts,
+    openai::{Form, sse::Facts},
     relay::{self, Exchange, Observer, Outcome, Outgoing, Payload, Target},
     units::{Millis, Tick},
 };
@@ -245,6 +245,8 @@ impl Job {
                 headers: self.headers.clone(),
                 body: self.body.clone(),
                 stream: self.stream,
+                form: Form::OpenAi,
+                watch_json: self.bill.is_some(),
             },
             lease,
             timeouts: relay::Timeouts {

@@ -121,13 +121,13 @@ fn table() -> Vec<Expected> {
 }
 
 fn envelope(fault: &Fault) -> Value {
-    serde_json::from_slice(&body(fault)).unwrap()
+    serde_json::from_slice(&body(fault, Form::OpenAi)).unwrap()
 }
 
 #[test]
 fn every_fault_has_the_row_of_the_documented_table() {
     for (fault, expected, kind, code, retry, after) in table() {
-        let response = response(&fault);
+        let response = response(&fault, Form::OpenAi);
         assert_eq!(response.status(), expected, "{fault:?}");
         let headers = response.headers();
         assert_eq!(headers["content-type"], "application/json");
@@ -216,7 +216,7 @@ fn the_parameter_at_fault_is_named() {
 #[test]
 fn in_a_stream_the_envelope_is_one_event_and_nothing_after_it() {
     let fault = Fault::InvalidRequest { message: "a\nb".into(), param: None };
-    let event = event(&fault);
+    let event = event(&fault, Form::OpenAi);
     let text = std::str::from_utf8(&event).unwrap();
     let json = text.strip_prefix("data: ").unwrap().strip_suffix("\n\n").unwrap();
     assert!(!json.contains('\n'));
