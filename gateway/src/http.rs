@@ -302,7 +302,9 @@ impl Served {
             }
             return Err(Fault::ModelForbidden { model: text::cut(asked_for) });
         }
-        Bill::open(key, model, need, stream, self.core.shared.control.clock())
+        let control = &self.core.shared.control;
+        let served = control.served().counter(model, &key.name);
+        Bill::open(key, model, need, stream, (served, control.clock()))
     }
 
     /// Runs the request; a stream that is parked for long gets its head meanwhile.
@@ -358,7 +360,8 @@ impl Served {
             note_wait(&mut head, waited, &self.track);
             (parts, ()) = head.into_parts();
         }
-        let reply = Reply::text(openai::error::body(fault, openai::Form::OpenAi), Rc::clone(&self.track), exchange);
+        let reply =
+            Reply::text(openai::error::body(fault, openai::Form::OpenAi), Rc::clone(&self.track), exchange);
         Response::from_parts(parts, reply)
     }
 

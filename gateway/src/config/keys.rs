@@ -70,7 +70,8 @@ pub(super) fn keys(reader: &mut Reader, root: &mut Section, models: &[ModelSpec]
                 });
                 found.keys = read.unwrap_or_default().into();
             }
-            _ => found.none = reader.choice(node, &[("none", true)])?,
+            Value::Scalar(_) => found.none = reader.choice(node, &[("none", true)])?,
+            _ => reader.note(node.at, "expected 'none' or a list of keys"),
         }
         Some(())
     });

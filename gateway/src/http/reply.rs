@@ -178,7 +178,10 @@ impl Live {
                         Poll::Pending => {
                             ready!(waiting.beat.as_mut().poll(cx));
                             waiting.beat.as_mut().reset(Instant::now() + waiting.every);
-                            return self.hand(Frame::data(Bytes::from_static(openai::heartbeat::heartbeat(Form::OpenAi, false))));
+                            return self.hand(Frame::data(Bytes::from_static(openai::heartbeat::heartbeat(
+                                Form::OpenAi,
+                                false,
+                            ))));
                         }
                     };
                     match result {

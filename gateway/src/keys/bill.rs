@@ -11,7 +11,14 @@
 //!   any other answer, what was reserved for it.
 //! * Nothing and not even a request, where no engine began: a refusal of the queue, an engine that could not be reached.
 
-use std::{cell::Cell, rc::Rc, sync::Arc};
+use std::{
+    cell::Cell,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use rouse::{
     fault::{Fault, Phase, RateUnit},
@@ -27,6 +34,8 @@ use crate::metrics::KeyOutcome;
 
 /// Beyond its reservation a stream reserves so many tokens at a time.
 const STEP: u64 = 64;
+/// Of what is served while a stream runs, the decisions hear in portions of this weight.
+const TOLD_AT: u64 = 64;
 
 pub(crate) struct Bill {
     key: Arc<Key>,
@@ -38,6 +47,9 @@ pub(crate) struct Bill {
     course: Cell<Course>,
     events: Cell<u64>,
     usage: Cell<Option<Usage>>,
+    /// Where the decisions hear what the key is served, and what they have heard of this request.
+    served: Arc<AtomicU64>,
+    told: Cell<u64>,
 }
 
 /// How far it came.
@@ -60,9 +72,9 @@ impl Bill {
         model: &ModelName,
         need: Need,
         stream: bool,
-        clock: Clock,
+        (served, clock): (Arc<AtomicU64>, Clock),
     ) -> Result<Rc<Self>, Fault> {
-        Self::open_at(key, model, need, stream, (clock, clock.now()))
+        Self::open_at(key, model, need, stream, (served, clock, clock.now()))
     }
 
     pub(super) fn open_at(
@@ -70,7 +82,7 @@ impl Bill {
         model: &ModelName,
         need: Need,
         stream: bool,
-        (clock, now): (Clock, Tick),
+        (served, clock, now): (Arc<AtomicU64>, Clock, Tick),
     ) -> Result<Rc<Self>, Fault> {
         let reserved = key.account.reserve(&key.limits, model, need, now);
         if let Some(metrics) = &key.metrics {
@@ -91,6 +103,8 @@ impl Bill {
             course: Cell::new(Course::Waiting),
             events: Cell::new(0),
             usage: Cell::new(None),
+            served,
+            told: Cell::new(0),
         }))
     }
 
@@ -109,6 +123,9 @@ impl Bill {
         self.events.set(facts.events);
         let Some(mut reservation) = self.reservation.get() else { return };
         let used = reservation.prompt + facts.events;
+        if self.stream {
+            self.tell(Usage { prompt: reservation.prompt, completion: facts.events }, TOLD_AT);
+        }
         if self.stream && used > reservation.tokens {
             self.key.account.raise(&self.key.limits, &mut reservation, used + STEP, now());
             self.reservation.set(Some(reservation));
@@ -126,6 +143,17 @@ impl Bill {
             (_, course) => course,
         };
         self.course.set(course);
+    }
+
+    /// Tells the decisions what was served, once it is so much more than they know. A token made takes about twice the
+    /// work of one read.
+    fn tell(&self, served: Usage, at_least: u64) {
+        let weighed = served.prompt.saturating_add(served.completion.saturating_mul(2));
+        let more = weighed.saturating_sub(self.told.get());
+        if more >= at_least {
+            self.told.set(weighed);
+            self.served.fetch_add(more, Ordering::Relaxed);
+        }
     }
 
     /// Tokens used, and whether the engine counted them.
@@ -156,6 +184,7 @@ impl Bill {
         }
         let (used, counted) = self.used(&reservation);
         let learn = counted && self.course.get() == Course::Complete;
+        self.tell(used, 1);
         key.account.settle(&key.limits, &self.model, reservation, (used, learn), now);
         if let Some(metrics) = &key.metrics {
             metrics.tokens(used, counted);
@@ -185,9 +214,9 @@ mod tests {
     }
 
     fn open(key: &Arc<Key>, stream: bool) -> Rc<Bill> {
-        let asked = Need { text: 400, max_tokens: Some(50), generates: true };
+        let need = Need { text: 400, max_tokens: Some(50), generates: true };
         let clock = Clock::new(Instant::now(), Tick(1_000_000));
-        Bill::open(key, &"m".into(), asked, stream, clock).unwrap()
+        Bill::open(key, &"m".into(), need, stream, (Arc::default(), clock)).unwrap()
     }
 
     /// Requests and tokens that count now.
