@@ -255,7 +255,7 @@ fn no_route(method: &str, path: &str) -> Response {
 }
 
 fn fault(fault: &Fault) -> Response {
-    openai::error::response(fault).map(Body::new)
+    openai::error::response(fault, openai::Form::OpenAi).map(Body::new)
 }
 
 fn error(status: StatusCode, code: &str, message: &str) -> Response {

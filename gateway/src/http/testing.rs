@@ -323,7 +323,9 @@ fn config() -> Config {
         shutdown: config::Shutdown { grace: Millis::secs(1), stop_engines: true },
         state: "/nonexistent".into(),
         log_cap: Bytes::mib(1),
+        keys: config::Keys::default(),
         keys_none: true,
+        key_doubts: Vec::new(),
         origin: String::new(),
         places: BTreeMap::new(),
     }
