@@ -38,6 +38,7 @@ use super::{
 use crate::{
     config::{self, OnDisconnect},
     driver::{Canary, Granted, Parking},
+    keys::{self, Bill, Key},
 };
 
 /// How often one request may be the canary of an engine that fails it.
@@ -62,6 +63,10 @@ pub(crate) struct Job {
     pub(crate) _charge: Charge,
     pub(crate) stream: bool,
     pub(crate) ties: Ties,
+    /// Whose request it is; `None` where no keys are configured.
+    pub(crate) key: Option<Arc<Key>>,
+    /// What it takes of that key's limits.
+    pub(crate) bill: Option<Rc<Bill>>,
     pub(crate) deadline: Tick,
     /// Notified when the request begins to wait, if it is one for a stream.
     pub(crate) parked: Option<Rc<Notify>>,
@@ -71,6 +76,7 @@ pub(crate) struct Job {
 pub(crate) struct Watcher {
     track: Rc<Track>,
     attempted: Option<Attempted>,
+    bill: Option<Rc<Bill>>,
     /// The engine's head came: a failure from here on is the client's to see, one before may yet be made good.
     answered: bool,
 }
@@ -100,8 +106,17 @@ enum Again {
 }
 
 impl Job {
-    /// Sees the request through to the head of an answer.
+    /// Sees the request through to the head of an answer. A refusal says nothing that its client may not know.
     pub(crate) async fn run(self) -> Result<Answer, Fault> {
+        let (key, config) = (self.key.clone(), Arc::clone(&self.config));
+        let answer = self.see_through().await;
+        answer.map_err(|fault| match key {
+            Some(key) => keys::discreet(fault, &key, config.models.keys()),
+            None => fault,
+        })
+    }
+
+    async fn see_through(self) -> Result<Answer, Fault> {
         if self.spec.on_disconnect == OnDisconnect::Drain {
             return self.run_apart().await;
         }
@@ -213,10 +228,11 @@ impl Job {
             parked.notify_one();
         }
         let band = control.routes().models.get(&self.model).map_or(0, |route| route.priority);
+        let (key, priority) = self.key.as_ref().map_or(("", 0), |key| (&*key.name, key.priority));
         let wait = control.park(Parking {
             model: self.model.clone(),
-            band,
-            key: String::new(),
+            band: band.saturating_add(priority),
+            key: key.to_owned(),
             arrived: self.track.arrived,
             deadline: self.deadline,
             stream: self.stream,
@@ -250,7 +266,7 @@ impl Job {
                 body: self.body.clone(),
                 stream: self.stream,
                 form: Form::OpenAi,
-                watch_json: attempted.as_ref().is_some_and(Attempted::learns),
+                watch_json: self.bill.is_some() || attempted.as_ref().is_some_and(Attempted::learns),
             },
             lease,
             timeouts: relay::Timeouts {
@@ -259,7 +275,12 @@ impl Job {
                 non_stream: timeouts.non_stream,
                 idle: timeouts.idle,
             },
-            observer: Watcher { track: Rc::clone(&self.track), attempted, answered: false },
+            observer: Watcher {
+                track: Rc::clone(&self.track),
+                attempted,
+                bill: self.bill.clone(),
+                answered: false,
+            },
         };
         match (relay::exchange(&self.core.pool, exchange).await, canary) {
             (Ok(response), Some(canary)) if response.status().is_server_error() => {
@@ -338,6 +359,9 @@ impl Observer for Watcher {
 
     fn head(&mut self, status: StatusCode) {
         self.answered = true;
+        if let Some(bill) = &self.bill {
+            bill.answered(status.is_success());
+        }
         self.track.phase(Phase::Streaming);
         if let Some(attempted) = &mut self.attempted {
             attempted.head(status, &self.track);
@@ -354,11 +378,17 @@ impl Observer for Watcher {
         if let Some(attempted) = &mut self.attempted {
             attempted.frame(facts);
         }
+        if let (Some(bill), Some(facts)) = (&self.bill, facts) {
+            bill.shows(facts);
+        }
     }
 
     fn end(&mut self, outcome: Outcome) {
         if let Some(attempted) = &mut self.attempted {
             attempted.ended(&outcome, &self.track);
+        }
+        if let Some(bill) = &self.bill {
+            bill.ended(&outcome);
         }
         match outcome {
             Outcome::Failed(fault) if self.answered => self.track.fault(&fault),

@@ -57,9 +57,13 @@ fn half_of_many_outcomes_leave_it_out_and_less_do_not() {
         (0..200).any(|n| {
             world.pass(Millis(100));
             // Spread, so that they are not what comes in a row.
-            if n * bad_of_ten % 10 < bad_of_ten { world.fail(1) } else { world.succeed().into_iter().collect() }
-                .iter()
-                .any(|change| matches!(change, Change::LeftOut(_)))
+            if n * bad_of_ten % 10 < bad_of_ten {
+                world.fail(1)
+            } else {
+                world.succeed().into_iter().collect()
+            }
+            .iter()
+            .any(|change| matches!(change, Change::LeftOut(_)))
         })
     };
     assert!(left_out(5) && left_out(7) && !left_out(4) && !left_out(1));
