@@ -267,7 +267,7 @@ impl Served {
             parts.headers.insert(REQUEST_ID, self.track.id.clone());
         }
         let stream = api.streams() && head.stream;
-        let ties = affinity::Ties::of(&head, config.affinity);
+        let ties = affinity::Ties::of(Some(&head), config.affinity);
         let bill = match &key {
             Some(key) => {
                 let text = keys::text(&parts.headers, &body).await;

@@ -34,8 +34,11 @@ pub(crate) struct Ties {
 }
 
 impl Ties {
-    pub(super) const fn of(head: &Head<'_>, affinity: Affinity) -> Self {
-        let Head { previous, session, prefix, .. } = *head;
+    /// `head`: of a body that was read for it.
+    pub(super) fn of(head: Option<&Head<'_>>, affinity: Affinity) -> Self {
+        let of = |field: fn(&Head<'_>) -> Option<u64>| head.and_then(field);
+        let (previous, session, prefix) =
+            (of(|head| head.previous), of(|head| head.session), of(|head| head.prefix));
         Self { previous, session, prefix, affinity }
     }
 
@@ -161,3 +164,6 @@ impl Attempted {
 fn is_plural(route: &Route) -> bool {
     route.replicas > 1 || route.endpoints.len() > 1
 }
+
+#[cfg(test)]
+mod tests;
