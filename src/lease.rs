@@ -122,6 +122,12 @@ impl Gate {
         self.limit.store(as_number(limit), Ordering::Relaxed);
     }
 
+    /// Leases at a time; [`count::MAX_LEASES`] when nothing was set.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
     /// The leases now. When there are any, the driver is notified when the last one ends: it saw the engine in use, and
     /// whoever waits for it to be idle must hear of it.
     pub fn watch(&self) -> u32 {

@@ -20,6 +20,7 @@ mod demand;
 mod execute;
 mod gate;
 mod inject;
+mod keys;
 mod machine;
 mod process;
 mod random;

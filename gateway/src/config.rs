@@ -9,6 +9,7 @@ mod diff;
 mod engine;
 mod error;
 mod file;
+mod keys;
 mod machine;
 mod model;
 mod passage;
@@ -29,6 +30,7 @@ pub use self::{
     diff::{Diff, diff},
     error::{At, Errors, Problem},
     file::{load, parse},
+    keys::{Hash, Key, Keys, Models},
     passage::Passage,
     source::Source,
 };
@@ -56,13 +58,18 @@ pub struct Config {
     pub stream: Stream,
     pub timeouts: Timeouts,
     pub limits: Limits,
+    pub affinity: Affinity,
     pub shutdown: Shutdown,
     /// Adoption file, learned values, engine logs.
     pub state: PathBuf,
     /// Cap of each engine's log.
     pub log_cap: Bytes,
+    /// Who may use the API; anybody when it is empty.
+    pub keys: Keys,
     /// `keys: none`: that anybody may use the API is meant so.
     pub keys_none: bool,
+    /// What `check` warns of in them.
+    pub key_doubts: Vec<Problem>,
     /// The file's name, for texts; and where in it each model stands.
     pub origin: String,
     pub places: BTreeMap<ModelName, At>,
@@ -133,6 +140,18 @@ pub enum Task {
 pub enum OnDisconnect {
     Abort,
     Drain,
+}
+
+/// By what a request prefers one of a model's several engines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Affinity {
+    /// By nothing but load.
+    None,
+    /// By what its client says it belongs to.
+    Session,
+    /// By that, or else by how its conversation begins.
+    #[default]
+    Prefix,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,10 +13,11 @@ use std::{rc::Rc, sync::Arc};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode, header, request};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, request};
 use hyper::body::Incoming;
 use rouse::{
     fault::Fault,
+    model::ModelName,
     openai::{self, Form},
     relay::{
         Pool,
@@ -28,6 +29,9 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     config::{Config, Kind},
+    keys::{self, Bill, Key, Keys, Need},
+    metrics::KeyOutcome,
+    routes::{Authors, Lots},
     serve::{
         Stage,
         socket::{InExchange, Socket},
@@ -35,6 +39,7 @@ use crate::{
 };
 
 pub mod admin;
+mod affinity;
 mod answer;
 mod call;
 mod control;
@@ -65,6 +70,8 @@ pub struct Shared {
     pub(crate) config: Arc<ArcSwap<Config>>,
     pub(crate) meter: Arc<dyn Meter>,
     bodies: Arc<intake::InFlight>,
+    authors: Authors,
+    keys: Keys,
     started: Tick,
 }
 
@@ -74,6 +81,7 @@ pub(crate) struct Core {
     pub(crate) pool: Pool,
     pub(crate) stage: watch::Receiver<Stage>,
     ids: RequestIds,
+    lots: Lots,
 }
 
 impl Shared {
@@ -81,13 +89,25 @@ impl Shared {
     #[must_use]
     pub fn new(control: Arc<dyn Control>, config: Arc<ArcSwap<Config>>, meter: Arc<dyn Meter>) -> Arc<Self> {
         let started = control.clock().now();
-        Arc::new(Self { control, config, meter, bodies: Arc::default(), started })
+        Arc::new(Self {
+            control,
+            config,
+            meter,
+            bodies: Arc::default(),
+            keys: Keys::new(),
+            authors: Authors::default(),
+            started,
+        })
     }
 }
 
 impl Core {
     pub(crate) fn new(shared: Arc<Shared>, stage: watch::Receiver<Stage>) -> Rc<Self> {
-        Rc::new(Self { shared, pool: Pool::default(), stage, ids: RequestIds::new() })
+        Rc::new(Self { shared, pool: Pool::default(), stage, ids: RequestIds::new(), lots: Lots::new() })
+    }
+
+    fn now(&self) -> Tick {
+        self.shared.control.clock().now()
     }
 
     fn draining(&self) -> bool {
@@ -115,19 +135,26 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
     let unread = !hyper::body::Body::is_end_stream(&body);
     let mut response = match found {
         Err((fault, allow)) => request.refuse_route(&fault, allow, unread, exchange),
-        Ok(Route::Inference(inference)) => {
-            let call = Call::on_route(inference, &parts).map_err(|fault| (fault, None));
-            request.infer(call, parts, body, exchange).await
-        }
-        Ok(Route::Passage(_)) => {
-            let call = request.through(&parts);
-            request.infer(call, parts, body, exchange).await
-        }
-        Ok(route) => {
-            let mut response = request.look_up(&route, exchange);
-            request.close_unread(&mut response, unread);
-            response
-        }
+        Ok(route) => match (request.authenticate(&route, &parts.headers), route) {
+            (Err(fault), _) => {
+                let mut response = request.refuse(&fault, exchange);
+                request.close_unread(&mut response, unread);
+                response
+            }
+            (Ok(key), Route::Inference(inference)) => {
+                let call = Call::on_route(inference, &parts).map_err(|fault| (fault, None));
+                request.infer(call, parts, body, key, exchange).await
+            }
+            (Ok(key), Route::Passage(_)) => {
+                let call = request.through(&parts);
+                request.infer(call, parts, body, key, exchange).await
+            }
+            (Ok(key), route) => {
+                let mut response = request.look_up(&route, key.as_deref(), exchange);
+                request.close_unread(&mut response, unread);
+                response
+            }
+        },
     };
     track.head(response.status().as_u16());
     response.headers_mut().insert(REQUEST_ID, track.id.clone());
@@ -153,16 +180,32 @@ struct Served {
 }
 
 impl Served {
+    /// Whose request it is; `None` for everybody, where no keys are configured or the route needs none.
+    fn authenticate(&self, route: &Route, headers: &HeaderMap) -> Result<Option<Arc<Key>>, Fault> {
+        if matches!(route, Route::Healthz | Route::Readyz) {
+            return Ok(None);
+        }
+        let shared = &self.core.shared;
+        let table = shared.keys.table(&shared.config.load().keys, |name| shared.meter.key(name));
+        let key = table.authenticate(head::key(headers)?, &self.socket.key)?;
+        if let Some(key) = &key {
+            self.track.key(&key.name);
+        }
+        Ok(key)
+    }
+
     /// The routes that need no body.
-    fn look_up(&self, route: &Route, exchange: InExchange) -> Response<Reply> {
+    fn look_up(&self, route: &Route, key: Option<&Key>, exchange: InExchange) -> Response<Reply> {
         let routes = self.core.shared.control.routes();
         let created = self.core.shared.started.0 / 1000;
         let json = |body| (StatusCode::OK, "application/json", body);
         let (status, kind, body) = match route {
-            Route::Models => json(models::list(&routes, created)),
+            Route::Models => json(models::list(&routes, key, created)),
             Route::Model(escaped) => match route::named(&routes.registry, escaped) {
-                Some((name, model)) => json(models::one(&routes, &name, model, created)),
-                None => {
+                Some((name, model)) if key.is_none_or(|key| key.may_use(model)) => {
+                    json(models::one(&routes, &name, model, created))
+                }
+                _ => {
                     let fault = Fault::ModelNotFound { model: text::cut(escaped) };
                     return self.refuse(&fault, exchange);
                 }
@@ -192,6 +235,7 @@ impl Served {
         call: Result<Call, Misrouted>,
         parts: request::Parts,
         body: Incoming,
+        key: Option<Arc<Key>>,
         exchange: InExchange,
     ) -> Response<Reply> {
         let call = match call {
@@ -214,11 +258,15 @@ impl Served {
         let longest = config.core.settings.queue.max_wait;
         let wait = timeout.map_or(longest, |asked| asked.min(longest));
         let deadline = self.track.arrived + wait;
-        let job = match self.job(call, parts, (body, charge), config, deadline).await {
-            Ok(job) => job,
-            Err(fault) => return self.refuse(&fault, exchange),
+        let job = self.job(call, parts, (body, charge), key.clone(), config, deadline).await;
+        let mut response = match job {
+            Ok(job) => self.run(job, exchange).await,
+            Err(fault) => self.refuse(&fault, exchange),
         };
-        self.run(job, exchange).await
+        if let Some(key) = &key {
+            keys::note_limits(key, self.core.shared.control.clock().now(), response.headers_mut());
+        }
+        response
     }
 
     /// Finds out which model is meant and what exactly is to be sent.
@@ -227,6 +275,7 @@ impl Served {
         call: Call,
         mut parts: request::Parts,
         (body, charge): (Bytes, intake::Charge),
+        key: Option<Arc<Key>>,
         config: Arc<Config>,
         deadline: Tick,
     ) -> Result<exchange::Job, Fault> {
@@ -241,6 +290,19 @@ impl Served {
             parts.headers.insert(REQUEST_ID, self.track.id.clone());
         }
         let stream = head.as_ref().is_some_and(|head| head.stream);
+        let ties = affinity::Ties::of(head.as_ref(), config.affinity);
+        let bill = match &key {
+            Some(key) => {
+                let asked_for = head.as_ref().map_or("", |head| &head.model);
+                let need = Need {
+                    text: keys::text(&parts.headers, &body).await,
+                    max_tokens: head.as_ref().and_then(|head| head.max_tokens),
+                    generates: call.streams,
+                };
+                Some(self.admit(key, (asked_for, &model), need, stream)?)
+            }
+            None => None,
+        };
         Ok(exchange::Job {
             core: Rc::clone(&self.core),
             track: Rc::clone(&self.track),
@@ -254,10 +316,33 @@ impl Served {
             _charge: charge,
             stream,
             form: self.form,
+            ties,
+            key,
+            bill,
             deadline,
             waits: call.waits,
             parked: stream.then(|| Rc::new(Notify::new())),
         })
+    }
+
+    /// Lets a request in, if its key may use the model and has used less than its limits. `asked_for`: the model's
+    /// name as the client spelled it.
+    fn admit(
+        &self,
+        key: &Arc<Key>,
+        (asked_for, model): (&str, &ModelName),
+        need: Need,
+        stream: bool,
+    ) -> Result<Rc<Bill>, Fault> {
+        if !key.may_use(model) {
+            if let Some(metrics) = &key.metrics {
+                metrics.request(KeyOutcome::Forbidden);
+            }
+            return Err(Fault::ModelForbidden { model: text::cut(asked_for) });
+        }
+        let control = &self.core.shared.control;
+        let served = control.served().counter(model, &key.name);
+        Bill::open(key, model, need, stream, (served, control.clock()))
     }
 
     /// Runs the request; a stream that is parked for long gets its head meanwhile.
@@ -319,7 +404,10 @@ impl Served {
 
     fn refuse(&self, fault: &Fault, exchange: InExchange) -> Response<Reply> {
         self.track.fault(fault);
-        let response = openai::error::response(fault, self.form);
+        let mut response = openai::error::response(fault, self.form);
+        if matches!(fault, Fault::InvalidApiKey) {
+            keys::challenge(response.headers_mut());
+        }
         let (mut parts, _) = response.into_parts();
         if let Some(waited) = self.track.was_parked() {
             let mut head = Response::from_parts(parts, ());

@@ -7,6 +7,7 @@
 //! one atomic operation.
 
 mod families;
+mod keys;
 mod labels;
 mod meter;
 mod model;
@@ -28,6 +29,7 @@ use prometheus::{
 use rouse::{fault::Phase, fleet::report::View, model::ModelName, units::Millis};
 
 pub use self::{
+    keys::{KeyMetrics, KeyOutcome},
     labels::{Cause, Outcome, Route, Status, Transition},
     model::ModelMetrics,
 };
@@ -57,6 +59,7 @@ pub struct Metrics {
     connections: IntGauge,
     swaps: IntCounter,
     reloads: IntCounterVec,
+    keys: Arc<keys::Families>,
 }
 
 impl Default for Metrics {
@@ -117,6 +120,7 @@ impl Metrics {
                 "Reloads of the configuration, by outcome",
                 "outcome",
             ),
+            keys: keys::Families::new(&registry),
             registry,
         }
     }
@@ -161,6 +165,12 @@ impl Metrics {
     #[must_use]
     pub fn other(&self) -> Arc<ModelMetrics> {
         Arc::clone(&self.other)
+    }
+
+    /// The counters of a configured key. Its series vanish when nobody holds them any more.
+    #[must_use]
+    pub fn key(&self, name: &str) -> Arc<KeyMetrics> {
+        self.keys.of(name)
     }
 
     /// Sets every gauge that follows from the state of the fleet.

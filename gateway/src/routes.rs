@@ -4,10 +4,28 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use rouse::{
     fleet::report::ModelState,
-    lease::{Gate, Lease},
+    lease::Gate,
     model::{EngineId, ModelName, Registry},
     units::Generation,
 };
+
+mod authors;
+mod choice;
+mod lots;
+mod reported;
+mod ring;
+mod standing;
+#[cfg(test)]
+mod testing;
+mod witness;
+
+pub use authors::{Author, Authors};
+pub use choice::Wanted;
+pub use lots::Lots;
+pub use reported::Reported;
+pub use ring::Ring;
+pub use standing::{Change, Standing};
+pub use witness::Witness;
 
 /// Every model with the engines that may be used right now.
 #[derive(Debug, Default)]
@@ -22,8 +40,12 @@ pub struct Routes {
 pub struct Route {
     pub priority: i32,
     pub state: ModelState,
+    /// How many engines the model may have at once.
+    pub replicas: u32,
     /// Awake engines whose gates are open to everybody.
     pub endpoints: Vec<Endpoint>,
+    /// Over the endpoints, where there are several.
+    ring: Option<Arc<Ring>>,
 }
 
 #[derive(Clone, Debug)]
@@ -32,6 +54,8 @@ pub struct Endpoint {
     pub generation: Generation,
     pub address: SocketAddr,
     pub gate: Arc<Gate>,
+    pub standing: Arc<Standing>,
+    pub reported: Arc<Reported>,
 }
 
 impl Routes {
@@ -41,7 +65,8 @@ impl Routes {
         let alike = |a: &Route, b: &Route| {
             let ends =
                 |r: &Route| r.endpoints.iter().map(|e| (e.address, Arc::as_ptr(&e.gate))).collect::<Vec<_>>();
-            a.priority == b.priority && a.state == b.state && ends(a) == ends(b)
+            let facts = |r: &Route| (r.priority, r.state, r.replicas);
+            facts(a) == facts(b) && ends(a) == ends(b)
         };
         self.ready == other.ready
             && self.registry == other.registry
@@ -51,12 +76,25 @@ impl Routes {
 }
 
 impl Route {
-    /// A lease on the least used engine that gives one.
+    /// `before`: the route that this one replaces, whose ring is taken over when the engines are the same.
     #[must_use]
-    pub fn take(&self) -> Option<(&Endpoint, Lease)> {
-        let first = self.endpoints.iter().min_by_key(|e| e.gate.leases())?;
-        first.gate.take().map(|lease| (first, lease)).or_else(|| {
-            self.endpoints.iter().find_map(|endpoint| endpoint.gate.take().map(|lease| (endpoint, lease)))
-        })
+    pub fn new(
+        priority: i32,
+        state: ModelState,
+        replicas: u32,
+        endpoints: Vec<Endpoint>,
+        before: Option<&Self>,
+    ) -> Self {
+        let kept = before.and_then(|route| route.ring.as_ref()).filter(|ring| ring.is_of(&endpoints));
+        let ring =
+            (endpoints.len() > 1).then(|| kept.map_or_else(|| Arc::new(Ring::new(&endpoints)), Arc::clone));
+        Self { priority, state, replicas, endpoints, ring }
+    }
+
+    /// Engines that get no new requests but one to try them: never more than half, the first in line of those that failed.
+    #[must_use]
+    pub fn left_out(&self) -> usize {
+        let out = self.endpoints.iter().filter(|endpoint| endpoint.standing.is_out()).count();
+        out.min(self.endpoints.len() / 2)
     }
 }

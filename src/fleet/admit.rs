@@ -29,7 +29,7 @@ impl Draft<'_> {
     pub(super) fn admit(&mut self) {
         self.line = self.wanted_in_order();
         for id in self.line.clone() {
-            self.bring_up(&id, id.replica == 0);
+            self.bring_up(&id, self.planner.leads(&id));
         }
     }
 
@@ -50,7 +50,8 @@ impl Draft<'_> {
                 let text = format!("it is {state}, and starts again afterwards");
                 let candidate = self.candidates(id, &spec, true).into_iter().next();
                 self.because(id, Reason::starting(&text));
-                if let Some(candidate) = candidate.filter(|c| state != State::Awake && self.in_reach(id, c)) {
+                let keeps = |c: &Candidate| may_evict && state != State::Awake && self.in_reach(id, c);
+                if let Some(candidate) = candidate.filter(keeps) {
                     self.claim(id, &candidate);
                 }
             }
@@ -77,16 +78,15 @@ impl Draft<'_> {
             |r| matches!(r, Room::Unseen { .. }),
             |r| *r == Room::Coming,
         ];
+        // What others give up is not for a spare.
+        let awaited = awaited.into_iter().take(if may_evict { 4 } else { 3 });
         if let Some(candidate) = awaited.into_iter().find_map(at) {
             let room = self.room(id, spec, candidate);
             return self.await_room(id, candidate, &room);
         }
         self.look_again(&candidates);
         if !may_evict {
-            return self.because(
-                id,
-                Reason::starting("another replica, when there is room without putting others away"),
-            );
+            return self.because(id, Reason::starting("waiting for memory that nobody else has or wants"));
         }
         let victims = self.victims(id, &candidates);
         let gentle = victims.as_ref().is_some_and(|(_, set)| !set.iter().any(Victim::is_busy));
@@ -301,8 +301,7 @@ impl Draft<'_> {
         }
         self.insist(id, candidate);
         self.claim(id, candidate);
-        let names: Vec<String> =
-            victims.iter().map(|v| format!("{} is {}", v.engine.model, v.fate())).collect();
+        let names: Vec<String> = victims.iter().map(|v| format!("{} is {}", v.name(), v.fate())).collect();
         let text = format!("making room on {}: {}", list(candidate), names.join(", "));
         self.because_of_memory(id, candidate, text);
     }
@@ -346,6 +345,11 @@ impl Draft<'_> {
     }
 
     fn because(&mut self, id: &EngineId, reason: Reason) {
+        let awake = self.planner.engines_of(&id.model).filter(|e| e.serves()).count();
+        let reason = match self.planner.spec(&id.model) {
+            Some(spec) if awake > 0 => reason.beside(awake, spec.replicas, self.waiting(&id.model) > 0),
+            _ => reason,
+        };
         self.reasons.entry(id.model.clone()).or_insert(reason);
     }
 

@@ -135,8 +135,9 @@ impl Planner {
         }
     }
 
-    pub(super) fn engines_of<'a>(&'a self, model: &'a ModelName) -> impl Iterator<Item = &'a Engine> {
-        self.engines.values().filter(move |e| e.id.model == *model)
+    pub(super) fn engines_of<'a>(&'a self, model: &ModelName) -> impl Iterator<Item = &'a Engine> {
+        let of = |replica| EngineId::new(model.clone(), replica);
+        self.engines.range(of(0)..=of(u32::MAX)).map(|(_, e)| e)
     }
 
     /// The best of its engines' states, as people see it.

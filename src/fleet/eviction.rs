@@ -1,8 +1,9 @@
 //! Whom to put away so that another model fits.
 //!
 //! All or nothing: a set is touched only when it frees enough on every accelerator of the candidate. Gentler sets are
-//! tried first, whole tiers before the next: idle engines asleep; sleepers stopped as well; idle engines stopped; only
-//! then, when a turn has lasted its maximum, engines in use.
+//! tried first, whole tiers before the next: idle engines asleep; sleepers stopped as well; idle engines stopped; then
+//! spare engines in use, whose model is served by another one; only then, when a turn has lasted its maximum, the
+//! others in use. A spare has no turn of its own, and residency does not protect it: nobody was put away for it.
 
 use super::{command::Then, placement::Candidate, plan::Draft};
 use crate::{
@@ -21,12 +22,16 @@ pub(super) struct Victim {
     last_used: Tick,
     comes_back_in: Millis,
     tier: u8,
+    /// Another engine of its model goes on serving.
+    spare: bool,
 }
 
 /// Subsets of so many victims are tried exhaustively; beyond, only the longest unused are considered.
 const MOST: usize = 10;
-/// Idle, asleep (stopped), idle (stopped), in use.
-const TIERS: u8 = 4;
+/// Idle, asleep (stopped), idle (stopped), spare in use, in use.
+const TIERS: u8 = 5;
+const SPARE_IN_USE: u8 = 3;
+const IN_USE: u8 = 4;
 
 impl Draft<'_> {
     /// The best set of victims over all candidates, with the candidate it is for.
@@ -88,6 +93,7 @@ impl Draft<'_> {
             last_used: e.idle_since(),
             comes_back_in,
             tier,
+            spare: planner.is_spare(e),
         };
         let start = model.learned.start.unwrap_or(Millis::secs(60));
         let wake = model.learned.wake.unwrap_or(Millis::secs(1));
@@ -106,6 +112,7 @@ impl Draft<'_> {
                 let Some(busy) = self.leaves_its_turn(e).filter(|busy| !(*busy && above)) else {
                     return Vec::new();
                 };
+                let in_use = if planner.is_spare(e) { SPARE_IN_USE } else { IN_USE };
                 let sleeps = self.sleep_level(&e.id, None);
                 let residue = model.residue(spec);
                 let mut ways = Vec::new();
@@ -114,12 +121,12 @@ impl Draft<'_> {
                         ways.push(victim(
                             Then::Sleep(None),
                             held.saturating_sub(residue),
-                            if busy { 3 } else { 0 },
+                            if busy { in_use } else { 0 },
                             wake,
                         ));
-                        ways.push(victim(Then::Stop, held, if busy { 3 } else { 2 }, start));
+                        ways.push(victim(Then::Stop, held, if busy { in_use } else { 2 }, start));
                     }
-                    None => ways.push(victim(Then::Stop, held, if busy { 3 } else { 0 }, start)),
+                    None => ways.push(victim(Then::Stop, held, if busy { in_use } else { 0 }, start)),
                 }
                 ways
             }
@@ -138,6 +145,7 @@ impl Draft<'_> {
                 let after = self.planner.spec(&e.id.model)?.idle.sleep_after?;
                 (e.leases == 0 && e.idle_since() + after <= self.now).then_some(false)
             }
+            Eviction::Residency if self.planner.is_spare(e) => Some(e.leases > 0),
             Eviction::Residency => {
                 // Who has just been woken for waiters has no lease before they are granted theirs.
                 let used = e.leases > 0 || self.waiting(&e.id.model) > 0;
@@ -191,14 +199,15 @@ fn covers(set: &[&Victim], short: &[(AcceleratorId, Bytes)]) -> bool {
         .all(|(a, need)| set.iter().filter(|v| v.on.contains(a)).map(|v| v.frees).sum::<Bytes>() >= *need)
 }
 
-/// Smaller is better: accelerators disturbed that the newcomer does not need, then bytes freed, then how lately
-/// any of them was used, then the time until all of them are back.
-fn score(candidate: &Candidate, set: &[&Victim]) -> (usize, Bytes, Tick, Millis) {
+/// Smaller is better: accelerators disturbed that the newcomer does not need, then whether spare engines are not
+/// enough, then bytes freed, then how lately any of them was used, then the time until all of them are back.
+fn score(candidate: &Candidate, set: &[&Victim]) -> (usize, bool, Bytes, Tick, Millis) {
     let outside = set.iter().flat_map(|v| &v.on).filter(|a| !candidate.accelerators.contains(a)).count();
     let freed = set.iter().map(|v| Bytes(v.frees.0.saturating_mul(v.on.len() as u64))).sum();
     let latest = set.iter().map(|v| v.last_used).max().unwrap_or_default();
     let back = set.iter().map(|v| v.comes_back_in).fold(Millis::ZERO, |a, b| a + b);
-    (outside, freed, latest, back)
+    let others = !set.iter().all(|v| v.spare);
+    (outside, others, freed, latest, back)
 }
 
 impl Victim {
@@ -208,7 +217,12 @@ impl Victim {
 
     /// Somebody uses it: its drain has to be waited for.
     pub(super) const fn is_busy(&self) -> bool {
-        self.tier == 3
+        self.tier >= SPARE_IN_USE
+    }
+
+    /// For texts.
+    pub(super) fn name(&self) -> String {
+        if self.spare { self.engine.to_string() } else { self.engine.model.to_string() }
     }
 
     /// For texts: what becomes of it.
@@ -234,6 +248,7 @@ mod tests {
             last_used: Tick(n),
             comes_back_in: Millis::secs(60),
             tier: 1,
+            spare: false,
         };
         let options: Vec<Victim> = (0..18).map(sleeper).collect();
         let short = |gib| [(AcceleratorId::from("gpu-0"), Bytes::gib(gib))];

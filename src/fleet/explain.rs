@@ -1,5 +1,7 @@
 //! Why nothing happens, or not yet: the words of `explain`, and the details of every refusal.
 
+use std::cmp::Reverse;
+
 use super::{
     placement::Candidate,
     plan::{Draft, Planner},
@@ -40,6 +42,8 @@ enum Class {
     Failed {
         cause: Cause,
     },
+    /// Served, though not everybody at once.
+    Full,
 }
 
 impl Reason {
@@ -55,6 +59,13 @@ impl Reason {
     pub(super) fn failed(cause: Cause, failures: u32, until: Tick, refuse: bool) -> Self {
         let text = format!("it failed ({cause}), {failures} in a row; tried again at {until}");
         Self { text, holders: Vec::new(), retry_after: Some(until), refuse, class: Class::Failed { cause } }
+    }
+
+    /// The same of one more engine, where so many of the model's are awake: nobody waits for that one alone.
+    pub(super) fn beside(self, awake: usize, replicas: u32, waiting: bool) -> Self {
+        let full = if waiting { ", every place of its maxConcurrency is taken" } else { "" };
+        let text = format!("{awake} of {replicas} engines awake{full}; the next: {}", self.text);
+        Self { text, class: Class::Full, ..Self::default() }
     }
 
     pub(super) fn wait(&self, now: Tick) -> Wait {
@@ -89,6 +100,7 @@ impl Reason {
         };
         match &self.class {
             Class::Start => Fault::ModelNotReady { model, cause: Cause::Timeout, wait },
+            Class::Full => Fault::QueueFull { message: format!("'{model}' is at its maxConcurrency"), wait },
             Class::Failed { cause } => Fault::ModelNotReady { model, cause: cause.clone(), wait },
             Class::Memory { need, available } => shortage(*need, *available, false, wait),
             Class::Never { need, available } => {
@@ -198,24 +210,35 @@ impl Planner {
         if !self.adopted {
             return Reason::starting("the gateway is looking for engines that already run");
         }
-        let Some(e) = self.engines_of(model).next() else {
+        // The one that says most about the model: of those awake the one used last.
+        let telling = |e: &&Engine| (!e.serves(), !e.state.is_starting(), Reverse(e.idle_since()));
+        let Some(e) = self.engines_of(model).min_by_key(telling) else {
             return Reason::starting("removed");
         };
-        let idle = self.spec(model).map(|s| s.idle);
+        let spec = self.spec(model);
+        let idle = spec.map(|s| s.idle);
         let pinned = self.models.get(model).is_some_and(super::plan::Model::pinned);
+        let serving = || self.engines_of(model).filter(|e| e.serves());
+        let awake = match spec.map_or(1, |s| s.replicas) {
+            1 => "awake".to_owned(),
+            replicas => format!("{} of {replicas} engines awake", serving().count()),
+        };
+        let limit = spec.and_then(|s| s.max_concurrency);
         let text = match &e.state {
-            State::Awake if pinned => "awake; pinned".to_owned(),
-            State::Awake
-                if self.spec(model).is_some_and(|s| s.max_concurrency.is_some_and(|n| e.leases >= n)) =>
-            {
-                "awake; every place of its maxConcurrency is taken".to_owned()
+            State::Awake if pinned => format!("{awake}; pinned"),
+            State::Awake if limit.is_some_and(|n| serving().all(|e| e.leases >= n)) => {
+                format!("{awake}; every place of its maxConcurrency is taken")
             }
-            State::Awake if e.leases > 0 => "awake; in use".to_owned(),
+            State::Awake if serving().any(|e| e.leases > 0) => format!("{awake}; in use"),
             State::Awake => match idle.and_then(|i| i.sleep_after) {
                 Some(after) => {
-                    format!("awake; unused since {}, put away at {}", e.idle_since(), e.idle_since() + after)
+                    format!(
+                        "{awake}; unused since {}, put away at {}",
+                        e.idle_since(),
+                        e.idle_since() + after
+                    )
                 }
-                None => "awake; never put away by idleness".to_owned(),
+                None => format!("{awake}; never put away by idleness"),
             },
             State::Asleep { level } => match idle.and_then(|i| i.stop_after) {
                 Some(after) => {

@@ -3,14 +3,27 @@
 //! It is the whole fairness: highest band first, then the model whose oldest waiter came first. A model whose turn was
 //! ended for another stands behind that one until it has been served, whatever its band and however old its backlog:
 //! else it would take its place back before anybody came of the swap.
+//!
+//! Several engines of one model (`replicas`) are not several models. One of them leads: it has the model's place in
+//! line, and others are put away for it. The rest are spare: they start together with the first when there is memory
+//! that nobody waits for, behind every model that has no engine yet, and whatever its band; nobody is put away for
+//! them, and they are the first to go. Who writes `replicas: 2` has memory for two and wants both; how many of them a
+//! load is worth is for scaling to say, not for the order of turns. Where nothing limits the requests at one engine,
+//! none ever waits for a second one, so that waiting alone cannot be what calls it: being in use is enough. A spare
+//! that was put away by idleness while its model was in use has been found superfluous, and comes back when somebody
+//! waits.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use super::plan::Draft;
-use crate::{model::EngineId, units::Tick};
+use super::plan::{Draft, Planner};
+use crate::{
+    engine::{Engine, state::State},
+    model::{EngineId, ModelName},
+    units::Tick,
+};
 
-/// A model that should be awake, with its place in line.
-type Turn = (Reverse<i32>, u32, Tick, EngineId);
+/// An engine that should be awake, with its place in line: those that lead go first.
+type Turn = (bool, Reverse<i32>, u32, Tick, EngineId);
 
 impl Draft<'_> {
     /// Every engine that is wanted and not awake, the first in line first.
@@ -23,15 +36,19 @@ impl Draft<'_> {
             }
             let place = match self.demand.get(&e.id.model) {
                 Some(demand) => (demand.band, demand.oldest),
-                None if model.pinned() || self.ordered_awake(&e.id.model) => (spec.priority, model.since),
+                None if model.pinned() || self.ordered_awake(&e.id.model) || self.planner.joins(e) => {
+                    (spec.priority, model.since)
+                }
                 None => return None,
             };
-            Some((Reverse(place.0), e.id.replica, place.1, e.id.clone()))
+            let spare = !self.planner.leads(&e.id);
+            let replica = if spare { e.id.replica } else { 0 };
+            Some((spare, Reverse(place.0), replica, place.1, e.id.clone()))
         });
         let mut line: Vec<Turn> = wanted.collect();
         let asked: BTreeMap<EngineId, (Reverse<i32>, Tick)> =
-            line.iter().map(|(band, _, oldest, id)| (id.clone(), (*band, *oldest))).collect();
-        for (band, _, place, id) in &mut line {
+            line.iter().map(|(_, band, _, oldest, id)| (id.clone(), (*band, *oldest))).collect();
+        for (_, band, _, place, id) in &mut line {
             let Some(e) = self.engine(id) else { continue };
             *place = (*place).max(e.yielded);
             let ahead = e.yielded_to.as_ref().and_then(|other| asked.get(other));
@@ -56,5 +73,37 @@ impl Draft<'_> {
     pub(super) fn goes_before(&self, a: &EngineId, b: &EngineId) -> bool {
         let place = |id: &EngineId| self.line.iter().position(|e| e == id).unwrap_or(usize::MAX);
         place(a) < place(b)
+    }
+}
+
+impl Planner {
+    /// The engine that others may be put away for: one that is awake or on its way, else a sleeper, else the first.
+    pub(super) fn leads(&self, id: &EngineId) -> bool {
+        let rank = |e: &Engine| match &e.state {
+            _ if e.serves() => 0,
+            state if state.is_starting() || e.placing.is_some() => 1,
+            State::Asleep { .. } if e.shrinking.is_none() => 2,
+            _ => 3,
+        };
+        let leader = self.replicas_of(&id.model).min_by_key(|e| (rank(e), e.id.replica));
+        leader.is_some_and(|leader| leader.id == *id)
+    }
+
+    /// It serves beside another of its model that does.
+    pub(super) fn is_spare(&self, e: &Engine) -> bool {
+        e.serves() && !self.leads(&e.id)
+    }
+
+    /// Its model is in use, and it has not been awake since that began, or no longer because another model needed room.
+    pub(super) fn joins(&self, e: &Engine) -> bool {
+        let awake = || self.engines_of(&e.id.model).filter(|other| other.serves());
+        let began = awake().map(|other| other.turn).min();
+        let came = began.is_some_and(|began| e.turn < began) || e.yielded > e.turn;
+        e.failures == 0 && came && awake().any(|other| other.leases > 0)
+    }
+
+    fn replicas_of<'a>(&'a self, model: &ModelName) -> impl Iterator<Item = &'a Engine> {
+        let replicas = self.spec(model).map_or(0, |spec| spec.replicas);
+        self.engines_of(model).filter(move |e| e.id.replica < replicas)
     }
 }

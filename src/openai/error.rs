@@ -83,7 +83,7 @@ pub fn should_retry(fault: &Fault) -> bool {
 pub fn retry_after(fault: &Fault) -> Option<Millis> {
     let after = match fault {
         Fault::InsufficientMemory(shortage) if shortage.never => return None,
-        Fault::RateLimited { retry_after } => Some(*retry_after),
+        Fault::RateLimited { retry_after, .. } => Some(*retry_after),
         Fault::ControlPlane => Some(CONTROL_PLANE),
         _ => match row(fault).status {
             429 | 503 => wait(fault).and_then(|wait| wait.retry_after),

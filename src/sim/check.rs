@@ -2,6 +2,7 @@
 
 use super::{
     client::{ClientId, End, State},
+    gate::Gate,
     process::Phase,
     scenario::Deed,
     world::{Failure, World},
@@ -176,6 +177,14 @@ impl World {
             self.violation(message);
         }
         true
+    }
+
+    /// For a model that is served already nobody else's gate closes.
+    pub(super) fn check_spare(&mut self, engine: &EngineId, to: &EngineId) {
+        let serves = |(id, gate): (&EngineId, &Gate)| id.model == to.model && gate.open && gate.public;
+        if self.gates.iter().any(serves) {
+            self.violation(format!("{engine} is put away for {to}, beside which its model is served"));
+        }
     }
 
     pub(super) fn check_sleep(&mut self, engine: &EngineId, generation: Generation, level: Level) -> bool {

@@ -15,12 +15,16 @@ pub struct Request {
     pub stream: bool,
     /// From the lease until the last byte, when the engine is well.
     pub exchange: Millis,
+    /// What the whole answer is worth, in weighted tokens.
+    pub tokens: u64,
     /// `x-request-timeout`: ends the wait earlier than the queue would.
     pub timeout: Option<Millis>,
     /// It leaves when it has been parked for so long.
     pub patience: Option<Millis>,
     /// It leaves so long after it got its lease.
     pub leaves_after: Option<Millis>,
+    /// When it was answered or refused, the same client asks the same again so much later.
+    pub again: Option<Millis>,
     /// It stops reading: no byte passes, though the engine is well, until the stall rule ends the exchange.
     pub stalls: bool,
 }
@@ -59,9 +63,11 @@ impl Request {
             key: String::new(),
             stream: true,
             exchange,
+            tokens: 0,
             timeout: None,
             patience: None,
             leaves_after: None,
+            again: None,
             stalls: false,
         }
     }

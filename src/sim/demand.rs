@@ -91,9 +91,11 @@ impl Habits {
             key: if self.keyed { format!("key-{}", random.between(0, 3)) } else { String::new() },
             stream: random.chance(self.streams),
             exchange,
+            tokens: exchange.0 / 10,
             timeout: random.chance(self.hurry).then(|| Millis(random.between(1, 4000))),
             patience: random.chance(self.leave_parked).then(|| Millis(random.between(0, 8000))),
             leaves_after: random.chance(self.leave_streaming).then(|| Millis(random.between(0, exchange.0))),
+            again: None,
             stalls: random.chance(self.stall),
         }
     }

@@ -38,7 +38,10 @@ impl World {
                 self.agenda.add(self.now + after, Happening::Read(accelerator));
             }
             Command::OpenGate { engine, generation, public } => self.open_gate(&engine, generation, public),
-            Command::CloseGate { engine, generation, why, .. } => {
+            Command::CloseGate { engine, generation, why, to, .. } => {
+                if let Some(to) = to {
+                    self.check_spare(&engine, &to);
+                }
                 if why == Why::Turn && self.gates.get(&engine).is_some_and(|gate| gate.open) {
                     self.tally.add("swaps");
                 }
@@ -331,10 +334,12 @@ impl World {
             }
             return;
         }
-        if let Some(client) = self.clients.get(&id)
-            && self.now > client.deadline
-        {
-            self.violation(format!("waiter {} is granted a lease after its deadline", waiter.0));
+        if let Some(client) = self.clients.get(&id) {
+            let (key, wait) = (client.request.key.clone(), self.now.since(client.arrived));
+            if self.now > client.deadline {
+                self.violation(format!("waiter {} is granted a lease after its deadline", waiter.0));
+            }
+            self.waited(&key, wait);
         }
         self.hold(id, engine, generation, canary);
     }
@@ -343,7 +348,9 @@ impl World {
         let Some(id) = self.unpark(waiter) else {
             return self.violation(format!("waiter {} is refused, but is not there", waiter.0));
         };
-        self.clients.remove(&id);
+        if let Some(client) = self.clients.remove(&id) {
+            self.ask_again(client.request);
+        }
         self.tally.add(match fault {
             Fault::InsufficientMemory(_) => "refused: insufficient memory",
             Fault::QueueFull { .. } => "refused: queue full",

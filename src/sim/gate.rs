@@ -100,6 +100,12 @@ impl World {
         }
     }
 
+    pub(super) fn ask_again(&mut self, request: Request) {
+        if let Some(pause) = request.again.filter(|_| !self.calm) {
+            self.agenda.add(self.now + pause, Happening::Ask(request));
+        }
+    }
+
     /// An engine whose gate is open to everybody, when nobody queues.
     fn route(&self, model: &ModelName) -> Option<(EngineId, Generation)> {
         if self.parked.get(model).is_some_and(|n| *n > 0) {
@@ -251,6 +257,10 @@ impl World {
             self.park(id, client);
         } else {
             self.tally.add(end.name());
+            if end == End::Served && client.request.tokens > 0 {
+                self.serve(&client.request.model, &client.request.key, client.request.tokens);
+            }
+            self.ask_again(client.request);
         }
     }
 

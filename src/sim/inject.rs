@@ -241,7 +241,7 @@ impl World {
         let which = self.random.between(0, last) as usize;
         let size = next.accelerators.first().map_or(20, |a| a.capacity.0 >> 30);
         self.next_model += 1;
-        match self.random.between(0, 3) {
+        match self.random.between(0, 4) {
             0 if next.models.len() > 1 => {
                 next.models.remove(which);
             }
@@ -251,6 +251,11 @@ impl World {
                 next.models.push(spec);
             }
             2 => {
+                if let Some(spec) = next.models.get_mut(which) {
+                    spec.replicas = self.random.between(1, 3) as u32;
+                }
+            }
+            3 => {
                 if let Some(spec) = next.models.get_mut(which) {
                     spec.fingerprint = self.random.draw() >> 1;
                 }
@@ -292,11 +297,14 @@ impl World {
         self.pinned.clear();
         self.inbox.clear();
         // What was on its way to the dead gateway never arrives; processes and clients go on.
-        self.agenda.retain(|happening| {
-            !matches!(
-                happening,
-                Happening::Tell(_) | Happening::Probed { .. } | Happening::Read(_) | Happening::ReadAll
-            )
+        // Of processes that are gone nothing is to come either: their engine's next life may have the same number.
+        let lives = &self.machine.processes;
+        self.agenda.retain(|happening| match happening {
+            Happening::Tell(_) | Happening::Probed { .. } | Happening::Read(_) | Happening::ReadAll => false,
+            Happening::Process { engine, generation, .. } | Happening::Health { engine, generation, .. } => {
+                lives.get(engine).is_some_and(|process| process.generation == *generation)
+            }
+            _ => true,
         });
         self.machine.going.clear();
         self.machine.bookings.clear();

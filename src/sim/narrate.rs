@@ -39,7 +39,7 @@ fn moment(since: Millis) -> String {
 }
 
 const fn is_news(event: &Event) -> bool {
-    !matches!(event, Event::Used { .. } | Event::Health { ok: true, .. })
+    !matches!(event, Event::Used { .. } | Event::Served { .. } | Event::Health { ok: true, .. })
 }
 
 /// The lines of a report that are not as they were.

@@ -8,6 +8,7 @@ use super::{
     gate::Gate,
     inject::Injection,
     journal::Line,
+    keys::Keys,
     machine::Machine,
     process::Step,
     random::Random,
@@ -49,6 +50,7 @@ pub struct World {
     /// Since when a model's waiters have waited without any of them being granted a lease.
     pub(super) waiting: BTreeMap<ModelName, Tick>,
     pub(super) longest_wait: Millis,
+    pub(super) keys: Keys,
     pub(super) operations: BTreeMap<OperationId, bool>,
     pub(super) next_waiter: u64,
     pub(super) next_operation: u64,
@@ -146,6 +148,7 @@ impl World {
             parked: BTreeMap::new(),
             waiting: BTreeMap::new(),
             longest_wait: Millis::ZERO,
+            keys: Keys::default(),
             operations: BTreeMap::new(),
             next_waiter: 0,
             next_operation: 0,
@@ -285,6 +288,7 @@ impl World {
         self.notified = false;
         let mut events = std::mem::take(&mut self.inbox);
         events.extend(self.sample());
+        self.sample_keys(&mut events);
         for event in &events {
             self.fleet.on(event, self.now);
             self.delivered(event);

@@ -10,6 +10,7 @@ use rouse::{model::Configuration, units::Bytes};
 use super::{
     Admin, At, Config, Errors, Problem,
     devices::devices,
+    keys,
     machine::{Machine, default_state_dir},
     model, policy,
     reader::{Reader, Section},
@@ -63,6 +64,7 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     let (timeouts, transitions) = policy::timeouts(reader, root);
     let settings = rouse::model::Settings { timeouts: transitions, ..settings };
     let limits = policy::limits(reader, root, machine.memory);
+    let affinity = policy::affinity(reader, root);
     let shutdown = policy::shutdown(reader, root);
     let state = root
         .read(reader, "state", Reader::text)
@@ -70,8 +72,8 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     let log_cap = root
         .sub(reader, "logs", |reader, logs| logs.read(reader, "perEngine", Reader::size))
         .unwrap_or(Bytes::mib(64));
-    let keys_none = root.read(reader, "keys", keys).unwrap_or(false);
     let found = model::models(reader, root, devices.known());
+    let keys = keys::keys(reader, root, &found.specs);
 
     Config {
         api,
@@ -84,10 +86,13 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         stream,
         timeouts,
         limits,
+        affinity,
         shutdown,
         state,
         log_cap,
-        keys_none,
+        keys: keys.keys,
+        keys_none: keys.none,
+        key_doubts: keys.doubts,
         origin: String::new(),
         places: found.places,
     }
@@ -121,18 +126,6 @@ fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
             });
         });
     });
-}
-
-/// `none`, or an empty list; others are not built yet. True for an explicit `none`.
-fn keys(reader: &mut Reader, node: &Node) -> Option<bool> {
-    match &node.value {
-        Value::List(list) if list.is_empty() => Some(false),
-        Value::List(_) => {
-            reader.not_yet(node.at);
-            None
-        }
-        _ => reader.choice(node, &[("none", true)]),
-    }
 }
 
 fn admin(reader: &mut Reader, section: &mut Section, listen: Option<(SocketAddr, At)>) -> Admin {

@@ -15,6 +15,8 @@ use super::{
 
 /// Residue of an engine of which nothing is known.
 const UNKNOWN_RESIDUE: Bytes = Bytes::gib(4);
+/// More engines of one model than one machine has accelerators for.
+const MOST_REPLICAS: u32 = 64;
 
 #[derive(Default)]
 pub(super) struct Models {
@@ -76,11 +78,12 @@ fn one(
         memory
     });
     let idle = section.sub(reader, "idle", |reader, section| idle(reader, section, can_sleep));
-    section.read(reader, "replicas", |reader, node| {
-        if reader.number::<u32>(node)? != 1 {
-            reader.not_yet(node.at);
+    let replicas = section.read(reader, "replicas", |reader, node| {
+        let number = reader.number::<u32>(node)?;
+        if !(1..=MOST_REPLICAS).contains(&number) {
+            reader.note(node.at, format_args!("is between 1 and {MOST_REPLICAS}"));
         }
-        Some(())
+        Some(number)
     });
     let pinned = section.read(reader, "pinned", Reader::flag).unwrap_or(false);
     let priority = section.read(reader, "priority", Reader::number).unwrap_or(0);
@@ -99,7 +102,7 @@ fn one(
         accelerators,
         memory,
         idle,
-        replicas: 1,
+        replicas: replicas.unwrap_or(1),
         pinned,
         priority,
         max_concurrency,

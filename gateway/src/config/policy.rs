@@ -6,7 +6,7 @@ use rouse::{
 };
 
 use super::{
-    Limits, Shutdown, Stream, Timeouts,
+    Affinity, Limits, Shutdown, Stream, Timeouts,
     reader::{Reader, Section},
     tree::Node,
 };
@@ -82,6 +82,18 @@ pub(super) fn stream(reader: &mut Reader, root: &mut Section) -> Stream {
             responses_events: events.unwrap_or(false),
         }
     })
+}
+
+pub(super) fn affinity(reader: &mut Reader, root: &mut Section) -> Affinity {
+    root.sub(reader, "routing", |reader, section| {
+        section.read(reader, "affinity", |reader, node| {
+            reader.choice(
+                node,
+                &[("prefix", Affinity::Prefix), ("session", Affinity::Session), ("none", Affinity::None)],
+            )
+        })
+    })
+    .unwrap_or_default()
 }
 
 /// Deadlines of exchanges and probes, and those of an engine's transitions.

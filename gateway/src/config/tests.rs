@@ -1,6 +1,7 @@
 //! Texts of errors are compared whole: they are what a person gets.
 
 mod document;
+mod keys;
 
 use std::path::Path;
 
@@ -98,7 +99,7 @@ models:
   - name: a
     engine: {kind: vlm, command: []}
     memory: {awake: 1Gi, sleep: 2Gi}
-    replicas: 2
+    replicas: 0
   - name: a
     aliases: [b, b]
     engine:
@@ -120,7 +121,7 @@ models:
     rouse.yaml:12:20: models[0].engine.kind: 'vlm' is none of: vllm, sglang, llama-cpp, custom
     rouse.yaml:12:34: models[0].engine.command: the command is empty
     rouse.yaml:13:26: models[0].memory: unknown key 'sleep' (did you mean 'asleep'?)
-    rouse.yaml:14:15: models[0].replicas: not supported yet in this version
+    rouse.yaml:14:15: models[0].replicas: is between 1 and 64
     rouse.yaml:15:5: models[1]: 'memory' is missing
     rouse.yaml:15:11: models[1].name: the name 'a' is already taken by the model or alias at 11:11
     rouse.yaml:16:18: models[1].aliases[1]: the name 'b' is already taken by the model or alias at 16:15
@@ -154,14 +155,13 @@ fn keys_of_later_versions_are_known_but_not_silently_accepted() {
     let accepted = "platform: local\ntls: {}\ntelemetry: {}\nkeys: none\napi: {cors: {origins: []}}\n";
     assert!(read(accepted).unwrap().keys_none);
     insta::assert_snapshot!(errors(
-        "platform: kubernetes\ntls: {cert: a, key: b}\ntelemetry: {otlp: http://x}\nkeys: [{name: a, sha256: b}]\n\
+        "platform: kubernetes\ntls: {cert: a, key: b}\ntelemetry: {otlp: http://x}\n\
          api: {cors: {origins: [\"*\"]}}\n"
     ), @r###"
     rouse.yaml:1:11: platform: not supported yet in this version
     rouse.yaml:2:6: tls: not supported yet in this version
     rouse.yaml:3:12: telemetry: not supported yet in this version
-    rouse.yaml:4:7: keys: not supported yet in this version
-    rouse.yaml:5:23: api.cors.origins: not supported yet in this version
+    rouse.yaml:4:23: api.cors.origins: not supported yet in this version
     "###);
 }
 

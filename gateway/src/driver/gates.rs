@@ -16,7 +16,10 @@ use rouse::{
 use tokio::sync::Notify;
 
 use super::{Canary, Granted, Waited};
-use crate::routes::Endpoint;
+use crate::{
+    platform::Platform,
+    routes::{Endpoint, Lots, Standing},
+};
 
 pub(super) struct Gates {
     held: BTreeMap<EngineId, Held>,
@@ -100,7 +103,7 @@ impl Gates {
     }
 
     /// Makes gates for engines that are about to open, forgets those of lives that ended.
-    pub(super) fn follow(&mut self, fleet: &Fleet) {
+    pub(super) fn follow(&mut self, fleet: &Fleet, platform: &dyn Platform) {
         for engine in fleet.engines() {
             let Some(address) = engine.address else { continue };
             let stale = self.held.get(&engine.id).is_some_and(|h| {
@@ -117,6 +120,8 @@ impl Gates {
                     generation: engine.generation,
                     address,
                     gate: Gate::new(limit, self.clock, Arc::clone(&self.changed)),
+                    standing: Standing::new(Lots::new().draw()),
+                    reported: platform.reported(&engine.id, engine.generation),
                 },
                 closing: false,
                 revoked: false,

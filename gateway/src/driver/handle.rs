@@ -24,7 +24,7 @@ use rouse::{
 };
 use tokio::sync::{broadcast, mpsc, oneshot};
 
-use super::{Driver, Journal, gates::Gates, queue::Queue, record::Recorder};
+use super::{Driver, Journal, Served, gates::Gates, queue::Queue, record::Recorder};
 use crate::{
     metrics::Metrics,
     platform::Platform,
@@ -55,6 +55,7 @@ pub(super) struct Shared {
     operations: Mutex<BTreeMap<OperationId, Operation>>,
     journal: broadcast::Sender<Arc<str>>,
     metrics: Arc<Metrics>,
+    pub(super) served: Served,
 }
 
 pub(super) enum Ask {
@@ -156,6 +157,7 @@ impl Handle {
             operations: Mutex::default(),
             journal: journal.lines(),
             metrics: Arc::clone(&metrics),
+            served: Served::default(),
         });
         let driver = Driver {
             fleet: Fleet::new(),
@@ -182,6 +184,11 @@ impl Handle {
 
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.0.metrics
+    }
+
+    /// Where to count what a key's requests are served.
+    pub fn served(&self) -> &Served {
+        &self.0.served
     }
 
     /// Waits for a lease until the deadline. Dropping the future leaves the queue.
@@ -273,6 +280,7 @@ impl Shared {
         self.most_parked.store(fleet.max_waiting() + IN_TRANSIT, Ordering::Relaxed);
         let view = fleet.view(&report);
         self.metrics.observe_view(&view);
+        let before = self.routes.load();
         let routes = Routes {
             registry: Registry::new(fleet.specs()),
             models: fleet
@@ -280,12 +288,17 @@ impl Shared {
                 .map(|spec| {
                     let state = report.models.get(&spec.name).map(|l| l.state).unwrap_or_default();
                     let endpoints = gates.endpoints(&spec.name);
-                    (spec.name.clone(), Route { priority: spec.priority, state, endpoints })
+                    let before = before.models.get(&spec.name);
+                    let route = Route::new(spec.priority, state, spec.replicas, endpoints, before);
+                    if let Some(metrics) = self.metrics.known(&spec.name) {
+                        metrics.left_out(route.left_out());
+                    }
+                    (spec.name.clone(), route)
                 })
                 .collect(),
             ready: fleet.is_ready(),
         };
-        if !routes.is_like(&self.routes.load()) {
+        if !routes.is_like(&before) {
             self.routes.store(Arc::new(routes));
         }
         self.view.store(Arc::new(view));

@@ -35,7 +35,7 @@ pub(super) struct Call {
     /// It queues for its model and wakes it. What only looks does neither: a monitor must not keep a GPU busy.
     pub(super) waits: bool,
     /// `stream: true` means server-sent events.
-    streams: bool,
+    pub(super) streams: bool,
     /// Whom the path names.
     model: Option<(ModelName, Arc<config::Model>)>,
     body: Shape,

@@ -7,9 +7,12 @@
 //!   revoked lease) the engine is the suspect and not the request: it goes back to its old place in the queue,
 //!   [`CANARIES`] times.
 //! * An engine that cannot be reached is not yet known to be dead by those who decide. The request, which no engine has
-//!   begun, waits until the dead engine's gate closes and queues again, once.
+//!   begun, goes to another engine of the model at once; where there is none to be had, it waits until the dead engine's
+//!   gate closes and queues again. Once, either way.
 //!
-//! Every other request that an engine may have begun fails with it: only its client can know whether twice is harmless.
+//! Every other request that an engine may have begun fails with it: only its client can know whether twice is harmless. An
+//! engine's own refusal is an answer, also a 503 with a `Retry-After`: it passes on as it is, since the engine looked at
+//! the request, and a crowd that is sent on from one full engine to the next makes all of them full.
 
 use std::{pin::pin, rc::Rc, sync::Arc, time::Duration};
 
@@ -18,8 +21,8 @@ use rouse::{
     fault::{Cause, Fault, Phase},
     fleet::event::Verdict,
     lease::{Gate, Lease},
-    model::ModelName,
-    openai::Form,
+    model::{EngineId, ModelName},
+    openai::{Form, sse::Facts},
     relay::{self, Exchange, Observer, Outcome, Outgoing, Payload, Target},
     units::{Millis, Tick},
 };
@@ -27,6 +30,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::{
     Core,
+    affinity::{Attempted, Ties},
     intake::Charge,
     reply::{self, Answer},
     track::Track,
@@ -34,6 +38,7 @@ use super::{
 use crate::{
     config::{self, OnDisconnect},
     driver::{Canary, Granted, Parking},
+    keys::{self, Bill, Key},
 };
 
 /// How often one request may be the canary of an engine that fails it.
@@ -59,6 +64,11 @@ pub(crate) struct Job {
     pub(crate) stream: bool,
     /// In whose words a stream that breaks is told why.
     pub(crate) form: Form,
+    pub(crate) ties: Ties,
+    /// Whose request it is; `None` where no keys are configured.
+    pub(crate) key: Option<Arc<Key>>,
+    /// What it takes of that key's limits.
+    pub(crate) bill: Option<Rc<Bill>>,
     pub(crate) deadline: Tick,
     /// It queues for its model and wakes it; otherwise it is answered by an engine that is free, or refused.
     pub(crate) waits: bool,
@@ -69,6 +79,8 @@ pub(crate) struct Job {
 /// Tells the account of a request what its exchange does.
 pub(crate) struct Watcher {
     track: Rc<Track>,
+    attempted: Option<Attempted>,
+    bill: Option<Rc<Bill>>,
     /// The engine's head came: a failure from here on is the client's to see, one before may yet be made good.
     answered: bool,
 }
@@ -79,6 +91,8 @@ struct Place {
     lease: Lease,
     gate: Arc<Gate>,
     canary: Option<Canary>,
+    /// For a model that may have several engines.
+    attempted: Option<Attempted>,
 }
 
 /// What became of one attempt.
@@ -92,12 +106,21 @@ enum Attempt {
 enum Again {
     Canary,
     /// Found gone before it saw anything.
-    Absent(Arc<Gate>),
+    Absent(EngineId, Arc<Gate>),
 }
 
 impl Job {
-    /// Sees the request through to the head of an answer.
+    /// Sees the request through to the head of an answer. A refusal says nothing that its client may not know.
     pub(crate) async fn run(self) -> Result<Answer, Fault> {
+        let (key, config) = (self.key.clone(), Arc::clone(&self.config));
+        let answer = self.see_through().await;
+        answer.map_err(|fault| match key {
+            Some(key) => keys::discreet(fault, &key, config.models.keys()),
+            None => fault,
+        })
+    }
+
+    async fn see_through(self) -> Result<Answer, Fault> {
         if self.spec.on_disconnect == OnDisconnect::Drain {
             return self.run_apart().await;
         }
@@ -127,8 +150,11 @@ impl Job {
     }
 
     async fn place(&self) -> Result<Place, Fault> {
-        match self.at_once() {
-            Some(place) => Ok(place),
+        match self.at_once(None) {
+            Some(place) => {
+                self.track.forwarded_at_once();
+                Ok(place)
+            }
             None => self.park().await,
         }
     }
@@ -151,10 +177,15 @@ impl Job {
                         return Err(fault);
                     }
                 }
-                Attempt::Again(fault, Again::Absent(gate)) => {
+                Attempt::Again(fault, Again::Absent(engine, gate)) => {
                     absences += 1;
                     if absences > 1 {
                         return Err(fault);
+                    }
+                    if let Some(other) = self.at_once(Some(&engine)) {
+                        self.track.replayed();
+                        place = other;
+                        continue;
                     }
                     until_revoked(&gate).await;
                 }
@@ -175,12 +206,12 @@ impl Job {
         }
     }
 
-    /// A lease on an awake engine, if one can be had without waiting.
-    fn at_once(&self) -> Option<Place> {
+    /// A lease on an awake engine, if one can be had without waiting. `avoid`: but not on this one.
+    fn at_once(&self, avoid: Option<&EngineId>) -> Option<Place> {
         let routes = self.core.shared.control.routes();
-        let (endpoint, lease) = routes.models.get(&self.model)?.take()?;
+        let route = routes.models.get(&self.model)?;
+        let (endpoint, lease) = self.ties.take(&self.core, route, &self.headers, avoid)?;
         let lease = if self.waits { lease } else { lease.unnoted() };
-        self.track.forwarded_at_once();
         Some(Place {
             target: Target {
                 engine: endpoint.engine.clone(),
@@ -191,6 +222,7 @@ impl Job {
             lease,
             gate: Arc::clone(&endpoint.gate),
             canary: None,
+            attempted: Attempted::new(&self.core, route, endpoint, &self.path),
         })
     }
 
@@ -204,10 +236,11 @@ impl Job {
             parked.notify_one();
         }
         let band = control.routes().models.get(&self.model).map_or(0, |route| route.priority);
+        let (key, priority) = self.key.as_ref().map_or(("", 0), |key| (&*key.name, key.priority));
         let wait = control.park(Parking {
             model: self.model.clone(),
-            band,
-            key: String::new(),
+            band: band.saturating_add(priority),
+            key: key.to_owned(),
             arrived: self.track.arrived,
             deadline: self.deadline,
             stream: self.stream,
@@ -217,17 +250,20 @@ impl Job {
         let Granted { lease, engine, generation, address, canary, waited } =
             tokio::time::timeout_at(patience, wait).await.unwrap_or(Err(Fault::ControlPlane))?;
         self.track.waited(waited);
+        let attempted = Attempted::of_granted(&self.core, &engine, generation, &self.path);
         Ok(Place {
             target: Target { engine, generation, address, authorization: self.authorization() },
             gate: Arc::clone(lease.gate()),
             lease,
             canary,
+            attempted,
         })
     }
 
     async fn attempt(&self, place: Place) -> Attempt {
         self.track.phase(Phase::Connecting);
-        let Place { target, lease, gate, canary } = place;
+        let Place { target, lease, gate, canary, attempted } = place;
+        let engine = target.engine.clone();
         let timeouts = &self.config.timeouts;
         let exchange = Exchange {
             target,
@@ -238,7 +274,7 @@ impl Job {
                 body: self.body.clone(),
                 stream: self.stream,
                 form: self.form,
-                watch_json: false,
+                watch_json: self.bill.is_some() || attempted.as_ref().is_some_and(Attempted::learns),
             },
             lease,
             timeouts: relay::Timeouts {
@@ -247,7 +283,12 @@ impl Job {
                 non_stream: timeouts.non_stream,
                 idle: timeouts.idle,
             },
-            observer: Watcher { track: Rc::clone(&self.track), answered: false },
+            observer: Watcher {
+                track: Rc::clone(&self.track),
+                attempted,
+                bill: self.bill.clone(),
+                answered: false,
+            },
         };
         match (relay::exchange(&self.core.pool, exchange).await, canary) {
             (Ok(response), Some(canary)) if response.status().is_server_error() => {
@@ -271,7 +312,7 @@ impl Job {
                 Attempt::Again(failed.fault, Again::Canary)
             }
             (Err(failed), None) if failed.elsewhere && is_absent(&failed.fault) => {
-                Attempt::Again(failed.fault, Again::Absent(gate))
+                Attempt::Again(failed.fault, Again::Absent(engine, gate))
             }
             (Err(failed), None) => Attempt::Failed(failed.fault),
         }
@@ -324,12 +365,39 @@ impl Observer for Watcher {
         self.track.replayed();
     }
 
-    fn head(&mut self, _: StatusCode) {
+    fn head(&mut self, status: StatusCode) {
         self.answered = true;
+        if let Some(bill) = &self.bill {
+            bill.answered(status.is_success());
+        }
         self.track.phase(Phase::Streaming);
+        if let Some(attempted) = &mut self.attempted {
+            attempted.head(status, &self.track);
+        }
+    }
+
+    fn first_byte(&mut self) {
+        if let Some(attempted) = &mut self.attempted {
+            attempted.first_byte(&self.track);
+        }
+    }
+
+    fn frame(&mut self, _: usize, facts: Option<&Facts>) {
+        if let Some(attempted) = &mut self.attempted {
+            attempted.frame(facts);
+        }
+        if let (Some(bill), Some(facts)) = (&self.bill, facts) {
+            bill.shows(facts);
+        }
     }
 
     fn end(&mut self, outcome: Outcome) {
+        if let Some(attempted) = &mut self.attempted {
+            attempted.ended(&outcome, &self.track);
+        }
+        if let Some(bill) = &self.bill {
+            bill.ended(&outcome);
+        }
         match outcome {
             Outcome::Failed(fault) if self.answered => self.track.fault(&fault),
             Outcome::ClientLeft(phase) => self.track.phase(phase),

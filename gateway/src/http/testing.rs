@@ -24,9 +24,9 @@ use tokio::{
 use super::{Asked, Control, Finished, Meter, Shared};
 use crate::{
     config::{self, Config, Kind, OnDisconnect, Task},
-    driver::{Granted, Operation, Parking, Waited},
+    driver::{Granted, Operation, Parking, Served, Waited},
     metrics::ModelMetrics,
-    routes::{Endpoint, Route, Routes},
+    routes::{Endpoint, Route, Routes, Standing},
     serve::{Api, Stage},
 };
 
@@ -74,6 +74,7 @@ pub(crate) struct Scripted {
     clock: Clock,
     parked: mpsc::UnboundedSender<Parked>,
     pub(crate) journal: broadcast::Sender<Arc<str>>,
+    served: Served,
 }
 
 struct Heard(mpsc::UnboundedSender<Ended>);
@@ -92,6 +93,7 @@ impl Gateway {
             clock,
             parked: parked_in,
             journal: broadcast::channel(16).0,
+            served: Served::default(),
         });
         let shared = Shared::new(
             Arc::clone(&control) as Arc<dyn Control>,
@@ -111,14 +113,18 @@ impl Gateway {
     pub(crate) fn route(&self, engines: &[(SocketAddr, &Arc<Gate>)]) {
         let endpoints = engines
             .iter()
-            .map(|(address, gate)| Endpoint {
-                engine: EngineId::new(MODEL.into(), 0),
+            .zip(0..)
+            .map(|((address, gate), replica)| Endpoint {
+                engine: EngineId::new(MODEL.into(), replica),
                 generation: Generation(1),
                 address: *address,
                 gate: Arc::clone(gate),
+                standing: Standing::new(0),
+                reported: Arc::default(),
             })
             .collect();
-        let route = Route { priority: 3, state: ModelState::Awake, endpoints };
+        let replicas = u32::try_from(engines.len()).unwrap();
+        let route = Route::new(3, ModelState::Awake, replicas, endpoints, None);
         self.control.routes.store(Arc::new(Routes {
             registry: Registry::new([&spec()]),
             models: BTreeMap::from([(MODEL.into(), route)]),
@@ -188,6 +194,10 @@ impl Control for Scripted {
 
     fn clock(&self) -> Clock {
         self.clock
+    }
+
+    fn served(&self) -> &Served {
+        &self.served
     }
 
     fn park(&self, parking: Parking) -> Asked<'_, Result<Granted, Fault>> {
@@ -318,7 +328,10 @@ fn config() -> Config {
         shutdown: config::Shutdown { grace: Millis::secs(1), stop_engines: true },
         state: "/nonexistent".into(),
         log_cap: Bytes::mib(1),
+        affinity: config::Affinity::default(),
+        keys: config::Keys::default(),
         keys_none: true,
+        key_doubts: Vec::new(),
         origin: String::new(),
         places: BTreeMap::new(),
     }

@@ -24,7 +24,7 @@ use tracing::Level;
 use super::text;
 use crate::{
     driver::{ColdStart, Waited},
-    metrics::ModelMetrics,
+    metrics::{KeyMetrics, ModelMetrics},
 };
 
 /// The access log's target: `rouse_gateway::access=debug` turns it on.
@@ -40,6 +40,11 @@ pub trait Meter: Send + Sync {
     /// A request turned out to be for this model. Where it is counted comes back, and is kept by the request: under the
     /// same name another model may be configured when it ends.
     fn began(&self, model: &ModelName) -> Option<Arc<ModelMetrics>>;
+    /// Where requests of this key are counted.
+    fn key(&self, name: &str) -> Option<Arc<KeyMetrics>> {
+        let _ = name;
+        None
+    }
     /// A client was refused before there was a request: a broken, too large or too slow head.
     fn refused(&self, status: u16);
     /// One client connection more (`+1`) or less (`-1`) is open.
@@ -87,6 +92,7 @@ pub(crate) struct Track {
     uri: Uri,
     model: RefCell<Option<ModelName>>,
     metrics: OnceCell<Arc<ModelMetrics>>,
+    key: OnceCell<Arc<str>>,
     phase: Cell<Phase>,
     status: Cell<Option<u16>>,
     code: Cell<Option<&'static str>>,
@@ -121,6 +127,7 @@ impl Track {
             uri: head.uri.clone(),
             model: RefCell::default(),
             metrics: OnceCell::new(),
+            key: OnceCell::new(),
             phase: Cell::new(Phase::Connecting),
             status: Cell::new(None),
             code: Cell::new(None),
@@ -146,6 +153,11 @@ impl Track {
             self.metrics.get_or_init(|| metrics);
         }
         *self.model.borrow_mut() = Some(model.clone());
+    }
+
+    /// Whose request it is, by the key's name.
+    pub(crate) fn key(&self, name: &Arc<str>) {
+        self.key.get_or_init(|| Arc::clone(name));
     }
 
     pub(crate) fn received(&self, bytes: usize) {
@@ -188,6 +200,16 @@ impl Track {
     /// What went wrong is not a fault of ours: it has this code.
     pub(crate) fn code(&self, code: &'static str) {
         self.code.set(Some(code));
+    }
+
+    /// So many of the model's engines are left out now; `more`: this request was the reason for one of them.
+    pub(crate) fn left_out(&self, engines: usize, more: bool) {
+        if let Some(metrics) = self.metrics.get() {
+            metrics.left_out(engines);
+            if more {
+                metrics.ejected();
+            }
+        }
     }
 
     /// The response's head is handed to the client's connection.
@@ -279,6 +301,7 @@ impl Drop for Track {
             method = text::cut(self.method.as_str()),
             path = text::cut(self.uri.path()),
             model = model.as_ref().map_or("", ModelName::as_str),
+            key = self.key.get().map_or("", AsRef::as_ref),
             status = finished.status,
             code = finished.code.unwrap_or(""),
             left = left.map_or("", Phase::as_str),

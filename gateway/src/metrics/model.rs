@@ -45,6 +45,8 @@ pub struct ModelMetrics {
     leases: IntGauge,
     state: IntGaugeVec,
     engine_state: IntGaugeVec,
+    left_out: IntGauge,
+    ejections: IntCounter,
 }
 
 impl ModelMetrics {
@@ -124,6 +126,14 @@ impl ModelMetrics {
                 "1 for the state that each engine is in",
                 &["replica", "state"],
             ),
+            left_out: make.gauge(
+                "rouse_engines_left_out",
+                "Engines that get no new requests because those they got failed",
+            ),
+            ejections: make.counter(
+                "rouse_ejections_total",
+                "Times an engine of the model was left out because requests to it failed",
+            ),
             families: Families(make.families.into()),
         }
     }
@@ -190,6 +200,16 @@ impl ModelMetrics {
     /// The model was put away for another one's memory.
     pub fn evicted(&self, transition: Transition) {
         self.evictions.with_label_values(&[transition.as_str()]).inc();
+    }
+
+    /// So many engines are left out now.
+    pub fn left_out(&self, engines: usize) {
+        self.left_out.set(i64::try_from(engines).unwrap_or(i64::MAX));
+    }
+
+    /// An engine is left out from now on.
+    pub fn ejected(&self) {
+        self.ejections.inc();
     }
 
     pub(super) fn observe(&self, model: &ModelView, engines: &[EngineView]) {

@@ -47,7 +47,7 @@ use rouse::{
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::Platform;
-use crate::config::Config;
+use crate::{config::Config, routes::Reported};
 use meter::Meters;
 use store::{Lock, Store};
 use supervisor::Supervisor;
@@ -75,6 +75,8 @@ struct Shared {
     lost: Mutex<BTreeSet<AcceleratorId>>,
     /// Given to engines that live, or are about to.
     ports: Mutex<BTreeSet<u16>>,
+    /// What engines say about themselves in their present lives.
+    reported: Mutex<BTreeMap<EngineId, (Generation, Arc<Reported>)>>,
 }
 
 impl Local {
@@ -91,6 +93,7 @@ impl Local {
             meters: Arc::default(),
             lost: Mutex::default(),
             ports: Mutex::default(),
+            reported: Mutex::default(),
         });
         let (commands, orders) = mpsc::unbounded_channel();
         let supervisor = Supervisor::new(Arc::clone(&shared));
@@ -143,6 +146,10 @@ impl Platform for Local {
             tracing::error!("the platform's supervisor is gone");
         }
     }
+
+    fn reported(&self, engine: &EngineId, generation: Generation) -> Arc<Reported> {
+        self.shared.reported(engine, generation)
+    }
 }
 
 impl Shared {
@@ -155,6 +162,20 @@ impl Shared {
 
     fn log(&self, engine: &EngineId) -> PathBuf {
         log::path(self.store.folder(), engine)
+    }
+
+    /// The same for everybody who asks about one life.
+    fn reported(&self, engine: &EngineId, generation: Generation) -> Arc<Reported> {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let (life, latest) = reported.entry(engine.clone()).or_default();
+        // Whoever still asks about an earlier life is answered with something that nobody writes to.
+        if *life > generation {
+            return Arc::default();
+        }
+        if *life < generation {
+            (*life, *latest) = (generation, Arc::default());
+        }
+        Arc::clone(latest)
     }
 
     /// This port belongs to an engine from here on.

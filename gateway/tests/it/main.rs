@@ -4,6 +4,7 @@
 
 mod actuation;
 mod bad_input;
+mod choice;
 mod cli;
 mod demo;
 mod disconnects;

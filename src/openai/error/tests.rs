@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    fault::{Cause, Phase, Timer},
+    fault::{Cause, Phase, Rate, RateUnit, Timer},
     units::Bytes as Size,
 };
 
@@ -34,6 +34,12 @@ fn shortage(never: bool) -> Fault {
 
 fn failed(wait: Option<Wait>) -> Fault {
     Fault::EngineFailed { model: "m".into(), cause: Cause::Hung, wait }
+}
+
+fn limited(after: u64) -> Fault {
+    let rate =
+        Rate { unit: RateUnit::Tokens, limit: 1000, used: 900, requested: 200, window: Millis::secs(60) };
+    Fault::RateLimited { rate, retry_after: Millis(after) }
 }
 
 /// A fault with status, type, code, x-should-retry, and Retry-After in seconds.
@@ -84,22 +90,8 @@ fn table() -> Vec<Expected> {
             true,
             Some(3),
         ),
-        (
-            Fault::RateLimited { retry_after: Millis(12_000) },
-            429,
-            "rate_limit_error",
-            "rate_limited",
-            true,
-            Some(12),
-        ),
-        (
-            Fault::RateLimited { retry_after: Millis(1) },
-            429,
-            "rate_limit_error",
-            "rate_limited",
-            true,
-            Some(1),
-        ),
+        (limited(12_000), 429, "rate_limit_error", "rate_limited", true, Some(12)),
+        (limited(1), 429, "rate_limit_error", "rate_limited", true, Some(1)),
         (Fault::Busy { limit: Size(1) }, 429, "rate_limit_error", "busy", true, Some(1)),
         (Fault::ClientLeft { phase: Phase::Parked }, 499, invalid, "client_left", false, None),
         (Fault::EngineUnreachable { model: model() }, 502, server, "engine_unreachable", true, None),
@@ -183,6 +175,20 @@ fn a_shortage_says_who_is_in_the_way() {
         }})
     );
     assert_eq!(envelope(&shortage(true))["error"]["details"]["never"], true);
+}
+
+#[test]
+fn a_rate_limit_says_which_and_how_far_it_is_used() {
+    let error = &envelope(&limited(1))["error"];
+    assert_eq!(
+        error["message"],
+        "this key may use 1000 tokens in 1m: 900 are used, and this request needs 200"
+    );
+    let details = &error["details"];
+    assert_eq!(
+        (&details["unit"], &details["limit"], &details["used"], &details["requested"], &details["window"]),
+        (&json!("tokens"), &json!(1000), &json!(900), &json!(200), &json!("1m0s"))
+    );
 }
 
 #[test]

@@ -103,7 +103,7 @@ pub(in crate::sim) fn model(
                 _ => LevelPolicy::Auto,
             },
         },
-        replicas: if random.chance(0.1) { 2 } else { 1 },
+        replicas: if random.chance(0.3) { random.between(2, 3) as u32 } else { 1 },
         pinned: random.chance(0.06),
         priority: if random.chance(0.2) { 1 } else { 0 },
         max_concurrency: random.chance(0.4).then(|| random.between(1, 8) as u32),

@@ -27,6 +27,10 @@ pub fn all() -> Vec<Script> {
         a_wake_that_fails(),
         a_busy_model_gives_up_its_turn(),
         a_stream_outlasts_its_turn(),
+        two_replicas_share_the_load(),
+        a_replica_makes_room(),
+        replicas_by_reload(),
+        two_keys_take_turns(),
     ]
 }
 
@@ -108,6 +112,61 @@ fn a_stream_outlasts_its_turn() -> Script {
     scenario.configuration.settings.turns.on_deadline = OnDeadline::Cut;
     let scenario = ask(scenario, 1, "qwen", 120);
     (ask(scenario, 15, "llama", 1), Millis::secs(60))
+}
+
+/// Two engines start for one burst, each on its own accelerator, and each takes half of it; unused, both fall asleep.
+fn two_replicas_share_the_load() -> Script {
+    let mut twice = model("qwen", 20);
+    twice.replicas = 2;
+    twice.max_concurrency = Some(2);
+    twice.idle.sleep_after = Some(Millis::secs(10));
+    let scenario = world("two-replicas-share-the-load", 2, vec![twice]);
+    let scenario = ask(scenario, 1, "qwen", 4);
+    let scenario = (0..5).fold(scenario, |scenario, _| ask(scenario, 15, "qwen", 4));
+    (scenario, Millis::secs(40))
+}
+
+/// The second engine has the only accelerator that another model could have: in use as it is, it gives way at once,
+/// and comes back once the other has been put away.
+fn a_replica_makes_room() -> Script {
+    let mut twice = model("qwen", 20);
+    twice.replicas = 2;
+    let mut other = model("llama", 20);
+    other.idle.sleep_after = Some(Millis::secs(5));
+    let scenario = world("a-replica-makes-room", 2, vec![twice, other]);
+    let scenario = ask(ask(scenario, 1, "qwen", 30), 12, "qwen", 5);
+    let scenario = ask(scenario, 13, "llama", 2);
+    (scenario, Millis::secs(50))
+}
+
+/// One engine becomes three while it is in use, and one again: the two that are too many end their streams first.
+fn replicas_by_reload() -> Script {
+    let scenario = world("replicas-by-reload", 3, vec![model("qwen", 20)]);
+    let mut three = scenario.configuration.clone();
+    three.models[0].replicas = 3;
+    let one = scenario.configuration.clone();
+    let mut scenario = ask(scenario, 1, "qwen", 40);
+    scenario = scenario.at(Millis::secs(15), Deed::Reload(Box::new(three)));
+    for n in 0..3 {
+        scenario = ask(scenario, 26 + n, "qwen", 10);
+    }
+    (scenario.at(Millis::secs(30), Deed::Reload(Box::new(one))), Millis::secs(50))
+}
+
+/// Six requests of one key wait before the first of another comes: it is next all the same.
+fn two_keys_take_turns() -> Script {
+    let mut narrow = model("qwen", 20);
+    narrow.max_concurrency = Some(1);
+    let mut scenario = world("two-keys-take-turns", 1, vec![narrow]);
+    let request =
+        |key: &str| Request { key: key.into(), tokens: 300, ..Request::stream("qwen", Millis::secs(2)) };
+    for n in 0..6 {
+        scenario = scenario.at(Millis(1000 + n * 10), Deed::Ask(request("team-a")));
+    }
+    for n in 0..2 {
+        scenario = scenario.at(Millis(12_000 + n * 10), Deed::Ask(request("team-b")));
+    }
+    (scenario, Millis::secs(30))
 }
 
 fn ask(scenario: Scenario, at: u64, model: &str, lasts: u64) -> Scenario {

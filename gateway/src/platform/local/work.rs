@@ -6,7 +6,7 @@ use rouse::{fleet::event::Event, model::Level};
 use tokio::time;
 
 use super::{life::Contact, ready, store::Phase};
-use crate::platform::adapter::Health;
+use crate::{platform::adapter::Health, routes::Reported};
 
 /// Something under way; tells whether the engine is to be watched afterwards.
 pub(super) type Work = Pin<Box<dyn Future<Output = After> + Send>>;
@@ -88,6 +88,7 @@ pub(super) async fn wake(contact: Arc<Contact>, level: Level) -> After {
 /// Asks an awake engine for its health, for as long as it is polled. See the platform's header for what is sent.
 pub(super) async fn watch(contact: Arc<Contact>) {
     let (mut was_ok, mut tokens) = (true, None);
+    let reports = Reports(contact.shared.reported(&contact.id, contact.generation));
     loop {
         let every = contact.shared.config.load().timeouts.health_every;
         time::sleep(every.duration()).await;
@@ -95,13 +96,29 @@ pub(super) async fn watch(contact: Arc<Contact>) {
         let (health, counters) =
             tokio::join!(contact.adapter.health(within), contact.adapter.counters(within));
         let ok = health == Health::Good;
+        match counters {
+            Some(counters) => reports.0.waits(counters.waiting),
+            None => reports.0.silent(),
+        }
         let now = counters.map(|counters| counters.tokens);
         let progressed = matches!((tokens, now), (Some(before), Some(now)) if now != before);
         tokens = now.or(tokens);
+        if progressed {
+            reports.0.progressed(contact.shared.clock.now());
+        }
         if !ok || !was_ok {
             let (engine, generation) = (contact.id.clone(), contact.generation);
             contact.shared.tell(Event::Health { engine, generation, ok, progressed }).await;
         }
         was_ok = ok;
+    }
+}
+
+/// What is no longer watched is no longer said to have a queue.
+struct Reports(Arc<Reported>);
+
+impl Drop for Reports {
+    fn drop(&mut self) {
+        self.0.silent();
     }
 }

@@ -1,0 +1,169 @@
+//! What ties a request to an engine, and what its attempt tells those who choose for the next ones.
+//!
+//! Only for models that may have several engines; for all others nothing here is more than a look at a number.
+
+use std::rc::Rc;
+
+use http::{HeaderMap, HeaderName, StatusCode, uri::PathAndQuery};
+use rouse::{
+    lease::Lease,
+    model::EngineId,
+    openai::{self, head::Head, sse::Facts},
+    relay::Outcome,
+    units::Generation,
+};
+
+use super::{Core, track::Track};
+use crate::{
+    config::Affinity,
+    routes::{Author, Change, Endpoint, Route, Wanted, Witness},
+};
+
+/// By which a client says what belongs together: the field that routers in front of inference servers look at.
+const SESSION: HeaderName = HeaderName::from_static("x-session-id");
+/// Whose answers are gone on from.
+const RESPONSES: &str = "/v1/responses";
+
+/// What a request's body says that it belongs to, as hashes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ties {
+    previous: Option<u64>,
+    session: Option<u64>,
+    prefix: Option<u64>,
+    affinity: Affinity,
+}
+
+impl Ties {
+    /// `head`: of a body that was read for it.
+    pub(super) fn of(head: Option<&Head<'_>>, affinity: Affinity) -> Self {
+        let of = |field: fn(&Head<'_>) -> Option<u64>| head.and_then(field);
+        let (previous, session, prefix) =
+            (of(|head| head.previous), of(|head| head.session), of(|head| head.prefix));
+        Self { previous, session, prefix, affinity }
+    }
+
+    /// A lease on the engine that suits best.
+    pub(super) fn take<'r>(
+        &self,
+        core: &Core,
+        route: &'r Route,
+        headers: &HeaderMap,
+        avoid: Option<&EngineId>,
+    ) -> Option<(&'r Endpoint, Lease)> {
+        let now = || core.now();
+        let lots = &core.lots;
+        let mut wanted = Wanted { author: None, session: None, prefix: None, avoid, lots, now: &now };
+        if route.endpoints.len() < 2 {
+            return route.take(&wanted);
+        }
+        if self.affinity != Affinity::None {
+            // The field is the client's own word on it; the key in the body is for the engine's cache.
+            let said = headers.get(SESSION).map(|value| openai::hash(value.as_bytes()));
+            wanted.session = said.or(self.session);
+        }
+        if self.affinity == Affinity::Prefix {
+            wanted.prefix = self.prefix;
+        }
+        let known = |previous| core.shared.authors.of(previous, now());
+        let author = self.previous.and_then(known);
+        wanted.author = author.as_ref();
+        route.take(&wanted)
+    }
+}
+
+/// One attempt at one of several engines.
+pub(crate) struct Attempted {
+    core: Rc<Core>,
+    author: Author,
+    /// An engine that is not in the routes is not chosen, and needs no opinion.
+    witness: Option<Witness>,
+    /// Its answer can be gone on from, and is not known yet.
+    learns: bool,
+}
+
+impl Attempted {
+    /// `None` for a model that never has a choice.
+    pub(super) fn new(
+        core: &Rc<Core>,
+        route: &Route,
+        endpoint: &Endpoint,
+        path: &PathAndQuery,
+    ) -> Option<Self> {
+        is_plural(route).then(|| Self {
+            core: Rc::clone(core),
+            author: (endpoint.engine.clone(), endpoint.generation),
+            witness: Some(Witness::new(endpoint, core.now())),
+            learns: path.path() == RESPONSES,
+        })
+    }
+
+    /// The same, for an engine that the driver chose.
+    pub(super) fn of_granted(
+        core: &Rc<Core>,
+        engine: &EngineId,
+        generation: Generation,
+        path: &PathAndQuery,
+    ) -> Option<Self> {
+        let routes = core.shared.control.routes();
+        let route = routes.models.get(&engine.model).filter(|route| is_plural(route))?;
+        let is = |e: &&Endpoint| e.engine == *engine && e.generation == generation;
+        Some(Self {
+            core: Rc::clone(core),
+            author: (engine.clone(), generation),
+            witness: route.endpoints.iter().find(is).map(|endpoint| Witness::new(endpoint, core.now())),
+            learns: path.path() == RESPONSES,
+        })
+    }
+
+    /// Its answer must be read for its id.
+    pub(super) const fn learns(&self) -> bool {
+        self.learns
+    }
+
+    pub(super) fn head(&mut self, status: StatusCode, track: &Track) {
+        self.learns &= status.is_success();
+        let change = self.witness.as_mut().and_then(|witness| witness.head(status, || self.core.now()));
+        self.note(change, track);
+    }
+
+    pub(super) fn first_byte(&mut self, track: &Track) {
+        let change = self.witness.as_mut().and_then(|witness| witness.first_byte(|| self.core.now()));
+        self.note(change, track);
+    }
+
+    pub(super) fn frame(&mut self, facts: Option<&Facts>) {
+        if let Some(response) = facts.and_then(|facts| facts.id)
+            && std::mem::take(&mut self.learns)
+        {
+            self.core.shared.authors.remember(response, self.author.clone(), self.core.now());
+        }
+    }
+
+    pub(super) fn ended(&mut self, outcome: &Outcome, track: &Track) {
+        let change = self.witness.as_mut().and_then(|witness| witness.ended(outcome, || self.core.now()));
+        self.note(change, track);
+    }
+
+    fn note(&self, change: Option<Change>, track: &Track) {
+        let Some(change) = change else { return };
+        let engine = &self.author.0;
+        match change {
+            Change::LeftOut(pause) => tracing::warn!(
+                %engine,
+                %pause,
+                "its requests fail: new ones go to the model's other engines, as long as half of them are left"
+            ),
+            Change::Back => tracing::info!(%engine, "answers again: it gets its share of requests"),
+        }
+        let routes = self.core.shared.control.routes();
+        let left_out = routes.models.get(&engine.model).map_or(0, Route::left_out);
+        track.left_out(left_out, change != Change::Back);
+    }
+}
+
+fn is_plural(route: &Route) -> bool {
+    route.replicas > 1 || route.endpoints.len() > 1
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+use std::{sync::Arc, time::Duration};
+
+use rouse::{fault::Cause, fault::Fault, lease::Gate, openai::sse::Scanner};
+use tokio::{sync::watch, time::Instant};
+
+use super::*;
+use crate::{
+    http::testing::{Answer, Engine, Gateway, MODEL, json, nobody, post, raw, until_free},
+    serve::Stage,
+};
+
+async fn ask(gateway: &Gateway, request: &str) -> Answer {
+    let mut client = gateway.connect().await;
+    client.send(request).await;
+    client.answer().await
+}
+
+/// Engines with these answers, all routed to, and their gates.
+async fn engines(gateway: &Gateway, answers: &[String]) -> (Vec<Engine>, Vec<Arc<Gate>>) {
+    let (mut engines, mut gates) = (Vec::new(), Vec::new());
+    for answer in answers {
+        engines.push(Engine::start(answer.as_str()).await);
+        gates.push(gateway.open_gate());
+    }
+    let ends: Vec<_> = engines.iter().zip(&gates).map(|(engine, gate)| (engine.address, gate)).collect();
+    gateway.route(&ends);
+    (engines, gates)
+}
+
+fn numbered(count: usize) -> Vec<String> {
+    (0..count).map(|n| json(&format!("{{\"n\":{n}}}"))).collect()
+}
+
+/// A conversation at its nth turn.
+fn turn(conversation: usize, turns: usize) -> String {
+    let mut messages = vec![serde_json::json!({"role": "user", "content": format!("about {conversation}")})];
+    for n in 0..turns {
+        messages.push(serde_json::json!({"role": "assistant", "content": format!("{n}")}));
+        messages.push(serde_json::json!({"role": "user", "content": "go on"}));
+    }
+    serde_json::json!({"model": MODEL, "messages": messages}).to_string()
+}
+
+#[tokio::test]
+async fn the_turns_of_a_conversation_and_of_a_session_come_to_one_engine_unless_that_is_not_wanted() {
+    for affinity in [Affinity::Prefix, Affinity::Session, Affinity::None] {
+        let gateway = Gateway::start(|config| config.affinity = affinity);
+        let (_engines, _gates) = engines(&gateway, &numbered(4)).await;
+        let (mut stayed, mut kept) = (true, true);
+        for conversation in 0..6 {
+            let headers = format!("x-session-id: {conversation}\r\n");
+            let (mut turns, mut session) = (Vec::new(), Vec::new());
+            for n in 0..5 {
+                let of_turn = raw("POST /v1/chat/completions", "", &turn(conversation, n));
+                turns.push(ask(&gateway, &of_turn).await.body);
+                let of_session = raw("POST /v1/chat/completions", &headers, &turn(100 * conversation + n, 0));
+                session.push(ask(&gateway, &of_session).await.body);
+            }
+            turns.dedup();
+            session.dedup();
+            (stayed, kept) = (stayed && turns.len() == 1, kept && session.len() == 1);
+        }
+        assert_eq!(
+            (stayed, kept),
+            (affinity == Affinity::Prefix, affinity != Affinity::None),
+            "{affinity:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_finds_its_engine_absent_goes_to_another_at_once() {
+    let mut gateway = Gateway::start(|_| {});
+    let engine = Engine::start(json("{}")).await;
+    let (dead, gate) = (gateway.open_gate(), gateway.open_gate());
+    gateway.route(&[(nobody().await, &dead), (engine.address, &gate)]);
+    let (mut replayed, begun) = (0, Instant::now());
+    for _ in 0..30 {
+        assert_eq!(ask(&gateway, &post(false)).await.status, 200);
+        replayed += gateway.next_ended().await.replays;
+    }
+    // Five in a row, and it is left out.
+    assert_eq!(replayed, 5);
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(gateway.parked.try_recv().is_err(), "parked");
+    until_free(&gate).await;
+    until_free(&dead).await;
+}
+
+#[tokio::test]
+async fn what_an_engine_may_have_begun_is_not_given_to_another_and_its_own_503_passes_on() {
+    let gateway = Gateway::start(|_| {});
+    let full =
+        "HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\ncontent-length: 4\r\n\r\nfull".to_owned();
+    for (answer, status) in [("connection: close".to_owned(), 502), (full, 503)] {
+        let (mut engines, _gates) = engines(&gateway, &[answer, json("{}")]).await;
+        let mut seen = 0;
+        for session in 0..12 {
+            let headers = format!("x-session-id: {session}\r\n");
+            let answer = ask(&gateway, &raw("POST /v1/chat/completions", &headers, &turn(0, 0))).await;
+            assert!(answer.status == 200 || answer.status == status, "{}", answer.status);
+            if answer.status == 503 {
+                assert_eq!(
+                    (answer.header("retry-after"), answer.body.as_slice()),
+                    (Some("7"), b"full".as_slice())
+                );
+            }
+            seen += u32::from(answer.status == status);
+        }
+        let mut got = [0, 0];
+        for (engine, got) in engines.iter_mut().zip(&mut got) {
+            while engine.seen.try_recv().is_ok() {
+                *got += 1;
+            }
+        }
+        assert!(seen > 0 && got == [seen, 12 - seen], "{got:?} with {seen}");
+    }
+}
+
+#[tokio::test]
+async fn a_dying_engine_takes_only_its_own_requests_along() {
+    let mut gateway = Gateway::start(|_| {});
+    let (mut engines, gates) = engines(&gateway, &[String::new(), json("{}")]).await;
+    // By load: of two without any the first drawn, so both come in turn before long.
+    let mut waiting = Vec::new();
+    while gates[0].leases() == 0 {
+        let mut client = gateway.connect().await;
+        client.send(post(false)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        waiting.push(client);
+    }
+    engines[0].seen.recv().await.unwrap();
+    gates[0].close();
+    gates[0].revoke(Fault::EngineFailed { model: MODEL.into(), cause: Cause::Killed(9), wait: None });
+    let mut failed = 0;
+    for client in &mut waiting {
+        failed += u32::from(client.answer().await.status != 200);
+    }
+    assert_eq!(failed, 1);
+    for _ in 0..10 {
+        assert_eq!(ask(&gateway, &post(false)).await.status, 200);
+    }
+    assert!(gateway.parked.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn what_goes_on_from_a_response_goes_to_the_engine_that_made_it() {
+    let gateway = Gateway::start(|_| {});
+    let (_engines, _gates) = engines(&gateway, &numbered(4)).await;
+    let shared = crate::http::Shared::new(
+        Arc::clone(&gateway.control) as Arc<dyn crate::http::Control>,
+        Arc::clone(&gateway.config),
+        Arc::new(crate::http::Unmetered),
+    );
+    let core = Core::new(shared, watch::channel(Stage::Serving).1);
+    let routes = core.shared.control.routes();
+    let route = routes.models.get(MODEL).unwrap();
+    for (n, endpoint) in route.endpoints.iter().enumerate().cycle().take(12) {
+        let id = format!("resp_{n}");
+        let mut scanner = Scanner::of_json();
+        scanner.feed(format!("{{\"id\":\"{id}\",\"output\":[]}}").as_bytes());
+        for (path, learns) in [("/v1/chat/completions", false), (RESPONSES, true)] {
+            let path = PathAndQuery::from_static(path);
+            let mut attempted = Attempted::new(&core, route, endpoint, &path).unwrap();
+            assert_eq!(attempted.learns(), learns);
+            attempted.frame(Some(scanner.facts()));
+        }
+        let body = format!("{{\"model\":\"{MODEL}\",\"input\":\"{n}\",\"previous_response_id\":\"{id}\"}}");
+        let head = openai::head::peek(body.as_bytes()).unwrap();
+        let ties = Ties::of(Some(&head), Affinity::None);
+        let (taken, _lease) = ties.take(&core, route, &HeaderMap::new(), None).unwrap();
+        assert_eq!(taken.engine, endpoint.engine);
+    }
+}

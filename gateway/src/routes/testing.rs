@@ -1,0 +1,44 @@
+//! Engines that are only a gate.
+
+use std::{num::NonZeroU32, sync::Arc};
+
+use rouse::{
+    fleet::report::ModelState,
+    lease::{Clock, Gate},
+    model::EngineId,
+    units::{Generation, Tick},
+};
+use tokio::time::Instant;
+
+use super::{Endpoint, Reported, Route, Standing};
+
+fn clock() -> Clock {
+    Clock::new(Instant::now(), Tick(1_000_000))
+}
+
+/// Open, and without a limit.
+pub(super) fn endpoint(replica: u32) -> Endpoint {
+    limited(replica, None)
+}
+
+pub(super) fn limited(replica: u32, limit: Option<u32>) -> Endpoint {
+    let gate = Gate::new(limit.and_then(NonZeroU32::new), clock(), Arc::default());
+    gate.open();
+    Endpoint {
+        engine: EngineId::new("m".into(), replica),
+        generation: Generation(1),
+        address: ([127, 0, 0, 1], u16::try_from(replica).unwrap() + 1).into(),
+        gate,
+        standing: Standing::new(u64::from(replica)),
+        reported: Arc::new(Reported::default()),
+    }
+}
+
+pub(super) fn endpoints(replicas: impl IntoIterator<Item = u32>) -> Vec<Endpoint> {
+    replicas.into_iter().map(endpoint).collect()
+}
+
+pub(super) fn route(endpoints: Vec<Endpoint>) -> Route {
+    let replicas = u32::try_from(endpoints.len()).unwrap();
+    Route::new(0, ModelState::Awake, replicas, endpoints, None)
+}

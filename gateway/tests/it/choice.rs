@@ -1,0 +1,134 @@
+//! Several engines of one model: who gets which request, and what the death of one does to the others.
+
+use std::{collections::BTreeMap, thread, time::Duration};
+
+use nix::sys::signal::Signal;
+
+use crate::{
+    live::{Engine, Open},
+    support::{Fixture, Gateway, Sim, client::chat_body},
+};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A gateway with three engines of the model `m`, all awake.
+fn three() -> Gateway {
+    let gateway = Fixture::new(&["1Gi", "1Gi", "1Gi"])
+        .settings("timeouts: {health: {every: 200ms, timeout: 500ms}}")
+        .model(&Sim { keys: "replicas: 3", ..Sim::new("m") })
+        .start();
+    assert_eq!(gateway.client().chat("m", false, 1).status, 200);
+    all_awake(&gateway);
+    gateway
+}
+
+fn all_awake(gateway: &Gateway) {
+    gateway.until("three engines are awake", Duration::from_secs(20), || {
+        (0..3).all(|n| gateway.engine(&format!("m#{n}"))["state"] == "Awake")
+    });
+}
+
+/// Requests that each engine has had so far.
+fn totals(gateway: &Gateway) -> Vec<u64> {
+    (0..3).map(|n| gateway.counters(&format!("m#{n}"))["total"].as_u64().unwrap()).collect()
+}
+
+/// How many engines got any of what `during` sends.
+fn asked(gateway: &Gateway, during: impl FnOnce()) -> usize {
+    let before = totals(gateway);
+    during();
+    totals(gateway).iter().zip(&before).filter(|(after, before)| after > before).count()
+}
+
+fn turn(about: usize, turns: usize) -> String {
+    let mut messages = vec![serde_json::json!({"role": "user", "content": format!("about {about}")})];
+    for _ in 0..turns {
+        messages.push(serde_json::json!({"role": "assistant", "content": "yes"}));
+        messages.push(serde_json::json!({"role": "user", "content": "go on"}));
+    }
+    serde_json::json!({"model": "m", "max_tokens": 1, "messages": messages}).to_string()
+}
+
+#[test]
+fn a_conversation_and_a_session_stay_on_their_engine_and_many_of_them_use_all() {
+    let gateway = three();
+    let client = gateway.client();
+    for conversation in 0..4 {
+        let by_beginning = asked(&gateway, || {
+            (0..6).for_each(|n| assert_eq!(client.post(CHAT, &turn(conversation, n)).status, 200));
+        });
+        let by_session = asked(&gateway, || {
+            let headers = format!("x-session-id: s{conversation}\r\n");
+            (0..6).for_each(|n| {
+                let answer = client.post_with(CHAT, &headers, &turn(10 * conversation + n, 0));
+                assert_eq!(answer.status, 200);
+            });
+        });
+        assert_eq!((by_beginning, by_session), (1, 1));
+    }
+    let all = asked(&gateway, || {
+        (0..40).for_each(|n| assert_eq!(client.post(CHAT, &turn(1000 + n, 0)).status, 200));
+    });
+    assert_eq!(all, 3);
+}
+
+#[test]
+fn one_beginning_for_all_does_not_fill_one_engine() {
+    let gateway = three();
+    let streams: Vec<_> = (0..30).map(|_| Open::streaming(&gateway.client(), "m", 100_000)).collect();
+    let leases: Vec<u64> =
+        (0..3).map(|n| gateway.engine(&format!("m#{n}"))["leases"].as_u64().unwrap()).collect();
+    // A quarter and one above the mean.
+    assert!(leases.iter().sum::<u64>() == 30 && leases.iter().all(|&l| l <= 13 + 1), "{leases:?}");
+    drop(streams);
+}
+
+#[test]
+fn an_engine_killed_under_load_takes_only_its_own_requests_along() {
+    let gateway = three();
+    let streams: BTreeMap<usize, Open> = (0..12)
+        .map(|n| {
+            let body = chat_body("m", true, 400).replace("hello", &format!("hello {n}"));
+            let request = crate::support::client::request(CHAT, "", &body);
+            (n, Open::raw(&gateway.client(), &request).until("data: "))
+        })
+        .collect();
+    let held = gateway.engine("m#1")["leases"].as_u64().unwrap();
+    assert!(held > 0);
+    let clients: Vec<_> = (0..4)
+        .map(|who| {
+            let client = gateway.client();
+            thread::spawn(move || {
+                (0..25).filter(|n| client.post(CHAT, &turn(100 * who + n, 0)).status != 200).count() as u64
+            })
+        })
+        .collect();
+    Engine::of(&gateway, "m#1").signal(Signal::SIGKILL);
+    // Of those that came meanwhile, at most what had reached the engine when it died.
+    let failed: u64 = clients.into_iter().map(|client| client.join().unwrap()).sum();
+    assert!(failed <= 4, "{failed}");
+    let broken = streams.into_values().map(Open::rest).filter(|a| !a.is_whole_stream()).count();
+    assert_eq!(broken as u64, held);
+    all_awake(&gateway);
+    (0..20).for_each(|n| assert_eq!(gateway.client().post(CHAT, &turn(n, 0)).status, 200));
+}
+
+#[test]
+fn an_engine_that_only_fails_is_left_out_and_comes_back() {
+    let gateway = three();
+    let client = gateway.client();
+    Engine::of(&gateway, "m#2").faults(r#"{"status": 500}"#);
+    let statuses: Vec<u16> = (0..60).map(|n| client.post(CHAT, &turn(n, 0)).status).collect();
+    let failed = statuses.iter().filter(|status| **status == 500).count();
+    assert!((1..=6).contains(&failed), "{failed}");
+    let metrics = gateway.admin().get("/metrics").text();
+    for line in ["rouse_engines_left_out{model=\"m\"} 1", "rouse_ejections_total{model=\"m\"} 1"] {
+        assert!(metrics.contains(line), "{line}");
+    }
+    assert!(gateway.log().contains("its requests fail"));
+    Engine::of(&gateway, "m#2").faults(r#"{"status": null}"#);
+    gateway.until("it is back", Duration::from_secs(30), || {
+        (0..10).for_each(|n| assert_eq!(client.post(CHAT, &turn(n, 0)).status, 200));
+        gateway.admin().get("/metrics").text().contains("rouse_engines_left_out{model=\"m\"} 0")
+    });
+}
