@@ -15,6 +15,7 @@ mod policy;
 mod reader;
 mod source;
 mod substitute;
+mod telemetry;
 mod tree;
 
 #[cfg(test)]
@@ -29,6 +30,7 @@ pub use self::{
     error::{At, Errors, Problem},
     file::{load, parse},
     source::Source,
+    telemetry::{AccessLog, Telemetry},
 };
 pub use crate::demo::config as demo;
 
@@ -59,6 +61,8 @@ pub struct Config {
     pub state: PathBuf,
     /// Cap of each engine's log.
     pub log_cap: Bytes,
+    pub access_log: AccessLog,
+    pub telemetry: Telemetry,
     /// `keys: none`: that anybody may use the API is meant so.
     pub keys_none: bool,
     /// The file's name, for texts; and where in it each model stands.

@@ -32,6 +32,7 @@ use crate::{
         Stage,
         socket::{InExchange, Socket},
     },
+    telemetry::{Ids, Seen, Telemetry},
 };
 
 pub mod admin;
@@ -61,6 +62,7 @@ pub struct Shared {
     pub(crate) control: Arc<dyn Control>,
     pub(crate) config: Arc<ArcSwap<Config>>,
     pub(crate) meter: Arc<dyn Meter>,
+    telemetry: Arc<Telemetry>,
     bodies: Arc<intake::InFlight>,
     started: Tick,
 }
@@ -71,20 +73,38 @@ pub(crate) struct Core {
     pub(crate) pool: Pool,
     pub(crate) stage: watch::Receiver<Stage>,
     ids: RequestIds,
+    trace_ids: Ids,
 }
 
 impl Shared {
     /// `config` is read anew for every request, so a reload holds from the next one on.
     #[must_use]
     pub fn new(control: Arc<dyn Control>, config: Arc<ArcSwap<Config>>, meter: Arc<dyn Meter>) -> Arc<Self> {
+        Self::told(control, config, meter, Arc::default())
+    }
+
+    /// With somebody to tell of single requests.
+    #[must_use]
+    pub fn told(
+        control: Arc<dyn Control>,
+        config: Arc<ArcSwap<Config>>,
+        meter: Arc<dyn Meter>,
+        telemetry: Arc<Telemetry>,
+    ) -> Arc<Self> {
         let started = control.clock().now();
-        Arc::new(Self { control, config, meter, bodies: Arc::default(), started })
+        Arc::new(Self { control, config, meter, telemetry, bodies: Arc::default(), started })
     }
 }
 
 impl Core {
     pub(crate) fn new(shared: Arc<Shared>, stage: watch::Receiver<Stage>) -> Rc<Self> {
-        Rc::new(Self { shared, pool: Pool::default(), stage, ids: RequestIds::new() })
+        Rc::new(Self {
+            shared,
+            pool: Pool::default(),
+            stage,
+            ids: RequestIds::new(),
+            trace_ids: Ids::default(),
+        })
     }
 
     fn draining(&self) -> bool {
@@ -106,6 +126,9 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
         found.as_ref().map_or("other", Route::label),
         &parts,
     );
+    let probe = matches!(found, Ok(Route::Healthz | Route::Readyz));
+    let seen = Seen { peer: socket.peer(), probe };
+    track.keep_notes(core.shared.telemetry.begin(&core.trace_ids, &parts, seen));
     let request = Served { core: Rc::clone(&core), socket: Rc::clone(&socket), track: Rc::clone(&track) };
     let unread = !hyper::body::Body::is_end_stream(&body);
     let mut response = match found {
@@ -217,6 +240,7 @@ impl Served {
         if spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id) {
             parts.headers.insert(REQUEST_ID, self.track.id.clone());
         }
+        self.track.place_in_trace(&mut parts.headers);
         let stream = api.streams() && head.stream;
         let payload = if spec.served_name == head.model {
             Payload::from(body)

@@ -11,3 +11,4 @@ pub mod metrics;
 pub mod platform;
 pub mod routes;
 pub mod serve;
+pub mod telemetry;

@@ -8,6 +8,7 @@
 
 mod families;
 mod labels;
+mod lost;
 mod meter;
 mod model;
 mod view;
@@ -20,7 +21,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+pub(crate) use self::labels::{phase, start};
 use arc_swap::ArcSwap;
+
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector, process_collector::ProcessCollector,
@@ -29,6 +32,7 @@ use rouse::{fault::Phase, fleet::report::View, model::ModelName, units::Millis};
 
 pub use self::{
     labels::{Cause, Outcome, Route, Status, Transition},
+    lost::Lost,
     model::ModelMetrics,
 };
 
@@ -57,6 +61,7 @@ pub struct Metrics {
     connections: IntGauge,
     swaps: IntCounter,
     reloads: IntCounterVec,
+    lost: Lost,
 }
 
 impl Default for Metrics {
@@ -117,8 +122,15 @@ impl Metrics {
                 "Reloads of the configuration, by outcome",
                 "outcome",
             ),
+            lost: Lost::new(&registry),
             registry,
         }
+    }
+
+    /// Where telemetry that could not be kept is counted.
+    #[must_use]
+    pub fn lost(&self) -> Lost {
+        self.lost.clone()
     }
 
     /// Makes exactly these models known: labels of others vanish, those that stay keep counting.

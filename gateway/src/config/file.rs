@@ -13,6 +13,7 @@ use super::{
     machine::{Machine, default_state_dir},
     model, policy,
     reader::{Reader, Section},
+    telemetry::{access_log, telemetry},
     tree::{Node, Value},
 };
 
@@ -67,9 +68,11 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     let state = root
         .read(reader, "state", Reader::text)
         .map_or_else(|| default_state_dir(machine.environment), PathBuf::from);
-    let log_cap = root
-        .sub(reader, "logs", |reader, logs| logs.read(reader, "perEngine", Reader::size))
-        .unwrap_or(Bytes::mib(64));
+    let (log_cap, access_log) = root.sub(reader, "logs", |reader, logs| {
+        let cap = logs.read(reader, "perEngine", Reader::size);
+        (cap.unwrap_or(Bytes::mib(64)), logs.read(reader, "access", access_log).unwrap_or_default())
+    });
+    let telemetry = telemetry(reader, root);
     let keys_none = root.read(reader, "keys", keys).unwrap_or(false);
     let found = model::models(reader, root, devices.known());
 
@@ -87,6 +90,8 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         shutdown,
         state,
         log_cap,
+        access_log,
+        telemetry,
         keys_none,
         origin: String::new(),
         places: found.places,
@@ -102,7 +107,7 @@ fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
         }
         Some(())
     });
-    for key in ["tls", "telemetry"] {
+    for key in ["tls"] {
         root.read(reader, key, |reader, node| {
             let empty = matches!(&node.value, Value::Map(entries) if entries.is_empty());
             if !empty {

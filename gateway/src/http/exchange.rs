@@ -19,6 +19,7 @@ use rouse::{
     fleet::event::Verdict,
     lease::{Gate, Lease},
     model::ModelName,
+    openai::{self, sse::Facts},
     relay::{self, Exchange, Observer, Outcome, Outgoing, Payload, Target},
     units::{Millis, Tick},
 };
@@ -217,6 +218,7 @@ impl Job {
     }
 
     async fn attempt(&self, place: Place) -> Attempt {
+        self.track.engine(&place.target.engine);
         self.track.phase(Phase::Connecting);
         let Place { target, lease, gate, canary } = place;
         let timeouts = &self.config.timeouts;
@@ -309,8 +311,13 @@ async fn until_revoked(gate: &Gate) {
 }
 
 impl Observer for Watcher {
+    fn connected(&mut self) {
+        self.track.phase(Phase::Headers);
+    }
+
     fn replayed(&mut self) {
         self.track.replayed();
+        self.track.phase(Phase::Connecting);
     }
 
     fn head(&mut self, _: StatusCode) {
@@ -318,11 +325,18 @@ impl Observer for Watcher {
         self.track.phase(Phase::Streaming);
     }
 
+    fn frame(&mut self, _: usize, facts: Option<&Facts>) {
+        if let Some(usage) = facts.and_then(|facts| facts.usage) {
+            self.track.usage(usage);
+        }
+    }
+
     fn end(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Failed(fault) if self.answered => self.track.fault(&fault),
             Outcome::ClientLeft(phase) => self.track.phase(phase),
-            Outcome::Complete | Outcome::Failed(_) => {}
+            Outcome::Failed(fault) => self.track.failed(openai::error::code(&fault)),
+            Outcome::Complete => {}
         }
     }
 }

@@ -317,6 +317,8 @@ fn config() -> Config {
         shutdown: config::Shutdown { grace: Millis::secs(1), stop_engines: true },
         state: "/nonexistent".into(),
         log_cap: Bytes::mib(1),
+        access_log: config::AccessLog::Off,
+        telemetry: config::Telemetry::default(),
         keys_none: true,
         origin: String::new(),
         places: BTreeMap::new(),

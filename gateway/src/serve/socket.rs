@@ -14,6 +14,7 @@ use std::{
     cell::{Cell, RefCell},
     future::poll_fn,
     io,
+    net::SocketAddr,
     pin::Pin,
     rc::{Rc, Weak},
     task::{Context, Poll, Waker},
@@ -55,6 +56,7 @@ pub(crate) struct Socket {
     task: RefCell<Option<Waker>>,
     refused: Cell<Option<u16>>,
     unread: Cell<bool>,
+    peer: Cell<Option<SocketAddr>>,
 }
 
 /// What a connection does between exchanges.
@@ -97,7 +99,17 @@ impl Socket {
             task: RefCell::default(),
             refused: Cell::new(None),
             unread: Cell::new(false),
+            peer: Cell::new(None),
         })
+    }
+
+    /// Who is at the other end, for those who write down who asked what.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        self.peer.get()
+    }
+
+    pub(super) fn set_peer(&self, peer: SocketAddr) {
+        self.peer.set(Some(peer));
     }
 
     pub(crate) fn io(self: &Rc<Self>) -> Io {
