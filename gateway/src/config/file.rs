@@ -107,15 +107,13 @@ fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
         }
         Some(())
     });
-    for key in ["tls"] {
-        root.read(reader, key, |reader, node| {
-            let empty = matches!(&node.value, Value::Map(entries) if entries.is_empty());
-            if !empty {
-                reader.not_yet(node.at);
-            }
-            Some(())
-        });
-    }
+    root.read(reader, "tls", |reader, node| {
+        let empty = matches!(&node.value, Value::Map(entries) if entries.is_empty());
+        if !empty {
+            reader.not_yet(node.at);
+        }
+        Some(())
+    });
     root.sub(reader, "api", |reader, api| {
         api.sub(reader, "cors", |reader, cors| {
             cors.read(reader, "origins", |reader, node| {

@@ -52,6 +52,7 @@ enum Message {
 
 struct Export {
     exporter: SpanExporter,
+    client: client::Client,
     clock: Clock,
     lost: Lost,
     /// The last export failed.
@@ -74,7 +75,7 @@ impl Traces {
         let client = client::Client::new().map_err(|error| Error::Traces(error.to_string()))?;
         let mut builder = SpanExporter::builder()
             .with_http()
-            .with_http_client(client)
+            .with_http_client(client.clone())
             .with_protocol(Protocol::HttpBinary)
             .with_timeout(EXPORT)
             .with_headers(config.headers.clone().into_iter().collect())
@@ -86,7 +87,7 @@ impl Traces {
         let mut exporter = builder.build().map_err(|error| Error::Traces(error.to_string()))?;
         exporter.set_resource(&resource(set("OTEL_SERVICE_NAME").is_some()));
         let (queue, records) = mpsc::channel(QUEUE);
-        let export = Export { exporter, clock, lost: lost.clone(), broken: false };
+        let export = Export { exporter, client, clock, lost: lost.clone(), broken: false };
         tokio::spawn(export.run(records));
         Ok(Some(Self { queue, lost: lost.clone() }))
     }
@@ -162,7 +163,7 @@ impl Export {
             let exported = timeout(EXPORT, self.exporter.export(spans.clone())).await;
             let error = match exported {
                 Ok(Ok(())) => break,
-                Ok(Err(error)) => error.to_string(),
+                Ok(Err(_)) => self.client.failure(),
                 Err(_) => format!("no answer within {} s", EXPORT.as_secs()),
             };
             if !std::mem::replace(&mut self.broken, true) {

@@ -15,5 +15,6 @@ mod refusals;
 mod restart;
 mod support;
 mod swap;
+mod telemetry;
 mod trace;
 mod waiting;

@@ -4,7 +4,12 @@
 //! moved. The collector's certificate is checked against the machine's roots (`SSL_CERT_FILE` and `SSL_CERT_DIR` say
 //! where those are). Proxies are not used.
 
-use std::{future::Future, io, pin::Pin, sync::Arc};
+use std::{
+    future::Future,
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, Uri, header};
@@ -24,6 +29,8 @@ const ANSWER: usize = 64 << 10;
 #[derive(Clone, Debug)]
 pub(super) struct Client {
     tls: Arc<ClientConfig>,
+    /// The exporter says of a failure only that there was one.
+    failure: Arc<Mutex<String>>,
 }
 
 impl Client {
@@ -40,7 +47,12 @@ impl Client {
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots)
             .with_no_client_auth();
-        Ok(Self { tls: Arc::new(tls) })
+        Ok(Self { tls: Arc::new(tls), failure: Arc::default() })
+    }
+
+    /// Why the last export that failed did so.
+    pub(super) fn failure(&self) -> String {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     async fn send(self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
@@ -96,14 +108,84 @@ impl HttpClient for Client {
         'a: 'f,
         Self: 'f,
     {
-        let exported = self.clone().send(request);
         Box::pin(async move {
-            let response = exported.await?;
-            if response.status().is_success() || response.status().is_redirection() {
-                return Ok(response);
+            let sent = self.clone().send(request).await;
+            let sent = sent.and_then(|response| match response.status() {
+                status if status.is_success() => Ok(response),
+                status => Err(io::Error::other(format!("the collector answers {status}")).into()),
+            });
+            if let Err(error) = &sent {
+                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();
             }
-            // The exporter would tell the whole body, and nobody needs a page in the log.
-            Err(io::Error::other(format!("the collector answers {}", response.status())).into())
+            sent
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::{
+        ServerConfig,
+        pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
+    };
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+    use tokio_rustls::TlsAcceptor;
+
+    use super::*;
+
+    /// A collector with a certificate of its own, which takes one export; and its root.
+    async fn secure() -> (u16, RootCertStore, tokio::task::JoinHandle<Vec<u8>>) {
+        let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(own.cert.der().clone()).unwrap();
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(own.signing_key.serialize_der()));
+        let config =
+            ServerConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_no_client_auth()
+                .with_single_cert(vec![own.cert.der().clone()], key)
+                .unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let taken = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let Ok(mut stream) = TlsAcceptor::from(Arc::new(config)).accept(stream).await else {
+                return Vec::new();
+            };
+            let mut bytes = vec![0; 4096];
+            let read = stream.read(&mut bytes).await.unwrap();
+            bytes.truncate(read);
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            bytes
+        });
+        (port, roots, taken)
+    }
+
+    fn export(port: u16) -> Request<Bytes> {
+        let uri = format!("https://localhost:{port}/v1/traces");
+        Request::post(uri).body(Bytes::from_static(b"spans")).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_collector_behind_tls_is_reached_when_its_root_is_known() {
+        let (port, roots, taken) = secure().await;
+        let client = Client::trusting(roots).unwrap();
+        assert_eq!(client.send_bytes(export(port)).await.unwrap().status(), 200);
+        let head = String::from_utf8(taken.await.unwrap()).unwrap().to_lowercase();
+        assert!(head.starts_with("post /v1/traces http/1.1\r\n"), "{head}");
+        assert!(head.contains(&format!("host: localhost:{port}\r\n")), "{head}");
+    }
+
+    #[tokio::test]
+    async fn a_collector_whose_root_is_unknown_is_told_nothing() {
+        let (port, _, taken) = secure().await;
+        let client = Client::trusting(RootCertStore::empty()).unwrap();
+        assert!(client.send_bytes(export(port)).await.is_err());
+        assert!(client.failure().contains("certificate"), "{}", client.failure());
+        assert!(taken.await.unwrap().is_empty());
     }
 }
