@@ -112,3 +112,44 @@ fn share(reader: &mut Reader, node: &Node) -> Option<f64> {
     }
     share
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::parse, *};
+
+    #[test]
+    fn a_collectors_base_address_gets_the_path_of_otlp() {
+        for (written, asked) in [
+            ("http://c:4318", "http://c:4318/v1/traces"),
+            ("https://c/", "https://c/v1/traces"),
+            ("http://c/own/path", "http://c/own/path"),
+        ] {
+            let config = parse(&format!("telemetry: {{otlp: \"{written}\"}}"), "t").unwrap();
+            assert_eq!(config.telemetry.otlp.as_deref(), Some(asked));
+            assert!((config.telemetry.sample - 1.0).abs() < f64::EPSILON);
+        }
+    }
+
+    #[test]
+    fn a_log_goes_to_a_stream_or_a_path() {
+        let log =
+            |text: &str| parse(&format!("logs: {{access: {text}}}"), "t").map(|config| config.access_log);
+        assert_eq!(log("stdout").unwrap(), AccessLog::Stdout);
+        assert_eq!(log("./access.log").unwrap(), AccessLog::File("./access.log".into()));
+        assert_eq!(log("off").unwrap(), AccessLog::Off);
+        assert!(log("syslog").is_err());
+    }
+
+    #[test]
+    fn every_mistake_is_told_and_no_credential() {
+        let text = "telemetry: {otlp: \"collector:4318\", headers: {\"a b\": c}, sample: 2}";
+        let errors = parse(text, "t").unwrap_err().to_string();
+        for part in
+            ["telemetry.otlp: 'collector:4318' is no address", "'a b' is no header", "'2' is not between"]
+        {
+            assert!(errors.contains(part), "{part} in {errors}");
+        }
+        let config = parse("telemetry: {headers: {authorization: s3cret}}", "t").unwrap();
+        assert!(!format!("{config:?}").contains("s3cret"));
+    }
+}

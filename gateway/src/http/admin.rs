@@ -14,7 +14,7 @@ use axum::{
         IntoResponse, Response,
         sse::{Event, KeepAlive, Sse},
     },
-    routing::{MethodRouter, get},
+    routing::{MethodRouter, any, get},
 };
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header};
 use rouse::{
@@ -94,7 +94,7 @@ impl Service {
             .into_iter()
             .fold(Router::new(), |router, (path, route)| router.route(path, route))
             // A model's name may hold slashes, so what follows is told apart by hand.
-            .route("/admin/v1/models/{*rest}", get(look).post(order))
+            .route("/admin/v1/models/{*rest}", any(of_model))
             .fallback(|method: Method, uri: Uri| async move { no_route(method.as_str(), uri.path()) })
             // The router says which methods are allowed; this says it in words.
             .method_not_allowed_fallback(|| async { not_allowed("this is not how it is asked for") })
@@ -180,30 +180,39 @@ async fn operation(State(shared): State<Shared>, uri: Uri) -> Response {
     .into_response()
 }
 
-/// `GET /admin/v1/models/{m}/explain` and `…/logs`.
-async fn look(State(shared): State<Shared>, method: Method, asked: Asked, uri: Uri) -> Response {
-    let (model, what) = match subject(&shared, method.as_str(), uri.path()) {
-        Ok(subject) => subject,
+/// What is read of a model or ordered of it.
+async fn of_model(State(shared): State<Shared>, method: Method, asked: Asked, uri: Uri) -> Response {
+    let what = uri.path().rsplit('/').next().unwrap_or_default();
+    let reads = matches!(method, Method::GET | Method::HEAD);
+    if READS.contains(&what) && !reads {
+        return allowing("GET, HEAD", not_allowed("this is read by GET"));
+    }
+    if ORDERS.contains(&what) && method != Method::POST {
+        return allowing("POST", not_allowed("orders are given by POST"));
+    }
+    let model = match subject(&shared, method.as_str(), uri.path()) {
+        Ok(model) => model,
         Err(response) => return response,
     };
-    let Ok(Query(asked)) = asked else {
-        return invalid("the query cannot be read, or names something twice");
+    match asked {
+        Ok(Query(asked)) if reads => look(&shared, &model, what, &asked).await,
+        Ok(Query(asked)) => order(&shared, model, what, &asked).await,
+        Err(_) => invalid("the query cannot be read, or names something twice"),
+    }
+}
+
+async fn look(shared: &Shared, model: &ModelName, what: &str, asked: &Options) -> Response {
+    if what == "explain" {
+        return explain(shared, model).await;
+    }
+    let follow = match asked.follow.as_deref() {
+        None | Some("false" | "0") => false,
+        Some("true" | "1") => true,
+        Some(_) => return invalid("follow must be true or false"),
     };
-    match what {
-        "explain" => explain(&shared, &model).await,
-        "logs" => {
-            let follow = match asked.follow.as_deref() {
-                None | Some("false" | "0") => false,
-                Some("true" | "1") => true,
-                Some(_) => return invalid("follow must be true or false"),
-            };
-            match (shared.parts.logs)(&model) {
-                Some(path) => logs::stream(path, follow).await,
-                None => error(StatusCode::NOT_FOUND, "no_logs", "this model has no output here yet"),
-            }
-        }
-        what if ORDERS.contains(&what) => allowing("POST", not_allowed("orders are given by POST")),
-        _ => no_route(method.as_str(), uri.path()),
+    match (shared.parts.logs)(model) {
+        Some(path) => logs::stream(path, follow).await,
+        None => error(StatusCode::NOT_FOUND, "no_logs", "this model has no output here yet"),
     }
 }
 
@@ -225,15 +234,7 @@ async fn explain(shared: &Shared, model: &ModelName) -> Response {
     .into_response()
 }
 
-/// `POST /admin/v1/models/{m}/wake` and the other orders.
-async fn order(State(shared): State<Shared>, asked: Asked, uri: Uri) -> Response {
-    let (model, what) = match subject(&shared, "POST", uri.path()) {
-        Ok(subject) => subject,
-        Err(response) => return response,
-    };
-    let Ok(Query(asked)) = asked else {
-        return invalid("the query cannot be read, or names something twice");
-    };
+async fn order(shared: &Shared, model: ModelName, what: &str, asked: &Options) -> Response {
     let level = match asked.level.as_deref() {
         None => None,
         Some("1") => Some(Level::One),
@@ -245,9 +246,7 @@ async fn order(State(shared): State<Shared>, asked: Asked, uri: Uri) -> Response
         "sleep" => Order::Sleep { level },
         "stop" => Order::Stop,
         "pin" => Order::Pin,
-        "unpin" => Order::Unpin,
-        what if READS.contains(&what) => return allowing("GET, HEAD", not_allowed("this is read by GET")),
-        _ => return no_route("POST", uri.path()),
+        _ => Order::Unpin,
     };
     match shared.parts.control.order(model, order).await {
         Ok(id) => (StatusCode::ACCEPTED, Json(json!({ "operation": id }))).into_response(),
@@ -255,15 +254,16 @@ async fn order(State(shared): State<Shared>, asked: Asked, uri: Uri) -> Response
     }
 }
 
-/// The model and what is asked about it: everything before the last slash is the name, raw or escaped.
-fn subject<'a>(shared: &Shared, method: &str, path: &'a str) -> Result<(ModelName, &'a str), Response> {
+/// The model that is meant: everything before the last slash is its name, raw or escaped.
+fn subject(shared: &Shared, method: &str, path: &str) -> Result<ModelName, Response> {
     let rest = path.strip_prefix("/admin/v1/models/").unwrap_or_default();
     let Some((name, what)) = rest.rsplit_once('/') else {
         return Err(no_route(method, path));
     };
     let routes = shared.parts.control.routes();
     match route::named(&routes.registry, name) {
-        Some((_, model)) => Ok((model.clone(), what)),
+        Some((_, model)) if READS.contains(&what) || ORDERS.contains(&what) => Ok(model.clone()),
+        Some(_) => Err(no_route(method, path)),
         None => Err(fault(&Fault::ModelNotFound { model: text::cut(name) })),
     }
 }
