@@ -27,6 +27,9 @@ ADVISORIES := https://github.com/RustSec/advisory-db
 ENGINES := gateway/tests/engines
 VENV := $(CACHE)/engines-$(shell cat $(ENGINES)/requirements.txt | sha256sum | cut -c1-16)
 
+ADMIN := gateway/tests/admin
+ADMIN_VENV := $(CACHE)/admin-$(shell cat $(ADMIN)/requirements.txt | sha256sum | cut -c1-16)
+
 # A filter that matches nothing is a success to cargo; here it is a failure, or a renamed test would never run again.
 SOME_TEST_RAN := awk '{ print; fflush() } /test result: ok\. [1-9]/ { ran = 1 } END { if (!ran) print "no test ran"; exit !ran }'
 
@@ -44,7 +47,7 @@ run: ## Build the gateway and start its embedded demonstration (ARGS="--config F
 test: test-crates test-loom ## Tests of the four crates and of the lease in every interleaving; minutes, needs only cargo
 
 .PHONY: test-all
-test-all: test test-engines ## Everything: test, then test-engines
+test-all: test test-admin test-engines ## Everything: test, then what needs Python
 
 .PHONY: test-crates
 test-crates:
@@ -64,6 +67,13 @@ test-engines: $(VENV)/.complete ## The gateway against a real llama.cpp server a
 	cargo build --locked -p rouse-gateway
 	export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway"; \
 	    time "$(VENV)/bin/python" -m pytest -rP -p no:cacheprovider $(ENGINES) $(ARGS)
+
+.PHONY: test-admin
+test-admin: $(ADMIN_VENV)/.complete ## The admin API held to its own OpenAPI document by schemathesis, from PyPI (ARGS="-k NAME")
+	@echo "== the admin API against its own description: the demonstration, and a gateway with a token"
+	cargo build --locked -p rouse-gateway
+	export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway"; \
+	    time "$(ADMIN_VENV)/bin/python" -m pytest -rP -p no:cacheprovider $(ADMIN) $(ARGS)
 
 .PHONY: soak-sim
 soak-sim: ## The simulator for longer: SEEDS=200000 STEPS=1000
@@ -117,4 +127,11 @@ $(VENV)/.complete:
 	$(PYTHON) -m venv "$(VENV)"
 	CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) CMAKE_ARGS="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF" \
 	    "$(VENV)/bin/pip" install --disable-pip-version-check --progress-bar off --no-deps -r $(ENGINES)/requirements.txt
+	touch $@
+
+$(ADMIN_VENV)/.complete:
+	@echo "== Python environment for the admin API's tests, once"
+	rm -rf "$(ADMIN_VENV)"
+	$(PYTHON) -m venv "$(ADMIN_VENV)"
+	"$(ADMIN_VENV)/bin/pip" install --disable-pip-version-check --progress-bar off --no-deps -r $(ADMIN)/requirements.txt
 	touch $@
