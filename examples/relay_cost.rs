@@ -15,7 +15,7 @@ use hyper_util::rt::TokioIo;
 use rouse::{
     lease::{Clock, Gate},
     model::EngineId,
-    openai::{error, head},
+    openai::{Form, error, head},
     relay::{Exchange, Outgoing, Pool, RelayBody, Target, Timeouts, exchange},
     units::{Generation, Millis, Tick},
 };
@@ -104,7 +104,7 @@ async fn answer(
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let asked = head::peek(&body).map(|head| head.stream);
     let (Ok(stream), Some(lease)) = (asked, gate.take()) else {
-        return Ok(error::response(&rouse::fault::Fault::Internal).map(Either::Right));
+        return Ok(error::response(&rouse::fault::Fault::Internal, Form::OpenAi).map(Either::Right));
     };
     let sent = exchange(
         pool,
@@ -121,6 +121,8 @@ async fn answer(
                 headers: parts.headers,
                 body: body.into(),
                 stream,
+                form: Form::OpenAi,
+                watch_json: false,
             },
             lease,
             timeouts: Timeouts {
@@ -134,7 +136,7 @@ async fn answer(
     );
     Ok(match sent.await {
         Ok(answer) => answer.map(Either::Left),
-        Err(failed) => error::response(&failed.fault).map(Either::Right),
+        Err(failed) => error::response(&failed.fault, Form::OpenAi).map(Either::Right),
     })
 }
 

@@ -16,7 +16,7 @@ use crate::{
 pub enum Fault {
     #[error("{message}")]
     InvalidRequest { message: String, param: Option<String> },
-    #[error("invalid API key")]
+    #[error("missing or invalid API key")]
     InvalidApiKey,
     #[error("this key may not use the model '{model}'")]
     ModelForbidden { model: String },
@@ -41,8 +41,8 @@ pub enum Fault {
     InsufficientMemory(Box<Shortage>),
     #[error("{message}")]
     QueueFull { message: String, wait: Wait },
-    #[error("too many requests for this key")]
-    RateLimited { retry_after: Millis },
+    #[error("this key may use {} {} in {}: {} are used, and this request needs {}", .rate.limit, .rate.unit.as_str(), .rate.window, .rate.used, .rate.requested)]
+    RateLimited { rate: Rate, retry_after: Millis },
     #[error("the bodies in flight are at their limit {limit}")]
     Busy { limit: Bytes },
     #[error("the client left while {}", .phase.as_str())]
@@ -119,6 +119,25 @@ pub enum Cause {
     AcceleratorLost,
 }
 
+/// A limit of a key, and how far it is used up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rate {
+    pub unit: RateUnit,
+    pub limit: u64,
+    pub used: u64,
+    /// What the refused request would take; of tokens an estimate.
+    pub requested: u64,
+    pub window: Millis,
+}
+
+/// What a key's limit counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RateUnit {
+    Requests,
+    Tokens,
+}
+
 /// What a refused or parked request waited for. Every 429 and 503 carries it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
@@ -161,6 +180,16 @@ impl Phase {
             Self::Connecting => "connecting",
             Self::Headers => "waiting for headers",
             Self::Streaming => "streaming",
+        }
+    }
+}
+
+impl RateUnit {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::Tokens => "tokens",
         }
     }
 }

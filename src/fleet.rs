@@ -30,7 +30,9 @@ mod line;
 mod observe;
 mod orders;
 mod placement;
+mod queue;
 mod residue;
+mod share;
 
 use std::collections::BTreeMap;
 
@@ -75,9 +77,18 @@ impl Fleet {
         match event {
             Event::Arrived { waiter } => self.dispatch.arrived(waiter.clone()),
             Event::Left { waiter } => self.dispatch.left(*waiter),
+            Event::Served { model, key, tokens } => {
+                self.dispatch.served(model, key, *tokens, self.planner.leases_of(model));
+            }
+            Event::Shares { model, band, shares } => self.dispatch.set_shares(model, *band, shares),
             _ => {}
         }
         self.planner.observe(event, now);
+        if let Event::Used { engine, leases: 0, .. } = event
+            && self.planner.leases_of(&engine.model) == 0
+        {
+            self.dispatch.rested(&engine.model);
+        }
     }
 
     /// What should be done at this moment. Changes nothing: call [`Self::issued`] with what will really be submitted.
@@ -122,8 +133,10 @@ impl Fleet {
     pub fn issued(&mut self, commands: &[Command], now: Tick) {
         self.planner.settle(now);
         for command in commands {
-            if let Command::Grant { waiter, .. } | Command::Refuse { waiter, .. } = command {
-                self.dispatch.left(*waiter);
+            match command {
+                Command::Grant { waiter, .. } => self.dispatch.granted(*waiter),
+                Command::Refuse { waiter, .. } => self.dispatch.left(*waiter),
+                _ => {}
             }
             self.planner.apply(command, now);
         }
@@ -133,7 +146,11 @@ impl Fleet {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let planned = self.planner.planned;
-        self.planner.deadlines().chain(self.dispatch.deadlines()).filter(|at| *at > planned).min()
+        self.planner
+            .deadlines()
+            .filter(|at| *at > planned)
+            .chain(self.dispatch.deadlines_after(planned))
+            .min()
     }
 
     /// The state, for people.
@@ -196,6 +213,18 @@ impl Fleet {
     #[must_use]
     pub fn is_queued(&self, model: &ModelName) -> bool {
         self.dispatch.waiting(model) > 0
+    }
+
+    /// What this key is served by this model counts, since its requests waited there and the model is busy still.
+    #[must_use]
+    pub fn is_counted(&self, model: &ModelName, key: &str) -> bool {
+        self.dispatch.is_counted(model, key)
+    }
+
+    /// Every key that [`Self::is_counted`], of models for which somebody waits: of what these are served an
+    /// [`Event::Served`] should tell.
+    pub fn counted(&self) -> impl Iterator<Item = (&ModelName, &str)> {
+        self.dispatch.counted()
     }
 
     /// Configured, and everything that already ran is known.

@@ -1,9 +1,19 @@
-//! The slice of OpenAI's wire formats that a gateway must touch, and no more.
+//! The slice of OpenAI's and Anthropic's wire formats that a gateway must touch, and no more.
 //!
 //! Bodies pass as they came: nothing here has a type for a message, a choice or a tool, because every field that is
-//! modelled is a field that can be lost or reordered on the way. Three things cannot be avoided: reading which model a
-//! request names ([`head`]), saying why a request fails ([`error`]), and knowing where in a stream one is ([`sse`]).
+//! modelled is a field that can be lost or reordered on the way. Four things cannot be avoided: reading which model a
+//! request names ([`head`], and [`multipart`] for uploads), saying why a request fails ([`error`]), keeping a stream
+//! alive that has nothing to say yet ([`heartbeat`]), and knowing where in a stream one is ([`sse`]).
+//!
+//! Whatever a client reads is written in the words of the API it called: [`Form`].
 
 pub mod error;
+pub mod form;
+mod hash;
 pub mod head;
+pub mod heartbeat;
+pub mod multipart;
 pub mod sse;
+
+pub use form::Form;
+pub use hash::hash;

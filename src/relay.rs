@@ -41,7 +41,7 @@ use crate::{
     fault::{Fault, Phase},
     lease::Lease,
     model::EngineId,
-    openai::sse::Facts,
+    openai::{Form, sse::Facts},
     units::{Generation, Millis},
 };
 
@@ -80,6 +80,11 @@ pub struct Outgoing {
     pub body: Payload,
     /// The client asked for a stream: other deadlines hold, and the engine is asked not to compress.
     pub stream: bool,
+    /// In whose words a stream that breaks is told why.
+    pub form: Form,
+    /// An answer that is one JSON document is looked into as well, for its id and usage; the engine is asked not to
+    /// compress it.
+    pub watch_json: bool,
 }
 
 /// How long an engine may take.
@@ -131,7 +136,8 @@ pub trait Observer {
     /// The first byte of the body came.
     fn first_byte(&mut self) {}
 
-    /// So many bytes pass on. `facts`: what the stream has shown so far, when it is one of events.
+    /// So many bytes pass on. `facts`: what the answer has shown so far, these bytes included, when it is a stream of
+    /// events, or JSON that is watched. With the last frame they are complete.
     fn frame(&mut self, bytes: usize, facts: Option<&Facts>) {
         let _ = (bytes, facts);
     }

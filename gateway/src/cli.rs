@@ -1,6 +1,7 @@
 //! The command line: serve, or ask a gateway that serves.
 
 mod client;
+mod key;
 mod serve;
 mod show;
 
@@ -55,6 +56,14 @@ enum LogFormat {
 enum Command {
     /// Check a configuration: everything that is wrong with it, and what will not work as meant.
     Check { file: PathBuf },
+    /// Make a key for a client, and the line of the configuration that lets it in.
+    Key {
+        /// Whose key it is, for logs and metrics.
+        name: String,
+        /// Read an existing key from standard input instead.
+        #[arg(long)]
+        stdin: bool,
+    },
     /// Show models, engines and accelerators.
     Ps {
         #[command(flatten)]
@@ -114,6 +123,7 @@ pub fn run(cli: Cli) -> ExitCode {
         None => serve::serve(cli.serve),
         Some(Command::Check { file }) => Ok(serve::check(&file)),
         Some(Command::Replay { file }) => replay(&file),
+        Some(Command::Key { name, stdin }) => key::run(&name, stdin),
         Some(other) => ask(other),
     };
     result.unwrap_or_else(|error| {
@@ -155,7 +165,7 @@ fn ask(command: Command) -> anyhow::Result<ExitCode> {
                 show::logs(&gateway.client(), &model, follow).await.map(done)
             }
             Command::DemoEngine(args) => Box::pin(engine_sim::run(*args)).await,
-            Command::Check { .. } | Command::Replay { .. } => Ok(ExitCode::SUCCESS),
+            Command::Check { .. } | Command::Replay { .. } | Command::Key { .. } => Ok(ExitCode::SUCCESS),
         }
     })
 }

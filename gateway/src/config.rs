@@ -9,6 +9,7 @@ mod diff;
 mod engine;
 mod error;
 mod file;
+mod keys;
 mod machine;
 mod model;
 mod policy;
@@ -29,6 +30,7 @@ pub use self::{
     diff::{Diff, diff},
     error::{At, Errors, Problem},
     file::{load, parse},
+    keys::{Hash, Key, Keys, Models},
     source::Source,
     telemetry::{AccessLog, Telemetry},
 };
@@ -63,8 +65,12 @@ pub struct Config {
     pub log_cap: Bytes,
     pub access_log: AccessLog,
     pub telemetry: Telemetry,
+    /// Who may use the API; anybody when it is empty.
+    pub keys: Keys,
     /// `keys: none`: that anybody may use the API is meant so.
     pub keys_none: bool,
+    /// What `check` warns of in them.
+    pub key_doubts: Vec<Problem>,
     /// The file's name, for texts; and where in it each model stands.
     pub origin: String,
     pub places: BTreeMap<ModelName, At>,

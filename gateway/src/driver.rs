@@ -25,9 +25,11 @@ mod handle;
 mod journal;
 mod queue;
 mod record;
+mod served;
 
 pub use handle::{Canary, ColdStart, Granted, Handle, Operation, Parking, Waited};
 pub use journal::{Journal, replay};
+pub use served::Served;
 
 use gates::Gates;
 use handle::{Ask, Shared};
@@ -59,6 +61,7 @@ impl Driver {
             self.receive(&mut batch).await;
             let now = self.shared.clock.now();
             self.gates.sample(&mut batch);
+            self.shared.served.sample(&self.fleet, &mut batch);
             for event in &batch {
                 self.fleet.on(event, now);
             }

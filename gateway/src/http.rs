@@ -13,10 +13,11 @@ use std::{rc::Rc, sync::Arc};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header, request};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request};
 use hyper::body::Incoming;
 use rouse::{
     fault::Fault,
+    model::ModelName,
     openai,
     relay::{
         Payload, Pool,
@@ -28,6 +29,8 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     config::{Config, Kind},
+    keys::{self, Bill, Key, Keys, Need},
+    metrics::KeyOutcome,
     serve::{
         Stage,
         socket::{InExchange, Socket},
@@ -64,6 +67,7 @@ pub struct Shared {
     pub(crate) meter: Arc<dyn Meter>,
     telemetry: Arc<Telemetry>,
     bodies: Arc<intake::InFlight>,
+    keys: Keys,
     started: Tick,
 }
 
@@ -92,7 +96,8 @@ impl Shared {
         telemetry: Arc<Telemetry>,
     ) -> Arc<Self> {
         let started = control.clock().now();
-        Arc::new(Self { control, config, meter, telemetry, bodies: Arc::default(), started })
+        let (bodies, keys) = (Arc::default(), Keys::new());
+        Arc::new(Self { control, config, meter, telemetry, bodies, keys, started })
     }
 }
 
@@ -140,12 +145,19 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
             request.close_unread(&mut response, unread);
             response
         }
-        Ok(Route::Inference(api)) => request.infer(api, parts, body, exchange).await,
-        Ok(route) => {
-            let mut response = request.look_up(&route, exchange);
-            request.close_unread(&mut response, unread);
-            response
-        }
+        Ok(route) => match (request.authenticate(&route, &parts.headers), route) {
+            (Err(fault), _) => {
+                let mut response = request.refuse(&fault, exchange);
+                request.close_unread(&mut response, unread);
+                response
+            }
+            (Ok(key), Route::Inference(api)) => request.infer(api, parts, body, key, exchange).await,
+            (Ok(key), route) => {
+                let mut response = request.look_up(&route, key.as_deref(), exchange);
+                request.close_unread(&mut response, unread);
+                response
+            }
+        },
     };
     track.head(response.status().as_u16());
     response.headers_mut().insert(REQUEST_ID, track.id.clone());
@@ -163,16 +175,32 @@ struct Served {
 }
 
 impl Served {
+    /// Whose request it is; `None` for everybody, where no keys are configured or the route needs none.
+    fn authenticate(&self, route: &Route, headers: &HeaderMap) -> Result<Option<Arc<Key>>, Fault> {
+        if matches!(route, Route::Healthz | Route::Readyz) {
+            return Ok(None);
+        }
+        let shared = &self.core.shared;
+        let table = shared.keys.table(&shared.config.load().keys, |name| shared.meter.key(name));
+        let key = table.authenticate(head::key(headers)?, &self.socket.key)?;
+        if let Some(key) = &key {
+            self.track.key(&key.name);
+        }
+        Ok(key)
+    }
+
     /// The routes that need no body.
-    fn look_up(&self, route: &Route, exchange: InExchange) -> Response<Reply> {
+    fn look_up(&self, route: &Route, key: Option<&Key>, exchange: InExchange) -> Response<Reply> {
         let routes = self.core.shared.control.routes();
         let created = self.core.shared.started.0 / 1000;
         let json = |body| (StatusCode::OK, "application/json", body);
         let (status, kind, body) = match route {
-            Route::Models => json(models::list(&routes, created)),
+            Route::Models => json(models::list(&routes, key, created)),
             Route::Model(escaped) => match route::named(&routes.registry, escaped) {
-                Some((name, model)) => json(models::one(&routes, &name, model, created)),
-                None => {
+                Some((name, model)) if key.is_none_or(|key| key.may_use(model)) => {
+                    json(models::one(&routes, &name, model, created))
+                }
+                _ => {
                     let fault = Fault::ModelNotFound { model: text::cut(escaped) };
                     return self.refuse(&fault, exchange);
                 }
@@ -194,6 +222,7 @@ impl Served {
         api: Inference,
         parts: request::Parts,
         body: Incoming,
+        key: Option<Arc<Key>>,
         exchange: InExchange,
     ) -> Response<Reply> {
         let config = self.core.shared.config.load_full();
@@ -210,11 +239,15 @@ impl Served {
         let longest = config.core.settings.queue.max_wait;
         let wait = timeout.map_or(longest, |asked| asked.min(longest));
         let deadline = self.track.arrived + wait;
-        let job = match self.job(api, parts, (body, charge), config, deadline).await {
-            Ok(job) => job,
-            Err(fault) => return self.refuse(&fault, exchange),
+        let job = self.job(api, parts, (body, charge), key.clone(), config, deadline).await;
+        let mut response = match job {
+            Ok(job) => self.run(job, exchange).await,
+            Err(fault) => self.refuse(&fault, exchange),
         };
-        self.run(job, exchange).await
+        if let Some(key) = &key {
+            keys::note_limits(key, self.core.shared.control.clock().now(), response.headers_mut());
+        }
+        response
     }
 
     /// Finds out which model is meant and what exactly is to be sent.
@@ -223,6 +256,7 @@ impl Served {
         api: Inference,
         mut parts: request::Parts,
         (body, charge): (Bytes, intake::Charge),
+        key: Option<Arc<Key>>,
         config: Arc<Config>,
         deadline: Tick,
     ) -> Result<exchange::Job, Fault> {
@@ -242,6 +276,14 @@ impl Served {
         }
         self.track.place_in_trace(&mut parts.headers);
         let stream = api.streams() && head.stream;
+        let bill = match &key {
+            Some(key) => {
+                let text = keys::text(&parts.headers, &body).await;
+                let need = Need { text, max_tokens: head.max_tokens, generates: api.streams() };
+                Some(self.admit(key, (&head.model, &model), need, stream)?)
+            }
+            None => None,
+        };
         let payload = if spec.served_name == head.model {
             Payload::from(body)
         } else {
@@ -263,9 +305,31 @@ impl Served {
             body: payload,
             _charge: charge,
             stream,
+            key,
+            bill,
             deadline,
             parked: stream.then(|| Rc::new(Notify::new())),
         })
+    }
+
+    /// Lets a request in, if its key may use the model and has used less than its limits. `asked_for`: the model's
+    /// name as the client spelled it.
+    fn admit(
+        &self,
+        key: &Arc<Key>,
+        (asked_for, model): (&str, &ModelName),
+        need: Need,
+        stream: bool,
+    ) -> Result<Rc<Bill>, Fault> {
+        if !key.may_use(model) {
+            if let Some(metrics) = &key.metrics {
+                metrics.request(KeyOutcome::Forbidden);
+            }
+            return Err(Fault::ModelForbidden { model: text::cut(asked_for) });
+        }
+        let control = &self.core.shared.control;
+        let served = control.served().counter(model, &key.name);
+        Bill::open(key, model, need, stream, (served, control.clock()))
     }
 
     /// Runs the request; a stream that is parked for long gets its head meanwhile.
@@ -311,14 +375,18 @@ impl Served {
 
     fn refuse(&self, fault: &Fault, exchange: InExchange) -> Response<Reply> {
         self.track.fault(fault);
-        let response = openai::error::response(fault);
+        let mut response = openai::error::response(fault, openai::Form::OpenAi);
+        if matches!(fault, Fault::InvalidApiKey) {
+            keys::challenge(response.headers_mut());
+        }
         let (mut parts, _) = response.into_parts();
         if let Some(waited) = self.track.was_parked() {
             let mut head = Response::from_parts(parts, ());
             note_wait(&mut head, waited, &self.track);
             (parts, ()) = head.into_parts();
         }
-        let reply = Reply::text(openai::error::body(fault), Rc::clone(&self.track), exchange);
+        let reply =
+            Reply::text(openai::error::body(fault, openai::Form::OpenAi), Rc::clone(&self.track), exchange);
         Response::from_parts(parts, reply)
     }
 

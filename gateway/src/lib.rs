@@ -6,6 +6,7 @@ pub mod config;
 pub mod demo;
 pub mod driver;
 pub mod http;
+pub mod keys;
 pub mod limits;
 pub mod metrics;
 pub mod platform;

@@ -7,6 +7,7 @@
 //! one atomic operation.
 
 mod families;
+mod keys;
 mod labels;
 mod lost;
 mod meter;
@@ -31,6 +32,7 @@ use prometheus::{
 use rouse::{fault::Phase, fleet::report::View, model::ModelName, units::Millis};
 
 pub use self::{
+    keys::{KeyMetrics, KeyOutcome},
     labels::{Cause, Outcome, Route, Status, Transition},
     lost::Lost,
     model::ModelMetrics,
@@ -62,6 +64,7 @@ pub struct Metrics {
     swaps: IntCounter,
     reloads: IntCounterVec,
     lost: Lost,
+    keys: Arc<keys::Families>,
 }
 
 impl Default for Metrics {
@@ -123,6 +126,7 @@ impl Metrics {
                 "outcome",
             ),
             lost: Lost::new(&registry),
+            keys: keys::Families::new(&registry),
             registry,
         }
     }
@@ -173,6 +177,12 @@ impl Metrics {
     #[must_use]
     pub fn other(&self) -> Arc<ModelMetrics> {
         Arc::clone(&self.other)
+    }
+
+    /// The counters of a configured key. Its series vanish when nobody holds them any more.
+    #[must_use]
+    pub fn key(&self, name: &str) -> Arc<KeyMetrics> {
+        self.keys.of(name)
     }
 
     /// Sets every gauge that follows from the state of the fleet.

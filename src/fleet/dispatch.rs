@@ -3,12 +3,17 @@
 //! Runs in every gateway over its own waiters. It knows of engines only what the plan tells: which are awake, which
 //! want a canary, and for every model a verdict on those who wait in vain.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::{
     command::Command,
     event::{Event, Waiter, WaiterId},
     plan::{Demand, Draft, Verdicts},
+    queue::Queue,
+    share::Shares,
 };
 use crate::{
     engine::Door,
@@ -17,76 +22,116 @@ use crate::{
     units::Tick,
 };
 
+/// Cheap to clone: what a plan does not touch is shared with it.
 #[derive(Clone, Debug, Default)]
 pub struct Dispatch {
-    waiters: BTreeMap<WaiterId, Waiter>,
-    /// Waiters by model, in the order in which they are served.
-    queues: BTreeMap<ModelName, BTreeMap<Place, WaiterId>>,
-}
-
-/// A place in a model's queue: highest band first, then the earliest arrival.
-type Place = (std::cmp::Reverse<i32>, Tick, WaiterId);
-
-fn place(waiter: &Waiter) -> Place {
-    (std::cmp::Reverse(waiter.band), waiter.arrived, waiter.id)
+    waiters: BTreeMap<WaiterId, Arc<Waiter>>,
+    queues: BTreeMap<ModelName, Arc<Queue>>,
 }
 
 impl Dispatch {
     pub(super) fn arrived(&mut self, waiter: Waiter) {
-        self.queues.entry(waiter.model.clone()).or_default().insert(place(&waiter), waiter.id);
+        let waiter = Arc::new(waiter);
+        self.queue(&waiter.model).arrived(Arc::clone(&waiter));
         self.waiters.insert(waiter.id, waiter);
     }
 
     pub(super) fn left(&mut self, id: WaiterId) {
-        let Some(waiter) = self.waiters.remove(&id) else {
-            return;
-        };
-        if let Some(queue) = self.queues.get_mut(&waiter.model) {
-            queue.remove(&place(&waiter));
-            if queue.is_empty() {
-                self.queues.remove(&waiter.model);
-            }
+        if let Some(waiter) = self.waiters.remove(&id) {
+            self.queue(&waiter.model).left(&waiter);
         }
     }
 
+    pub(super) fn granted(&mut self, id: WaiterId) {
+        if let Some(waiter) = self.waiters.remove(&id) {
+            self.queue(&waiter.model).granted(&waiter);
+        }
+    }
+
+    /// `leases`: on all engines of the model.
+    pub(super) fn served(&mut self, model: &ModelName, key: &str, tokens: u64, leases: u32) {
+        if self.queues.contains_key(model) {
+            self.queue(model).served(key, tokens, leases);
+        }
+    }
+
+    /// No lease is left on any of its engines. When nobody waits either, nothing is owed.
+    pub(super) fn rested(&mut self, model: &ModelName) {
+        if self.waiting(model) == 0 {
+            self.queues.remove(model);
+        }
+    }
+
+    pub(super) fn set_shares(&mut self, model: &ModelName, band: i32, shares: &Shares) {
+        self.queue(model).set_shares(band, shares);
+    }
+
+    fn queue(&mut self, model: &ModelName) -> &mut Queue {
+        Arc::make_mut(self.queues.entry(model.clone()).or_default())
+    }
+
+    /// The waiters come first: each would enter its key as one that comes now.
     pub(super) fn snapshot(&self) -> impl Iterator<Item = Event> + '_ {
-        self.waiters.values().map(|waiter| Event::Arrived { waiter: waiter.clone() })
+        let waiters = self.waiters.values().map(|w| Event::Arrived { waiter: Waiter::clone(w) });
+        let shares = self.queues.iter().flat_map(|(model, queue)| {
+            queue.shares().map(|(band, shares)| Event::Shares {
+                model: model.clone(),
+                band,
+                shares: shares.clone(),
+            })
+        });
+        waiters.chain(shares)
     }
 
     #[must_use]
     pub fn waiting(&self, model: &ModelName) -> usize {
-        self.queues.get(model).map_or(0, BTreeMap::len)
+        self.queues.get(model).map_or(0, |queue| queue.len())
+    }
+
+    pub(super) fn is_counted(&self, model: &ModelName, key: &str) -> bool {
+        let queue = self.queues.get(model);
+        queue.is_some_and(|queue| queue.shares().any(|(_, shares)| shares.has(key)))
+    }
+
+    pub(super) fn counted(&self) -> impl Iterator<Item = (&ModelName, &str)> {
+        let queued = self.queues.iter().filter(|(_, queue)| !queue.is_empty());
+        queued.flat_map(|(model, queue)| {
+            queue.shares().flat_map(move |(_, shares)| shares.keys().map(move |key| (model, key)))
+        })
     }
 
     /// What the plan needs to know of the queues; in a cluster this is what a gateway publishes.
     #[must_use]
     pub fn demand(&self) -> BTreeMap<ModelName, Demand> {
-        let summary = |queue: &BTreeMap<Place, WaiterId>| Demand {
-            waiting: u32::try_from(queue.len()).unwrap_or(u32::MAX),
-            band: queue.keys().next().map_or(0, |(band, ..)| band.0),
-            oldest: queue.keys().map(|(_, arrived, _)| *arrived).min().unwrap_or_default(),
-        };
-        self.queues.iter().map(|(model, queue)| (model.clone(), summary(queue))).collect()
+        let queued = self.queues.iter().filter(|(_, queue)| !queue.is_empty());
+        queued.map(|(model, queue)| (model.clone(), queue.demand())).collect()
     }
 
-    pub(super) fn deadlines(&self) -> impl Iterator<Item = Tick> + '_ {
-        self.waiters.values().map(|w| w.deadline)
+    /// For each model, the first deadline after this moment.
+    pub(super) fn deadlines_after(&self, moment: Tick) -> impl Iterator<Item = Tick> + '_ {
+        self.queues.values().filter_map(move |queue| queue.deadline_after(moment))
     }
 
     /// Grants and refusals; canaries and probes go through the draft, since they change engines.
     pub(super) fn decide(&self, draft: &mut Draft<'_>, verdicts: &Verdicts, now: Tick) -> Vec<Command> {
         let mut out = Vec::new();
-        let mut queues: Vec<(&ModelName, Vec<&Waiter>)> = Vec::with_capacity(self.queues.len());
-        for (model, queue) in &self.queues {
-            let mut queue: Vec<&Waiter> = queue.values().filter_map(|id| self.waiters.get(id)).collect();
+        let mut granted = BTreeSet::new();
+        for (model, queue) in self.queues.iter().filter(|(_, queue)| !queue.is_empty()) {
+            let mut turn = queue.in_turn();
             for (engine, places) in draft.places(model, queue.len()) {
-                self.grant(&mut queue, &engine, places, draft, &mut out);
+                grant(&mut turn, &engine, places, draft, &mut out);
             }
-            queues.push((model, queue));
         }
-        let newest = newest(&queues, draft.max_waiting());
-        for (model, queue) in queues {
-            refuse(model, &queue, &newest, verdicts, now, &mut out);
+        granted.extend(out.iter().filter_map(|command| match command {
+            Command::Grant { waiter, .. } => Some(*waiter),
+            _ => None,
+        }));
+        let newest = self.newest(&granted, draft.max_waiting());
+        for (model, queue) in &self.queues {
+            if verdicts.refuses(model) || queue.is_late(now) || queue.ids().any(|id| newest.contains(&id)) {
+                let left = queue.in_turn().filter(|waiter| !granted.contains(&waiter.id));
+                refuse(model, left, &newest, verdicts, now, &mut out);
+            }
         }
         for engine in draft.unproven() {
             draft.probe(&engine);
@@ -94,67 +139,47 @@ impl Dispatch {
         out
     }
 
-    /// Gives `places` leases to the first in the queue; an engine that must prove itself gets one stream, alone.
-    fn grant(
-        &self,
-        queue: &mut Vec<&Waiter>,
-        engine: &EngineId,
-        places: Places,
-        draft: &mut Draft<'_>,
-        out: &mut Vec<Command>,
-    ) {
-        let generation = draft.generation(engine);
-        match places {
-            Places::Free(n) => {
-                for waiter in queue.drain(..n.min(queue.len())) {
-                    let grant = Command::Grant {
-                        waiter: waiter.id,
-                        engine: engine.clone(),
-                        generation,
-                        canary: false,
-                    };
-                    draft.record(&grant);
-                    out.push(grant);
-                }
-            }
-            Places::Canary => {
-                let Some(at) = queue.iter().position(|w| w.stream) else {
-                    return;
-                };
-                let waiter = queue.remove(at);
-                if draft.door(engine) == Door::Closed {
-                    draft.emit(Command::OpenGate { engine: engine.clone(), generation, public: false });
-                }
-                let grant =
-                    Command::Grant { waiter: waiter.id, engine: engine.clone(), generation, canary: true };
-                draft.record(&grant);
-                out.push(grant);
-            }
-        }
+    /// Those who came last, of all that still wait, beyond so many.
+    fn newest(&self, granted: &BTreeSet<WaiterId>, most: usize) -> BTreeSet<WaiterId> {
+        let crowd = (self.waiters.len() - granted.len()).saturating_sub(most);
+        self.waiters.keys().rev().filter(|id| !granted.contains(id)).take(crowd).copied().collect()
     }
 }
 
-/// Those who came last, of all that still wait, beyond so many.
-fn newest(queues: &[(&ModelName, Vec<&Waiter>)], most: usize) -> BTreeSet<WaiterId> {
-    let waiting: usize = queues.iter().map(|(_, queue)| queue.len()).sum();
-    let Some(crowd) = waiting.checked_sub(most).filter(|crowd| *crowd > 0) else {
-        return BTreeSet::new();
+/// Gives `places` leases to the next in turn; an engine that must prove itself gets one stream, alone.
+fn grant<'w>(
+    turn: &mut impl Iterator<Item = &'w Waiter>,
+    engine: &EngineId,
+    places: Places,
+    draft: &mut Draft<'_>,
+    out: &mut Vec<Command>,
+) {
+    let generation = draft.generation(engine);
+    let (number, canary) = match places {
+        Places::Free(number) => (number, false),
+        Places::Canary => (1, true),
     };
-    let all: BTreeSet<WaiterId> = queues.iter().flat_map(|(_, queue)| queue).map(|w| w.id).collect();
-    all.into_iter().rev().take(crowd).collect()
+    for waiter in turn.filter(|w| w.stream || !canary).take(number) {
+        if canary && draft.door(engine) == Door::Closed {
+            draft.emit(Command::OpenGate { engine: engine.clone(), generation, public: false });
+        }
+        let grant = Command::Grant { waiter: waiter.id, engine: engine.clone(), generation, canary };
+        draft.record(&grant);
+        out.push(grant);
+    }
 }
 
 /// What a refusal says is put together only for those who get one: the queue is looked at for every event.
-fn refuse(
+fn refuse<'w>(
     model: &ModelName,
-    queue: &[&Waiter],
+    queue: impl Iterator<Item = &'w Waiter>,
     newest: &BTreeSet<WaiterId>,
     verdicts: &Verdicts,
     now: Tick,
     out: &mut Vec<Command>,
 ) {
     let all = verdicts.refuses(model);
-    for (index, waiter) in queue.iter().enumerate() {
+    for (index, waiter) in queue.enumerate() {
         let (late, crowded) = (waiter.deadline <= now, newest.contains(&waiter.id));
         if !(all || late || crowded) {
             continue;

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, net::SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+pub use super::share::Shares;
 use crate::{
     fault::Cause,
     model::{AcceleratorId, Configuration, EngineId, Level, ModelName},
@@ -69,6 +70,18 @@ pub enum Event {
         leases: u32,
         last_end: Tick,
         last_byte: Tick,
+    },
+    /// What a key was served by a model since this was told last, in weighted tokens.
+    Served {
+        model: ModelName,
+        key: String,
+        tokens: u64,
+    },
+    /// What keys were served before a journal began, and are charged for: only in a snapshot.
+    Shares {
+        model: ModelName,
+        band: i32,
+        shares: Shares,
     },
     /// The gate is closed and no lease is left.
     Drained {
@@ -243,6 +256,8 @@ impl fmt::Display for Event {
             Self::Used { engine, leases, .. } => {
                 write!(f, "{engine} has {leases} lease{}", if *leases == 1 { "" } else { "s" })
             }
+            Self::Served { model, key, tokens } => write!(f, "{model} served {tokens} tokens to {key}"),
+            Self::Shares { model, .. } => write!(f, "what keys were served by {model} before"),
             Self::Drained { engine, .. } => write!(f, "{engine} is drained"),
             Self::Canary { engine, verdict, .. } => write!(f, "the first answer of {engine}: {verdict}"),
             Self::Placed { engine, accelerators, .. } => {

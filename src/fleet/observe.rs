@@ -28,7 +28,7 @@ impl Planner {
             }
             Event::AdoptionDone => self.adopted = true,
             Event::Arrived { waiter } => self.wanted(&waiter.model, now),
-            Event::Left { .. } => {}
+            Event::Left { .. } | Event::Served { .. } | Event::Shares { .. } => {}
             Event::Memory { accelerator, used, by_engine } => {
                 let reading = Reading { used: *used, by_engine: by_engine.clone(), at: now };
                 self.metered(accelerator, reading);

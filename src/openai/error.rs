@@ -8,14 +8,17 @@
 //! nothing may be retried; what the engine may have begun may not, since a second copy of a long generation is what an
 //! engine in trouble needs least. A connection that closed without a byte counts as not begun.
 //!
+//! In whose words it is written is a [`Form`]; `code` and `details` are the same in all of them, since the SDKs hand
+//! on what they do not know.
+//!
 //! Texts come from the fault. An engine's own words reach a client only as that engine's own answer.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
-use serde::Serialize;
 use tracing::Level;
 
+use super::Form;
 use crate::{
     fault::{Blocking, Fault, Shortage, Wait},
     units::Millis,
@@ -23,8 +26,9 @@ use crate::{
 
 mod details;
 mod foreign;
+mod words;
 
-use details::Details;
+use words::Error;
 
 /// Tells OpenAI's SDKs whether to try again; they obey it above their own rules.
 pub const SHOULD_RETRY: &str = "x-should-retry";
@@ -56,7 +60,7 @@ pub fn code(fault: &Fault) -> &'static str {
     row(fault).code
 }
 
-/// The envelope's `type`: whose affair it is.
+/// The `type` of OpenAI's envelope: whose affair it is.
 #[must_use]
 pub fn kind(fault: &Fault) -> &'static str {
     match (row(fault).status, fault) {
@@ -79,7 +83,7 @@ pub fn should_retry(fault: &Fault) -> bool {
 pub fn retry_after(fault: &Fault) -> Option<Millis> {
     let after = match fault {
         Fault::InsufficientMemory(shortage) if shortage.never => return None,
-        Fault::RateLimited { retry_after } => Some(*retry_after),
+        Fault::RateLimited { retry_after, .. } => Some(*retry_after),
         Fault::ControlPlane => Some(CONTROL_PLANE),
         _ => match row(fault).status {
             429 | 503 => wait(fault).and_then(|wait| wait.retry_after),
@@ -105,16 +109,16 @@ pub fn level(fault: &Fault) -> Level {
 
 /// The envelope, as JSON.
 #[must_use]
-pub fn body(fault: &Fault) -> Bytes {
+pub fn body(fault: &Fault, form: Form) -> Bytes {
     let mut json = Vec::with_capacity(256);
-    write_envelope(fault, &mut json);
+    words::envelope(&error(fault, form), form, &mut json);
     json.into()
 }
 
 /// The refusal as a whole response.
 #[must_use]
-pub fn response(fault: &Fault) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body(fault)));
+pub fn response(fault: &Fault, form: Form) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body(fault, form)));
     *response.status_mut() = status(fault);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -126,21 +130,25 @@ pub fn response(fault: &Fault) -> Response<Full<Bytes>> {
     response
 }
 
-/// The failure as the last event of a chat or completions stream whose head has gone out. No `[DONE]` follows.
+/// The failure as the end of a stream whose head has gone out and in which nothing else came. No `[DONE]` follows.
 #[must_use]
-pub fn event(fault: &Fault) -> Bytes {
-    let mut event = Vec::with_capacity(256);
-    event.extend_from_slice(b"data: ");
-    write_envelope(fault, &mut event);
-    event.extend_from_slice(b"\n\n");
-    event.into()
+pub fn event(fault: &Fault, form: Form) -> Bytes {
+    event_after(fault, form, 0)
 }
 
-/// An engine's own answer with a status other than 2xx, or one that is no stream of events, as the last event of a chat or completions stream whose head
-/// has gone out. `body`: what the engine wrote, all of it; nothing, when it was no refusal.
+/// The same, behind so many events of the engine's. The responses API numbers its events, from 0.
 #[must_use]
-pub fn event_of_engine(status: StatusCode, body: &[u8]) -> Bytes {
-    foreign::event(status, body)
+pub fn event_after(fault: &Fault, form: Form, events: u64) -> Bytes {
+    let mut out = Vec::with_capacity(512);
+    words::last_event(&error(fault, form), form, events, &mut out);
+    out.into()
+}
+
+/// An engine's own answer with a status other than 2xx, or one that is no stream of events, as the end of a stream
+/// whose head has gone out. `body`: what the engine wrote, all of it; nothing, when it was no refusal.
+#[must_use]
+pub fn event_of_engine(status: StatusCode, body: &[u8], form: Form) -> Bytes {
+    foreign::event(status, body, form)
 }
 
 const fn row(fault: &Fault) -> Row {
@@ -183,38 +191,21 @@ fn wait(fault: &Fault) -> Option<&Wait> {
     }
 }
 
-fn write_envelope(fault: &Fault, out: &mut Vec<u8>) {
-    let envelope = Envelope {
-        error: Error {
-            message: fault.to_string(),
-            kind: kind(fault),
-            param: match fault {
-                Fault::InvalidRequest { param, .. } => param.as_deref(),
-                Fault::ModelNotFound { .. } | Fault::ModelForbidden { .. } => Some("model"),
-                _ => None,
-            },
-            code: code(fault),
-            details: details::of(fault),
+fn error(fault: &Fault, form: Form) -> Error<'_> {
+    Error {
+        message: fault.to_string(),
+        kind: match form {
+            Form::OpenAi | Form::Responses => kind(fault),
+            Form::Anthropic => words::anthropic_kind(status(fault)),
         },
-    };
-    // Plain data into memory: this cannot fail, and half an envelope is no worse than none.
-    drop(serde_json::to_writer(out, &envelope));
-}
-
-#[derive(Serialize)]
-struct Envelope<'a> {
-    error: Error<'a>,
-}
-
-#[derive(Serialize)]
-struct Error<'a> {
-    message: String,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    param: Option<&'a str>,
-    code: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    details: Option<Details<'a>>,
+        param: match fault {
+            Fault::InvalidRequest { param, .. } => param.as_deref(),
+            Fault::ModelNotFound { .. } | Fault::ModelForbidden { .. } => Some("model"),
+            _ => None,
+        },
+        code: code(fault),
+        details: details::of(fault),
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,13 @@
-//! Which model a request names and whether it wants a stream: one pass over the bytes, and the bytes stay.
+//! Which model a request names, whether it wants a stream, and what helps to choose an engine: one pass over the bytes,
+//! and the bytes stay.
 //!
-//! The whole document is checked, although only two keys are looked at: a body that is not JSON is refused here, and
+//! The whole document is checked, although only a few keys are looked at: a body that is not JSON is refused here, and
 //! so is one that names `model` twice, since the engine might believe the other one. Values that are not looked at are
 //! skipped without recursion, so no depth of nesting can exhaust the stack.
+//!
+//! Two kinds of keys are looked at. What decides (`model`, `stream`, `background`) must be there once and be clear. What
+//! only hints (where the conversation was served before, how long the answer may get) is taken as it comes, and never
+//! refused: a wrong hint costs a cache miss. `null` is as absent, as it is to the engines.
 //!
 //! Nothing is serialised again. Where the engine knows the model by another name, [`splice`] puts the new name between
 //! the bytes before and the bytes after, as three pieces that share the body's memory: a long prompt is not copied.
@@ -16,7 +21,10 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
+use super::hash;
 use crate::fault::Fault;
+
+mod prefix;
 
 /// Larger bodies are read away from the threads that carry streams: a pass takes about a millisecond per mebibyte.
 pub const OFF_CORE: usize = 1 << 20;
@@ -27,8 +35,19 @@ pub struct Head<'a> {
     pub model: Cow<'a, str>,
     /// `stream` is present and `true`.
     pub stream: bool,
-    /// Where the JSON string of `model` stands in the body, quotes included.
+    /// Where the value of `model` stands in the body: the JSON string with its quotes, or the part's content.
     pub range: Range<usize>,
+    /// `background` is present, and neither `false` nor `null`: engines take much for true.
+    pub background: bool,
+    /// The hash of `prompt_cache_key`.
+    pub session: Option<u64>,
+    /// The hash of the conversation's beginning, which is the same on its every turn: what the system says and the
+    /// first message, their first 4 KiB as they stand in the body.
+    pub prefix: Option<u64>,
+    /// The hash of `previous_response_id`.
+    pub previous: Option<u64>,
+    /// The most tokens the answer may have: `max_completion_tokens`, `max_output_tokens` or `max_tokens`.
+    pub max_tokens: Option<u32>,
 }
 
 /// Why a body cannot be routed.
@@ -48,7 +67,7 @@ pub enum Error {
     ModelEmpty,
 }
 
-/// Reads `model` and `stream` of a JSON request body.
+/// Reads the head of a JSON request body.
 pub fn peek(body: &[u8]) -> Result<Head<'_>, Error> {
     let found: Found<'_> = serde_json::from_slice(body).map_err(|error| {
         if error.is_data() { Error::NotAnObject } else { Error::Syntax(error.to_string()) }
@@ -56,7 +75,7 @@ pub fn peek(body: &[u8]) -> Result<Head<'_>, Error> {
     if let Some(key) = found.twice {
         return Err(Error::Duplicate(key));
     }
-    let raw = found.model.ok_or(Error::NoModel)?.get();
+    let raw = found.get(Key::Model).ok_or(Error::NoModel)?;
     let model = text(raw)?;
     if model.is_empty() {
         return Err(Error::ModelEmpty);
@@ -65,8 +84,16 @@ pub fn peek(body: &[u8]) -> Result<Head<'_>, Error> {
     let start = raw.as_ptr().addr() - body.as_ptr().addr();
     Ok(Head {
         model,
-        stream: found.stream.is_some_and(|raw| raw.get() == "true"),
+        stream: found.get(Key::Stream) == Some("true"),
         range: start..start + raw.len(),
+        background: found.given(Key::Background).is_some_and(|raw| raw != "false"),
+        session: found.given(Key::Session).map(name),
+        prefix: prefix::hash([Key::System, Key::Instructions, Key::Messages].map(|key| found.given(key))),
+        previous: found.given(Key::Previous).map(name),
+        max_tokens: [Key::MaxCompletion, Key::MaxOutput, Key::MaxTokens]
+            .into_iter()
+            .find_map(|key| found.given(key)?.parse::<u64>().ok())
+            .map(|most| u32::try_from(most).unwrap_or(u32::MAX)),
     })
 }
 
@@ -81,7 +108,7 @@ impl Head<'_> {
     /// The same, free of the body's lifetime.
     #[must_use]
     pub fn into_owned(self) -> Head<'static> {
-        Head { model: Cow::Owned(self.model.into_owned()), stream: self.stream, range: self.range }
+        Head { model: Cow::Owned(self.model.into_owned()), ..self }
     }
 }
 
@@ -112,13 +139,28 @@ fn text(raw: &str) -> Result<Cow<'_, str>, Error> {
     }
 }
 
-/// The values as they stand, and the first key that came twice. A duplicate does not end the pass: that the body is
-/// no JSON at all is the more useful thing to hear.
+/// The hash of a name: of what stands between the quotes, so that it is found again in a stream.
+fn name(raw: &str) -> u64 {
+    hash(raw.trim_matches('"').as_bytes())
+}
+
+/// The values as they stand, and the first key that decides something and came twice. A duplicate does not end the
+/// pass: that the body is no JSON at all is the more useful thing to hear.
 #[derive(Default)]
 struct Found<'a> {
-    model: Option<&'a RawValue>,
-    stream: Option<&'a RawValue>,
+    values: [Option<&'a str>; KEYS.len()],
     twice: Option<&'static str>,
+}
+
+impl<'a> Found<'a> {
+    const fn get(&self, key: Key) -> Option<&'a str> {
+        self.values[key as usize]
+    }
+
+    /// Unless it is `null`.
+    fn given(&self, key: Key) -> Option<&'a str> {
+        self.get(key).filter(|raw| *raw != "null")
+    }
 }
 
 impl<'de> Deserialize<'de> for Found<'de> {
@@ -134,18 +176,15 @@ impl<'de> Deserialize<'de> for Found<'de> {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Found<'de>, A::Error> {
                 let mut found = Found::default();
-                while let Some(key) = map.next_key::<Key>()? {
-                    let (name, place) = match key {
-                        Key::Model => ("model", &mut found.model),
-                        Key::Stream => ("stream", &mut found.stream),
-                        Key::Other => {
-                            map.next_value::<IgnoredAny>()?;
-                            continue;
-                        }
+                while let Some(Named(key)) = map.next_key()? {
+                    let Some(key) = key else {
+                        map.next_value::<IgnoredAny>()?;
+                        continue;
                     };
-                    let value = map.next_value()?;
-                    if place.replace(value).is_some() {
-                        found.twice.get_or_insert(name);
+                    let value: &RawValue = map.next_value()?;
+                    let before = found.values[key as usize].replace(value.get());
+                    if before.is_some() && key <= LAST_TO_DECIDE {
+                        found.twice.get_or_insert(KEYS[key as usize]);
                     }
                 }
                 Ok(found)
@@ -156,30 +195,70 @@ impl<'de> Deserialize<'de> for Found<'de> {
     }
 }
 
-/// Keys are compared after their escapes are resolved, as the engine will.
+/// Whose values are kept.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
     Model,
     Stream,
-    Other,
+    Background,
+    Session,
+    Previous,
+    MaxCompletion,
+    MaxOutput,
+    MaxTokens,
+    System,
+    Instructions,
+    /// Or `input`, or `prompt`: no API has two of them.
+    Messages,
 }
 
-impl<'de> Deserialize<'de> for Key {
+/// The names, in the order of [`Key`].
+const KEYS: [&str; 11] = [
+    "model",
+    "stream",
+    "background",
+    "prompt_cache_key",
+    "previous_response_id",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "max_tokens",
+    "system",
+    "instructions",
+    "messages",
+];
+
+/// A second value of these would leave open which one the engine believes.
+const LAST_TO_DECIDE: Key = Key::Background;
+
+/// Keys are compared after their escapes are resolved, as the engine will.
+struct Named(Option<Key>);
+
+impl<'de> Deserialize<'de> for Named {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Name;
 
         impl Visitor<'_> for Name {
-            type Value = Key;
+            type Value = Named;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a key")
             }
 
-            fn visit_str<E>(self, name: &str) -> Result<Key, E> {
-                Ok(match name {
-                    "model" => Key::Model,
-                    "stream" => Key::Stream,
-                    _ => Key::Other,
-                })
+            fn visit_str<E>(self, name: &str) -> Result<Named, E> {
+                Ok(Named(match name {
+                    "model" => Some(Key::Model),
+                    "stream" => Some(Key::Stream),
+                    "background" => Some(Key::Background),
+                    "prompt_cache_key" => Some(Key::Session),
+                    "previous_response_id" => Some(Key::Previous),
+                    "max_completion_tokens" => Some(Key::MaxCompletion),
+                    "max_output_tokens" => Some(Key::MaxOutput),
+                    "max_tokens" => Some(Key::MaxTokens),
+                    "system" => Some(Key::System),
+                    "instructions" => Some(Key::Instructions),
+                    "messages" | "input" | "prompt" => Some(Key::Messages),
+                    _ => None,
+                }))
             }
         }
 

@@ -1,28 +1,37 @@
 //! Where one is in a stream of server-sent events, at whatever byte the network cut it.
 //!
-//! The stream passes by; this looks on. It must know four things: whether the last byte ended an event (only there
-//! may a gateway write one of its own), whether the first datum came, whether the stream came to its own end
-//! (`[DONE]` or an error event), and what the usage frame counted. A frame may be megabytes (one line with a whole
-//! tool call), so nothing is kept of it: the line and the JSON in it are followed by a state of fixed size, about a
-//! hundred bytes.
+//! The stream passes by; this looks on. It must know five things: whether the last byte ended an event (only there
+//! may a gateway write one of its own), whether the first datum came, whether the stream came to its own end, what its
+//! answer is called, and what its usage counted. A frame may be megabytes (one line with a whole tool call), so nothing
+//! is kept of it: the line and the JSON in it are followed by a state of fixed size, about two hundred bytes.
+//!
+//! **Every API at once.** A stream of chat ends with `[DONE]`, one of messages with `message_stop`, one of responses
+//! with one of three events, and none of them uses the others' words for anything else. So the scanner need not be told
+//! what it follows. Clients go by the event's name on one API and by the `type` in its data on another: either counts.
 //!
 //! Only what stands at the top of an event's JSON counts: `usage` and `error` inside a message's text are text.
 
-mod json;
+use memchr::memchr2;
 
-use json::{Found, Json};
+mod json;
+mod word;
+
+use json::Json;
+use word::{End, Word};
 
 /// What a stream has shown so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Events that carried data, `[DONE]` not counted.
     pub events: u64,
-    /// `data: [DONE]` came.
+    /// It came to its own end: `[DONE]`, or the last event of an API that has one; or the document is whole.
     pub done: bool,
     /// An error event of the engine's own came.
     pub error: bool,
-    /// The last usage frame.
+    /// What was counted last of each.
     pub usage: Option<Usage>,
+    /// [`hash`](super::hash) of the answer's id: the first `id` at the top, or in its `response` or `message`.
+    pub id: Option<u64>,
 }
 
 /// Tokens, as the engine counted them.
@@ -32,15 +41,19 @@ pub struct Usage {
     pub completion: u64,
 }
 
-/// Follows one stream.
+/// Follows one stream, or one document.
 #[derive(Debug, Default)]
 pub struct Scanner {
     facts: Facts,
+    /// There are no lines: all of it is one JSON document.
+    is_document: bool,
     line: Line,
     /// The last byte was a CR: an LF right after it belongs to the same line end.
     after_cr: bool,
     /// The current event has at least one line.
     open: bool,
+    /// What the current event's name says.
+    named: End,
     data: Data,
     json: Json,
 }
@@ -57,10 +70,8 @@ enum Line {
     DataSpace,
     Data,
     EventSpace,
-    /// In the value of `event:`, so many bytes of `error` matched.
-    Event {
-        matched: u8,
-    },
+    /// In the value of `event:`.
+    Event(Word),
     /// A comment or a field of no interest.
     Other,
 }
@@ -77,7 +88,6 @@ enum Data {
 
 const DATA: &[u8] = b"data";
 const EVENT: &[u8] = b"event";
-const ERROR: &[u8] = b"error";
 const DONE: &[u8] = b"[DONE]";
 const MAY_DATA: u8 = 1;
 const MAY_EVENT: u8 = 2;
@@ -88,6 +98,12 @@ impl Scanner {
         Self::default()
     }
 
+    /// Of an answer that is one JSON document and no stream. It has no events, and nothing may be written into it.
+    #[must_use]
+    pub fn of_json() -> Self {
+        Self { is_document: true, ..Self::default() }
+    }
+
     #[must_use]
     pub const fn facts(&self) -> &Facts {
         &self.facts
@@ -96,29 +112,53 @@ impl Scanner {
     /// Nothing of an event is pending: another one may be written here.
     #[must_use]
     pub const fn at_border(&self) -> bool {
-        !self.open && matches!(self.line, Line::Name { at: 0, .. })
+        !self.is_document && !self.open && matches!(self.line, Line::Name { at: 0, .. })
     }
 
-    /// Takes the next bytes of the stream, cut anywhere.
-    pub fn feed(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            match byte {
-                b'\n' if self.after_cr => self.after_cr = false,
+    /// Takes the next bytes, cut anywhere.
+    pub fn feed(&mut self, mut bytes: &[u8]) {
+        if self.is_document {
+            self.json.feed(bytes);
+            self.facts.done |= self.json.is_whole();
+            return self.learn();
+        }
+        while let Some((&byte, rest)) = bytes.split_first() {
+            bytes = match byte {
                 b'\n' | b'\r' => {
+                    let second = byte == b'\n' && self.after_cr;
                     self.after_cr = byte == b'\r';
-                    self.end_line();
+                    if !second {
+                        self.end_line();
+                    }
+                    rest
                 }
                 _ => {
                     self.after_cr = false;
-                    self.byte(byte);
+                    self.in_line(bytes)
                 }
-            }
+            };
         }
     }
 
+    /// Takes some of `bytes`, which begin inside a line, and returns the rest.
+    fn in_line<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+        if !matches!((self.line, self.data), (Line::Other, _) | (Line::Data, Data::Json)) {
+            self.byte(bytes[0]);
+            return &bytes[1..];
+        }
+        let (line, rest) = bytes.split_at(memchr2(b'\n', b'\r', bytes).unwrap_or(bytes.len()));
+        if self.line == Line::Data {
+            self.json.feed(line);
+        }
+        rest
+    }
+
     fn byte(&mut self, byte: u8) {
-        match self.line {
-            Line::Name { at, may } => self.name(byte, at, may),
+        match &mut self.line {
+            Line::Name { at, may } => {
+                let (at, may) = (*at, *may);
+                self.name(byte, at, may);
+            }
             Line::DataSpace => {
                 self.line = Line::Data;
                 if byte != b' ' {
@@ -127,18 +167,13 @@ impl Scanner {
             }
             Line::Data => self.datum(byte),
             Line::EventSpace => {
-                self.line = Line::Event { matched: 0 };
+                let mut word = Word::default();
                 if byte != b' ' {
-                    self.byte(byte);
+                    word.push(byte);
                 }
+                self.line = Line::Event(word);
             }
-            Line::Event { matched } => {
-                self.line = if ERROR.get(usize::from(matched)) == Some(&byte) {
-                    Line::Event { matched: matched + 1 }
-                } else {
-                    Line::Other
-                };
-            }
+            Line::Event(word) => word.push(byte),
             Line::Other => {}
         }
     }
@@ -171,7 +206,11 @@ impl Scanner {
     fn begin_data(&mut self) {
         self.data = match self.data {
             Data::None => Data::Done(0),
-            Data::Done(_) | Data::Json => Data::Json,
+            Data::Done(matched) => {
+                self.no_done(matched);
+                Data::Json
+            }
+            Data::Json => Data::Json,
         };
     }
 
@@ -182,21 +221,24 @@ impl Scanner {
             }
             Data::Done(matched) => {
                 self.data = Data::Json;
-                // What looked like the mark so far was the beginning of an array.
-                for &earlier in DONE.iter().take(usize::from(matched)) {
-                    self.json.byte(earlier);
-                }
-                self.json.byte(byte);
+                self.no_done(matched);
+                self.json.feed(&[byte]);
             }
-            Data::Json => self.json.byte(byte),
+            Data::Json => self.json.feed(&[byte]),
             Data::None => {}
         }
+    }
+
+    /// What looked like the mark so far was the beginning of an array.
+    fn no_done(&mut self, matched: u8) {
+        self.json.feed(DONE.get(..usize::from(matched)).unwrap_or_default());
     }
 
     fn end_line(&mut self) {
         match self.line {
             Line::Name { at: 0, .. } => return self.end_event(),
-            Line::Event { matched } if usize::from(matched) == ERROR.len() => self.facts.error = true,
+            // The last one counts.
+            Line::Event(word) => self.named = word.end(),
             _ => {}
         }
         self.line = Line::default();
@@ -204,19 +246,32 @@ impl Scanner {
 
     fn end_event(&mut self) {
         self.open = false;
-        let json = std::mem::take(&mut self.json);
+        let named = std::mem::take(&mut self.named);
         match std::mem::take(&mut self.data) {
-            Data::None => return,
+            // An error without a word is one nevertheless.
+            Data::None if named != End::Failure => return,
+            Data::None => {}
             Data::Done(matched) if usize::from(matched) == DONE.len() => {
                 self.facts.done = true;
                 return;
             }
             Data::Done(_) | Data::Json => self.facts.events += 1,
         }
-        let Found { error, usage } = json.found();
+        self.learn();
+        let typed = std::mem::take(&mut self.json).end();
+        self.facts.done |= named == End::Whole || typed == End::Whole;
+        self.facts.error |= named == End::Failure || typed == End::Failure;
+    }
+
+    /// Takes over what the document has said so far.
+    fn learn(&mut self) {
+        let Json { error, prompt, completion, id, .. } = self.json;
         self.facts.error |= error;
-        if usage.is_some() {
-            self.facts.usage = usage;
+        self.facts.id = self.facts.id.or(id);
+        if prompt.or(completion).is_some() {
+            let usage = self.facts.usage.get_or_insert_default();
+            usage.prompt = prompt.unwrap_or(usage.prompt);
+            usage.completion = completion.unwrap_or(usage.completion);
         }
     }
 }

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     fault::{Cause, Fault, Timer},
     lease::Lease,
-    openai::{error, sse::Scanner},
+    openai::{Form, error, sse::Scanner},
     units::Millis,
 };
 
@@ -40,8 +40,10 @@ pub struct RelayBody<O: Observer> {
     stage: Stage,
     record: Record<O>,
     target: Target,
-    /// Follows the events of a stream; `None` for every other body.
-    events: Option<Scanner>,
+    /// Follows what can be read of it: the events of a stream, or one document.
+    scanner: Option<Scanner>,
+    /// It is a stream of events with room for one of ours, and in whose words that is written.
+    events: Option<Form>,
     /// Between two frames; `None` where one deadline covers the whole answer.
     idle: Option<Millis>,
     begun: bool,
@@ -52,6 +54,14 @@ pub struct RelayBody<O: Observer> {
 #[derive(Debug, thiserror::Error)]
 #[error("the answer broke off: {0}")]
 pub struct Broken(pub Fault);
+
+/// What the request asked for, as far as its answer depends on it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) stream: bool,
+    pub(super) watch_json: bool,
+    pub(super) form: Form,
+}
 
 #[derive(Debug)]
 enum Stage {
@@ -82,9 +92,14 @@ impl<O: Observer + Unpin> RelayBody<O> {
         record: Record<O>,
         target: Target,
         timeouts: &Timeouts,
-        stream: bool,
+        wanted: Wanted,
     ) -> Response<Self> {
         let Head { status, mut headers, decoder, .. } = head;
+        let scanner = if headers::is_readable_stream(&headers) {
+            Some(Scanner::new())
+        } else {
+            (wanted.watch_json && headers::is_readable_json(&headers)).then(Scanner::of_json)
+        };
         // With a length given there is no room for an event of ours; encoded, nothing can be read or written.
         let events = headers::is_readable_stream(&headers) && decoder.left().is_none();
         headers::to_client(&mut headers, events, decoder.left().is_none());
@@ -92,8 +107,9 @@ impl<O: Observer + Unpin> RelayBody<O> {
             stage: Stage::Ended,
             record,
             target,
-            events: events.then(Scanner::new),
-            idle: stream.then_some(timeouts.idle),
+            scanner,
+            events: events.then_some(wanted.form),
+            idle: wanted.stream.then_some(timeouts.idle),
             begun: false,
         };
         if decoder.is_done() {
@@ -115,15 +131,15 @@ impl<O: Observer + Unpin> RelayBody<O> {
 
     /// Takes note of a frame that is about to pass.
     fn passes(&mut self, frame: &Bytes) {
-        if let Some(events) = &mut self.events {
-            events.feed(frame);
+        if let Some(scanner) = &mut self.scanner {
+            scanner.feed(frame);
         }
         let Some(open) = self.record.open() else { return };
         open.lease.progress();
         if !self.begun {
             open.observer.first_byte();
         }
-        let facts = self.events.as_ref().map(Scanner::facts);
+        let facts = self.scanner.as_ref().map(Scanner::facts);
         open.observer.frame(frame.len(), facts);
         self.begun = true;
         if let (Some(idle), Stage::Flowing { flow, .. }) = (self.idle, &mut self.stage) {
@@ -134,9 +150,9 @@ impl<O: Observer + Unpin> RelayBody<O> {
 
     /// Ends the exchange with a fault. Gives the last event, where the stream has room for one.
     fn fail(&mut self, fault: Fault) -> Option<Bytes> {
-        let farewell = self.events.as_ref().and_then(|events| {
-            let open = !events.facts().done && !events.facts().error;
-            open.then(|| last_event(&fault, events.at_border()))
+        let farewell = self.events.zip(self.scanner.as_ref()).and_then(|(form, scanner)| {
+            let open = !scanner.facts().done && !scanner.facts().error;
+            open.then(|| last_event(&fault, form, scanner))
         });
         self.stage = if farewell.is_some() {
             Stage::Farewell(Box::pin(sleep(FAREWELL.duration())), fault.clone())
@@ -180,7 +196,10 @@ impl<O: Observer + Unpin> Body for RelayBody<O> {
                     }
                     let next = match ready!(flow.poll_next(decoder, &open.lease, &this.target, cx)) {
                         // An end by closing looks the same when the engine died: only the stream can tell.
-                        Ok(None) if !decoder.is_done() && is_cut_short(this.events.as_ref()) => {
+                        Ok(None)
+                            if !decoder.is_done()
+                                && this.events.and(this.scanner.as_ref()).is_some_and(is_cut_short) =>
+                        {
                             Err(broke_off(&this.target))
                         }
                         next => next,
@@ -279,11 +298,9 @@ impl std::fmt::Debug for Flow {
 }
 
 /// Events came, and not the last one.
-fn is_cut_short(events: Option<&Scanner>) -> bool {
-    events.is_some_and(|events| {
-        let facts = events.facts();
-        !facts.done && !facts.error && (facts.events > 0 || !events.at_border())
-    })
+const fn is_cut_short(events: &Scanner) -> bool {
+    let facts = events.facts();
+    !facts.done && !facts.error && (facts.events > 0 || !events.at_border())
 }
 
 /// The engine died, or what it sends is no longer HTTP. Why it died, others will find out.
@@ -292,9 +309,9 @@ fn broke_off(target: &Target) -> Fault {
 }
 
 /// The error event; what the engine left unfinished is closed first, lest ours become a part of it.
-fn last_event(fault: &Fault, at_border: bool) -> Bytes {
-    let event = error::event(fault);
-    if at_border {
+fn last_event(fault: &Fault, form: Form, events: &Scanner) -> Bytes {
+    let event = error::event_after(fault, form, events.facts().events);
+    if events.at_border() {
         return event;
     }
     let mut out = BytesMut::with_capacity(event.len() + 2);

@@ -84,13 +84,22 @@ pub fn to_client(headers: &mut HeaderMap, events: bool, unsized_body: bool) {
 /// The body is a stream of events that can be read, and written into, as it passes: it is not encoded.
 #[must_use]
 pub fn is_readable_stream(headers: &HeaderMap) -> bool {
+    is_readable(headers, b"text/event-stream")
+}
+
+/// The body is one JSON document that can be read as it passes.
+pub(super) fn is_readable_json(headers: &HeaderMap) -> bool {
+    is_readable(headers, b"application/json")
+}
+
+fn is_readable(headers: &HeaderMap, kind: &[u8]) -> bool {
     let Some(value) = headers.get(header::CONTENT_TYPE) else {
         return false;
     };
     let essence = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();
     let encoded = headers.get_all(header::CONTENT_ENCODING).iter();
     let encoded = encoded.map(HeaderValue::as_bytes).any(|coding| !coding.eq_ignore_ascii_case(b"identity"));
-    essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream") && !encoded
+    essence.trim_ascii().eq_ignore_ascii_case(kind) && !encoded
 }
 
 /// Makes request ids. One per core: no two makers share a seed, and none repeats itself.

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     Exchange, Failed, Observer, Outcome, Outgoing, Payload, Pool, RelayBody, Target, Timeouts,
-    body::Flow,
+    body::{Flow, Wanted},
     connection::Connection,
     head::{self, Head},
     headers,
@@ -36,12 +36,12 @@ pub async fn exchange<O: Observer + Unpin>(
     exchange: Exchange<O>,
 ) -> Result<Response<RelayBody<O>>, Failed> {
     let Exchange { target, outgoing, lease, timeouts, observer } = exchange;
-    let stream = outgoing.stream;
+    let wanted = Wanted { stream: outgoing.stream, watch_json: outgoing.watch_json, form: outgoing.form };
     let mut record = Record::new(lease, observer);
     match run(pool, &target, outgoing, &timeouts, &mut record).await {
         Ok((head, flow)) => {
             record.phase = Phase::Streaming;
-            Ok(RelayBody::respond(head, flow, record, target, &timeouts, stream))
+            Ok(RelayBody::respond(head, flow, record, target, &timeouts, wanted))
         }
         Err(fault) => {
             let elsewhere = record.phase == Phase::Connecting;
@@ -131,8 +131,8 @@ async fn run<O: Observer>(
 
 impl Request {
     fn new(outgoing: Outgoing, target: &Target) -> Self {
-        let Outgoing { method, path, mut headers, body, stream } = outgoing;
-        headers::to_engine(&mut headers, target, body.len(), stream);
+        let Outgoing { method, path, mut headers, body, stream, watch_json, .. } = outgoing;
+        headers::to_engine(&mut headers, target, body.len(), stream || watch_json);
         Self { head: head::encode(&method, &path, &headers), method, body }
     }
 }

@@ -173,6 +173,8 @@ impl Core {
                 headers: HeaderMap::new(),
                 body: Bytes::from_static(b"{\"model\":\"m\"}").into(),
                 stream,
+                form: Form::OpenAi,
+                watch_json: false,
             },
             lease: self.gate.take().unwrap(),
             timeouts: self.timeouts,

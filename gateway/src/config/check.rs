@@ -86,7 +86,7 @@ fn general(config: &Config) -> Vec<Problem> {
     if config.core.models.is_empty() {
         warn("there are no models: every request is answered 404");
     }
-    if !config.api.ip().is_loopback() && !config.keys_none {
+    if !config.api.ip().is_loopback() && !config.keys_none && config.keys.is_empty() {
         let everywhere = config.api.ip() == IpAddr::from([0, 0, 0, 0]);
         warn(&format!(
             "listen.api is {}{} and there are no keys: whoever reaches it may use it (keys: none says that this is meant)",
@@ -97,6 +97,7 @@ fn general(config: &Config) -> Vec<Problem> {
     if let Some(text) = long_turns(config) {
         warn(&text);
     }
+    warnings.extend_from_slice(&config.key_doubts);
     warnings
 }
 

@@ -35,6 +35,7 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
         ("timeouts", was.timeouts != is.timeouts || old.timeouts != new.timeouts),
         ("limits", old.limits != new.limits),
         ("shutdown", old.shutdown != new.shutdown),
+        ("keys", old.keys != new.keys || old.keys_none != new.keys_none),
         ("admin", old.admin.token != new.admin.token || old.admin.metrics_open != new.admin.metrics_open),
     ];
     let restart = [

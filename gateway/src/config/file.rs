@@ -10,6 +10,7 @@ use rouse::{model::Configuration, units::Bytes};
 use super::{
     Admin, At, Config, Errors, Problem,
     devices::devices,
+    keys,
     machine::{Machine, default_state_dir},
     model, policy,
     reader::{Reader, Section},
@@ -73,8 +74,8 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         (cap.unwrap_or(Bytes::mib(64)), logs.read(reader, "access", access_log).unwrap_or_default())
     });
     let telemetry = telemetry(reader, root);
-    let keys_none = root.read(reader, "keys", keys).unwrap_or(false);
     let found = model::models(reader, root, devices.known());
+    let keys = keys::keys(reader, root, &found.specs);
 
     Config {
         api,
@@ -92,7 +93,9 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         log_cap,
         access_log,
         telemetry,
-        keys_none,
+        keys: keys.keys,
+        keys_none: keys.none,
+        key_doubts: keys.doubts,
         origin: String::new(),
         places: found.places,
     }
@@ -124,18 +127,6 @@ fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
             });
         });
     });
-}
-
-/// `none`, or an empty list; others are not built yet. True for an explicit `none`.
-fn keys(reader: &mut Reader, node: &Node) -> Option<bool> {
-    match &node.value {
-        Value::List(list) if list.is_empty() => Some(false),
-        Value::List(_) => {
-            reader.not_yet(node.at);
-            None
-        }
-        _ => reader.choice(node, &[("none", true)]),
-    }
 }
 
 fn admin(reader: &mut Reader, section: &mut Section, listen: Option<(SocketAddr, At)>) -> Admin {

@@ -1,6 +1,7 @@
 //! Texts of errors are compared whole: they are what a person gets.
 
 mod document;
+mod keys;
 
 use std::path::Path;
 
@@ -155,14 +156,13 @@ fn keys_of_later_versions_are_known_but_not_silently_accepted() {
                     stream: {responsesHeartbeat: comment}\n";
     assert!(read(accepted).unwrap().keys_none);
     insta::assert_snapshot!(errors(
-        "platform: kubernetes\ntls: {cert: a, key: b}\nkeys: [{name: a, sha256: b}]\n\
+        "platform: kubernetes\ntls: {cert: a, key: b}\n\
          api: {cors: {origins: [\"*\"]}}\nstream: {responsesHeartbeat: event}\n"
     ), @r###"
     rouse.yaml:1:11: platform: not supported yet in this version
     rouse.yaml:2:6: tls: not supported yet in this version
-    rouse.yaml:3:7: keys: not supported yet in this version
-    rouse.yaml:4:23: api.cors.origins: not supported yet in this version
-    rouse.yaml:5:30: stream.responsesHeartbeat: not supported yet in this version
+    rouse.yaml:3:23: api.cors.origins: not supported yet in this version
+    rouse.yaml:4:30: stream.responsesHeartbeat: not supported yet in this version
     "###);
 }
 

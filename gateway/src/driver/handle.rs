@@ -24,7 +24,7 @@ use rouse::{
 };
 use tokio::sync::{broadcast, mpsc, oneshot};
 
-use super::{Driver, Journal, gates::Gates, queue::Queue, record::Recorder};
+use super::{Driver, Journal, Served, gates::Gates, queue::Queue, record::Recorder};
 use crate::{
     metrics::Metrics,
     platform::Platform,
@@ -55,6 +55,7 @@ pub(super) struct Shared {
     operations: Mutex<BTreeMap<OperationId, Operation>>,
     journal: broadcast::Sender<Arc<str>>,
     metrics: Arc<Metrics>,
+    pub(super) served: Served,
 }
 
 pub(super) enum Ask {
@@ -156,6 +157,7 @@ impl Handle {
             operations: Mutex::default(),
             journal: journal.lines(),
             metrics: Arc::clone(&metrics),
+            served: Served::default(),
         });
         let driver = Driver {
             fleet: Fleet::new(),
@@ -182,6 +184,11 @@ impl Handle {
 
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.0.metrics
+    }
+
+    /// Where to count what a key's requests are served.
+    pub fn served(&self) -> &Served {
+        &self.0.served
     }
 
     /// Waits for a lease until the deadline. Dropping the future leaves the queue.

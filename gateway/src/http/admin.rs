@@ -286,7 +286,7 @@ fn allowing(methods: &'static str, mut response: Response) -> Response {
 }
 
 fn fault(fault: &Fault) -> Response {
-    openai::error::response(fault).map(Body::new)
+    openai::error::response(fault, openai::Form::OpenAi).map(Body::new)
 }
 
 fn error(status: StatusCode, code: &str, message: &str) -> Response {

@@ -8,8 +8,8 @@ use crate::driver::{ColdStart, Waited};
 
 /// A refusal for a connection on which no request could be read, ready to be written.
 pub(crate) fn bare(core: &Core, fault: &Fault) -> Vec<u8> {
-    let response = openai::error::response(fault);
-    let body = openai::error::body(fault);
+    let response = openai::error::response(fault, openai::Form::OpenAi);
+    let body = openai::error::body(fault, openai::Form::OpenAi);
     let status = response.status();
     let reason = status.canonical_reason().unwrap_or("");
     let mut bytes = format!("HTTP/1.1 {} {reason}\r\n", status.as_str()).into_bytes();

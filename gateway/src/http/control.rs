@@ -15,7 +15,7 @@ use rouse::{
 use tokio::sync::broadcast;
 
 use crate::{
-    driver::{Granted, Handle, Operation, Parking},
+    driver::{Granted, Handle, Operation, Parking, Served},
     routes::Routes,
 };
 
@@ -26,6 +26,7 @@ pub type Asked<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub trait Control: Send + Sync {
     fn routes(&self) -> Guard<Arc<Routes>>;
     fn clock(&self) -> Clock;
+    fn served(&self) -> &Served;
     /// Waits for a lease. Dropping the future leaves the queue.
     fn park(&self, parking: Parking) -> Asked<'_, Result<Granted, Fault>>;
     /// Completes when [`Self::view`] and [`Self::report`] show the present.
@@ -44,6 +45,10 @@ impl Control for Handle {
 
     fn clock(&self) -> Clock {
         self.clock()
+    }
+
+    fn served(&self) -> &Served {
+        self.served()
     }
 
     fn park(&self, parking: Parking) -> Asked<'_, Result<Granted, Fault>> {

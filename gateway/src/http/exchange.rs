@@ -19,7 +19,7 @@ use rouse::{
     fleet::event::Verdict,
     lease::{Gate, Lease},
     model::ModelName,
-    openai::{self, sse::Facts},
+    openai::{self, Form, sse::Facts},
     relay::{self, Exchange, Observer, Outcome, Outgoing, Payload, Target},
     units::{Millis, Tick},
 };
@@ -34,6 +34,7 @@ use super::{
 use crate::{
     config::{self, OnDisconnect},
     driver::{Canary, Granted, Parking},
+    keys::{self, Bill, Key},
 };
 
 /// How often one request may be the canary of an engine that fails it.
@@ -57,6 +58,10 @@ pub(crate) struct Job {
     /// The body's share of what all bodies may hold. Goes with the job, which ends with the answer's head.
     pub(crate) _charge: Charge,
     pub(crate) stream: bool,
+    /// Whose request it is; `None` where no keys are configured.
+    pub(crate) key: Option<Arc<Key>>,
+    /// What it takes of that key's limits.
+    pub(crate) bill: Option<Rc<Bill>>,
     pub(crate) deadline: Tick,
     /// Notified when the request begins to wait, if it is one for a stream.
     pub(crate) parked: Option<Rc<Notify>>,
@@ -65,6 +70,7 @@ pub(crate) struct Job {
 /// Tells the account of a request what its exchange does.
 pub(crate) struct Watcher {
     track: Rc<Track>,
+    bill: Option<Rc<Bill>>,
     /// The engine's head came: a failure from here on is the client's to see, one before may yet be made good.
     answered: bool,
 }
@@ -92,8 +98,17 @@ enum Again {
 }
 
 impl Job {
-    /// Sees the request through to the head of an answer.
+    /// Sees the request through to the head of an answer. A refusal says nothing that its client may not know.
     pub(crate) async fn run(self) -> Result<Answer, Fault> {
+        let (key, config) = (self.key.clone(), Arc::clone(&self.config));
+        let answer = self.see_through().await;
+        answer.map_err(|fault| match key {
+            Some(key) => keys::discreet(fault, &key, config.models.keys()),
+            None => fault,
+        })
+    }
+
+    async fn see_through(self) -> Result<Answer, Fault> {
         if self.spec.on_disconnect == OnDisconnect::Drain {
             return self.run_apart().await;
         }
@@ -196,10 +211,11 @@ impl Job {
             parked.notify_one();
         }
         let band = control.routes().models.get(&self.model).map_or(0, |route| route.priority);
+        let (key, priority) = self.key.as_ref().map_or(("", 0), |key| (&*key.name, key.priority));
         let wait = control.park(Parking {
             model: self.model.clone(),
-            band,
-            key: String::new(),
+            band: band.saturating_add(priority),
+            key: key.to_owned(),
             arrived: self.track.arrived,
             deadline: self.deadline,
             stream: self.stream,
@@ -230,6 +246,8 @@ impl Job {
                 headers: self.headers.clone(),
                 body: self.body.clone(),
                 stream: self.stream,
+                form: Form::OpenAi,
+                watch_json: self.bill.is_some() || self.track.is_noted(),
             },
             lease,
             timeouts: relay::Timeouts {
@@ -238,7 +256,7 @@ impl Job {
                 non_stream: timeouts.non_stream,
                 idle: timeouts.idle,
             },
-            observer: Watcher { track: Rc::clone(&self.track), answered: false },
+            observer: Watcher { track: Rc::clone(&self.track), bill: self.bill.clone(), answered: false },
         };
         match (relay::exchange(&self.core.pool, exchange).await, canary) {
             (Ok(response), Some(canary)) if response.status().is_server_error() => {
@@ -320,18 +338,28 @@ impl Observer for Watcher {
         self.track.phase(Phase::Connecting);
     }
 
-    fn head(&mut self, _: StatusCode) {
+    fn head(&mut self, status: StatusCode) {
         self.answered = true;
+        if let Some(bill) = &self.bill {
+            bill.answered(status.is_success());
+        }
         self.track.phase(Phase::Streaming);
     }
 
     fn frame(&mut self, _: usize, facts: Option<&Facts>) {
-        if let Some(usage) = facts.and_then(|facts| facts.usage) {
+        let Some(facts) = facts else { return };
+        if let Some(usage) = facts.usage {
             self.track.usage(usage);
+        }
+        if let Some(bill) = &self.bill {
+            bill.shows(facts);
         }
     }
 
     fn end(&mut self, outcome: Outcome) {
+        if let Some(bill) = &self.bill {
+            bill.ended(&outcome);
+        }
         match outcome {
             Outcome::Failed(fault) if self.answered => self.track.fault(&fault),
             Outcome::ClientLeft(phase) => self.track.phase(phase),

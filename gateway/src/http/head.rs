@@ -15,7 +15,7 @@ pub(crate) fn check(headers: &HeaderMap) -> Result<(), Fault> {
             return Err(Fault::UnsupportedEncoding { encoding: text::cut(spelled) });
         }
     }
-    one_key(headers)
+    key(headers).map(drop)
 }
 
 /// The wait a client asked for with `x-request-timeout`, in seconds.
@@ -35,8 +35,8 @@ pub(crate) fn timeout(headers: &HeaderMap) -> Result<Option<Millis>, Fault> {
         })
 }
 
-/// Any or no key is accepted here, but two different ones are a client that does not know what it sends.
-fn one_key(headers: &HeaderMap) -> Result<(), Fault> {
+/// The key that was sent. Two different ones are a client that does not know what it sends.
+pub(crate) fn key(headers: &HeaderMap) -> Result<Option<&[u8]>, Fault> {
     let mut seen: Option<&[u8]> = None;
     let authorization = headers.get_all(header::AUTHORIZATION).iter().map(bearer);
     let plain = ["x-api-key", "api-key"]
@@ -52,7 +52,7 @@ fn one_key(headers: &HeaderMap) -> Result<(), Fault> {
         }
         seen = Some(key);
     }
-    Ok(())
+    Ok(seen)
 }
 
 fn bearer(value: &HeaderValue) -> &[u8] {

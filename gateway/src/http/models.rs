@@ -4,7 +4,7 @@ use bytes::Bytes;
 use rouse::{fleet::report::ModelState, model::ModelName};
 use serde::Serialize;
 
-use crate::routes::Routes;
+use crate::{keys::Key, routes::Routes};
 
 #[derive(Serialize)]
 struct Model<'a> {
@@ -21,11 +21,13 @@ struct List<'a> {
     data: Vec<Model<'a>>,
 }
 
-/// All of them. `created` is when this gateway started, in seconds since the epoch: the SDKs want a number.
-pub(crate) fn list(routes: &Routes, created: u64) -> Bytes {
+/// All that the key may use. `created` is when this gateway started, in seconds since the epoch: the SDKs want a number.
+pub(crate) fn list(routes: &Routes, key: Option<&Key>, created: u64) -> Bytes {
+    let usable = |model: &ModelName| key.is_none_or(|key| key.may_use(model));
+    let models = routes.registry.iter().filter(|(_, model)| usable(model));
     json(&List {
         object: "list",
-        data: routes.registry.iter().map(|(name, model)| describe(routes, name, model, created)).collect(),
+        data: models.map(|(name, model)| describe(routes, name, model, created)).collect(),
     })
 }
 

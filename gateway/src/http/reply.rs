@@ -24,7 +24,7 @@ use http_body::{Body, Frame, SizeHint};
 use rouse::{
     fault::{Fault, Phase},
     lease::Gate,
-    openai,
+    openai::{self, Form},
     relay::{RelayBody, headers::is_readable_stream},
 };
 use tokio::time::{Instant, Sleep};
@@ -35,8 +35,6 @@ use crate::{
     serve::socket::{InExchange, Socket},
 };
 
-/// One newline: a comment followed by an empty line would be an empty event to some SDKs.
-const HEARTBEAT: &[u8] = b": rouse\n";
 /// Of an engine's own refusal, at most so much is repeated in an event.
 const REFUSAL: usize = 64 * 1024;
 /// How long an answer is read on behalf of a client that left, for engines that must not be interrupted.
@@ -180,7 +178,10 @@ impl Live {
                         Poll::Pending => {
                             ready!(waiting.beat.as_mut().poll(cx));
                             waiting.beat.as_mut().reset(Instant::now() + waiting.every);
-                            return self.hand(Frame::data(Bytes::from_static(HEARTBEAT)));
+                            return self.hand(Frame::data(Bytes::from_static(openai::heartbeat::heartbeat(
+                                Form::OpenAi,
+                                false,
+                            ))));
                         }
                     };
                     match result {
@@ -203,7 +204,7 @@ impl Live {
                         Err(fault) => {
                             self.track.fault(&fault);
                             *state = State::Failing { flushed: false };
-                            return self.hand(Frame::data(openai::error::event(&fault)));
+                            return self.hand(Frame::data(openai::error::event(&fault, Form::OpenAi)));
                         }
                     }
                 }
@@ -255,7 +256,7 @@ impl Live {
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         self.track.code(openai::error::ENGINE_REFUSED);
         *state = State::Failing { flushed: false };
-        self.hand(Frame::data(openai::error::event_of_engine(status, body)))
+        self.hand(Frame::data(openai::error::event_of_engine(status, body, Form::OpenAi)))
     }
 }
 

@@ -24,7 +24,7 @@ use tokio::{
 use super::{Asked, Control, Finished, Meter, Shared};
 use crate::{
     config::{self, Config, Kind, OnDisconnect, Task},
-    driver::{Granted, Operation, Parking, Waited},
+    driver::{Granted, Operation, Parking, Served, Waited},
     metrics::ModelMetrics,
     routes::{Endpoint, Route, Routes},
     serve::{Api, Stage},
@@ -74,6 +74,7 @@ pub(crate) struct Scripted {
     clock: Clock,
     parked: mpsc::UnboundedSender<Parked>,
     pub(crate) journal: broadcast::Sender<Arc<str>>,
+    served: Served,
 }
 
 struct Heard(mpsc::UnboundedSender<Ended>);
@@ -92,6 +93,7 @@ impl Gateway {
             clock,
             parked: parked_in,
             journal: broadcast::channel(16).0,
+            served: Served::default(),
         });
         let shared = Shared::new(
             Arc::clone(&control) as Arc<dyn Control>,
@@ -188,6 +190,10 @@ impl Control for Scripted {
 
     fn clock(&self) -> Clock {
         self.clock
+    }
+
+    fn served(&self) -> &Served {
+        &self.served
     }
 
     fn park(&self, parking: Parking) -> Asked<'_, Result<Granted, Fault>> {
@@ -319,7 +325,9 @@ fn config() -> Config {
         log_cap: Bytes::mib(1),
         access_log: config::AccessLog::Off,
         telemetry: config::Telemetry::default(),
+        keys: config::Keys::default(),
         keys_none: true,
+        key_doubts: Vec::new(),
         origin: String::new(),
         places: BTreeMap::new(),
     }

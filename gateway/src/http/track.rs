@@ -23,7 +23,7 @@ use tracing::Level;
 
 use crate::{
     driver::{ColdStart, Waited},
-    metrics::ModelMetrics,
+    metrics::{KeyMetrics, ModelMetrics},
     telemetry::{Ended, Notes, TRACEPARENT, TRACESTATE},
 };
 
@@ -37,6 +37,11 @@ pub trait Meter: Send + Sync {
     /// A request turned out to be for this model. Where it is counted comes back, and is kept by the request: under the
     /// same name another model may be configured when it ends.
     fn began(&self, model: &ModelName) -> Option<Arc<ModelMetrics>>;
+    /// Where requests of this key are counted.
+    fn key(&self, name: &str) -> Option<Arc<KeyMetrics>> {
+        let _ = name;
+        None
+    }
     /// A client was refused before there was a request: a broken, too large or too slow head.
     fn refused(&self, status: u16);
     /// One client connection more (`+1`) or less (`-1`) is open.
@@ -84,6 +89,7 @@ pub(crate) struct Track {
     uri: Uri,
     model: RefCell<Option<ModelName>>,
     metrics: OnceCell<Arc<ModelMetrics>>,
+    key: OnceCell<Arc<str>>,
     phase: Cell<Phase>,
     status: Cell<Option<u16>>,
     code: Cell<Option<&'static str>>,
@@ -120,6 +126,7 @@ impl Track {
             uri: head.uri.clone(),
             model: RefCell::default(),
             metrics: OnceCell::new(),
+            key: OnceCell::new(),
             phase: Cell::new(Phase::Connecting),
             status: Cell::new(None),
             code: Cell::new(None),
@@ -141,6 +148,11 @@ impl Track {
         if let Some(notes) = notes {
             self.notes.get_or_init(|| Box::new(RefCell::new(notes)));
         }
+    }
+
+    /// Somebody wants to hear of it: what the engine counted included.
+    pub(crate) fn is_noted(&self) -> bool {
+        self.notes.get().is_some()
     }
 
     fn note(&self, note: impl FnOnce(&mut Notes)) {
@@ -186,6 +198,11 @@ impl Track {
             self.metrics.get_or_init(|| metrics);
         }
         *self.model.borrow_mut() = Some(model.clone());
+    }
+
+    /// Whose request it is, by the key's name.
+    pub(crate) fn key(&self, name: &Arc<str>) {
+        self.key.get_or_init(|| Arc::clone(name));
     }
 
     pub(crate) fn received(&self, bytes: usize) {
@@ -319,6 +336,7 @@ impl Drop for Track {
             uri: std::mem::take(&mut self.uri),
             route: self.route,
             model: self.model.take(),
+            key: self.key.take(),
             status: finished.status,
             code: finished.code,
             left,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rouse::{model::ModelName, units::Millis};
 
-use super::{Metrics, ModelMetrics, Route, Status};
+use super::{KeyMetrics, Metrics, ModelMetrics, Route, Status};
 use crate::http::{Finished, Meter};
 
 impl Meter for Metrics {
@@ -43,6 +43,10 @@ impl Meter for Metrics {
         let model = self.known(model)?;
         model.in_flight(1);
         Some(model)
+    }
+
+    fn key(&self, name: &str) -> Option<Arc<KeyMetrics>> {
+        Some(Self::key(self, name))
     }
 
     fn refused(&self, status: u16) {

@@ -112,6 +112,11 @@ fn used() -> Metrics {
     metrics.connections(1);
     metrics.swapped();
     metrics.reloaded(Outcome::Done);
+    // Its series last as long as it is held.
+    let key = metrics.key("k");
+    key.request(KeyOutcome::Admitted);
+    key.tokens(rouse::openai::sse::Usage { prompt: 1, completion: 2 }, true);
+    std::mem::forget(key);
     let model = metrics.model(&name);
     model.in_flight(1);
     model.parked(1);

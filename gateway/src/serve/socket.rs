@@ -28,7 +28,7 @@ use tokio::{
 };
 
 use super::Stage;
-use crate::http::reply::Live;
+use crate::{http::reply::Live, keys::Remembered};
 
 /// Bytes read ahead of hyper at most, per connection.
 pub(crate) const AHEAD: usize = 16 * 1024;
@@ -55,6 +55,8 @@ pub(crate) struct Socket {
     stage: Cell<Stage>,
     task: RefCell<Option<Waker>>,
     refused: Cell<Option<u16>>,
+    /// The key that its client showed last.
+    pub(crate) key: Remembered,
     unread: Cell<bool>,
     peer: Cell<Option<SocketAddr>>,
 }
@@ -98,6 +100,7 @@ impl Socket {
             stage: Cell::new(stage),
             task: RefCell::default(),
             refused: Cell::new(None),
+            key: Remembered::default(),
             unread: Cell::new(false),
             peer: Cell::new(None),
         })

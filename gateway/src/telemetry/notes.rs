@@ -67,6 +67,8 @@ pub(crate) struct Ended {
     pub(crate) uri: Uri,
     pub(crate) route: &'static str,
     pub(crate) model: Option<ModelName>,
+    /// By its key's name.
+    pub(crate) key: Option<Arc<str>>,
     /// 499 when the client left.
     pub(crate) status: u16,
     pub(crate) code: Option<&'static str>,

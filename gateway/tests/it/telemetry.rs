@@ -85,6 +85,7 @@ fn a_request_is_a_span_with_one_below_it_for_each_thing_it_waited_for() {
     assert_eq!(names(&below), ["connect", "wait for first byte", "stream"]);
     is_in_order(&own, &below);
     assert_eq!(text(&own, "rouse.cold_start"), "");
+    assert_eq!(text(&own, "gen_ai.usage.output_tokens"), "3");
     assert_eq!(text(below.first().unwrap(), "rouse.engine"), "m#0");
 
     let resource = collector.resource();
@@ -275,6 +276,21 @@ fn every_request_has_its_line_in_the_access_log() {
     let refused = line(&gateway, "nobody");
     assert_eq!((&refused["status"], &refused["code"]), (&404.into(), &"model_not_found".into()));
     assert_eq!((&refused["model"], &refused["engine"]), (&Value::Null, &Value::Null));
+}
+
+#[test]
+fn a_line_names_the_key_and_never_shows_it() {
+    // Of `sk-a`.
+    let gateway = logging(
+        "keys: [{name: team-a, sha256: a4a6d307ad00fa67176e1099fdbc4f4a09bb527a7f24718a5030f2f173d11f7f}]",
+    );
+    assert_eq!(ask(&gateway, "known", "Authorization: Bearer sk-a\r\n", "m", false), 200);
+    let known = line(&gateway, "known");
+    assert_eq!((&known["key"], known["tokens_out"].as_u64()), (&"team-a".into(), Some(3)));
+    assert_eq!(ask(&gateway, "unknown", "Authorization: Bearer sk-b\r\n", "m", false), 401);
+    let unknown = line(&gateway, "unknown");
+    assert_eq!((&unknown["key"], &unknown["code"]), (&Value::Null, &"invalid_api_key".into()));
+    assert!(!read(&gateway.dir.join("access.log")).contains("sk-"));
 }
 
 #[test]

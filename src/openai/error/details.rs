@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::{Blocking, Fault, Millis, Shortage, status, wait};
-use crate::fault::Cause;
+use crate::fault::{Cause, Rate};
 
 #[derive(Serialize)]
 pub(super) struct Details<'a> {
@@ -16,6 +16,17 @@ pub(super) struct Details<'a> {
     cause: Option<String>,
     #[serde(flatten)]
     memory: Option<Memory<'a>>,
+    #[serde(flatten)]
+    rate: Option<Limited>,
+}
+
+#[derive(Serialize)]
+struct Limited {
+    unit: &'static str,
+    limit: u64,
+    used: u64,
+    requested: u64,
+    window: String,
 }
 
 #[derive(Serialize)]
@@ -62,6 +73,10 @@ pub(super) fn of(fault: &Fault) -> Option<Details<'_>> {
             Fault::InsufficientMemory(shortage) => Some(memory(shortage)),
             _ => None,
         },
+        rate: match fault {
+            Fault::RateLimited { rate, .. } => Some(limited(rate)),
+            _ => None,
+        },
     })
 }
 
@@ -73,6 +88,16 @@ const fn unqueued(fault: &Fault) -> &'static str {
         Fault::ShuttingDown => "nothing: the gateway is shutting down",
         Fault::ControlPlane => "the control plane",
         _ => "nothing",
+    }
+}
+
+fn limited(rate: &Rate) -> Limited {
+    Limited {
+        unit: rate.unit.as_str(),
+        limit: rate.limit,
+        used: rate.used,
+        requested: rate.requested,
+        window: span(rate.window),
     }
 }
 

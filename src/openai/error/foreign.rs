@@ -1,40 +1,130 @@
 //! An engine's own refusal, when the stream's head has gone out already and there is no status left to give it.
 //!
-//! What the engine wrote is kept byte for byte where it can stand in an event; the SDKs raise an error for any datum
-//! with a top-level `error`, so that is all that is made sure of.
+//! What the engine wrote is kept byte for byte where it can stand in an event of the API that the client called; where
+//! it cannot, because engines answer in OpenAI's words whoever asks, it stands inside one that can.
 
 use bytes::Bytes;
 use http::StatusCode;
-use serde::{Deserialize, de::IgnoredAny};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
-use super::{Envelope, Error};
+use super::words::{self, Error};
+use crate::openai::Form;
 
+/// What may stand at the top of a refusal. Anything may stand in each place.
 #[derive(Deserialize)]
-struct Seen {
-    error: Option<IgnoredAny>,
+struct Seen<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
 }
 
-/// The engine's answer with a status other than 2xx, as the last event of a stream.
-pub(super) fn event(status: StatusCode, body: &[u8]) -> Bytes {
+/// What may stand inside.
+#[derive(Default, Deserialize)]
+struct Inside<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Option<&'a RawValue>,
+    #[serde(borrow)]
+    message: Option<&'a RawValue>,
+    #[serde(borrow)]
+    code: Option<&'a RawValue>,
+    #[serde(borrow)]
+    param: Option<&'a RawValue>,
+}
+
+/// An error of Anthropic's around one that is not.
+#[derive(Serialize)]
+struct Around<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    message: &'a str,
+    details: &'a RawValue,
+}
+
+/// The engine's answer with a status other than 2xx, as the end of a stream.
+pub(super) fn event(status: StatusCode, body: &[u8], form: Form) -> Bytes {
     let mut out = Vec::with_capacity(body.len() + 64);
-    let is_object = body.trim_ascii_start().starts_with(b"{");
-    match serde_json::from_slice::<Seen>(body) {
-        Ok(Seen { error: Some(_) }) if is_object => lines(body, &mut out),
-        Ok(Seen { error: None }) if is_object => {
-            let mut wrapped = b"{\"error\":".to_vec();
-            wrapped.extend_from_slice(body);
-            wrapped.push(b'}');
-            lines(&wrapped, &mut out);
+    let document =
+        std::str::from_utf8(body).ok().and_then(|text| serde_json::from_str::<&RawValue>(text).ok());
+    match document.filter(|document| document.get().starts_with('{')) {
+        Some(document) => refusal(status, document, form, &mut out),
+        None => words::last_event(&unreadable(status, form), form, 0, &mut out),
+    }
+    out.into()
+}
+
+fn refusal(status: StatusCode, document: &RawValue, form: Form, out: &mut Vec<u8>) {
+    let seen = serde_json::from_str::<Seen<'_>>(document.get()).ok();
+    let (kind, error) = seen.map_or((None, None), |seen| (seen.kind, seen.error));
+    // Without one, the whole of it is the error: vLLM's older releases and FastAPI write it so.
+    let error = error.unwrap_or(document);
+    match form {
+        Form::OpenAi if std::ptr::eq(error.get(), document.get()) => lines(&wrapped(&document), out),
+        Form::OpenAi => lines(document.get().as_bytes(), out),
+        Form::Responses => {
+            let inside = inside(error);
+            let message = message(&inside, error, status);
+            // A number, with some engines.
+            let code = inside.code.map(|code| code.get().trim_matches('"').to_owned());
+            let param = text(inside.param);
+            // One line: in JSON a line end is white space.
+            let error = RawValue::from_string(error.get().replace(['\n', '\r'], " ")).ok();
+            words::responses(code.as_deref(), &message, param.as_deref(), &error, 0, out);
+            return;
         }
-        _ => lines(&unreadable(status), &mut out),
+        Form::Anthropic => {
+            out.extend_from_slice(b"event: error\n");
+            let inside = inside(error);
+            match (text(inside.kind), text(inside.message)) {
+                (Some(_), Some(_)) if text(kind).as_deref() == Some("error") => {
+                    lines(document.get().as_bytes(), out);
+                }
+                (Some(_), Some(_)) => lines(&anthropic(&error), out),
+                (kind, _) => lines(
+                    &anthropic(&Around {
+                        kind: kind.as_deref().unwrap_or_else(|| words::anthropic_kind(status)),
+                        message: &message(&inside, error, status),
+                        details: error,
+                    }),
+                    out,
+                ),
+            }
+        }
     }
     out.push(b'\n');
-    out.into()
+}
+
+fn inside(error: &RawValue) -> Inside<'_> {
+    serde_json::from_str(error.get()).unwrap_or_default()
+}
+
+fn message(inside: &Inside<'_>, error: &RawValue, status: StatusCode) -> String {
+    text(inside.message).or_else(|| text(Some(error))).unwrap_or_else(|| told(status))
+}
+
+fn text(value: Option<&RawValue>) -> Option<String> {
+    serde_json::from_str(value?.get()).ok()
+}
+
+fn told(status: StatusCode) -> String {
+    format!("the engine answered {}", status.as_u16())
+}
+
+fn wrapped<E: Serialize>(error: &E) -> Vec<u8> {
+    let mut out = Vec::new();
+    words::envelope(error, Form::OpenAi, &mut out);
+    out
+}
+
+fn anthropic<E: Serialize>(error: &E) -> Vec<u8> {
+    let mut out = Vec::new();
+    words::envelope(error, Form::Anthropic, &mut out);
+    out
 }
 
 /// A document over several lines is as many `data` lines.
 fn lines(document: &[u8], out: &mut Vec<u8>) {
-    let document = document.trim_ascii();
     for line in document.split(|byte| matches!(byte, b'\n' | b'\r')).filter(|line| !line.is_empty()) {
         out.extend_from_slice(b"data: ");
         out.extend_from_slice(line);
@@ -43,52 +133,14 @@ fn lines(document: &[u8], out: &mut Vec<u8>) {
 }
 
 /// No JSON: its status is all that can be told.
-fn unreadable(status: StatusCode) -> Vec<u8> {
-    let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
-    let envelope = Envelope {
-        error: Error {
-            message: format!("the engine answered {}", status.as_u16()),
-            kind,
-            param: None,
-            code: super::ENGINE_REFUSED,
-            details: None,
-        },
+fn unreadable(status: StatusCode, form: Form) -> Error<'static> {
+    let kind = match form {
+        Form::Anthropic => words::anthropic_kind(status),
+        _ if status.is_server_error() => "server_error",
+        _ => "invalid_request_error",
     };
-    serde_json::to_vec(&envelope).unwrap_or_default()
+    Error { message: told(status), kind, param: None, code: super::ENGINE_REFUSED, details: None }
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-    use crate::openai::sse::Scanner;
-
-    fn datum(body: &str) -> Value {
-        let event = event(StatusCode::BAD_REQUEST, body.as_bytes());
-        let mut scanner = Scanner::new();
-        scanner.feed(&event);
-        assert!(scanner.facts().error && scanner.at_border() && scanner.facts().events == 1, "{event:?}");
-        let text = std::str::from_utf8(&event).unwrap();
-        let data: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
-        serde_json::from_str(&data.join("\n")).unwrap()
-    }
-
-    #[test]
-    fn an_engines_envelope_is_kept_and_others_are_put_into_one() {
-        assert_eq!(datum(r#"{"error":{"message":"x"}}"#), json!({"error": {"message": "x"}}));
-        assert_eq!(datum("{\r\n \"error\":\n\n 7}\n"), json!({"error": 7}));
-        assert_eq!(
-            datum(r#"{"object":"error","message":"x"}"#),
-            json!({"error": {"object": "error", "message": "x"}})
-        );
-        assert_eq!(datum(r#"{"error":null}"#), json!({"error": {"error": null}}));
-    }
-
-    #[test]
-    fn what_is_no_json_is_told_by_its_status() {
-        for body in ["", "Bad Gateway", "[1]", "{\"error\":1"] {
-            assert_eq!(datum(body)["error"]["message"], "the engine answered 400", "{body}");
-        }
-    }
-}
+mod tests;

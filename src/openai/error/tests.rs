@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    fault::{Cause, Phase, Timer},
+    fault::{Cause, Phase, Rate, RateUnit, Timer},
     units::Bytes as Size,
 };
 
@@ -34,6 +34,12 @@ fn shortage(never: bool) -> Fault {
 
 fn failed(wait: Option<Wait>) -> Fault {
     Fault::EngineFailed { model: "m".into(), cause: Cause::Hung, wait }
+}
+
+fn limited(after: u64) -> Fault {
+    let rate =
+        Rate { unit: RateUnit::Tokens, limit: 1000, used: 900, requested: 200, window: Millis::secs(60) };
+    Fault::RateLimited { rate, retry_after: Millis(after) }
 }
 
 /// A fault with status, type, code, x-should-retry, and Retry-After in seconds.
@@ -83,22 +89,8 @@ fn table() -> Vec<Expected> {
             true,
             Some(3),
         ),
-        (
-            Fault::RateLimited { retry_after: Millis(12_000) },
-            429,
-            "rate_limit_error",
-            "rate_limited",
-            true,
-            Some(12),
-        ),
-        (
-            Fault::RateLimited { retry_after: Millis(1) },
-            429,
-            "rate_limit_error",
-            "rate_limited",
-            true,
-            Some(1),
-        ),
+        (limited(12_000), 429, "rate_limit_error", "rate_limited", true, Some(12)),
+        (limited(1), 429, "rate_limit_error", "rate_limited", true, Some(1)),
         (Fault::Busy { limit: Size(1) }, 429, "rate_limit_error", "busy", true, Some(1)),
         (Fault::ClientLeft { phase: Phase::Parked }, 499, invalid, "client_left", false, None),
         (Fault::EngineUnreachable { model: model() }, 502, server, "engine_unreachable", true, None),
@@ -129,13 +121,13 @@ fn table() -> Vec<Expected> {
 }
 
 fn envelope(fault: &Fault) -> Value {
-    serde_json::from_slice(&body(fault)).unwrap()
+    serde_json::from_slice(&body(fault, Form::OpenAi)).unwrap()
 }
 
 #[test]
 fn every_fault_has_the_row_of_the_documented_table() {
     for (fault, expected, kind, code, retry, after) in table() {
-        let response = response(&fault);
+        let response = response(&fault, Form::OpenAi);
         assert_eq!(response.status(), expected, "{fault:?}");
         let headers = response.headers();
         assert_eq!(headers["content-type"], "application/json");
@@ -184,6 +176,20 @@ fn a_shortage_says_who_is_in_the_way() {
 }
 
 #[test]
+fn a_rate_limit_says_which_and_how_far_it_is_used() {
+    let error = &envelope(&limited(1))["error"];
+    assert_eq!(
+        error["message"],
+        "this key may use 1000 tokens in 1m: 900 are used, and this request needs 200"
+    );
+    let details = &error["details"];
+    assert_eq!(
+        (&details["unit"], &details["limit"], &details["used"], &details["requested"], &details["window"]),
+        (&json!("tokens"), &json!(1000), &json!(900), &json!(200), &json!("1m0s"))
+    );
+}
+
+#[test]
 fn a_model_that_does_not_start_shows_the_class_of_the_cause_and_no_text_of_the_engine() {
     let not_ready = |cause| Fault::ModelNotReady { model: "m".into(), cause, wait: Wait::default() };
     for (cause, class) in [
@@ -210,7 +216,7 @@ fn the_parameter_at_fault_is_named() {
 #[test]
 fn in_a_stream_the_envelope_is_one_event_and_nothing_after_it() {
     let fault = Fault::InvalidRequest { message: "a\nb".into(), param: None };
-    let event = event(&fault);
+    let event = event(&fault, Form::OpenAi);
     let text = std::str::from_utf8(&event).unwrap();
     let json = text.strip_prefix("data: ").unwrap().strip_suffix("\n\n").unwrap();
     assert!(!json.contains('\n'));

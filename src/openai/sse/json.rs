@@ -1,38 +1,41 @@
-//! Follows one JSON document byte by byte and keeps three numbers of it.
+//! Follows one JSON document, at whatever byte it is cut, and keeps a few numbers of it.
 //!
 //! No parser: the engine wrote the document and the client will parse it. This one only has to tell structure from
 //! text, so that a `"usage"` somebody wrote to the model is not taken for the engine's. What is not JSON gives
 //! nonsense that nobody acts upon, and never more memory.
+//!
+//! Most of a document is text and deep structure of no interest, and both are skipped as fast as memory can be read.
 
-use super::Usage;
+use memchr::memchr2;
 
-/// The longest key that matters is `completion_tokens`; a longer one is cut, and then matches nothing.
-const KEY: usize = 18;
+use super::word::{End, Word};
+use crate::openai::hash::Hasher;
 
 #[derive(Debug, Default)]
 pub(super) struct Json {
     depth: u32,
     text: Text,
-    /// The string being read may be a key: a container or comma was before it.
+    /// The string being read may be a key that matters: a container or comma was before it.
     key_next: bool,
-    key: [u8; KEY],
-    key_len: u8,
+    /// Such a key, or the value of the top-level `type`.
+    word: Word,
     /// What the value now being read belongs to.
     slot: Slot,
     /// The digits of a number for a slot.
     number: Option<u64>,
-    /// Inside the object that is the value of the top-level `usage`.
-    in_usage: bool,
-    prompt: Option<u64>,
-    completion: Option<u64>,
-    error: bool,
-}
-
-/// What a document said.
-pub(super) struct Found {
+    hasher: Hasher,
+    /// Inside the object that is the top-level `response` or `message`.
+    in_answer: bool,
+    /// How deep the keys of the `usage` object are that is being read; 0 outside.
+    usage: u32,
+    kind: End,
+    begun: bool,
     /// It has a top-level `error` that is not `null`.
-    pub error: bool,
-    pub usage: Option<Usage>,
+    pub(super) error: bool,
+    pub(super) prompt: Option<u64>,
+    pub(super) completion: Option<u64>,
+    /// The first that came.
+    pub(super) id: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,51 +52,108 @@ enum Slot {
     #[default]
     None,
     Error,
+    Kind,
+    Id,
+    Answer,
     Usage,
     Prompt,
     Completion,
 }
 
 impl Json {
-    pub(super) fn byte(&mut self, byte: u8) {
-        match self.text {
-            Text::Inside => self.in_text(byte),
-            Text::Escaped => {
-                self.text = Text::Inside;
-                // An escaped key is nobody's habit; it must only not be taken for another.
-                self.push(0);
-            }
-            Text::Outside => self.outside(byte),
+    pub(super) fn feed(&mut self, mut bytes: &[u8]) {
+        while let Some((&byte, rest)) = bytes.split_first() {
+            bytes = match self.text {
+                Text::Inside => self.in_text(bytes),
+                Text::Escaped => {
+                    self.text = Text::Inside;
+                    self.escaped(byte);
+                    rest
+                }
+                Text::Outside if self.is_deep() => {
+                    let skipped = bytes.iter().position(|byte| TURNS[usize::from(*byte)]);
+                    let (_, turn) = bytes.split_at(skipped.unwrap_or(bytes.len()));
+                    match turn.split_first() {
+                        Some((&byte, rest)) => {
+                            self.outside(byte);
+                            rest
+                        }
+                        None => turn,
+                    }
+                }
+                Text::Outside => {
+                    self.outside(byte);
+                    rest
+                }
+            };
         }
     }
 
-    pub(super) fn found(&self) -> Found {
-        let usage = self
-            .prompt
-            .or(self.completion)
-            .map(|_| Usage { prompt: self.prompt.unwrap_or(0), completion: self.completion.unwrap_or(0) });
-        Found { error: self.error, usage }
+    /// What the top-level `type` says.
+    pub(super) const fn end(&self) -> End {
+        self.kind
     }
 
-    fn in_text(&mut self, byte: u8) {
-        match byte {
-            b'"' => self.text = Text::Outside,
-            b'\\' => self.text = Text::Escaped,
-            _ => self.push(byte),
+    /// It began, and every bracket that was opened is closed.
+    pub(super) fn is_whole(&self) -> bool {
+        self.begun && self.depth == 0 && self.text == Text::Outside
+    }
+
+    /// No key here matters, nor any number.
+    const fn is_deep(&self) -> bool {
+        !self.keys_matter() && matches!(self.slot, Slot::None)
+    }
+
+    const fn keys_matter(&self) -> bool {
+        match self.depth {
+            1 => true,
+            2 => self.in_answer || self.usage == 2,
+            depth => self.usage == depth && depth != 0,
         }
     }
 
-    fn push(&mut self, byte: u8) {
-        if !self.key_next {
-            return;
+    fn in_text<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+        let end = memchr2(b'"', b'\\', bytes).unwrap_or(bytes.len());
+        let (run, rest) = bytes.split_at(end);
+        self.run(run);
+        let Some((&byte, rest)) = rest.split_first() else {
+            return rest;
+        };
+        if byte == b'\\' {
+            self.text = Text::Escaped;
+        } else {
+            self.text = Text::Outside;
+            self.text_ends();
         }
-        match self.key.get_mut(usize::from(self.key_len)) {
-            Some(place) => {
-                *place = byte;
-                self.key_len += 1;
-            }
-            None => self.key_next = false,
+        rest
+    }
+
+    /// A piece of a string.
+    fn run(&mut self, run: &[u8]) {
+        if self.key_next || self.slot == Slot::Kind {
+            self.word.extend(run);
+        } else if self.slot == Slot::Id {
+            self.hasher.write(run);
         }
+    }
+
+    /// The byte after a backslash.
+    fn escaped(&mut self, byte: u8) {
+        if self.slot == Slot::Id && !self.key_next {
+            self.hasher.write(&[b'\\', byte]);
+        } else {
+            // An escaped key is nobody's habit; it must only not be taken for another.
+            self.run(&[0]);
+        }
+    }
+
+    fn text_ends(&mut self) {
+        match self.slot {
+            Slot::Kind => self.kind = self.word.end(),
+            Slot::Id => self.id = self.id.or(Some(self.hasher.finish())),
+            _ => return,
+        }
+        self.slot = Slot::None;
     }
 
     fn outside(&mut self, byte: u8) {
@@ -101,62 +161,101 @@ impl Json {
             b'"' => {
                 self.value_begins(byte);
                 self.text = Text::Inside;
-                self.key_len = 0;
+                self.word.clear();
+                if self.slot == Slot::Id {
+                    self.hasher = Hasher::default();
+                }
             }
             b':' => self.key_ends(),
             b',' => self.value_ends(true),
             b'{' | b'[' => {
                 self.value_begins(byte);
-                self.in_usage |= self.slot == Slot::Usage && byte == b'{';
-                self.slot = Slot::None;
-                self.depth = self.depth.saturating_add(1);
-                self.key_next = byte == b'{' && self.depth <= 2;
+                self.opens(byte == b'{');
             }
             b'}' | b']' => {
                 self.value_ends(false);
+                if self.usage == self.depth {
+                    self.usage = 0;
+                }
                 self.depth = self.depth.saturating_sub(1);
-                self.in_usage &= self.depth >= 2;
+                self.in_answer &= self.depth >= 2;
             }
             b'0'..=b'9' => {
                 self.value_begins(byte);
                 let digit = u64::from(byte - b'0');
                 self.number = Some(self.number.unwrap_or(0).saturating_mul(10).saturating_add(digit));
             }
-            b' ' | b'\t' => {}
+            b' ' | b'\t' | b'\n' | b'\r' => {}
             _ => self.value_begins(byte),
         }
     }
 
+    fn opens(&mut self, object: bool) {
+        self.begun = true;
+        self.depth = self.depth.saturating_add(1);
+        match std::mem::take(&mut self.slot) {
+            Slot::Usage if object => self.usage = self.depth,
+            Slot::Answer if object => self.in_answer = true,
+            _ => {}
+        }
+        self.key_next = object && self.keys_matter();
+    }
+
     fn key_ends(&mut self) {
-        let key = self.key.get(..usize::from(self.key_len)).unwrap_or_default();
-        self.slot = match (self.key_next, self.depth, key) {
-            (true, 1, b"error") => Slot::Error,
-            (true, 1, b"usage") => Slot::Usage,
-            (true, 2, b"prompt_tokens") if self.in_usage => Slot::Prompt,
-            (true, 2, b"completion_tokens") if self.in_usage => Slot::Completion,
-            _ => Slot::None,
+        let key = if self.key_next { self.word.bytes() } else { b"" };
+        self.slot = if self.usage == self.depth {
+            match key {
+                b"prompt_tokens" | b"input_tokens" => Slot::Prompt,
+                b"completion_tokens" | b"output_tokens" => Slot::Completion,
+                _ => Slot::None,
+            }
+        } else {
+            match (key, self.depth) {
+                (b"error", 1) => Slot::Error,
+                (b"type", 1) => Slot::Kind,
+                (b"response" | b"message", 1) => Slot::Answer,
+                (b"id", _) => Slot::Id,
+                (b"usage", _) => Slot::Usage,
+                _ => Slot::None,
+            }
         };
         self.key_next = false;
-        self.key_len = 0;
         self.number = None;
     }
 
     fn value_begins(&mut self, byte: u8) {
-        if self.slot == Slot::Error {
-            self.error |= byte != b'n';
-            self.slot = Slot::None;
+        match self.slot {
+            Slot::Error => self.error |= byte != b'n',
+            // Only a string.
+            Slot::Kind | Slot::Id if byte == b'"' => return,
+            // Only an object, which the caller opens.
+            Slot::Answer | Slot::Usage if byte == b'{' => return,
+            Slot::Prompt | Slot::Completion | Slot::None => return,
+            Slot::Kind | Slot::Id | Slot::Answer | Slot::Usage => {}
         }
+        self.slot = Slot::None;
     }
 
     fn value_ends(&mut self, comma: bool) {
         match self.slot {
-            Slot::Prompt => self.prompt = self.number,
-            Slot::Completion => self.completion = self.number,
-            Slot::None | Slot::Error | Slot::Usage => {}
+            Slot::Prompt => self.prompt = self.number.or(self.prompt),
+            Slot::Completion => self.completion = self.number.or(self.completion),
+            _ => {}
         }
         self.slot = Slot::None;
         self.number = None;
-        self.key_next = comma && self.depth <= 2;
-        self.key_len = 0;
+        self.key_next = comma && self.keys_matter();
+        self.word.clear();
     }
 }
+
+/// The bytes that change something where nothing else matters.
+const TURNS: [bool; 256] = {
+    let mut turns = [false; 256];
+    turns[b'"' as usize] = true;
+    turns[b'{' as usize] = true;
+    turns[b'}' as usize] = true;
+    turns[b'[' as usize] = true;
+    turns[b']' as usize] = true;
+    turns
+};

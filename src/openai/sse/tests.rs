@@ -22,7 +22,7 @@ fn a_chat_stream_is_counted_and_only_the_engines_own_usage_is_believed() {
     let (facts, border) = scan(CHAT.as_bytes());
     assert_eq!(
         facts,
-        Facts { events: 3, done: true, error: false, usage: Some(Usage { prompt: 12, completion: 7 }) }
+        Facts { events: 3, done: true, usage: Some(Usage { prompt: 12, completion: 7 }), ..Facts::default() }
     );
     assert!(border);
 }
@@ -96,7 +96,7 @@ fn a_datum_over_several_lines_is_one_document() {
 
 #[test]
 fn a_frame_of_any_size_costs_no_memory() {
-    assert!(size_of::<Scanner>() <= 192, "{}", size_of::<Scanner>());
+    assert!(size_of::<Scanner>() <= 256, "{}", size_of::<Scanner>());
 }
 
 fn piece() -> impl Strategy<Value = String> {

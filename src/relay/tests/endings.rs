@@ -20,7 +20,7 @@ fn turn_over() -> Fault {
 }
 
 fn event(fault: &Fault) -> String {
-    String::from_utf8(crate::openai::error::event(fault).to_vec()).unwrap()
+    String::from_utf8(crate::openai::error::event_after(fault, Form::OpenAi, 0).to_vec()).unwrap()
 }
 
 /// An answer whose body has begun with `script`, and its engine.

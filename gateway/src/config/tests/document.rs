@@ -39,6 +39,7 @@ fn the_document_has_every_key_and_no_other() {
         ("limits.", "limits: {zzzzzzzzzzzz: 1}"),
         ("api.", "api: {zzzzzzzzzzzz: 1}"),
         ("api.cors.", "api: {cors: {zzzzzzzzzzzz: 1}}"),
+        ("keys[].", "keys: [{zzzzzzzzzzzz: 1}]"),
         ("models[].", "models: [{zzzzzzzzzzzz: 1}]"),
         ("models[].engine.", "models: [{engine: {zzzzzzzzzzzz: 1}}]"),
         ("models[].memory.", "models: [{memory: {zzzzzzzzzzzz: 1}}]"),

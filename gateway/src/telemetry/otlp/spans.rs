@@ -102,6 +102,7 @@ fn attributes(record: &Record, route: Option<&'static str>, method: &'static str
             operation(ended.route).map(|name| KeyValue::new("gen_ai.operation.name", name)),
             record.usage.map(|usage| number("gen_ai.usage.input_tokens", usage.prompt)),
             record.usage.map(|usage| number("gen_ai.usage.output_tokens", usage.completion)),
+            ended.key.as_ref().map(|key| KeyValue::new("rouse.key", key.to_string())),
             ended.cold_start.map(|kind| KeyValue::new("rouse.cold_start", start(Some(kind)).1)),
             record.engine.as_ref().map(|engine| KeyValue::new("rouse.engine", engine.to_string())),
             (ended.replays > 0).then(|| number("rouse.replays", ended.replays.into())),

@@ -1,0 +1,194 @@
+//! `keys`: who may use the API. What they may is settled here against the models of the same file, so that nothing is
+//! matched while a request waits.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use rouse::model::{ModelName, ModelSpec};
+
+use super::{
+    At, Problem,
+    reader::{Reader, Section},
+    tree::{Node, Value},
+};
+use crate::keys::Limits;
+
+/// The SHA-256 of a key.
+pub type Hash = [u8; 32];
+
+/// All keys of a file; empty when anybody may use the API.
+pub type Keys = Arc<[Key]>;
+
+/// One key as configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// In logs and metrics; its counters belong to it.
+    pub name: Arc<str>,
+    pub hash: Hash,
+    pub models: Models,
+    pub limits: Limits,
+    pub priority: i32,
+}
+
+/// Which models a key may use, under whatever name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Models {
+    All,
+    Some(BTreeSet<ModelName>),
+}
+
+/// What `keys` says.
+#[derive(Default)]
+pub(super) struct Found {
+    pub(super) keys: Keys,
+    /// `keys: none`.
+    pub(super) none: bool,
+    /// Legal, and hardly meant.
+    pub(super) doubts: Vec<Problem>,
+}
+
+/// Reads `none` or the list.
+pub(super) fn keys(reader: &mut Reader, root: &mut Section, models: &[ModelSpec]) -> Found {
+    let mut found = Found::default();
+    root.read(reader, "keys", |reader, node| {
+        match &node.value {
+            Value::List(list) if list.is_empty() => {
+                reader.note(
+                    node.at,
+                    "an empty list would let nobody in: leave it out, or say 'none', to let everybody in",
+                );
+            }
+            Value::List(_) => {
+                let mut taken = Taken::default();
+                let read = reader.list(node, |reader, node| {
+                    let mut section = reader.section(node);
+                    let key = one(reader, &mut section, models, &mut taken, &mut found.doubts);
+                    section.close(reader);
+                    key
+                });
+                found.keys = read.unwrap_or_default().into();
+            }
+            Value::Scalar(_) => found.none = reader.choice(node, &[("none", true)])?,
+            _ => reader.note(node.at, "expected 'none' or a list of keys"),
+        }
+        Some(())
+    });
+    found
+}
+
+/// What other keys have already.
+#[derive(Default)]
+struct Taken {
+    names: BTreeMap<String, At>,
+    hashes: BTreeMap<Hash, At>,
+}
+
+fn one(
+    reader: &mut Reader,
+    section: &mut Section,
+    specs: &[ModelSpec],
+    taken: &mut Taken,
+    doubts: &mut Vec<Problem>,
+) -> Option<Key> {
+    let name = section.require(reader, "name", |reader, node| name(reader, node, taken));
+    let hash = section.require(reader, "sha256", |reader, node| hash(reader, node, taken));
+    let models = section.read(reader, "models", |reader, node| models(reader, node, specs, doubts));
+    let limits = Limits {
+        requests: section.read(reader, "requestsPerMinute", at_least_one),
+        tokens: section.read(reader, "tokensPerMinute", at_least_one),
+    };
+    let priority = section.read(reader, "priority", Reader::number).unwrap_or(0);
+    Some(Key { name: name?.into(), hash: hash?, models: models.unwrap_or(Models::All), limits, priority })
+}
+
+fn name(reader: &mut Reader, node: &Node, taken: &mut Taken) -> Option<String> {
+    let name = reader.text(node)?;
+    if name.is_empty() || name.len() > 128 || name.chars().any(char::is_control) {
+        reader.note(node.at, "a key's name has 1 to 128 bytes and no control characters");
+        return None;
+    }
+    if let Some(at) = taken.names.get(&name) {
+        reader.note(node.at, format_args!("the name '{name}' is taken (line {})", at.line));
+        return None;
+    }
+    taken.names.insert(name.clone(), node.at);
+    Some(name)
+}
+
+fn hash(reader: &mut Reader, node: &Node, taken: &mut Taken) -> Option<Hash> {
+    let text = reader.text(node)?;
+    let digits: Option<Vec<u32>> = text.chars().map(|c| c.to_digit(16)).collect();
+    let Some(digits) = digits.filter(|digits| digits.len() == 64) else {
+        // Never the text: it may be the key itself.
+        reader.note(
+            node.at,
+            "a SHA-256 has 64 hexadecimal digits: 'rouse-gateway key' makes a key and its line",
+        );
+        return None;
+    };
+    let mut hash = Hash::default();
+    for (byte, pair) in hash.iter_mut().zip(digits.chunks(2)) {
+        *byte = pair.iter().fold(0, |byte, digit| byte << 4 | *digit as u8);
+    }
+    if let Some(at) = taken.hashes.get(&hash) {
+        reader.note(node.at, format_args!("another name has the same key (line {})", at.line));
+        return None;
+    }
+    taken.hashes.insert(hash, node.at);
+    Some(hash)
+}
+
+/// A list of names, aliases, and beginnings of either that end with `*`.
+fn models(
+    reader: &mut Reader,
+    node: &Node,
+    specs: &[ModelSpec],
+    doubts: &mut Vec<Problem>,
+) -> Option<Models> {
+    let patterns = reader.list(node, |reader, node| {
+        let text = reader.text(node)?;
+        let stars = text.matches('*').count();
+        if text.is_empty() || stars > 1 || (stars == 1 && !text.ends_with('*')) {
+            reader
+                .note(node.at, "expected a model's name, an alias, or the beginning of one followed by '*'");
+            return None;
+        }
+        Some((node.at, text))
+    })?;
+    if patterns.is_empty() {
+        reader.note(node.at, "a key that may use no model is of no use: leave 'models' out for all of them");
+        return None;
+    }
+    let mut models = BTreeSet::new();
+    for (at, pattern) in &patterns {
+        if pattern == "*" {
+            return Some(Models::All);
+        }
+        let known = specs.iter().filter(|spec| names(spec).any(|name| matches(pattern, name)));
+        let known: Vec<_> = known.map(|spec| spec.name.clone()).collect();
+        if known.is_empty() {
+            doubts.push(Problem::new(*at, format!("keys: no model is called '{pattern}'")));
+        }
+        models.extend(known);
+    }
+    Some(Models::Some(models))
+}
+
+fn names(spec: &ModelSpec) -> impl Iterator<Item = &str> {
+    std::iter::once(spec.name.as_str()).chain(spec.aliases.iter().map(String::as_str))
+}
+
+fn matches(pattern: &str, name: &str) -> bool {
+    pattern.strip_suffix('*').map_or(pattern == name, |beginning| name.starts_with(beginning))
+}
+
+fn at_least_one(reader: &mut Reader, node: &Node) -> Option<u64> {
+    let number = reader.number::<u64>(node)?;
+    if number == 0 {
+        reader.note(node.at, "is at least 1");
+        return None;
+    }
+    Some(number)
+}

@@ -1,0 +1,96 @@
+//! Who may use the API.
+
+use rouse::model::ModelName;
+
+use super::{Models, check, errors, read};
+
+const HASH: &str = "00000000000000000000000000000000000000000000000000000000000000aF";
+
+fn models(patterns: &str) -> Models {
+    let text = format!(
+        "keys: [{{name: k, sha256: \"{HASH}\", models: {patterns}}}]\nmodels:\n\
+         {}{}",
+        model("org/a", "[first]"),
+        model("org/b", "[second, other]")
+    );
+    read(&text).unwrap().keys[0].models.clone()
+}
+
+fn model(name: &str, aliases: &str) -> String {
+    format!(
+        "  - name: {name}\n    aliases: {aliases}\n    engine: {{kind: custom, task: none, command: [x, \"${{HOST}}:${{PORT}}\"]}}\n    \
+         memory: {{awake: 1Gi}}\n"
+    )
+}
+
+fn some(names: &[&str]) -> Models {
+    Models::Some(names.iter().map(|name| ModelName::from(*name)).collect())
+}
+
+#[test]
+fn a_key_has_defaults_that_limit_nothing() {
+    let config = read(&format!("keys: [{{name: team, sha256: \"{HASH}\"}}]")).unwrap();
+    let key = &config.keys[0];
+    assert_eq!((key.name.as_ref(), key.hash[31], key.priority), ("team", 0xaf, 0));
+    assert_eq!((key.limits.requests, key.limits.tokens, &key.models), (None, None, &Models::All));
+    assert!(!config.keys_none);
+    let full = format!(
+        "keys:\n  - {{name: a, sha256: \"{HASH}\", models: [\"*\"], requestsPerMinute: 6, tokensPerMinute: 7, priority: -3}}"
+    );
+    let key = &read(&full).unwrap().keys[0];
+    assert_eq!((key.limits.requests, key.limits.tokens, key.priority), (Some(6), Some(7), -3));
+}
+
+#[test]
+fn models_are_meant_by_name_alias_or_beginning() {
+    assert_eq!(models("[\"*\"]"), Models::All);
+    assert_eq!(models("[org/a]"), some(&["org/a"]));
+    assert_eq!(models("[second, org/a]"), some(&["org/a", "org/b"]));
+    assert_eq!(models("[\"org/*\"]"), some(&["org/a", "org/b"]));
+    assert_eq!(models("[\"oth*\"]"), some(&["org/b"]));
+    assert_eq!(models("[absent]"), some(&[]));
+}
+
+#[test]
+fn every_mistake_in_a_key_is_told_with_its_place_and_without_the_key() {
+    let text = format!(
+        "keys:\n  - {{name: a, sha256: \"{HASH}\"}}\n  - {{name: a, sha256: \"{}\"}}\n  - {{name: \"\", sha256: secret}}\n  \
+         - {{sha256: \"{}\", models: [], requestsPerMinute: 0}}\n  - {{name: d, models: [\"a*b\"], tokens: 5}}\n",
+        HASH.to_lowercase(),
+        "0".repeat(63),
+    );
+    insta::assert_snapshot!(errors(&text), @r###"
+    rouse.yaml:3:12: keys[1].name: the name 'a' is taken (line 2)
+    rouse.yaml:3:23: keys[1].sha256: another name has the same key (line 2)
+    rouse.yaml:4:12: keys[2].name: a key's name has 1 to 128 bytes and no control characters
+    rouse.yaml:4:24: keys[2].sha256: a SHA-256 has 64 hexadecimal digits: 'rouse-gateway key' makes a key and its line
+    rouse.yaml:5:5: keys[3]: 'name' is missing
+    rouse.yaml:5:14: keys[3].sha256: a SHA-256 has 64 hexadecimal digits: 'rouse-gateway key' makes a key and its line
+    rouse.yaml:5:89: keys[3].models: a key that may use no model is of no use: leave 'models' out for all of them
+    rouse.yaml:5:112: keys[3].requestsPerMinute: is at least 1
+    rouse.yaml:6:5: keys[4]: 'sha256' is missing
+    rouse.yaml:6:24: keys[4].models[0]: expected a model's name, an alias, or the beginning of one followed by '*'
+    rouse.yaml:6:32: keys[4]: unknown key 'tokens' (known here: name, sha256, models, requestsPerMinute, tokensPerMinute, priority)
+    "###);
+    insta::assert_snapshot!(errors("keys: []"), @"rouse.yaml:1:7: keys: an empty list would let nobody in: leave it out, or say 'none', to let everybody in");
+    insta::assert_snapshot!(errors("keys: all"), @"rouse.yaml:1:7: keys: 'all' is none of: none");
+}
+
+#[test]
+fn a_model_that_is_not_there_is_doubtful() {
+    let text = format!("keys:\n  - {{name: a, sha256: \"{HASH}\", models: [absent, \"x/*\"]}}");
+    let warnings = check(&read(&text).unwrap()).warnings;
+    let told: Vec<_> = warnings.iter().map(|warning| warning.display("f")).collect();
+    insta::assert_snapshot!(told.join("\n"), @r###"
+    f: there are no models: every request is answered 404
+    f:2:100: keys: no model is called 'absent'
+    f:2:108: keys: no model is called 'x/*'
+    "###);
+}
+
+#[test]
+fn an_api_for_others_with_keys_is_not_warned_of() {
+    let text = format!("listen: {{api: 0.0.0.0:80}}\nkeys:\n  - {{name: a, sha256: \"{HASH}\"}}");
+    let warnings = check(&read(&text).unwrap()).warnings;
+    assert!(warnings.iter().all(|warning| !warning.text.contains("no keys")), "{warnings:?}");
+}

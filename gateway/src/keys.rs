@@ -1,0 +1,238 @@
+//! Who may use the API, for what, and how much of it.
+//!
+//! A key is known by its SHA-256 alone: neither the file nor this process keeps what a client sends. A key is found by
+//! looking its hash up, so how long that takes says nothing of how near a guess was; and since keys are random, a fast
+//! hash is enough, where a slow one made for passwords would be a way to keep the gateway busy.
+//!
+//! Even so a hash and a look-up for each request would be wasted on clients that keep their connection: each
+//! connection remembers the last key that it was shown and found ([`Remembered`]), for as long as the same list of keys
+//! holds. A reload makes another list, so a key that is taken away fails at its very next request.
+//!
+//! Counters belong to a key's name. They outlive reloads, a change of the hash (a new secret for the same team) or of
+//! the limits included.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use arc_swap::ArcSwap;
+use aws_lc_rs::{constant_time, digest};
+use rouse::{fault::Fault, model::ModelName};
+
+use crate::{
+    config::{self, Hash, Models},
+    metrics::KeyMetrics,
+};
+
+mod account;
+mod bill;
+mod discreet;
+mod headers;
+#[cfg(test)]
+mod simulation;
+mod text;
+mod window;
+
+pub use account::Limits;
+pub(crate) use account::{Account, Need};
+pub(crate) use bill::Bill;
+pub(crate) use discreet::discreet;
+pub(crate) use headers::{challenge, note_limits};
+pub(crate) use text::text;
+
+/// One configured key, with what it has used.
+pub struct Key {
+    pub name: Arc<str>,
+    pub priority: i32,
+    pub(crate) limits: Limits,
+    models: Models,
+    pub(crate) account: Arc<Account>,
+    pub(crate) metrics: Option<Arc<KeyMetrics>>,
+}
+
+/// The keys of the present configuration, shared by all cores.
+pub(crate) struct Keys {
+    table: ArcSwap<Table>,
+    /// Held while a new table is made of an old one: the accounts of a name must not be made twice.
+    making: Mutex<()>,
+}
+
+/// One list of keys, by their hashes.
+#[derive(Default)]
+pub(crate) struct Table {
+    /// What this was made of. As long as it lives no other list can have its address.
+    source: config::Keys,
+    by_hash: HashMap<Hash, Arc<Key>>,
+}
+
+/// What a connection was last shown.
+#[derive(Default)]
+pub(crate) struct Remembered(RefCell<Option<(Box<[u8]>, Arc<Key>, Arc<Table>)>>);
+
+impl Keys {
+    pub(crate) fn new() -> Self {
+        Self { table: ArcSwap::default(), making: Mutex::default() }
+    }
+
+    /// The table of this configuration. `metrics`: the counters of a name.
+    pub(crate) fn table(
+        &self,
+        source: &config::Keys,
+        metrics: impl Fn(&str) -> Option<Arc<KeyMetrics>>,
+    ) -> Arc<Table> {
+        let table = self.table.load();
+        if Arc::ptr_eq(&table.source, source) {
+            return Arc::clone(&table);
+        }
+        let _alone = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.table.load_full();
+        if Arc::ptr_eq(&before.source, source) {
+            return before;
+        }
+        let table = Arc::new(Table::new(source, &before, metrics));
+        self.table.store(Arc::clone(&table));
+        table
+    }
+}
+
+impl Table {
+    fn new(source: &config::Keys, before: &Self, metrics: impl Fn(&str) -> Option<Arc<KeyMetrics>>) -> Self {
+        let known: BTreeMap<&str, &Arc<Key>> =
+            before.by_hash.values().map(|key| (key.name.as_ref(), key)).collect();
+        let by_hash = source
+            .iter()
+            .map(|key| {
+                let old = known.get(key.name.as_ref());
+                let made = Key {
+                    name: Arc::clone(&key.name),
+                    priority: key.priority,
+                    limits: key.limits,
+                    models: key.models.clone(),
+                    account: old.map_or_else(|| Arc::new(Account::new()), |old| Arc::clone(&old.account)),
+                    metrics: old.map_or_else(|| metrics(&key.name), |old| old.metrics.clone()),
+                };
+                (key.hash, Arc::new(made))
+            })
+            .collect();
+        Self { source: Arc::clone(source), by_hash }
+    }
+
+    /// Whose key this is; `shown` is `None` when none was sent. Without any configured key everybody is nobody in
+    /// particular.
+    pub(crate) fn authenticate(
+        self: &Arc<Self>,
+        shown: Option<&[u8]>,
+        remembered: &Remembered,
+    ) -> Result<Option<Arc<Key>>, Fault> {
+        if self.source.is_empty() {
+            return Ok(None);
+        }
+        let shown = shown.ok_or(Fault::InvalidApiKey)?;
+        if let Some((last, key, table)) = &*remembered.0.borrow()
+            && Arc::ptr_eq(table, self)
+            // Behind a proxy a connection may be shared by clients that do not trust each other.
+            && constant_time::verify_slices_are_equal(last, shown).is_ok()
+        {
+            return Ok(Some(Arc::clone(key)));
+        }
+        let key = self.by_hash.get(&hash(shown)).ok_or(Fault::InvalidApiKey)?;
+        *remembered.0.borrow_mut() = Some((shown.into(), Arc::clone(key), Arc::clone(self)));
+        Ok(Some(Arc::clone(key)))
+    }
+}
+
+impl Key {
+    pub(crate) fn may_use(&self, model: &ModelName) -> bool {
+        match &self.models {
+            Models::All => true,
+            Models::Some(models) => models.contains(model),
+        }
+    }
+
+    pub(crate) const fn may_use_all(&self) -> bool {
+        matches!(self.models, Models::All)
+    }
+}
+
+/// SHA-256.
+pub(crate) fn hash(key: &[u8]) -> Hash {
+    let mut hash = Hash::default();
+    hash.copy_from_slice(digest::digest(&digest::SHA256, key).as_ref());
+    hash
+}
+
+#[cfg(test)]
+impl Key {
+    pub(crate) fn for_tests(name: &str, models: Models) -> Self {
+        Self {
+            name: name.into(),
+            priority: 0,
+            limits: Limits::default(),
+            models,
+            account: Arc::new(Account::new()),
+            metrics: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn key(name: &str, secret: &str, requests: Option<u64>) -> config::Key {
+        config::Key {
+            name: name.into(),
+            hash: hash(secret.as_bytes()),
+            models: Models::Some(BTreeSet::new()),
+            limits: Limits { requests, tokens: None },
+            priority: 0,
+        }
+    }
+
+    fn found(table: &Arc<Table>, secret: &str, remembered: &Remembered) -> Option<Arc<Key>> {
+        table.authenticate(Some(secret.as_bytes()), remembered).ok().flatten()
+    }
+
+    #[test]
+    fn a_key_is_found_by_its_hash_and_remembered_only_for_its_list() {
+        assert_eq!(hash(b"abc")[..4], [0xba, 0x78, 0x16, 0xbf]);
+        let (keys, here) = (Keys::new(), Remembered::default());
+        let first: config::Keys = vec![key("a", "one", None), key("b", "two", None)].into();
+        let table = keys.table(&first, |_| None);
+        for _ in 0..2 {
+            assert_eq!(found(&table, "one", &here).unwrap().name.as_ref(), "a");
+        }
+        assert_eq!(found(&table, "two", &here).unwrap().name.as_ref(), "b");
+        assert!(found(&table, "three", &here).is_none());
+        assert!(matches!(table.authenticate(None, &here), Err(Fault::InvalidApiKey)));
+        assert!(found(&table, "two", &here).is_some());
+        let second: config::Keys = vec![key("a", "one", None)].into();
+        let table = keys.table(&second, |_| None);
+        assert!(found(&table, "two", &here).is_none(), "it was taken away");
+        assert!(found(&table, "one", &here).is_some());
+    }
+
+    #[test]
+    fn counters_survive_a_reload_and_a_new_secret() {
+        let (keys, here) = (Keys::new(), Remembered::default());
+        let table = keys.table(&vec![key("a", "one", Some(5))].into(), |_| None);
+        let before = found(&table, "one", &here).unwrap();
+        let changed: config::Keys = vec![key("a", "another", Some(7)), key("b", "two", None)].into();
+        let table = keys.table(&changed, |_| None);
+        assert!(Arc::ptr_eq(&table, &keys.table(&changed, |_| None)));
+        let after = found(&table, "another", &here).unwrap();
+        assert!(Arc::ptr_eq(&before.account, &after.account));
+        assert_eq!(after.limits.requests, Some(7));
+    }
+
+    #[test]
+    fn without_keys_everybody_is_let_in() {
+        let table = Keys::new().table(&config::Keys::default(), |_| None);
+        assert!(table.authenticate(None, &Remembered::default()).unwrap().is_none());
+        assert!(table.authenticate(Some(b"any"), &Remembered::default()).unwrap().is_none());
+    }
+}

@@ -1,0 +1,130 @@
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use super::*;
+
+const NOW: Tick = Tick(1_700_000_000_000);
+
+fn asked(text: usize, max_tokens: Option<u32>) -> Need {
+    Need { text, max_tokens, generates: true }
+}
+
+fn used(prompt: u64, completion: u64) -> Usage {
+    Usage { prompt, completion }
+}
+
+fn limits(requests: Option<u64>, tokens: Option<u64>) -> Limits {
+    Limits { requests, tokens }
+}
+
+fn model() -> ModelName {
+    "m".into()
+}
+
+fn refused(result: Result<Reservation, Fault>) -> (RateUnit, u64, Millis) {
+    match result {
+        Err(Fault::RateLimited { rate, retry_after }) => (rate.unit, rate.used, retry_after),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_refusal_takes_nothing_and_names_the_time_at_which_it_passes() {
+    let (account, limits) = (Account::new(), limits(Some(2), Some(1000)));
+    for _ in 0..2 {
+        account.reserve(&limits, &model(), asked(400, Some(10)), NOW).unwrap();
+    }
+    let (unit, count, after) = refused(account.reserve(&limits, &model(), asked(400, Some(10)), NOW));
+    assert_eq!((unit, count), (RateUnit::Requests, 2));
+    assert!((60_000..=60_250).contains(&after.0), "{after}");
+    let [_, tokens] = account.standing(&limits, NOW);
+    assert_eq!(tokens.unwrap().remaining, 780, "the refused one reserved no tokens");
+    let before = NOW + Millis(after.0 - 1);
+    assert!(account.reserve(&limits, &model(), asked(400, Some(10)), before).is_err());
+    assert!(account.reserve(&limits, &model(), asked(400, Some(10)), NOW + after).is_ok());
+}
+
+#[test]
+fn tokens_are_refused_by_their_estimate_and_one_too_large_for_any_minute_passes_alone() {
+    let (account, limits) = (Account::new(), limits(None, Some(1000)));
+    account.reserve(&limits, &model(), asked(3000, Some(100)), NOW).unwrap();
+    let (unit, count, _) = refused(account.reserve(&limits, &model(), asked(3000, Some(100)), NOW));
+    assert_eq!((unit, count), (RateUnit::Tokens, 850));
+    let (_, _, after) = refused(account.reserve(&limits, &model(), asked(40_000, None), NOW));
+    let later = NOW + after;
+    let large = account.reserve(&limits, &model(), asked(40_000, None), later).unwrap();
+    assert_eq!(large.tokens, 1000);
+    // What it really used is paid for, over as many minutes as it takes.
+    account.settle(&limits, &model(), large, (used(10_000, 100), true), later);
+    let (_, count, after) = refused(account.reserve(&limits, &model(), asked(4, Some(1)), later));
+    assert_eq!(count, 10_100);
+    assert!((600_000..=615_000).contains(&after.0), "{after}");
+}
+
+#[test]
+fn what_answers_usually_are_is_learned_and_max_tokens_only_bounds_it() {
+    let (account, limits) = (Account::new(), Limits::default());
+    let expected = |max_tokens| {
+        let reservation = account.reserve(&limits, &model(), asked(4000, max_tokens), NOW).unwrap();
+        account.give_back(&limits, reservation, NOW);
+        (reservation.prompt, reservation.tokens)
+    };
+    assert_eq!(expected(None), (1000, 1256));
+    assert_eq!(expected(Some(16)), (1000, 1016));
+    // Its tokenizer makes 5 bytes a token, and its answers are short.
+    for _ in 0..200 {
+        let reservation = account.reserve(&limits, &model(), asked(4000, Some(4096)), NOW).unwrap();
+        account.settle(&limits, &model(), reservation, (used(800, 50), true), NOW);
+    }
+    let (_, tokens) = expected(Some(4096));
+    assert!((845..=860).contains(&tokens), "{tokens}");
+    let embedding = Need { generates: false, ..asked(4000, None) };
+    let other = account.reserve(&limits, &"other".into(), embedding, NOW).unwrap();
+    assert_eq!(other.tokens, 1000, "of another model nothing is known");
+}
+
+#[test]
+fn a_request_that_outlives_its_minute_is_charged_for_more_and_keeps_a_credit_of_less() {
+    let (account, limits) = (Account::new(), limits(None, Some(10_000)));
+    let later = NOW + Millis::secs(90);
+    let count = || account.standing(&limits, later)[1].map(|s| s.limit - s.remaining).unwrap();
+    let first = account.reserve(&limits, &model(), asked(4000, Some(100)), NOW).unwrap();
+    let second = account.reserve(&limits, &model(), asked(4000, Some(100)), NOW).unwrap();
+    account.settle(&limits, &model(), first, (used(600, 100), false), later);
+    assert_eq!(count(), 0);
+    account.settle(&limits, &model(), second, (used(1600, 100), false), later);
+    assert_eq!(count(), 200, "600 more than reserved, of which 400 were credit");
+}
+
+#[test]
+fn on_many_cores_at_once_no_more_than_the_limit_is_admitted() {
+    let (account, limits) = (Arc::new(Account::new()), limits(Some(500), Some(100_000)));
+    let admitted = Arc::new(AtomicU64::new(0));
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let (account, admitted) = (Arc::clone(&account), Arc::clone(&admitted));
+            std::thread::spawn(move || {
+                for turn in 0..2000 {
+                    let now = NOW + Millis(turn / 100);
+                    match account.reserve(&limits, &model(), asked(400, Some(50)), now) {
+                        // A third never reaches an engine.
+                        Ok(reservation) if turn % 3 == 0 => account.give_back(&limits, reservation, now),
+                        Ok(reservation) => {
+                            admitted.fetch_add(1, Ordering::Relaxed);
+                            account.settle(&limits, &model(), reservation, (used(100, 50), false), now);
+                        }
+                        Err(_) => {}
+                    }
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let admitted = admitted.load(Ordering::Relaxed);
+    assert_eq!(admitted, 500);
+    let [requests, tokens] = account.standing(&limits, NOW + Millis(20));
+    assert_eq!(requests.map(|s| s.remaining), Some(0));
+    assert_eq!(tokens.map(|s| s.remaining), Some(100_000 - 500 * 150));
+}

@@ -1,0 +1,298 @@
+//! What one request of a key takes, from its admission until nothing of it runs any more.
+//!
+//! The bill is shared by everything that may outlive the rest: the job while it waits, the answer while it streams,
+//! an answer that is read to its end for a client that left. When the last of them is gone, the bill is settled with
+//! what was shown by then. So there is no way out of a request that forgets to settle, whoever left first.
+//!
+//! What is settled with, from best to worst:
+//!
+//! * The usage that the engine told, when the answer came to its end.
+//! * Else an estimate, and it is marked as such: of a stream, the events that carried something, one token each; of
+//!   any other answer, what was reserved for it.
+//! * Nothing and not even a request, where no engine began: a refusal of the queue, an engine that could not be reached.
+
+use std::{
+    cell::Cell,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rouse::{
+    fault::{Fault, Phase, RateUnit},
+    lease::Clock,
+    model::ModelName,
+    openai::sse::{Facts, Usage},
+    relay::Outcome,
+    units::Tick,
+};
+
+use super::{Key, Need, account::Reservation};
+use crate::metrics::KeyOutcome;
+
+/// Beyond its reservation a stream reserves so many tokens at a time.
+const STEP: u64 = 64;
+/// Of what is served while a stream runs, the decisions hear in portions of this weight.
+const TOLD_AT: u64 = 64;
+
+pub(crate) struct Bill {
+    key: Arc<Key>,
+    model: ModelName,
+    clock: Clock,
+    stream: bool,
+    /// Taken when it is settled.
+    reservation: Cell<Option<Reservation>>,
+    course: Cell<Course>,
+    events: Cell<u64>,
+    usage: Cell<Option<Usage>>,
+    /// Where the decisions hear what the key is served, and what they have heard of this request.
+    served: Arc<AtomicU64>,
+    told: Cell<u64>,
+}
+
+/// How far it came.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Course {
+    /// No engine has begun with it.
+    Waiting,
+    /// An engine was at work and gave nothing.
+    Begun,
+    /// An engine answered that it will not.
+    Refused,
+    Answering,
+    Complete,
+}
+
+impl Bill {
+    /// Admits a request within its key's limits. The error says when to try again.
+    pub(crate) fn open(
+        key: &Arc<Key>,
+        model: &ModelName,
+        need: Need,
+        stream: bool,
+        (served, clock): (Arc<AtomicU64>, Clock),
+    ) -> Result<Rc<Self>, Fault> {
+        Self::open_at(key, model, need, stream, (served, clock, clock.now()))
+    }
+
+    pub(super) fn open_at(
+        key: &Arc<Key>,
+        model: &ModelName,
+        need: Need,
+        stream: bool,
+        (served, clock, now): (Arc<AtomicU64>, Clock, Tick),
+    ) -> Result<Rc<Self>, Fault> {
+        let reserved = key.account.reserve(&key.limits, model, need, now);
+        if let Some(metrics) = &key.metrics {
+            metrics.request(match &reserved {
+                Ok(_) => KeyOutcome::Admitted,
+                Err(Fault::RateLimited { rate, .. }) if rate.unit == RateUnit::Tokens => {
+                    KeyOutcome::OverTokens
+                }
+                Err(_) => KeyOutcome::OverRequests,
+            });
+        }
+        Ok(Rc::new(Self {
+            key: Arc::clone(key),
+            model: model.clone(),
+            clock,
+            stream,
+            reservation: Cell::new(Some(reserved?)),
+            course: Cell::new(Course::Waiting),
+            events: Cell::new(0),
+            usage: Cell::new(None),
+            served,
+            told: Cell::new(0),
+        }))
+    }
+
+    /// An engine's head came.
+    pub(crate) fn answered(&self, success: bool) {
+        self.course.set(if success { Course::Answering } else { Course::Refused });
+    }
+
+    /// What the answer has shown so far.
+    pub(crate) fn shows(&self, facts: &Facts) {
+        self.shows_at(facts, || self.clock.now());
+    }
+
+    pub(super) fn shows_at(&self, facts: &Facts, now: impl FnOnce() -> Tick) {
+        self.usage.set(facts.usage);
+        self.events.set(facts.events);
+        let Some(mut reservation) = self.reservation.get() else { return };
+        let used = reservation.prompt + facts.events;
+        if self.stream {
+            self.tell(Usage { prompt: reservation.prompt, completion: facts.events }, TOLD_AT);
+        }
+        if self.stream && used > reservation.tokens {
+            self.key.account.raise(&self.key.limits, &mut reservation, used + STEP, now());
+            self.reservation.set(Some(reservation));
+        }
+    }
+
+    /// An exchange is over.
+    pub(crate) fn ended(&self, outcome: &Outcome) {
+        let course = match (outcome, self.course.get()) {
+            (Outcome::Complete, Course::Answering) => Course::Complete,
+            (
+                Outcome::ClientLeft(Phase::Headers) | Outcome::Failed(Fault::EngineTimeout { .. }),
+                Course::Waiting,
+            ) => Course::Begun,
+            (_, course) => course,
+        };
+        self.course.set(course);
+    }
+
+    /// Tells the decisions what was served, once it is so much more than they know. A token made takes about twice the
+    /// work of one read.
+    fn tell(&self, served: Usage, at_least: u64) {
+        let weighed = served.prompt.saturating_add(served.completion.saturating_mul(2));
+        let more = weighed.saturating_sub(self.told.get());
+        if more >= at_least {
+            self.told.set(weighed);
+            self.served.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+
+    /// Tokens used, and whether the engine counted them.
+    fn used(&self, reservation: &Reservation) -> (Usage, bool) {
+        let told = self.usage.get();
+        match (self.course.get(), told) {
+            (Course::Complete, Some(told)) => return (told, true),
+            (Course::Refused, told) => return (told.unwrap_or_default(), true),
+            _ => {}
+        }
+        let reserved = reservation.tokens.saturating_sub(reservation.prompt);
+        // The first event of a chat names the role and carries no text.
+        let said = if self.stream { self.events.get().saturating_sub(1) } else { reserved };
+        let told = told.unwrap_or_default();
+        let prompt = if told.prompt > 0 { told.prompt } else { reservation.prompt };
+        (Usage { prompt, completion: said.max(told.completion) }, false)
+    }
+}
+
+impl Bill {
+    /// Once; afterwards nothing happens.
+    pub(super) fn settle(&self, now: Tick) {
+        let Some(reservation) = self.reservation.take() else { return };
+        let key = &self.key;
+        if self.course.get() == Course::Waiting {
+            key.account.give_back(&key.limits, reservation, now);
+            return;
+        }
+        let (used, counted) = self.used(&reservation);
+        let learn = counted && self.course.get() == Course::Complete;
+        self.tell(used, 1);
+        key.account.settle(&key.limits, &self.model, reservation, (used, learn), now);
+        if let Some(metrics) = &key.metrics {
+            metrics.tokens(used, counted);
+        }
+    }
+}
+
+impl Drop for Bill {
+    fn drop(&mut self) {
+        self.settle(self.clock.now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::{
+        config::Models,
+        keys::{Account, Limits},
+    };
+
+    fn key(tokens: u64) -> Arc<Key> {
+        let limits = Limits { requests: Some(10), tokens: Some(tokens) };
+        Arc::new(Key { limits, ..Key::for_tests("k", Models::All) })
+    }
+
+    fn open(key: &Arc<Key>, stream: bool) -> Rc<Bill> {
+        let need = Need { text: 400, max_tokens: Some(50), generates: true };
+        let clock = Clock::new(Instant::now(), Tick(1_000_000));
+        Bill::open(key, &"m".into(), need, stream, (Arc::default(), clock)).unwrap()
+    }
+
+    /// Requests and tokens that count now.
+    fn used(key: &Key) -> (u64, u64) {
+        let standing = key.account.standing(&key.limits, Tick(1_000_000));
+        let [requests, tokens] = standing.map(|s| s.map_or(0, |s| s.limit - s.remaining));
+        (requests, tokens)
+    }
+
+    fn facts(events: u64, usage: Option<(u64, u64)>) -> Facts {
+        let usage = usage.map(|(prompt, completion)| Usage { prompt, completion });
+        Facts { events, usage, ..Facts::default() }
+    }
+
+    #[test]
+    fn what_the_engine_counted_replaces_the_reservation() {
+        let key = key(1000);
+        let bill = open(&key, true);
+        assert_eq!(used(&key), (1, 150));
+        bill.answered(true);
+        bill.shows(&facts(12, Some((90, 11))));
+        bill.ended(&Outcome::Complete);
+        drop(bill);
+        assert_eq!(used(&key), (1, 101));
+    }
+
+    #[test]
+    fn what_never_reached_an_engine_is_given_back_and_a_refusal_of_an_engine_costs_a_request() {
+        let key = key(1000);
+        let bill = open(&key, false);
+        bill.ended(&Outcome::Failed(Fault::EngineUnreachable { model: "m".into() }));
+        drop(bill);
+        assert_eq!(used(&key), (0, 0));
+        let bill = open(&key, false);
+        bill.answered(false);
+        bill.ended(&Outcome::Complete);
+        drop(bill);
+        assert_eq!(used(&key), (1, 0));
+    }
+
+    #[test]
+    fn a_client_that_leaves_pays_for_what_was_made_for_it() {
+        let key = key(1000);
+        let bill = open(&key, true);
+        bill.answered(true);
+        bill.shows(&facts(21, None));
+        bill.ended(&Outcome::ClientLeft(Phase::Streaming));
+        drop(bill);
+        assert_eq!(used(&key), (1, 120));
+        let bill = open(&key, true);
+        bill.ended(&Outcome::ClientLeft(Phase::Headers));
+        drop(bill);
+        assert_eq!(used(&key), (2, 220));
+    }
+
+    #[test]
+    fn a_stream_that_says_more_than_was_reserved_takes_more_as_it_goes() {
+        let key = key(300);
+        let bill = open(&key, true);
+        bill.answered(true);
+        bill.shows(&facts(500, None));
+        assert!(used(&key).1 >= 300, "{:?}", used(&key));
+        assert!(key.account.reserve(&key.limits, &"m".into(), asked(), Tick(1_000_001)).is_err());
+        bill.ended(&Outcome::Complete);
+        drop(bill);
+    }
+
+    fn asked() -> Need {
+        Need { text: 4, max_tokens: Some(1), generates: true }
+    }
+
+    #[test]
+    fn a_fresh_account_has_all_of_its_limits() {
+        let limits = Limits { requests: Some(3), tokens: None };
+        let [requests, tokens] = Account::new().standing(&limits, Tick(1));
+        assert_eq!(requests.map(|s| (s.limit, s.remaining, s.reset.0)), Some((3, 3, 0)));
+        assert_eq!(tokens, None);
+    }
+}

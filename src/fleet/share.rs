@@ -1,0 +1,175 @@
+//! Fairness between keys: who of a model's waiters goes next, by what each key was served.
+//!
+//! Start-time fair queueing with tokens for a measure ("Fairness in Serving Large Language Models", OSDI 2024, calls it
+//! the virtual token counter). Each key has a counter; a place goes to the key whose counter is lowest, and among its
+//! own requests, as among equals, to the earliest. A key that floods moves only its own counter.
+//!
+//! * Absence is no credit. A key that comes to wait starts no lower than where the last grant was made (and no higher
+//!   than anybody who waits): else whoever was away all night would have the morning to itself.
+//! * What an answer will cost is known only at its end. A grant is charged what an answer usually takes, and what is
+//!   served is set against that, so that many grants at one moment are as fair as the same grants one by one. Answers
+//!   that turn out shorter leave a charge behind; it is given back beyond what as many answers as are under way could
+//!   still cost.
+//! * Counters live as long as a model is busy. Once nobody waits and nothing runs, nothing is owed.
+//!
+//! The counters are a model's own, not one for all that a key does. What keys compete for here is the next place of one
+//! model, and tokens of different models are no common currency: with one counter, heavy use of a small embedding
+//! model would bar a key from a large one for as long as others want that. They are a band's own as well, since a
+//! higher band is served first in any case, and its progress must not age those below it.
+//!
+//! Which model has its turn is not decided here: it goes by the oldest waiter (`line`), of whom a flood has one, as
+//! has everybody.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// What an answer is taken to cost before any was seen, in weighted tokens.
+const USUAL: u64 = 512;
+/// So many grants are remembered in full in what an answer usually costs.
+const MEMORY: u64 = 256;
+
+/// The counters of one model's keys in one band, in weighted tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shares {
+    keys: BTreeMap<String, Share>,
+    /// Where the last grant was made: the counter of its key before it.
+    time: u64,
+    /// What a grant is charged.
+    charge: u64,
+    /// What the charge is learned from.
+    tokens: u64,
+    grants: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Share {
+    served: u64,
+    /// Charged at grants, and not served yet.
+    charged: u64,
+}
+
+impl Default for Shares {
+    fn default() -> Self {
+        Self { keys: BTreeMap::new(), time: 0, charge: USUAL, tokens: 0, grants: 0 }
+    }
+}
+
+impl Shares {
+    pub(super) fn counter(&self, key: &str) -> u64 {
+        self.keys.get(key).map_or(0, Share::counter)
+    }
+
+    /// What the next grant adds to its key's counter.
+    pub(super) const fn charge(&self) -> u64 {
+        self.charge
+    }
+
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.keys.contains_key(key)
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.keys.keys().map(String::as_str)
+    }
+
+    /// The key comes to wait, where it had nobody waiting; the others that have are `waiting`.
+    pub(super) fn enter<'k>(&mut self, key: &str, waiting: impl Iterator<Item = &'k str>) {
+        let lowest = waiting.map(|other| self.counter(other)).min();
+        let from = lowest.map_or(self.time, |lowest| lowest.min(self.time));
+        let share = self.keys.entry(key.to_owned()).or_default();
+        share.served = share.served.max(from.saturating_sub(share.charged));
+    }
+
+    pub(super) fn granted(&mut self, key: &str) {
+        self.time = self.counter(key);
+        self.grants += 1;
+        if let Some(share) = self.keys.get_mut(key) {
+            share.charged = share.charged.saturating_add(self.charge);
+        }
+    }
+
+    /// `leases`: how many answers of this model are under way, whoever's they are.
+    pub(super) fn served(&mut self, key: &str, tokens: u64, leases: u32) {
+        let Some(share) = self.keys.get_mut(key) else { return };
+        self.tokens = self.tokens.saturating_add(tokens);
+        // Those under way have been granted and not counted to their end.
+        if self.grants >= 2 * u64::from(leases).max(1) {
+            self.charge = (self.tokens / self.grants).max(1);
+        }
+        if self.grants >= MEMORY {
+            (self.tokens, self.grants) = (self.tokens / 2, self.grants / 2);
+        }
+        share.served = share.served.saturating_add(tokens);
+        let most = self.charge.saturating_mul(leases.max(1).into());
+        share.charged = share.charged.saturating_sub(tokens).min(most);
+    }
+}
+
+impl Share {
+    const fn counter(&self) -> u64 {
+        self.served.saturating_add(self.charged)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn enter(shares: &mut Shares, key: &str, waiting: &[&str]) {
+        shares.enter(key, waiting.iter().copied());
+    }
+
+    #[test]
+    fn absence_is_no_credit_and_no_debt() {
+        let mut shares = Shares::default();
+        enter(&mut shares, "busy", &[]);
+        for _ in 0..10 {
+            shares.granted("busy");
+            shares.served("busy", 700, 1);
+        }
+        enter(&mut shares, "late", &["busy"]);
+        assert!(shares.counter("late") < shares.counter("busy"), "it goes next");
+        shares.granted("late");
+        shares.served("late", 700, 1);
+        assert!(shares.counter("late") >= shares.counter("busy"), "and not twice");
+    }
+
+    #[test]
+    fn a_grant_is_charged_at_once_and_corrected_by_what_was_served() {
+        let mut shares = Shares::default();
+        enter(&mut shares, "a", &[]);
+        shares.granted("a");
+        assert_eq!(shares.counter("a"), USUAL);
+        shares.served("a", 100, 4);
+        assert_eq!(shares.counter("a"), USUAL, "it is not over yet");
+        shares.served("a", USUAL, 4);
+        assert_eq!(shares.counter("a"), 100 + USUAL, "it took more than is usual");
+    }
+
+    #[test]
+    fn answers_shorter_than_is_usual_leave_no_growing_charge() {
+        let mut shares = Shares::default();
+        enter(&mut shares, "a", &[]);
+        for _ in 0..1000 {
+            shares.granted("a");
+            shares.served("a", 10, 1);
+        }
+        assert_eq!(shares.counter("a"), 10 * 1000 + shares.charge());
+        assert_eq!(shares.charge(), 10);
+    }
+
+    #[test]
+    fn who_was_charged_too_much_holds_nobody_up() {
+        let mut shares = Shares::default();
+        enter(&mut shares, "a", &[]);
+        for _ in 0..4 {
+            shares.granted("a");
+        }
+        for _ in 0..4 {
+            shares.served("a", 1, 1);
+        }
+        enter(&mut shares, "b", &["a"]);
+        assert!(shares.counter("b") <= shares.counter("a"));
+    }
+}

@@ -1,0 +1,30 @@
+//! What keeps a waiting stream alive, without any SDK taking it for a word of the model.
+//!
+//! * **Chat, completions, responses**: a comment with one newline. Followed by an empty line it would be dispatched as
+//!   an event without data by some SDKs, which then fail to parse nothing as JSON.
+//! * **Messages**: Anthropic's own `ping` event, which its SDKs skip by name.
+//! * **Responses, for clients whose parser drops comments before their idle timer sees them**: `response.in_progress`.
+//!   This is opt-in, since the `responses.stream()` helpers of both OpenAI SDKs refuse every event before
+//!   `response.created`, and an invented `response.created` would make them refuse the engine's own one, whose id
+//!   differs. Read as raw events (`responses.create(stream=True)`), any event will do: the SDKs choose its type by
+//!   `type` and check nothing else, and typed code reads `sequence_number` and `response.status`. Nothing more is said,
+//!   and in particular no id, since there is no response yet that it could be the id of.
+
+use super::Form;
+
+const COMMENT: &[u8] = b": rouse\n";
+const PING: &[u8] = b"event: ping\ndata: {\"type\": \"ping\"}\n\n";
+const IN_PROGRESS: &[u8] =
+    b"event: response.in_progress\ndata: {\"type\":\"response.in_progress\",\"sequence_number\":0,\
+    \"response\":{\"object\":\"response\",\"status\":\"in_progress\",\"error\":null,\"output\":[]}}\n\n";
+
+/// What is written while a stream waits, between events of its own. `events`: on the responses API, an event and no
+/// comment.
+#[must_use]
+pub const fn heartbeat(form: Form, events: bool) -> &'static [u8] {
+    match form {
+        Form::Anthropic => PING,
+        Form::Responses if events => IN_PROGRESS,
+        Form::OpenAi | Form::Responses => COMMENT,
+    }
+}
