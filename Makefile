@@ -27,6 +27,8 @@ ADVISORIES := https://github.com/RustSec/advisory-db
 ENGINES := gateway/tests/engines
 VENV := $(CACHE)/engines-$(shell cat $(ENGINES)/requirements.txt | sha256sum | cut -c1-16)
 
+ADMIN := gateway/tests/admin
+ADMIN_VENV := $(CACHE)/admin-$(shell cat $(ADMIN)/requirements.txt | sha256sum | cut -c1-16)
 CLIENTS := gateway/tests/clients
 CLIENTS_VENV := $(CACHE)/clients-$(shell cat $(CLIENTS)/requirements.txt $(CLIENTS)/package-lock.json | sha256sum | cut -c1-16)
 
@@ -47,7 +49,7 @@ run: ## Build the gateway and start its embedded demonstration (ARGS="--config F
 test: test-crates test-loom ## Tests of the four crates and of the lease in every interleaving; minutes, needs only cargo
 
 .PHONY: test-all
-test-all: test test-engines test-clients ## Everything: test, then test-engines, then test-clients
+test-all: test test-admin test-engines test-clients ## Everything: test, then what needs Python
 
 .PHONY: test-crates
 test-crates:
@@ -67,6 +69,13 @@ test-engines: $(VENV)/.complete ## The gateway against a real llama.cpp server a
 	cargo build --locked -p rouse-gateway
 	export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway"; \
 	    time "$(VENV)/bin/python" -m pytest -rP -p no:cacheprovider $(ENGINES) $(ARGS)
+
+.PHONY: test-admin
+test-admin: $(ADMIN_VENV)/.complete ## The admin API held to its own OpenAPI document by schemathesis, from PyPI (ARGS="-k NAME")
+	@echo "== the admin API against its own description: the demonstration, and a gateway with a token"
+	cargo build --locked -p rouse-gateway
+	export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway"; \
+	    time "$(ADMIN_VENV)/bin/python" -m pytest -rP -p no:cacheprovider $(ADMIN) $(ARGS)
 
 .PHONY: test-clients
 test-clients: $(CLIENTS_VENV)/.complete ## Stock clients from PyPI and npm, directly and through the gateway (ARGS="-k NAME")
@@ -128,6 +137,13 @@ $(VENV)/.complete:
 	$(PYTHON) -m venv "$(VENV)"
 	CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) CMAKE_ARGS="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF" \
 	    "$(VENV)/bin/pip" install --disable-pip-version-check --progress-bar off --no-deps -r $(ENGINES)/requirements.txt
+	touch $@
+
+$(ADMIN_VENV)/.complete:
+	@echo "== Python environment for the admin API's tests, once"
+	rm -rf "$(ADMIN_VENV)"
+	$(PYTHON) -m venv "$(ADMIN_VENV)"
+	"$(ADMIN_VENV)/bin/pip" install --disable-pip-version-check --progress-bar off --no-deps -r $(ADMIN)/requirements.txt
 	touch $@
 
 # Node comes from PyPI like the rest, so that a machine needs none of its own and every machine has the same.

@@ -122,6 +122,9 @@ pub struct Failed {
 /// One observer sees one attempt, and `end` is called exactly once, whatever happens: also when [`exchange`] fails, or
 /// is dropped before it returns.
 pub trait Observer {
+    /// There is a connection, kept or new: the request is being sent. Once more after each [`Self::replayed`].
+    fn connected(&mut self) {}
+
     /// The request goes out a second time: the kept-alive connection it was sent on gave no byte.
     fn replayed(&mut self) {}
 

@@ -25,6 +25,7 @@ use crate::{
     metrics::Metrics,
     platform::local::Local,
     serve::{Admin, Api, Stage},
+    telemetry::Telemetry,
 };
 
 mod reload;
@@ -79,7 +80,10 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
         Handle::new(Arc::clone(&platform) as _, received, journal, Arc::clone(&metrics), clock);
     handle.tell(Event::Configured { configuration: Box::new(current.core.clone()) });
 
-    let shared = http::Shared::new(Arc::new(handle.clone()), Arc::clone(&config), Arc::clone(&metrics) as _);
+    let telemetry = Telemetry::start(&current, clock, &metrics.lost())?;
+    let meter = Arc::clone(&metrics) as _;
+    let control = Arc::new(handle.clone());
+    let shared = http::Shared::told(control, Arc::clone(&config), meter, Arc::clone(&telemetry));
     let api = Api::bind(current.api, None, shared)?;
     let admin = Admin::bind(current.admin.address, parts(&handle, &config, &metrics, &platform))?;
     announce(&shown, source.file.is_none(), &api, &admin);
@@ -94,7 +98,10 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
     loop {
         tokio::select! {
             asked = signals.next() => match asked {
-                Asked::Reload => reload.again(),
+                Asked::Reload => {
+                    telemetry.reopen();
+                    reload.again();
+                }
                 Asked::Terminate => break,
             },
             ended = &mut driver => {
@@ -109,6 +116,7 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
     keeper.abort();
     // The keeper lets go of the platform when its task is dropped.
     drop(keeper.await);
+    telemetry.close().await;
     reload.close().await;
     Ok(ExitCode::SUCCESS)
 }

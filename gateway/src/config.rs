@@ -17,6 +17,7 @@ mod policy;
 mod reader;
 mod source;
 mod substitute;
+mod telemetry;
 mod tree;
 
 #[cfg(test)]
@@ -33,6 +34,7 @@ pub use self::{
     keys::{Hash, Key, Keys, Models},
     passage::Passage,
     source::Source,
+    telemetry::{AccessLog, Telemetry},
 };
 pub use crate::demo::config as demo;
 
@@ -64,6 +66,8 @@ pub struct Config {
     pub state: PathBuf,
     /// Cap of each engine's log.
     pub log_cap: Bytes,
+    pub access_log: AccessLog,
+    pub telemetry: Telemetry,
     /// Who may use the API; anybody when it is empty.
     pub keys: Keys,
     /// `keys: none`: that anybody may use the API is meant so.

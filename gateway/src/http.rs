@@ -36,6 +36,7 @@ use crate::{
         Stage,
         socket::{InExchange, Socket},
     },
+    telemetry::{Ids, Seen, Telemetry},
 };
 
 pub mod admin;
@@ -69,6 +70,7 @@ pub struct Shared {
     pub(crate) control: Arc<dyn Control>,
     pub(crate) config: Arc<ArcSwap<Config>>,
     pub(crate) meter: Arc<dyn Meter>,
+    telemetry: Arc<Telemetry>,
     bodies: Arc<intake::InFlight>,
     authors: Authors,
     keys: Keys,
@@ -82,28 +84,40 @@ pub(crate) struct Core {
     pub(crate) stage: watch::Receiver<Stage>,
     ids: RequestIds,
     lots: Lots,
+    trace_ids: Ids,
 }
 
 impl Shared {
     /// `config` is read anew for every request, so a reload holds from the next one on.
     #[must_use]
     pub fn new(control: Arc<dyn Control>, config: Arc<ArcSwap<Config>>, meter: Arc<dyn Meter>) -> Arc<Self> {
+        Self::told(control, config, meter, Arc::default())
+    }
+
+    /// With somebody to tell of single requests.
+    #[must_use]
+    pub fn told(
+        control: Arc<dyn Control>,
+        config: Arc<ArcSwap<Config>>,
+        meter: Arc<dyn Meter>,
+        telemetry: Arc<Telemetry>,
+    ) -> Arc<Self> {
         let started = control.clock().now();
-        Arc::new(Self {
-            control,
-            config,
-            meter,
-            bodies: Arc::default(),
-            keys: Keys::new(),
-            authors: Authors::default(),
-            started,
-        })
+        let (bodies, keys, authors) = (Arc::default(), Keys::new(), Authors::default());
+        Arc::new(Self { control, config, meter, telemetry, bodies, authors, keys, started })
     }
 }
 
 impl Core {
     pub(crate) fn new(shared: Arc<Shared>, stage: watch::Receiver<Stage>) -> Rc<Self> {
-        Rc::new(Self { shared, pool: Pool::default(), stage, ids: RequestIds::new(), lots: Lots::new() })
+        Rc::new(Self {
+            shared,
+            pool: Pool::default(),
+            stage,
+            ids: RequestIds::new(),
+            lots: Lots::new(),
+            trace_ids: Ids::default(),
+        })
     }
 
     fn now(&self) -> Tick {
@@ -129,6 +143,9 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
         found.as_ref().map_or("other", Route::label),
         &parts,
     );
+    let probe = matches!(found, Ok(Route::Healthz | Route::Readyz));
+    let seen = Seen { peer: socket.peer(), probe };
+    track.keep_notes(core.shared.telemetry.begin(&core.trace_ids, &parts, seen));
     let form = route::form(path);
     let request =
         Served { core: Rc::clone(&core), socket: Rc::clone(&socket), track: Rc::clone(&track), form };
@@ -289,6 +306,7 @@ impl Served {
         if spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id) {
             parts.headers.insert(REQUEST_ID, self.track.id.clone());
         }
+        self.track.place_in_trace(&mut parts.headers);
         let stream = head.as_ref().is_some_and(|head| head.stream);
         let ties = affinity::Ties::of(head.as_ref(), config.affinity);
         let bill = match &key {

@@ -12,3 +12,4 @@ pub mod metrics;
 pub mod platform;
 pub mod routes;
 pub mod serve;
+pub mod telemetry;

@@ -9,6 +9,7 @@
 mod families;
 mod keys;
 mod labels;
+mod lost;
 mod meter;
 mod model;
 mod view;
@@ -21,7 +22,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+pub(crate) use self::labels::{phase, start};
 use arc_swap::ArcSwap;
+
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector, process_collector::ProcessCollector,
@@ -31,6 +34,7 @@ use rouse::{fault::Phase, fleet::report::View, model::ModelName, units::Millis};
 pub use self::{
     keys::{KeyMetrics, KeyOutcome},
     labels::{Cause, Outcome, Route, Status, Transition},
+    lost::Lost,
     model::ModelMetrics,
 };
 
@@ -59,6 +63,7 @@ pub struct Metrics {
     connections: IntGauge,
     swaps: IntCounter,
     reloads: IntCounterVec,
+    lost: Lost,
     keys: Arc<keys::Families>,
 }
 
@@ -120,9 +125,16 @@ impl Metrics {
                 "Reloads of the configuration, by outcome",
                 "outcome",
             ),
+            lost: Lost::new(&registry),
             keys: keys::Families::new(&registry),
             registry,
         }
+    }
+
+    /// Where telemetry that could not be kept is counted.
+    #[must_use]
+    pub fn lost(&self) -> Lost {
+        self.lost.clone()
     }
 
     /// Makes exactly these models known: labels of others vanish, those that stay keep counting.

@@ -102,6 +102,7 @@ async fn run<O: Observer>(
         let Some(open) = record.open() else {
             return Err(Fault::Internal);
         };
+        open.observer.connected();
         let mut unsent = Unsent::new(&request.head, &request.body);
         let answer = poll_fn(|cx| {
             let answer = poll_answer(&mut connection, &mut unsent, &request.method, cx);

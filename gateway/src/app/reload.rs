@@ -69,6 +69,8 @@ fn merged(old: &Config, mut new: Config) -> (Config, Diff) {
     (new.api, new.admin.address) = (old.api, old.admin.address);
     new.state.clone_from(&old.state);
     (new.headroom, new.log_cap) = (old.headroom, old.log_cap);
+    new.access_log.clone_from(&old.access_log);
+    new.telemetry.clone_from(&old.telemetry);
     (new, diff)
 }
 
@@ -81,10 +83,10 @@ mod tests {
         let read = |text: &str| config::parse(text, "test").unwrap();
         let old = read("accelerators: [{id: a, memory: 8Gi}]\nqueue: {maxWaiting: 1}");
         let changed = "accelerators: [{id: b, memory: 9Gi}]\nheadroom: 2Gi\nstate: /elsewhere\n\
-            listen: {api: 127.0.0.1:1}\nlogs: {perEngine: 1Mi}\nqueue: {maxWaiting: 2}";
+            listen: {api: 127.0.0.1:1}\nlogs: {perEngine: 1Mi}\ntelemetry: {sample: 0.5}\nqueue: {maxWaiting: 2}";
         let (new, diff) = merged(&old, read(changed));
         assert_eq!(diff.settings, ["queue"]);
-        assert_eq!(diff.needs_restart, ["listen", "accelerators", "headroom", "state", "logs"]);
+        assert_eq!(diff.needs_restart, ["listen", "accelerators", "headroom", "state", "logs", "telemetry"]);
         assert_eq!(config::diff(&old, &new).needs_restart, [""; 0]);
         assert_eq!(new.core.settings.queue.max_waiting, 2);
         assert!(merged(&old, old.clone()).1.is_empty());

@@ -43,7 +43,8 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
         ("accelerators", accelerators_differ(old, new)),
         ("headroom", old.headroom != new.headroom),
         ("state", old.state != new.state),
-        ("logs", old.log_cap != new.log_cap),
+        ("logs", old.log_cap != new.log_cap || old.access_log != new.access_log),
+        ("telemetry", old.telemetry != new.telemetry),
     ];
     diff.settings = changed(&settings);
     diff.needs_restart = changed(&restart);

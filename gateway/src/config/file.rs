@@ -14,6 +14,7 @@ use super::{
     machine::{Machine, default_state_dir},
     model, policy,
     reader::{Reader, Section},
+    telemetry::{access_log, telemetry},
     tree::{Node, Value},
 };
 
@@ -69,9 +70,11 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     let state = root
         .read(reader, "state", Reader::text)
         .map_or_else(|| default_state_dir(machine.environment), PathBuf::from);
-    let log_cap = root
-        .sub(reader, "logs", |reader, logs| logs.read(reader, "perEngine", Reader::size))
-        .unwrap_or(Bytes::mib(64));
+    let (log_cap, access_log) = root.sub(reader, "logs", |reader, logs| {
+        let cap = logs.read(reader, "perEngine", Reader::size);
+        (cap.unwrap_or(Bytes::mib(64)), logs.read(reader, "access", access_log).unwrap_or_default())
+    });
+    let telemetry = telemetry(reader, root);
     let found = model::models(reader, root, devices.known());
     let keys = keys::keys(reader, root, &found.specs);
 
@@ -90,6 +93,8 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         shutdown,
         state,
         log_cap,
+        access_log,
+        telemetry,
         keys: keys.keys,
         keys_none: keys.none,
         key_doubts: keys.doubts,
@@ -107,15 +112,13 @@ fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
         }
         Some(())
     });
-    for key in ["tls", "telemetry"] {
-        root.read(reader, key, |reader, node| {
-            let empty = matches!(&node.value, Value::Map(entries) if entries.is_empty());
-            if !empty {
-                reader.not_yet(node.at);
-            }
-            Some(())
-        });
-    }
+    root.read(reader, "tls", |reader, node| {
+        let empty = matches!(&node.value, Value::Map(entries) if entries.is_empty());
+        if !empty {
+            reader.not_yet(node.at);
+        }
+        Some(())
+    });
     root.sub(reader, "api", |reader, api| {
         api.sub(reader, "cors", |reader, cors| {
             cors.read(reader, "origins", |reader, node| {

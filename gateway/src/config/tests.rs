@@ -152,16 +152,15 @@ fn what_is_no_mapping_is_refused() {
 
 #[test]
 fn keys_of_later_versions_are_known_but_not_silently_accepted() {
-    let accepted = "platform: local\ntls: {}\ntelemetry: {}\nkeys: none\napi: {cors: {origins: []}}\n";
+    let accepted = "platform: local\ntls: {}\nkeys: none\napi: {cors: {origins: []}}\n";
     assert!(read(accepted).unwrap().keys_none);
     insta::assert_snapshot!(errors(
-        "platform: kubernetes\ntls: {cert: a, key: b}\ntelemetry: {otlp: http://x}\n\
+        "platform: kubernetes\ntls: {cert: a, key: b}\n\
          api: {cors: {origins: [\"*\"]}}\n"
     ), @r###"
     rouse.yaml:1:11: platform: not supported yet in this version
     rouse.yaml:2:6: tls: not supported yet in this version
-    rouse.yaml:3:12: telemetry: not supported yet in this version
-    rouse.yaml:4:23: api.cors.origins: not supported yet in this version
+    rouse.yaml:3:23: api.cors.origins: not supported yet in this version
     "###);
 }
 

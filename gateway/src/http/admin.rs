@@ -9,14 +9,14 @@ use arc_swap::ArcSwap;
 use axum::{
     Json, Router,
     body::Body,
-    extract::{Query, State},
+    extract::{Query, State, rejection::QueryRejection},
     response::{
         IntoResponse, Response,
         sse::{Event, KeepAlive, Sse},
     },
-    routing::get,
+    routing::{MethodRouter, any, get},
 };
-use http::{Request, StatusCode, Uri, header};
+use http::{HeaderValue, Method, Request, StatusCode, Uri, header};
 use rouse::{
     fault::Fault,
     fleet::event::{OperationId, Order},
@@ -33,6 +33,7 @@ use crate::{config::Config, serve::Stage};
 
 mod guard;
 mod logs;
+mod openapi;
 
 /// What the operators' API reads from.
 #[derive(Clone)]
@@ -55,6 +56,10 @@ pub(crate) struct Service {
     router: Router,
 }
 
+/// What is read of a model, by the last part of its path, and what is ordered.
+const READS: [&str; 2] = ["explain", "logs"];
+const ORDERS: [&str; 5] = ["wake", "sleep", "stop", "pin", "unpin"];
+
 #[derive(Clone)]
 struct Shared {
     parts: Parts,
@@ -64,22 +69,35 @@ struct Shared {
 #[derive(Debug, Default, Deserialize)]
 struct Options {
     level: Option<String>,
-    #[serde(default)]
     follow: Option<String>,
+}
+
+/// The query; an error when it cannot be read, or names something twice.
+type Asked = Result<Query<Options>, QueryRejection>;
+
+/// The routes whose paths are fixed. The document of the API has these, and each of [`READS`] and [`ORDERS`].
+fn fixed() -> [(&'static str, MethodRouter<Shared>); 7] {
+    [
+        ("/healthz", get(|| async { "ok\n" })),
+        ("/readyz", get(ready)),
+        ("/metrics", get(metrics)),
+        (openapi::PATH, get(openapi::document)),
+        ("/admin/v1/fleet", get(fleet)),
+        ("/admin/v1/events", get(events)),
+        ("/admin/v1/operations/{id}", get(operation)),
+    ]
 }
 
 impl Service {
     pub(crate) fn new(parts: Parts, stage: watch::Receiver<Stage>) -> Self {
-        let router = Router::new()
-            .route("/healthz", get(|| async { "ok\n" }))
-            .route("/readyz", get(ready))
-            .route("/metrics", get(metrics))
-            .route("/admin/v1/fleet", get(fleet))
-            .route("/admin/v1/events", get(events))
-            .route("/admin/v1/operations/{id}", get(operation))
+        let router = fixed()
+            .into_iter()
+            .fold(Router::new(), |router, (path, route)| router.route(path, route))
             // A model's name may hold slashes, so what follows is told apart by hand.
-            .route("/admin/v1/models/{*rest}", get(look).post(order))
-            .fallback(|uri: Uri| async move { no_route("GET", uri.path()) })
+            .route("/admin/v1/models/{*rest}", any(of_model))
+            .fallback(|method: Method, uri: Uri| async move { no_route(method.as_str(), uri.path()) })
+            // The router says which methods are allowed; this says it in words.
+            .method_not_allowed_fallback(|| async { not_allowed("this is not how it is asked for") })
             .with_state(Shared { parts: parts.clone(), stage });
         Self { parts, router }
     }
@@ -162,28 +180,39 @@ async fn operation(State(shared): State<Shared>, uri: Uri) -> Response {
     .into_response()
 }
 
-/// `GET /admin/v1/models/{m}/explain` and `…/logs`.
-async fn look(State(shared): State<Shared>, Query(asked): Query<Options>, uri: Uri) -> Response {
-    let (model, what) = match subject(&shared, uri.path()) {
-        Ok(subject) => subject,
+/// What is read of a model or ordered of it.
+async fn of_model(State(shared): State<Shared>, method: Method, asked: Asked, uri: Uri) -> Response {
+    let what = uri.path().rsplit('/').next().unwrap_or_default();
+    let reads = matches!(method, Method::GET | Method::HEAD);
+    if READS.contains(&what) && !reads {
+        return allowing("GET, HEAD", not_allowed("this is read by GET"));
+    }
+    if ORDERS.contains(&what) && method != Method::POST {
+        return allowing("POST", not_allowed("orders are given by POST"));
+    }
+    let model = match subject(&shared, method.as_str(), uri.path()) {
+        Ok(model) => model,
         Err(response) => return response,
     };
-    match what {
-        "explain" => explain(&shared, &model).await,
-        "logs" => {
-            let follow = asked.follow.is_some_and(|value| value != "false" && value != "0");
-            match (shared.parts.logs)(&model) {
-                Some(path) => logs::stream(path, follow).await,
-                None => error(StatusCode::NOT_FOUND, "no_logs", "this model has no output here yet"),
-            }
-        }
-        "wake" | "sleep" | "stop" | "pin" | "unpin" => {
-            let mut response =
-                error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "orders are given by POST");
-            response.headers_mut().insert(header::ALLOW, http::HeaderValue::from_static("POST"));
-            response
-        }
-        _ => no_route("GET", uri.path()),
+    match asked {
+        Ok(Query(asked)) if reads => look(&shared, &model, what, &asked).await,
+        Ok(Query(asked)) => order(&shared, model, what, &asked).await,
+        Err(_) => invalid("the query cannot be read, or names something twice"),
+    }
+}
+
+async fn look(shared: &Shared, model: &ModelName, what: &str, asked: &Options) -> Response {
+    if what == "explain" {
+        return explain(shared, model).await;
+    }
+    let follow = match asked.follow.as_deref() {
+        None | Some("false" | "0") => false,
+        Some("true" | "1") => true,
+        Some(_) => return invalid("follow must be true or false"),
+    };
+    match (shared.parts.logs)(model) {
+        Some(path) => logs::stream(path, follow).await,
+        None => error(StatusCode::NOT_FOUND, "no_logs", "this model has no output here yet"),
     }
 }
 
@@ -205,31 +234,19 @@ async fn explain(shared: &Shared, model: &ModelName) -> Response {
     .into_response()
 }
 
-/// `POST /admin/v1/models/{m}/wake` and the other orders.
-async fn order(State(shared): State<Shared>, Query(asked): Query<Options>, uri: Uri) -> Response {
-    let (model, what) = match subject(&shared, uri.path()) {
-        Ok(subject) => subject,
-        Err(response) => return response,
-    };
+async fn order(shared: &Shared, model: ModelName, what: &str, asked: &Options) -> Response {
     let level = match asked.level.as_deref() {
         None => None,
         Some("1") => Some(Level::One),
         Some("2") => Some(Level::Two),
-        Some(_) => return error(StatusCode::BAD_REQUEST, "invalid_request", "level must be 1 or 2"),
+        Some(_) => return invalid("level must be 1 or 2"),
     };
     let order = match what {
         "wake" => Order::Wake,
         "sleep" => Order::Sleep { level },
         "stop" => Order::Stop,
         "pin" => Order::Pin,
-        "unpin" => Order::Unpin,
-        "explain" | "logs" => {
-            let mut response =
-                error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this is read by GET");
-            response.headers_mut().insert(header::ALLOW, http::HeaderValue::from_static("GET, HEAD"));
-            return response;
-        }
-        _ => return no_route("POST", uri.path()),
+        _ => Order::Unpin,
     };
     match shared.parts.control.order(model, order).await {
         Ok(id) => (StatusCode::ACCEPTED, Json(json!({ "operation": id }))).into_response(),
@@ -237,15 +254,16 @@ async fn order(State(shared): State<Shared>, Query(asked): Query<Options>, uri: 
     }
 }
 
-/// The model and what is asked about it: everything before the last slash is the name, raw or escaped.
-fn subject<'a>(shared: &Shared, path: &'a str) -> Result<(ModelName, &'a str), Response> {
+/// The model that is meant: everything before the last slash is its name, raw or escaped.
+fn subject(shared: &Shared, method: &str, path: &str) -> Result<ModelName, Response> {
     let rest = path.strip_prefix("/admin/v1/models/").unwrap_or_default();
     let Some((name, what)) = rest.rsplit_once('/') else {
-        return Err(no_route("", path));
+        return Err(no_route(method, path));
     };
     let routes = shared.parts.control.routes();
     match route::named(&routes.registry, name) {
-        Some((_, model)) => Ok((model.clone(), what)),
+        Some((_, model)) if READS.contains(&what) || ORDERS.contains(&what) => Ok(model.clone()),
+        Some(_) => Err(no_route(method, path)),
         None => Err(fault(&Fault::ModelNotFound { model: text::cut(name) })),
     }
 }
@@ -254,12 +272,30 @@ fn no_route(method: &str, path: &str) -> Response {
     fault(&Fault::RouteNotFound { method: method.to_owned(), path: text::cut(path) })
 }
 
+fn invalid(message: &str) -> Response {
+    error(StatusCode::BAD_REQUEST, "invalid_request", message)
+}
+
+fn not_allowed(message: &str) -> Response {
+    error(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
+fn allowing(methods: &'static str, mut response: Response) -> Response {
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(methods));
+    response
+}
+
 fn fault(fault: &Fault) -> Response {
     openai::error::response(fault, openai::Form::OpenAi).map(Body::new)
 }
 
 fn error(status: StatusCode, code: &str, message: &str) -> Response {
-    let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
+    let kind = match status.as_u16() {
+        401 => "authentication_error",
+        403 => "permission_error",
+        500.. => "server_error",
+        _ => "invalid_request_error",
+    };
     let body = json!({ "error": { "message": message, "type": kind, "param": null, "code": code } });
     (status, Json(body)).into_response()
 }

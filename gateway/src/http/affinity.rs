@@ -131,8 +131,8 @@ impl Attempted {
         self.note(change, track);
     }
 
-    pub(super) fn frame(&mut self, facts: Option<&Facts>) {
-        if let Some(response) = facts.and_then(|facts| facts.id)
+    pub(super) fn frame(&mut self, facts: &Facts) {
+        if let Some(response) = facts.id
             && std::mem::take(&mut self.learns)
         {
             self.core.shared.authors.remember(response, self.author.clone(), self.core.now());

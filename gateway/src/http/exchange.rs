@@ -22,7 +22,7 @@ use rouse::{
     fleet::event::Verdict,
     lease::{Gate, Lease},
     model::{EngineId, ModelName},
-    openai::{Form, sse::Facts},
+    openai::{self, Form, sse::Facts},
     relay::{self, Exchange, Observer, Outcome, Outgoing, Payload, Target},
     units::{Millis, Tick},
 };
@@ -261,6 +261,7 @@ impl Job {
     }
 
     async fn attempt(&self, place: Place) -> Attempt {
+        self.track.engine(&place.target.engine);
         self.track.phase(Phase::Connecting);
         let Place { target, lease, gate, canary, attempted } = place;
         let engine = target.engine.clone();
@@ -274,7 +275,9 @@ impl Job {
                 body: self.body.clone(),
                 stream: self.stream,
                 form: self.form,
-                watch_json: self.bill.is_some() || attempted.as_ref().is_some_and(Attempted::learns),
+                watch_json: self.bill.is_some()
+                    || self.track.is_noted()
+                    || attempted.as_ref().is_some_and(Attempted::learns),
             },
             lease,
             timeouts: relay::Timeouts {
@@ -361,8 +364,13 @@ async fn until_revoked(gate: &Gate) {
 }
 
 impl Observer for Watcher {
+    fn connected(&mut self) {
+        self.track.phase(Phase::Headers);
+    }
+
     fn replayed(&mut self) {
         self.track.replayed();
+        self.track.phase(Phase::Connecting);
     }
 
     fn head(&mut self, status: StatusCode) {
@@ -383,10 +391,14 @@ impl Observer for Watcher {
     }
 
     fn frame(&mut self, _: usize, facts: Option<&Facts>) {
+        let Some(facts) = facts else { return };
+        if let Some(usage) = facts.usage {
+            self.track.usage(usage);
+        }
         if let Some(attempted) = &mut self.attempted {
             attempted.frame(facts);
         }
-        if let (Some(bill), Some(facts)) = (&self.bill, facts) {
+        if let Some(bill) = &self.bill {
             bill.shows(facts);
         }
     }
@@ -401,7 +413,8 @@ impl Observer for Watcher {
         match outcome {
             Outcome::Failed(fault) if self.answered => self.track.fault(&fault),
             Outcome::ClientLeft(phase) => self.track.phase(phase),
-            Outcome::Complete | Outcome::Failed(_) => {}
+            Outcome::Failed(fault) => self.track.failed(openai::error::code(&fault)),
+            Outcome::Complete => {}
         }
     }
 }

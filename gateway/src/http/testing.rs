@@ -329,6 +329,8 @@ fn config() -> Config {
         state: "/nonexistent".into(),
         log_cap: Bytes::mib(1),
         affinity: config::Affinity::default(),
+        access_log: config::AccessLog::Off,
+        telemetry: config::Telemetry::default(),
         keys: config::Keys::default(),
         keys_none: true,
         key_doubts: Vec::new(),

@@ -10,25 +10,22 @@ use std::{
     sync::Arc,
 };
 
-use http::{HeaderValue, Method, Uri, request};
+use http::{HeaderMap, HeaderValue, Method, Uri, request};
 use rouse::{
     fault::{Fault, Phase},
     lease::Clock,
-    model::ModelName,
-    openai,
+    model::{EngineId, ModelName},
+    openai::{self, sse::Usage},
     units::{Millis, Tick},
 };
 use tokio::time::Instant;
 use tracing::Level;
 
-use super::text;
 use crate::{
     driver::{ColdStart, Waited},
     metrics::{KeyMetrics, ModelMetrics},
+    telemetry::{Ended, Notes, TRACEPARENT, TRACESTATE},
 };
-
-/// The access log's target: `rouse_gateway::access=debug` turns it on.
-const ACCESS: &str = "rouse_gateway::access";
 
 /// The code of a request whose client was cut because it took nothing.
 const CLIENT_STALLED: &str = "client_stalled";
@@ -107,6 +104,8 @@ pub(crate) struct Track {
     /// The client was found to have left while its body was read.
     gone: Cell<bool>,
     over: Cell<bool>,
+    /// There when somebody wants to hear of single requests.
+    notes: OnceCell<Box<RefCell<Notes>>>,
 }
 
 impl Track {
@@ -141,11 +140,57 @@ impl Track {
             bytes_out: Cell::new(0),
             gone: Cell::new(false),
             over: Cell::new(false),
+            notes: OnceCell::new(),
         })
+    }
+
+    pub(crate) fn keep_notes(&self, notes: Option<Notes>) {
+        if let Some(notes) = notes {
+            self.notes.get_or_init(|| Box::new(RefCell::new(notes)));
+        }
+    }
+
+    /// Somebody wants to hear of it: what the engine counted included.
+    pub(crate) fn is_noted(&self) -> bool {
+        self.notes.get().is_some()
+    }
+
+    fn note(&self, note: impl FnOnce(&mut Notes)) {
+        if let Some(notes) = self.notes.get() {
+            note(&mut notes.borrow_mut());
+        }
+    }
+
+    /// Tells the engine whose child its own span is. Where nothing is traced, what the client said passes.
+    pub(crate) fn place_in_trace(&self, headers: &mut HeaderMap) {
+        self.note(|notes| {
+            if let Some(own) = notes.traceparent() {
+                headers.insert(TRACEPARENT, own);
+                if !notes.has_parent() {
+                    headers.remove(TRACESTATE);
+                }
+            }
+        });
     }
 
     pub(crate) fn phase(&self, phase: Phase) {
         self.phase.set(phase);
+        self.note(|notes| notes.phase(phase));
+    }
+
+    /// It goes to this engine.
+    pub(crate) fn engine(&self, engine: &EngineId) {
+        self.note(|notes| notes.engine(engine));
+    }
+
+    /// What the engine counted, so far.
+    pub(crate) fn usage(&self, usage: Usage) {
+        self.note(|notes| notes.usage(usage));
+    }
+
+    /// An attempt failed, which its client may never see.
+    pub(crate) fn failed(&self, code: &'static str) {
+        self.note(|notes| notes.failed(code));
     }
 
     pub(crate) fn model(&self, model: &ModelName) {
@@ -163,6 +208,7 @@ impl Track {
     pub(crate) fn received(&self, bytes: usize) {
         self.bytes_in.set(bytes as u64);
         self.complete.set(Some(Instant::now()));
+        self.note(Notes::received);
     }
 
     /// It goes to an engine without having waited.
@@ -189,12 +235,13 @@ impl Track {
 
     pub(crate) fn fault(&self, fault: &Fault) {
         if let Fault::ClientLeft { phase } = fault {
-            self.phase(*phase);
+            self.phase.set(*phase);
             self.gone.set(true);
             return;
         }
         log(fault, &self.id);
         self.code.set(Some(openai::error::code(fault)));
+        self.failed(openai::error::code(fault));
     }
 
     /// What went wrong is not a fault of ours: it has this code.
@@ -216,6 +263,7 @@ impl Track {
     pub(crate) fn head(&self, status: u16) {
         self.status.set(Some(status));
         self.first_byte.set(Some(self.since_arrival()));
+        self.note(Notes::answered);
     }
 
     /// The response is complete: what comes after is no client that left.
@@ -274,7 +322,6 @@ impl Drop for Parked {
 impl Drop for Track {
     fn drop(&mut self) {
         let left = (!self.over.get()).then(|| self.phase.get());
-        let model = self.model.borrow();
         let waited = self.waited.get();
         let finished = Finished {
             route: self.route,
@@ -292,27 +339,24 @@ impl Drop for Track {
             bytes_out: self.bytes_out.get(),
         };
         self.meter.finished(&finished);
-        if !tracing::enabled!(target: ACCESS, Level::DEBUG) {
-            return;
-        }
-        tracing::debug!(
-            target: ACCESS,
-            id = self.id.to_str().unwrap_or("?"),
-            method = text::cut(self.method.as_str()),
-            path = text::cut(self.uri.path()),
-            model = model.as_ref().map_or("", ModelName::as_str),
-            key = self.key.get().map_or("", AsRef::as_ref),
-            status = finished.status,
-            code = finished.code.unwrap_or(""),
-            left = left.map_or("", Phase::as_str),
-            parked_ms = finished.parked.map_or(0, |span| span.0),
-            first_byte_ms = finished.first_byte.map_or(0, |span| span.0),
-            duration_ms = finished.duration.0,
-            replays = finished.replays,
-            bytes_in = finished.bytes_in,
-            bytes_out = finished.bytes_out,
-            "request"
-        );
+        let Some(notes) = self.notes.take() else { return };
+        let ended = Ended {
+            id: Some(self.id.clone()),
+            method: std::mem::take(&mut self.method),
+            uri: std::mem::take(&mut self.uri),
+            route: self.route,
+            model: self.model.take(),
+            key: self.key.take(),
+            status: finished.status,
+            code: finished.code,
+            left,
+            cold_start: finished.cold_start,
+            waited: finished.parked,
+            replays: finished.replays,
+            bytes_in: finished.bytes_in,
+            bytes_out: finished.bytes_out,
+        };
+        notes.into_inner().end(ended);
     }
 }
 

@@ -190,7 +190,7 @@ impl Outcome {
     }
 }
 
-pub(super) const fn start(start: Option<ColdStart>) -> (usize, &'static str) {
+pub(crate) const fn start(start: Option<ColdStart>) -> (usize, &'static str) {
     match start {
         None => (0, "none"),
         Some(ColdStart::Hot) => (1, "hot"),
@@ -209,7 +209,7 @@ pub(super) const fn phase_index(phase: Phase) -> usize {
 }
 
 /// As one word: [`Phase::as_str`] is for sentences.
-pub(super) const fn phase(phase: Phase) -> &'static str {
+pub(crate) const fn phase(phase: Phase) -> &'static str {
     match phase {
         Phase::Parked => "parked",
         Phase::Connecting => "connecting",

@@ -168,6 +168,7 @@ impl Connections {
         }
         let number = self.next.replace(self.next.get() + 1);
         let socket = Socket::new(stream, stage);
+        socket.set_peer(peer);
         self.open.borrow_mut().insert(number, Rc::clone(&socket));
         self.core.shared.meter.connections(1);
         let connections = Rc::clone(self);

@@ -14,6 +14,7 @@ use std::{
     cell::{Cell, RefCell},
     future::poll_fn,
     io,
+    net::SocketAddr,
     pin::Pin,
     rc::{Rc, Weak},
     task::{Context, Poll, Waker},
@@ -57,6 +58,7 @@ pub(crate) struct Socket {
     /// The key that its client showed last.
     pub(crate) key: Remembered,
     unread: Cell<bool>,
+    peer: Cell<Option<SocketAddr>>,
 }
 
 /// What a connection does between exchanges.
@@ -100,7 +102,17 @@ impl Socket {
             refused: Cell::new(None),
             key: Remembered::default(),
             unread: Cell::new(false),
+            peer: Cell::new(None),
         })
+    }
+
+    /// Who is at the other end, for those who write down who asked what.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        self.peer.get()
+    }
+
+    pub(super) fn set_peer(&self, peer: SocketAddr) {
+        self.peer.set(Some(peer));
     }
 
     pub(crate) fn io(self: &Rc<Self>) -> Io {

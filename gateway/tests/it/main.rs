@@ -18,5 +18,6 @@ mod restart;
 mod support;
 mod surface;
 mod swap;
+mod telemetry;
 mod trace;
 mod waiting;

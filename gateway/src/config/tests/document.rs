@@ -27,6 +27,7 @@ fn the_document_has_every_key_and_no_other() {
         ("accelerators[].", "accelerators: [{zzzzzzzzzzzz: 1}]"),
         ("host.", "host: {zzzzzzzzzzzz: 1}"),
         ("logs.", "logs: {zzzzzzzzzzzz: 1}"),
+        ("telemetry.", "telemetry: {zzzzzzzzzzzz: 1}"),
         ("shutdown.", "shutdown: {zzzzzzzzzzzz: 1}"),
         ("admin.", "admin: {zzzzzzzzzzzz: 1}"),
         ("queue.", "queue: {zzzzzzzzzzzz: 1}"),

@@ -8,7 +8,7 @@ use crate::{
     serve::{Admin, Stage},
 };
 
-async fn start(gateway: &Gateway, logs: Option<std::path::PathBuf>) -> SocketAddr {
+pub(super) async fn start(gateway: &Gateway, logs: Option<std::path::PathBuf>) -> SocketAddr {
     let parts = Parts {
         control: Arc::clone(&gateway.control) as _,
         config: Arc::clone(&gateway.config),
@@ -21,7 +21,7 @@ async fn start(gateway: &Gateway, logs: Option<std::path::PathBuf>) -> SocketAdd
     address
 }
 
-async fn ask(address: SocketAddr, line: &str, headers: &str) -> Answer {
+pub(super) async fn ask(address: SocketAddr, line: &str, headers: &str) -> Answer {
     let mut client = Client::connect(address).await;
     client.send(raw(line, headers, "").replace("host: x", "host: localhost")).await;
     client.answer().await

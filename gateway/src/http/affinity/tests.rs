@@ -163,7 +163,7 @@ async fn what_goes_on_from_a_response_goes_to_the_engine_that_made_it() {
             let path = PathAndQuery::from_static(path);
             let mut attempted = Attempted::new(&core, route, endpoint, &path).unwrap();
             assert_eq!(attempted.learns(), learns);
-            attempted.frame(Some(scanner.facts()));
+            attempted.frame(scanner.facts());
         }
         let body = format!("{{\"model\":\"{MODEL}\",\"input\":\"{n}\",\"previous_response_id\":\"{id}\"}}");
         let head = openai::head::peek(body.as_bytes()).unwrap();

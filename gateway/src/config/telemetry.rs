@@ -1,0 +1,155 @@
+//! What is told of requests: where traces and the access log go.
+
+use std::{collections::BTreeMap, fmt, path::PathBuf};
+
+use http::{HeaderName, HeaderValue, Uri};
+
+use super::{
+    reader::{Reader, Section},
+    tree::{Node, Value},
+};
+
+/// Traces. Without an address here the standard variables of OpenTelemetry may give one.
+#[derive(Clone, PartialEq)]
+pub struct Telemetry {
+    /// The collector: `http` or `https`, with the path that is asked.
+    pub otlp: Option<String>,
+    /// Sent with every export.
+    pub headers: BTreeMap<String, String>,
+    /// Of the requests that bring no decision of their own, the share that is traced: 0 to 1.
+    pub sample: f64,
+}
+
+/// Where the access log goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AccessLog {
+    #[default]
+    Off,
+    Stdout,
+    Stderr,
+    File(PathBuf),
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Self { otlp: None, headers: BTreeMap::new(), sample: 1.0 }
+    }
+}
+
+/// Without the headers' values: they are credentials.
+impl fmt::Debug for Telemetry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Telemetry")
+            .field("otlp", &self.otlp)
+            .field("headers", &self.headers.keys())
+            .field("sample", &self.sample)
+            .finish()
+    }
+}
+
+pub(super) fn telemetry(reader: &mut Reader, root: &mut Section) -> Telemetry {
+    root.sub(reader, "telemetry", |reader, section| Telemetry {
+        otlp: section.read(reader, "otlp", collector),
+        headers: section.read(reader, "headers", headers).unwrap_or_default(),
+        sample: section.read(reader, "sample", share).unwrap_or(1.0),
+    })
+}
+
+pub(super) fn access_log(reader: &mut Reader, node: &Node) -> Option<AccessLog> {
+    let text = reader.text(node)?;
+    Some(match text.as_str() {
+        "off" => AccessLog::Off,
+        "stdout" => AccessLog::Stdout,
+        "stderr" => AccessLog::Stderr,
+        path if path.contains('/') => AccessLog::File(path.into()),
+        _ => {
+            // A bare word is more likely a slip than a file in whatever folder the gateway was started from.
+            reader
+                .note(node.at, format_args!("'{text}' is none of: off, stdout, stderr, a path with a slash"));
+            return None;
+        }
+    })
+}
+
+/// A base address gets OTLP's own path; one that has a path already is taken as it is.
+fn collector(reader: &mut Reader, node: &Node) -> Option<String> {
+    let text = reader.text(node)?;
+    let uri = text.parse::<Uri>().ok();
+    let usable = uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some());
+    let Some(uri) = usable else {
+        reader.note(node.at, format_args!("'{text}' is no address: write http://HOST:4318"));
+        return None;
+    };
+    Some(match uri.path() {
+        "" | "/" => format!("{}/v1/traces", text.trim_end_matches('/')),
+        _ => text,
+    })
+}
+
+fn headers(reader: &mut Reader, node: &Node) -> Option<BTreeMap<String, String>> {
+    let Value::Map(entries) = &node.value else {
+        reader.note(node.at, format_args!("expected a mapping, found {}", node.what()));
+        return None;
+    };
+    let mut headers = BTreeMap::new();
+    for entry in entries {
+        let value = reader.text(&entry.value)?;
+        let named = entry.key.parse::<HeaderName>().is_ok();
+        if !named || HeaderValue::from_str(&value).is_err() {
+            reader.note(entry.at, format_args!("'{}' is no header with a valid value", entry.key));
+            return None;
+        }
+        headers.insert(entry.key.clone(), value);
+    }
+    Some(headers)
+}
+
+fn share(reader: &mut Reader, node: &Node) -> Option<f64> {
+    let text = reader.text(node)?;
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    if share.is_none() {
+        reader.note(node.at, format_args!("'{text}' is not between 0 and 1"));
+    }
+    share
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::parse, *};
+
+    #[test]
+    fn a_collectors_base_address_gets_the_path_of_otlp() {
+        for (written, asked) in [
+            ("http://c:4318", "http://c:4318/v1/traces"),
+            ("https://c/", "https://c/v1/traces"),
+            ("http://c/own/path", "http://c/own/path"),
+        ] {
+            let config = parse(&format!("telemetry: {{otlp: \"{written}\"}}"), "t").unwrap();
+            assert_eq!(config.telemetry.otlp.as_deref(), Some(asked));
+            assert!((config.telemetry.sample - 1.0).abs() < f64::EPSILON);
+        }
+    }
+
+    #[test]
+    fn a_log_goes_to_a_stream_or_a_path() {
+        let log =
+            |text: &str| parse(&format!("logs: {{access: {text}}}"), "t").map(|config| config.access_log);
+        assert_eq!(log("stdout").unwrap(), AccessLog::Stdout);
+        assert_eq!(log("./access.log").unwrap(), AccessLog::File("./access.log".into()));
+        assert_eq!(log("off").unwrap(), AccessLog::Off);
+        assert!(log("syslog").is_err());
+    }
+
+    #[test]
+    fn every_mistake_is_told_and_no_credential() {
+        let text = "telemetry: {otlp: \"collector:4318\", headers: {\"a b\": c}, sample: 2}";
+        let errors = parse(text, "t").unwrap_err().to_string();
+        for part in
+            ["telemetry.otlp: 'collector:4318' is no address", "'a b' is no header", "'2' is not between"]
+        {
+            assert!(errors.contains(part), "{part} in {errors}");
+        }
+        let config = parse("telemetry: {headers: {authorization: s3cret}}", "t").unwrap();
+        assert!(!format!("{config:?}").contains("s3cret"));
+    }
+}

@@ -1,0 +1,145 @@
+//! The document says what the code does.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::{DOCUMENT, PATH};
+use crate::http::{
+    admin::{
+        ORDERS, READS, fixed,
+        tests::{ask, start},
+    },
+    testing::{Answer, Gateway, MODEL},
+};
+
+fn document() -> Value {
+    serde_json::from_str(DOCUMENT).unwrap()
+}
+
+/// Every operation, as `GET /path`.
+fn documented() -> BTreeSet<String> {
+    let document = document();
+    let paths = document["paths"].as_object().unwrap();
+    let operations = paths.iter().flat_map(|(path, item)| {
+        let methods = item.as_object().unwrap().keys().filter(|key| *key != "parameters");
+        methods.map(move |method| format!("{} {path}", method.to_uppercase()))
+    });
+    operations.collect()
+}
+
+#[test]
+fn the_document_has_every_route_and_no_other() {
+    let of_models = |method: &'static str, whats: &'static [&str]| {
+        whats.iter().map(move |what| format!("{method} /admin/v1/models/{{model}}/{what}"))
+    };
+    let routes = fixed().into_iter().map(|(path, _)| format!("GET {path}"));
+    let routes = routes.chain(of_models("GET", &READS)).chain(of_models("POST", &ORDERS));
+    assert_eq!(documented(), routes.collect());
+}
+
+#[tokio::test]
+async fn answers_of_every_operation_are_as_the_document_says() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let gateway = Gateway::start(|_| {});
+    let at = start(&gateway, Some(file.path().to_owned())).await;
+    for line in documented() {
+        // It has no end.
+        if line.ends_with("/events") {
+            continue;
+        }
+        for model in [MODEL, "nobody"] {
+            let asked = line.replace("{model}", model).replace("{id}", "1");
+            holds(&line, &ask(at, &asked, "").await);
+        }
+    }
+    for (line, asked) in [
+        ("GET /admin/v1/operations/{id}", "GET /admin/v1/operations/3"),
+        ("GET /admin/v1/operations/{id}", "GET /admin/v1/operations/99"),
+        ("POST /admin/v1/models/{model}/sleep", "POST /admin/v1/models/org/m/sleep?level=9"),
+        ("POST /admin/v1/models/{model}/sleep", "POST /admin/v1/models/org/m/sleep?level=1&level=2"),
+        ("GET /admin/v1/models/{model}/logs", "GET /admin/v1/models/org/m/logs?follow=perhaps"),
+    ] {
+        holds(line, &ask(at, asked, "").await);
+    }
+    let closed = Gateway::start(|config| config.admin.token = Some("t".into()));
+    let at = start(&closed, None).await;
+    holds("GET /admin/v1/fleet", &ask(at, "GET /admin/v1/fleet", "").await);
+    let served = ask(at, &format!("GET {PATH}"), "authorization: Bearer t\r\n").await;
+    assert_eq!(served.body, DOCUMENT.as_bytes());
+}
+
+/// The answer's status is one that the operation has, and its content what it says of that.
+fn holds(operation: &str, answer: &Answer) {
+    let document = document();
+    let (method, path) = operation.split_once(' ').unwrap();
+    let responses = &document["paths"][path][method.to_lowercase()]["responses"];
+    let response = resolved(&document, &responses[answer.status.to_string()]);
+    let content = response["content"].as_object();
+    let content = content.unwrap_or_else(|| panic!("{operation}: {} is not described", answer.status));
+    let (kind, described) = content.iter().next().unwrap();
+    assert!(answer.header("content-type").unwrap_or_default().starts_with(kind), "{operation}: {kind}");
+    if kind == "application/json" {
+        let body = serde_json::from_slice(&answer.body).unwrap();
+        if let Err(what) = check(&document, &described["schema"], &body) {
+            panic!("{operation}: {what} in {body}");
+        }
+    }
+}
+
+fn resolved<'d>(document: &'d Value, schema: &'d Value) -> &'d Value {
+    match schema["$ref"].as_str() {
+        Some(to) => resolved(document, document.pointer(to.trim_start_matches('#')).unwrap()),
+        None => schema,
+    }
+}
+
+/// As much of JSON Schema as the document uses.
+fn check(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
+    let schema = resolved(document, schema);
+    if let Some(choices) = schema["oneOf"].as_array() {
+        let fitting = choices.iter().filter(|choice| check(document, choice, value).is_ok()).count();
+        return if fitting == 1 { Ok(()) } else { Err(format!("{fitting} of the choices fit {value}")) };
+    }
+    let types = match &schema["type"] {
+        Value::Array(types) => types.iter().filter_map(Value::as_str).collect(),
+        one => vec![one.as_str().unwrap()],
+    };
+    if !types.iter().any(|kind| is_a(value, kind)) {
+        return Err(format!("{value} is no {types:?}"));
+    }
+    if schema["enum"].as_array().is_some_and(|values| !values.contains(value)) {
+        return Err(format!("{value} is none of {}", schema["enum"]));
+    }
+    for item in value.as_array().into_iter().flatten() {
+        check(document, &schema["items"], item)?;
+    }
+    let Some(fields) = value.as_object() else { return Ok(()) };
+    for required in schema["required"].as_array().into_iter().flatten() {
+        if !fields.contains_key(required.as_str().unwrap()) {
+            return Err(format!("{required} is missing"));
+        }
+    }
+    for (name, field) in fields {
+        match schema["properties"].get(name) {
+            Some(schema) => check(document, schema, field).map_err(|what| format!("{name}: {what}"))?,
+            None if schema["additionalProperties"] == false => {
+                return Err(format!("{name} is not described"));
+            }
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+fn is_a(value: &Value, kind: &str) -> bool {
+    match kind {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_u64(),
+        "null" => value.is_null(),
+        _ => false,
+    }
+}

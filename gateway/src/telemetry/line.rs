@@ -1,0 +1,171 @@
+//! One line of the access log.
+//!
+//! Every line has every field, `null` where there is nothing to say, so that a table can be read from them without a
+//! schema. What a client chose is escaped and cut; of the query only names and harmless values are kept.
+
+use rouse::{lease::Clock, units::Tick};
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::Record;
+use crate::{
+    driver::ColdStart,
+    http::text::cut,
+    metrics::{phase, start},
+};
+
+/// Parts of names that say that a value is a secret.
+const SECRET: [&str; 8] = ["key", "token", "secret", "pass", "auth", "sig", "cred", "session"];
+
+#[derive(Serialize)]
+struct Line<'a> {
+    ts: String,
+    id: Option<&'a str>,
+    trace: Option<String>,
+    client: Option<String>,
+    method: String,
+    path: String,
+    route: &'a str,
+    model: Option<&'a str>,
+    key: Option<&'a str>,
+    engine: Option<String>,
+    status: u16,
+    code: Option<&'a str>,
+    left: Option<&'static str>,
+    cold_start: Option<&'static str>,
+    waited_ms: Option<u64>,
+    first_byte_ms: Option<f64>,
+    duration_ms: f64,
+    bytes_in: u64,
+    bytes_out: u64,
+    tokens_in: Option<u64>,
+    tokens_out: Option<u64>,
+    replays: u32,
+    user_agent: Option<String>,
+}
+
+/// Appends the record's line, with its end.
+pub(super) fn write(record: &Record, clock: Clock, out: &mut Vec<u8>) {
+    let ended = &record.ended;
+    let line = Line {
+        ts: timestamp(epoch_nanos(clock, record.began) / 1_000_000),
+        id: ended.id.as_ref().and_then(|id| id.to_str().ok()),
+        trace: record.trace().map(|trace| format!("{trace:032x}")),
+        client: record.peer.map(|peer| peer.ip().to_canonical().to_string()),
+        method: cut(ended.method.as_str()),
+        path: path(&ended.uri),
+        route: ended.route,
+        model: ended.model.as_ref().map(|model| model.as_str()),
+        key: ended.key.as_deref(),
+        engine: record.engine.as_ref().map(ToString::to_string),
+        status: ended.status,
+        code: ended.code,
+        left: ended.left.map(phase),
+        cold_start: ended.cold_start.map(|kind: ColdStart| start(Some(kind)).1),
+        waited_ms: ended.waited.map(|waited| waited.0),
+        first_byte_ms: record.answered.map(|at| millis(record.began, at)),
+        duration_ms: millis(record.began, record.over),
+        bytes_in: ended.bytes_in,
+        bytes_out: ended.bytes_out,
+        tokens_in: record.usage.map(|usage| usage.prompt),
+        tokens_out: record.usage.map(|usage| usage.completion),
+        replays: ended.replays,
+        user_agent: record.agent.as_ref().map(|agent| cut(&String::from_utf8_lossy(agent.as_bytes()))),
+    };
+    let before = out.len();
+    if serde_json::to_writer(&mut *out, &line).is_err() {
+        out.truncate(before);
+        return;
+    }
+    out.push(b'\n');
+}
+
+/// The path, and of the query what cannot be a secret.
+pub(super) fn path(uri: &http::Uri) -> String {
+    let Some(query) = uri.query() else { return cut(uri.path()) };
+    let shown = query.split('&').map(|pair| match pair.split_once('=') {
+        Some((name, _)) if is_secret(name) => format!("{name}=***"),
+        _ => pair.to_owned(),
+    });
+    cut(&format!("{}?{}", uri.path(), shown.collect::<Vec<_>>().join("&")))
+}
+
+/// An escaped name is not worth decoding: its value is taken for a secret.
+fn is_secret(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    name.contains('%') || SECRET.iter().any(|part| name.contains(part))
+}
+
+fn millis(from: Instant, to: Instant) -> f64 {
+    let micros = to.saturating_duration_since(from).as_micros();
+    micros as f64 / 1e3
+}
+
+/// Wall time of a moment, in nanoseconds since the Unix epoch.
+pub(super) fn epoch_nanos(clock: Clock, at: Instant) -> u64 {
+    let Tick(millis) = clock.now();
+    let there = clock.instant(Tick(millis));
+    let nanos = |span: std::time::Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+    (millis * 1_000_000)
+        .saturating_sub(nanos(there.saturating_duration_since(at)))
+        .saturating_add(nanos(at.saturating_duration_since(there)))
+}
+
+/// `2026-11-20T16:05:50.123Z`, of milliseconds since the Unix epoch.
+fn timestamp(millis: u64) -> String {
+    let (days, rest) = (millis / 86_400_000, millis % 86_400_000);
+    let (year, month, day) = date(days);
+    let (hours, minutes, seconds) = (rest / 3_600_000, rest / 60_000 % 60, rest / 1000 % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{seconds:02}.{:03}Z", rest % 1000)
+}
+
+/// The Gregorian date of so many days since 1970. Years are taken to begin in March: then the leap day is the last of
+/// its year, and months have a length that a line can express.
+const fn date(days: u64) -> (u64, u64, u64) {
+    let since = days + 719_468;
+    let (era, day_of_era) = (since / 146_097, since % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    let year = year_of_era + era * 400 + (month <= 2) as u64;
+    (year, month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_written_as_dates() {
+        for (millis, text) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_400_123, "2000-02-29T00:00:00.123Z"),
+            (1_795_190_399_999, "2026-11-20T15:59:59.999Z"),
+            (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
+        ] {
+            assert_eq!(timestamp(millis), text);
+        }
+    }
+
+    #[test]
+    fn secrets_in_a_query_are_not_written() {
+        for (uri, shown) in [
+            ("/v1/models", "/v1/models"),
+            ("/v1/models?limit=3&x", "/v1/models?limit=3&x"),
+            ("/a?api_key=abc&Token=x&n=1", "/a?api_key=***&Token=***&n=1"),
+            ("/a?%6bey=abc", "/a?%6bey=***"),
+        ] {
+            assert_eq!(path(&uri.parse().unwrap()), shown);
+        }
+    }
+
+    #[test]
+    fn a_moment_has_its_wall_time() {
+        let origin = Instant::now();
+        let clock = Clock::new(origin, Tick(5_000));
+        let later = origin + std::time::Duration::from_micros(1_500);
+        assert_eq!(epoch_nanos(clock, later), 5_001_500_000);
+    }
+}

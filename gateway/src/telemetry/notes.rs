@@ -1,0 +1,179 @@
+//! What is noted of one request while it runs, and what it becomes when it is over.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use http::{HeaderValue, Method, Uri, Version, header, request};
+use rouse::{
+    fault::Phase,
+    model::{EngineId, ModelName},
+    openai::sse::Usage,
+    units::Millis,
+};
+use tokio::time::Instant;
+
+use super::{Context, Telemetry};
+use crate::driver::ColdStart;
+
+/// What the connection and the route tell of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) peer: Option<SocketAddr>,
+    /// Asks for the gateway's health: a span every second that says nothing.
+    pub(crate) probe: bool,
+}
+
+/// The account of a request that runs.
+pub(crate) struct Notes {
+    telemetry: Arc<Telemetry>,
+    record: Record,
+}
+
+/// One request that is over, as plain data that any thread may take.
+pub(crate) struct Record {
+    pub(crate) began: Instant,
+    pub(crate) over: Instant,
+    pub(crate) peer: Option<SocketAddr>,
+    pub(crate) agent: Option<HeaderValue>,
+    pub(crate) version: Version,
+    pub(crate) parent: Option<Context>,
+    /// The gateway's own span, when there are traces; not necessarily sampled.
+    pub(crate) own: Option<Context>,
+    /// The last one that was asked.
+    pub(crate) engine: Option<EngineId>,
+    pub(crate) usage: Option<Usage>,
+    /// The last byte of the request's body came.
+    pub(crate) received: Option<Instant>,
+    /// The response's head went out.
+    pub(crate) answered: Option<Instant>,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) ended: Ended,
+}
+
+/// One stay in one phase.
+pub(crate) struct Step {
+    pub(crate) phase: Phase,
+    pub(crate) from: Instant,
+    pub(crate) to: Option<Instant>,
+    /// The code of what ended it badly.
+    pub(crate) error: Option<&'static str>,
+    pub(crate) engine: Option<EngineId>,
+}
+
+/// The request's own account of itself.
+#[derive(Default)]
+pub(crate) struct Ended {
+    pub(crate) id: Option<HeaderValue>,
+    pub(crate) method: Method,
+    pub(crate) uri: Uri,
+    pub(crate) route: &'static str,
+    pub(crate) model: Option<ModelName>,
+    /// By its key's name.
+    pub(crate) key: Option<Arc<str>>,
+    /// 499 when the client left.
+    pub(crate) status: u16,
+    pub(crate) code: Option<&'static str>,
+    pub(crate) left: Option<Phase>,
+    pub(crate) cold_start: Option<ColdStart>,
+    pub(crate) waited: Option<Millis>,
+    pub(crate) replays: u32,
+    pub(crate) bytes_in: u64,
+    pub(crate) bytes_out: u64,
+}
+
+impl Notes {
+    pub(super) fn new(
+        telemetry: Arc<Telemetry>,
+        now: Instant,
+        seen: Seen,
+        head: &request::Parts,
+        parent: Option<Context>,
+        own: Option<Context>,
+    ) -> Self {
+        let record = Record {
+            began: now,
+            over: now,
+            peer: seen.peer,
+            agent: head.headers.get(header::USER_AGENT).cloned(),
+            version: head.version,
+            parent,
+            own,
+            engine: None,
+            usage: None,
+            received: None,
+            answered: None,
+            steps: Vec::new(),
+            ended: Ended::default(),
+        };
+        Self { telemetry, record }
+    }
+
+    /// What the engine is told as its parent, where there are traces.
+    pub(crate) fn traceparent(&self) -> Option<HeaderValue> {
+        self.record.own?.header()
+    }
+
+    /// The client's own place in a trace was valid, and so is what else it said of it.
+    pub(crate) const fn has_parent(&self) -> bool {
+        self.record.parent.is_some()
+    }
+
+    pub(crate) fn phase(&mut self, phase: Phase) {
+        let open = self.record.steps.last().filter(|step| step.to.is_none());
+        if open.is_some_and(|step| step.phase == phase) {
+            return;
+        }
+        let now = Instant::now();
+        self.leave(now, None);
+        let engine = (phase != Phase::Parked).then(|| self.record.engine.clone()).flatten();
+        self.record.steps.push(Step { phase, from: now, to: None, error: None, engine });
+    }
+
+    /// The present phase is over, and not well.
+    pub(crate) fn failed(&mut self, code: &'static str) {
+        self.leave(Instant::now(), Some(code));
+    }
+
+    fn leave(&mut self, now: Instant, error: Option<&'static str>) {
+        if let Some(open) = self.record.steps.last_mut().filter(|step| step.to.is_none()) {
+            (open.to, open.error) = (Some(now), error);
+        }
+    }
+
+    pub(crate) fn engine(&mut self, engine: &EngineId) {
+        self.record.engine = Some(engine.clone());
+    }
+
+    pub(crate) const fn usage(&mut self, usage: Usage) {
+        self.record.usage = Some(usage);
+    }
+
+    pub(crate) fn received(&mut self) {
+        self.record.received = Some(Instant::now());
+    }
+
+    pub(crate) fn answered(&mut self) {
+        self.record.answered = Some(Instant::now());
+    }
+
+    /// The request is over. Hands its record on, without waiting.
+    pub(crate) fn end(mut self, ended: Ended) {
+        let now = Instant::now();
+        self.leave(now, ended.left.map(|_| CLIENT_LEFT));
+        (self.record.over, self.record.ended) = (now, ended);
+        self.telemetry.finish(self.record);
+    }
+}
+
+/// What ended a span, when it was its client.
+pub(super) const CLIENT_LEFT: &str = "client_left";
+
+impl Record {
+    pub(super) fn is_traced(&self) -> bool {
+        self.own.is_some_and(Context::is_sampled)
+    }
+
+    /// The trace that it belongs to, whether it is recorded here or not.
+    pub(super) fn trace(&self) -> Option<u128> {
+        self.own.or(self.parent).map(|context| context.trace)
+    }
+}

@@ -1,0 +1,217 @@
+//! One request as spans: the gateway's own, and below it one for each stay in a phase.
+//!
+//! ```text
+//!   POST /v1/chat/completions      from the head's arrival to the last byte
+//!     ├─ parked                    in the queue
+//!     ├─ connect                   to the engine; a kept connection takes no time
+//!     ├─ wait for first byte       from the request's sending to the answer's head
+//!     └─ stream                    until the last byte of the answer
+//! ```
+//!
+//! Attributes bear the names of OpenTelemetry's semantic conventions where these have one, and `rouse.` else. A 4xx is
+//! the client's error and not the server's, so such a span has no error status, as the conventions ask.
+
+use std::{
+    borrow::Cow,
+    time::{Duration, SystemTime},
+};
+
+use http::{Method, Version};
+use opentelemetry::{
+    InstrumentationScope, KeyValue, SpanId, TraceFlags, TraceId,
+    trace::{Event, SpanContext, SpanKind, Status, TraceState},
+};
+use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator, SpanData, SpanEvents, SpanLinks};
+use rouse::{fault::Phase, lease::Clock};
+use tokio::time::Instant;
+
+use crate::{
+    http::text::cut,
+    metrics::{phase, start},
+    telemetry::{
+        Record,
+        context::Context,
+        line::epoch_nanos,
+        notes::{CLIENT_LEFT, Step},
+    },
+};
+
+/// The spans of a request that has one of its own.
+pub(super) fn of(record: &Record, clock: Clock) -> Vec<SpanData> {
+    let Some(own) = record.own else { return Vec::new() };
+    let children = record.steps.iter().map(|step| child(step, own, record.over, clock));
+    std::iter::once(server(record, own, clock)).chain(children).collect()
+}
+
+fn server(record: &Record, own: Context, clock: Clock) -> SpanData {
+    let ended = &record.ended;
+    let route = route(ended.route, ended.uri.path());
+    let method = method(&ended.method);
+    let name = route.map_or_else(|| method.to_owned(), |route| format!("{method} {route}"));
+    let mut events = SpanEvents::default();
+    let mut event = |name, at: Option<Instant>, attributes| {
+        events.events.extend(at.map(|at| Event::new(name, wall(clock, at), attributes, 0)));
+    };
+    event("request body received", record.received, Vec::new());
+    event("response head sent", record.answered, Vec::new());
+    let left = ended.left.map(|left| KeyValue::new("rouse.phase", phase(left)));
+    event("client left", left.as_ref().map(|_| record.over), left.into_iter().collect());
+    let broken = ended.status >= 500 || (ended.status < 400 && ended.code.is_some());
+    let status = if broken { Status::error(ended.code.unwrap_or_default()) } else { Status::Unset };
+    SpanData {
+        span_context: context(own, own.span),
+        parent_span_id: record.parent.map_or(SpanId::INVALID, |parent| SpanId::from(parent.span)),
+        parent_span_is_remote: record.parent.is_some(),
+        span_kind: SpanKind::Server,
+        name: name.into(),
+        start_time: wall(clock, record.began),
+        end_time: wall(clock, record.over),
+        attributes: attributes(record, route, method),
+        dropped_attributes_count: 0,
+        events,
+        links: SpanLinks::default(),
+        status,
+        instrumentation_scope: scope(),
+    }
+}
+
+fn attributes(record: &Record, route: Option<&'static str>, method: &'static str) -> Vec<KeyValue> {
+    let ended = &record.ended;
+    let number = |name, value: u64| KeyValue::new(name, i64::try_from(value).unwrap_or(i64::MAX));
+    let mut all = vec![
+        KeyValue::new("http.request.method", method),
+        KeyValue::new("url.path", cut(ended.uri.path())),
+        KeyValue::new("url.scheme", ended.uri.scheme_str().unwrap_or("http").to_owned()),
+        KeyValue::new("http.response.status_code", i64::from(ended.status)),
+        KeyValue::new("network.protocol.version", version(record.version)),
+        number("http.request.body.size", ended.bytes_in),
+        number("http.response.body.size", ended.bytes_out),
+    ];
+    let text = |value: &http::HeaderValue| cut(&String::from_utf8_lossy(value.as_bytes()));
+    let error = ended.left.map(|_| CLIENT_LEFT).or(ended.code);
+    let error =
+        error.map(Cow::from).or_else(|| (ended.status >= 500).then(|| ended.status.to_string().into()));
+    all.extend(
+        [
+            route.map(|route| KeyValue::new("http.route", route)),
+            error.map(|error| KeyValue::new("error.type", error)),
+            record.peer.map(|peer| KeyValue::new("client.address", peer.ip().to_canonical().to_string())),
+            record.agent.as_ref().map(|agent| KeyValue::new("user_agent.original", text(agent))),
+            ended.id.as_ref().map(|id| KeyValue::new("rouse.request_id", text(id))),
+            ended.model.as_ref().map(|model| KeyValue::new("gen_ai.request.model", model.to_string())),
+            operation(ended.route).map(|name| KeyValue::new("gen_ai.operation.name", name)),
+            record.usage.map(|usage| number("gen_ai.usage.input_tokens", usage.prompt)),
+            record.usage.map(|usage| number("gen_ai.usage.output_tokens", usage.completion)),
+            ended.key.as_ref().map(|key| KeyValue::new("rouse.key", key.to_string())),
+            ended.cold_start.map(|kind| KeyValue::new("rouse.cold_start", start(Some(kind)).1)),
+            record.engine.as_ref().map(|engine| KeyValue::new("rouse.engine", engine.to_string())),
+            (ended.replays > 0).then(|| number("rouse.replays", ended.replays.into())),
+        ]
+        .into_iter()
+        .flatten(),
+    );
+    all
+}
+
+fn child(step: &Step, own: Context, over: Instant, clock: Clock) -> SpanData {
+    let (name, kind) = match step.phase {
+        Phase::Parked => ("parked", SpanKind::Internal),
+        Phase::Connecting => ("connect", SpanKind::Client),
+        Phase::Headers => ("wait for first byte", SpanKind::Client),
+        Phase::Streaming => ("stream", SpanKind::Client),
+    };
+    let engine = step.engine.as_ref().map(|engine| KeyValue::new("rouse.engine", engine.to_string()));
+    let error = step.error.map(|error| KeyValue::new("error.type", error));
+    // A client that goes is no failure of what it waited for.
+    let failed = step.error.filter(|error| *error != CLIENT_LEFT);
+    SpanData {
+        span_context: context(own, u64::from_be_bytes(RandomIdGenerator::default().new_span_id().to_bytes())),
+        parent_span_id: SpanId::from(own.span),
+        parent_span_is_remote: false,
+        span_kind: kind,
+        name: name.into(),
+        start_time: wall(clock, step.from),
+        end_time: wall(clock, step.to.unwrap_or(over)),
+        attributes: engine.into_iter().chain(error).collect(),
+        dropped_attributes_count: 0,
+        events: SpanEvents::default(),
+        links: SpanLinks::default(),
+        status: failed.map_or(Status::Unset, Status::error),
+        instrumentation_scope: scope(),
+    }
+}
+
+fn context(own: Context, span: u64) -> SpanContext {
+    SpanContext::new(
+        TraceId::from(own.trace),
+        SpanId::from(span),
+        TraceFlags::SAMPLED,
+        false,
+        TraceState::default(),
+    )
+}
+
+fn scope() -> InstrumentationScope {
+    InstrumentationScope::builder("rouse-gateway").with_version(env!("CARGO_PKG_VERSION")).build()
+}
+
+fn wall(clock: Clock, at: Instant) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_nanos(epoch_nanos(clock, at))
+}
+
+/// As a pattern: a span's name must not have as many values as there are models. `None` for what is no route.
+fn route(label: &str, path: &str) -> Option<&'static str> {
+    const PATTERNS: [(&str, &str); 2] =
+        [("/v1/models/", "/v1/models/{id}"), ("/engines/", "/engines/{model}/{rest}")];
+    const FIXED: [&str; 20] = [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/rerank",
+        "/rerank",
+        "/v2/rerank",
+        "/v1/score",
+        "/v1/moderations",
+        "/v1/images/generations",
+        "/v1/audio/speech",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/tokenize",
+        "/detokenize",
+        "/v1/models",
+        "/healthz",
+        "/readyz",
+    ];
+    if label == "other" {
+        return None;
+    }
+    let pattern = || PATTERNS.iter().find(|(start, _)| path.starts_with(start)).map(|(_, route)| *route);
+    FIXED.into_iter().find(|fixed| *fixed == path).or_else(pattern)
+}
+
+/// The conventions' name of what a model is asked to do.
+fn operation(label: &str) -> Option<&'static str> {
+    Some(match label {
+        "chat" | "messages" | "responses" => "chat",
+        "completions" => "text_completion",
+        "embeddings" => "embeddings",
+        _ => return None,
+    })
+}
+
+/// Methods are not made up by clients, here.
+fn method(method: &Method) -> &'static str {
+    const KNOWN: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
+    KNOWN.into_iter().find(|known| *known == method.as_str()).unwrap_or("_OTHER")
+}
+
+const fn version(version: Version) -> &'static str {
+    match version {
+        Version::HTTP_10 => "1.0",
+        Version::HTTP_2 => "2",
+        _ => "1.1",
+    }
+}

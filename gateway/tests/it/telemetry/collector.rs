@@ -1,0 +1,136 @@
+//! A collector of traces: takes OTLP over HTTP, and keeps what it took.
+
+use std::{
+    collections::BTreeMap,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use opentelemetry_proto::tonic::{
+    collector::trace::v1::ExportTraceServiceRequest,
+    common::v1::{KeyValue, any_value::Value},
+    trace::v1::Span,
+};
+use prost::Message as _;
+
+use crate::support::{Gateway, pause};
+
+#[derive(Clone)]
+pub(super) struct Collector {
+    address: SocketAddr,
+    got: Arc<Mutex<Got>>,
+}
+
+#[derive(Default)]
+struct Got {
+    spans: Vec<Span>,
+    resource: BTreeMap<String, String>,
+    heads: Vec<String>,
+    /// Answered instead of 200.
+    refuse: bool,
+}
+
+impl Collector {
+    pub(super) fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let collector = Self { address: listener.local_addr().unwrap(), got: Arc::default() };
+        let own = collector.clone();
+        std::thread::spawn(move || listener.incoming().for_each(|stream| own.take(stream.unwrap())));
+        collector
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(super) fn refuse(&self, refuse: bool) {
+        self.got.lock().unwrap().refuse = refuse;
+    }
+
+    pub(super) fn resource(&self) -> BTreeMap<String, String> {
+        self.got.lock().unwrap().resource.clone()
+    }
+
+    /// The head of the last export.
+    pub(super) fn head(&self) -> String {
+        self.got.lock().unwrap().heads.last().cloned().unwrap_or_default()
+    }
+
+    /// The spans of the request with this id: its own one, and those below it in the order of their beginnings.
+    pub(super) fn tree(&self, gateway: &Gateway, id: &str) -> (Span, Vec<Span>) {
+        let find = || {
+            let got = self.got.lock().unwrap();
+            let own = got.spans.iter().find(|span| text(span, "rouse.request_id") == id)?.clone();
+            let mut below: Vec<Span> =
+                got.spans.iter().filter(|span| span.parent_span_id == own.span_id).cloned().collect();
+            below.sort_by_key(|span| span.start_time_unix_nano);
+            Some((own, below))
+        };
+        gateway.until(&format!("{id} is exported"), Duration::from_secs(15), || find().is_some());
+        find().unwrap()
+    }
+
+    pub(super) fn has(&self, id: &str) -> bool {
+        pause(Duration::from_millis(10));
+        self.got.lock().unwrap().spans.iter().any(|span| text(span, "rouse.request_id") == id)
+    }
+
+    pub(super) fn asked(&self, path: &str) -> bool {
+        self.got.lock().unwrap().spans.iter().any(|span| text(span, "url.path") == path)
+    }
+
+    fn take(&self, mut stream: TcpStream) {
+        let mut bytes = Vec::new();
+        let mut buffer = [0; 16 << 10];
+        let (head, body) = loop {
+            let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").map(|at| at + 4);
+            if let Some(end) = end {
+                let head = String::from_utf8_lossy(bytes.get(..end).unwrap()).to_lowercase();
+                let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+                if bytes.len() >= end + length.unwrap().parse::<usize>().unwrap() {
+                    break (head, bytes.split_off(end));
+                }
+            }
+            match stream.read(&mut buffer).unwrap() {
+                0 => return,
+                n => bytes.extend_from_slice(buffer.get(..n).unwrap()),
+            }
+        };
+        let mut got = self.got.lock().unwrap();
+        got.heads.push(head);
+        if got.refuse {
+            stream.write_all(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n").unwrap();
+            return;
+        }
+        let request = ExportTraceServiceRequest::decode(body.as_slice()).unwrap();
+        for resource in request.resource_spans {
+            let attributes = resource.resource.unwrap().attributes;
+            got.resource = attributes.iter().map(|pair| (pair.key.clone(), shown(pair))).collect();
+            got.spans.extend(resource.scope_spans.into_iter().flat_map(|scope| scope.spans));
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+    }
+}
+
+/// An attribute as text; empty when it is not there.
+pub(super) fn text(span: &Span, name: &str) -> String {
+    span.attributes.iter().find(|pair| pair.key == name).map(shown).unwrap_or_default()
+}
+
+pub(super) fn names(spans: &[Span]) -> Vec<&str> {
+    spans.iter().map(|span| span.name.as_str()).collect()
+}
+
+pub(super) fn hex(id: &[u8]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn shown(pair: &KeyValue) -> String {
+    match pair.value.as_ref().and_then(|value| value.value.clone()) {
+        Some(Value::StringValue(text)) => text,
+        Some(Value::IntValue(number)) => number.to_string(),
+        other => format!("{other:?}"),
+    }
+}
