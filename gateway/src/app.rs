@@ -67,6 +67,7 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
         config.core.accelerators = discover(config.headroom)?;
     }
     let mut signals = Signals::new(source.file.as_deref()).context("cannot listen to signals")?;
+    signals.watch(config.tls.as_ref()).context("cannot watch the certificates")?;
     let clock = anchored();
     let shown = config.clone();
     let config = Arc::new(ArcSwap::from_pointee(config));
@@ -94,7 +95,12 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
     loop {
         tokio::select! {
             asked = signals.next() => match asked {
-                Asked::Reload => reload.again(),
+                Asked::Reload => {
+                    reload.again();
+                    if let Err(error) = signals.watch(config.load().tls.as_ref()) {
+                        tracing::warn!(%error, "certificates are not watched; SIGHUP reloads them");
+                    }
+                }
                 Asked::Terminate => break,
             },
             ended = &mut driver => {
@@ -142,7 +148,8 @@ fn parts(
 /// What a person needs to try it, on standard output, so that it is seen whatever the log level is.
 fn announce(config: &Config, demonstration: bool, api: &Api, admin: &Admin) {
     let api = api.address();
-    println!("inference API  http://{api}/v1");
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    println!("inference API  {scheme}://{api}/v1");
     println!("admin          http://{}", admin.address());
     println!("state          {}", config.state.display());
     if demonstration {

@@ -4,6 +4,7 @@
 //! finds what is legal but will not work as meant, [`diff`] says what a reload changes.
 
 mod check;
+mod cors;
 mod devices;
 mod diff;
 mod engine;
@@ -15,6 +16,7 @@ mod policy;
 mod reader;
 mod source;
 mod substitute;
+mod tls;
 mod tree;
 
 #[cfg(test)]
@@ -25,10 +27,12 @@ use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, sync::Arc}
 pub(crate) use self::file::parse_address;
 pub use self::{
     check::{Findings, check, misfits},
+    cors::Cors,
     diff::{Diff, diff},
     error::{At, Errors, Problem},
     file::{load, parse},
     source::Source,
+    tls::Tls,
 };
 pub use crate::demo::config as demo;
 
@@ -42,6 +46,9 @@ use rouse::{
 pub struct Config {
     pub api: SocketAddr,
     pub admin: Admin,
+    /// The API's certificates; without, it speaks plain HTTP.
+    pub tls: Option<Tls>,
+    pub cors: Cors,
     /// What the decisions need.
     pub core: Configuration,
     /// What the platform and the relay need, by model.
@@ -158,6 +165,8 @@ pub struct Limits {
     pub header_read: Millis,
     pub connection_idle: Millis,
     pub connections_per_address: u32,
+    /// In ten seconds; 0: any number.
+    pub offences_per_address: u32,
     pub client_stall: Millis,
 }
 

@@ -13,7 +13,7 @@ use std::{rc::Rc, sync::Arc};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header, request};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request};
 use hyper::body::Incoming;
 use rouse::{
     fault::Fault,
@@ -37,7 +37,9 @@ use crate::{
 pub mod admin;
 mod answer;
 mod control;
+mod cors;
 mod exchange;
+mod framing;
 mod head;
 mod intake;
 mod models;
@@ -98,7 +100,11 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
     let (parts, body) = request.into_parts();
     let id = core.ids.keep_or_make(&parts.headers);
     let path = parts.uri.path();
-    let found = route::find(&parts.method, path, &parts.headers);
+    let origin = cors::Origin::of(&core.shared.config.load().cors, &parts);
+    let framed = framing::check(&parts);
+    let ambiguous = framed.is_err();
+    let found =
+        framed.map_err(|fault| (fault, None)).and_then(|()| route::find(&parts.method, path, &parts.headers));
     let track = Track::new(
         &core.shared.meter,
         core.shared.control.clock(),
@@ -108,7 +114,13 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
     );
     let request = Served { core: Rc::clone(&core), socket: Rc::clone(&socket), track: Rc::clone(&track) };
     let unread = !hyper::body::Body::is_end_stream(&body);
+    let preflight = (!ambiguous).then(|| origin.preflight(&parts)).flatten();
     let mut response = match found {
+        _ if preflight.is_some() => {
+            let mut response = request.preflight(preflight.unwrap_or_default(), exchange);
+            request.close_unread(&mut response, unread);
+            response
+        }
         Err((fault, allow)) => {
             let mut response = request.refuse(&fault, exchange);
             if let Some(allow) = allow {
@@ -126,7 +138,11 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
     };
     track.head(response.status().as_u16());
     response.headers_mut().insert(REQUEST_ID, track.id.clone());
-    if core.draining() && !socket.is_multiplexed() {
+    origin.note(response.headers_mut());
+    if ambiguous || response.status() == StatusCode::UNAUTHORIZED {
+        socket.offends();
+    }
+    if (ambiguous || core.draining()) && !socket.is_multiplexed() {
         close(&mut response);
     }
     response
@@ -162,6 +178,13 @@ impl Served {
         let mut response = Response::new(Reply::text(body, Rc::clone(&self.track), exchange));
         *response.status_mut() = status;
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        response
+    }
+
+    fn preflight(&self, headers: HeaderMap, exchange: InExchange) -> Response<Reply> {
+        let mut response = Response::new(Reply::text(Bytes::new(), Rc::clone(&self.track), exchange));
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        *response.headers_mut() = headers;
         response
     }
 

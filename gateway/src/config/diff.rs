@@ -35,10 +35,13 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
         ("timeouts", was.timeouts != is.timeouts || old.timeouts != new.timeouts),
         ("limits", old.limits != new.limits),
         ("shutdown", old.shutdown != new.shutdown),
+        ("tls", old.tls.is_some() && new.tls.is_some() && old.tls != new.tls),
+        ("api", old.cors != new.cors),
         ("admin", old.admin.token != new.admin.token || old.admin.metrics_open != new.admin.metrics_open),
     ];
     let restart = [
         ("listen", old.api != new.api || old.admin.address != new.admin.address),
+        ("tls", old.tls.is_some() != new.tls.is_some()),
         ("accelerators", accelerators_differ(old, new)),
         ("headroom", old.headroom != new.headroom),
         ("state", old.state != new.state),

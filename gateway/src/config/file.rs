@@ -8,11 +8,12 @@ use std::{
 use rouse::{model::Configuration, units::Bytes};
 
 use super::{
-    Admin, At, Config, Errors, Problem,
+    Admin, At, Config, Errors, Problem, cors,
     devices::devices,
     machine::{Machine, default_state_dir},
     model, policy,
     reader::{Reader, Section},
+    tls,
     tree::{Node, Value},
 };
 
@@ -24,11 +25,13 @@ pub fn load(path: &Path) -> Result<Config, Errors> {
     let origin = path.display().to_string();
     let text = std::fs::read_to_string(path)
         .map_err(|error| Errors::new(&origin, vec![Problem::new(At::default(), error.to_string())]))?;
-    parse(&text, &origin)
+    let mut config = parse(&text, &origin)?;
+    tls::read(&mut config).map_err(|problem| Errors::new(&origin, vec![problem]))?;
+    Ok(config)
 }
 
 /// Checks a configuration's text; `origin` is what the errors call it. `${env:NAME}` is read from this process's
-/// environment.
+/// environment, and no file that the text names.
 pub fn parse(text: &str, origin: &str) -> Result<Config, Errors> {
     parse_on(&Machine::this(), text, origin)
 }
@@ -55,6 +58,7 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     });
     let api = api.unwrap_or(LOCAL_API);
     let admin = root.sub(reader, "admin", |reader, section| admin(reader, section, admin_listen));
+    let (tls, cors) = (tls::tls(reader, root), cors::cors(reader, root));
     let headroom = root.read(reader, "headroom", Reader::size).unwrap_or(Bytes::gib(1));
     let devices =
         root.read(reader, "accelerators", |reader, node| devices(reader, node, headroom)).unwrap_or_default();
@@ -76,6 +80,8 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     Config {
         api,
         admin,
+        tls,
+        cors,
         core: Configuration { settings, accelerators: devices.list, models: found.specs },
         models: found.models,
         meters: devices.meters,
@@ -93,8 +99,7 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     }
 }
 
-/// Keys whose meaning is settled but not built. Accepting them in silence would be a security hole with `tls`, and a
-/// surprise with the rest.
+/// Keys whose meaning is settled but not built. Accepting them in silence would be a surprise.
 fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
     root.read(reader, "platform", |reader, node| {
         if reader.choice(node, &[("local", false), ("kubernetes", true)])? {
@@ -102,7 +107,7 @@ fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
         }
         Some(())
     });
-    for key in ["tls", "telemetry"] {
+    for key in ["telemetry"] {
         root.read(reader, key, |reader, node| {
             let empty = matches!(&node.value, Value::Map(entries) if entries.is_empty());
             if !empty {
@@ -111,16 +116,6 @@ fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
             Some(())
         });
     }
-    root.sub(reader, "api", |reader, api| {
-        api.sub(reader, "cors", |reader, cors| {
-            cors.read(reader, "origins", |reader, node| {
-                if reader.list(node, Reader::text).is_some_and(|list| !list.is_empty()) {
-                    reader.not_yet(node.at);
-                }
-                Some(())
-            });
-        });
-    });
 }
 
 /// `none`, or an empty list; others are not built yet. True for an explicit `none`.
