@@ -193,9 +193,7 @@ async fn a_whole_answer_ends_with_a_word_and_a_broken_one_without() {
     ask(&mut idle, "/healthz").await;
     idle.read_to_end(&mut Vec::new()).await.expect("no close_notify");
     // An engine that breaks off, on a body that only its connection's end delimits for the client.
-    let broken =
-        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 100\r\n\r\ndata: {}\n\n";
-    let engine = Engine::start(broken).await;
+    let engine = Engine::start(events("{}")).await;
     gateway.route(&[(engine.address, &gate)]);
     let mut client = authority.connect(&gateway).await;
     client.write_all(post(true).replace("HTTP/1.1", "HTTP/1.0").as_bytes()).await.unwrap();
