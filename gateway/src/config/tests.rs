@@ -155,16 +155,34 @@ fn keys_of_later_versions_are_known_but_not_silently_accepted() {
                     stream: {responsesHeartbeat: comment}\n";
     assert!(read(accepted).unwrap().keys_none);
     insta::assert_snapshot!(errors(
-        "platform: kubernetes\ntls: {cert: a, key: b}\ntelemetry: {otlp: http://x}\nkeys: [{name: a, sha256: b}]\n\
-         api: {cors: {origins: [\"*\"]}}\nstream: {responsesHeartbeat: event}\n"
+        "platform: kubernetes\ntelemetry: {otlp: http://x}\nkeys: [{name: a, sha256: b}]\n\
+         stream: {responsesHeartbeat: event}\n"
     ), @r###"
     rouse.yaml:1:11: platform: not supported yet in this version
-    rouse.yaml:2:6: tls: not supported yet in this version
-    rouse.yaml:3:12: telemetry: not supported yet in this version
-    rouse.yaml:4:7: keys: not supported yet in this version
-    rouse.yaml:5:23: api.cors.origins: not supported yet in this version
-    rouse.yaml:6:30: stream.responsesHeartbeat: not supported yet in this version
+    rouse.yaml:2:12: telemetry: not supported yet in this version
+    rouse.yaml:3:7: keys: not supported yet in this version
+    rouse.yaml:4:30: stream.responsesHeartbeat: not supported yet in this version
     "###);
+}
+
+#[test]
+fn certificates_come_in_pairs_and_origins_are_origins() {
+    insta::assert_snapshot!(errors(
+        "tls: {cert: a.pem}\napi: {cors: {origins: [https://a.example/path, a.example, \"https://*.a.example\", \"null\"]}}\n"
+    ), @r###"
+    rouse.yaml:1:6: tls: both cert and key are needed
+    rouse.yaml:2:24: api.cors.origins[0]: 'https://a.example/path' is not an origin: write scheme://host or scheme://host:port, without a path, or "*"
+    rouse.yaml:2:48: api.cors.origins[1]: 'a.example' is not an origin: write scheme://host or scheme://host:port, without a path, or "*"
+    rouse.yaml:2:59: api.cors.origins[2]: 'https://*.a.example' is not an origin: write scheme://host or scheme://host:port, without a path, or "*"
+    rouse.yaml:2:82: api.cors.origins[3]: 'null' is not an origin: write scheme://host or scheme://host:port, without a path, or "*"
+    "###);
+    let config = read("api: {cors: {origins: [\"HTTP://App.example:8080\", \"*\"]}}\n").unwrap();
+    assert_eq!(
+        (config.cors.origins.as_slice(), config.cors.any),
+        (&["http://app.example:8080".to_owned()][..], true)
+    );
+    let files = |text: &str| diff(&read("").unwrap(), &read(text).unwrap()).to_string();
+    assert_eq!(files("tls: {cert: a, key: b}"), "only after a restart tls");
 }
 
 #[test]

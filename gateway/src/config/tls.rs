@@ -46,7 +46,7 @@ pub(super) fn tls(reader: &mut Reader, root: &mut Section) -> Option<Tls> {
         section.close(reader);
         let (Some(cert), Some(key)) = (cert, key) else {
             if given {
-                reader.note(at, "tls needs both cert and key");
+                reader.note(at, "both cert and key are needed");
             }
             return None;
         };

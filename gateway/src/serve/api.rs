@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use rouse::fault::Fault;
+use rouse::fault::{Fault, Wait};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -181,7 +181,7 @@ impl Connections {
         let place = match self.addresses.enter(peer.ip(), &limits) {
             Ok(place) => place,
             Err(refused) => {
-                tracing::debug!(%peer, "{refused}");
+                tracing::debug!(%peer, "refused a connection: {refused}");
                 self.turn_away(stream, refused);
                 return;
             }
@@ -211,7 +211,9 @@ impl Connections {
             return;
         }
         self.turned_away.set(self.turned_away.get() + 1);
-        let fault = Fault::RateLimited { retry_after: why.retry_after() };
+        let wait =
+            Wait { waited_for: why.to_string(), retry_after: Some(why.retry_after()), ..Wait::default() };
+        let fault = Fault::QueueFull { message: why.to_string(), wait };
         self.core.shared.meter.refused(429);
         let answer = http::bare(&self.core, &fault);
         let connections = Rc::clone(self);

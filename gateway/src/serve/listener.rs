@@ -92,9 +92,9 @@ pub(crate) struct Offender {
 /// Why an address gets no further connection now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
-    #[error("refused a connection beyond limits.connectionsPerAddress")]
+    #[error("this address holds as many connections as limits.connectionsPerAddress allows")]
     TooMany,
-    #[error("refused a connection of an address beyond limits.offencesPerAddress")]
+    #[error("this address sent too much that is no request (limits.offencesPerAddress)")]
     Offends,
 }
 

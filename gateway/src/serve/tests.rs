@@ -440,7 +440,7 @@ async fn an_address_may_not_hold_every_connection() {
     let mut third = gateway.connect().await;
     let refused = third.answer().await;
     assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
-    assert_eq!(refused.error()["code"], "rate_limited");
+    assert_eq!(refused.error()["code"], "queue_full");
     assert!(third.rest().await.is_empty());
     drop(first);
     // The place comes back when the gateway has seen the end.

@@ -333,6 +333,6 @@ fn an_address_that_offends_gets_no_further_connection_for_a_while() {
     gateway.until("refused", Duration::from_secs(5), || offend() == 429);
     let refused = gateway.client().get("/healthz");
     assert_eq!((refused.status, refused.header("retry-after")), (429, "10"));
-    assert_eq!(refused.json()["error"]["code"], "rate_limited");
+    assert_eq!(refused.json()["error"]["code"], "queue_full");
     gateway.until("forgiven", Duration::from_secs(30), || gateway.client().get("/healthz").status == 200);
 }

@@ -128,6 +128,9 @@ fn nothing_is_forwarded_wrong() {
         let before = recorded.seen().len();
         let got = Got::of(&recorded.gateway, row);
         let seen = recorded.seen().split_off(before);
+        let statuses: Vec<u16> = got.answers.iter().map(|(status, _)| *status).collect();
+        let then = if got.open { "serves on" } else { "closed" };
+        println!("{:48} {statuses:?}, {} forwarded, {then}", row.name, seen.len());
         if let Err(why) = got.is_as(row).and_then(|()| forwarded(&seen, row)) {
             failed.push(format!("{}: {why}\n  answers {:?}\n  engine {seen:?}", row.name, got.answers));
         }

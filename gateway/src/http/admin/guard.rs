@@ -4,7 +4,7 @@
 //! machine happens to look at. A page of a stranger can send requests to loopback; it cannot choose the `Host` that its
 //! browser sends (which ends rebinding of names), and its writes carry its `Origin`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use axum::response::{IntoResponse, Response};
 use http::{Method, Request, StatusCode, header, uri::Authority};
@@ -53,8 +53,11 @@ pub(super) fn check<B>(admin: &Admin, request: &Request<B>, peer: SocketAddr) ->
     Ok(())
 }
 
+/// The field's value, when it is there once; of several that would be a guess.
 fn text<'a, B>(request: &'a Request<B>, name: &header::HeaderName) -> Option<&'a str> {
-    request.headers().get(name)?.to_str().ok()
+    let mut values = request.headers().get_all(name).iter();
+    let value = values.next()?.to_str().ok();
+    if values.next().is_some() { Some("") } else { value }
 }
 
 fn bearer<B>(request: &Request<B>) -> Option<&[u8]> {
@@ -77,9 +80,17 @@ fn is_loopback(authority: &str) -> bool {
     let Ok(authority) = authority.parse::<Authority>() else {
         return false;
     };
-    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    // What is left of an authority beside its host is a port, or not one that a browser would send.
+    let (host, rest) = authority.as_str().split_at(authority.host().len().min(authority.as_str().len()));
+    if host != authority.host() || !(rest.is_empty() || authority.port_u16().is_some()) {
+        return false;
+    }
+    let address = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(inner) => inner.parse::<Ipv6Addr>().map(IpAddr::from),
+        None => host.parse::<Ipv4Addr>().map(IpAddr::from),
+    };
     host.eq_ignore_ascii_case("localhost")
-        || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+        || address.is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 impl IntoResponse for Refusal {
@@ -163,6 +174,109 @@ mod tests {
         }
         let far = "192.0.2.1:1".parse().unwrap();
         assert_eq!(check(&admin, &fleet("localhost"), far), Err(Refusal::NotLocal));
+    }
+
+    /// What a name that was rebound to this machine would be sent with, and what a person types.
+    #[test]
+    fn hosts_by_spelling() {
+        let admin = admin(None, true);
+        let ask =
+            |host| check(&admin, &ask("GET", "/admin/v1/fleet", &[("host", host)]), HERE.parse().unwrap());
+        for host in [
+            "localhost",
+            "LocalHost:9090",
+            "localhost:1",
+            "127.0.0.1:9090",
+            "127.1.2.3",
+            "[::1]",
+            "[::1]:9090",
+            "[::ffff:127.0.0.1]:9090",
+            "[0:0:0:0:0:0:0:1]",
+        ] {
+            assert_eq!(ask(host), Ok(()), "{host}");
+        }
+        for host in [
+            "rebound.example",
+            "rebound.example:9090",
+            "localhost.rebound.example",
+            "localhost.",
+            "127.0.0.1.",
+            "127.0.0.1.nip.example",
+            "127-0-0-1.rebound.example",
+            "localhost@rebound.example",
+            "rebound.example@localhost",
+            "localhost:9090@rebound.example",
+            "localhost:9090:9090",
+            "localhost:",
+            "localhost:port",
+            "localhost/rebound.example",
+            "localhost#rebound.example",
+            "localhost rebound.example",
+            "localhost,rebound.example",
+            "xlocalhost",
+            "localhostx",
+            "0.0.0.0:9090",
+            "[::]:9090",
+            "2130706433",
+            "0x7f000001",
+            "0177.0.0.1",
+            "127.1",
+            "::1",
+            "[::1",
+            "::1]",
+            "[[::1]]",
+            "[127.0.0.1]",
+            "[localhost]",
+            "[::1%25lo]",
+            "[fe80::1]",
+            "192.168.0.1",
+            "169.254.169.254",
+            "",
+            " ",
+        ] {
+            assert_eq!(ask(host), Err(Refusal::ForeignHost), "{host}");
+        }
+    }
+
+    #[test]
+    fn two_hosts_are_none() {
+        let admin = admin(None, true);
+        let request = ask("GET", "/admin/v1/fleet", &[("host", "localhost"), ("host", "rebound.example")]);
+        assert_eq!(check(&admin, &request, HERE.parse().unwrap()), Err(Refusal::ForeignHost));
+    }
+
+    #[test]
+    fn origins_by_spelling() {
+        let admin = admin(None, true);
+        let order = |method, origin| {
+            let request =
+                ask(method, "/admin/v1/models/m/wake", &[("host", "localhost:9090"), ("origin", origin)]);
+            check(&admin, &request, HERE.parse().unwrap())
+        };
+        for origin in
+            ["http://localhost:9090", "http://LOCALHOST", "http://127.0.0.1:3000", "https://[::1]:9090"]
+        {
+            assert_eq!(order("POST", origin), Ok(()), "{origin}");
+        }
+        for origin in [
+            "null",
+            "",
+            "http://",
+            "localhost",
+            "http://localhost.",
+            "http://localhost.rebound.example",
+            "http://rebound.example",
+            "http://localhost@rebound.example",
+            "http://rebound.example@localhost",
+            "http://localhost http://rebound.example",
+            "http://0.0.0.0:9090",
+            "file://",
+        ] {
+            for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
+                assert_eq!(order(method, origin), Err(Refusal::ForeignOrigin), "{method} {origin}");
+            }
+            assert_eq!(order("GET", origin), Ok(()), "{origin}: reading is no order, and no page reads it");
+        }
     }
 
     #[test]
