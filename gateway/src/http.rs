@@ -114,14 +114,14 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
     );
     let request = Served { core: Rc::clone(&core), socket: Rc::clone(&socket), track: Rc::clone(&track) };
     let unread = !hyper::body::Body::is_end_stream(&body);
-    let preflight = (!ambiguous).then(|| origin.preflight(&parts)).flatten();
-    let mut response = match found {
-        _ if preflight.is_some() => {
-            let mut response = request.preflight(preflight.unwrap_or_default(), exchange);
+    let preflight = if ambiguous { None } else { origin.preflight(&parts) };
+    let mut response = match (preflight, found) {
+        (Some(headers), _) => {
+            let mut response = request.preflight(headers, exchange);
             request.close_unread(&mut response, unread);
             response
         }
-        Err((fault, allow)) => {
+        (None, Err((fault, allow))) => {
             let mut response = request.refuse(&fault, exchange);
             if let Some(allow) = allow {
                 response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));
@@ -129,8 +129,8 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
             request.close_unread(&mut response, unread);
             response
         }
-        Ok(Route::Inference(api)) => request.infer(api, parts, body, exchange).await,
-        Ok(route) => {
+        (None, Ok(Route::Inference(api))) => request.infer(api, parts, body, exchange).await,
+        (None, Ok(route)) => {
             let mut response = request.look_up(&route, exchange);
             request.close_unread(&mut response, unread);
             response

@@ -107,15 +107,13 @@ fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
         }
         Some(())
     });
-    for key in ["telemetry"] {
-        root.read(reader, key, |reader, node| {
-            let empty = matches!(&node.value, Value::Map(entries) if entries.is_empty());
-            if !empty {
-                reader.not_yet(node.at);
-            }
-            Some(())
-        });
-    }
+    root.read(reader, "telemetry", |reader, node| {
+        let empty = matches!(&node.value, Value::Map(entries) if entries.is_empty());
+        if !empty {
+            reader.not_yet(node.at);
+        }
+        Some(())
+    });
 }
 
 /// `none`, or an empty list; others are not built yet. True for an explicit `none`.

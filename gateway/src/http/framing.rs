@@ -20,7 +20,7 @@ pub(super) fn check(parts: &request::Parts) -> Result<(), Fault> {
     if more.is_some() {
         return because("there are several Host fields");
     }
-    let named = match host.map(|host| host.to_str().ok().and_then(|host| authority(host))) {
+    let named = match host.map(|host| host.to_str().ok().and_then(authority)) {
         None if parts.version == Version::HTTP_11 => return because("there is no Host"),
         Some(None) => return because("Host is no host"),
         None => None,

@@ -43,7 +43,8 @@ const COARSE: Duration = Duration::from_secs(1);
 const DRAINING_STALL: Duration = Duration::from_secs(5);
 /// Exchanges at a time on one HTTP/2 connection.
 const STREAMS: u32 = 256;
-/// Of streams that a client resets as fast as it opens them. A client that cancels a whole batch stays below.
+/// Streams that a client resets before they were looked at; beyond, its connection ends. Half of [`STREAMS`]: a client
+/// that gives up a whole batch is no flood.
 const RESETS: usize = 128;
 /// How long a client that was refused before it had sent everything may go on sending, and how long it may pause.
 const LINGER: Duration = Duration::from_secs(30);
@@ -167,10 +168,7 @@ async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.header.0).unwrap_or(u32::MAX))
         .max_concurrent_streams(STREAMS)
-        // Streams that were reset before we looked at them, and errors that we answer with a reset: beyond, the
-        // connection ends.
         .max_pending_accept_reset_streams(RESETS)
-        .max_local_error_reset_streams(RESETS)
         // A slow client slows its engine; it does not fill our memory.
         .max_send_buf_size(64 << 10)
         .serve_connection(TokioIo::new(socket.io()), service);
@@ -220,7 +218,15 @@ where
             // It may be over at once.
             cx.waker().wake_by_ref();
         }
-        watch.poll(socket, timer.as_mut(), cx)
+        match watch.poll(socket, timer.as_mut(), cx) {
+            // A client that asks for more at this very moment is told whether it was heard, by a GOAWAY.
+            Poll::Ready(End::Idle) if socket.is_multiplexed() && !std::mem::replace(&mut asked, true) => {
+                graceful(connection.as_mut());
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            end => end,
+        }
     })
     .await
 }

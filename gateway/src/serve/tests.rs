@@ -6,7 +6,11 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rouse::{fault::Phase, lease::Gate};
-use tokio::{io::AsyncWriteExt, net::TcpStream, time::Instant};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::Instant,
+};
 
 use super::Stage;
 use crate::http::testing::{Client, Engine, Gateway, SOON, events, json, post, raw, until_free};
@@ -227,6 +231,17 @@ async fn an_idle_connection_is_kept_for_its_time_and_then_closed() {
     let begun = Instant::now();
     assert!(client.rest().await.is_empty());
     assert!((Duration::from_millis(1500)..Duration::from_secs(5)).contains(&begun.elapsed()));
+}
+
+#[tokio::test]
+async fn an_idle_connection_of_http2_is_told_that_it_ends() {
+    let gateway = Gateway::start(|_| {});
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let mut all = Vec::new();
+    tokio::time::timeout(Duration::from_secs(6), stream.read_to_end(&mut all)).await.unwrap().unwrap();
+    // Eight bytes, of type GOAWAY, on the connection.
+    assert!(all.windows(9).any(|frame| frame == b"\0\0\x08\x07\0\0\0\0\0"), "{all:?}");
 }
 
 #[tokio::test]

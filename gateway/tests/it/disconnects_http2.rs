@@ -29,7 +29,7 @@ use crate::{
 
 /// How many connections, and how many at a time. Each has up to eight streams.
 const CONNECTIONS: usize = 1_500;
-const CROWD: usize = 16;
+const CROWD: usize = 8;
 /// Aborts that are timed, on each of two engines.
 const TIMED: usize = 150;
 const SEED: u64 = 0x5eed_0002;

@@ -169,7 +169,7 @@ fn streams_without_a_window_are_cut_and_hold_little() {
         goes_away(&mut stream);
         begun.elapsed()
     });
-    assert!(ended < Duration::from_secs(10), "{ended:?}");
+    assert!(ended < Duration::from_secs(30), "{ended:?}");
 }
 
 #[test]
@@ -181,9 +181,11 @@ fn windows_that_open_byte_by_byte_cost_little() {
         let more = frame(WINDOW_UPDATE, 0, 1, &1_u32.to_be_bytes());
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(3) {
-            stream.write_all(&more.repeat(100)).unwrap();
+            // It does not read either, and is cut for that in the end.
+            if stream.write_all(&more.repeat(100)).is_err() {
+                break;
+            }
         }
-        stream.write_all(&frame(GOAWAY, 0, 0, &[0; 8])).unwrap();
     });
 }
 
@@ -234,6 +236,8 @@ fn answered(stream: &mut TcpStream, id: u32) -> String {
     "closed".to_owned()
 }
 
+type Fields<'a> = Vec<(&'a str, &'a str)>;
+
 /// Each alone on a connection: what it is answered contains this.
 #[test]
 fn what_cannot_be_a_request_is_refused() {
@@ -245,7 +249,7 @@ fn what_cannot_be_a_request_is_refused() {
         POST.into_iter().map(|(n, v)| (n, if n == name { value } else { v })).collect()
     };
     const SERVED: &str = "\"x\":\"a\"";
-    let rows: Vec<(&str, Vec<(&str, &str)>, &[&str])> = vec![
+    let rows: Vec<(&str, Fields<'_>, &[&str])> = vec![
         ("a request", POST.to_vec(), &[SERVED]),
         ("te: trailers", and(&[("te", "trailers")]), &[SERVED]),
         ("its length", [&POST[..], &[("content-length", length.as_str())]].concat(), &[SERVED]),

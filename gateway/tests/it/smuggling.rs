@@ -13,6 +13,8 @@ use crate::support::{Answer, Fixture, Gateway, read};
 
 mod rows;
 
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
 /// A request that is not as it should be.
 pub(crate) struct Row {
     pub(crate) name: &'static str,
@@ -145,24 +147,26 @@ struct Got {
     answers: Vec<(u16, String)>,
     /// A further request on the connection was served.
     open: bool,
+    /// How often it was told to go on with its body.
+    continued: usize,
 }
 
 impl Got {
     fn of(gateway: &Gateway, row: &Row) -> Self {
         let mut stream = gateway.client().connect();
         stream.set_read_timeout(Some(Duration::from_secs(8))).unwrap();
-        let mut got = Self { answers: Vec::new(), open: false };
+        let mut got = Self { answers: Vec::new(), open: false, continued: 0 };
         let mut bytes = Vec::new();
         let (first, rest) = row.parts.split_first().unwrap();
         drop(stream.write_all(first));
         for part in rest {
-            while !bytes.ends_with(b"HTTP/1.1 100 Continue\r\n\r\n") {
+            while !bytes.ends_with(CONTINUE) {
                 assert!(more(&mut stream, &mut bytes), "{}: no 100", row.name);
             }
             drop(stream.write_all(part));
         }
         while got.answers.len() < row.answers.len() {
-            if let Some(answer) = first_answer(&mut bytes) {
+            if let Some(answer) = got.first(&mut bytes) {
                 got.answers.push(answer);
             } else if !more(&mut stream, &mut bytes) {
                 return got;
@@ -171,7 +175,7 @@ impl Got {
         // Whatever else there is to say would come before the answer to this.
         drop(stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"));
         while more(&mut stream, &mut bytes) {}
-        while let Some(answer) = first_answer(&mut bytes) {
+        while let Some(answer) = got.first(&mut bytes) {
             got.open |= answer == (200, "ok\n".to_owned());
             got.answers.push(answer);
         }
@@ -184,6 +188,23 @@ impl Got {
         got
     }
 
+    /// Takes the first whole answer off, and interim ones before it.
+    fn first(&mut self, bytes: &mut Vec<u8>) -> Option<(u16, String)> {
+        while bytes.starts_with(CONTINUE) {
+            bytes.drain(..CONTINUE.len());
+            self.continued += 1;
+        }
+        let head = bytes.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
+        let answer = Answer::parse(&bytes[..head])?;
+        let length: usize = answer.header("content-length").parse().unwrap_or(0);
+        if bytes.len() < head + length {
+            return None;
+        }
+        let body = String::from_utf8_lossy(&bytes[head..head + length]).into_owned();
+        bytes.drain(..head + length);
+        Some((answer.status, body))
+    }
+
     fn is_as(&self, row: &Row) -> Result<(), String> {
         let statuses: Vec<u16> = self.answers.iter().map(|(status, _)| *status).collect();
         if statuses != row.answers {
@@ -191,6 +212,11 @@ impl Got {
         }
         if self.open != row.open {
             return Err(format!("the connection is {}", if self.open { "open" } else { "closed" }));
+        }
+        // Only who waits for it must be told, and nobody whose body is not wanted.
+        let unwanted = row.engine.is_empty();
+        if self.continued < row.parts.len() - 1 || (self.continued > 0 && unwanted) {
+            return Err(format!("{} times 100", self.continued));
         }
         let served = self.answers.iter().filter(|(status, _)| *status == 200).map(|(_, body)| body);
         let echoed: Vec<_> = served.filter(|body| body.starts_with('{') && body.contains("\"x\"")).collect();
@@ -218,25 +244,6 @@ fn forwarded(seen: &[String], row: &Row) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// Takes the first whole answer off, interim ones left out.
-fn first_answer(bytes: &mut Vec<u8>) -> Option<(u16, String)> {
-    loop {
-        let head = bytes.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
-        if bytes.starts_with(b"HTTP/1.1 100 ") {
-            bytes.drain(..head);
-            continue;
-        }
-        let answer = Answer::parse(&bytes[..head])?;
-        let length: usize = answer.header("content-length").parse().unwrap_or(0);
-        if bytes.len() < head + length {
-            return None;
-        }
-        let body = String::from_utf8_lossy(&bytes[head..head + length]).into_owned();
-        bytes.drain(..head + length);
-        return Some((answer.status, body));
-    }
 }
 
 fn more(stream: &mut TcpStream, bytes: &mut Vec<u8>) -> bool {
