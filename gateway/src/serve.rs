@@ -8,6 +8,7 @@
 
 use std::{io, net::SocketAddr};
 
+mod addresses;
 mod admin;
 mod api;
 mod connection;

@@ -26,7 +26,8 @@ pub(super) fn check(parts: &request::Parts) -> Result<(), Fault> {
         None => None,
         Some(Some(host)) => Some(host),
     };
-    if parts.method == Method::CONNECT {
+    // In HTTP/1 the target goes before Host; in HTTP/2 there is no target to have been rewritten by a proxy in between.
+    if parts.version < Version::HTTP_2 || parts.method == Method::CONNECT {
         return Ok(());
     }
     if let (Some(named), Some(asked)) = (named.flatten(), parts.uri.authority())
@@ -68,7 +69,11 @@ mod tests {
     use super::*;
 
     fn asked(target: &str, headers: &[(&str, &str)]) -> Result<(), Fault> {
-        let request = Request::builder().uri(target).version(Version::HTTP_11);
+        asked_in(Version::HTTP_11, target, headers)
+    }
+
+    fn asked_in(version: Version, target: &str, headers: &[(&str, &str)]) -> Result<(), Fault> {
+        let request = Request::builder().uri(target).version(version);
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         check(&request.body(()).unwrap().into_parts().0)
     }
@@ -82,15 +87,15 @@ mod tests {
             ("http://gateway.example/v1/models", "GATEWAY.example:80"),
             ("https://gateway.example/v1/models", "gateway.example:443"),
         ] {
-            assert!(asked(target, &[("host", host)]).is_ok(), "{target} {host}");
+            for version in [Version::HTTP_11, Version::HTTP_2] {
+                assert!(asked_in(version, target, &[("host", host)]).is_ok(), "{target} {host}");
+            }
         }
-        for (target, host) in [
-            ("http://gateway.example/v1/models", "other.example"),
-            ("http://gateway.example/v1/models", "gateway.example:81"),
-            ("/v1/models", "a b"),
-            ("/v1/models", "a/b"),
-            ("/v1/models", "user@a"),
-        ] {
+        for host in ["other.example", "gateway.example:81"] {
+            let asked = |version| asked_in(version, "http://gateway.example/", &[("host", host)]);
+            assert!(asked(Version::HTTP_11).is_ok() && asked(Version::HTTP_2).is_err(), "{host}");
+        }
+        for (target, host) in [("/v1/models", "a b"), ("/v1/models", "a/b"), ("/v1/models", "user@a")] {
             assert!(asked(target, &[("host", host)]).is_err(), "{target} {host}");
         }
         assert!(asked("/", &[]).is_err());

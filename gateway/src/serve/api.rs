@@ -25,8 +25,9 @@ use tokio::{
 };
 
 use super::{
-    Error, Stage, connection,
-    listener::{self, Addresses, Refused},
+    Error, Stage,
+    addresses::{Addresses, Refused},
+    connection, listener,
     socket::Socket,
     tls::Handshakes,
 };

@@ -28,7 +28,7 @@ use tokio::{
 
 use super::{
     Stage,
-    listener::Offender,
+    addresses::Offender,
     stream::{Stream, Wire},
 };
 use crate::http::reply::Live;
