@@ -97,8 +97,12 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
             asked = signals.next() => match asked {
                 Asked::Reload => {
                     reload.again();
-                    if let Err(error) = signals.watch(config.load().tls.as_ref()) {
-                        tracing::warn!(%error, "certificates are not watched; SIGHUP reloads them");
+                    match signals.watch(config.load().tls.as_ref()) {
+                        Ok(true) => reload.again(),
+                        Ok(false) => {}
+                        Err(error) => {
+                            tracing::warn!(%error, "certificates are not watched; SIGHUP reloads them");
+                        }
                     }
                 }
                 Asked::Terminate => break,

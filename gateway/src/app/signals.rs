@@ -37,7 +37,7 @@ pub(super) enum Asked {
 /// Files are watched by their folders: editors and ConfigMaps replace a file instead of writing to it.
 struct Watch {
     inotify: AsyncFd<Fd>,
-    names: Vec<OsString>,
+    files: Vec<PathBuf>,
     /// How long to wait for the rest of a change that comes in several files.
     settle: Duration,
 }
@@ -63,18 +63,23 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
-            file: file.map(|file| Watch::new([file], WRITTEN, Duration::ZERO)).transpose()?,
+            file: file.map(|file| Watch::new(vec![file.to_owned()], WRITTEN, Duration::ZERO)).transpose()?,
             certificates: None,
         })
     }
 
-    /// Watches these certificates' files, and no others any more.
-    pub(super) fn watch(&mut self, tls: Option<&Tls>) -> io::Result<()> {
+    /// Watches these certificates' files, and no others any more. True when they were not watched before: what changed
+    /// until now went unseen.
+    pub(super) fn watch(&mut self, tls: Option<&Tls>) -> io::Result<bool> {
+        let files: Vec<PathBuf> = tls.map(|tls| tls.files().cloned().collect()).unwrap_or_default();
+        if self.certificates.as_ref().map_or(&[][..], |watch| &watch.files) == files {
+            return Ok(false);
+        }
         // Some tools put a new link in the place of the old one, which only creates it.
         let flags = WRITTEN | AddWatchFlags::IN_CREATE;
-        let watch = |tls: &Tls| Watch::new(tls.files().map(PathBuf::as_path), flags, SETTLE);
-        self.certificates = tls.map(watch).transpose()?;
-        Ok(())
+        let watch = (!files.is_empty()).then(|| Watch::new(files, flags, SETTLE));
+        self.certificates = watch.transpose()?;
+        Ok(true)
     }
 
     pub(super) async fn terminate(&mut self) {
@@ -108,19 +113,13 @@ impl Watch {
         deprecated,
         reason = "the successor is an unsafe function; the descriptor is owned here and outlives its registration"
     )]
-    fn new<'a>(
-        files: impl IntoIterator<Item = &'a Path>,
-        flags: AddWatchFlags,
-        settle: Duration,
-    ) -> io::Result<Self> {
+    fn new(files: Vec<PathBuf>, flags: AddWatchFlags, settle: Duration) -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-        let mut names = Vec::new();
-        for file in files {
+        for file in &files {
             let folder = file.parent().filter(|p| !p.as_os_str().is_empty());
             inotify.add_watch(folder.unwrap_or_else(|| Path::new(".")), flags)?;
-            names.push(file.file_name().unwrap_or_default().to_owned());
         }
-        Ok(Self { inotify: AsyncFd::new(Fd(inotify))?, names, settle })
+        Ok(Self { inotify: AsyncFd::new(Fd(inotify))?, files, settle })
     }
 
     async fn changed(&self) {
@@ -138,7 +137,8 @@ impl Watch {
                 // `..data` is what Kubernetes swaps under a mounted ConfigMap.
                 Ok(Ok(events)) => {
                     let named = |name: &OsString| {
-                        self.names.contains(name) || name.as_os_str() == OsStr::new("..data")
+                        self.files.iter().any(|file| file.file_name() == Some(name.as_os_str()))
+                            || name.as_os_str() == OsStr::new("..data")
                     };
                     if events.iter().any(|event| event.name.as_ref().is_some_and(named)) {
                         return;

@@ -150,13 +150,20 @@ fn timed(gateway: &Gateway, model: &str, left: &AtomicUsize) -> Vec<u64> {
     delays
 }
 
-pub(crate) fn report(mut delays: Vec<u64>) {
+fn report(delays: Vec<u64>) {
+    let timed = delays.len();
+    let (_, late) = printed(delays);
+    assert!(timed >= 100, "only {timed} were timed");
+    assert!(late <= 50_000, "p99 {late} µs");
+}
+
+/// Median and p99.
+pub(crate) fn printed(mut delays: Vec<u64>) -> (u64, u64) {
     delays.sort_unstable();
     let at = |share: f64| delays.get((delays.len() as f64 * share) as usize).copied().unwrap_or(u64::MAX);
     let (median, late, worst) = (at(0.5), at(0.99), delays.last().copied().unwrap_or(u64::MAX));
     println!("{} aborts timed: median {median} µs, p99 {late} µs, worst {worst} µs", delays.len());
-    assert!(delays.len() >= 100, "only {} were timed", delays.len());
-    assert!(late <= 50_000, "p99 {late} µs");
+    (median, late)
 }
 
 /// No lease, no waiter, no request of any engine, and no more descriptors than there may be.
