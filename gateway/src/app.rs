@@ -154,7 +154,8 @@ fn announce(config: &Config, demonstration: bool, api: &Api, admin: &Admin) {
     let api = api.address();
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     println!("inference API  {scheme}://{api}/v1");
-    println!("admin          http://{}", admin.address());
+    let scheme = if config.admin.tls { "https" } else { "http" };
+    println!("admin          {scheme}://{}", admin.address());
     println!("state          {}", config.state.display());
     if demonstration {
         let program = std::env::args().next().unwrap_or_else(|| "rouse-gateway".to_owned());

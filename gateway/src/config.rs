@@ -79,6 +79,8 @@ pub struct Admin {
     pub token: Option<String>,
     /// `/metrics` needs no token.
     pub metrics_open: bool,
+    /// It speaks TLS, too.
+    pub tls: bool,
 }
 
 /// How one model's engine is run and spoken to.
@@ -183,6 +185,7 @@ impl fmt::Debug for Admin {
             .field("address", &self.address)
             .field("token", &self.token.as_ref().map(|_| "…"))
             .field("metrics_open", &self.metrics_open)
+            .field("tls", &self.tls)
             .finish()
     }
 }

@@ -78,6 +78,7 @@ fn merged(old: &Config, mut new: Config) -> (Config, Diff) {
         new.tls.clone_from(&old.tls);
     }
     (new.api, new.admin.address) = (old.api, old.admin.address);
+    new.admin.tls = old.admin.tls;
     new.state.clone_from(&old.state);
     (new.headroom, new.log_cap) = (old.headroom, old.log_cap);
     (new, diff)

@@ -42,6 +42,7 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
     let restart = [
         ("listen", old.api != new.api || old.admin.address != new.admin.address),
         ("tls", old.tls.is_some() != new.tls.is_some()),
+        ("admin.tls", old.admin.tls != new.admin.tls),
         ("accelerators", accelerators_differ(old, new)),
         ("headroom", old.headroom != new.headroom),
         ("state", old.state != new.state),

@@ -57,8 +57,9 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         (api, listen.read(reader, "admin", address))
     });
     let api = api.unwrap_or(LOCAL_API);
-    let admin = root.sub(reader, "admin", |reader, section| admin(reader, section, admin_listen));
     let (tls, cors) = (tls::tls(reader, root), cors::cors(reader, root));
+    let admin =
+        root.sub(reader, "admin", |reader, section| admin(reader, section, admin_listen, tls.is_some()));
     let headroom = root.read(reader, "headroom", Reader::size).unwrap_or(Bytes::gib(1));
     let devices =
         root.read(reader, "accelerators", |reader, node| devices(reader, node, headroom)).unwrap_or_default();
@@ -128,7 +129,12 @@ fn keys(reader: &mut Reader, node: &Node) -> Option<bool> {
     }
 }
 
-fn admin(reader: &mut Reader, section: &mut Section, listen: Option<(SocketAddr, At)>) -> Admin {
+fn admin(
+    reader: &mut Reader,
+    section: &mut Section,
+    listen: Option<(SocketAddr, At)>,
+    certificates: bool,
+) -> Admin {
     let token = section.read(reader, "token", |reader, node| {
         let token = reader.text(node)?;
         if token.chars().any(|c| !c.is_ascii_graphic()) {
@@ -141,6 +147,13 @@ fn admin(reader: &mut Reader, section: &mut Section, listen: Option<(SocketAddr,
     let metrics_open = section
         .read(reader, "metrics", |reader, node| reader.choice(node, &[("open", true), ("token", false)]))
         .unwrap_or(true);
+    let tls = section.read(reader, "tls", |reader, node| {
+        let tls = reader.flag(node)?;
+        if tls && !certificates {
+            reader.note(node.at, "there is no tls whose certificate could be shown");
+        }
+        Some(tls)
+    });
     if let Some((address, at)) = listen
         && token.is_none()
         && !address.ip().is_loopback()
@@ -148,7 +161,12 @@ fn admin(reader: &mut Reader, section: &mut Section, listen: Option<(SocketAddr,
         let text = format!("listen.admin: {address} is not loopback: that needs an admin.token");
         reader.problems.push(Problem::new(at, text));
     }
-    Admin { address: listen.map_or(LOCAL_ADMIN, |(address, _)| address), token, metrics_open }
+    Admin {
+        address: listen.map_or(LOCAL_ADMIN, |(address, _)| address),
+        token,
+        metrics_open,
+        tls: tls.unwrap_or(false),
+    }
 }
 
 fn address(reader: &mut Reader, node: &Node) -> Option<(SocketAddr, At)> {

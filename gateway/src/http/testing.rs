@@ -30,9 +30,11 @@ use crate::{
     serve::{Api, Stage},
 };
 
+mod authority;
 mod client;
 mod engine;
 
+pub(crate) use authority::{Authority, dial};
 pub(crate) use client::{Answer, Client, post, raw};
 pub(crate) use engine::{Engine, events, json, nobody};
 
@@ -289,7 +291,12 @@ fn config() -> Config {
     };
     Config {
         api: "127.0.0.1:0".parse().unwrap(),
-        admin: config::Admin { address: "127.0.0.1:0".parse().unwrap(), token: None, metrics_open: true },
+        admin: config::Admin {
+            address: "127.0.0.1:0".parse().unwrap(),
+            token: None,
+            metrics_open: true,
+            tls: false,
+        },
         tls: None,
         cors: config::Cors::default(),
         core: Configuration { settings: Settings::default(), accelerators: Vec::new(), models: vec![spec()] },

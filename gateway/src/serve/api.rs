@@ -57,11 +57,7 @@ impl Api {
             Some(first) => first.local_addr().map_err(|source| Error::Bind { address, source })?,
             None => address,
         };
-        let handshakes = match &shared.config.load().tls {
-            None => None,
-            Some(tls) if tls.identity.is_none() => return Err(Error::NoIdentity),
-            Some(_) => Some(Arc::new(Handshakes::start(cores).map_err(Error::Thread)?)),
-        };
+        let handshakes = Handshakes::of(shared.config.load().tls.as_ref(), cores)?.map(Arc::new);
         Ok(Self { address, listeners, shared, handshakes })
     }
 

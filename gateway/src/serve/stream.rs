@@ -29,7 +29,7 @@ pub(super) struct Wire {
 
 impl Stream {
     pub(super) const fn plain(tcp: TcpStream) -> Self {
-        Self::Plain(Wire { tcp, blocked: None })
+        Self::Plain(Wire::new(tcp))
     }
 
     /// Since when the client has taken none of the bytes that are ready for it.
@@ -51,6 +51,10 @@ impl Stream {
 }
 
 impl Wire {
+    pub(super) const fn new(tcp: TcpStream) -> Self {
+        Self { tcp, blocked: None }
+    }
+
     /// The first byte that the client sent, left where it is; `None` when it sent nothing and left.
     pub(super) async fn first_byte(&self) -> io::Result<Option<u8>> {
         let mut byte = [0];

@@ -176,13 +176,22 @@ pub(super) enum Opened {
 
 impl Handshakes {
     /// `cores`: that the API uses; a quarter as many threads are started.
-    pub(super) fn start(cores: usize) -> io::Result<Self> {
+    fn start(cores: usize) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads((cores / 4).max(1))
             .thread_name("tls")
             .enable_all()
             .build()?;
         Ok(Self { runtime: Some(runtime) })
+    }
+
+    /// The threads of a listener, when it speaks TLS as configured. Errors: it must, and no certificate was read.
+    pub(super) fn of(tls: Option<&Tls>, cores: usize) -> Result<Option<Self>, super::Error> {
+        match tls {
+            None => Ok(None),
+            Some(tls) if tls.identity.is_none() => Err(super::Error::NoIdentity),
+            Some(_) => Self::start(cores).map(Some).map_err(super::Error::Thread),
+        }
     }
 
     /// Shakes hands. Dropping the future gives the connection up. Errors: the client left, or it cannot be agreed with.

@@ -1,11 +1,8 @@
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::KeyPair;
 use rouse::fault::Phase;
-use rustls::{
-    ClientConfig,
-    pki_types::{PrivatePkcs8KeyDer, ServerName},
-};
+use rustls::pki_types::{PrivatePkcs8KeyDer, ServerName};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -15,80 +12,10 @@ use tokio_rustls::{TlsConnector, client::TlsStream as Client};
 
 use super::*;
 use crate::{
-    config::{self, Config},
-    http::testing::{Engine, Gateway, SOON, events, json, post, raw, until_free},
+    config,
+    http::testing::{Authority, Engine, SOON, dial, events, json, post, raw, until_free},
     serve::Stage,
 };
-
-/// An authority, and files with certificates of it.
-struct Authority {
-    issuer: CertifiedIssuer<'static, KeyPair>,
-    dir: tempfile::TempDir,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("ca.pem"), issuer.pem()).unwrap();
-        Self { issuer, dir }
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn params() -> CertificateParams {
-        CertificateParams::new(vec!["localhost".to_owned()]).unwrap()
-    }
-
-    /// Writes `NAME.pem` and `NAME.key`; gives both as they go over the wire.
-    fn issue(&self, name: &str, params: &CertificateParams) -> (CertificateDer<'static>, KeyPair) {
-        let key = KeyPair::generate().unwrap();
-        let cert = params.signed_by(&key, &self.issuer).unwrap();
-        fs::write(self.file(&format!("{name}.pem")), cert.pem()).unwrap();
-        fs::write(self.file(&format!("{name}.key")), key.serialize_pem()).unwrap();
-        (cert.der().clone(), key)
-    }
-
-    fn load(&self, more: &str) -> Result<Config, config::Errors> {
-        let text =
-            format!("tls: {{cert: {:?}, key: {:?}{more}}}", self.file("server.pem"), self.file("server.key"));
-        fs::write(self.file("rouse.yaml"), text).unwrap();
-        config::load(&self.file("rouse.yaml"))
-    }
-
-    /// A gateway whose certificate is of this authority.
-    fn gateway(&self, more: &str, change: impl FnOnce(&mut Config)) -> Gateway {
-        self.issue("server", &Self::params());
-        let tls = self.load(more).unwrap().tls;
-        Gateway::start(|config| {
-            config.tls = tls;
-            change(config);
-        })
-    }
-
-    fn trusting(&self) -> rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert> {
-        let mut roots = RootCertStore::empty();
-        roots.add(self.issuer.der().clone()).unwrap();
-        ClientConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots)
-    }
-
-    async fn connect(&self, gateway: &Gateway) -> Client<TcpStream> {
-        dial(gateway, self.trusting().with_no_client_auth()).await.unwrap()
-    }
-}
-
-async fn dial(gateway: &Gateway, client: ClientConfig) -> io::Result<Client<TcpStream>> {
-    let tcp = TcpStream::connect(gateway.address).await.unwrap();
-    let name = ServerName::try_from("localhost").unwrap();
-    TlsConnector::from(Arc::new(client)).connect(name, tcp).await
-}
 
 async fn until(client: &mut Client<TcpStream>, mark: &str) -> String {
     let mut seen = String::new();
@@ -128,7 +55,7 @@ async fn a_client_that_leaves_is_noticed_in_every_phase_however_it_leaves() {
     let mut gateway = authority.gateway("", |_| {});
     for way in WAYS {
         for stray in ["", "\r\n"] {
-            let mut client = authority.connect(&gateway).await;
+            let mut client = authority.connect(gateway.address).await;
             client.write_all((post(false) + stray).as_bytes()).await.unwrap();
             let mut parked = gateway.next_parked().await;
             let _rest = leave(client, way).await;
@@ -140,7 +67,7 @@ async fn a_client_that_leaves_is_noticed_in_every_phase_however_it_leaves() {
     let gate = gateway.open_gate();
     gateway.route(&[(engine.address, &gate)]);
     for way in WAYS {
-        let mut client = authority.connect(&gateway).await;
+        let mut client = authority.connect(gateway.address).await;
         client.write_all((post(true) + "\r\n").as_bytes()).await.unwrap();
         until(&mut client, "data: {}").await;
         let left = Instant::now();
@@ -164,7 +91,7 @@ async fn a_client_that_takes_nothing_is_cut() {
     let mut engine = Engine::start(endless).await;
     let gate = gateway.open_gate();
     gateway.route(&[(engine.address, &gate)]);
-    let mut client = authority.connect(&gateway).await;
+    let mut client = authority.connect(gateway.address).await;
     client.write_all(post(true).as_bytes()).await.unwrap();
     let closed = tokio::time::timeout(Duration::from_secs(6), engine.closed.recv()).await;
     closed.expect("the engine still sends");
@@ -182,20 +109,20 @@ async fn a_whole_answer_ends_with_a_word_and_a_broken_one_without() {
     let engine = Engine::start(json("{\"a\":1}")).await;
     let gate = gateway.open_gate();
     gateway.route(&[(engine.address, &gate)]);
-    let mut client = authority.connect(&gateway).await;
+    let mut client = authority.connect(gateway.address).await;
     let request = post(false).replacen("\r\n", "\r\nconnection: close\r\n", 1);
     client.write_all(request.as_bytes()).await.unwrap();
     let mut all = Vec::new();
     client.read_to_end(&mut all).await.expect("no close_notify");
     assert!(String::from_utf8_lossy(&all).ends_with("{\"a\":1}"));
     // Idle for its time: likewise.
-    let mut idle = authority.connect(&gateway).await;
+    let mut idle = authority.connect(gateway.address).await;
     ask(&mut idle, "/healthz").await;
     idle.read_to_end(&mut Vec::new()).await.expect("no close_notify");
     // An engine that breaks off, on a body that only its connection's end delimits for the client.
     let engine = Engine::start(events("{}")).await;
     gateway.route(&[(engine.address, &gate)]);
-    let mut client = authority.connect(&gateway).await;
+    let mut client = authority.connect(gateway.address).await;
     client.write_all(post(true).replace("HTTP/1.1", "HTTP/1.0").as_bytes()).await.unwrap();
     until(&mut client, "data: {}").await;
     gate.close();
@@ -215,7 +142,7 @@ async fn http2_is_spoken_when_agreed_on_and_http1_otherwise() {
     {
         let mut client = authority.trusting().with_no_client_auth();
         client.alpn_protocols = offered.iter().map(|name| name.as_bytes().to_vec()).collect();
-        let mut client = dial(&gateway, client).await.unwrap();
+        let mut client = dial(gateway.address, client).await.unwrap();
         assert_eq!(client.get_ref().1.alpn_protocol(), agreed.map(str::as_bytes));
         if agreed == Some("h2") {
             let io = hyper_util::rt::TokioIo::new(client);
@@ -234,7 +161,7 @@ async fn http2_is_spoken_when_agreed_on_and_http1_otherwise() {
     }
     let mut client = authority.trusting().with_no_client_auth();
     client.alpn_protocols = vec![b"spdy/3".to_vec()];
-    assert!(dial(&gateway, client).await.is_err());
+    assert!(dial(gateway.address, client).await.is_err());
 }
 
 #[tokio::test]
@@ -258,12 +185,13 @@ async fn who_must_show_a_certificate_gets_in_with_one_of_the_right_authority_onl
         let key = PrivatePkcs8KeyDer::from(key.serialize_der());
         authority.trusting().with_client_auth_cert(vec![cert], key.into()).unwrap()
     };
-    let mut client = dial(&gateway, with(authority.issue("client", &Authority::params()))).await.unwrap();
+    let mut client =
+        dial(gateway.address, with(authority.issue("client", &Authority::params()))).await.unwrap();
     assert!(ask(&mut client, "/healthz").await.starts_with("HTTP/1.1 200"));
     let foreign = with(other.issue("client", &Authority::params()));
     for refused in [foreign, authority.trusting().with_no_client_auth()] {
         // In TLS 1.3 the client is done before it hears that it is refused.
-        if let Ok(mut client) = dial(&gateway, refused).await {
+        if let Ok(mut client) = dial(gateway.address, refused).await {
             let request = raw("GET /healthz", "", "");
             client.write_all(request.as_bytes()).await.unwrap_or_default();
             assert!(client.read(&mut [0; 16]).await.is_err());
@@ -276,7 +204,7 @@ async fn a_new_certificate_is_shown_from_then_on_and_disturbs_nobody() {
     let authority = Authority::new();
     let gateway = authority.gateway("", |_| {});
     let shown = |client: &Client<TcpStream>| client.get_ref().1.peer_certificates().unwrap()[0].clone();
-    let mut before = authority.connect(&gateway).await;
+    let mut before = authority.connect(gateway.address).await;
     ask(&mut before, "/healthz").await;
     let (new, _) = authority.issue("server", &Authority::params());
     let mut config = gateway.config.load().as_ref().clone();
@@ -284,7 +212,7 @@ async fn a_new_certificate_is_shown_from_then_on_and_disturbs_nobody() {
     config.tls = authority.load("").unwrap().tls;
     assert_ne!(config.tls, old);
     gateway.config.store(Arc::new(config));
-    let after = authority.connect(&gateway).await;
+    let after = authority.connect(gateway.address).await;
     assert!(shown(&after) == new && shown(&before) != new);
     assert!(ask(&mut before, "/healthz").await.starts_with("HTTP/1.1 200"));
 }
@@ -297,7 +225,7 @@ async fn a_handshake_in_dribs_is_closed_and_holds_nobody_up() {
     let mut slow = gateway.connect().await;
     slow.send([HANDSHAKE, 3, 1]).await;
     let mut silent = gateway.connect().await;
-    let mut client = authority.connect(&gateway).await;
+    let mut client = authority.connect(gateway.address).await;
     assert!(ask(&mut client, "/healthz").await.starts_with("HTTP/1.1 200"));
     assert!(slow.rest().await.is_empty() && silent.rest().await.is_empty());
     assert!(begun.elapsed() < Duration::from_secs(3));
@@ -325,10 +253,10 @@ async fn handshakes_hold_no_stream_up() {
         let mut config = gateway.config.load().as_ref().clone();
         config.tls = authority.load("").unwrap().tls;
         gateway.config.store(Arc::new(config));
-        let mut client = authority.connect(&gateway).await;
+        let mut client = authority.connect(gateway.address).await;
         let begun = Instant::now();
         for _ in 0..20 {
-            authority.connect(&gateway).await;
+            authority.connect(gateway.address).await;
         }
         println!("{algorithm:?}: {:?} for a connection", begun.elapsed() / 20);
         let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));

@@ -1,7 +1,12 @@
 use super::*;
 
 fn admin(token: Option<&str>, metrics_open: bool) -> Admin {
-    Admin { address: "127.0.0.1:0".parse().unwrap(), token: token.map(str::to_owned), metrics_open }
+    Admin {
+        address: "127.0.0.1:0".parse().unwrap(),
+        token: token.map(str::to_owned),
+        metrics_open,
+        tls: false,
+    }
 }
 
 fn ask(method: &str, path: &str, headers: &[(&str, &str)]) -> Request<()> {
