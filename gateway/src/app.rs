@@ -68,6 +68,7 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
         config.core.accelerators = discover(config.headroom)?;
     }
     let mut signals = Signals::new(source.file.as_deref()).context("cannot listen to signals")?;
+    signals.watch(config.tls.as_ref()).context("cannot watch the certificates")?;
     let clock = anchored();
     let shown = config.clone();
     let config = Arc::new(ArcSwap::from_pointee(config));
@@ -101,6 +102,13 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
                 Asked::Reload => {
                     telemetry.reopen();
                     reload.again();
+                    match signals.watch(config.load().tls.as_ref()) {
+                        Ok(true) => reload.again(),
+                        Ok(false) => {}
+                        Err(error) => {
+                            tracing::warn!(%error, "certificates are not watched; SIGHUP reloads them");
+                        }
+                    }
                 }
                 Asked::Terminate => break,
             },
@@ -150,8 +158,10 @@ fn parts(
 /// What a person needs to try it, on standard output, so that it is seen whatever the log level is.
 fn announce(config: &Config, demonstration: bool, api: &Api, admin: &Admin) {
     let api = api.address();
-    println!("inference API  http://{api}/v1");
-    println!("admin          http://{}", admin.address());
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    println!("inference API  {scheme}://{api}/v1");
+    let scheme = if config.admin.tls { "https" } else { "http" };
+    println!("admin          {scheme}://{}", admin.address());
     println!("state          {}", config.state.display());
     if demonstration {
         let program = std::env::args().next().unwrap_or_else(|| "rouse-gateway".to_owned());

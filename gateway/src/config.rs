@@ -4,6 +4,7 @@
 //! finds what is legal but will not work as meant, [`diff`] says what a reload changes.
 
 mod check;
+mod cors;
 mod devices;
 mod diff;
 mod engine;
@@ -18,6 +19,7 @@ mod reader;
 mod source;
 mod substitute;
 mod telemetry;
+mod tls;
 mod tree;
 
 #[cfg(test)]
@@ -28,6 +30,7 @@ use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, sync::Arc}
 pub(crate) use self::file::parse_address;
 pub use self::{
     check::{Findings, check, misfits},
+    cors::Cors,
     diff::{Diff, diff},
     error::{At, Errors, Problem},
     file::{load, parse},
@@ -35,6 +38,7 @@ pub use self::{
     passage::Passage,
     source::Source,
     telemetry::{AccessLog, Telemetry},
+    tls::Tls,
 };
 pub use crate::demo::config as demo;
 
@@ -48,6 +52,9 @@ use rouse::{
 pub struct Config {
     pub api: SocketAddr,
     pub admin: Admin,
+    /// The API's certificates; without, it speaks plain HTTP.
+    pub tls: Option<Tls>,
+    pub cors: Cors,
     /// What the decisions need.
     pub core: Configuration,
     /// What the platform and the relay need, by model.
@@ -85,6 +92,8 @@ pub struct Admin {
     pub token: Option<String>,
     /// `/metrics` needs no token.
     pub metrics_open: bool,
+    /// It speaks TLS, too.
+    pub tls: bool,
 }
 
 /// How one model's engine is run and spoken to.
@@ -187,6 +196,8 @@ pub struct Limits {
     pub header_read: Millis,
     pub connection_idle: Millis,
     pub connections_per_address: u32,
+    /// In ten seconds; 0: any number.
+    pub offences_per_address: u32,
     pub client_stall: Millis,
 }
 
@@ -203,6 +214,7 @@ impl fmt::Debug for Admin {
             .field("address", &self.address)
             .field("token", &self.token.as_ref().map(|_| "…"))
             .field("metrics_open", &self.metrics_open)
+            .field("tls", &self.tls)
             .finish()
     }
 }

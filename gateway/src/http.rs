@@ -44,7 +44,9 @@ mod affinity;
 mod answer;
 mod call;
 mod control;
+mod cors;
 mod exchange;
+mod framing;
 mod head;
 mod intake;
 mod models;
@@ -135,7 +137,11 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
     let (parts, body) = request.into_parts();
     let id = core.ids.keep_or_make(&parts.headers);
     let path = parts.uri.path();
-    let found = route::find(&parts.method, path, &parts.headers);
+    let origin = cors::Origin::of(&core.shared.config.load().cors, &parts);
+    let framed = framing::check(&parts);
+    let ambiguous = framed.is_err();
+    let found =
+        framed.map_err(|fault| (fault, None)).and_then(|()| route::find(&parts.method, path, &parts.headers));
     let track = Track::new(
         &core.shared.meter,
         core.shared.control.clock(),
@@ -150,9 +156,15 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
     let request =
         Served { core: Rc::clone(&core), socket: Rc::clone(&socket), track: Rc::clone(&track), form };
     let unread = !hyper::body::Body::is_end_stream(&body);
-    let mut response = match found {
-        Err((fault, allow)) => request.refuse_route(&fault, allow, unread, exchange),
-        Ok(route) => match (request.authenticate(&route, &parts.headers), route) {
+    let preflight = if ambiguous { None } else { origin.preflight(&parts) };
+    let mut response = match (preflight, found) {
+        (Some(headers), _) => {
+            let mut response = request.preflight(headers, exchange);
+            request.close_unread(&mut response, unread);
+            response
+        }
+        (None, Err((fault, allow))) => request.refuse_route(&fault, allow, unread, exchange),
+        (None, Ok(route)) => match (request.authenticate(&route, &parts.headers), route) {
             (Err(fault), _) => {
                 let mut response = request.refuse(&fault, exchange);
                 request.close_unread(&mut response, unread);
@@ -179,7 +191,11 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
         // Under this name its SDKs look for it.
         response.headers_mut().entry("request-id").or_insert_with(|| track.id.clone());
     }
-    if core.draining() && !socket.is_multiplexed() {
+    origin.note(response.headers_mut());
+    if ambiguous || response.status() == StatusCode::UNAUTHORIZED {
+        socket.offends();
+    }
+    if (ambiguous || core.draining()) && !socket.is_multiplexed() {
         close(&mut response);
     }
     response
@@ -235,6 +251,13 @@ impl Served {
         let mut response = Response::new(Reply::text(body, Rc::clone(&self.track), exchange));
         *response.status_mut() = status;
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        response
+    }
+
+    fn preflight(&self, headers: HeaderMap, exchange: InExchange) -> Response<Reply> {
+        let mut response = Response::new(Reply::text(Bytes::new(), Rc::clone(&self.track), exchange));
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        *response.headers_mut() = headers;
         response
     }
 

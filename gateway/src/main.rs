@@ -6,6 +6,8 @@ use clap::Parser as _;
 use rouse_gateway::cli::{Cli, USAGE, run};
 
 fn main() -> ExitCode {
+    // Crates that speak TLS by themselves take the process's provider; it is there before anything could ask.
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     match Cli::try_parse() {
         Ok(cli) => run(cli),
         Err(error) => {

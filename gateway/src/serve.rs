@@ -8,11 +8,14 @@
 
 use std::{io, net::SocketAddr};
 
+mod addresses;
 mod admin;
 mod api;
 mod connection;
 mod listener;
 pub(crate) mod socket;
+mod stream;
+pub mod tls;
 
 pub use admin::Admin;
 pub use api::Api;
@@ -36,6 +39,8 @@ pub enum Error {
     Bind { address: SocketAddr, source: io::Error },
     #[error("cannot start a serving thread: {0}")]
     Thread(io::Error),
+    #[error("tls is configured and its certificates were not read")]
+    NoIdentity,
     #[error("the {0} listener ended: {1}")]
     Ended(&'static str, io::Error),
 }

@@ -37,6 +37,13 @@ impl Reload {
             return;
         }
         tracing::info!("configuration reloaded: {diff}");
+        if diff.settings.contains(&"tls") {
+            for doubt in
+                config::check(&new).warnings.iter().filter(|problem| problem.text.starts_with("tls."))
+            {
+                tracing::warn!("{}", doubt.display(&new.origin));
+            }
+        }
         if let Some(text) = super::restart_needed(&diff) {
             tracing::warn!("{text}");
         }
@@ -66,7 +73,12 @@ fn merged(old: &Config, mut new: Config) -> (Config, Diff) {
     new.core.accelerators.clone_from(&old.core.accelerators);
     new.accelerators_auto = old.accelerators_auto;
     new.meters.clone_from(&old.meters);
+    // A port does not change what it speaks under its clients.
+    if new.tls.is_some() != old.tls.is_some() {
+        new.tls.clone_from(&old.tls);
+    }
     (new.api, new.admin.address) = (old.api, old.admin.address);
+    new.admin.tls = old.admin.tls;
     new.state.clone_from(&old.state);
     (new.headroom, new.log_cap) = (old.headroom, old.log_cap);
     new.access_log.clone_from(&old.access_log);

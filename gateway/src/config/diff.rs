@@ -34,12 +34,17 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
         ("stream", old.stream != new.stream),
         ("timeouts", was.timeouts != is.timeouts || old.timeouts != new.timeouts),
         ("limits", old.limits != new.limits),
+        ("routing", old.affinity != new.affinity),
         ("shutdown", old.shutdown != new.shutdown),
         ("keys", old.keys != new.keys || old.keys_none != new.keys_none),
+        ("tls", old.tls.is_some() && new.tls.is_some() && old.tls != new.tls),
+        ("api", old.cors != new.cors),
         ("admin", old.admin.token != new.admin.token || old.admin.metrics_open != new.admin.metrics_open),
     ];
     let restart = [
         ("listen", old.api != new.api || old.admin.address != new.admin.address),
+        ("tls", old.tls.is_some() != new.tls.is_some()),
+        ("admin.tls", old.admin.tls != new.admin.tls),
         ("accelerators", accelerators_differ(old, new)),
         ("headroom", old.headroom != new.headroom),
         ("state", old.state != new.state),

@@ -8,14 +8,15 @@ use std::{
 use rouse::{model::Configuration, units::Bytes};
 
 use super::{
-    Admin, At, Config, Errors, Problem,
+    Admin, At, Config, Errors, Problem, cors,
     devices::devices,
     keys,
     machine::{Machine, default_state_dir},
     model, policy,
     reader::{Reader, Section},
     telemetry::{access_log, telemetry},
-    tree::{Node, Value},
+    tls,
+    tree::Node,
 };
 
 const LOCAL_API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -26,11 +27,13 @@ pub fn load(path: &Path) -> Result<Config, Errors> {
     let origin = path.display().to_string();
     let text = std::fs::read_to_string(path)
         .map_err(|error| Errors::new(&origin, vec![Problem::new(At::default(), error.to_string())]))?;
-    parse(&text, &origin)
+    let mut config = parse(&text, &origin)?;
+    tls::read(&mut config).map_err(|problem| Errors::new(&origin, vec![problem]))?;
+    Ok(config)
 }
 
 /// Checks a configuration's text; `origin` is what the errors call it. `${env:NAME}` is read from this process's
-/// environment.
+/// environment, and no file that the text names.
 pub fn parse(text: &str, origin: &str) -> Result<Config, Errors> {
     parse_on(&Machine::this(), text, origin)
 }
@@ -56,7 +59,9 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         (api, listen.read(reader, "admin", address))
     });
     let api = api.unwrap_or(LOCAL_API);
-    let admin = root.sub(reader, "admin", |reader, section| admin(reader, section, admin_listen));
+    let (tls, cors) = (tls::tls(reader, root), cors::cors(reader, root));
+    let admin =
+        root.sub(reader, "admin", |reader, section| admin(reader, section, admin_listen, tls.is_some()));
     let headroom = root.read(reader, "headroom", Reader::size).unwrap_or(Bytes::gib(1));
     let devices =
         root.read(reader, "accelerators", |reader, node| devices(reader, node, headroom)).unwrap_or_default();
@@ -81,6 +86,8 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     Config {
         api,
         admin,
+        tls,
+        cors,
         core: Configuration { settings, accelerators: devices.list, models: found.specs },
         models: found.models,
         meters: devices.meters,
@@ -103,8 +110,7 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     }
 }
 
-/// Keys whose meaning is settled but not built. Accepting them in silence would be a security hole with `tls`, and a
-/// surprise with the rest.
+/// A key whose meaning is settled but not built. Accepting it in silence would be a surprise.
 fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
     root.read(reader, "platform", |reader, node| {
         if reader.choice(node, &[("local", false), ("kubernetes", true)])? {
@@ -112,26 +118,14 @@ fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
         }
         Some(())
     });
-    root.read(reader, "tls", |reader, node| {
-        let empty = matches!(&node.value, Value::Map(entries) if entries.is_empty());
-        if !empty {
-            reader.not_yet(node.at);
-        }
-        Some(())
-    });
-    root.sub(reader, "api", |reader, api| {
-        api.sub(reader, "cors", |reader, cors| {
-            cors.read(reader, "origins", |reader, node| {
-                if reader.list(node, Reader::text).is_some_and(|list| !list.is_empty()) {
-                    reader.not_yet(node.at);
-                }
-                Some(())
-            });
-        });
-    });
 }
 
-fn admin(reader: &mut Reader, section: &mut Section, listen: Option<(SocketAddr, At)>) -> Admin {
+fn admin(
+    reader: &mut Reader,
+    section: &mut Section,
+    listen: Option<(SocketAddr, At)>,
+    certificates: bool,
+) -> Admin {
     let token = section.read(reader, "token", |reader, node| {
         let token = reader.text(node)?;
         if token.chars().any(|c| !c.is_ascii_graphic()) {
@@ -144,6 +138,13 @@ fn admin(reader: &mut Reader, section: &mut Section, listen: Option<(SocketAddr,
     let metrics_open = section
         .read(reader, "metrics", |reader, node| reader.choice(node, &[("open", true), ("token", false)]))
         .unwrap_or(true);
+    let tls = section.read(reader, "tls", |reader, node| {
+        let tls = reader.flag(node)?;
+        if tls && !certificates {
+            reader.note(node.at, "there is no tls whose certificate could be shown");
+        }
+        Some(tls)
+    });
     if let Some((address, at)) = listen
         && token.is_none()
         && !address.ip().is_loopback()
@@ -151,7 +152,12 @@ fn admin(reader: &mut Reader, section: &mut Section, listen: Option<(SocketAddr,
         let text = format!("listen.admin: {address} is not loopback: that needs an admin.token");
         reader.problems.push(Problem::new(at, text));
     }
-    Admin { address: listen.map_or(LOCAL_ADMIN, |(address, _)| address), token, metrics_open }
+    Admin {
+        address: listen.map_or(LOCAL_ADMIN, |(address, _)| address),
+        token,
+        metrics_open,
+        tls: tls.unwrap_or(false),
+    }
 }
 
 fn address(reader: &mut Reader, node: &Node) -> Option<(SocketAddr, At)> {

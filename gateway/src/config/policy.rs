@@ -149,6 +149,7 @@ pub(super) fn limits(reader: &mut Reader, root: &mut Section, memory: Bytes) -> 
             connections_per_address: section
                 .read(reader, "connectionsPerAddress", Reader::number)
                 .unwrap_or(1024),
+            offences_per_address: section.read(reader, "offencesPerAddress", Reader::number).unwrap_or(1000),
             client_stall,
         }
     })

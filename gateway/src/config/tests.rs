@@ -154,14 +154,7 @@ fn what_is_no_mapping_is_refused() {
 fn keys_of_later_versions_are_known_but_not_silently_accepted() {
     let accepted = "platform: local\ntls: {}\nkeys: none\napi: {cors: {origins: []}}\n";
     assert!(read(accepted).unwrap().keys_none);
-    insta::assert_snapshot!(errors(
-        "platform: kubernetes\ntls: {cert: a, key: b}\n\
-         api: {cors: {origins: [\"*\"]}}\n"
-    ), @r###"
-    rouse.yaml:1:11: platform: not supported yet in this version
-    rouse.yaml:2:6: tls: not supported yet in this version
-    rouse.yaml:3:23: api.cors.origins: not supported yet in this version
-    "###);
+    insta::assert_snapshot!(errors("platform: kubernetes\n"), @"rouse.yaml:1:11: platform: not supported yet in this version");
 }
 
 #[test]
@@ -186,6 +179,27 @@ fn a_custom_engine_opens_the_paths_that_are_named_and_the_others_have_their_own(
     rouse.yaml:3:70: models[0].engine.passage[0]: '/sleep': it steers the engine, and is never passed on
     rouse.yaml:3:78: models[0].engine.passage[1]: 'embed': a path begins with /, does not end with one, and has letters, digits and - _ . ~ between
     "###);
+}
+
+#[test]
+fn certificates_come_in_pairs_and_origins_are_origins() {
+    insta::assert_snapshot!(errors(
+        "tls: {cert: a.pem}\napi: {cors: {origins: [https://a.example/path, a.example, \"https://*.a.example\", \"null\"]}}\n"
+    ), @r###"
+    rouse.yaml:1:6: tls: both cert and key are needed
+    rouse.yaml:2:24: api.cors.origins[0]: 'https://a.example/path' is not an origin: write scheme://host or scheme://host:port, without a path, or "*"
+    rouse.yaml:2:48: api.cors.origins[1]: 'a.example' is not an origin: write scheme://host or scheme://host:port, without a path, or "*"
+    rouse.yaml:2:59: api.cors.origins[2]: 'https://*.a.example' is not an origin: write scheme://host or scheme://host:port, without a path, or "*"
+    rouse.yaml:2:82: api.cors.origins[3]: 'null' is not an origin: write scheme://host or scheme://host:port, without a path, or "*"
+    "###);
+    let config = read("api: {cors: {origins: [\"HTTP://App.example:8080\", \"*\"]}}\n").unwrap();
+    assert_eq!(
+        (config.cors.origins.as_slice(), config.cors.any),
+        (&["http://app.example:8080".to_owned()][..], true)
+    );
+    insta::assert_snapshot!(errors("admin: {tls: true}\n"), @"rouse.yaml:1:14: admin.tls: there is no tls whose certificate could be shown");
+    let files = |text: &str| diff(&read("").unwrap(), &read(text).unwrap()).to_string();
+    assert_eq!(files("tls: {cert: a, key: b}\nadmin: {tls: true}"), "only after a restart tls, admin.tls");
 }
 
 #[test]

@@ -30,9 +30,11 @@ use crate::{
     serve::{Api, Stage},
 };
 
+mod authority;
 mod client;
 mod engine;
 
+pub(crate) use authority::{Authority, dial};
 pub(crate) use client::{Answer, Client, post, raw};
 pub(crate) use engine::{Engine, events, json, nobody};
 
@@ -300,7 +302,14 @@ fn config() -> Config {
     };
     Config {
         api: "127.0.0.1:0".parse().unwrap(),
-        admin: config::Admin { address: "127.0.0.1:0".parse().unwrap(), token: None, metrics_open: true },
+        admin: config::Admin {
+            address: "127.0.0.1:0".parse().unwrap(),
+            token: None,
+            metrics_open: true,
+            tls: false,
+        },
+        tls: None,
+        cors: config::Cors::default(),
         core: Configuration { settings: Settings::default(), accelerators: Vec::new(), models: vec![spec()] },
         models: BTreeMap::from([(MODEL.into(), Arc::new(model))]),
         meters: BTreeMap::new(),
@@ -323,6 +332,7 @@ fn config() -> Config {
             header_read: Millis(700),
             connection_idle: Millis::secs(2),
             connections_per_address: 64,
+            offences_per_address: 0,
             client_stall: Millis::secs(1),
         },
         shutdown: config::Shutdown { grace: Millis::secs(1), stop_engines: true },

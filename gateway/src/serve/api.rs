@@ -16,27 +16,35 @@ use std::{
     time::Duration,
 };
 
+use rouse::fault::{Fault, Wait};
 use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     sync::{Notify, oneshot, watch},
     task::LocalSet,
 };
 
 use super::{
-    Error, Stage, connection,
-    listener::{self, Addresses},
+    Error, Stage,
+    addresses::{Addresses, Refused},
+    connection, listener,
     socket::Socket,
+    tls::Handshakes,
 };
-use crate::http::{Core, Shared};
+use crate::http::{self, Core, Shared};
 
 /// After an accept that failed for want of descriptors: until a connection of ours ends, or so long.
 const BACK_OFF: Duration = Duration::from_millis(500);
+/// How many refused connections a core answers at a time, and how long each may take to read that.
+const TURNED_AWAY: u32 = 64;
+const TELLING: Duration = Duration::from_secs(1);
 
 /// The bound listeners.
 pub struct Api {
     address: SocketAddr,
     listeners: Vec<std::net::TcpListener>,
     shared: Arc<Shared>,
+    handshakes: Option<Arc<Handshakes>>,
 }
 
 impl Api {
@@ -49,7 +57,8 @@ impl Api {
             Some(first) => first.local_addr().map_err(|source| Error::Bind { address, source })?,
             None => address,
         };
-        Ok(Self { address, listeners, shared })
+        let handshakes = Handshakes::of(shared.config.load().tls.as_ref(), cores)?.map(Arc::new);
+        Ok(Self { address, listeners, shared, handshakes })
     }
 
     /// Where it listens, with the port that was given for port 0.
@@ -67,11 +76,12 @@ impl Api {
             let (tell, end) = oneshot::channel();
             let shared = Arc::clone(&self.shared);
             let (stage, addresses) = (stage.clone(), Arc::clone(&addresses));
+            let handshakes = self.handshakes.clone();
             thread::Builder::new()
                 .name(format!("api-{number}"))
                 .spawn(move || {
                     // Nobody listens any more when the control runtime is gone.
-                    drop(tell.send(run_core(listener, shared, stage, addresses)));
+                    drop(tell.send(run_core(listener, shared, stage, addresses, handshakes)));
                 })
                 .map_err(Error::Thread)?;
             ends.push(end);
@@ -90,6 +100,7 @@ fn run_core(
     shared: Arc<Shared>,
     stage: watch::Receiver<Stage>,
     addresses: Arc<Addresses>,
+    handshakes: Option<Arc<Handshakes>>,
 ) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = LocalSet::new();
@@ -101,7 +112,9 @@ fn run_core(
         let connections = Rc::new(Connections {
             core,
             addresses,
+            handshakes,
             open: RefCell::default(),
+            turned_away: Cell::new(0),
             next: Cell::new(0),
             changed: Notify::new(),
         });
@@ -150,6 +163,9 @@ fn is_momentary(error: &io::Error) -> bool {
 struct Connections {
     core: Rc<Core>,
     addresses: Arc<Addresses>,
+    handshakes: Option<Arc<Handshakes>>,
+    /// Those that are being told that there is no place for them.
+    turned_away: Cell<u32>,
     open: RefCell<BTreeMap<u64, Rc<Socket>>>,
     next: Cell<u64>,
     /// One has ended.
@@ -158,10 +174,14 @@ struct Connections {
 
 impl Connections {
     fn open(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, stage: Stage) {
-        let most = self.core.shared.config.load().limits.connections_per_address;
-        let Some(place) = self.addresses.enter(peer.ip(), most) else {
-            tracing::debug!(%peer, "closed a connection beyond limits.connectionsPerAddress");
-            return;
+        let limits = self.core.shared.config.load().limits;
+        let place = match self.addresses.enter(peer.ip(), &limits) {
+            Ok(place) => place,
+            Err(refused) => {
+                tracing::debug!(%peer, "refused a connection: {refused}");
+                self.turn_away(stream, refused);
+                return;
+            }
         };
         if stream.set_nodelay(true).is_err() {
             return;
@@ -169,15 +189,42 @@ impl Connections {
         let number = self.next.replace(self.next.get() + 1);
         let socket = Socket::new(stream, stage);
         socket.set_peer(peer);
+        socket.is_of(place.offender());
         self.open.borrow_mut().insert(number, Rc::clone(&socket));
         self.core.shared.meter.connections(1);
         let connections = Rc::clone(self);
         tokio::task::spawn_local(async move {
-            connection::serve(Rc::clone(&connections.core), socket).await;
+            let handshakes = connections.handshakes.clone();
+            connection::serve(Rc::clone(&connections.core), socket, handshakes).await;
             drop(place);
             connections.core.shared.meter.connections(-1);
             connections.open.borrow_mut().remove(&number);
             connections.changed.notify_waiters();
+        });
+    }
+
+    /// Says why, in the clear only and to a few at a time: whoever floods us is worth no more.
+    fn turn_away(self: &Rc<Self>, mut stream: TcpStream, why: Refused) {
+        if self.handshakes.is_some() || self.turned_away.get() >= TURNED_AWAY {
+            return;
+        }
+        self.turned_away.set(self.turned_away.get() + 1);
+        let wait =
+            Wait { waited_for: why.to_string(), retry_after: Some(why.retry_after()), ..Wait::default() };
+        let fault = Fault::QueueFull { message: why.to_string(), wait };
+        self.core.shared.meter.refused(429);
+        let answer = http::bare(&self.core, &fault);
+        let connections = Rc::clone(self);
+        tokio::task::spawn_local(async move {
+            let told = async {
+                stream.write_all(&answer).await?;
+                stream.shutdown().await?;
+                // Closed with bytes unread, the connection would be reset and the answer lost.
+                while stream.read(&mut [0; 1024]).await? > 0 {}
+                Ok::<_, io::Error>(())
+            };
+            drop(tokio::time::timeout(TELLING, told).await);
+            connections.turned_away.set(connections.turned_away.get() - 1);
         });
     }
 

@@ -8,8 +8,10 @@
 use std::{
     convert::Infallible,
     future::poll_fn,
+    io,
     pin::{Pin, pin},
     rc::Rc,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -27,6 +29,7 @@ use tokio::time::{Instant, Sleep};
 use super::{
     Stage,
     socket::{Rest, Socket},
+    tls::{Handshakes, Opened},
 };
 use crate::{
     config::Limits,
@@ -40,6 +43,9 @@ const COARSE: Duration = Duration::from_secs(1);
 const DRAINING_STALL: Duration = Duration::from_secs(5);
 /// Exchanges at a time on one HTTP/2 connection.
 const STREAMS: u32 = 256;
+/// Streams that a client resets before they were looked at; beyond, its connection ends. Half of [`STREAMS`]: a client
+/// that gives up a whole batch is no flood.
+const RESETS: usize = 128;
 /// How long a client that was refused before it had sent everything may go on sending, and how long it may pause.
 const LINGER: Duration = Duration::from_secs(30);
 const LINGER_PAUSE: Duration = Duration::from_secs(5);
@@ -53,6 +59,8 @@ enum End {
     SlowHead,
     Idle,
     Stalled,
+    /// It does not speak TLS, on a port that does.
+    Plaintext,
     /// The gateway goes.
     Ending,
 }
@@ -70,27 +78,72 @@ where
     }
 }
 
-/// Serves the connection until it is over.
-pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>) {
+/// What a connection was found to carry.
+enum Protocol {
+    Http1,
+    Http2,
+    Plaintext,
+}
+
+/// Serves the connection until it is over. `handshakes`: it begins with one.
+pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>, handshakes: Option<Arc<Handshakes>>) {
     let limits = core.shared.config.load().limits;
-    let preface = poll_fn(|cx| socket.poll_starts_with(cx, PREFACE));
-    let preface = tokio::time::timeout(limits.header_read.duration(), preface);
+    let begun = begin(&core, &socket, handshakes.as_deref());
+    let begun = tokio::time::timeout(limits.header_read.duration(), begun);
     let gone = async {
         socket.until(Stage::Draining).await;
         tokio::time::sleep(COARSE).await;
     };
-    let preface = tokio::select! {
+    let begun = tokio::select! {
         biased;
-        preface = preface => preface,
+        begun = begun => begun,
         () = gone => return,
     };
-    let end = match preface {
+    let end = match begun {
         Err(_) => End::SlowHead,
-        Ok(Err(_)) => return,
-        Ok(Ok(true)) => http2(&core, &socket, &limits).await,
-        Ok(Ok(false)) => http1(&core, &socket, &limits).await,
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a connection that did not begin");
+            if error.kind() == io::ErrorKind::InvalidData {
+                socket.offends();
+            }
+            return;
+        }
+        Ok(Ok(Protocol::Plaintext)) => End::Plaintext,
+        Ok(Ok(Protocol::Http2)) => http2(&core, &socket, &limits).await,
+        Ok(Ok(Protocol::Http1)) => http1(&core, &socket, &limits).await,
     };
     finish(&core, &socket, &limits, &end).await;
+}
+
+/// The handshake, where there is one, and as much of what follows as tells HTTP/2 from HTTP/1.1.
+async fn begin(core: &Core, socket: &Socket, handshakes: Option<&Handshakes>) -> io::Result<Protocol> {
+    let mut agreed = None;
+    if let Some(handshakes) = handshakes {
+        let identity = core.shared.config.load().tls.as_ref().and_then(|tls| tls.identity.clone());
+        let (Some(identity), Some(wire)) = (identity, socket.take_wire()) else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
+        match handshakes.open(wire, identity).await? {
+            Opened::Secure { stream, http2 } => {
+                socket.give_back(stream);
+                agreed = Some(http2);
+            }
+            Opened::Plain(stream) => {
+                socket.give_back(stream);
+                return Ok(Protocol::Plaintext);
+            }
+        }
+    }
+    if agreed == Some(false) {
+        return Ok(Protocol::Http1);
+    }
+    match (poll_fn(|cx| socket.poll_starts_with(cx, PREFACE)).await?, agreed) {
+        (true, _) => Ok(Protocol::Http2),
+        (false, None) => Ok(Protocol::Http1),
+        (false, Some(_)) => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "HTTP/2 was agreed on and is not spoken"))
+        }
+    }
 }
 
 async fn http1(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
@@ -115,6 +168,7 @@ async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.header.0).unwrap_or(u32::MAX))
         .max_concurrent_streams(STREAMS)
+        .max_pending_accept_reset_streams(RESETS)
         // A slow client slows its engine; it does not fill our memory.
         .max_send_buf_size(64 << 10)
         .serve_connection(TokioIo::new(socket.io()), service);
@@ -164,7 +218,15 @@ where
             // It may be over at once.
             cx.waker().wake_by_ref();
         }
-        watch.poll(socket, timer.as_mut(), cx)
+        match watch.poll(socket, timer.as_mut(), cx) {
+            // A client that asks for more at this very moment is told whether it was heard, by a GOAWAY.
+            Poll::Ready(End::Idle) if socket.is_multiplexed() && !std::mem::replace(&mut asked, true) => {
+                graceful(connection.as_mut());
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            end => end,
+        }
     })
     .await
 }
@@ -286,15 +348,23 @@ async fn finish(core: &Core, socket: &Socket, limits: &Limits, end: &End) {
         (End::SlowHead, _, Rest::Head { .. }) if !socket.is_multiplexed() => {
             Some(Fault::RequestTimeout { what: "its head took longer than limits.headerRead".into() })
         }
+        (End::Plaintext, ..) => {
+            Some(Fault::InvalidRequest { message: "this port speaks TLS: use https".into(), param: None })
+        }
         _ => None,
     };
     if let Some(fault) = &fault {
+        socket.offends();
         core.shared.meter.refused(openai::error::status(fault).as_u16());
         let answer = api::bare(core, fault);
         let written = tokio::time::timeout(LINGER_PAUSE, socket.write_all(&answer)).await;
         if !matches!(written, Ok(Ok(()))) {
             return;
         }
+    } else if matches!(end, End::Idle) {
+        // Nothing is cut off: under TLS the client is told so.
+        drop(tokio::time::timeout(LINGER_PAUSE, socket.shutdown()).await);
+        return;
     } else if !(matches!(end, End::Done) && socket.is_unread()) {
         return;
     }

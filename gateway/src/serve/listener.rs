@@ -1,11 +1,6 @@
-//! Sockets that listen, and how many connections an address may hold.
+//! Sockets that listen.
 
-use std::{
-    collections::HashMap,
-    io,
-    net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{io, net::SocketAddr};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -60,44 +55,6 @@ fn bind(socket: &Socket, address: SocketAddr) -> Result<(), Error> {
     })
 }
 
-/// Connections by client address, over all cores. Asked when a connection comes and goes, not per request.
-#[derive(Debug, Default)]
-pub(super) struct Addresses {
-    open: Mutex<HashMap<IpAddr, u32>>,
-}
-
-/// One connection's place in the count.
-#[derive(Debug)]
-pub(super) struct Place {
-    address: IpAddr,
-    of: Arc<Addresses>,
-}
-
-impl Addresses {
-    /// `None` when the address already holds `most`, or more.
-    pub(super) fn enter(self: &Arc<Self>, address: IpAddr, most: u32) -> Option<Place> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = open.entry(address).or_default();
-        if *count >= most {
-            return None;
-        }
-        *count += 1;
-        Some(Place { address, of: Arc::clone(self) })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut open = self.of.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = open.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                open.remove(&self.address);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,17 +67,5 @@ mod tests {
         let error = bind_shared(address, 1).unwrap_err();
         assert!(error.to_string().contains(&format!("address {address} is in use")), "{error}");
         assert!(matches!(bind_one(address), Err(Error::InUse(_))));
-    }
-
-    #[test]
-    fn an_address_gets_its_place_back() {
-        let addresses = Arc::<Addresses>::default();
-        let here: IpAddr = "10.0.0.1".parse().unwrap();
-        let place = addresses.enter(here, 1).unwrap();
-        assert!(addresses.enter(here, 1).is_none());
-        assert!(addresses.enter(here, 2).is_some(), "a limit that was raised holds at once");
-        assert!(addresses.enter("10.0.0.2".parse().unwrap(), 1).is_some());
-        drop(place);
-        assert!(addresses.enter(here, 1).is_some());
     }
 }

@@ -11,13 +11,13 @@
 //! refuses a head by itself with an empty answer, which then gets a body like every other refusal.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     future::poll_fn,
     io,
     net::SocketAddr,
     pin::Pin,
     rc::{Rc, Weak},
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::{Buf, BytesMut};
@@ -27,7 +27,11 @@ use tokio::{
     time::Instant,
 };
 
-use super::Stage;
+use super::{
+    Stage,
+    addresses::Offender,
+    stream::{Stream, Wire},
+};
 use crate::{http::reply::Live, keys::Remembered};
 
 /// Bytes read ahead of hyper at most, per connection.
@@ -38,7 +42,7 @@ pub(crate) struct Io(Rc<Socket>);
 
 /// What the connection's task and its exchanges share.
 pub(crate) struct Socket {
-    stream: RefCell<TcpStream>,
+    stream: RefCell<Stream>,
     ahead: RefCell<BytesMut>,
     multiplexed: Cell<bool>,
     exchanges: Cell<u32>,
@@ -49,7 +53,6 @@ pub(crate) struct Socket {
     rest: Cell<Rest>,
     /// hyper met an empty socket during the present poll, so its waker is registered and nothing is to be read ahead.
     met_empty: Cell<bool>,
-    write_blocked: Cell<Option<Instant>>,
     flushed: RefCell<Vec<Waker>>,
     lives: RefCell<Vec<Weak<Live>>>,
     stage: Cell<Stage>,
@@ -59,6 +62,7 @@ pub(crate) struct Socket {
     pub(crate) key: Remembered,
     unread: Cell<bool>,
     peer: Cell<Option<SocketAddr>>,
+    offender: OnceCell<Offender>,
 }
 
 /// What a connection does between exchanges.
@@ -86,7 +90,7 @@ pub(crate) struct InExchange {
 impl Socket {
     pub(crate) fn new(stream: TcpStream, stage: Stage) -> Rc<Self> {
         Rc::new(Self {
-            stream: RefCell::new(stream),
+            stream: RefCell::new(Stream::plain(stream)),
             ahead: RefCell::default(),
             multiplexed: Cell::new(false),
             exchanges: Cell::new(0),
@@ -94,7 +98,6 @@ impl Socket {
             moved: Cell::new(Instant::now()),
             rest: Cell::new(Rest::Fresh { since: Instant::now() }),
             met_empty: Cell::new(false),
-            write_blocked: Cell::new(None),
             flushed: RefCell::default(),
             lives: RefCell::default(),
             stage: Cell::new(stage),
@@ -103,6 +106,7 @@ impl Socket {
             key: Remembered::default(),
             unread: Cell::new(false),
             peer: Cell::new(None),
+            offender: OnceCell::new(),
         })
     }
 
@@ -113,6 +117,30 @@ impl Socket {
 
     pub(super) fn set_peer(&self, peer: SocketAddr) {
         self.peer.set(Some(peer));
+    }
+
+    /// Whom [`Self::offends`] is said of.
+    pub(crate) fn is_of(&self, offender: Offender) {
+        self.offender.set(offender).unwrap_or_default();
+    }
+
+    /// The client did something that only a broken or hostile one does.
+    pub(crate) fn offends(&self) {
+        if let Some(offender) = self.offender.get() {
+            offender.offends();
+        }
+    }
+
+    /// Takes the connection away for its handshake; nothing can be read or written until it is back.
+    pub(super) fn take_wire(&self) -> Option<Wire> {
+        match self.stream.replace(Stream::Away) {
+            Stream::Plain(wire) => Some(wire),
+            Stream::Tls(_) | Stream::Away => None,
+        }
+    }
+
+    pub(super) fn give_back(&self, stream: Stream) {
+        self.stream.replace(stream);
     }
 
     pub(crate) fn io(self: &Rc<Self>) -> Io {
@@ -147,7 +175,7 @@ impl Socket {
 
     /// Since when the client has taken none of the bytes that are ready for it.
     pub(crate) fn write_blocked(&self) -> Option<Instant> {
-        self.write_blocked.get()
+        self.stream.borrow().blocked()
     }
 
     /// The status with which hyper refused a head that it could not take.
@@ -277,7 +305,7 @@ impl Socket {
             let written = poll_fn(write).await?;
             bytes = &bytes[written..];
         }
-        Ok(())
+        poll_fn(|cx| Pin::new(&mut *self.stream.borrow_mut()).poll_flush(cx)).await
     }
 
     pub(crate) async fn shutdown(&self) -> io::Result<()> {
@@ -313,7 +341,7 @@ impl Socket {
     /// hyper answers a head that it cannot parse by itself, bare. While no exchange is open, a head is being read and
     /// no earlier write is stuck, nothing else starts like that; the caller then answers in its place.
     fn refuses(&self, bytes: &[u8]) -> Option<u16> {
-        let stuck = self.write_blocked.get().is_some();
+        let stuck = self.write_blocked().is_some();
         if self.exchanges.get() > 0 || stuck || !matches!(self.rest.get(), Rest::Head { .. }) {
             return None;
         }
@@ -391,22 +419,16 @@ impl AsyncWrite for Io {
         if socket.refused.get().is_some() {
             return Poll::Ready(Ok(bytes.len()));
         }
-        let written = Pin::new(&mut *socket.stream.borrow_mut()).poll_write(cx, bytes);
-        match &written {
-            Poll::Pending if socket.write_blocked.get().is_none() => {
-                socket.write_blocked.set(Some(Instant::now()));
-            }
-            Poll::Pending => {}
-            Poll::Ready(_) => socket.write_blocked.set(None),
-        }
-        written
+        Pin::new(&mut *socket.stream.borrow_mut()).poll_write(cx, bytes)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // TLS may still hold what hyper has written.
+        ready!(Pin::new(&mut *self.0.stream.borrow_mut()).poll_flush(cx))?;
         for waker in self.0.flushed.borrow_mut().drain(..) {
             waker.wake();
         }
-        Pin::new(&mut *self.0.stream.borrow_mut()).poll_flush(cx)
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

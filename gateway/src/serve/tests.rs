@@ -6,7 +6,11 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rouse::{fault::Phase, lease::Gate};
-use tokio::{io::AsyncWriteExt, net::TcpStream, time::Instant};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::Instant,
+};
 
 use super::Stage;
 use crate::http::testing::{Client, Engine, Gateway, SOON, events, json, post, raw, until_free};
@@ -230,6 +234,17 @@ async fn an_idle_connection_is_kept_for_its_time_and_then_closed() {
 }
 
 #[tokio::test]
+async fn an_idle_connection_of_http2_is_told_that_it_ends() {
+    let gateway = Gateway::start(|_| {});
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let mut all = Vec::new();
+    tokio::time::timeout(Duration::from_secs(6), stream.read_to_end(&mut all)).await.unwrap().unwrap();
+    // Eight bytes, of type GOAWAY, on the connection.
+    assert!(all.windows(9).any(|frame| frame == b"\0\0\x08\x07\0\0\0\0\0"), "{all:?}");
+}
+
+#[tokio::test]
 async fn http2_without_negotiation_is_served_and_a_reset_stream_leaves_its_place() {
     let mut gateway = Gateway::start(|_| {});
     let engine = Engine::start(json("{\"a\":1}")).await;
@@ -437,7 +452,11 @@ async fn an_address_may_not_hold_every_connection() {
     first.send(raw("GET /healthz", "", "")).await;
     assert_eq!(first.answer().await.status, 200);
     let _second = gateway.connect().await;
-    assert!(gateway.connect().await.rest().await.is_empty());
+    let mut third = gateway.connect().await;
+    let refused = third.answer().await;
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
+    assert_eq!(refused.error()["code"], "queue_full");
+    assert!(third.rest().await.is_empty());
     drop(first);
     // The place comes back when the gateway has seen the end.
     let back = async {
@@ -445,7 +464,7 @@ async fn an_address_may_not_hold_every_connection() {
             let mut again = gateway.connect().await;
             let sent =
                 again.stream.write_all(raw("GET /healthz", "connection: close\r\n", "").as_bytes()).await;
-            if sent.is_ok() && !again.rest().await.is_empty() {
+            if sent.is_ok() && again.rest().await.starts_with(b"HTTP/1.1 200") {
                 break;
             }
         }

@@ -150,17 +150,24 @@ fn timed(gateway: &Gateway, model: &str, left: &AtomicUsize) -> Vec<u64> {
     delays
 }
 
-fn report(mut delays: Vec<u64>) {
+fn report(delays: Vec<u64>) {
+    let timed = delays.len();
+    let (_, late) = printed(delays);
+    assert!(timed >= 100, "only {timed} were timed");
+    assert!(late <= 50_000, "p99 {late} µs");
+}
+
+/// Median and p99.
+pub(crate) fn printed(mut delays: Vec<u64>) -> (u64, u64) {
     delays.sort_unstable();
     let at = |share: f64| delays.get((delays.len() as f64 * share) as usize).copied().unwrap_or(u64::MAX);
     let (median, late, worst) = (at(0.5), at(0.99), delays.last().copied().unwrap_or(u64::MAX));
     println!("{} aborts timed: median {median} µs, p99 {late} µs, worst {worst} µs", delays.len());
-    assert!(delays.len() >= 100, "only {} were timed", delays.len());
-    assert!(late <= 50_000, "p99 {late} µs");
+    (median, late)
 }
 
 /// No lease, no waiter, no request of any engine, and no more descriptors than there may be.
-fn settled(gateway: &Gateway, descriptors_before: usize) {
+pub(crate) fn settled(gateway: &Gateway, descriptors_before: usize) {
     gateway.until("no lease and no waiter", Duration::from_secs(10), || {
         let fleet = gateway.fleet();
         let models = fleet["models"].as_array().unwrap();
@@ -178,26 +185,26 @@ fn settled(gateway: &Gateway, descriptors_before: usize) {
     });
 }
 
-fn descriptors(gateway: &Gateway) -> usize {
+pub(crate) fn descriptors(gateway: &Gateway) -> usize {
     fs::read_dir(format!("/proc/{}/fd", gateway.pid())).unwrap().count()
 }
 
 /// The close of this socket throws away what is unsent and resets the connection.
-fn reset_on_close(socket: &TcpStream) {
+pub(crate) fn reset_on_close(socket: &TcpStream) {
     socket2::SockRef::from(socket).set_linger(Some(Duration::ZERO)).unwrap();
 }
 
 #[expect(clippy::disallowed_methods, reason = "held against another process's wall time")]
-fn engine_sim_now() -> u64 {
+pub(crate) fn engine_sim_now() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     u64::try_from(now.as_micros()).unwrap()
 }
 
 /// The same numbers from the same seed (splitmix64).
-struct Chance(u64);
+pub(crate) struct Chance(pub(crate) u64);
 
 impl Chance {
-    fn of(&mut self, n: u64) -> u64 {
+    pub(crate) fn of(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -13,7 +13,9 @@ use tempfile::TempDir;
 
 pub(crate) mod client;
 pub(crate) mod engine;
+pub(crate) mod frames;
 pub(crate) mod open;
+pub(crate) mod secure;
 
 pub(crate) use client::{Answer, Client};
 
@@ -176,11 +178,12 @@ impl Gateway {
                 .unwrap();
             assert!(line.starts_with(label), "{line}");
             let url = line.split_whitespace().last().unwrap();
-            url.trim_start_matches("http://").trim_end_matches("/v1").parse().unwrap()
+            let (_, address) = url.split_once("://").unwrap();
+            address.trim_end_matches("/v1").parse().unwrap()
         };
         let (api, admin) = (address("inference API"), address("admin"));
         let gateway = Self { child, api, admin, dir: dir.to_owned(), _fixture: None };
-        gateway.until("ready", Duration::from_secs(10), || gateway.client().get("/readyz").status == 200);
+        gateway.until("ready", Duration::from_secs(10), || gateway.admin().get("/readyz").status == 200);
         gateway
     }
 

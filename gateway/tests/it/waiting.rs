@@ -223,7 +223,7 @@ fn one_address_may_hold_only_so_many_connections() {
     let gateway = one("limits: {connectionsPerAddress: 3}", &Sim::new("small"));
     let served = || {
         let mut open = gateway.client().open("GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n");
-        open.is_answered().then_some(open)
+        (open.is_answered() && !open.has("HTTP/1.1 429 ")).then_some(open)
     };
     let mut open = Vec::new();
     // Those that asked whether it is ready may not all have gone yet.
@@ -232,6 +232,8 @@ fn one_address_may_hold_only_so_many_connections() {
         open.len() == 3
     });
     assert!(served().is_none());
+    let refused = gateway.client().get("/healthz");
+    assert_eq!((refused.status, refused.header("retry-after")), (429, "1"));
     open.pop();
     gateway.until("a place is free again", Duration::from_secs(5), || served().is_some());
 }

@@ -29,6 +29,7 @@ fn the_document_has_every_key_and_no_other() {
         ("logs.", "logs: {zzzzzzzzzzzz: 1}"),
         ("telemetry.", "telemetry: {zzzzzzzzzzzz: 1}"),
         ("shutdown.", "shutdown: {zzzzzzzzzzzz: 1}"),
+        ("tls.", "tls: {zzzzzzzzzzzz: 1}"),
         ("admin.", "admin: {zzzzzzzzzzzz: 1}"),
         ("queue.", "queue: {zzzzzzzzzzzz: 1}"),
         ("turns.", "turns: {zzzzzzzzzzzz: 1}"),

@@ -2,9 +2,11 @@
 
 use std::{io::Write, net::SocketAddr, sync::Arc};
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
 use super::Parts;
 use crate::{
-    http::testing::{Answer, Client, Gateway, MODEL, raw},
+    http::testing::{Answer, Authority, Client, Gateway, MODEL, raw},
     serve::{Admin, Stage},
 };
 
@@ -57,6 +59,25 @@ async fn what_is_read_is_what_the_driver_published() {
     }
     gateway.stage.send_replace(Stage::Draining);
     assert_eq!(ask(at, "GET /readyz", "").await.status, 503);
+}
+
+#[tokio::test]
+async fn over_tls_nothing_is_said_in_the_clear() {
+    let gateway = Gateway::start(|_| {});
+    let authority = Authority::new();
+    let mut config = gateway.config.load().as_ref().clone();
+    config.tls = authority.tls("");
+    config.admin.tls = true;
+    gateway.config.store(Arc::new(config));
+    let at = start(&gateway, None).await;
+    let mut clear = Client::connect(at).await;
+    clear.send(raw("GET /healthz", "", "")).await;
+    assert!(clear.rest().await.is_empty());
+    let mut client = authority.connect(at).await;
+    client.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n"), "{answer}");
 }
 
 #[tokio::test]

@@ -44,6 +44,14 @@ impl Gateway {
         self.until_state(model, "awake");
     }
 
+    /// The same, seen by operators only: where the API does not speak in the clear.
+    pub(crate) fn wake_by_admin(&self, model: &str) {
+        let answer = self.admin().post(&format!("/admin/v1/models/{model}/wake"), "");
+        assert_eq!(answer.status, 202, "{}", answer.text());
+        let awake = || self.engine(&format!("{model}#0"))["state"] == "Awake";
+        self.until(&format!("{model} is awake"), Duration::from_secs(10), awake);
+    }
+
     pub(crate) fn until_state(&self, model: &str, state: &str) {
         self.until(&format!("{model} is {state}"), Duration::from_secs(10), || {
             self.client().get(&format!("/v1/models/{model}")).json()["state"] == state

@@ -1,0 +1,120 @@
+//! What pages of other origins may do with the inference API, for browsers to enforce.
+//!
+//! A browser asks first (a preflight, without the key: so it is answered before anybody is asked for one), and then shows
+//! a page only answers that name the page's origin; so errors must name it, too, or a page never learns why. Cookies
+//! play no part here, and credentials in a header are the page's own, so no origin is ever trusted with more than a
+//! program that has a key.
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header, request};
+
+use crate::config::Cors;
+
+const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST");
+/// Two hours, in seconds: no browser keeps it for longer.
+const MAX_AGE: HeaderValue = HeaderValue::from_static("7200");
+const ANY: HeaderValue = HeaderValue::from_static("*");
+const ORIGIN: HeaderValue = HeaderValue::from_static("Origin");
+const PREFLIGHT_VARIES: HeaderValue =
+    HeaderValue::from_static("Origin, Access-Control-Request-Method, Access-Control-Request-Headers");
+
+/// What the stock SDKs send from a browser.
+const SENT: [&str; 11] = [
+    "accept",
+    "authorization",
+    "content-type",
+    "x-api-key",
+    "api-key",
+    "x-request-id",
+    "x-request-timeout",
+    "idempotency-key",
+    "traceparent",
+    "tracestate",
+    "baggage",
+];
+const SENT_PREFIXES: [&str; 3] = ["anthropic-", "openai-", "x-stainless-"];
+/// Of an answer, what a page may read beyond what every page may.
+const SHOWN: [&str; 4] = ["x-request-id", "x-should-retry", "server-timing", "retry-after"];
+const SHOWN_PREFIXES: [&str; 4] = ["x-rouse-", "x-ratelimit-", "anthropic-", "openai-"];
+
+/// What is to be said of one request's origin.
+pub(super) enum Origin {
+    /// Nothing is configured, and nothing said.
+    Off,
+    /// The origin is none of ours, or there is none. Caches must know that another one would be told otherwise.
+    Foreign,
+    Allowed(HeaderValue),
+}
+
+impl Origin {
+    pub(super) fn of(cors: &Cors, parts: &request::Parts) -> Self {
+        if !cors.any && cors.origins.is_empty() {
+            return Self::Off;
+        }
+        let sent = parts.headers.get(header::ORIGIN);
+        let Some(origin) = sent.filter(|_| parts.headers.get_all(header::ORIGIN).iter().count() == 1) else {
+            return if cors.any { Self::Off } else { Self::Foreign };
+        };
+        if cors.any {
+            return Self::Allowed(ANY);
+        }
+        let is = |allowed: &String| origin.as_bytes().eq_ignore_ascii_case(allowed.as_bytes());
+        if cors.origins.iter().any(is) { Self::Allowed(origin.clone()) } else { Self::Foreign }
+    }
+
+    /// The head of a preflight's answer; `None` when this is none, or of a foreign origin.
+    pub(super) fn preflight(&self, parts: &request::Parts) -> Option<HeaderMap> {
+        let Self::Allowed(_) = self else { return None };
+        if parts.method != Method::OPTIONS
+            || !parts.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+        {
+            return None;
+        }
+        let mut headers = HeaderMap::new();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
+        headers.insert(header::ACCESS_CONTROL_MAX_AGE, MAX_AGE);
+        headers.insert(header::VARY, PREFLIGHT_VARIES);
+        let asked = parts.headers.get_all(header::ACCESS_CONTROL_REQUEST_HEADERS).iter();
+        let names = asked.filter_map(|value| value.to_str().ok()).flat_map(|list| list.split(','));
+        let allowed: Vec<_> = names
+            .map(|name| name.trim().to_ascii_lowercase())
+            .filter(|name| is_one(name, &SENT, &SENT_PREFIXES))
+            .collect();
+        if let Ok(list) = HeaderValue::try_from(allowed.join(", "))
+            && !list.is_empty()
+        {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, list);
+        }
+        Some(headers)
+    }
+
+    /// Says it on an answer, whatever it is.
+    pub(super) fn note(self, headers: &mut HeaderMap) {
+        let origin = match self {
+            Self::Off => return,
+            Self::Foreign => None,
+            Self::Allowed(origin) => Some(origin),
+        };
+        if origin != Some(ANY) && !headers.contains_key(header::ACCESS_CONTROL_MAX_AGE) {
+            headers.append(header::VARY, ORIGIN);
+        }
+        let Some(origin) = origin else { return };
+        let shown: Vec<_> = headers
+            .keys()
+            .map(HeaderName::as_str)
+            .filter(|name| is_one(name, &SHOWN, &SHOWN_PREFIXES))
+            .collect();
+        if let Ok(list) = HeaderValue::try_from(shown.join(", "))
+            && !list.is_empty()
+        {
+            headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, list);
+        }
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    }
+}
+
+fn is_one(name: &str, names: &[&str], prefixes: &[&str]) -> bool {
+    names.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests;

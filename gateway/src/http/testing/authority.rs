@@ -1,0 +1,89 @@
+//! Certificates for a gateway and its clients.
+
+use std::{fs, io, net::SocketAddr, path::PathBuf, sync::Arc};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, ServerName},
+};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use super::Gateway;
+use crate::config::{self, Config};
+
+/// An authority, and files with certificates of it.
+pub(crate) struct Authority {
+    pub(crate) issuer: CertifiedIssuer<'static, KeyPair>,
+    dir: tempfile::TempDir,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("ca.pem"), issuer.pem()).unwrap();
+        Self { issuer, dir }
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn params() -> CertificateParams {
+        CertificateParams::new(vec!["localhost".to_owned()]).unwrap()
+    }
+
+    /// Writes `NAME.pem` and `NAME.key`; gives both as they go over the wire.
+    pub(crate) fn issue(&self, name: &str, params: &CertificateParams) -> (CertificateDer<'static>, KeyPair) {
+        let key = KeyPair::generate().unwrap();
+        let cert = params.signed_by(&key, &self.issuer).unwrap();
+        fs::write(self.file(&format!("{name}.pem")), cert.pem()).unwrap();
+        fs::write(self.file(&format!("{name}.key")), key.serialize_pem()).unwrap();
+        (cert.der().clone(), key)
+    }
+
+    pub(crate) fn load(&self, more: &str) -> Result<Config, config::Errors> {
+        let text =
+            format!("tls: {{cert: {:?}, key: {:?}{more}}}", self.file("server.pem"), self.file("server.key"));
+        fs::write(self.file("rouse.yaml"), text).unwrap();
+        config::load(&self.file("rouse.yaml"))
+    }
+
+    /// A gateway whose certificate is of this authority.
+    pub(crate) fn gateway(&self, more: &str, change: impl FnOnce(&mut Config)) -> Gateway {
+        let tls = self.tls(more);
+        Gateway::start(|config| {
+            config.tls = tls;
+            change(config);
+        })
+    }
+
+    pub(crate) fn trusting(&self) -> rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert> {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.issuer.der().clone()).unwrap();
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+    }
+
+    /// `tls` of a configuration with a new certificate.
+    pub(crate) fn tls(&self, more: &str) -> Option<config::Tls> {
+        self.issue("server", &Self::params());
+        self.load(more).unwrap().tls
+    }
+
+    pub(crate) async fn connect(&self, address: SocketAddr) -> TlsStream<TcpStream> {
+        dial(address, self.trusting().with_no_client_auth()).await.unwrap()
+    }
+}
+
+pub(crate) async fn dial(address: SocketAddr, client: ClientConfig) -> io::Result<TlsStream<TcpStream>> {
+    let tcp = TcpStream::connect(address).await.unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    TlsConnector::from(Arc::new(client)).connect(name, tcp).await
+}

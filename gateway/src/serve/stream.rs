@@ -1,0 +1,110 @@
+//! The bytes below hyper: a client's TCP connection, in the clear or under TLS.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    time::Instant,
+};
+use tokio_rustls::server::TlsStream;
+
+pub(super) enum Stream {
+    Plain(Wire),
+    Tls(Box<TlsStream<Wire>>),
+    /// Its handshake has it, and may fail.
+    Away,
+}
+
+/// A TCP connection that knows since when its client has taken nothing. This is measured below TLS, which takes bytes
+/// into a buffer of its own when the client does not.
+pub(super) struct Wire {
+    tcp: TcpStream,
+    blocked: Option<Instant>,
+}
+
+impl Stream {
+    pub(super) const fn plain(tcp: TcpStream) -> Self {
+        Self::Plain(Wire::new(tcp))
+    }
+
+    /// Since when the client has taken none of the bytes that are ready for it.
+    pub(super) fn blocked(&self) -> Option<Instant> {
+        match self {
+            Self::Plain(wire) => wire.blocked,
+            Self::Tls(stream) => stream.get_ref().0.blocked,
+            Self::Away => None,
+        }
+    }
+
+    fn inner(&mut self) -> io::Result<Pin<&mut dyn Both>> {
+        match self {
+            Self::Plain(wire) => Ok(Pin::new(wire)),
+            Self::Tls(stream) => Ok(Pin::new(&mut **stream)),
+            Self::Away => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+}
+
+impl Wire {
+    pub(super) const fn new(tcp: TcpStream) -> Self {
+        Self { tcp, blocked: None }
+    }
+
+    /// The first byte that the client sent, left where it is; `None` when it sent nothing and left.
+    pub(super) async fn first_byte(&self) -> io::Result<Option<u8>> {
+        let mut byte = [0];
+        Ok((self.tcp.peek(&mut byte).await? > 0).then_some(byte[0]))
+    }
+}
+
+trait Both: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Both for T {}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().inner()?.poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.get_mut().inner()?.poll_write(cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().inner()?.poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().inner()?.poll_shutdown(cx)
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().tcp).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let wire = self.get_mut();
+        let written = Pin::new(&mut wire.tcp).poll_write(cx, bytes);
+        wire.blocked = written.is_pending().then(|| wire.blocked.unwrap_or_else(Instant::now));
+        written
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().tcp).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().tcp).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,234 @@
+//! TLS: the certificate that the gateway shows, whom it believes, and handshakes.
+//!
+//! Certificates are a part of the configuration: read with it, refused with it when they do not fit together, and taken
+//! by the connections that are accepted from then on. Sessions cannot be resumed across a change, since each
+//! configuration keeps its own: who was let in by an authority that is no longer trusted is asked again.
+//!
+//! A handshake with a long RSA key takes milliseconds of computing, in which no stream of a core would move. So
+//! handshakes have threads of their own; the connection comes back to its core when it is done.
+
+use std::{fmt, fs, io, path::Path, sync::Arc, time::Duration};
+
+use aws_lc_rs::digest::{Context, SHA256};
+use rustls::{
+    CertificateError, InconsistentKeys, RootCertStore, ServerConfig,
+    client::verify_server_cert_signed_by_trust_anchor,
+    crypto::CryptoProvider,
+    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
+    server::{ParsedCertificate, WebPkiClientVerifier},
+};
+use tokio::task::JoinHandle;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+
+use super::stream::{Stream, Wire};
+use crate::config::Tls;
+
+const HTTP2: &[u8] = b"h2";
+const HTTP1: &[u8] = b"http/1.1";
+/// The type of a TLS record that begins a handshake. No HTTP request begins like that.
+const HANDSHAKE: u8 = 0x16;
+/// A certificate that ends within this time is warned of.
+const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
+
+/// A certificate chain with its key, and the authorities of clients: read, and found to fit together.
+pub struct Identity {
+    server: Arc<ServerConfig>,
+    /// Of all files that it was read from.
+    digest: [u8; 32],
+    leaf: CertificateDer<'static>,
+}
+
+/// A file that cannot be used, by its key under `tls`, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{key}: {file}: {why}")]
+pub struct Error {
+    key: &'static str,
+    file: String,
+    why: String,
+}
+
+impl Identity {
+    /// Reads the files. Errors: one cannot be read, is no PEM, or does not belong to the others.
+    pub fn read(tls: &Tls) -> Result<Self, Error> {
+        let mut digest = Context::new(&SHA256);
+        let mut bytes = |key, file: &Path| {
+            let bytes = fs::read(file).map_err(|error| failed(key, file, &error))?;
+            digest.update(&bytes.len().to_le_bytes());
+            digest.update(&bytes);
+            Ok::<_, Error>(bytes)
+        };
+        let chain = certificates("cert", &tls.cert, &bytes("cert", &tls.cert)?)?;
+        let key = PrivateKeyDer::from_pem_slice(&bytes("key", &tls.key)?).map_err(|error| match error {
+            rustls::pki_types::pem::Error::NoItemsFound => {
+                failed("key", &tls.key, &"there is no private key in it (PEM, not encrypted)")
+            }
+            other => failed("key", &tls.key, &other),
+        })?;
+        let authorities = match &tls.client_ca {
+            Some(file) => Some((file, certificates("clientCa", file, &bytes("clientCa", file)?)?)),
+            None => None,
+        };
+        let leaf = chain[0].clone();
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| failed("cert", &tls.cert, &error))?;
+        let builder = match authorities {
+            None => builder.with_no_client_auth(),
+            Some((file, authorities)) => {
+                let mut roots = RootCertStore::empty();
+                for authority in authorities {
+                    roots.add(authority).map_err(|error| failed("clientCa", file, &error))?;
+                }
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
+                    .build()
+                    .map_err(|error| failed("clientCa", file, &error))?;
+                builder.with_client_cert_verifier(verifier)
+            }
+        };
+        let mut server = builder.with_single_cert(chain, key).map_err(|error| match error {
+            rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => failed(
+                "key",
+                &tls.key,
+                &format_args!("it does not belong to the certificate in {}", tls.cert.display()),
+            ),
+            other => failed("cert", &tls.cert, &other),
+        })?;
+        server.alpn_protocols = vec![HTTP2.to_vec(), HTTP1.to_vec()];
+        let mut identity = Self { server: Arc::new(server), digest: [0; 32], leaf };
+        identity.digest.copy_from_slice(digest.finish().as_ref());
+        Ok(identity)
+    }
+
+    /// What is wrong with the certificate's time, in words: clients will refuse it.
+    #[must_use]
+    pub fn untimely(&self) -> Option<String> {
+        let now = UnixTime::now();
+        let soon = UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs()) + SOON);
+        self.untimely_at(now)
+            .map(str::to_owned)
+            .or_else(|| self.untimely_at(soon).map(|_| "the certificate expires within 14 days".to_owned()))
+    }
+
+    /// The verifier looks at the time before it looks for an issuer, of which there is none here.
+    fn untimely_at(&self, at: UnixTime) -> Option<&'static str> {
+        let leaf = ParsedCertificate::try_from(&self.leaf).ok()?;
+        let algorithms = provider().signature_verification_algorithms.all;
+        let roots = RootCertStore::empty();
+        match verify_server_cert_signed_by_trust_anchor(&leaf, &roots, &[], at, algorithms) {
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::Expired | CertificateError::ExpiredContext { .. },
+            )) => Some("the certificate has expired"),
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
+            )) => Some("the certificate is not valid yet"),
+            _ => None,
+        }
+    }
+}
+
+/// The same files say the same.
+impl PartialEq for Identity {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest == other.digest
+    }
+}
+
+/// Without what is in the files.
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity").finish_non_exhaustive()
+    }
+}
+
+/// The cryptography of everything here.
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+}
+
+fn certificates(key: &'static str, file: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(bytes)
+        .collect::<Result<_, _>>()
+        .map_err(|error| failed(key, file, &error))?;
+    if chain.is_empty() {
+        return Err(failed(key, file, &"there is no certificate in it (PEM)"));
+    }
+    Ok(chain)
+}
+
+fn failed(key: &'static str, file: &Path, why: &dyn fmt::Display) -> Error {
+    Error { key, file: file.display().to_string(), why: why.to_string() }
+}
+
+/// The threads that shake hands.
+pub(super) struct Handshakes {
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+/// What a client that was expected to speak TLS turned out to be.
+pub(super) enum Opened {
+    Secure {
+        stream: Stream,
+        http2: bool,
+    },
+    /// It speaks something else, most likely HTTP.
+    Plain(Stream),
+}
+
+impl Handshakes {
+    /// `cores`: that the API uses; a quarter as many threads are started.
+    fn start(cores: usize) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads((cores / 4).max(1))
+            .thread_name("tls")
+            .enable_all()
+            .build()?;
+        Ok(Self { runtime: Some(runtime) })
+    }
+
+    /// The threads of a listener, when it speaks TLS as configured. Errors: it must, and no certificate was read.
+    pub(super) fn of(tls: Option<&Tls>, cores: usize) -> Result<Option<Self>, super::Error> {
+        match tls {
+            None => Ok(None),
+            Some(tls) if tls.identity.is_none() => Err(super::Error::NoIdentity),
+            Some(_) => Self::start(cores).map(Some).map_err(super::Error::Thread),
+        }
+    }
+
+    /// Shakes hands. Dropping the future gives the connection up. Errors: the client left, or it cannot be agreed with.
+    pub(super) async fn open(&self, wire: Wire, identity: Arc<Identity>) -> io::Result<Opened> {
+        let Some(runtime) = &self.runtime else { return Err(io::ErrorKind::NotConnected.into()) };
+        let mut task = Ended(runtime.spawn(shake(wire, identity)));
+        (&mut task.0).await.map_err(io::Error::other)?
+    }
+}
+
+/// What still shakes hands has no connection to come back to.
+impl Drop for Handshakes {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+struct Ended(JoinHandle<io::Result<Opened>>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn shake(wire: Wire, identity: Arc<Identity>) -> io::Result<Opened> {
+    match wire.first_byte().await? {
+        None => return Err(io::ErrorKind::UnexpectedEof.into()),
+        Some(HANDSHAKE) => {}
+        Some(_) => return Ok(Opened::Plain(Stream::Plain(wire))),
+    }
+    let stream: TlsStream<Wire> = TlsAcceptor::from(Arc::clone(&identity.server)).accept(wire).await?;
+    let http2 = stream.get_ref().1.alpn_protocol() == Some(HTTP2);
+    Ok(Opened::Secure { stream: Stream::Tls(Box::new(stream)), http2 })
+}
+
+#[cfg(test)]
+mod tests;

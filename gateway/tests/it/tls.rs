@@ -1,0 +1,128 @@
+//! Certificates of a gateway that runs: shown, replaced, asked for, and refused with their reason.
+
+use std::{
+    io::{Read as _, Write as _},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use nix::sys::signal::Signal;
+use rustls::pki_types::CertificateDer;
+
+use crate::support::{
+    Answer, Fixture, Gateway, Sim,
+    client::{chat_body, request},
+    secure::{Authority, Secure, secure},
+};
+
+fn start(more: &str) -> (Gateway, Authority) {
+    let fixture = Fixture::new(&["2Gi"]).model(&Sim::new("m"));
+    let authority = Authority::new(fixture.dir());
+    authority.issue("server");
+    let settings = authority.settings(&more.replace("DIR", &fixture.dir().display().to_string()));
+    (fixture.settings(&settings).start(), authority)
+}
+
+fn ask(stream: &mut Secure) -> String {
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"ok\n") {
+        let mut room = [0; 1024];
+        let n = stream.read(&mut room).unwrap();
+        assert!(n > 0, "ended after {:?}", String::from_utf8_lossy(&seen));
+        seen.extend_from_slice(&room[..n]);
+    }
+    String::from_utf8(seen).unwrap()
+}
+
+fn shown(gateway: &Gateway, authority: &Authority) -> CertificateDer<'static> {
+    let mut stream = secure(gateway.api, &authority.client(&[], None));
+    ask(&mut stream);
+    stream.conn.peer_certificates().unwrap()[0].clone().into_owned()
+}
+
+#[test]
+fn a_stream_comes_whole_over_tls_and_the_port_says_so_to_others() {
+    let (gateway, authority) = start("");
+    let mut stream = secure(gateway.api, &authority.client(&["http/1.1"], None));
+    let text = request("/v1/chat/completions", "", &chat_body("m", true, 50));
+    stream.write_all(text.as_bytes()).unwrap();
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).expect("the end was not announced");
+    assert!(Answer::parse(&bytes).unwrap().is_whole_stream());
+    let plain = gateway.client().get("/healthz");
+    assert_eq!(plain.status, 400);
+    assert!(plain.text().contains("https"), "{}", plain.text());
+}
+
+#[test]
+fn certificates_are_replaced_when_their_files_are_and_connections_stay() {
+    let (gateway, authority) = start("");
+    let mut kept = secure(gateway.api, &authority.client(&[], None));
+    ask(&mut kept);
+    let soon = Duration::from_secs(10);
+    let (second, _) = authority.issue("server");
+    gateway.until("the new one is shown", soon, || shown(&gateway, &authority) == second);
+    ask(&mut kept);
+    // A key that does not belong to it: the old pair stays.
+    std::fs::write(gateway.dir.join("server.key"), rcgen::KeyPair::generate().unwrap().serialize_pem())
+        .unwrap();
+    gateway.until("it is refused", soon, || gateway.log().contains("does not belong to the certificate"));
+    assert!(shown(&gateway, &authority) == second);
+    // As certbot does it: a new link in the place of the old one.
+    let (third, _) = authority.issue("third");
+    for (link, to) in [("server.pem", "third.pem"), ("server.key", "third.key")] {
+        std::fs::remove_file(gateway.dir.join(link)).unwrap();
+        std::os::unix::fs::symlink(to, gateway.dir.join(link)).unwrap();
+    }
+    gateway.until("the third is shown", soon, || shown(&gateway, &authority) == third);
+    // Behind a link nothing is watched; a signal reads it again.
+    let (fourth, _) = authority.issue("third");
+    gateway.signal(Signal::SIGHUP);
+    gateway.until("the fourth is shown", soon, || shown(&gateway, &authority) == fourth);
+    ask(&mut kept);
+}
+
+#[test]
+fn clients_without_a_certificate_of_the_authority_do_not_get_in() {
+    let (gateway, authority) = start(", clientCa: DIR/ca.pem");
+    let mut stream = secure(gateway.api, &authority.client(&[], Some(authority.issue("client"))));
+    ask(&mut stream);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let foreign = Authority::new(elsewhere.path()).issue("client");
+    for refused in [None, Some(foreign)] {
+        let mut stream = secure(gateway.api, &authority.client(&[], refused));
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n").unwrap_or_default();
+        assert!(stream.read(&mut [0; 16]).is_err());
+    }
+}
+
+fn check(dir: &Path) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
+    let output = command.args(["check", "rouse.yaml"]).current_dir(dir).output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn a_start_with_certificates_that_do_not_fit_says_which_file_and_why() {
+    let fixture = Fixture::new(&["2Gi"]).model(&Sim::new("m"));
+    let dir = fixture.dir().to_owned();
+    let authority = Authority::new(&dir);
+    let fixture = fixture.settings(&authority.settings(""));
+    std::fs::write(dir.join("rouse.yaml"), fixture.yaml()).unwrap();
+    let (code, said) = check(&dir);
+    assert_eq!(code, Some(64), "{said}");
+    assert!(said.contains("tls.cert: ") && said.contains("server.pem: No such file"), "{said}");
+    authority.issue("other");
+    authority.issue("server");
+    std::fs::copy(dir.join("other.key"), dir.join("server.key")).unwrap();
+    let (code, said) = check(&dir);
+    assert_eq!(code, Some(64), "{said}");
+    assert!(said.contains("server.key: it does not belong to the certificate in"), "{said}");
+    let mut start = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
+    let start = start.args(["--config", "rouse.yaml"]).current_dir(&dir).output().unwrap();
+    assert_eq!((start.status.code(), String::from_utf8(start.stderr).unwrap()), (Some(64), said));
+    authority.issue("server");
+    assert_eq!(check(&dir).0, Some(0));
+}
