@@ -176,7 +176,7 @@ fn a_model_is_one_short_plain_field() {
         part("name=\"model\"", "Content-Type: text/plain; charset=utf-16\r\n", "m"),
         part("name=\"model\"", "Content-Type: application/json\r\n", "m"),
     ] {
-        let error = peek(&form(&[model.clone()]), b"x").unwrap_err();
+        let error = peek(&form(std::slice::from_ref(&model)), b"x").unwrap_err();
         assert!(matches!(error, Error::Model(_)), "{model}: {error:?}");
         assert_eq!(error.param(), Some("model"));
     }
