@@ -96,7 +96,7 @@ fn change() -> impl Strategy<Value = (prop::sample::Index, prop::sample::Index, 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3000))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.max(3000)))]
     #[test]
     fn the_corpora_hold_when_changed(
         which in 0..BODIES.len(),
