@@ -231,7 +231,7 @@ impl Served {
         deadline: Tick,
     ) -> Result<exchange::Job, Fault> {
         let head = call.read(&body).await?;
-        let model = call.model(head.as_ref(), &self.core.shared.control.routes().registry)?;
+        let model = call.model(&head, &self.core.shared.control.routes().registry)?;
         self.track.model(&model);
         let spec = config.models.get(&model).cloned();
         let spec = spec.ok_or_else(|| Fault::ModelNotFound { model: model.to_string() })?;
@@ -240,13 +240,13 @@ impl Served {
         if spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id) {
             parts.headers.insert(REQUEST_ID, self.track.id.clone());
         }
-        let stream = head.as_ref().is_some_and(|head| head.stream);
+        let stream = head.stream;
         Ok(exchange::Job {
             core: Rc::clone(&self.core),
             track: Rc::clone(&self.track),
             config,
             model,
-            body: call.payload(body, head.as_ref(), &spec.served_name),
+            body: call.payload(body, &head, &spec.served_name),
             spec,
             method: call.method,
             path: call.path,
