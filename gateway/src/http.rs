@@ -320,7 +320,7 @@ impl Served {
         deadline: Tick,
     ) -> Result<exchange::Job, Fault> {
         let head = call.read(&body).await?;
-        let model = call.model(head.as_ref(), &self.core.shared.control.routes().registry)?;
+        let model = call.model(&head, &self.core.shared.control.routes().registry)?;
         self.track.model(&model);
         let spec = config.models.get(&model).cloned();
         let spec = spec.ok_or_else(|| Fault::ModelNotFound { model: model.to_string() })?;
@@ -330,17 +330,16 @@ impl Served {
             parts.headers.insert(REQUEST_ID, self.track.id.clone());
         }
         self.track.place_in_trace(&mut parts.headers);
-        let stream = head.as_ref().is_some_and(|head| head.stream);
-        let ties = affinity::Ties::of(head.as_ref(), config.affinity);
+        let stream = head.stream;
+        let ties = affinity::Ties::of(&head, config.affinity);
         let bill = match &key {
             Some(key) => {
-                let asked_for = head.as_ref().map_or("", |head| &head.model);
                 let need = Need {
                     text: keys::text(&parts.headers, &body).await,
-                    max_tokens: head.as_ref().and_then(|head| head.max_tokens),
+                    max_tokens: head.max_tokens,
                     generates: call.streams,
                 };
-                Some(self.admit(key, (asked_for, &model), need, stream)?)
+                Some(self.admit(key, (&head.model, &model), need, stream)?)
             }
             None => None,
         };
@@ -349,7 +348,7 @@ impl Served {
             track: Rc::clone(&self.track),
             config,
             model,
-            body: call.payload(body, head.as_ref(), &spec.served_name),
+            body: call.payload(body, &head, &spec.served_name),
             spec,
             method: call.method,
             path: call.path,

@@ -174,10 +174,10 @@ fn a_custom_engine_opens_the_paths_that_are_named_and_the_others_have_their_own(
     let config = read(&with("custom", "[/embed, GET /info]")).unwrap();
     let open: Vec<_> = config.models["m"].passage.iter().map(|p| (p.reads, p.path.as_str())).collect();
     assert_eq!(open, [(false, "/embed"), (true, "/info")]);
-    insta::assert_snapshot!(errors(&with("vllm", "[/embed]")), @r###"rouse.yaml:3:67: models[0].engine.passage: only a custom engine's paths are configured: those of the other kinds are known"###);
+    insta::assert_snapshot!(errors(&with("vllm", "[/embed]")), @r###"rouse.yaml:3:60: models[0].engine.passage: only a custom engine's paths are configured: those of the other kinds are known"###);
     insta::assert_snapshot!(errors(&with("custom", "[/sleep, embed]")), @r###"
-    rouse.yaml:3:70: models[0].engine.passage[0]: '/sleep': it steers the engine, and is never passed on
-    rouse.yaml:3:78: models[0].engine.passage[1]: 'embed': a path begins with /, does not end with one, and has letters, digits and - _ . ~ between
+    rouse.yaml:3:63: models[0].engine.passage[0]: '/sleep': it steers the engine, and is never passed on
+    rouse.yaml:3:71: models[0].engine.passage[1]: 'embed': a path begins with /, does not end with one, and has letters, digits and - _ . ~ between
     "###);
 }
 

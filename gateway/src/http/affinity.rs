@@ -34,12 +34,8 @@ pub(crate) struct Ties {
 }
 
 impl Ties {
-    /// `head`: of a body that was read for it.
-    pub(super) fn of(head: Option<&Head<'_>>, affinity: Affinity) -> Self {
-        let of = |field: fn(&Head<'_>) -> Option<u64>| head.and_then(field);
-        let (previous, session, prefix) =
-            (of(|head| head.previous), of(|head| head.session), of(|head| head.prefix));
-        Self { previous, session, prefix, affinity }
+    pub(super) const fn of(head: &Head<'_>, affinity: Affinity) -> Self {
+        Self { previous: head.previous, session: head.session, prefix: head.prefix, affinity }
     }
 
     /// A lease on the engine that suits best.

@@ -5,7 +5,7 @@
 //! engine knows the model by another name, the pieces before and after that one value are sent around the new one: no
 //! body is ever held twice.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, header, request, uri::PathAndQuery};
@@ -94,32 +94,33 @@ impl Call {
         })
     }
 
-    /// Reads what routing needs of the body; `None` when there is nothing to read in it.
-    pub(super) async fn read(&self, body: &Bytes) -> Result<Option<Head<'static>>, Fault> {
-        let head = if body.len() <= head::OFF_CORE {
+    /// Reads what routing needs of the body. A head without a name has an empty range.
+    pub(super) async fn read(&self, body: &Bytes) -> Result<Head<'static>, Fault> {
+        let mut head = if body.len() <= head::OFF_CORE {
             self.body.read(body)
         } else {
             // Away from this core's streams.
             let (shape, body) = (self.body.clone(), body.clone());
             tokio::task::spawn_blocking(move || shape.read(&body)).await.map_err(|_| Fault::Internal)?
         }?;
-        if head.as_ref().is_some_and(|head| head.background) {
+        if head.background {
             let message = "background responses are not kept: send the request without 'background'";
             return Err(invalid(message.into(), Some("background")));
         }
-        Ok(head.map(|head| Head { stream: head.stream && self.streams, ..head }))
+        head.stream &= self.streams;
+        Ok(head)
     }
 
     /// The model that is meant. A path and a body that name different ones contradict each other.
-    pub(super) fn model(&self, head: Option<&Head<'_>>, registry: &Registry) -> Result<ModelName, Fault> {
-        let named = head.map_or("", |head| head.model.as_ref());
+    pub(super) fn model(&self, head: &Head<'_>, registry: &Registry) -> Result<ModelName, Fault> {
+        let named = head.model.as_ref();
         let found = registry.find(named);
         let Some((model, spec)) = &self.model else {
             return found.cloned().ok_or_else(|| Fault::ModelNotFound { model: text::cut(named) });
         };
         let agree = match found {
             Some(found) => found == model,
-            None => named.is_empty() || named == spec.served_name,
+            None => head.range.is_empty() || named == spec.served_name,
         };
         if agree {
             return Ok(model.clone());
@@ -129,13 +130,11 @@ impl Call {
     }
 
     /// What the engine is sent: the body, with its own name for the model.
-    pub(super) fn payload(&self, body: Bytes, head: Option<&Head<'_>>, served: &str) -> Payload {
-        match head {
-            Some(head) if !head.model.is_empty() && head.model != served => match self.body {
-                Shape::Multipart { .. } => multipart::splice(&body, &head.range, served).into(),
-                _ => head::splice(&body, &head.range, served).into(),
-            },
-            _ => body.into(),
+    pub(super) fn payload(&self, body: Bytes, head: &Head<'_>, served: &str) -> Payload {
+        match self.body {
+            _ if head.range.is_empty() || head.model == served => body.into(),
+            Shape::Multipart { .. } => multipart::splice(&body, &head.range, served).into(),
+            _ => head::splice(&body, &head.range, served).into(),
         }
     }
 }
@@ -152,27 +151,35 @@ impl Shape {
         Ok(Self::Multipart { boundary: Bytes::copy_from_slice(multipart::boundary(kind)?), named })
     }
 
-    fn read(&self, body: &Bytes) -> Result<Option<Head<'static>>, Fault> {
-        match self {
-            Self::Json => Ok(Some(head::peek(body)?.into_owned())),
-            Self::Multipart { boundary, named } => {
-                let head = if *named {
-                    multipart::peek(body, boundary)
-                } else {
-                    multipart::peek_any(body, boundary)
-                };
-                Ok(Some(head?.into_owned()))
-            }
+    fn read(&self, body: &Bytes) -> Result<Head<'static>, Fault> {
+        let head = match self {
+            Self::Json => head::peek(body)?,
+            Self::Multipart { boundary, named: true } => multipart::peek(body, boundary)?,
+            Self::Multipart { boundary, named: false } => multipart::peek_any(body, boundary)?,
             Self::Free { json } => match head::peek_any(body) {
-                Ok(head) => Ok(Some(head.into_owned())),
+                Ok(head) => head,
                 // A list, say: there is no model in it.
-                Err(head::Error::NotAnObject) => Ok(None),
-                Err(head::Error::Syntax(_)) if !json => Ok(None),
-                Err(error) => Err(error.into()),
+                Err(head::Error::NotAnObject) => nameless(),
+                Err(head::Error::Syntax(_)) if !json => nameless(),
+                Err(error) => return Err(error.into()),
             },
-            Self::Nothing if body.is_empty() => Ok(None),
-            Self::Nothing => Err(invalid("this method takes no body".into(), None)),
-        }
+            Self::Nothing if body.is_empty() => nameless(),
+            Self::Nothing => return Err(invalid("this method takes no body".into(), None)),
+        };
+        Ok(head.into_owned())
+    }
+}
+
+const fn nameless() -> Head<'static> {
+    Head {
+        model: Cow::Borrowed(""),
+        stream: false,
+        range: 0..0,
+        background: false,
+        session: None,
+        prefix: None,
+        previous: None,
+        max_tokens: None,
     }
 }
 

@@ -81,7 +81,7 @@ pub(crate) fn find(
 /// In whose words a request for this path is refused, whether the path exists or not.
 pub(crate) fn form(path: &str) -> Form {
     let path = if path.starts_with("/engines/") {
-        path.find("/v1/").and_then(|at| path.get(at..)).unwrap_or_default()
+        path.rfind("/v1/").and_then(|at| path.get(at..)).unwrap_or_default()
     } else {
         path
     };

@@ -52,6 +52,7 @@ fn a_path_is_refused_in_the_words_of_its_api() {
         ("/v1/messages/count_tokens", Form::Anthropic),
         ("/v1/messages/batches", Form::Anthropic),
         ("/engines/org/m/v1/messages", Form::Anthropic),
+        ("/engines/org/v1/m/v1/messages", Form::Anthropic),
         ("/v1/responses", Form::Responses),
         ("/v1/responses/resp_1/cancel", Form::Responses),
         ("/v1/messagesx", Form::OpenAi),
