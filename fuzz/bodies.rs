@@ -16,7 +16,7 @@ use serde_json::Value;
 mod readers;
 
 /// A JSON request: what is read of it is what a full parser reads, and a splice changes the model and nothing else.
-pub fn head(data: &[u8]) {
+pub(crate) fn head(data: &[u8]) {
     let full = serde_json::from_slice::<Value>(data).ok();
     let head = match head::peek(data) {
         Ok(head) => head,
@@ -48,7 +48,7 @@ pub fn head(data: &[u8]) {
 }
 
 /// A stream: cuts change nothing, what was seen stays seen, and an error of ours can be written behind all of it.
-pub fn sse(data: &[u8]) {
+pub(crate) fn sse(data: &[u8]) {
     let whole = scan(Scanner::new(), [data]);
     assert_eq!(scan(Scanner::new(), data.chunks(1)), whole);
     assert_eq!(scan(Scanner::of_json(), data.chunks(1)), scan(Scanner::of_json(), [data]));
@@ -93,7 +93,7 @@ pub fn sse(data: &[u8]) {
 
 /// An upload, behind its `Content-Type` on a line of its own: whatever other reader looks at what is accepted finds the
 /// same one model, before and after a splice.
-pub fn multipart(data: &[u8]) {
+pub(crate) fn multipart(data: &[u8]) {
     let end = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
     let (kind, body) = (&data[..end], data.get(end + 1..).unwrap_or_default());
     let Ok(kind) = http::HeaderValue::from_bytes(kind) else { return };

@@ -10,9 +10,10 @@ mod bodies;
 
 fn corpus(of: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(of);
-    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    let mut files: Vec<_> =
+        fs::read_dir(folder).expect("the corpus").filter_map(|file| Some(file.ok()?.path())).collect();
     files.sort_unstable();
-    let seeds: Vec<Vec<u8>> = files.into_iter().map(|file| fs::read(file).unwrap()).collect();
+    let seeds: Vec<Vec<u8>> = files.into_iter().map(|file| fs::read(file).expect("a seed")).collect();
     assert!(seeds.len() >= 25, "{} seeds of {of}", seeds.len());
     seeds
 }
@@ -95,7 +96,7 @@ fn change() -> impl Strategy<Value = (prop::sample::Index, prop::sample::Index, 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3000))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.max(3000)))]
     #[test]
     fn the_corpora_hold_when_changed(
         which in 0..BODIES.len(),

@@ -133,6 +133,12 @@ fn a_long_beginning_is_hashed_up_to_its_limit() {
     let long = "x".repeat(5000);
     let of = |tail: &str| prefix(&format!(r#""messages":[{{"role":"user","content":"{long}{tail}"}}]"#));
     assert_eq!(of("a"), of("b"));
+    let after = |first: &str| {
+        prefix(&format!(
+            r#""messages":[{{"role":"system","content":"{long}"}},{{"role":"user","content":"{first}"}}]"#
+        ))
+    };
+    assert_ne!(after("a"), after("b"), "a long system prompt hides no conversation");
     let text = |tail: &str| prefix(&format!(r#""prompt":"{long}{tail}""#));
     assert_eq!(text("a"), text("b"));
 }

@@ -146,7 +146,7 @@ impl Json {
     fn text_ends(&mut self) {
         match self.slot {
             Slot::Kind => self.kind = self.word.end(),
-            Slot::Id => self.id = self.id.or(Some(self.hasher.finish())),
+            Slot::Id => self.id = self.id.or_else(|| Some(self.hasher.finish())),
             _ => return,
         }
         self.slot = Slot::None;
