@@ -95,13 +95,11 @@ impl<O: Observer + Unpin> RelayBody<O> {
         wanted: Wanted,
     ) -> Response<Self> {
         let Head { status, mut headers, decoder, .. } = head;
-        let scanner = if headers::is_readable_stream(&headers) {
-            Some(Scanner::new())
-        } else {
-            (wanted.watch_json && headers::is_readable_json(&headers)).then(Scanner::of_json)
-        };
+        let readable = headers::is_readable_stream(&headers);
+        let document = wanted.watch_json && headers::is_readable_json(&headers);
+        let scanner = readable.then(Scanner::new).or_else(|| document.then(Scanner::of_json));
         // With a length given there is no room for an event of ours; encoded, nothing can be read or written.
-        let events = headers::is_readable_stream(&headers) && decoder.left().is_none();
+        let events = readable && decoder.left().is_none();
         headers::to_client(&mut headers, events, decoder.left().is_none());
         let mut body = Self {
             stage: Stage::Ended,
