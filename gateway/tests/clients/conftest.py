@@ -1,8 +1,13 @@
-"""One gateway for all tests that need no cold start; what an engine has left over after a test fails that test."""
+"""One gateway for all tests that need no cold start; what is left in its engine after a test fails that test."""
 
 import pytest
 
 from support import MODEL, SERVED, Node, Side, running, simulated, until
+
+
+def pytest_configure(config):
+    # OpenAI would have translations go; engines have them still.
+    config.addinivalue_line("filterwarnings", "ignore:deprecated:DeprecationWarning")
 
 
 @pytest.fixture(scope="session")
