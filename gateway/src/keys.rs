@@ -17,7 +17,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use aws_lc_rs::{constant_time, digest};
 use rouse::{fault::Fault, model::ModelName};
 
@@ -81,19 +81,17 @@ impl Keys {
         &self,
         source: &config::Keys,
         metrics: impl Fn(&str) -> Option<Arc<KeyMetrics>>,
-    ) -> Arc<Table> {
+    ) -> Guard<Arc<Table>> {
         let table = self.table.load();
         if Arc::ptr_eq(&table.source, source) {
-            return Arc::clone(&table);
+            return table;
         }
         let _alone = self.making.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = self.table.load_full();
-        if Arc::ptr_eq(&before.source, source) {
-            return before;
+        let before = self.table.load();
+        if !Arc::ptr_eq(&before.source, source) {
+            self.table.store(Arc::new(Table::new(source, &before, metrics)));
         }
-        let table = Arc::new(Table::new(source, &before, metrics));
-        self.table.store(Arc::clone(&table));
-        table
+        self.table.load()
     }
 }
 

@@ -74,17 +74,16 @@ impl Window {
         Slot(self.newest)
     }
 
-    /// Gives back what was taken then; from what is owed, first. False when that minute is over.
+    /// Gives back what was taken then. False when that minute is over.
     pub(super) fn give_back(&mut self, slot: Slot, amount: u64) -> bool {
         if slot.0 + SLOTS <= self.newest {
             return false;
         }
-        let owed = amount.min(self.debt);
-        self.debt -= owed;
         let counted = self.slot(slot.0);
-        let back = (amount - owed).min(*counted);
+        let back = amount.min(*counted);
         *counted -= back;
         self.sum -= back;
+        self.debt = self.debt.saturating_sub(amount - back);
         true
     }
 

@@ -9,6 +9,7 @@ mod demo;
 mod disconnects;
 mod docs;
 mod faults;
+mod keys;
 mod live;
 mod operators;
 mod refusals;
