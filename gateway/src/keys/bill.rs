@@ -241,11 +241,15 @@ mod tests {
         let key = key(1000);
         let bill = open(&key, true);
         assert_eq!(used(&key), (1, 150));
+        let served = Arc::clone(&bill.served);
         bill.answered(true);
         bill.shows(&facts(12, Some((90, 11))));
         bill.ended(&Outcome::Complete);
+        assert_eq!(used(&key), (1, 101), "with its last byte");
         drop(bill);
         assert_eq!(used(&key), (1, 101));
+        // More was told while it ran than it turned out to be: what was heard cannot be taken back.
+        assert_eq!(served.load(Ordering::Relaxed), 100 + 2 * 12);
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! Who is let in, for which models, and how often; over real engines.
 
-use std::time::Duration;
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -225,4 +229,30 @@ fn over_http2_every_request_shows_its_key() {
         statuses
     });
     assert_eq!(statuses, [200, 401, 200, 403, 401, 200]);
+}
+
+#[test]
+fn a_key_is_made_with_its_line_and_an_existing_one_gets_the_same_line() {
+    let run = |args: &[&str], given: &str| {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
+            .arg("key")
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Where none is read the pipe may be gone already.
+        drop(child.stdin.take().unwrap().write_all(given.as_bytes()));
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let made = run(&["team-a"], "");
+    let (secret, line) = made.trim().split_once('\n').unwrap();
+    let secret = secret.strip_prefix("key").unwrap().trim();
+    let gateway = small(&format!("\n  {}", line.strip_prefix("configuration").unwrap().trim()));
+    assert_eq!(get(gateway.client(), "/v1/models", &bearer(secret)).status, 200);
+    let again = run(&["team-a", "--stdin"], &format!("{secret}\n"));
+    assert_eq!(again.trim(), line);
 }

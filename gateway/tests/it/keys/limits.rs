@@ -35,6 +35,7 @@ fn requests_above_the_limit_are_refused_with_the_time_at_which_they_pass() {
     let details = &error["details"];
     assert_eq!((&details["unit"], &details["limit"]), (&"requests".into(), &2.into()), "{error}");
     assert_eq!((&details["used"], &details["window"]), (&2.into(), &"1m0s".into()), "{error}");
+    assert_eq!((left(&third, "requests"), third.header("x-ratelimit-limit-requests")), (0, "2"));
     let after: u64 = third.header("retry-after").parse().unwrap();
     assert!((50..=61).contains(&after), "{after}");
     let other = chat(&gateway, "other", &body);
