@@ -13,11 +13,10 @@ use std::{rc::Rc, sync::Arc};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header, request};
 use hyper::body::Incoming;
 use rouse::{
     fault::Fault,
-    model::ModelName,
     openai,
     relay::{
         Payload, Pool,
@@ -29,14 +28,14 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     config::{Config, Kind},
-    keys::{self, Bill, Key, Keys, Need},
-    metrics::KeyOutcome,
+    keys::{self, Key, Keys},
     serve::{
         Stage,
         socket::{InExchange, Socket},
     },
 };
 
+mod access;
 pub mod admin;
 mod answer;
 mod control;
@@ -51,6 +50,7 @@ pub(crate) mod testing;
 pub(crate) mod text;
 mod track;
 
+use access::Wish;
 pub(crate) use answer::bare;
 use answer::{close, note_wait, streaming};
 pub use control::{Asked, Control};
@@ -151,20 +151,6 @@ struct Served {
 }
 
 impl Served {
-    /// Whose request it is; `None` for everybody, where no keys are configured or the route needs none.
-    fn authenticate(&self, route: &Route, headers: &HeaderMap) -> Result<Option<Arc<Key>>, Fault> {
-        if matches!(route, Route::Healthz | Route::Readyz) {
-            return Ok(None);
-        }
-        let shared = &self.core.shared;
-        let table = shared.keys.table(&shared.config.load().keys, |name| shared.meter.key(name));
-        let key = table.authenticate(head::key(headers)?, &self.socket.key)?;
-        if let Some(key) = &key {
-            self.track.key(&key.name);
-        }
-        Ok(key)
-    }
-
     /// The routes that need no body.
     fn look_up(&self, route: &Route, key: Option<&Key>, exchange: InExchange) -> Response<Reply> {
         let routes = self.core.shared.control.routes();
@@ -251,14 +237,14 @@ impl Served {
             parts.headers.insert(REQUEST_ID, self.track.id.clone());
         }
         let stream = api.streams() && head.stream;
-        let bill = match &key {
-            Some(key) => {
-                let text = keys::text(&parts.headers, &body).await;
-                let need = Need { text, max_tokens: head.max_tokens, generates: api.streams() };
-                Some(self.admit(key, (&head.model, &model), need, stream)?)
-            }
-            None => None,
+        let wish = Wish {
+            spelled: &head.model,
+            model: &model,
+            max_tokens: head.max_tokens,
+            generates: api.streams(),
+            stream,
         };
+        let bill = self.admit(key.as_ref(), wish, (&parts.headers, &body)).await?;
         let payload = if spec.served_name == head.model {
             Payload::from(body)
         } else {
@@ -285,26 +271,6 @@ impl Served {
             deadline,
             parked: stream.then(|| Rc::new(Notify::new())),
         })
-    }
-
-    /// Lets a request in, if its key may use the model and has used less than its limits. `asked_for`: the model's
-    /// name as the client spelled it.
-    fn admit(
-        &self,
-        key: &Arc<Key>,
-        (asked_for, model): (&str, &ModelName),
-        need: Need,
-        stream: bool,
-    ) -> Result<Rc<Bill>, Fault> {
-        if !key.may_use(model) {
-            if let Some(metrics) = &key.metrics {
-                metrics.request(KeyOutcome::Forbidden);
-            }
-            return Err(Fault::ModelForbidden { model: text::cut(asked_for) });
-        }
-        let control = &self.core.shared.control;
-        let served = control.served().counter(model, &key.name);
-        Bill::open(key, model, need, stream, (served, control.clock()))
     }
 
     /// Runs the request; a stream that is parked for long gets its head meanwhile.

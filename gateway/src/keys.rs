@@ -142,6 +142,8 @@ impl Table {
         {
             return Ok(Some(Arc::clone(&last.key)));
         }
+        // What was found in an older list keeps that list, and the counters of its keys, from going.
+        drop(remembered.0.take());
         let key = self.by_hash.get(&hash(shown)).ok_or(Fault::InvalidApiKey)?;
         let shown = Shown { secret: shown.into(), key: Arc::clone(key), table: Arc::clone(self) };
         *remembered.0.borrow_mut() = Some(shown);

@@ -79,12 +79,27 @@ impl Window {
         if slot.0 + SLOTS <= self.newest {
             return false;
         }
-        let counted = self.slot(slot.0);
-        let back = amount.min(*counted);
-        *counted -= back;
-        self.sum -= back;
-        self.debt = self.debt.saturating_sub(amount - back);
+        let mut left = amount - self.clear(slot.0, amount);
+        let owed = left.min(self.debt);
+        self.debt -= owed;
+        left -= owed;
+        // It was owed then, and charged since.
+        for number in (self.newest.saturating_sub(SLOTS - 1)..=self.newest).rev() {
+            if left == 0 {
+                break;
+            }
+            left -= self.clear(number, left);
+        }
         true
+    }
+
+    /// Takes so much out of a slot, or all that it has; how much that was.
+    fn clear(&mut self, number: u64, most: u64) -> u64 {
+        let counted = self.slot(number);
+        let cleared = most.min(*counted);
+        *counted -= cleared;
+        self.sum -= cleared;
+        cleared
     }
 
     /// Until so much more may be taken, when nobody else takes anything. An amount above the limit may when nothing

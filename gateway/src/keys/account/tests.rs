@@ -146,3 +146,58 @@ fn what_was_taken_while_it_ran_is_given_back_from_where_it_was_taken() {
         assert_eq!(tokens.map(|s| s.limit - s.remaining), Some(total));
     }
 }
+
+/// Whatever happens in whatever order, within one minute all that counts is what was used and what is reserved.
+#[test]
+fn nothing_is_lost_and_nothing_leaks_however_requests_overlap() {
+    for seed in 0..200 {
+        let mut random = Random(seed);
+        let limits = limits(Some(10_000), Some(2_000 + random.below(40_000)));
+        let (account, mut now) = (Account::new(), NOW + Millis(random.below(500)));
+        let mut running: Vec<Reservation> = Vec::new();
+        let (mut requests, mut settled) = (0, 0);
+        while now.since(NOW) < Millis::secs(55) {
+            now = now + Millis(random.below(400));
+            match random.below(4) {
+                0 | 1 => {
+                    let need = need(random.below(4000) as usize, Some(random.below(800) as u32));
+                    if let Ok(reservation) = account.reserve(&limits, &model(), need, now) {
+                        requests += 1;
+                        running.push(reservation);
+                    }
+                }
+                2 if !running.is_empty() => {
+                    let place = random.below(running.len() as u64) as usize;
+                    let more = running[place].tokens + random.below(200);
+                    account.raise(&limits, &mut running[place], more, now);
+                }
+                3 if !running.is_empty() => {
+                    let reservation = running.swap_remove(random.below(running.len() as u64) as usize);
+                    if random.below(5) == 0 && reservation.raised.1 == 0 {
+                        account.give_back(&limits, reservation, now);
+                        requests -= 1;
+                    } else {
+                        // All that was taken while it ran was seen.
+                        let least = reservation.tokens - reservation.raised.1 - reservation.admitted.1;
+                        let total = least + random.below(1500);
+                        account.settle(&limits, &model(), reservation, (used(0, total), true), now);
+                        settled += total;
+                    }
+                }
+                _ => {}
+            }
+            let expected = settled + running.iter().map(|reservation| reservation.tokens).sum::<u64>();
+            let state = account.at(&limits, now);
+            assert_eq!((state.requests.used(), state.tokens.used()), (requests, expected), "seed {seed}");
+        }
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
