@@ -32,6 +32,8 @@ pub enum Fault {
     BodyTooLarge { setting: String, limit: Bytes },
     #[error("Content-Encoding '{encoding}' is not supported: send the body unencoded")]
     UnsupportedEncoding { encoding: String },
+    #[error("the body must be {expected}")]
+    UnsupportedMedia { expected: String },
     #[error("the request's head is larger than limits.header ({limit}) or has more than 100 fields")]
     HeadersTooLarge { limit: Bytes },
     #[error("{what} is not implemented")]
@@ -56,6 +58,9 @@ pub enum Fault {
     EngineFailed { model: ModelName, cause: Cause, wait: Option<Wait> },
     #[error("Model '{model}' failed to become ready: {cause}")]
     ModelNotReady { model: ModelName, cause: Cause, wait: Wait },
+    /// It was asked for something that is not worth waking it for.
+    #[error("Model '{model}' has no awake engine that is free, and a GET waits for none")]
+    NotAwake { model: ModelName },
     #[error("the gateway is shutting down")]
     ShuttingDown,
     #[error("the control plane does not answer")]

@@ -59,6 +59,8 @@ pub struct Gate {
 #[derive(Debug)]
 pub struct Lease {
     gate: Arc<Gate>,
+    /// Its end is the engine's last use.
+    counts: bool,
 }
 
 impl Clock {
@@ -98,13 +100,17 @@ impl Gate {
     /// A lease for a request that did not queue. `None` when the gate is closed, full, or others queue already.
     #[must_use]
     pub fn take(self: &Arc<Self>) -> Option<Lease> {
-        self.count.take(self.limit.load(Ordering::Relaxed), false).then(|| Lease { gate: Arc::clone(self) })
+        self.count
+            .take(self.limit.load(Ordering::Relaxed), false)
+            .then(|| Lease { gate: Arc::clone(self), counts: true })
     }
 
     /// A lease for a request that queued: goes before newcomers. `None` when the gate is closed or full.
     #[must_use]
     pub fn take_queued(self: &Arc<Self>) -> Option<Lease> {
-        self.count.take(self.limit.load(Ordering::Relaxed), true).then(|| Lease { gate: Arc::clone(self) })
+        self.count
+            .take(self.limit.load(Ordering::Relaxed), true)
+            .then(|| Lease { gate: Arc::clone(self), counts: true })
     }
 
     pub fn open(&self) {
@@ -191,6 +197,13 @@ impl Lease {
         &self.gate
     }
 
+    /// The same, of a request that only looks: its end does not make the engine look used.
+    #[must_use]
+    pub const fn unnoted(mut self) -> Self {
+        self.counts = false;
+        self
+    }
+
     /// A response byte passed just now: the engine makes progress.
     pub fn progress(&self) {
         self.gate.last_byte.store(self.gate.clock.now().0, Ordering::Relaxed);
@@ -210,7 +223,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.gate.last_end.store(self.gate.clock.now().0, Ordering::Relaxed);
+        if self.counts {
+            self.gate.last_end.store(self.gate.clock.now().0, Ordering::Relaxed);
+        }
         match self.gate.count.release() {
             Released::Unnoticed => {}
             Released::Drained | Released::Freed | Released::Idle => self.gate.driver.notify_one(),

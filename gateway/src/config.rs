@@ -12,6 +12,7 @@ mod file;
 mod keys;
 mod machine;
 mod model;
+mod passage;
 mod policy;
 mod reader;
 mod source;
@@ -30,6 +31,7 @@ pub use self::{
     error::{At, Errors, Problem},
     file::{load, parse},
     keys::{Hash, Key, Keys, Models},
+    passage::Passage,
     source::Source,
 };
 pub use crate::demo::config as demo;
@@ -98,6 +100,8 @@ pub struct Model {
     pub allow_public: bool,
     /// Which calls put it to sleep and wake it.
     pub sleep: SleepApi,
+    /// What of a custom engine `/engines/{model}/…` opens; other kinds have their own lists.
+    pub passage: Vec<Passage>,
 }
 
 /// The calls that an engine understands for sleep and wake.
@@ -141,6 +145,8 @@ pub enum OnDisconnect {
 pub struct Stream {
     pub grace: Millis,
     pub heartbeat: Millis,
+    /// On `/v1/responses` a heartbeat is an event, for clients that drop comments.
+    pub responses_events: bool,
 }
 
 /// Deadlines of one exchange and of probes.
@@ -199,6 +205,7 @@ impl fmt::Debug for Model {
             .field("api_key", &self.api_key.as_ref().map(|_| "…"))
             .field("allow_public", &self.allow_public)
             .field("sleep", &self.sleep)
+            .field("passage", &self.passage)
             .finish()
     }
 }

@@ -13,13 +13,13 @@ use std::{rc::Rc, sync::Arc};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header, request};
+use http::{HeaderValue, Request, Response, StatusCode, header, request};
 use hyper::body::Incoming;
 use rouse::{
     fault::Fault,
-    openai,
+    openai::{self, Form},
     relay::{
-        Payload, Pool,
+        Pool,
         headers::{REQUEST_ID, RequestIds, is_uuid},
     },
     units::Tick,
@@ -38,11 +38,13 @@ use crate::{
 mod access;
 pub mod admin;
 mod answer;
+mod call;
 mod control;
 mod exchange;
 mod head;
 mod intake;
 mod models;
+mod passage;
 pub(crate) mod reply;
 pub(crate) mod route;
 #[cfg(test)]
@@ -53,9 +55,10 @@ mod track;
 use access::Wish;
 pub(crate) use answer::bare;
 use answer::{close, note_wait, streaming};
+use call::Call;
 pub use control::{Asked, Control};
 use reply::{Answer, Live, LiveParts, Reply};
-use route::{Inference, Route};
+use route::Route;
 use track::Track;
 pub use track::{Finished, Meter, Unmetered};
 
@@ -110,44 +113,48 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
         found.as_ref().map_or("other", Route::label),
         &parts,
     );
-    let request = Served { core: Rc::clone(&core), socket: Rc::clone(&socket), track: Rc::clone(&track) };
+    let form = route::form(path);
+    let request =
+        Served { core: Rc::clone(&core), socket: Rc::clone(&socket), track: Rc::clone(&track), form };
     let unread = !hyper::body::Body::is_end_stream(&body);
-    let mut response = match found {
-        Err((fault, allow)) => {
-            let mut response = request.refuse(&fault, exchange);
-            if let Some(allow) = allow {
-                response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));
-            }
+    let mut response = match found.map(|route| (request.authenticate(&route, &parts.headers), route)) {
+        Err((fault, allow)) => request.refuse_route(&fault, allow, unread, exchange),
+        Ok((Err(fault), _)) => request.refuse_route(&fault, None, unread, exchange),
+        Ok((Ok(key), Route::Inference(inference))) => {
+            let call = Call::on_route(inference, &parts).map_err(|fault| (fault, None));
+            request.infer(call, parts, body, key, exchange).await
+        }
+        Ok((Ok(key), Route::Passage(_))) => {
+            let call = request.through(&parts);
+            request.infer(call, parts, body, key, exchange).await
+        }
+        Ok((Ok(key), route)) => {
+            let mut response = request.look_up(&route, key.as_deref(), exchange);
             request.close_unread(&mut response, unread);
             response
         }
-        Ok(route) => match (request.authenticate(&route, &parts.headers), route) {
-            (Err(fault), _) => {
-                let mut response = request.refuse(&fault, exchange);
-                request.close_unread(&mut response, unread);
-                response
-            }
-            (Ok(key), Route::Inference(api)) => request.infer(api, parts, body, key, exchange).await,
-            (Ok(key), route) => {
-                let mut response = request.look_up(&route, key.as_deref(), exchange);
-                request.close_unread(&mut response, unread);
-                response
-            }
-        },
     };
     track.head(response.status().as_u16());
     response.headers_mut().insert(REQUEST_ID, track.id.clone());
+    if form == Form::Anthropic {
+        // Under this name its SDKs look for it.
+        response.headers_mut().entry("request-id").or_insert_with(|| track.id.clone());
+    }
     if core.draining() && !socket.is_multiplexed() {
         close(&mut response);
     }
     response
 }
 
+/// Why a request has no route; with a 405, what would be allowed.
+type Misrouted = (Fault, Option<&'static str>);
+
 /// One request being served.
 struct Served {
     core: Rc<Core>,
     socket: Rc<Socket>,
     track: Rc<Track>,
+    form: Form,
 }
 
 impl Served {
@@ -178,15 +185,29 @@ impl Served {
         response
     }
 
-    /// A request whose body names a model.
+    /// A request on a path of an engine's own.
+    fn through(&self, parts: &request::Parts) -> Result<Call, Misrouted> {
+        let config = self.core.shared.config.load();
+        let routes = self.core.shared.control.routes();
+        let found = passage::find(&parts.method, &parts.uri, &routes.registry, &config)?;
+        Call::through(found, parts).map_err(|fault| (fault, None))
+    }
+
+    /// A request for an engine.
     async fn infer(
         &self,
-        api: Inference,
+        call: Result<Call, Misrouted>,
         parts: request::Parts,
         body: Incoming,
         key: Option<Arc<Key>>,
         exchange: InExchange,
     ) -> Response<Reply> {
+        let call = match call {
+            Ok(call) => call,
+            Err((fault, allow)) => {
+                return self.refuse_route(&fault, allow, !hyper::body::Body::is_end_stream(&body), exchange);
+            }
+        };
         let config = self.core.shared.config.load_full();
         let early = head::check(&parts.headers).and_then(|()| head::timeout(&parts.headers));
         let timeout = match early {
@@ -201,7 +222,7 @@ impl Served {
         let longest = config.core.settings.queue.max_wait;
         let wait = timeout.map_or(longest, |asked| asked.min(longest));
         let deadline = self.track.arrived + wait;
-        let job = self.job(api, parts, (body, charge), key.clone(), config, deadline).await;
+        let job = self.job(call, parts, (body, charge), key.clone(), config, deadline).await;
         let mut response = match job {
             Ok(job) => self.run(job, exchange).await,
             Err(fault) => self.refuse(&fault, exchange),
@@ -215,60 +236,49 @@ impl Served {
     /// Finds out which model is meant and what exactly is to be sent.
     async fn job(
         &self,
-        api: Inference,
+        call: Call,
         mut parts: request::Parts,
         (body, charge): (Bytes, intake::Charge),
         key: Option<Arc<Key>>,
         config: Arc<Config>,
         deadline: Tick,
     ) -> Result<exchange::Job, Fault> {
-        let head = peek(&body).await?;
-        let shared = &self.core.shared;
-        let not_found = || Fault::ModelNotFound { model: text::cut(&head.model) };
-        let model = {
-            let routes = shared.control.routes();
-            routes.registry.find(&head.model).cloned().ok_or_else(not_found)?
-        };
+        let head = call.read(&body).await?;
+        let model = call.model(&head, &self.core.shared.control.routes().registry)?;
         self.track.model(&model);
-        let spec = Arc::clone(config.models.get(&model).ok_or_else(not_found)?);
+        let spec = config.models.get(&model).cloned();
+        let spec = spec.ok_or_else(|| Fault::ModelNotFound { model: model.to_string() })?;
         parts.headers.remove(REQUEST_ID);
         // llama-cpp-python answers 400, without a word, to an id that is no UUID.
         if spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id) {
             parts.headers.insert(REQUEST_ID, self.track.id.clone());
         }
-        let stream = api.streams() && head.stream;
+        let stream = head.stream;
         let wish = Wish {
-            spelled: &head.model,
+            spelled: if head.range.is_empty() { model.as_str() } else { &head.model },
             model: &model,
             max_tokens: head.max_tokens,
-            generates: api.streams(),
+            generates: call.streams,
             stream,
         };
         let bill = self.admit(key.as_ref(), wish, (&parts.headers, &body)).await?;
-        let payload = if spec.served_name == head.model {
-            Payload::from(body)
-        } else {
-            Payload::from(openai::head::splice(&body, &head.range, &spec.served_name))
-        };
         Ok(exchange::Job {
             core: Rc::clone(&self.core),
             track: Rc::clone(&self.track),
             config,
             model,
+            body: call.payload(body, &head, &spec.served_name),
             spec,
-            method: Method::POST,
-            path: parts
-                .uri
-                .path_and_query()
-                .cloned()
-                .unwrap_or_else(|| http::uri::PathAndQuery::from_static("/")),
+            method: call.method,
+            path: call.path,
             headers: parts.headers,
-            body: payload,
             _charge: charge,
             stream,
             key,
             bill,
+            form: self.form,
             deadline,
+            waits: call.waits,
             parked: stream.then(|| Rc::new(Notify::new())),
         })
     }
@@ -279,6 +289,7 @@ impl Served {
             socket: Rc::clone(&self.socket),
             track: Rc::clone(&self.track),
             on_disconnect: job.spec.on_disconnect,
+            form: self.form,
         };
         let stream = job.config.stream;
         let answer = if let Some(parked) = job.parked.clone() {
@@ -291,8 +302,7 @@ impl Served {
                 biased;
                 answer = &mut running => answer,
                 () = grace => {
-                    let every = stream.heartbeat.duration();
-                    return streaming(Reply::live(Live::waiting(running, every, live), exchange));
+                    return streaming(Reply::live(Live::waiting(running, &stream, live), exchange));
                 }
             }
         } else {
@@ -314,9 +324,25 @@ impl Served {
         head.map(|()| Reply::live(Live::relayed(answer, live), exchange))
     }
 
+    /// There is no such route, or not with this method; `allow`: with which.
+    fn refuse_route(
+        &self,
+        fault: &Fault,
+        allow: Option<&'static str>,
+        unread: bool,
+        exchange: InExchange,
+    ) -> Response<Reply> {
+        let mut response = self.refuse(fault, exchange);
+        if let Some(allow) = allow {
+            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));
+        }
+        self.close_unread(&mut response, unread);
+        response
+    }
+
     fn refuse(&self, fault: &Fault, exchange: InExchange) -> Response<Reply> {
         self.track.fault(fault);
-        let mut response = openai::error::response(fault, openai::Form::OpenAi);
+        let mut response = openai::error::response(fault, self.form);
         if matches!(fault, Fault::InvalidApiKey) {
             keys::challenge(response.headers_mut());
         }
@@ -326,8 +352,7 @@ impl Served {
             note_wait(&mut head, waited, &self.track);
             (parts, ()) = head.into_parts();
         }
-        let reply =
-            Reply::text(openai::error::body(fault, openai::Form::OpenAi), Rc::clone(&self.track), exchange);
+        let reply = Reply::text(openai::error::body(fault, self.form), Rc::clone(&self.track), exchange);
         Response::from_parts(parts, reply)
     }
 
@@ -344,18 +369,6 @@ impl Served {
             close(response);
         }
     }
-}
-
-/// A large body is read away from this core's streams.
-async fn peek(body: &Bytes) -> Result<openai::head::Head<'static>, Fault> {
-    if body.len() <= openai::head::OFF_CORE {
-        return Ok(openai::head::peek(body)?.into_owned());
-    }
-    let body = body.clone();
-    tokio::task::spawn_blocking(move || openai::head::peek(&body).map(openai::head::Head::into_owned))
-        .await
-        .map_err(|_| Fault::Internal)?
-        .map_err(Fault::from)
 }
 
 #[cfg(test)]

@@ -110,5 +110,11 @@ async fn the_idle_clock_starts_when_a_lease_ends() {
     assert!(byte >= Tick(1005));
     tokio::time::sleep(Duration::from_millis(5)).await;
     drop(lease);
-    assert!(f.gate.last_end() >= byte + Millis(5));
+    let end = f.gate.last_end();
+    assert!(end >= byte + Millis(5));
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let looks = f.gate.take().unwrap().unnoted();
+    assert_eq!(f.gate.leases(), 1);
+    drop(looks);
+    assert_eq!((f.gate.leases(), f.gate.last_end()), (0, end), "one that only looks does not restart it");
 }

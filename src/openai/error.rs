@@ -161,6 +161,7 @@ const fn row(fault: &Fault) -> Row {
         Fault::RequestTimeout { .. } => (408, "request_timeout", false),
         Fault::BodyTooLarge { .. } => (413, "body_too_large", false),
         Fault::UnsupportedEncoding { .. } => (415, "unsupported_encoding", false),
+        Fault::UnsupportedMedia { .. } => (415, "unsupported_media_type", false),
         Fault::HeadersTooLarge { .. } => (431, "headers_too_large", false),
         Fault::NotImplemented { .. } => (501, "not_implemented", false),
         Fault::InsufficientMemory(shortage) => (429, "insufficient_memory", !shortage.never),
@@ -172,7 +173,7 @@ const fn row(fault: &Fault) -> Row {
         Fault::EngineClosed { .. } => (502, "engine_closed", true),
         // With a wait it was refused while parked; without, it failed under a running exchange.
         Fault::EngineFailed { wait, .. } => (503, "engine_failed", wait.is_some()),
-        Fault::ModelNotReady { .. } => (503, "model_not_ready", true),
+        Fault::ModelNotReady { .. } | Fault::NotAwake { .. } => (503, "model_not_ready", true),
         Fault::ShuttingDown => (503, "shutting_down", true),
         Fault::ControlPlane => (503, "control_plane", true),
         Fault::EngineTimeout { .. } => (504, "engine_timeout", false),

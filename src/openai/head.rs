@@ -69,23 +69,33 @@ pub enum Error {
 
 /// Reads the head of a JSON request body.
 pub fn peek(body: &[u8]) -> Result<Head<'_>, Error> {
+    let head = peek_any(body)?;
+    if head.range.is_empty() { Err(Error::NoModel) } else { Ok(head) }
+}
+
+/// As [`peek`], of a body that need not name a model: the name and its range are empty then.
+pub fn peek_any(body: &[u8]) -> Result<Head<'_>, Error> {
     let found: Found<'_> = serde_json::from_slice(body).map_err(|error| {
         if error.is_data() { Error::NotAnObject } else { Error::Syntax(error.to_string()) }
     })?;
     if let Some(key) = found.twice {
         return Err(Error::Duplicate(key));
     }
-    let raw = found.get(Key::Model).ok_or(Error::NoModel)?;
-    let model = text(raw)?;
-    if model.is_empty() {
+    let (model, range) = match found.get(Key::Model) {
+        None => (Cow::Borrowed(""), 0..0),
+        Some(raw) => {
+            // The raw value is borrowed from the body, so the distance of the two addresses is its place.
+            let start = raw.as_ptr().addr() - body.as_ptr().addr();
+            (text(raw)?, start..start + raw.len())
+        }
+    };
+    if model.is_empty() && !range.is_empty() {
         return Err(Error::ModelEmpty);
     }
-    // The raw value is borrowed from the body, so the distance of the two addresses is its place.
-    let start = raw.as_ptr().addr() - body.as_ptr().addr();
     Ok(Head {
         model,
         stream: found.get(Key::Stream) == Some("true"),
-        range: start..start + raw.len(),
+        range,
         background: found.given(Key::Background).is_some_and(|raw| raw != "false"),
         session: found.given(Key::Session).map(name),
         prefix: prefix::hash(

@@ -70,6 +70,12 @@ pub fn boundary(content_type: &HeaderValue) -> Result<&[u8], Error> {
 
 /// Reads the head of an upload: the parts `model` and `stream`. `boundary`: of its [`boundary`].
 pub fn peek<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Head<'a>, Error> {
+    let head = peek_any(body, boundary)?;
+    if head.range.is_empty() { Err(Error::NoModel) } else { Ok(head) }
+}
+
+/// As [`peek`], of an upload that need not name a model: the name and its range are empty then.
+pub fn peek_any<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Head<'a>, Error> {
     let mut model = None;
     let mut stream = None;
     for part in parts(body, boundary)? {
@@ -90,10 +96,14 @@ pub fn peek<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Head<'a>, Error> {
         })?;
         *place = Some(content.clone());
     }
-    let range: Range<usize> = model.ok_or(Error::NoModel)?;
+    let name = match &model {
+        Some(range) => model_name(&body[Range::clone(range)])?,
+        None => "",
+    };
+    let range: Range<usize> = model.unwrap_or_default();
     let stream = stream.map(|range: Range<usize>| &body[range]);
     Ok(Head {
-        model: Cow::Borrowed(model_name(&body[range.clone()])?),
+        model: Cow::Borrowed(name),
         stream: stream.is_some_and(|value| value.eq_ignore_ascii_case(b"true") || value == b"1"),
         range,
         background: false,

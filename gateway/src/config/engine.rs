@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rouse::{model::ModelName, units::Millis};
 
 use super::{
-    Kind, Model, OnDisconnect, SleepApi, Task,
+    Kind, Model, OnDisconnect, Passage, SleepApi, Task,
     reader::{Reader, Section},
     tree::{Node, Value},
 };
@@ -41,6 +41,7 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
     let api_key = section.read(reader, "apiKey", Reader::text);
     let allow_public = section.read(reader, "allowPublic", Reader::flag).unwrap_or(false);
     let sleep = section.read(reader, "sleepMode", sleep_mode);
+    let passage = section.read(reader, "passage", |reader, node| passage(reader, node, kind));
 
     let (kind, command) = (kind?, command?);
     let model = Model {
@@ -54,6 +55,7 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
         on_disconnect: on_disconnect.unwrap_or(OnDisconnect::Abort),
         api_key: api_key.filter(|key| !key.is_empty()),
         allow_public,
+        passage: passage.unwrap_or_default(),
     };
     if !model.uses("PORT") {
         reader.note(
@@ -129,6 +131,20 @@ fn env(reader: &mut Reader, node: &Node) -> Option<BTreeMap<String, String>> {
         }
     }
     Some(env)
+}
+
+fn passage(reader: &mut Reader, node: &Node, kind: Option<Kind>) -> Option<Vec<Passage>> {
+    if kind.is_some_and(|kind| kind != Kind::Custom) {
+        reader
+            .note(node.at, "only a custom engine's paths are configured: those of the other kinds are known");
+        return None;
+    }
+    reader.list(node, |reader, node| {
+        let text = reader.text(node)?;
+        Passage::parse(&text)
+            .map_err(|error| reader.note(node.at, format_args!("'{}': {error}", text.escape_debug())))
+            .ok()
+    })
 }
 
 fn task(reader: &mut Reader, node: &Node) -> Option<Task> {

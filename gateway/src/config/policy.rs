@@ -73,13 +73,14 @@ pub(super) fn stream(reader: &mut Reader, root: &mut Section) -> Stream {
     root.sub(reader, "stream", |reader, section| {
         let grace = section.read(reader, "grace", Reader::span);
         let heartbeat = section.read(reader, "heartbeat", Reader::positive_span);
-        section.read(reader, "responsesHeartbeat", |reader, node| {
-            if reader.choice(node, &[("comment", false), ("event", true)])? {
-                reader.not_yet(node.at);
-            }
-            Some(())
+        let events = section.read(reader, "responsesHeartbeat", |reader, node| {
+            reader.choice(node, &[("comment", false), ("event", true)])
         });
-        Stream { grace: grace.unwrap_or(Millis::secs(2)), heartbeat: heartbeat.unwrap_or(Millis::secs(10)) }
+        Stream {
+            grace: grace.unwrap_or(Millis::secs(2)),
+            heartbeat: heartbeat.unwrap_or(Millis::secs(10)),
+            responses_events: events.unwrap_or(false),
+        }
     })
 }
 

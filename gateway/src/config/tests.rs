@@ -152,18 +152,40 @@ fn what_is_no_mapping_is_refused() {
 
 #[test]
 fn keys_of_later_versions_are_known_but_not_silently_accepted() {
-    let accepted = "platform: local\ntls: {}\ntelemetry: {}\nkeys: none\napi: {cors: {origins: []}}\n\
-                    stream: {responsesHeartbeat: comment}\n";
+    let accepted = "platform: local\ntls: {}\ntelemetry: {}\nkeys: none\napi: {cors: {origins: []}}\n";
     assert!(read(accepted).unwrap().keys_none);
     insta::assert_snapshot!(errors(
         "platform: kubernetes\ntls: {cert: a, key: b}\ntelemetry: {otlp: http://x}\n\
-         api: {cors: {origins: [\"*\"]}}\nstream: {responsesHeartbeat: event}\n"
+         api: {cors: {origins: [\"*\"]}}\n"
     ), @r###"
     rouse.yaml:1:11: platform: not supported yet in this version
     rouse.yaml:2:6: tls: not supported yet in this version
     rouse.yaml:3:12: telemetry: not supported yet in this version
     rouse.yaml:4:23: api.cors.origins: not supported yet in this version
-    rouse.yaml:5:30: stream.responsesHeartbeat: not supported yet in this version
+    "###);
+}
+
+#[test]
+fn heartbeats_of_responses_are_comments_unless_asked_otherwise() {
+    assert!(!read("stream: {responsesHeartbeat: comment}\n").unwrap().stream.responses_events);
+    assert!(read("stream: {responsesHeartbeat: event}\n").unwrap().stream.responses_events);
+}
+
+#[test]
+fn a_custom_engine_opens_the_paths_that_are_named_and_the_others_have_their_own() {
+    let with = |kind: &str, passage: &str| {
+        format!(
+            "models:\n  - name: m\n    engine: {{kind: {kind}, command: [x, \"${{PORT}}\"], passage: {passage}}}\n    \
+             memory: {{awake: 1Gi}}\n"
+        )
+    };
+    let config = read(&with("custom", "[/embed, GET /info]")).unwrap();
+    let open: Vec<_> = config.models["m"].passage.iter().map(|p| (p.reads, p.path.as_str())).collect();
+    assert_eq!(open, [(false, "/embed"), (true, "/info")]);
+    insta::assert_snapshot!(errors(&with("vllm", "[/embed]")), @r###"rouse.yaml:3:60: models[0].engine.passage: only a custom engine's paths are configured: those of the other kinds are known"###);
+    insta::assert_snapshot!(errors(&with("custom", "[/sleep, embed]")), @r###"
+    rouse.yaml:3:63: models[0].engine.passage[0]: '/sleep': it steers the engine, and is never passed on
+    rouse.yaml:3:71: models[0].engine.passage[1]: 'embed': a path begins with /, does not end with one, and has letters, digits and - _ . ~ between
     "###);
 }
 

@@ -62,7 +62,11 @@ pub(crate) struct Job {
     pub(crate) key: Option<Arc<Key>>,
     /// What it takes of that key's limits.
     pub(crate) bill: Option<Rc<Bill>>,
+    /// In whose words a stream that breaks is told why.
+    pub(crate) form: Form,
     pub(crate) deadline: Tick,
+    /// It queues for its model and wakes it; otherwise it is answered by an engine that is free, or refused.
+    pub(crate) waits: bool,
     /// Notified when the request begins to wait, if it is one for a stream.
     pub(crate) parked: Option<Rc<Notify>>,
 }
@@ -190,6 +194,7 @@ impl Job {
     fn at_once(&self) -> Option<Place> {
         let routes = self.core.shared.control.routes();
         let (endpoint, lease) = routes.models.get(&self.model)?.take()?;
+        let lease = if self.waits { lease } else { lease.unnoted() };
         self.track.forwarded_at_once();
         Some(Place {
             target: Target {
@@ -205,6 +210,9 @@ impl Job {
     }
 
     async fn park(&self) -> Result<Place, Fault> {
+        if !self.waits {
+            return Err(Fault::NotAwake { model: self.model.clone() });
+        }
         let control = &self.core.shared.control;
         let _parked = self.track.park();
         if let Some(parked) = &self.parked {
@@ -245,7 +253,7 @@ impl Job {
                 headers: self.headers.clone(),
                 body: self.body.clone(),
                 stream: self.stream,
-                form: Form::OpenAi,
+                form: self.form,
                 watch_json: self.bill.is_some(),
             },
             lease,

@@ -1,7 +1,7 @@
 //! The response's body as the client's connection reads it, and everything that must last exactly as long.
 //!
 //! A body is one of three: text of ours, an engine's answer passing through, or a stream whose head went out while its
-//! request still waits. The last keeps the connection alive with comments, which no SDK turns into an event, and
+//! request still waits. The last keeps the connection alive with what its API's clients take for no word of the model, and
 //! becomes the second when the engine answers. Once a head is out, a failure can only be told as an error event; no
 //! `[DONE]` follows and the connection is cut, so that nobody takes half an answer for a whole one.
 //!
@@ -24,14 +24,14 @@ use http_body::{Body, Frame, SizeHint};
 use rouse::{
     fault::{Fault, Phase},
     lease::Gate,
-    openai::{self, Form},
+    openai::{self, Form, heartbeat::heartbeat},
     relay::{RelayBody, headers::is_readable_stream},
 };
 use tokio::time::{Instant, Sleep};
 
 use super::{exchange::Watcher, track::Track};
 use crate::{
-    config::OnDisconnect,
+    config::{self, OnDisconnect},
     serve::socket::{InExchange, Socket},
 };
 
@@ -71,6 +71,7 @@ pub(crate) struct Live {
     socket: Rc<Socket>,
     track: Rc<Track>,
     on_disconnect: OnDisconnect,
+    form: Form,
 }
 
 enum State {
@@ -93,6 +94,7 @@ struct Waiting {
     job: Job,
     beat: Pin<Box<Sleep>>,
     every: Duration,
+    heartbeat: &'static [u8],
 }
 
 /// Ends a body uncleanly: the client must not take what it has for the whole.
@@ -118,10 +120,12 @@ impl Live {
         Self::new(State::Relayed(answer.response.into_body()), Some(answer.gate), parts)
     }
 
-    /// `every`: between two heartbeats; the first comes at once.
-    pub(crate) fn waiting(job: Job, every: Duration, parts: LiveParts) -> Rc<Self> {
+    /// The first heartbeat comes at once.
+    pub(crate) fn waiting(job: Job, stream: &config::Stream, parts: LiveParts) -> Rc<Self> {
         let beat = Box::pin(tokio::time::sleep(Duration::ZERO));
-        Self::new(State::Waiting(Waiting { job, beat, every }), None, parts)
+        let heartbeat = heartbeat(parts.form, stream.responses_events);
+        let waiting = Waiting { job, beat, every: stream.heartbeat.duration(), heartbeat };
+        Self::new(State::Waiting(waiting), None, parts)
     }
 
     fn new(state: State, gate: Option<Arc<Gate>>, parts: LiveParts) -> Rc<Self> {
@@ -133,6 +137,7 @@ impl Live {
             socket: parts.socket,
             track: parts.track,
             on_disconnect: parts.on_disconnect,
+            form: parts.form,
         });
         live.socket.watch(&live);
         live
@@ -178,10 +183,7 @@ impl Live {
                         Poll::Pending => {
                             ready!(waiting.beat.as_mut().poll(cx));
                             waiting.beat.as_mut().reset(Instant::now() + waiting.every);
-                            return self.hand(Frame::data(Bytes::from_static(openai::heartbeat::heartbeat(
-                                Form::OpenAi,
-                                false,
-                            ))));
+                            return self.hand(Frame::data(Bytes::from_static(waiting.heartbeat)));
                         }
                     };
                     match result {
@@ -204,7 +206,7 @@ impl Live {
                         Err(fault) => {
                             self.track.fault(&fault);
                             *state = State::Failing { flushed: false };
-                            return self.hand(Frame::data(openai::error::event(&fault, Form::OpenAi)));
+                            return self.hand(Frame::data(openai::error::event(&fault, self.form)));
                         }
                     }
                 }
@@ -256,7 +258,7 @@ impl Live {
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         self.track.code(openai::error::ENGINE_REFUSED);
         *state = State::Failing { flushed: false };
-        self.hand(Frame::data(openai::error::event_of_engine(status, body, Form::OpenAi)))
+        self.hand(Frame::data(openai::error::event_of_engine(status, body, self.form)))
     }
 }
 
@@ -265,6 +267,8 @@ pub(crate) struct LiveParts {
     pub(crate) socket: Rc<Socket>,
     pub(crate) track: Rc<Track>,
     pub(crate) on_disconnect: OnDisconnect,
+    /// In whose words heartbeats and errors are written.
+    pub(crate) form: Form,
 }
 
 impl Drop for Live {

@@ -1,18 +1,28 @@
 //! Which of the inference API's routes a request means. By hand, because there are few, and because a model's name in
 //! a path may hold slashes, raw or escaped, which general routers read as structure.
+//!
+//! A path is compared as it came, byte for byte: nothing is decoded, collapsed or trimmed before, so there is one
+//! spelling for each route, and none that an engine behind reads differently.
 
 use http::{HeaderMap, Method, header};
 use rouse::{
     fault::Fault,
     model::{ModelName, Registry},
+    openai::Form,
 };
 
 use super::text;
+
+mod inference;
+
+pub(crate) use inference::{Carries, Inference};
 
 /// What a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     Inference(Inference),
+    /// What follows `/engines/`: a model, and a path of its engine.
+    Passage(String),
     Models,
     /// One model, by what follows `/v1/models/`, still escaped.
     Model(String),
@@ -20,38 +30,24 @@ pub(crate) enum Route {
     Readyz,
 }
 
-/// The routes whose body names a model and is passed on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Inference {
-    Chat,
-    Completions,
-    Embeddings,
-}
-
-impl Inference {
-    /// `stream: true` means server-sent events here.
-    pub(crate) const fn streams(self) -> bool {
-        matches!(self, Self::Chat | Self::Completions)
-    }
-}
-
 impl Route {
     /// The metric label.
     pub(crate) const fn label(&self) -> &'static str {
         match self {
-            Self::Inference(Inference::Chat) => "chat",
-            Self::Inference(Inference::Completions) => "completions",
-            Self::Inference(Inference::Embeddings) => "embeddings",
+            Self::Inference(inference) => inference.label(),
+            Self::Passage(_) => "engines",
             Self::Models | Self::Model(_) => "models",
             Self::Healthz => "healthz",
             Self::Readyz => "readyz",
         }
     }
 
-    const fn method(&self) -> Method {
+    /// The methods that it takes, as `Allow` has them. Those of a passage are its engine's affair.
+    const fn methods(&self) -> &'static [Method] {
         match self {
-            Self::Inference(_) => Method::POST,
-            Self::Models | Self::Model(_) | Self::Healthz | Self::Readyz => Method::GET,
+            Self::Inference(_) => &[Method::POST],
+            Self::Passage(_) => &[Method::GET, Method::HEAD, Method::POST],
+            Self::Models | Self::Model(_) | Self::Healthz | Self::Readyz => &[Method::GET, Method::HEAD],
         }
     }
 }
@@ -62,47 +58,72 @@ pub(crate) fn find(
     path: &str,
     headers: &HeaderMap,
 ) -> Result<Route, (Fault, Option<&'static str>)> {
-    let not_allowed = |allow| {
-        let fault = Fault::MethodNotAllowed { method: text::cut(method.as_str()), path: text::cut(path) };
-        Err((fault, Some(allow)))
-    };
     let known = known(path);
-    let allow = match known.as_ref().map(Route::method) {
-        Some(Method::POST) => "POST",
-        _ => "GET, HEAD",
+    let methods = known.as_ref().map_or(&[Method::GET, Method::HEAD][..], Route::methods);
+    let not_allowed = || {
+        let fault = Fault::MethodNotAllowed { method: text::cut(method.as_str()), path: text::cut(path) };
+        Err((fault, Some(allow(methods))))
     };
     if matches!(*method, Method::CONNECT | Method::TRACE) {
-        return not_allowed(allow);
+        return not_allowed();
     }
     if headers.contains_key(header::UPGRADE) {
         let fault = Fault::NotImplemented { what: "a protocol upgrade".into() };
         return Err((fault, None));
     }
-    let Some(route) = known else {
-        let fault = Fault::RouteNotFound { method: text::cut(method.as_str()), path: text::cut(path) };
-        return Err((fault, None));
-    };
-    let wanted = route.method();
-    if *method == wanted || (wanted == Method::GET && *method == Method::HEAD) {
-        Ok(route)
-    } else {
-        not_allowed(allow)
+    match known {
+        None => Err((unknown(method, path), None)),
+        Some(_) if !methods.contains(method) => not_allowed(),
+        Some(route) => Ok(route),
     }
 }
 
+/// In whose words a request for this path is refused, whether the path exists or not.
+pub(crate) fn form(path: &str) -> Form {
+    let path = if path.starts_with("/engines/") {
+        path.rfind("/v1/").and_then(|at| path.get(at..)).unwrap_or_default()
+    } else {
+        path
+    };
+    let under =
+        |route: &str| path.strip_prefix(route).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    if under("/v1/messages") {
+        Form::Anthropic
+    } else if under("/v1/responses") {
+        Form::Responses
+    } else {
+        Form::OpenAi
+    }
+}
+
+/// There is no such route.
+pub(crate) fn unknown(method: &Method, path: &str) -> Fault {
+    Fault::RouteNotFound { method: text::cut(method.as_str()), path: text::cut(path) }
+}
+
 fn known(path: &str) -> Option<Route> {
+    if let Some(inference) = Inference::at(path) {
+        return Some(Route::Inference(inference));
+    }
     Some(match path {
-        "/v1/chat/completions" => Route::Inference(Inference::Chat),
-        "/v1/completions" => Route::Inference(Inference::Completions),
-        "/v1/embeddings" => Route::Inference(Inference::Embeddings),
         "/v1/models" => Route::Models,
         "/healthz" => Route::Healthz,
         "/readyz" => Route::Readyz,
-        _ => match path.strip_prefix("/v1/models/") {
-            Some(rest) if !rest.is_empty() => Route::Model(rest.to_owned()),
+        _ => match (path.strip_prefix("/v1/models/"), path.strip_prefix("/engines/")) {
+            (Some(rest), _) if !rest.is_empty() => Route::Model(rest.to_owned()),
+            (_, Some(rest)) => Route::Passage(rest.to_owned()),
             _ => return None,
         },
     })
+}
+
+/// `Allow`, for one of the sets that there are.
+pub(crate) fn allow(methods: &[Method]) -> &'static str {
+    match (methods.contains(&Method::GET), methods.contains(&Method::POST)) {
+        (true, true) => "GET, HEAD, POST",
+        (false, true) => "POST",
+        _ => "GET, HEAD",
+    }
 }
 
 /// The configured name or alias that an escaped path segment spells, with its model. The whole rest of the path is the
@@ -133,46 +154,4 @@ pub(crate) fn unescape(escaped: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn status_of(method: &str, path: &str) -> Result<Route, (Fault, Option<&'static str>)> {
-        find(&method.parse().unwrap(), path, &HeaderMap::new())
-    }
-
-    #[test]
-    fn routes_are_told_from_methods_that_do_not_fit_and_paths_that_do_not_exist() {
-        assert_eq!(status_of("POST", "/v1/chat/completions"), Ok(Route::Inference(Inference::Chat)));
-        assert_eq!(status_of("HEAD", "/healthz"), Ok(Route::Healthz));
-        assert_eq!(status_of("GET", "/v1/models/org%2Fqwen"), Ok(Route::Model("org%2Fqwen".into())));
-        for (method, path, allow) in [
-            ("GET", "/v1/completions", "POST"),
-            ("DELETE", "/v1/models", "GET, HEAD"),
-            ("TRACE", "/v1/embeddings", "POST"),
-            ("CONNECT", "/anything", "GET, HEAD"),
-        ] {
-            let (fault, allowed) = status_of(method, path).unwrap_err();
-            assert!(matches!(fault, Fault::MethodNotAllowed { .. }), "{method} {path}");
-            assert_eq!(allowed, Some(allow), "{method} {path}");
-        }
-        for path in ["/", "/v1/chat/completions/", "/v1/models/", "//v1/models", "/v1/chat%2Fcompletions"] {
-            assert!(matches!(status_of("GET", path), Err((Fault::RouteNotFound { .. }, None))), "{path}");
-        }
-    }
-
-    #[test]
-    fn an_upgrade_is_not_implemented() {
-        let mut headers = HeaderMap::new();
-        headers.insert(header::UPGRADE, "websocket".parse().unwrap());
-        let (fault, _) = find(&Method::GET, "/v1/models", &headers).unwrap_err();
-        assert!(matches!(fault, Fault::NotImplemented { .. }));
-    }
-
-    #[test]
-    fn escapes_are_decoded_and_broken_ones_name_nothing() {
-        assert_eq!(unescape("org%2fqwen-3%20b").as_deref(), Some("org/qwen-3 b"));
-        for broken in ["%", "%2", "%zz", "%ff"] {
-            assert_eq!(unescape(broken), None, "{broken}");
-        }
-    }
-}
+mod tests;

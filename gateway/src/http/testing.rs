@@ -291,6 +291,7 @@ fn config() -> Config {
         on_disconnect: OnDisconnect::Abort,
         api_key: Some("engine-key".into()),
         allow_public: false,
+        passage: Vec::new(),
         sleep: config::SleepApi::None,
     };
     Config {
@@ -301,7 +302,7 @@ fn config() -> Config {
         meters: BTreeMap::new(),
         accelerators_auto: false,
         headroom: Bytes::ZERO,
-        stream: config::Stream { grace: Millis(200), heartbeat: Millis(100) },
+        stream: config::Stream { grace: Millis(200), heartbeat: Millis(100), responses_events: false },
         timeouts: config::Timeouts {
             connect: Millis::secs(2),
             first_byte: Millis::secs(10),

@@ -10,6 +10,20 @@ pub enum Route {
     Chat,
     Completions,
     Embeddings,
+    Responses,
+    Rerank,
+    Score,
+    Moderations,
+    Images,
+    Speech,
+    Transcriptions,
+    Translations,
+    Messages,
+    CountTokens,
+    Tokenize,
+    Detokenize,
+    /// The passage to an engine's own routes.
+    Engines,
     Models,
     Other,
 }
@@ -56,18 +70,52 @@ pub enum Outcome {
     Failed,
 }
 
-pub(super) const ROUTES: usize = 5;
+pub(super) const ROUTES: usize = Route::ALL.len();
 pub(super) const STATUSES: usize = 5;
 pub(super) const STARTS: usize = 4;
 pub(super) const PHASES: [Phase; 4] = [Phase::Parked, Phase::Connecting, Phase::Headers, Phase::Streaming];
 
 impl Route {
+    pub(super) const ALL: [Self; 18] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Embeddings,
+        Self::Responses,
+        Self::Rerank,
+        Self::Score,
+        Self::Moderations,
+        Self::Images,
+        Self::Speech,
+        Self::Transcriptions,
+        Self::Translations,
+        Self::Messages,
+        Self::CountTokens,
+        Self::Tokenize,
+        Self::Detokenize,
+        Self::Engines,
+        Self::Models,
+        Self::Other,
+    ];
+
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Chat => "chat",
             Self::Completions => "completions",
             Self::Embeddings => "embeddings",
+            Self::Responses => "responses",
+            Self::Rerank => "rerank",
+            Self::Score => "score",
+            Self::Moderations => "moderations",
+            Self::Images => "images",
+            Self::Speech => "speech",
+            Self::Transcriptions => "transcriptions",
+            Self::Translations => "translations",
+            Self::Messages => "messages",
+            Self::CountTokens => "count_tokens",
+            Self::Tokenize => "tokenize",
+            Self::Detokenize => "detokenize",
+            Self::Engines => "engines",
             Self::Models => "models",
             Self::Other => "other",
         }
@@ -76,8 +124,7 @@ impl Route {
     /// By its label; `Other` for what has none.
     #[must_use]
     pub fn named(label: &str) -> Self {
-        let all = [Self::Chat, Self::Completions, Self::Embeddings, Self::Models];
-        all.into_iter().find(|route| route.as_str() == label).unwrap_or(Self::Other)
+        Self::ALL.into_iter().find(|route| route.as_str() == label).unwrap_or(Self::Other)
     }
 }
 

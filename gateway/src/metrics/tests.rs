@@ -70,7 +70,7 @@ fn a_model_may_be_called_other() {
 
 #[test]
 fn every_route_is_found_by_its_label() {
-    for route in [Route::Chat, Route::Completions, Route::Embeddings, Route::Models, Route::Other] {
+    for route in Route::ALL {
         assert_eq!(Route::named(route.as_str()), route);
     }
     assert_eq!(Route::named("readyz"), Route::Other);

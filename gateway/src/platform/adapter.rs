@@ -7,6 +7,7 @@
 
 mod counters;
 mod http;
+pub mod paths;
 mod sleep;
 
 use std::{net::SocketAddr, time::Duration};

@@ -256,3 +256,23 @@ fn a_key_is_made_with_its_line_and_an_existing_one_gets_the_same_line() {
     let again = run(&["team-a", "--stdin"], &format!("{secret}\n"));
     assert_eq!(again.trim(), line);
 }
+
+#[test]
+fn an_engines_own_paths_and_other_apis_are_behind_the_same_keys() {
+    let gateway = small(&[key("all", ""), key("none", ", models: [absent]")].concat());
+    let client = gateway.client();
+    let path = |model: &str| format!("/engines/{model}/v1/chat/completions");
+    let body = chat_body("small", false, 1);
+    // Whether there is such a model is nobody's business without a key.
+    for model in ["small", "absent"] {
+        refusal(&client.post(&path(model), &body), 401, "invalid_api_key");
+    }
+    let post = |path: &str, secret: &str| client.post_with(path, &bearer(secret), &body);
+    assert_eq!(post(&path("small"), "all").status, 200);
+    refusal(&post(&path("small"), "none"), 403, "model_forbidden");
+    let answer = client.post_with("/v1/messages", "x-api-key: wrong\r\n", &body);
+    assert_eq!((answer.status, answer.json()["error"]["type"].as_str()), (401, Some("authentication_error")));
+    assert_eq!(answer.json()["type"], "error", "in the words of that API");
+    let answer = client.post_with("/v1/messages", "x-api-key: all\r\n", &body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}

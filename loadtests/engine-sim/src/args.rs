@@ -78,6 +78,9 @@ pub struct Args {
     /// Key that /v1 paths ask for.
     #[arg(long)]
     pub api_key: Option<String>,
+    /// Make ids and timestamps of answers from the request's body, so that the same request gets the same bytes.
+    #[arg(long)]
+    pub fixed_ids: bool,
     /// Misbehave: NAME or NAME=VALUE, repeatable; the README lists them.
     #[arg(long = "fault", value_name = "NAME[=VALUE]")]
     pub faults: Vec<faults::Setting>,

@@ -1,50 +1,56 @@
-//! Requests as far as the engine reads them: the model, the prompt's text, how much to say. All else is accepted and
-//! ignored, as an unknown field is by vLLM.
+//! Requests as far as the engine reads them: the model, the prompt's text, how much to say and in which shape. All else is
+//! accepted and ignored, as an unknown field is by vLLM.
+
+mod form;
+mod text;
+mod tools;
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
+use serde_json::Value;
 
-use crate::content;
+use crate::{api::Api, content};
 
-/// The inference routes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Api {
-    Chat,
-    Completions,
-    Responses,
-    Embeddings,
-}
+pub(crate) use form::Upload;
+pub(crate) use tools::Tool;
 
-impl Api {
-    pub(crate) fn of(path: &str) -> Option<Self> {
-        match path {
-            "/v1/chat/completions" => Some(Self::Chat),
-            "/v1/completions" => Some(Self::Completions),
-            "/v1/responses" => Some(Self::Responses),
-            "/v1/embeddings" => Some(Self::Embeddings),
-            _ => None,
-        }
-    }
-}
+use text::{Input, Message, Text};
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 pub(crate) struct Ask<'a> {
     #[serde(borrow)]
     pub(crate) model: Option<Cow<'a, str>>,
     #[serde(default)]
     pub(crate) stream: Option<bool>,
     pub(crate) stream_options: Option<StreamOptions>,
-    max_tokens: Option<u64>,
+    pub(crate) max_tokens: Option<u64>,
     max_completion_tokens: Option<u64>,
     max_output_tokens: Option<u64>,
     pub(crate) n: Option<u64>,
     seed: Option<i64>,
     messages: Option<Vec<Message>>,
+    system: Option<Text>,
     prompt: Option<Input>,
     input: Option<Input>,
+    query: Option<Input>,
+    documents: Option<Input>,
+    text_1: Option<Input>,
+    text_2: Option<Input>,
+    pub(crate) top_n: Option<usize>,
     pub(crate) dimensions: Option<usize>,
     pub(crate) encoding_format: Option<String>,
+    pub(crate) response_format: Option<Value>,
+    pub(crate) text: Option<Value>,
+    output_config: Option<Value>,
+    pub(crate) tools: Option<Value>,
+    pub(crate) tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    pub(crate) previous_response_id: Option<String>,
+    pub(crate) instructions: Option<String>,
+    pub(crate) metadata: Option<Value>,
+    #[serde(skip)]
+    pub(crate) upload: Option<Upload>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -53,36 +59,15 @@ pub(crate) struct StreamOptions {
     pub(crate) include_usage: bool,
 }
 
-#[derive(Debug, Deserialize)]
-struct Message {
-    content: Option<Text>,
-}
+impl<'a> Ask<'a> {
+    /// Reads a body as `api` has it; errors are in words for the client.
+    pub(crate) fn read(api: Api, content_type: &str, body: &'a [u8]) -> Result<Self, String> {
+        if api.hears() {
+            return form::read(content_type, body);
+        }
+        serde_json::from_slice(body).map_err(|error| error.to_string())
+    }
 
-/// Text as one string or as parts, of which those that are no text count nothing.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Text {
-    Whole(String),
-    Parts(Vec<TextPart>),
-}
-
-#[derive(Debug, Deserialize)]
-struct TextPart {
-    #[serde(default)]
-    text: String,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Input {
-    Whole(String),
-    Tokens(Vec<u32>),
-    Many(Vec<String>),
-    ManyTokens(Vec<Vec<u32>>),
-    Items(Vec<Message>),
-}
-
-impl Ask<'_> {
     /// The completion length that the request asks for.
     pub(crate) fn tokens(&self) -> Option<u64> {
         self.max_completion_tokens.or(self.max_tokens).or(self.max_output_tokens)
@@ -98,42 +83,53 @@ impl Ask<'_> {
 
     /// The texts to answer to, at least one; `None` when the request has none.
     pub(crate) fn prompts(&self, api: Api) -> Option<Vec<String>> {
-        if api == Api::Chat {
-            return self.messages.as_deref().and_then(last).map(|text| vec![text]);
-        }
-        let input = if api == Api::Completions { &self.prompt } else { &self.input };
-        let texts = match input.as_ref()? {
-            Input::Whole(text) => vec![text.clone()],
-            Input::Tokens(ids) => vec![join(ids)],
-            Input::Many(texts) => texts.clone(),
-            Input::ManyTokens(many) => many.iter().map(|ids| join(ids)).collect(),
-            Input::Items(items) => vec![last(items)?],
+        let texts = match api {
+            Api::Chat | Api::Messages | Api::CountTokens => {
+                vec![self.messages.as_deref().and_then(<[Message]>::last)?.text()]
+            }
+            Api::Completions | Api::Images => self.prompt.as_ref()?.texts(),
+            Api::Rerank => self.documents.as_ref()?.texts(),
+            Api::Score => self.text_2.as_ref()?.texts(),
+            Api::Responses => self.input.as_ref()?.last()?,
+            Api::Embeddings | Api::Moderations | Api::Speech => self.input.as_ref()?.texts(),
+            Api::Transcriptions | Api::Translations => vec![self.upload.as_ref()?.to_string()],
         };
         (!texts.is_empty()).then_some(texts)
     }
 
+    /// What `prompts` are compared with, one for all of them or one for each.
+    pub(crate) fn queries(&self) -> Option<Vec<String>> {
+        self.query.as_ref().or(self.text_1.as_ref()).map(Input::texts).filter(|texts| !texts.is_empty())
+    }
+
     /// Tokens that the whole prompt counts as: all messages, not only the one that is answered.
     pub(crate) fn prompt_tokens(&self, prompts: &[String]) -> u64 {
-        let earlier = self.messages.iter().flatten().rev().skip(1);
-        let earlier: u64 = earlier.map(|message| content::count(&message.text())).sum();
+        let earlier = self.messages.iter().flatten().rev().skip(1).map(Message::text);
+        let earlier = earlier.chain(self.system.iter().map(Text::joined));
+        let earlier: u64 = earlier.map(|text| content::count(&text)).sum();
         earlier + prompts.iter().map(|prompt| content::count(prompt)).sum::<u64>().max(1)
     }
-}
 
-impl Message {
-    fn text(&self) -> String {
-        match &self.content {
-            None => String::new(),
-            Some(Text::Whole(text)) => text.clone(),
-            Some(Text::Parts(parts)) => parts.iter().map(|part| part.text.as_str()).collect(),
+    /// The JSON schema that the answer must fit; an empty one for "any object".
+    pub(crate) fn schema(&self) -> Option<Value> {
+        let nested = |value: &Option<Value>| value.as_ref()?.get("format").cloned();
+        let format = self.response_format.clone().or_else(|| nested(&self.text));
+        let format = format.or_else(|| nested(&self.output_config))?;
+        match format.get("type")?.as_str()? {
+            "json_schema" => format.pointer("/json_schema/schema").or_else(|| format.get("schema")).cloned(),
+            "json_object" => Some(Value::Object(serde_json::Map::new())),
+            _ => None,
         }
     }
-}
 
-fn last(messages: &[Message]) -> Option<String> {
-    messages.last().map(Message::text)
-}
-
-fn join(ids: &[u32]) -> String {
-    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
+    /// The tools to call now: the one that is asked for, or all; none when the last message brings their results.
+    pub(crate) fn calls(&self) -> Vec<Tool> {
+        let results = self.messages.as_deref().and_then(<[Message]>::last).is_some_and(Message::is_result)
+            || self.input.as_ref().is_some_and(Input::ends_with_result);
+        if results {
+            return Vec::new();
+        }
+        let tools = self.tools.as_ref().map(tools::read).unwrap_or_default();
+        tools::chosen(tools, self.tool_choice.as_ref(), self.parallel_tool_calls)
+    }
 }

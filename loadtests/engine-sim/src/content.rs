@@ -7,9 +7,9 @@ pub const CORRUPT: &str = " !!!!!!";
 /// Bytes of every token, corrupt ones too.
 pub const TOKEN_BYTES: usize = 7;
 
-/// The stream's key. `prompt` is the text of the last message (chat), the prompt (completions) or the input (responses,
-/// embeddings); text parts are concatenated, token ids joined by a space. `seed` is the request's, else 0; choice `n` of a
-/// request adds `n` to it.
+/// The stream's key. `prompt` is the text of the last message (chat, messages), the prompt (completions) or the input
+/// (responses, embeddings); text parts are concatenated, token ids joined by a space. `seed` is the request's, else 0;
+/// choice `n` of a request adds `n` to it.
 #[must_use]
 pub fn key(model: &str, prompt: &str, seed: u64) -> u64 {
     // FNV-1a: small, stable over releases, and easy to write again in a load generator's language.
@@ -46,6 +46,30 @@ pub fn embedding(model: &str, input: &str, dimensions: usize) -> Vec<f32> {
     (0..dimensions as u64)
         .map(|i| (mix(key.wrapping_add(i)) >> 40) as f32 / (1_u32 << 23) as f32 - 1.0)
         .collect()
+}
+
+/// FNV-1a over `bytes`, by which a transcription names the file that it heard.
+#[must_use]
+pub fn hash(bytes: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in bytes {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash
+}
+
+/// What cannot be heard or seen, only compared: `length` bytes of speech for `input`, or of an image for a prompt.
+#[must_use]
+pub fn binary(model: &str, input: &str, length: usize) -> Vec<u8> {
+    let key = key(model, input, 0);
+    (0..length as u64).map(|i| (mix(key.wrapping_add(i)) >> 56) as u8).collect()
+}
+
+/// How well `document` answers `query`, in 0..1.
+#[must_use]
+pub fn score(model: &str, query: &str, document: &str) -> f64 {
+    let key = key(model, query, hash(document.as_bytes()));
+    (mix(key) >> 40) as f64 / f64::from(1_u32 << 24)
 }
 
 /// Number of tokens that `text` counts as: one for each four bytes.

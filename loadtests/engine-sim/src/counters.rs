@@ -1,7 +1,7 @@
 //! What happened, as tests want to know it: not vLLM's metrics but the engine's own view of leaks, aborts and moments.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -43,6 +43,8 @@ pub(crate) struct Counters {
     pub(crate) first_ready_unix_us: AtomicU64,
     pub(crate) last_wake_unix_us: AtomicU64,
     arrivals: Mutex<VecDeque<Arrival>>,
+    /// Requests by path, of those in `total`.
+    paths: Mutex<BTreeMap<String, u64>>,
     emptied: Notify,
 }
 
@@ -61,11 +63,15 @@ pub(crate) struct Arrival {
     pub(crate) unix_us: u64,
     pub(crate) path: String,
     pub(crate) request_id: Option<String>,
+    pub(crate) body_bytes: u64,
 }
 
 impl Counters {
     pub(crate) fn arrived(&self, arrival: Arrival) {
         self.total.fetch_add(1, Relaxed);
+        let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
+        *paths.entry(arrival.path.clone()).or_default() += 1;
+        drop(paths);
         let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
         if arrivals.len() == ARRIVALS {
             arrivals.pop_front();
@@ -100,9 +106,14 @@ impl Counters {
         let times: Vec<u64> = arrivals.iter().map(|a| a.unix_us).collect();
         let details: Vec<Value> = arrivals
             .iter()
-            .map(|a| json!({"unix_us": a.unix_us, "path": a.path, "request_id": a.request_id}))
+            .map(|a| {
+                json!({
+                    "unix_us": a.unix_us, "path": a.path, "request_id": a.request_id, "body_bytes": a.body_bytes,
+                })
+            })
             .collect();
         drop(arrivals);
+        let paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner).clone();
         json!({
             "running": read(&self.running),
             "waiting": read(&self.waiting),
@@ -127,6 +138,7 @@ impl Counters {
             "last_wake_unix_us": moment(&self.last_wake_unix_us),
             "first_request_byte_unix_us": times,
             "arrivals": details,
+            "paths": paths,
         })
     }
 }

@@ -39,6 +39,7 @@ pub enum Fault {
     WrongModelName,
     ErrorRate,
     Status,
+    FailNext,
     LongPrefill,
     #[value(name = "429")]
     TooManyRequests,
@@ -85,6 +86,7 @@ impl Fault {
     fn wants(self) -> Option<&'static str> {
         match self {
             Self::DieMidStream | Self::CutMidStream | Self::FinMidStream => Some("number of events"),
+            Self::FailNext => Some("number of requests"),
             Self::ExitAtStart => Some("exit code"),
             Self::Status => Some("status code"),
             Self::LateMemory | Self::SlowStart | Self::LongPrefill | Self::StaleKeepalive => Some("duration"),
@@ -176,6 +178,18 @@ impl Faults {
 
     pub(crate) fn share(&self, fault: Fault) -> Option<f64> {
         self.get(fault).and_then(|a| if let Amount::Share(s) = a { Some(s) } else { None })
+    }
+
+    /// Uses a counted fault up by one; whether there was one left.
+    pub(crate) fn take(&self, fault: Fault) -> bool {
+        let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
+        match set.get_mut(&fault) {
+            Some(Amount::Count(left)) if *left > 0 => {
+                *left -= 1;
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Returns once none of `faults` is in force.

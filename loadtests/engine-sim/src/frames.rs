@@ -1,29 +1,18 @@
 //! The answers' text, as vLLM writes it: server-sent events one by one, and whole bodies.
 
+mod chat;
+mod messages;
+mod responses;
+mod transcript;
+
 use serde_json::{Value, json};
 
 use crate::{
-    ask::Api,
-    clock,
-    content::{self, CORRUPT},
+    api::Api,
+    clock, content,
+    engine::Engine,
+    voice::{Piece, Voice},
 };
-
-/// What one choice says; corrupt when the weights are not what they should be.
-#[derive(Clone, Copy)]
-pub(crate) struct Voice {
-    pub(crate) key: u64,
-    pub(crate) corrupt: bool,
-}
-
-impl Voice {
-    pub(crate) fn token(self, i: u64) -> String {
-        if self.corrupt { CORRUPT.to_owned() } else { content::token(self.key, i) }
-    }
-
-    pub(crate) fn text(self, tokens: u64) -> String {
-        (0..tokens).map(|i| self.token(i)).collect()
-    }
-}
 
 #[derive(Clone, Copy)]
 pub(crate) struct Usage {
@@ -32,187 +21,136 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    fn json(self, api: Api) -> Value {
+    /// As chat counts.
+    pub(crate) fn json(self) -> Value {
         let Self { prompt, completion } = self;
-        let total = prompt + completion;
-        if api == Api::Responses {
-            return json!({"input_tokens": prompt, "output_tokens": completion, "total_tokens": total});
+        json!({"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion})
+    }
+}
+
+/// What tells one answer from another that says the same.
+pub(crate) struct Name {
+    pub(crate) id: String,
+    /// Seconds since the epoch.
+    pub(crate) created: u64,
+}
+
+impl Name {
+    pub(crate) fn new(engine: &Engine, api: Api, serial: u64, body: &[u8]) -> Self {
+        let prefix = api.prefix();
+        if engine.args.fixed_ids {
+            let id = format!("{prefix}-{:016x}", content::hash(body));
+            return Self { id, created: 1_700_000_000 };
         }
-        json!({"prompt_tokens": prompt, "total_tokens": total, "completion_tokens": completion})
+        let (now, pid) = (clock::wall_us(), std::process::id());
+        Self { id: format!("{prefix}-{now:016x}{pid:08x}{serial:08x}"), created: now / 1_000_000 }
     }
 }
 
 /// Writes one answer's events and bodies.
 pub(crate) struct Frames {
     api: Api,
-    id: String,
-    created: u64,
+    name: Name,
     model: String,
     /// Ready for a JSON string.
     escaped: String,
+    /// Events so far, where an API counts them.
     sequence: u64,
+    prompt_tokens: u64,
+    /// What an answer repeats of its request.
+    echo: Value,
 }
 
 impl Frames {
-    pub(crate) fn new(api: Api, model: &str, serial: u64) -> Self {
-        let prefix = match api {
-            Api::Chat => "chatcmpl",
-            Api::Completions => "cmpl",
-            Api::Responses => "resp",
-            Api::Embeddings => "embd",
-        };
-        let (now, pid) = (clock::wall_us(), std::process::id());
-        let id = format!("{prefix}-{:016x}{pid:08x}{serial:08x}", now);
+    pub(crate) fn new(api: Api, name: Name, model: &str, prompt_tokens: u64, echo: Value) -> Self {
         let escaped = Value::from(model).to_string();
-        Self { api, id, created: now / 1_000_000, model: model.to_owned(), escaped, sequence: 0 }
+        Self { api, name, model: model.to_owned(), escaped, sequence: 0, prompt_tokens, echo }
     }
 
     /// What precedes the first token.
-    pub(crate) fn opening(&mut self, choices: u64) -> Vec<String> {
+    pub(crate) fn opening(&mut self, voices: &[Voice]) -> Vec<String> {
         match self.api {
-            Api::Chat => (0..choices)
-                .map(|n| self.chunk(n, r#""delta":{"role":"assistant","content":""}"#, None))
-                .collect(),
-            Api::Responses => {
-                let begun = self.response("in_progress", json!([]), None);
-                let (item, part) = (self.item("in_progress", &[]), text_part(""));
-                let place = json!({"item_id": self.item_id(), "output_index": 0, "content_index": 0});
-                vec![
-                    self.event("response.created", json!({"response": begun})),
-                    self.event("response.in_progress", json!({"response": begun})),
-                    self.event("response.output_item.added", json!({"output_index": 0, "item": item})),
-                    self.event("response.content_part.added", merge(place, json!({"part": part}))),
-                ]
-            }
+            Api::Chat => self.chat_opening(voices.len() as u64),
+            Api::Responses => self.responses_opening(voices),
+            Api::Messages => self.messages_opening(voices),
             _ => Vec::new(),
         }
     }
 
-    /// One token of choice `n`; `last` is the finish reason when it is the last one.
-    pub(crate) fn token(&mut self, n: u64, text: &str, last: Option<&str>) -> String {
+    /// One token of choice `n`; `finish` is the reason when it is the last one.
+    pub(crate) fn token(&mut self, n: u64, piece: &Piece<'_>, finish: Option<&str>) -> Vec<String> {
         match self.api {
-            Api::Chat => self.chunk(n, &format!(r#""delta":{{"content":"{text}"}}"#), last),
-            Api::Responses => {
-                let item = self.item_id();
-                let delta = json!({"item_id": item, "output_index": 0, "content_index": 0, "delta": text, "logprobs": []});
-                self.event("response.output_text.delta", delta)
-            }
-            _ => self.chunk(n, &format!(r#""text":"{text}""#), last),
+            Api::Chat => self.chat_token(n, piece, finish),
+            Api::Responses => self.responses_token(piece),
+            Api::Messages => self.messages_token(piece),
+            Api::Transcriptions | Api::Translations => vec![transcript::token(&piece.text)],
+            _ => vec![self.completions_token(n, &piece.text, finish)],
         }
     }
 
-    /// What follows the last token.
+    /// What follows the last token, of which there were `made`; `finish` when something else than the voices decides.
     pub(crate) fn closing(
         &mut self,
-        usage: Usage,
+        voices: &[Voice],
+        made: u64,
         show_usage: bool,
-        text: &str,
-        finish: &str,
+        finish: Option<&str>,
     ) -> Vec<String> {
-        if self.api == Api::Responses {
-            return self.response_closing(usage, text, finish);
-        }
-        let mut events = Vec::new();
-        if show_usage {
-            let usage = usage.json(self.api);
-            let object = self.object(true);
-            let Self { id, created, escaped, .. } = &*self;
-            events.push(format!(
-                "data: {{\"id\":\"{id}\",\"object\":\"{object}\",\"created\":{created},\"model\":{escaped},\"choices\":[],\"usage\":{usage}}}\n\n"
-            ));
-        }
-        events.push("data: [DONE]\n\n".to_owned());
-        events
-    }
-
-    /// The body of an answer that is no stream; one text for each choice.
-    pub(crate) fn whole(&self, texts: &[String], usage: Usage, finish: &str) -> Value {
-        if self.api == Api::Responses {
-            let item = self.item("completed", &[text_part(&texts.concat())]);
-            return self.response(status(finish), json!([item]), Some(usage));
-        }
-        let choice = |(index, text): (usize, &String)| {
-            let common =
-                json!({"index": index, "logprobs": null, "finish_reason": finish, "stop_reason": null});
-            merge(
-                common,
-                match self.api {
-                    Api::Chat => json!({"message": {"role": "assistant", "content": text, "tool_calls": []}}),
-                    _ => json!({"text": text}),
-                },
-            )
-        };
-        let choices: Vec<Value> = texts.iter().enumerate().map(choice).collect();
-        json!({
-            "id": self.id, "object": self.object(false), "created": self.created, "model": self.model,
-            "choices": choices, "usage": usage.json(self.api),
-        })
-    }
-
-    fn response_closing(&mut self, usage: Usage, text: &str, finish: &str) -> Vec<String> {
-        let place = json!({"item_id": self.item_id(), "output_index": 0, "content_index": 0});
-        let (part, item) = (text_part(text), self.item("completed", &[text_part(text)]));
-        let done = self.response(status(finish), json!([item]), Some(usage));
-        let name = if finish == "stop" { "response.completed" } else { "response.incomplete" };
-        vec![
-            self.event(
-                "response.output_text.done",
-                merge(place.clone(), json!({"text": text, "logprobs": []})),
-            ),
-            self.event("response.content_part.done", merge(place, json!({"part": part}))),
-            self.event("response.output_item.done", json!({"output_index": 0, "item": item})),
-            self.event(name, json!({"response": done})),
-        ]
-    }
-
-    fn chunk(&self, n: u64, what: &str, finish: Option<&str>) -> String {
-        let Self { id, created, escaped, .. } = self;
-        let object = self.object(true);
-        let finish = finish.map_or_else(|| "null".to_owned(), |reason| format!("\"{reason}\""));
-        format!(
-            "data: {{\"id\":\"{id}\",\"object\":\"{object}\",\"created\":{created},\"model\":{escaped},\"choices\":[{{\"index\":{n},{what},\"logprobs\":null,\"finish_reason\":{finish}}}]}}\n\n"
-        )
-    }
-
-    fn object(&self, stream: bool) -> &'static str {
-        match (self.api, stream) {
-            (Api::Chat, true) => "chat.completion.chunk",
-            (Api::Chat, false) => "chat.completion",
-            _ => "text_completion",
+        let usage = self.usage(voices, made);
+        match self.api {
+            Api::Responses => self.responses_closing(voices, made, finish),
+            Api::Messages => self.messages_closing(voices, made, finish),
+            Api::Transcriptions | Api::Translations => transcript::closing(&said(voices, made), usage),
+            _ => self.chat_closing(show_usage.then_some(usage)),
         }
     }
 
-    fn event(&mut self, name: &str, body: Value) -> String {
-        let body = merge(json!({"type": name, "sequence_number": self.sequence}), body);
-        self.sequence += 1;
-        format!("event: {name}\ndata: {body}\n\n")
+    /// The body of an answer that is no stream.
+    pub(crate) fn whole(&self, voices: &[Voice], made: u64, finish: Option<&str>) -> Value {
+        match self.api {
+            Api::Responses => self.responses_whole(voices, made, finish),
+            Api::Messages => self.messages_whole(voices, made, finish),
+            Api::Transcriptions | Api::Translations => {
+                transcript::whole(&said(voices, made), self.usage(voices, made))
+            }
+            _ => self.chat_whole(voices, made, finish),
+        }
     }
 
-    fn item_id(&self) -> String {
-        self.id.replacen("resp", "msg", 1)
+    fn usage(&self, voices: &[Voice], made: u64) -> Usage {
+        let completion = voices.iter().map(|voice| voice.tokens.min(made)).sum();
+        Usage { prompt: self.prompt_tokens, completion }
     }
 
-    fn item(&self, status: &str, parts: &[Value]) -> Value {
-        json!({"id": self.item_id(), "type": "message", "role": "assistant", "status": status, "content": parts})
-    }
-
-    fn response(&self, status: &str, output: Value, usage: Option<Usage>) -> Value {
-        json!({
-            "id": self.id, "object": "response", "created_at": self.created, "status": status, "model": self.model,
-            "output": output, "usage": usage.map(|usage| usage.json(self.api)), "error": null,
-            "incomplete_details": if status == "incomplete" { json!({"reason": "max_output_tokens"}) } else { Value::Null },
-            "instructions": null, "metadata": null, "parallel_tool_calls": true, "temperature": 1.0,
-            "tool_choice": "auto", "tools": [], "top_p": 1.0,
-        })
+    /// The id of another thing in this answer: its own with another beginning.
+    fn id_of(&self, prefix: &str) -> String {
+        let rest = self.name.id.split_once('-').map_or("", |(_, rest)| rest);
+        format!("{prefix}_{rest}")
     }
 }
 
-fn status(finish: &str) -> &'static str {
-    if finish == "stop" { "completed" } else { "incomplete" }
+fn said(voices: &[Voice], made: u64) -> String {
+    voices.iter().map(|voice| voice.said(made)).collect()
 }
 
-fn text_part(text: &str) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+fn is_calling(voices: &[Voice]) -> bool {
+    voices.iter().any(Voice::is_calling)
+}
+
+/// Why the answer as a whole ended.
+fn ended<'a>(voices: &[Voice], finish: Option<&'a str>) -> &'a str {
+    finish.unwrap_or_else(|| voices.first().map_or("stop", |voice| voice.finish))
+}
+
+/// An event that says its type twice, as Anthropic's and the responses API do.
+fn named(name: &str, body: &Value) -> String {
+    format!("event: {name}\ndata: {body}\n\n")
+}
+
+/// `text` as a JSON string; tokens need no escape, and this is done for each of them.
+fn quoted(text: &str) -> String {
+    let is_plain = text.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\');
+    if is_plain { format!("\"{text}\"") } else { Value::from(text).to_string() }
 }
 
 fn merge(mut into: Value, from: Value) -> Value {

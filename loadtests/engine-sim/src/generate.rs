@@ -1,6 +1,7 @@
 //! One inference request from its body to its last byte: refused, queued, prefilled, generated, and at any of these moments
 //! abandoned by its client, aborted by a sleep, or hit by a fault.
 
+mod at_once;
 mod plan;
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,21 +11,30 @@ use serde_json::json;
 use tokio::{select, time::Instant};
 
 use crate::{
-    ask::Api,
+    api::Api,
     counters::{Arrival, End, Seat},
     engine::Engine,
     faults::Fault,
-    frames::{Frames, Usage},
+    frames::{Frames, Name},
     http1::{Broken, Conn, Head},
-    reply::{EventStream, Reply, Wire},
+    reply::{self, EventStream, Reply, Wire},
+    voice::Piece,
 };
 
+use at_once::Whole;
 use plan::Plan;
 
 /// Faults under which nothing is generated.
 const STALLS: [Fault; 3] = [Fault::Hang, Fault::StallStreams, Fault::HealthWhileDead];
 /// Between two moves of the prompt counter in a long prefill.
 const PREFILL_STEP: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// Counts one request on a route that is for clients.
+pub(crate) fn arrived(engine: &Engine, head: &Head, body: &Bytes) {
+    let request_id = head.header("x-request-id").map(str::to_owned);
+    let (unix_us, path, body_bytes) = (head.unix_us, head.path.clone(), body.len() as u64);
+    engine.counters.arrived(Arrival { unix_us, path, request_id, body_bytes });
+}
 
 /// Serves one request on an inference route.
 pub(crate) async fn infer(
@@ -35,12 +45,12 @@ pub(crate) async fn infer(
     api: Api,
 ) -> Result<(), Broken> {
     let serial = engine.serial();
-    let request_id = head.header("x-request-id").map(str::to_owned);
-    engine.counters.arrived(Arrival { unix_us: head.unix_us, path: head.path.clone(), request_id });
-    if let Some(reply) = refusal(engine, head, serial) {
+    arrived(engine, head, body);
+    if let Some(reply) = refusal(engine, api, head, serial) {
         return reply.send(conn, wire).await;
     }
-    let plan = match Plan::read(engine, api, body) {
+    let name = Name::new(engine, api, serial, body);
+    let plan = match Plan::read(engine, api, head, body, &name) {
         Ok(plan) => plan,
         Err(reply) => return reply.send(conn, wire).await,
     };
@@ -51,9 +61,9 @@ pub(crate) async fn infer(
         seat.leave(End::Failed);
         engine.counters.requests_while_asleep.fetch_add(1, Relaxed);
         let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
-        return Reply::error(500, "InternalServerError", message, None).send(conn, wire).await;
+        return reply::refusal(api, 500, "InternalServerError", message, None).send(conn, wire).await;
     }
-    let frames = Frames::new(api, &plan.model, serial);
+    let frames = Frames::new(api, name, &plan.model, plan.prompt_tokens, plan.echo.clone());
     let mut job = Job { engine, wire, plan, seat, frames, stream: None, events: 0, made: 0 };
     let outcome = select! {
         biased;
@@ -72,7 +82,7 @@ pub(crate) async fn infer(
         Outcome::AbortedBySleep => {
             // Before the last words: a client that reads nothing must not hold up the sleep.
             job.seat.leave(End::AbortedBySleep);
-            job.finish(conn, "abort").await
+            job.finish(conn, Some("abort")).await
         }
     };
     drop(job);
@@ -85,22 +95,25 @@ enum Outcome {
 }
 
 /// What faults and the key have to say before the body is looked at.
-fn refusal(engine: &Engine, head: &Head, serial: u64) -> Option<Reply> {
+fn refusal(engine: &Engine, api: Api, head: &Head, serial: u64) -> Option<Reply> {
     let faults = &engine.faults;
     let key = engine.args.api_key.as_ref().map(|key| format!("Bearer {key}"));
     if key.is_some() && key.as_deref() != head.header("authorization") {
         return Some(Reply::json(401, &json!({"error": "Unauthorized"})));
     }
     if faults.on(Fault::TooManyRequests) {
-        let reply = Reply::error(429, "TooManyRequests", "The engine is overloaded.", None);
+        let reply = reply::refusal(api, 429, "TooManyRequests", "The engine is overloaded.", None);
         return Some(reply.with("retry-after", "1"));
+    }
+    if faults.take(Fault::FailNext) {
+        return Some(reply::refusal(api, 503, "ServiceUnavailable", "A fault was asked for.", None));
     }
     let status = faults.count(Fault::Status).and_then(|status| u16::try_from(status).ok());
     // Spread evenly and without chance: a test with a rate of a quarter sees every fourth request fail.
     let share = faults.share(Fault::ErrorRate).unwrap_or_default();
     let failed = (serial as f64 * share).floor() < ((serial + 1) as f64 * share).floor();
     let status = status.or_else(|| failed.then_some(500))?;
-    Some(Reply::error(status, "InternalServerError", "A fault was asked for.", None))
+    Some(reply::refusal(api, status, "InternalServerError", "A fault was asked for.", None))
 }
 
 struct Job<'a> {
@@ -132,11 +145,11 @@ impl Job<'_> {
         }
         self.pace(conn, ready).await?;
         self.seat.prefilled(self.plan.prompt_tokens);
-        if self.plan.api != Api::Embeddings {
+        if self.plan.api.generates() {
             self.begin(conn).await?;
             self.generate(conn, ready).await?;
         }
-        self.finish(conn, self.plan.finish).await
+        self.finish(conn, None).await
     }
 
     /// Sends the head of a stream, once.
@@ -159,8 +172,9 @@ impl Job<'_> {
     }
 
     async fn generate(&mut self, conn: &mut Conn, first: Instant) -> Result<(), Broken> {
-        for event in self.frames.opening(self.plan.voices.len() as u64) {
-            self.event(conn, &event).await?;
+        if self.stream.is_some() {
+            let opening = self.frames.opening(&self.plan.voices);
+            self.events(conn, &opening).await?;
         }
         let mut next = first;
         for i in 0..self.plan.tokens {
@@ -173,55 +187,71 @@ impl Job<'_> {
             if now > next + self.engine.args.itl {
                 next = now;
             }
-            let last = (i + 1 == self.plan.tokens).then_some(self.plan.finish);
             self.made = i + 1;
-            self.seat.generated(self.plan.voices.len() as u64);
-            for n in 0..self.plan.voices.len() {
-                if self.stream.is_some() {
-                    let event = self.frames.token(n as u64, &self.plan.voices[n].token(i), last);
-                    self.event(conn, &event).await?;
-                }
+            self.seat.generated(self.plan.voices.iter().filter(|voice| i < voice.tokens).count() as u64);
+            if self.stream.is_some() {
+                self.say(conn, i).await?;
             }
         }
         Ok(())
     }
 
-    /// Sends what is left to send, with the given finish reason.
-    async fn finish(&mut self, conn: &mut Conn, finish: &str) -> Result<(), Broken> {
+    /// Sends token `i` of each choice that has one.
+    async fn say(&mut self, conn: &mut Conn, i: u64) -> Result<(), Broken> {
+        for n in 0..self.plan.voices.len() {
+            let voice = &self.plan.voices[n];
+            if i < voice.tokens {
+                let last = (i + 1 == voice.tokens).then_some(voice.finish);
+                let events = self.frames.token(n as u64, &voice.piece(i), last);
+                self.events(conn, &events).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what is left to send; `finish` is the reason when the voices did not come to their ends.
+    async fn finish(&mut self, conn: &mut Conn, finish: Option<&str>) -> Result<(), Broken> {
         if conn.broke_off() {
             return Err(Broken::Gone);
         }
-        let Plan { voices, prompt_tokens, api, stream, .. } = &self.plan;
-        let usage = Usage { prompt: *prompt_tokens, completion: self.made * voices.len() as u64 };
-        let aborted = finish == "abort";
-        if !*stream {
-            let texts: Vec<String> = voices.iter().map(|voice| voice.text(self.made)).collect();
-            let body = match api {
-                Api::Embeddings if aborted => return Err(Broken::Fault),
-                Api::Embeddings => self.plan.embeddings(),
-                _ => self.frames.whole(&texts, usage, finish),
-            };
-            return Reply::json(200, &body).send(conn, self.wire).await;
+        if !self.plan.stream {
+            return self.answer(finish)?.send(conn, self.wire).await;
         }
         self.begin(conn).await?;
-        let Plan { voices, usage: show, api, .. } = &self.plan;
+        let Plan { voices, usage, api, tokens, .. } = &self.plan;
         let mut events = Vec::new();
-        if aborted && self.made < self.plan.tokens && *api != Api::Responses {
-            events.extend((0..voices.len()).map(|n| self.frames.token(n as u64, "", Some(finish))));
+        if finish.is_some() && self.made < *tokens && matches!(api, Api::Chat | Api::Completions) {
+            let silence = Piece { text: "".into(), call: None };
+            events.extend((0..voices.len()).flat_map(|n| self.frames.token(n as u64, &silence, finish)));
         }
-        let text = if *api == Api::Responses {
-            voices.iter().map(|v| v.text(self.made)).collect()
-        } else {
-            String::new()
-        };
-        events.extend(self.frames.closing(usage, *show, &text, finish));
-        for event in events {
-            self.event(conn, &event).await?;
-        }
+        events.extend(self.frames.closing(voices, self.made, *usage, finish));
+        self.events(conn, &events).await?;
         match self.stream.take() {
             Some(stream) => stream.end(conn).await,
             None => Ok(()),
         }
+    }
+
+    /// The whole answer, where none is streamed. What is made at once cannot end half-way.
+    fn answer(&self, finish: Option<&str>) -> Result<Reply, Broken> {
+        let Plan { voices, whole, bare, .. } = &self.plan;
+        match whole {
+            Whole::Nothing if *bare => {
+                let said: String = voices.iter().map(|voice| voice.said(self.made)).collect();
+                Ok(Reply::text("text/plain; charset=utf-8", said))
+            }
+            Whole::Nothing => Ok(Reply::json(200, &self.frames.whole(voices, self.made, finish))),
+            _ if finish.is_some() => Err(Broken::Fault),
+            Whole::Json(body) => Ok(Reply::json(200, body)),
+            Whole::Sound(bytes) => Ok(Reply::bytes("audio/mpeg", bytes.clone())),
+        }
+    }
+
+    async fn events(&mut self, conn: &mut Conn, events: &[String]) -> Result<(), Broken> {
+        for event in events {
+            self.event(conn, event).await?;
+        }
+        Ok(())
     }
 
     /// Sends one event, unless a fault ends the stream or the process here.

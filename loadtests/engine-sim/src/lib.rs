@@ -4,11 +4,13 @@
 //! `content` says what an answer must be, byte for byte; `accelerator` is the shared memory, for meters and tests.
 
 pub mod accelerator;
+mod api;
 mod args;
 mod ask;
 mod clock;
 pub mod content;
 mod counters;
+mod document;
 mod engine;
 pub mod faults;
 mod frames;
@@ -22,6 +24,7 @@ mod metrics;
 mod reply;
 mod server;
 pub mod units;
+mod voice;
 
 use std::{net::SocketAddr, process::ExitCode, sync::Arc};
 

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::{
+    api::Api,
     faults::{Fault, Faults},
     gzip::Gzip,
     http1::{Broken, Conn, Head},
@@ -37,7 +38,7 @@ impl Wire {
     pub(crate) fn faulty(head: &Head, faults: &Faults) -> Self {
         let mut wire = Self::plain(head);
         // Probes and metrics stay readable: what these faults try is how answers are passed on.
-        if !head.path.starts_with("/v1/") {
+        if !head.path.starts_with("/v1/") && Api::of(&head.path).is_none() {
             return wire;
         }
         wire.gzip = faults.on(Fault::GzipAlways) || faults.on(Fault::Gzip) && head.accepts_gzip();
@@ -107,6 +108,14 @@ impl Wire {
     }
 }
 
+/// A refusal in the words of the API that was asked, as vLLM has them.
+pub(crate) fn refusal(api: Api, status: u16, kind: &str, message: &str, param: Option<&str>) -> Reply {
+    if !api.is_anthropics() {
+        return Reply::error(status, kind, message, param);
+    }
+    Reply::json(status, &json!({"type": "error", "error": {"type": kind, "message": message}}))
+}
+
 /// An answer whose body is known when it begins.
 pub(crate) struct Reply {
     status: u16,
@@ -127,6 +136,10 @@ impl Reply {
 
     pub(crate) fn text(content_type: &'static str, body: String) -> Self {
         Self { status: 200, content_type, headers: Vec::new(), body: body.into_bytes() }
+    }
+
+    pub(crate) fn bytes(content_type: &'static str, body: Vec<u8>) -> Self {
+        Self { status: 200, content_type, headers: Vec::new(), body }
     }
 
     pub(crate) fn empty(status: u16) -> Self {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::{net::TcpStream, select};
 
 use crate::{
-    ask::Api,
+    api::Api,
     clock, content,
     engine::Engine,
     faults::Fault,
@@ -114,8 +114,10 @@ async fn answer(
         ("GET", "/version") => Reply::json(200, &json!({"version": "0.11.2"})),
         ("GET", "/v1/models") => Reply::json(200, &models(engine)),
         ("GET", "/metrics") => Reply::text("text/plain; version=0.0.4; charset=utf-8", metrics::text(engine)),
-        ("POST", "/tokenize") => tokenize(engine, body),
-        ("POST", "/detokenize") => detokenize(body),
+        ("POST", "/tokenize" | "/detokenize") => {
+            generate::arrived(engine, head, body);
+            if path == "/tokenize" { tokenize(engine, body) } else { detokenize(body) }
+        }
         (_, "/health" | "/version" | "/v1/models" | "/metrics" | "/tokenize" | "/detokenize") => {
             Reply::detail(405, "Method Not Allowed")
         }

@@ -77,6 +77,7 @@ fn table() -> Vec<Expected> {
             None,
         ),
         (Fault::UnsupportedEncoding { encoding: text() }, 415, invalid, "unsupported_encoding", false, None),
+        (Fault::UnsupportedMedia { expected: text() }, 415, invalid, "unsupported_media_type", false, None),
         (Fault::HeadersTooLarge { limit: Size(1) }, 431, invalid, "headers_too_large", false, None),
         (Fault::NotImplemented { what: text() }, 501, server, "not_implemented", false, None),
         (shortage(false), 429, "insufficient_memory", "insufficient_memory", true, Some(3)),
@@ -97,6 +98,7 @@ fn table() -> Vec<Expected> {
         (Fault::EngineClosed { model: model() }, 502, server, "engine_closed", true, None),
         (failed(Some(waited())), 503, server, "engine_failed", true, Some(3)),
         (failed(None), 503, server, "engine_failed", false, Some(1)),
+        (Fault::NotAwake { model: model() }, 503, server, "model_not_ready", true, Some(1)),
         (
             Fault::ModelNotReady { model: model(), cause: Cause::Exited(1), wait: Wait::default() },
             503,

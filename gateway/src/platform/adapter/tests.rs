@@ -71,6 +71,7 @@ impl Engine {
             on_disconnect: OnDisconnect::Abort,
             api_key: None,
             allow_public: false,
+            passage: Vec::new(),
             sleep,
         };
         Adapter::new(&model, self.address)

@@ -174,6 +174,7 @@ fn script(name: &str, command: &[&str]) -> Model {
         on_disconnect: OnDisconnect::Abort,
         api_key: None,
         allow_public: false,
+        passage: Vec::new(),
         sleep: SleepApi::Vllm,
     }
 }

@@ -4,104 +4,110 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use crate::{
-    ask::{Api, Ask},
-    content,
+    api::Api,
+    ask::Ask,
+    content, document,
     engine::Engine,
-    frames::Voice,
-    reply::Reply,
+    frames::Name,
+    http1::Head,
+    reply::{self, Reply},
+    voice::Voice,
 };
+
+use super::at_once::{self, Whole};
 
 /// What a request wants, in the engine's terms.
 pub(super) struct Plan {
     pub(super) api: Api,
     pub(super) model: String,
+    /// What is generated, none where the answer is made at once.
     pub(super) voices: Vec<Voice>,
-    pub(super) inputs: Vec<String>,
     pub(super) stream: bool,
     pub(super) usage: bool,
+    /// Of the longest voice.
     pub(super) tokens: u64,
-    pub(super) finish: &'static str,
     pub(super) prompt_tokens: u64,
-    dimensions: usize,
-    base64: bool,
+    /// What the answer repeats of the request.
+    pub(super) echo: Value,
+    /// The text alone is wanted, without an envelope.
+    pub(super) bare: bool,
+    /// The answer, where nothing is generated.
+    pub(super) whole: Whole,
 }
 
 impl Plan {
-    pub(super) fn read(engine: &Engine, api: Api, body: &Bytes) -> Result<Self, Reply> {
-        let bad = |message: &str, param| Reply::error(400, "BadRequestError", message, param);
-        let ask: Ask<'_> = serde_json::from_slice(body).map_err(|error| bad(&error.to_string(), None))?;
+    pub(super) fn read(
+        engine: &Engine,
+        api: Api,
+        head: &Head,
+        body: &Bytes,
+        name: &Name,
+    ) -> Result<Self, Reply> {
+        let bad = |message: &str, param| reply::refusal(api, 400, "BadRequestError", message, param);
+        let content_type = head.header("content-type").unwrap_or_default();
+        let ask = Ask::read(api, content_type, body).map_err(|error| bad(&error, None))?;
         let names = engine.names();
         let model = names.first().cloned().unwrap_or_default();
         let asked = ask.model.as_deref().unwrap_or(&model);
         if !names.iter().any(|name| name == asked) {
             let message = format!("The model `{asked}` does not exist.");
-            return Err(Reply::error(404, "NotFoundError", &message, Some("model")));
+            return Err(reply::refusal(api, 404, "NotFoundError", &message, Some("model")));
         }
         let prompts = ask.prompts(api).ok_or_else(|| bad("the request has no prompt", None))?;
-        let (n, seed, corrupt) = (ask.n.unwrap_or(1).clamp(1, 128), ask.seed(), engine.view().corrupt);
-        let voice =
-            |prompt: &str, i: u64| Voice { key: content::key(&model, prompt, seed.wrapping_add(i)), corrupt };
-        let voices = prompts.iter().flat_map(|prompt| (0..n).map(move |i| (prompt, i)));
-        let voices = voices.map(|(prompt, i)| voice(prompt, i)).collect();
         if ask.tokens() == Some(0) {
             return Err(bad("max_tokens must be at least 1, got 0.", Some("max_tokens")));
         }
+        if api == Api::Messages && ask.tokens().is_none() {
+            return Err(bad("max_tokens: Field required", Some("max_tokens")));
+        }
+        let voices = if api.generates() { voices(engine, api, &ask, &model, &prompts) } else { Vec::new() };
+        let prompt_tokens = ask.prompt_tokens(&prompts);
+        let whole = at_once::answer(api, &ask, &model, &prompts, prompt_tokens, name);
+        let format = ask.upload.as_ref().map(|upload| upload.format.as_str());
         Ok(Self {
             api,
-            voices,
-            stream: ask.stream.unwrap_or(false) && api != Api::Embeddings,
+            stream: ask.stream.unwrap_or(false) && api.generates(),
             usage: ask.include_usage(),
-            tokens: ask.tokens().unwrap_or(engine.args.tokens),
-            finish: if ask.tokens().is_some() { "length" } else { "stop" },
-            prompt_tokens: ask.prompt_tokens(&prompts),
-            dimensions: ask.dimensions.unwrap_or(8),
-            base64: ask.encoding_format.as_deref() == Some("base64"),
-            inputs: prompts,
+            tokens: voices.iter().map(|voice| voice.tokens).max().unwrap_or(0),
+            prompt_tokens,
+            echo: if api == Api::Responses { echo(&ask) } else { Value::Null },
+            bare: format == Some("text"),
+            whole: whole.ok_or_else(|| bad("the request has no query", None))?,
+            voices,
             model,
         })
     }
-
-    pub(super) fn embeddings(&self) -> Value {
-        let data = |(index, input): (usize, &String)| {
-            let vector = content::embedding(&self.model, input, self.dimensions);
-            let embedding = if self.base64 {
-                let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
-                Value::from(base64(&bytes))
-            } else {
-                Value::from(vector)
-            };
-            json!({"object": "embedding", "index": index, "embedding": embedding})
-        };
-        let data: Vec<Value> = self.inputs.iter().enumerate().map(data).collect();
-        let usage = json!({
-            "prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens, "completion_tokens": 0,
-        });
-        json!({"object": "list", "model": self.model, "data": data, "usage": usage})
-    }
 }
 
-fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let bits =
-            group.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
-        for n in 0..4 {
-            let letter = char::from(LETTERS[(bits >> (18 - 6 * n)) as usize & 63]);
-            out.push(if n > group.len() { '=' } else { letter });
+fn voices(engine: &Engine, api: Api, ask: &Ask<'_>, model: &str, prompts: &[String]) -> Vec<Voice> {
+    let (n, asked, corrupt) = (ask.n.unwrap_or(1).clamp(1, 128), ask.tokens(), engine.view().corrupt);
+    let tools = if corrupt || api.hears() { Vec::new() } else { ask.calls() };
+    let schema = ask.schema().filter(|_| !corrupt && !api.hears());
+    let voice = |prompt: &String, i: u64| {
+        let key = content::key(model, prompt, ask.seed().wrapping_add(i));
+        if !tools.is_empty() {
+            Voice::calls(&tools, key, asked)
+        } else if let Some(schema) = &schema {
+            Voice::text(&document::fitting(schema, key).to_string(), asked)
+        } else if api.hears() && !corrupt {
+            Voice::text(prompt, asked)
+        } else {
+            Voice::plain(key, corrupt, asked, engine.args.tokens)
         }
-    }
-    out
+    };
+    prompts
+        .iter()
+        .flat_map(|prompt| (0..n).map(move |i| (prompt, i)))
+        .map(|(prompt, i)| voice(prompt, i))
+        .collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::base64;
-
-    #[test]
-    fn base64_pads() {
-        assert_eq!(base64(b"Man"), "TWFu");
-        assert_eq!(base64(b"Ma"), "TWE=");
-        assert_eq!(base64(b"M"), "TQ==");
-    }
+/// The fields that a response has of its request.
+fn echo(ask: &Ask<'_>) -> Value {
+    let or = |value: &Option<Value>, default: Value| value.clone().unwrap_or(default);
+    json!({
+        "previous_response_id": ask.previous_response_id, "instructions": ask.instructions,
+        "metadata": ask.metadata, "tools": or(&ask.tools, json!([])),
+        "tool_choice": or(&ask.tool_choice, json!("auto")), "text": ask.text, "max_output_tokens": ask.tokens(),
+    })
 }

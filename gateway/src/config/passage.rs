@@ -1,0 +1,145 @@
+//! `engine.passage`: the paths of a custom engine that `/engines/{model}/…` opens.
+//!
+//! They are compared byte for byte with what a client asks, so a path is taken only in a spelling that no router reads
+//! in two ways; and what steers engines cannot be opened by mistake.
+
+/// One path of an engine that clients may ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passage {
+    /// It is asked by GET, which waits for nothing; otherwise by POST.
+    pub reads: bool,
+    pub path: String,
+}
+
+/// Segments by which engines are steered or tell of their inside, of any kind. No configuration opens a path with one.
+const MANAGEMENT: &[&str] = &[
+    "abort",
+    "abort_request",
+    "abort_requests",
+    "add_external_corpus",
+    "attach_hicache_storage_backend",
+    "begin_weight_update",
+    "clear_hicache_storage_backend",
+    "close_session",
+    "collective_rpc",
+    "configure_logging",
+    "continue_generation",
+    "cors-proxy",
+    "destroy_weights_update_group",
+    "dump_expert_distribution_record",
+    "dumper",
+    "finish_weight_update",
+    "flush_cache",
+    "freeze_gc",
+    "get_internal_state",
+    "get_server_info",
+    "get_weights_by_name",
+    "get_world_size",
+    "hicache",
+    "init_weight_transfer_engine",
+    "init_weights_send_group_for_remote_instance",
+    "init_weights_update_group",
+    "is_paused",
+    "is_scaling_elastic_ep",
+    "is_sleeping",
+    "load",
+    "load_lora_adapter",
+    "load_lora_adapter_from_tensors",
+    "lora-adapters",
+    "metrics",
+    "open_session",
+    "parse_function_call",
+    "pause",
+    "pause_generation",
+    "props",
+    "release_memory_occupation",
+    "reset_encoder_cache",
+    "reset_mm_cache",
+    "reset_prefix_cache",
+    "resume",
+    "resume_memory_occupation",
+    "scale_elastic_ep",
+    "send_weights_to_remote_instance",
+    "server_info",
+    "set_internal_state",
+    "set_trace_level",
+    "shutdown",
+    "sleep",
+    "slots",
+    "slow_down",
+    "start_expert_distribution_record",
+    "start_profile",
+    "start_weight_update",
+    "stop_expert_distribution_record",
+    "stop_profile",
+    "tools",
+    "unload_lora_adapter",
+    "update_weight_version",
+    "update_weights",
+    "update_weights_from_disk",
+    "update_weights_from_distributed",
+    "update_weights_from_ipc",
+    "update_weights_from_tensor",
+    "wake_up",
+    "weights_checker",
+];
+
+/// Why a path that somebody configures cannot be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("a path begins with /, does not end with one, and has letters, digits and - _ . ~ between")]
+    Spelling,
+    #[error("it steers the engine, and is never passed on")]
+    Management,
+}
+
+impl Passage {
+    /// Reads `/path`, or `GET /path`.
+    ///
+    /// # Errors
+    /// The path is not one that can be compared byte for byte, or steers engines.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let (reads, path) = match text.split_once(' ') {
+            None => (false, text),
+            Some(("GET", path)) => (true, path),
+            Some(("POST", path)) => (false, path),
+            Some(_) => return Err(Error::Spelling),
+        };
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
+        let segments = path.strip_prefix('/').ok_or(Error::Spelling)?;
+        let fine = |segment: &str| {
+            !segment.is_empty() && !matches!(segment, "." | "..") && segment.bytes().all(plain)
+        };
+        if !segments.split('/').all(fine) {
+            return Err(Error::Spelling);
+        }
+        let steers = |segment: &str| MANAGEMENT.iter().any(|name| name.eq_ignore_ascii_case(segment));
+        if segments.split('/').any(steers) {
+            return Err(Error::Management);
+        }
+        Ok(Self { reads, path: path.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configured_path_is_plain_and_steers_nothing() {
+        assert_eq!(Passage::parse("GET /info"), Ok(Passage { reads: true, path: "/info".into() }));
+        assert_eq!(
+            Passage::parse("POST /a/b-c_d.e~f"),
+            Ok(Passage { reads: false, path: "/a/b-c_d.e~f".into() })
+        );
+        for bad in [
+            "", "a", "/", "/a/", "//a", "/a//b", "/.", "/a/../b", "/a%2fb", "/a;b", "/a?b", "/ä", "PUT /a",
+            "GET  /a",
+        ] {
+            assert_eq!(Passage::parse(bad), Err(Error::Spelling), "{bad}");
+        }
+        for bad in ["/sleep", "/Sleep", "GET /metrics", "/v1/load_lora_adapter", "/slots/0", "/a/sleep"] {
+            assert_eq!(Passage::parse(bad), Err(Error::Management), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! What a route makes of a request: which part of its body names the model, what exactly the engine is asked, and
+//! whether the request may wait for it.
+//!
+//! A body is read for the model's name and for whether a stream is wanted, and is then sent as it came. Where the
+//! engine knows the model by another name, the pieces before and after that one value are sent around the new one: no
+//! body is ever held twice.
+
+use std::{borrow::Cow, sync::Arc};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, header, request, uri::PathAndQuery};
+use rouse::{
+    fault::Fault,
+    model::{ModelName, Registry},
+    openai::{
+        head::{self, Head},
+        multipart,
+    },
+    relay::Payload,
+};
+
+use super::{
+    passage::Found,
+    route::{Carries, Inference},
+    text,
+};
+use crate::config::{self, Kind};
+
+/// One request for an engine.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) method: Method,
+    /// What the engine is asked.
+    pub(super) path: PathAndQuery,
+    /// It queues for its model and wakes it. What only looks does neither: a monitor must not keep a GPU busy.
+    pub(super) waits: bool,
+    /// `stream: true` means server-sent events.
+    pub(super) streams: bool,
+    /// Whom the path names.
+    model: Option<(ModelName, Arc<config::Model>)>,
+    body: Shape,
+}
+
+/// How a body names its model.
+#[derive(Clone, Debug)]
+enum Shape {
+    Json,
+    /// By this boundary. `named`: it must name a model.
+    Multipart {
+        boundary: Bytes,
+        named: bool,
+    },
+    /// An engine's own: it need not name one. `json`: what is no JSON is refused.
+    Free {
+        json: bool,
+    },
+    Nothing,
+}
+
+impl Call {
+    /// On a route whose body names the model.
+    pub(super) fn on_route(inference: Inference, parts: &request::Parts) -> Result<Self, Fault> {
+        let body = match inference.carries() {
+            Carries::Json => Shape::Json,
+            Carries::Multipart => Shape::multipart(&parts.headers, true)?,
+        };
+        Ok(Self {
+            method: Method::POST,
+            path: parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/")),
+            waits: true,
+            streams: inference.streams(),
+            model: None,
+            body,
+        })
+    }
+
+    /// On an engine's own path.
+    pub(super) fn through(found: Found, parts: &request::Parts) -> Result<Self, Fault> {
+        let asks = parts.method == Method::POST;
+        let known = Inference::at(found.path.path());
+        let body = match known {
+            _ if !asks => Shape::Nothing,
+            _ if is(&parts.headers, "multipart/form-data") => Shape::multipart(&parts.headers, false)?,
+            _ => Shape::Free { json: found.spec.kind != Kind::Custom || is(&parts.headers, "json") },
+        };
+        Ok(Self {
+            method: parts.method.clone(),
+            waits: asks,
+            // What has no route here is an engine's own invention, and those all say it alike.
+            streams: asks && known.is_none_or(Inference::streams),
+            model: Some((found.model, found.spec)),
+            body,
+            path: found.path,
+        })
+    }
+
+    /// Reads what routing needs of the body. A head without a name has an empty range.
+    pub(super) async fn read(&self, body: &Bytes) -> Result<Head<'static>, Fault> {
+        let mut head = if body.len() <= head::OFF_CORE {
+            self.body.read(body)
+        } else {
+            // Away from this core's streams.
+            let (shape, body) = (self.body.clone(), body.clone());
+            tokio::task::spawn_blocking(move || shape.read(&body)).await.map_err(|_| Fault::Internal)?
+        }?;
+        if head.background {
+            let message = "background responses are not kept: send the request without 'background'";
+            return Err(invalid(message.into(), Some("background")));
+        }
+        head.stream &= self.streams;
+        Ok(head)
+    }
+
+    /// The model that is meant. A path and a body that name different ones contradict each other.
+    pub(super) fn model(&self, head: &Head<'_>, registry: &Registry) -> Result<ModelName, Fault> {
+        let named = head.model.as_ref();
+        let found = registry.find(named);
+        let Some((model, spec)) = &self.model else {
+            return found.cloned().ok_or_else(|| Fault::ModelNotFound { model: text::cut(named) });
+        };
+        let agree = match found {
+            Some(found) => found == model,
+            None => head.range.is_empty() || named == spec.served_name,
+        };
+        if agree {
+            return Ok(model.clone());
+        }
+        let message = format!("the path names the model '{model}' and the body '{}'", text::cut(named));
+        Err(invalid(message, Some("model")))
+    }
+
+    /// What the engine is sent: the body, with its own name for the model.
+    pub(super) fn payload(&self, body: Bytes, head: &Head<'_>, served: &str) -> Payload {
+        match self.body {
+            _ if head.range.is_empty() || head.model == served => body.into(),
+            Shape::Multipart { .. } => multipart::splice(&body, &head.range, served).into(),
+            _ => head::splice(&body, &head.range, served).into(),
+        }
+    }
+}
+
+impl Shape {
+    fn multipart(headers: &HeaderMap, named: bool) -> Result<Self, Fault> {
+        let mut kinds = headers.get_all(header::CONTENT_TYPE).iter();
+        let (Some(kind), true) = (kinds.next(), is(headers, "multipart/form-data")) else {
+            return Err(Fault::UnsupportedMedia { expected: "multipart/form-data".into() });
+        };
+        if kinds.next().is_some() {
+            return Err(invalid("there are two Content-Types".into(), None));
+        }
+        Ok(Self::Multipart { boundary: Bytes::copy_from_slice(multipart::boundary(kind)?), named })
+    }
+
+    fn read(&self, body: &Bytes) -> Result<Head<'static>, Fault> {
+        let head = match self {
+            Self::Json => head::peek(body)?,
+            Self::Multipart { boundary, named: true } => multipart::peek(body, boundary)?,
+            Self::Multipart { boundary, named: false } => multipart::peek_any(body, boundary)?,
+            Self::Free { json } => match head::peek_any(body) {
+                Ok(head) => head,
+                // A list, say: there is no model in it.
+                Err(head::Error::NotAnObject) => nameless(),
+                Err(head::Error::Syntax(_)) if !json => nameless(),
+                Err(error) => return Err(error.into()),
+            },
+            Self::Nothing if body.is_empty() => nameless(),
+            Self::Nothing => return Err(invalid("this method takes no body".into(), None)),
+        };
+        Ok(head.into_owned())
+    }
+}
+
+const fn nameless() -> Head<'static> {
+    Head {
+        model: Cow::Borrowed(""),
+        stream: false,
+        range: 0..0,
+        background: false,
+        session: None,
+        prefix: None,
+        previous: None,
+        max_tokens: None,
+    }
+}
+
+/// This is in the content's type.
+fn is(headers: &HeaderMap, part: &str) -> bool {
+    let mut kinds = headers.get_all(header::CONTENT_TYPE).iter().map(HeaderValue::as_bytes);
+    kinds.any(|kind| kind.windows(part.len()).any(|window| window.eq_ignore_ascii_case(part.as_bytes())))
+}
+
+fn invalid(message: String, param: Option<&str>) -> Fault {
+    Fault::InvalidRequest { message, param: param.map(str::to_owned) }
+}

@@ -1,0 +1,73 @@
+use super::*;
+
+fn status_of(method: &str, path: &str) -> Result<Route, (Fault, Option<&'static str>)> {
+    find(&method.parse().unwrap(), path, &HeaderMap::new())
+}
+
+#[test]
+fn routes_are_told_from_methods_that_do_not_fit_and_paths_that_do_not_exist() {
+    assert_eq!(status_of("POST", "/v1/chat/completions"), Ok(Route::Inference(Inference::Chat)));
+    assert_eq!(status_of("HEAD", "/healthz"), Ok(Route::Healthz));
+    assert_eq!(status_of("GET", "/v1/models/org%2Fqwen"), Ok(Route::Model("org%2Fqwen".into())));
+    assert_eq!(status_of("GET", "/engines/a/b?c"), Ok(Route::Passage("a/b?c".into())));
+    for (method, path, allow) in [
+        ("GET", "/v1/completions", "POST"),
+        ("DELETE", "/v1/models", "GET, HEAD"),
+        ("TRACE", "/v1/embeddings", "POST"),
+        ("CONNECT", "/anything", "GET, HEAD"),
+        ("DELETE", "/engines/m/v1/models", "GET, HEAD, POST"),
+        ("GET", "/v1/messages", "POST"),
+    ] {
+        let (fault, allowed) = status_of(method, path).unwrap_err();
+        assert!(matches!(fault, Fault::MethodNotAllowed { .. }), "{method} {path}");
+        assert_eq!(allowed, Some(allow), "{method} {path}");
+    }
+    for path in [
+        "/",
+        "/v1/chat/completions/",
+        "/v1/models/",
+        "//v1/models",
+        "/v1/chat%2Fcompletions",
+        "/V1/chat/completions",
+        "/engines",
+        "/v1/responses/resp_1",
+        "/v1/messages/batches",
+    ] {
+        assert!(matches!(status_of("GET", path), Err((Fault::RouteNotFound { .. }, None))), "{path}");
+    }
+}
+
+#[test]
+fn an_upgrade_is_not_implemented() {
+    let mut headers = HeaderMap::new();
+    headers.insert(header::UPGRADE, "websocket".parse().unwrap());
+    let (fault, _) = find(&Method::GET, "/v1/models", &headers).unwrap_err();
+    assert!(matches!(fault, Fault::NotImplemented { .. }));
+}
+
+#[test]
+fn a_path_is_refused_in_the_words_of_its_api() {
+    for (path, expected) in [
+        ("/v1/messages", Form::Anthropic),
+        ("/v1/messages/count_tokens", Form::Anthropic),
+        ("/v1/messages/batches", Form::Anthropic),
+        ("/engines/org/m/v1/messages", Form::Anthropic),
+        ("/engines/org/v1/m/v1/messages", Form::Anthropic),
+        ("/v1/responses", Form::Responses),
+        ("/v1/responses/resp_1/cancel", Form::Responses),
+        ("/v1/messagesx", Form::OpenAi),
+        ("/engines/m/messages", Form::OpenAi),
+        ("/v1/chat/completions", Form::OpenAi),
+        ("/", Form::OpenAi),
+    ] {
+        assert_eq!(form(path), expected, "{path}");
+    }
+}
+
+#[test]
+fn escapes_are_decoded_and_broken_ones_name_nothing() {
+    assert_eq!(unescape("org%2fqwen-3%20b").as_deref(), Some("org/qwen-3 b"));
+    for broken in ["%", "%2", "%zz", "%ff"] {
+        assert_eq!(unescape(broken), None, "{broken}");
+    }
+}

@@ -1,0 +1,70 @@
+//! The inference routes, and how their answers differ in kind.
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Api {
+    Chat,
+    Completions,
+    Responses,
+    Messages,
+    CountTokens,
+    Embeddings,
+    Rerank,
+    Score,
+    Moderations,
+    Images,
+    Speech,
+    Transcriptions,
+    Translations,
+}
+
+impl Api {
+    pub(crate) fn of(path: &str) -> Option<Self> {
+        Some(match path {
+            "/v1/chat/completions" => Self::Chat,
+            "/v1/completions" => Self::Completions,
+            "/v1/responses" => Self::Responses,
+            "/v1/messages" => Self::Messages,
+            "/v1/messages/count_tokens" => Self::CountTokens,
+            "/v1/embeddings" => Self::Embeddings,
+            "/v1/rerank" | "/v2/rerank" | "/rerank" => Self::Rerank,
+            "/v1/score" | "/score" => Self::Score,
+            "/v1/moderations" => Self::Moderations,
+            "/v1/images/generations" => Self::Images,
+            "/v1/audio/speech" => Self::Speech,
+            "/v1/audio/transcriptions" => Self::Transcriptions,
+            "/v1/audio/translations" => Self::Translations,
+            _ => return None,
+        })
+    }
+
+    /// It says something token by token, and streams when asked to; the others answer at once and whole.
+    pub(crate) fn generates(self) -> bool {
+        matches!(self, Self::Chat | Self::Completions | Self::Responses | Self::Messages) || self.hears()
+    }
+
+    /// Its body is a form with a file in it.
+    pub(crate) fn hears(self) -> bool {
+        matches!(self, Self::Transcriptions | Self::Translations)
+    }
+
+    /// Its errors and events are in Anthropic's form.
+    pub(crate) fn is_anthropics(self) -> bool {
+        matches!(self, Self::Messages | Self::CountTokens)
+    }
+
+    /// What its answers' ids begin with.
+    pub(crate) fn prefix(self) -> &'static str {
+        match self {
+            Self::Chat => "chatcmpl",
+            Self::Completions => "cmpl",
+            Self::Responses => "resp",
+            Self::Messages | Self::CountTokens => "msg",
+            Self::Embeddings => "embd",
+            Self::Rerank => "rerank",
+            Self::Score => "score",
+            Self::Moderations => "modr",
+            Self::Images => "img",
+            Self::Speech | Self::Transcriptions | Self::Translations => "audio",
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Chat and text completions.
+
+use serde_json::{Value, json};
+
+use crate::{
+    api::Api,
+    voice::{Call, Piece, Voice},
+};
+
+use super::{Frames, Usage, merge, quoted};
+
+impl Frames {
+    pub(super) fn chat_opening(&self, choices: u64) -> Vec<String> {
+        (0..choices).map(|n| self.chunk(n, r#""delta":{"role":"assistant","content":""}"#, None)).collect()
+    }
+
+    pub(super) fn chat_token(&self, n: u64, piece: &Piece<'_>, finish: Option<&str>) -> Vec<String> {
+        let text = quoted(&piece.text);
+        let Some(place) = &piece.call else {
+            return vec![self.chunk(n, &format!(r#""delta":{{"content":{text}}}"#), finish)];
+        };
+        let delta = |call: &str| format!(r#""delta":{{"tool_calls":[{{"index":{},{call}}}]}}"#, place.index);
+        let mut events = Vec::new();
+        if place.is_first {
+            let call = call(place.call, "");
+            // Without its braces: the index goes first, as vLLM has it.
+            let call = call.to_string();
+            let inner = call.trim_start_matches('{').strip_suffix('}').unwrap_or_default();
+            events.push(self.chunk(n, &delta(inner), None));
+        }
+        events.push(self.chunk(n, &delta(&format!(r#""function":{{"arguments":{text}}}"#)), finish));
+        events
+    }
+
+    pub(super) fn completions_token(&self, n: u64, text: &str, finish: Option<&str>) -> String {
+        self.chunk(n, &format!(r#""text":{}"#, quoted(text)), finish)
+    }
+
+    pub(super) fn chat_closing(&self, usage: Option<Usage>) -> Vec<String> {
+        let mut events = Vec::new();
+        if let Some(usage) = usage {
+            let head = self.chunk_head();
+            events.push(format!("{head},\"choices\":[],\"usage\":{}}}\n\n", usage.json()));
+        }
+        events.push("data: [DONE]\n\n".to_owned());
+        events
+    }
+
+    pub(super) fn chat_whole(&self, voices: &[Voice], made: u64, finish: Option<&str>) -> Value {
+        let choice = |(index, voice): (usize, &Voice)| {
+            let finish = finish.unwrap_or(voice.finish);
+            let common =
+                json!({"index": index, "logprobs": null, "finish_reason": finish, "stop_reason": null});
+            let text = voice.said(made);
+            merge(
+                common,
+                match self.api {
+                    Api::Chat => {
+                        let calls = voice.called(made);
+                        let calls: Vec<Value> = calls.iter().map(|(one, said)| call(one, said)).collect();
+                        let content = if calls.is_empty() { Value::from(text) } else { Value::Null };
+                        json!({"message": {"role": "assistant", "content": content, "tool_calls": calls}})
+                    }
+                    _ => json!({"text": text}),
+                },
+            )
+        };
+        let choices: Vec<Value> = voices.iter().enumerate().map(choice).collect();
+        json!({
+            "id": self.name.id, "object": self.object(false), "created": self.name.created, "model": self.model,
+            "choices": choices, "usage": self.usage(voices, made).json(),
+        })
+    }
+
+    fn chunk(&self, n: u64, what: &str, finish: Option<&str>) -> String {
+        let head = self.chunk_head();
+        let finish = finish.map_or_else(|| "null".to_owned(), |reason| format!("\"{reason}\""));
+        format!(
+            "{head},\"choices\":[{{\"index\":{n},{what},\"logprobs\":null,\"finish_reason\":{finish}}}]}}\n\n"
+        )
+    }
+
+    fn chunk_head(&self) -> String {
+        let (name, escaped, object) = (&self.name, &self.escaped, self.object(true));
+        let (id, created) = (&name.id, name.created);
+        format!(r#"data: {{"id":"{id}","object":"{object}","created":{created},"model":{escaped}"#)
+    }
+
+    fn object(&self, stream: bool) -> &'static str {
+        match (self.api, stream) {
+            (Api::Chat, true) => "chat.completion.chunk",
+            (Api::Chat, false) => "chat.completion",
+            _ => "text_completion",
+        }
+    }
+}
+
+fn call(call: &Call, arguments: &str) -> Value {
+    let function = json!({"name": call.name, "arguments": arguments});
+    json!({"id": format!("call_{}", call.id), "type": "function", "function": function})
+}

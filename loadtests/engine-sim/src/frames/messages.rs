@@ -1,0 +1,91 @@
+//! Anthropic's messages: an answer is a list of blocks.
+
+use serde_json::{Value, json};
+
+use crate::voice::{Call, Piece, Voice};
+
+use super::{Frames, ended, is_calling, named, said};
+
+impl Frames {
+    pub(super) fn messages_opening(&self, voices: &[Voice]) -> Vec<String> {
+        let message = self.message_of(&json!([]), Value::Null, 0);
+        let mut events = vec![event("message_start", json!({"message": message}))];
+        if !is_calling(voices) {
+            events.push(begin(0, json!({"type": "text", "text": ""})));
+        }
+        events
+    }
+
+    pub(super) fn messages_token(&self, piece: &Piece<'_>) -> Vec<String> {
+        let Some(place) = &piece.call else {
+            return vec![delta(0, json!({"type": "text_delta", "text": piece.text}))];
+        };
+        let mut events = Vec::new();
+        if place.is_first {
+            events.push(begin(place.index, tool_use(place.call, &json!({}))));
+        }
+        events.push(delta(place.index, json!({"type": "input_json_delta", "partial_json": piece.text})));
+        if place.is_last {
+            events.push(event("content_block_stop", json!({"index": place.index})));
+        }
+        events
+    }
+
+    pub(super) fn messages_closing(&self, voices: &[Voice], made: u64, finish: Option<&str>) -> Vec<String> {
+        let mut events = Vec::new();
+        if !is_calling(voices) {
+            events.push(event("content_block_stop", json!({"index": 0})));
+        }
+        let usage = self.usage(voices, made);
+        let usage = json!({"input_tokens": usage.prompt, "output_tokens": usage.completion});
+        let stop = json!({"stop_reason": stop_reason(ended(voices, finish)), "stop_sequence": null});
+        events.push(event("message_delta", json!({"delta": stop, "usage": usage})));
+        events.push(event("message_stop", json!({})));
+        events
+    }
+
+    pub(super) fn messages_whole(&self, voices: &[Voice], made: u64, finish: Option<&str>) -> Value {
+        let blocks: Vec<Value> = if is_calling(voices) {
+            // A call that was cut off has no arguments that could be read.
+            let input = |said: &str| serde_json::from_str(said).unwrap_or_else(|_| json!({}));
+            let called = voices.iter().flat_map(|voice| voice.called(made));
+            called.map(|(call, said)| tool_use(call, &input(&said))).collect()
+        } else {
+            vec![json!({"type": "text", "text": said(voices, made)})]
+        };
+        let stop = stop_reason(ended(voices, finish)).into();
+        self.message_of(&blocks.into(), stop, self.usage(voices, made).completion)
+    }
+
+    fn message_of(&self, blocks: &Value, stop_reason: Value, output_tokens: u64) -> Value {
+        json!({
+            "id": self.id_of("msg"), "type": "message", "role": "assistant", "model": self.model, "content": blocks,
+            "stop_reason": stop_reason, "stop_sequence": null,
+            "usage": {"input_tokens": self.prompt_tokens, "output_tokens": output_tokens},
+        })
+    }
+}
+
+fn stop_reason(finish: &str) -> &'static str {
+    match finish {
+        "length" => "max_tokens",
+        "tool_calls" => "tool_use",
+        _ => "end_turn",
+    }
+}
+
+fn tool_use(call: &Call, input: &Value) -> Value {
+    json!({"type": "tool_use", "id": format!("toolu_{}", call.id), "name": call.name, "input": input})
+}
+
+fn begin(index: usize, block: Value) -> String {
+    event("content_block_start", json!({"index": index, "content_block": block}))
+}
+
+fn delta(index: usize, delta: Value) -> String {
+    event("content_block_delta", json!({"index": index, "delta": delta}))
+}
+
+fn event(name: &str, body: Value) -> String {
+    named(name, &super::merge(json!({"type": name}), body))
+}

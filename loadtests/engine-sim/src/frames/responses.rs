@@ -1,0 +1,131 @@
+//! The responses API: an answer is a list of items, and every event carries its number.
+
+use serde_json::{Value, json};
+
+use crate::voice::{Call, Piece, Voice};
+
+use super::{Frames, ended, is_calling, merge, named, said};
+
+impl Frames {
+    pub(super) fn responses_opening(&mut self, voices: &[Voice]) -> Vec<String> {
+        let begun = self.response("in_progress", json!([]), Value::Null);
+        let mut events = vec![
+            self.event("response.created", json!({"response": begun})),
+            self.event("response.in_progress", json!({"response": begun})),
+        ];
+        if !is_calling(voices) {
+            let (item, part) = (self.message("in_progress", &[]), text_part(""));
+            events.push(self.event("response.output_item.added", json!({"output_index": 0, "item": item})));
+            let place = self.text_place();
+            events.push(self.event("response.content_part.added", merge(place, json!({"part": part}))));
+        }
+        events
+    }
+
+    pub(super) fn responses_token(&mut self, piece: &Piece<'_>) -> Vec<String> {
+        let Some(place) = &piece.call else {
+            let delta = merge(self.text_place(), json!({"delta": piece.text, "logprobs": []}));
+            return vec![self.event("response.output_text.delta", delta)];
+        };
+        let at = json!({"output_index": place.index});
+        let named = merge(at.clone(), json!({"item_id": self.call_item_id(place.index)}));
+        let mut events = Vec::new();
+        if place.is_first {
+            let item = self.call_item(place.index, place.call, "in_progress", "");
+            events.push(self.event("response.output_item.added", merge(at.clone(), json!({"item": item}))));
+        }
+        let delta = merge(named.clone(), json!({"delta": piece.text}));
+        events.push(self.event("response.function_call_arguments.delta", delta));
+        if place.is_last {
+            let arguments = place.call.arguments();
+            let item = self.call_item(place.index, place.call, "completed", &arguments);
+            let done = json!({"name": place.call.name, "arguments": arguments});
+            events.push(self.event("response.function_call_arguments.done", merge(named, done)));
+            events.push(self.event("response.output_item.done", merge(at, json!({"item": item}))));
+        }
+        events
+    }
+
+    pub(super) fn responses_closing(
+        &mut self,
+        voices: &[Voice],
+        made: u64,
+        finish: Option<&str>,
+    ) -> Vec<String> {
+        let mut events = Vec::new();
+        if !is_calling(voices) {
+            let text = said(voices, made);
+            let (part, item) = (text_part(&text), self.message("completed", &[text_part(&text)]));
+            let place = self.text_place();
+            let done = merge(place.clone(), json!({"text": text, "logprobs": []}));
+            events.push(self.event("response.output_text.done", done));
+            events.push(self.event("response.content_part.done", merge(place, json!({"part": part}))));
+            events.push(self.event("response.output_item.done", json!({"output_index": 0, "item": item})));
+        }
+        let whole = self.responses_whole(voices, made, finish);
+        let name = format!("response.{}", status(ended(voices, finish)));
+        events.push(self.event(&name, json!({"response": whole})));
+        events
+    }
+
+    pub(super) fn responses_whole(&self, voices: &[Voice], made: u64, finish: Option<&str>) -> Value {
+        let status = status(ended(voices, finish));
+        let output: Vec<Value> = if is_calling(voices) {
+            let called = voices.iter().flat_map(|voice| voice.called(made)).enumerate();
+            called.map(|(index, (call, said))| self.call_item(index, call, status, &said)).collect()
+        } else {
+            vec![self.message("completed", &[text_part(&said(voices, made))])]
+        };
+        let usage = self.usage(voices, made);
+        let usage = json!({
+            "input_tokens": usage.prompt, "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": usage.completion, "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.prompt + usage.completion,
+        });
+        self.response(status, output.into(), usage)
+    }
+
+    fn event(&mut self, name: &str, body: Value) -> String {
+        let body = merge(json!({"type": name, "sequence_number": self.sequence}), body);
+        self.sequence += 1;
+        named(name, &body)
+    }
+
+    fn response(&self, status: &str, output: Value, usage: Value) -> Value {
+        let details =
+            if status == "incomplete" { json!({"reason": "max_output_tokens"}) } else { Value::Null };
+        let response = json!({
+            "id": self.name.id, "object": "response", "created_at": self.name.created, "status": status,
+            "model": self.model, "output": output, "usage": usage, "error": null, "incomplete_details": details,
+            "parallel_tool_calls": true, "temperature": 1.0, "top_p": 1.0,
+        });
+        merge(response, self.echo.clone())
+    }
+
+    fn message(&self, status: &str, parts: &[Value]) -> Value {
+        json!({"id": self.id_of("msg"), "type": "message", "role": "assistant", "status": status, "content": parts})
+    }
+
+    fn text_place(&self) -> Value {
+        json!({"item_id": self.id_of("msg"), "output_index": 0, "content_index": 0})
+    }
+
+    fn call_item(&self, index: usize, call: &Call, status: &str, arguments: &str) -> Value {
+        json!({
+            "id": self.call_item_id(index), "type": "function_call", "call_id": format!("call_{}", call.id),
+            "name": call.name, "arguments": arguments, "status": status,
+        })
+    }
+
+    fn call_item_id(&self, index: usize) -> String {
+        format!("{}{index}", self.id_of("fc"))
+    }
+}
+
+fn status(finish: &str) -> &'static str {
+    if matches!(finish, "stop" | "tool_calls") { "completed" } else { "incomplete" }
+}
+
+fn text_part(text: &str) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+}
