@@ -61,7 +61,7 @@ fn by_the_line(content_type: &str, body: &[u8]) -> Vec<Vec<u8>> {
         } else if in_header {
             in_header = !bare.is_empty();
             let line = String::from_utf8_lossy(bare).into_owned();
-            if line.trim_start().to_ascii_lowercase().starts_with("content-disposition") {
+            if is_disposition(&line) {
                 is_model |= parameters(&line).iter().any(|(key, name)| {
                     let key = key.trim_end_matches(|char: char| char.is_ascii_digit() || char == '*');
                     let name = name.rsplit('\'').next().unwrap_or_default();
@@ -88,7 +88,7 @@ fn by_splitting(content_type: &str, body: &[u8]) -> Vec<Vec<u8>> {
             let header = String::from_utf8_lossy(&part[..split]).into_owned();
             let is_model = header
                 .lines()
-                .filter(|line| line.to_ascii_lowercase().starts_with("content-disposition"))
+                .filter(|line| is_disposition(line))
                 .flat_map(|line| line.split(';').filter_map(|piece| piece.trim().split_once('=')))
                 .any(|(key, name)| key == "name" && name.trim_matches('"') == "model");
             if is_model {
@@ -99,6 +99,10 @@ fn by_splitting(content_type: &str, body: &[u8]) -> Vec<Vec<u8>> {
         rest = part.get(end + delimiter.len()..);
     }
     models
+}
+
+fn is_disposition(line: &str) -> bool {
+    line.split_once(':').is_some_and(|(name, _)| name.trim().eq_ignore_ascii_case("content-disposition"))
 }
 
 /// `; key=value` and `; key="value"`, with quoted pairs resolved.

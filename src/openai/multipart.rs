@@ -56,11 +56,12 @@ pub fn boundary(content_type: &HeaderValue) -> Result<&[u8], Error> {
             return Err(Error::ContentType("a parameter has no value"));
         };
         let (name, value) = (&piece[..equals], &piece[equals + 1..]);
-        if name.eq_ignore_ascii_case(b"boundary") {
+        // In lower case, as all clients write it: some servers look for nothing else.
+        if name == b"boundary" {
             if boundary.replace(unquoted(value)?).is_some() {
                 return Err(Error::ContentType("there are two"));
             }
-        } else if !(name.eq_ignore_ascii_case(b"charset") && is_utf8(value)) {
+        } else if !(name == b"charset" && is_utf8(value)) {
             // Some servers decode the names of parts by it, and some find `boundary=` inside any other parameter.
             return Err(Error::ContentType("no other parameter is allowed but charset=utf-8"));
         }

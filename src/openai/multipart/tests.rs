@@ -67,7 +67,7 @@ fn a_boundary_is_read_where_every_reader_finds_the_same() {
     let seventy = "b".repeat(70);
     for (kind, boundary) in [
         (KIND, "x"),
-        ("Multipart/Form-Data;BOUNDARY=----WebKitFormBoundary7MA4", "----WebKitFormBoundary7MA4"),
+        ("Multipart/Form-Data;boundary=----WebKitFormBoundary7MA4", "----WebKitFormBoundary7MA4"),
         ("multipart/form-data; boundary=\"=_Part:1/2\"; charset=utf-8", "=_Part:1/2"),
         (&format!("multipart/form-data; boundary={seventy}"), &seventy),
     ] {
@@ -89,6 +89,7 @@ fn a_boundary_is_read_where_every_reader_finds_the_same() {
         "multipart/form-data; boundary=x; boundary=x",
         "multipart/form-data; boundary=x; boundary*=utf-8''y",
         "multipart/form-data; boundary*0=x",
+        "multipart/form-data; Boundary=x",
         "multipart/form-data; a=\"boundary=y\"; boundary=x",
         "multipart/form-data; charset=utf-16; boundary=x",
         "multipart/form-data; boundary=x; charset",

@@ -96,7 +96,8 @@ fn failure(path: &str, answer: &Answer) -> Value {
 #[test]
 fn a_failure_after_the_head_is_the_apis_own_error_event() {
     for path in [CHAT, MESSAGES, RESPONSES, "/engines/slow/v1/messages"] {
-        let gateway = one(QUICK, "--fault slow-start=300ms --fault exit-at-start=3");
+        // No grace: on a slow machine it may fail before any.
+        let gateway = one("stream: {grace: 0s}", "--fault slow-start=300ms --fault exit-at-start=3");
         let late = gateway.client().post(path, &body("slow"));
         assert!(failure(path, &late).to_string().contains("model_not_ready"), "{}", late.text());
         let gateway = one(QUICK, "--start-time 400ms --fault status=418");
