@@ -17,7 +17,6 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, reques
 use hyper::body::Incoming;
 use rouse::{
     fault::Fault,
-    model::ModelName,
     openai::{self, Form},
     relay::{
         Pool,
@@ -29,8 +28,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     config::{Config, Kind},
-    keys::{self, Bill, Key, Keys, Need},
-    metrics::KeyOutcome,
+    keys::{self, Key, Keys},
     routes::{Authors, Lots},
     serve::{
         Stage,
@@ -39,6 +37,7 @@ use crate::{
     telemetry::{Ids, Seen, Telemetry},
 };
 
+mod access;
 pub mod admin;
 mod affinity;
 mod answer;
@@ -58,6 +57,7 @@ pub(crate) mod testing;
 pub(crate) mod text;
 mod track;
 
+use access::Wish;
 pub(crate) use answer::bare;
 use answer::{close, note_wait, streaming};
 use call::Call;
@@ -157,33 +157,28 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
         Served { core: Rc::clone(&core), socket: Rc::clone(&socket), track: Rc::clone(&track), form };
     let unread = !hyper::body::Body::is_end_stream(&body);
     let preflight = if ambiguous { None } else { origin.preflight(&parts) };
-    let mut response = match (preflight, found) {
+    let admitted = found.map(|route| (request.authenticate(&route, &parts.headers), route));
+    let mut response = match (preflight, admitted) {
         (Some(headers), _) => {
             let mut response = request.preflight(headers, exchange);
             request.close_unread(&mut response, unread);
             response
         }
         (None, Err((fault, allow))) => request.refuse_route(&fault, allow, unread, exchange),
-        (None, Ok(route)) => match (request.authenticate(&route, &parts.headers), route) {
-            (Err(fault), _) => {
-                let mut response = request.refuse(&fault, exchange);
-                request.close_unread(&mut response, unread);
-                response
-            }
-            (Ok(key), Route::Inference(inference)) => {
-                let call = Call::on_route(inference, &parts).map_err(|fault| (fault, None));
-                request.infer(call, parts, body, key, exchange).await
-            }
-            (Ok(key), Route::Passage(_)) => {
-                let call = request.through(&parts);
-                request.infer(call, parts, body, key, exchange).await
-            }
-            (Ok(key), route) => {
-                let mut response = request.look_up(&route, key.as_deref(), exchange);
-                request.close_unread(&mut response, unread);
-                response
-            }
-        },
+        (None, Ok((Err(fault), _))) => request.refuse_route(&fault, None, unread, exchange),
+        (None, Ok((Ok(key), Route::Inference(inference)))) => {
+            let call = Call::on_route(inference, &parts).map_err(|fault| (fault, None));
+            request.infer(call, parts, body, key, exchange).await
+        }
+        (None, Ok((Ok(key), Route::Passage(_)))) => {
+            let call = request.through(&parts);
+            request.infer(call, parts, body, key, exchange).await
+        }
+        (None, Ok((Ok(key), route))) => {
+            let mut response = request.look_up(&route, key.as_deref(), exchange);
+            request.close_unread(&mut response, unread);
+            response
+        }
     };
     track.head(response.status().as_u16());
     response.headers_mut().insert(REQUEST_ID, track.id.clone());
@@ -213,20 +208,6 @@ struct Served {
 }
 
 impl Served {
-    /// Whose request it is; `None` for everybody, where no keys are configured or the route needs none.
-    fn authenticate(&self, route: &Route, headers: &HeaderMap) -> Result<Option<Arc<Key>>, Fault> {
-        if matches!(route, Route::Healthz | Route::Readyz) {
-            return Ok(None);
-        }
-        let shared = &self.core.shared;
-        let table = shared.keys.table(&shared.config.load().keys, |name| shared.meter.key(name));
-        let key = table.authenticate(head::key(headers)?, &self.socket.key)?;
-        if let Some(key) = &key {
-            self.track.key(&key.name);
-        }
-        Ok(key)
-    }
-
     /// The routes that need no body.
     fn look_up(&self, route: &Route, key: Option<&Key>, exchange: InExchange) -> Response<Reply> {
         let routes = self.core.shared.control.routes();
@@ -332,17 +313,14 @@ impl Served {
         self.track.place_in_trace(&mut parts.headers);
         let stream = head.stream;
         let ties = affinity::Ties::of(&head, config.affinity);
-        let bill = match &key {
-            Some(key) => {
-                let need = Need {
-                    text: keys::text(&parts.headers, &body).await,
-                    max_tokens: head.max_tokens,
-                    generates: call.streams,
-                };
-                Some(self.admit(key, (&head.model, &model), need, stream)?)
-            }
-            None => None,
+        let wish = Wish {
+            spelled: if head.range.is_empty() { model.as_str() } else { &head.model },
+            model: &model,
+            max_tokens: head.max_tokens,
+            generates: call.streams,
+            stream,
         };
+        let bill = self.admit(key.as_ref(), wish, (&parts.headers, &body)).await?;
         Ok(exchange::Job {
             core: Rc::clone(&self.core),
             track: Rc::clone(&self.track),
@@ -363,26 +341,6 @@ impl Served {
             waits: call.waits,
             parked: stream.then(|| Rc::new(Notify::new())),
         })
-    }
-
-    /// Lets a request in, if its key may use the model and has used less than its limits. `asked_for`: the model's
-    /// name as the client spelled it.
-    fn admit(
-        &self,
-        key: &Arc<Key>,
-        (asked_for, model): (&str, &ModelName),
-        need: Need,
-        stream: bool,
-    ) -> Result<Rc<Bill>, Fault> {
-        if !key.may_use(model) {
-            if let Some(metrics) = &key.metrics {
-                metrics.request(KeyOutcome::Forbidden);
-            }
-            return Err(Fault::ModelForbidden { model: text::cut(asked_for) });
-        }
-        let control = &self.core.shared.control;
-        let served = control.served().counter(model, &key.name);
-        Bill::open(key, model, need, stream, (served, control.clock()))
     }
 
     /// Runs the request; a stream that is parked for long gets its head meanwhile.

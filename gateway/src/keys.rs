@@ -1,6 +1,6 @@
 //! Who may use the API, for what, and how much of it.
 //!
-//! A key is known by its SHA-256 alone: neither the file nor this process keeps what a client sends. A key is found by
+//! A key is known by its SHA-256 alone: neither the file nor the list made of it holds what a client sends. A key is found by
 //! looking its hash up, so how long that takes says nothing of how near a guess was; and since keys are random, a fast
 //! hash is enough, where a slow one made for passwords would be a way to keep the gateway busy.
 //!
@@ -17,7 +17,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use aws_lc_rs::{constant_time, digest};
 use rouse::{fault::Fault, model::ModelName};
 
@@ -69,7 +69,14 @@ pub(crate) struct Table {
 
 /// What a connection was last shown.
 #[derive(Default)]
-pub(crate) struct Remembered(RefCell<Option<(Box<[u8]>, Arc<Key>, Arc<Table>)>>);
+pub(crate) struct Remembered(RefCell<Option<Shown>>);
+
+struct Shown {
+    secret: Box<[u8]>,
+    key: Arc<Key>,
+    /// Where it was found.
+    table: Arc<Table>,
+}
 
 impl Keys {
     pub(crate) fn new() -> Self {
@@ -81,19 +88,17 @@ impl Keys {
         &self,
         source: &config::Keys,
         metrics: impl Fn(&str) -> Option<Arc<KeyMetrics>>,
-    ) -> Arc<Table> {
+    ) -> Guard<Arc<Table>> {
         let table = self.table.load();
         if Arc::ptr_eq(&table.source, source) {
-            return Arc::clone(&table);
+            return table;
         }
         let _alone = self.making.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = self.table.load_full();
-        if Arc::ptr_eq(&before.source, source) {
-            return before;
+        let before = self.table.load();
+        if !Arc::ptr_eq(&before.source, source) {
+            self.table.store(Arc::new(Table::new(source, &before, metrics)));
         }
-        let table = Arc::new(Table::new(source, &before, metrics));
-        self.table.store(Arc::clone(&table));
-        table
+        self.table.load()
     }
 }
 
@@ -130,15 +135,18 @@ impl Table {
             return Ok(None);
         }
         let shown = shown.ok_or(Fault::InvalidApiKey)?;
-        if let Some((last, key, table)) = &*remembered.0.borrow()
-            && Arc::ptr_eq(table, self)
+        if let Some(last) = &*remembered.0.borrow()
+            && Arc::ptr_eq(&last.table, self)
             // Behind a proxy a connection may be shared by clients that do not trust each other.
-            && constant_time::verify_slices_are_equal(last, shown).is_ok()
+            && constant_time::verify_slices_are_equal(&last.secret, shown).is_ok()
         {
-            return Ok(Some(Arc::clone(key)));
+            return Ok(Some(Arc::clone(&last.key)));
         }
+        // What was found in an older list keeps that list, and the counters of its keys, from going.
+        drop(remembered.0.take());
         let key = self.by_hash.get(&hash(shown)).ok_or(Fault::InvalidApiKey)?;
-        *remembered.0.borrow_mut() = Some((shown.into(), Arc::clone(key), Arc::clone(self)));
+        let shown = Shown { secret: shown.into(), key: Arc::clone(key), table: Arc::clone(self) };
+        *remembered.0.borrow_mut() = Some(shown);
         Ok(Some(Arc::clone(key)))
     }
 }

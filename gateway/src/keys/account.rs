@@ -88,7 +88,10 @@ pub(crate) struct Reservation {
     pub(crate) tokens: u64,
     raw: f64,
     request: Slot,
-    token: Slot,
+    /// When it was admitted, and how much it took then.
+    admitted: (Slot, u64),
+    /// When it last took more, and how much.
+    raised: (Slot, u64),
 }
 
 /// How much of a limit is left, and when all of it is.
@@ -130,14 +133,16 @@ impl Account {
             return Err(refusal(&state.tokens, RateUnit::Tokens, most, tokens, now));
         }
         let (request, token) = (state.requests.take(limit, 1), state.tokens.take(most, tokens));
-        Ok(Reservation { prompt: prompt.min(tokens), tokens, raw, request, token })
+        let (admitted, raised) = ((token, tokens), (token, 0));
+        Ok(Reservation { prompt: prompt.min(tokens), tokens, raw, request, admitted, raised })
     }
 
     /// More is used than was reserved, before the end.
     pub(crate) fn raise(&self, limits: &Limits, reservation: &mut Reservation, tokens: u64, now: Tick) {
         let more = tokens.saturating_sub(reservation.tokens);
         if more > 0 {
-            self.at(limits, now).tokens.take(limits.tokens.unwrap_or(u64::MAX), more);
+            let slot = self.at(limits, now).tokens.take(limits.tokens.unwrap_or(u64::MAX), more);
+            reservation.raised = (slot, more);
             reservation.tokens += more;
         }
     }
@@ -162,7 +167,7 @@ impl Account {
     pub(crate) fn give_back(&self, limits: &Limits, reservation: Reservation, now: Tick) {
         let state = &mut *self.at(limits, now);
         state.requests.give_back(reservation.request, 1);
-        state.tokens.give_back(reservation.token, reservation.tokens);
+        state.tokens.give_back(reservation.admitted.0, reservation.tokens);
     }
 
     /// Requests, then tokens; `None` where there is no limit.
@@ -197,11 +202,16 @@ impl State {
             self.tokens.take(limit, more - covered);
             return;
         }
-        let less = reservation.tokens - used;
-        if !self.tokens.give_back(reservation.token, less) {
-            // A tenth of a minute at most: it is for errors, not for saving up.
-            self.credit = self.credit.saturating_add(less).min(limit / 10);
+        let mut less = reservation.tokens - used;
+        // What was taken in between was seen to be used.
+        for (slot, taken) in [reservation.raised, reservation.admitted] {
+            let back = less.min(taken);
+            if self.tokens.give_back(slot, back) {
+                less -= back;
+            }
         }
+        // A tenth of a minute at most: it is for errors, not for saving up.
+        self.credit = self.credit.saturating_add(less).min(limit / 10);
     }
 }
 

@@ -143,6 +143,10 @@ impl Bill {
             (_, course) => course,
         };
         self.course.set(course);
+        if course == Course::Complete {
+            // Nothing more can come, and whoever holds the body may take its time.
+            self.settle(self.clock.now());
+        }
     }
 
     /// Tells the decisions what was served, once it is so much more than they know. A token made takes about twice the
@@ -164,16 +168,17 @@ impl Bill {
             (Course::Refused, told) => return (told.unwrap_or_default(), true),
             _ => {}
         }
-        let reserved = reservation.tokens.saturating_sub(reservation.prompt);
-        // The first event of a chat names the role and carries no text.
-        let said = if self.stream { self.events.get().saturating_sub(1) } else { reserved };
+        let said = match told {
+            // The first event of a chat names the role and carries no text.
+            _ if self.stream => self.events.get().saturating_sub(1),
+            Some(_) => 0,
+            None => reservation.tokens.saturating_sub(reservation.prompt),
+        };
         let told = told.unwrap_or_default();
         let prompt = if told.prompt > 0 { told.prompt } else { reservation.prompt };
         (Usage { prompt, completion: said.max(told.completion) }, false)
     }
-}
 
-impl Bill {
     /// Once; afterwards nothing happens.
     pub(super) fn settle(&self, now: Tick) {
         let Some(reservation) = self.reservation.take() else { return };
@@ -236,11 +241,15 @@ mod tests {
         let key = key(1000);
         let bill = open(&key, true);
         assert_eq!(used(&key), (1, 150));
+        let served = Arc::clone(&bill.served);
         bill.answered(true);
         bill.shows(&facts(12, Some((90, 11))));
         bill.ended(&Outcome::Complete);
+        assert_eq!(used(&key), (1, 101), "with its last byte");
         drop(bill);
         assert_eq!(used(&key), (1, 101));
+        // More was told while it ran than it turned out to be: what was heard cannot be taken back.
+        assert_eq!(served.load(Ordering::Relaxed), 100 + 2 * 12);
     }
 
     #[test]

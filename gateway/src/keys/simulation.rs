@@ -17,6 +17,8 @@ use crate::config::Models;
 
 const LIMIT: u64 = 400_000;
 const MINUTES: u64 = 10;
+/// After so many, what is admitted and what is served are the same in the mean.
+const BEFORE: u64 = 5;
 const STEP: Millis = Millis(250);
 
 /// What engines and clients are like.
@@ -32,11 +34,11 @@ struct World {
 
 /// What came of it, each as a share of the limit.
 struct Outcomes {
-    /// Tokens read and made in these minutes.
+    /// Tokens read and made in the first ten minutes.
     served: f64,
     /// The most that were in any one of 60 s.
     worst: f64,
-    /// What the requests admitted in these minutes used in the end.
+    /// What the requests that were admitted in ten later minutes used in the end.
     admitted: f64,
 }
 
@@ -95,40 +97,38 @@ fn run(world: World, seed: u64) -> Outcomes {
     let key = Arc::new(Key { limits, ..Key::for_tests("k", Models::All) });
     let mut running: BinaryHeap<Reverse<(Tick, usize)>> = BinaryHeap::new();
     let mut streams: Vec<Option<Stream>> = Vec::new();
-    let mut used: Vec<(Tick, u64)> = Vec::new();
+    let mut used = vec![0_u64; usize::try_from(60 * (BEFORE + MINUTES)).unwrap()];
     let mut admitted = 0;
-    while now.since(start) < Millis::secs(60 * MINUTES) {
+    let passed = |now: Tick| usize::try_from(now.since(start).0 / 1000).unwrap();
+    while passed(now) < used.len() {
         // A minute's limit is some 250 of these requests.
         for _ in 0..1 + random.below(6) {
             if let Some(stream) = arrive(&key, now, &mut random, world) {
-                admitted += stream.prompt + stream.taken;
-                used.push((now, stream.prompt));
+                if now.since(start) >= Millis::secs(60 * BEFORE) {
+                    admitted += stream.prompt + stream.taken;
+                }
+                used[passed(now)] += stream.prompt;
                 running.push(Reverse((now + STEP, streams.len())));
                 streams.push(Some(stream));
             }
         }
-        now = now + STEP;
         while let Some(Reverse((due, number))) = running.peek().copied()
             && due <= now
         {
             running.pop();
             let (made, goes_on) = step(&mut streams[number], now);
-            used.push((now, made));
+            used[passed(now)] += made;
             if goes_on {
                 running.push(Reverse((due + Millis(1000), number)));
             }
         }
+        now = now + STEP;
     }
-    let minute = |at: Tick| -> u64 {
-        let within = used.iter().filter(|(when, _)| *when >= at && when.since(at) < Millis::secs(60));
-        within.map(|(_, tokens)| tokens).sum()
-    };
-    let worst = (0..60 * (MINUTES - 1)).map(|second| minute(start + Millis::secs(second))).max();
-    let served: u64 = used.iter().map(|(_, tokens)| tokens).sum();
     let of = |tokens: u64, minutes: u64| tokens as f64 / (LIMIT * minutes) as f64;
+    let first = usize::try_from(60 * MINUTES).unwrap();
     Outcomes {
-        served: of(served, MINUTES),
-        worst: of(worst.unwrap_or_default(), 1),
+        served: of(used[..first].iter().sum(), MINUTES),
+        worst: of(used.windows(60).map(|minute| minute.iter().sum()).max().unwrap_or_default(), 1),
         admitted: of(admitted, MINUTES),
     }
 }
@@ -194,16 +194,21 @@ fn show(what: &str, Outcomes { served, worst, admitted }: &Outcomes) {
 
 #[test]
 fn with_usage_frames_ten_minutes_under_overload_are_within_two_percent_of_the_limit() {
-    for seed in 0..8 {
+    let seeds = 8;
+    let mut admitted = 0.0;
+    for seed in 0..seeds {
         let outcomes = run(World { usage: true, bundled: 20, leave: 5 }, seed);
         show(&format!("usage frames, seed {seed}"), &outcomes);
         assert!((0.98..=1.02).contains(&outcomes.served), "seed {seed}: {}", outcomes.served);
+        admitted += outcomes.admitted / seeds as f64;
     }
+    // Which side of a border a long stream falls on moves one seed's share by some percent, and not their mean.
+    assert!((0.98..=1.02).contains(&admitted), "{admitted}");
 }
 
 #[test]
 fn without_usage_frames_the_error_is_that_of_counting_events() {
-    for (bundled, most) in [(0, 0.10), (20, 0.25), (100, 1.5)] {
+    for (bundled, most) in [(0, 0.02), (20, 0.05), (100, 0.25)] {
         for seed in 0..4 {
             let outcomes = run(World { usage: false, bundled, leave: 5 }, seed);
             show(&format!("no usage frames, {bundled} % of streams bundled, seed {seed}"), &outcomes);

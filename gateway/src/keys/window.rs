@@ -74,18 +74,32 @@ impl Window {
         Slot(self.newest)
     }
 
-    /// Gives back what was taken then; from what is owed, first. False when that minute is over.
+    /// Gives back what was taken then. False when that minute is over.
     pub(super) fn give_back(&mut self, slot: Slot, amount: u64) -> bool {
         if slot.0 + SLOTS <= self.newest {
             return false;
         }
-        let owed = amount.min(self.debt);
+        let mut left = amount - self.clear(slot.0, amount);
+        let owed = left.min(self.debt);
         self.debt -= owed;
-        let counted = self.slot(slot.0);
-        let back = (amount - owed).min(*counted);
-        *counted -= back;
-        self.sum -= back;
+        left -= owed;
+        // It was owed then, and charged since.
+        for number in (self.newest.saturating_sub(SLOTS - 1)..=self.newest).rev() {
+            if left == 0 {
+                break;
+            }
+            left -= self.clear(number, left);
+        }
         true
+    }
+
+    /// Takes so much out of a slot, or all that it has; how much that was.
+    fn clear(&mut self, number: u64, most: u64) -> u64 {
+        let counted = self.slot(number);
+        let cleared = most.min(*counted);
+        *counted -= cleared;
+        self.sum -= cleared;
+        cleared
     }
 
     /// Until so much more may be taken, when nobody else takes anything. An amount above the limit may when nothing

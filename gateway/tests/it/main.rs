@@ -12,6 +12,7 @@ mod disconnects_http2;
 mod docs;
 mod faults;
 mod http2;
+mod keys;
 mod live;
 mod operators;
 mod passage;

@@ -51,6 +51,8 @@ fn kind(status: u16, code: &str) -> &'static str {
     match (status, code) {
         (429, "insufficient_memory") => "insufficient_memory",
         (429, _) => "rate_limit_error",
+        (401, _) => "authentication_error",
+        (403, _) => "permission_error",
         (500.., _) => "server_error",
         _ => "invalid_request_error",
     }

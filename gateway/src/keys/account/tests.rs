@@ -7,7 +7,7 @@ use super::*;
 
 const NOW: Tick = Tick(1_700_000_000_000);
 
-fn asked(text: usize, max_tokens: Option<u32>) -> Need {
+fn need(text: usize, max_tokens: Option<u32>) -> Need {
     Need { text, max_tokens, generates: true }
 }
 
@@ -34,31 +34,31 @@ fn refused(result: Result<Reservation, Fault>) -> (RateUnit, u64, Millis) {
 fn a_refusal_takes_nothing_and_names_the_time_at_which_it_passes() {
     let (account, limits) = (Account::new(), limits(Some(2), Some(1000)));
     for _ in 0..2 {
-        account.reserve(&limits, &model(), asked(400, Some(10)), NOW).unwrap();
+        account.reserve(&limits, &model(), need(400, Some(10)), NOW).unwrap();
     }
-    let (unit, count, after) = refused(account.reserve(&limits, &model(), asked(400, Some(10)), NOW));
+    let (unit, count, after) = refused(account.reserve(&limits, &model(), need(400, Some(10)), NOW));
     assert_eq!((unit, count), (RateUnit::Requests, 2));
     assert!((60_000..=60_250).contains(&after.0), "{after}");
     let [_, tokens] = account.standing(&limits, NOW);
     assert_eq!(tokens.unwrap().remaining, 780, "the refused one reserved no tokens");
     let before = NOW + Millis(after.0 - 1);
-    assert!(account.reserve(&limits, &model(), asked(400, Some(10)), before).is_err());
-    assert!(account.reserve(&limits, &model(), asked(400, Some(10)), NOW + after).is_ok());
+    assert!(account.reserve(&limits, &model(), need(400, Some(10)), before).is_err());
+    assert!(account.reserve(&limits, &model(), need(400, Some(10)), NOW + after).is_ok());
 }
 
 #[test]
 fn tokens_are_refused_by_their_estimate_and_one_too_large_for_any_minute_passes_alone() {
     let (account, limits) = (Account::new(), limits(None, Some(1000)));
-    account.reserve(&limits, &model(), asked(3000, Some(100)), NOW).unwrap();
-    let (unit, count, _) = refused(account.reserve(&limits, &model(), asked(3000, Some(100)), NOW));
+    account.reserve(&limits, &model(), need(3000, Some(100)), NOW).unwrap();
+    let (unit, count, _) = refused(account.reserve(&limits, &model(), need(3000, Some(100)), NOW));
     assert_eq!((unit, count), (RateUnit::Tokens, 850));
-    let (_, _, after) = refused(account.reserve(&limits, &model(), asked(40_000, None), NOW));
+    let (_, _, after) = refused(account.reserve(&limits, &model(), need(40_000, None), NOW));
     let later = NOW + after;
-    let large = account.reserve(&limits, &model(), asked(40_000, None), later).unwrap();
+    let large = account.reserve(&limits, &model(), need(40_000, None), later).unwrap();
     assert_eq!(large.tokens, 1000);
     // What it really used is paid for, over as many minutes as it takes.
     account.settle(&limits, &model(), large, (used(10_000, 100), true), later);
-    let (_, count, after) = refused(account.reserve(&limits, &model(), asked(4, Some(1)), later));
+    let (_, count, after) = refused(account.reserve(&limits, &model(), need(4, Some(1)), later));
     assert_eq!(count, 10_100);
     assert!((600_000..=615_000).contains(&after.0), "{after}");
 }
@@ -67,7 +67,7 @@ fn tokens_are_refused_by_their_estimate_and_one_too_large_for_any_minute_passes_
 fn what_answers_usually_are_is_learned_and_max_tokens_only_bounds_it() {
     let (account, limits) = (Account::new(), Limits::default());
     let expected = |max_tokens| {
-        let reservation = account.reserve(&limits, &model(), asked(4000, max_tokens), NOW).unwrap();
+        let reservation = account.reserve(&limits, &model(), need(4000, max_tokens), NOW).unwrap();
         account.give_back(&limits, reservation, NOW);
         (reservation.prompt, reservation.tokens)
     };
@@ -75,12 +75,12 @@ fn what_answers_usually_are_is_learned_and_max_tokens_only_bounds_it() {
     assert_eq!(expected(Some(16)), (1000, 1016));
     // Its tokenizer makes 5 bytes a token, and its answers are short.
     for _ in 0..200 {
-        let reservation = account.reserve(&limits, &model(), asked(4000, Some(4096)), NOW).unwrap();
+        let reservation = account.reserve(&limits, &model(), need(4000, Some(4096)), NOW).unwrap();
         account.settle(&limits, &model(), reservation, (used(800, 50), true), NOW);
     }
     let (_, tokens) = expected(Some(4096));
     assert!((845..=860).contains(&tokens), "{tokens}");
-    let embedding = Need { generates: false, ..asked(4000, None) };
+    let embedding = Need { generates: false, ..need(4000, None) };
     let other = account.reserve(&limits, &"other".into(), embedding, NOW).unwrap();
     assert_eq!(other.tokens, 1000, "of another model nothing is known");
 }
@@ -90,8 +90,8 @@ fn a_request_that_outlives_its_minute_is_charged_for_more_and_keeps_a_credit_of_
     let (account, limits) = (Account::new(), limits(None, Some(10_000)));
     let later = NOW + Millis::secs(90);
     let count = || account.standing(&limits, later)[1].map(|s| s.limit - s.remaining).unwrap();
-    let first = account.reserve(&limits, &model(), asked(4000, Some(100)), NOW).unwrap();
-    let second = account.reserve(&limits, &model(), asked(4000, Some(100)), NOW).unwrap();
+    let first = account.reserve(&limits, &model(), need(4000, Some(100)), NOW).unwrap();
+    let second = account.reserve(&limits, &model(), need(4000, Some(100)), NOW).unwrap();
     account.settle(&limits, &model(), first, (used(600, 100), false), later);
     assert_eq!(count(), 0);
     account.settle(&limits, &model(), second, (used(1600, 100), false), later);
@@ -108,7 +108,7 @@ fn on_many_cores_at_once_no_more_than_the_limit_is_admitted() {
             std::thread::spawn(move || {
                 for turn in 0..2000 {
                     let now = NOW + Millis(turn / 100);
-                    match account.reserve(&limits, &model(), asked(400, Some(50)), now) {
+                    match account.reserve(&limits, &model(), need(400, Some(50)), now) {
                         // A third never reaches an engine.
                         Ok(reservation) if turn % 3 == 0 => account.give_back(&limits, reservation, now),
                         Ok(reservation) => {
@@ -127,4 +127,77 @@ fn on_many_cores_at_once_no_more_than_the_limit_is_admitted() {
     let [requests, tokens] = account.standing(&limits, NOW + Millis(20));
     assert_eq!(requests.map(|s| s.remaining), Some(0));
     assert_eq!(tokens.map(|s| s.remaining), Some(100_000 - 500 * 150));
+}
+
+#[test]
+fn what_was_taken_while_it_ran_is_given_back_from_where_it_was_taken() {
+    let (account, limits) = (Account::new(), limits(None, Some(10_000)));
+    let (mut now, mut total) = (NOW, 0);
+    for _ in 0..20 {
+        let mut reservation = account.reserve(&limits, &model(), need(400, Some(100)), now).unwrap();
+        for more in [20, 90] {
+            now = now + Millis(300);
+            let tokens = reservation.tokens + more;
+            account.raise(&limits, &mut reservation, tokens, now);
+        }
+        account.settle(&limits, &model(), reservation, (used(30, 110), false), now);
+        total += 140;
+        let [_, tokens] = account.standing(&limits, now);
+        assert_eq!(tokens.map(|s| s.limit - s.remaining), Some(total));
+    }
+}
+
+/// Whatever happens in whatever order, within one minute all that counts is what was used and what is reserved.
+#[test]
+fn nothing_is_lost_and_nothing_leaks_however_requests_overlap() {
+    for seed in 0..200 {
+        let mut random = Random(seed);
+        let limits = limits(Some(10_000), Some(2_000 + random.below(40_000)));
+        let (account, mut now) = (Account::new(), NOW + Millis(random.below(500)));
+        let mut running: Vec<Reservation> = Vec::new();
+        let (mut requests, mut settled) = (0, 0);
+        while now.since(NOW) < Millis::secs(55) {
+            now = now + Millis(random.below(400));
+            match random.below(4) {
+                0 | 1 => {
+                    let need = need(random.below(4000) as usize, Some(random.below(800) as u32));
+                    if let Ok(reservation) = account.reserve(&limits, &model(), need, now) {
+                        requests += 1;
+                        running.push(reservation);
+                    }
+                }
+                2 if !running.is_empty() => {
+                    let place = random.below(running.len() as u64) as usize;
+                    let more = running[place].tokens + random.below(200);
+                    account.raise(&limits, &mut running[place], more, now);
+                }
+                3 if !running.is_empty() => {
+                    let reservation = running.swap_remove(random.below(running.len() as u64) as usize);
+                    if random.below(5) == 0 && reservation.raised.1 == 0 {
+                        account.give_back(&limits, reservation, now);
+                        requests -= 1;
+                    } else {
+                        // All that was taken while it ran was seen.
+                        let least = reservation.tokens - reservation.raised.1 - reservation.admitted.1;
+                        let total = least + random.below(1500);
+                        account.settle(&limits, &model(), reservation, (used(0, total), true), now);
+                        settled += total;
+                    }
+                }
+                _ => {}
+            }
+            let expected = settled + running.iter().map(|reservation| reservation.tokens).sum::<u64>();
+            let state = account.at(&limits, now);
+            assert_eq!((state.requests.used(), state.tokens.used()), (requests, expected), "seed {seed}");
+        }
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
 }

@@ -1,0 +1,278 @@
+//! Who is let in, for which models, and how often; over real engines.
+
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::json;
+
+use crate::{
+    refusals::refusal,
+    support::{
+        Answer, Client, Fixture, Gateway, Sim,
+        client::{chat_body, request},
+    },
+};
+
+mod limits;
+
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+
+/// A line of the configuration for the key whose secret is its name; `more`: further entries.
+pub(crate) fn key(name: &str, more: &str) -> String {
+    format!("\n  - {{name: {name}, sha256: \"{}\"{more}}}", hash(name))
+}
+
+fn hash(secret: &str) -> String {
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, secret.as_bytes());
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(crate) fn bearer(secret: &str) -> String {
+    format!("Authorization: Bearer {secret}\r\n")
+}
+
+pub(crate) fn get(client: Client, path: &str, headers: &str) -> Answer {
+    client.raw(&format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{headers}\r\n"))
+}
+
+pub(crate) fn awake(gateway: &Gateway, model: &str) {
+    let answer = gateway.admin().post(&format!("/admin/v1/models/{model}/wake"), "");
+    assert_eq!(answer.status, 202, "{}", answer.text());
+    gateway.until(&format!("{model} is awake"), Duration::from_secs(10), || {
+        gateway.engine(&format!("{model}#0"))["state"] == "Awake"
+    });
+}
+
+/// One awake model, `small`, with these keys.
+pub(crate) fn small(keys: &str) -> Gateway {
+    let gateway = Fixture::new(&["2Gi"]).settings(&format!("keys:{keys}")).model(&Sim::new("small")).start();
+    awake(&gateway, "small");
+    gateway
+}
+
+#[test]
+fn a_request_needs_a_key_in_any_of_the_three_headers_and_health_needs_none() {
+    let gateway = small(&key("secret-a", ""));
+    let client = gateway.client();
+    let chat = |headers: &str| client.post_with(CHAT, headers, &chat_body("small", false, 1));
+    for headers in ["Authorization: bearer secret-a\r\n", "x-api-key: secret-a\r\n", "api-key: secret-a\r\n"]
+    {
+        assert_eq!(chat(headers).status, 200, "{headers}");
+    }
+    let both = format!("{}x-api-key: secret-a\r\n", bearer("secret-a"));
+    assert_eq!(chat(&both).status, 200);
+    refusal(&chat(&format!("{}x-api-key: other\r\n", bearer("secret-a"))), 400, "invalid_request");
+    for headers in ["", "x-api-key: \r\n", "Authorization: Basic secret-a\r\n", "api-key: secret-b\r\n"] {
+        for answer in
+            [chat(headers), get(client, "/v1/models", headers), get(client, "/v1/models/small", headers)]
+        {
+            refusal(&answer, 401, "invalid_api_key");
+            assert_eq!(answer.header("www-authenticate"), "Bearer", "{headers}");
+        }
+    }
+    assert_eq!(get(client, "/healthz", "").status, 200);
+    assert_eq!(get(client, "/readyz", "x-api-key: wrong\r\n").status, 200);
+    assert_eq!(get(client, "/v1/models", &bearer("secret-a")).status, 200);
+    assert!(!gateway.log().contains("secret-b"), "{}", gateway.log());
+    let metrics = gateway.admin().get("/metrics").text();
+    assert!(
+        metrics.contains("rouse_key_requests_total{key=\"secret-a\",outcome=\"admitted\"} 4"),
+        "{metrics}"
+    );
+}
+
+#[test]
+fn a_wrong_key_is_refused_before_the_body_is_asked_for() {
+    let gateway = small(&key("secret-a", ""));
+    let head = "Expect: 100-continue\r\nContent-Length: 900\r\nx-api-key: wrong\r\n";
+    let mut open = gateway.client().open(format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\n{head}\r\n"));
+    let answer = open.answer();
+    refusal(&answer, 401, "invalid_api_key");
+    assert_eq!(answer.header("connection"), "close");
+}
+
+#[test]
+fn a_key_sees_and_uses_only_its_models() {
+    let keys = [key("one", ", models: [nick]"), key("all", "")].concat();
+    let gateway = Fixture::new(&["4Gi"])
+        .settings(&format!("keys:{keys}"))
+        .model(&Sim { keys: "aliases: [nick]", ..Sim::new("mine") })
+        .model(&Sim::new("other"))
+        .start();
+    let client = gateway.client();
+    let names = |secret: &str| -> Vec<String> {
+        let list = get(client, "/v1/models", &bearer(secret)).json();
+        list["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names("one"), ["mine", "nick"]);
+    assert_eq!(names("all"), ["mine", "nick", "other"]);
+    assert_eq!(get(client, "/v1/models/nick", &bearer("one")).status, 200);
+    refusal(&get(client, "/v1/models/other", &bearer("one")), 404, "model_not_found");
+    let chat =
+        |secret: &str, model: &str| client.post_with(CHAT, &bearer(secret), &chat_body(model, false, 1));
+    let error = refusal(&chat("one", "other"), 403, "model_forbidden");
+    assert_eq!(
+        (&error["param"], error["message"].as_str().unwrap().contains("'other'")),
+        (&json!("model"), true)
+    );
+    refusal(&chat("one", "absent"), 404, "model_not_found");
+    assert_eq!(chat("one", "mine").status, 200);
+    assert_eq!(chat("all", "other").status, 200);
+    let metrics = gateway.admin().get("/metrics").text();
+    assert!(metrics.contains("rouse_key_requests_total{key=\"one\",outcome=\"forbidden\"} 1"), "{metrics}");
+}
+
+#[test]
+fn who_may_not_use_a_model_does_not_learn_its_name_from_a_refusal() {
+    let keys = [key("one", ", models: [second]"), key("all", "")].concat();
+    let gateway = Fixture::new(&["1200Mi"])
+        .settings(&format!("keys:{keys}\nstream: {{grace: 100ms}}"))
+        .model(&Sim { keys: "pinned: true", ..Sim::new("hidden") })
+        .model(&Sim::new("second"))
+        .start();
+    awake(&gateway, "hidden");
+    let asked = |secret: &str, stream| {
+        let headers = format!("x-request-timeout: 0.3\r\n{}", bearer(secret));
+        gateway.client().post_with(CHAT, &headers, &chat_body("second", stream, 1))
+    };
+    let error = refusal(&asked("one", false), 429, "insufficient_memory");
+    let blocking = &error["details"]["blocking"][0];
+    assert_eq!((&blocking["model"], &blocking["memory"]), (&json!("another model"), &json!("1Gi")));
+    assert!(!error.to_string().contains("hidden"), "{error}");
+    // After the grace it is an event.
+    let late = asked("one", true);
+    assert!(late.text().contains("another model") && !late.text().contains("hidden"), "{}", late.text());
+    let error = refusal(&asked("all", false), 429, "insufficient_memory");
+    assert_eq!(error["details"]["blocking"][0]["model"], "hidden");
+}
+
+#[test]
+fn a_key_that_is_taken_away_fails_at_its_next_request_on_the_same_connection() {
+    let fixture = Fixture::new(&["2Gi"])
+        .settings(&format!("keys:{}{}", key("stays", ""), key("goes", "")))
+        .model(&Sim::new("small"));
+    let with = fixture.yaml();
+    let gateway = fixture.start();
+    awake(&gateway, "small");
+    let ask =
+        request(CHAT, &bearer("goes"), &chat_body("small", false, 1)).replace("Connection: close\r\n", "");
+    let mut open = gateway.client().open(&ask);
+    assert_eq!(open.answer().status, 200);
+    open.write(&ask);
+    assert_eq!(open.answer().status, 200);
+    let file = gateway.dir.join("rouse.yaml");
+    std::fs::write(&file, with.replace(&key("goes", ""), "")).unwrap();
+    gateway.signal(nix::sys::signal::Signal::SIGHUP);
+    gateway.until("reloaded", Duration::from_secs(5), || gateway.log().contains("configuration reloaded"));
+    open.write(&ask);
+    refusal(&open.answer(), 401, "invalid_api_key");
+    let other = gateway.client().post_with(CHAT, &bearer("stays"), &chat_body("small", false, 1));
+    assert_eq!(other.status, 200);
+}
+
+#[test]
+fn a_more_urgent_key_overtakes_those_that_wait() {
+    let keys = [key("slow", ", priority: -1"), key("fast", ", priority: 5")].concat();
+    let gateway = Fixture::new(&["2Gi"])
+        .settings(&format!("keys:{keys}"))
+        .model(&Sim { keys: "maxConcurrency: 1", flags: "--itl 20ms", ..Sim::new("one") })
+        .start();
+    awake(&gateway, "one");
+    let ask = |secret: &str, tokens| {
+        gateway.client().open(request(CHAT, &bearer(secret), &chat_body("one", true, tokens)))
+    };
+    let waiting = |count: u64| {
+        gateway.until(&format!("{count} wait"), Duration::from_secs(5), || {
+            gateway.fleet()["models"].as_array().unwrap().iter().any(|model| model["waiting"] == count)
+        });
+    };
+    let mut first = ask("slow", 60);
+    first.until("data: ");
+    let slow = ask("slow", 60);
+    waiting(1);
+    let mut fast = ask("fast", 60);
+    waiting(2);
+    assert!(first.rest().is_whole_stream());
+    fast.until("data: ");
+    // The other one still waits behind it.
+    waiting(1);
+    assert!(fast.rest().is_whole_stream());
+    assert!(slow.rest().is_whole_stream());
+}
+
+#[test]
+fn over_http2_every_request_shows_its_key() {
+    let gateway = small(&[key("a", ""), key("b", ", models: [absent]")].concat());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let statuses = runtime.block_on(async {
+        let stream = tokio::net::TcpStream::connect(gateway.api).await.unwrap();
+        let (mut client, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        let connection = tokio::spawn(connection);
+        let mut statuses = Vec::new();
+        for secret in ["a", "wrong", "a", "b", "", "a"] {
+            let body = Full::new(bytes::Bytes::from(chat_body("small", true, 2)));
+            let request = http::Request::post(format!("http://localhost{CHAT}"))
+                .header("x-api-key", secret)
+                .body(body)
+                .unwrap();
+            let response = client.send_request(request).await.unwrap();
+            statuses.push(response.status().as_u16());
+            response.into_body().collect().await.unwrap();
+        }
+        connection.abort();
+        statuses
+    });
+    assert_eq!(statuses, [200, 401, 200, 403, 401, 200]);
+}
+
+#[test]
+fn a_key_is_made_with_its_line_and_an_existing_one_gets_the_same_line() {
+    let run = |args: &[&str], given: &str| {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
+            .arg("key")
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Where none is read the pipe may be gone already.
+        drop(child.stdin.take().unwrap().write_all(given.as_bytes()));
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let made = run(&["team-a"], "");
+    let (secret, line) = made.trim().split_once('\n').unwrap();
+    let secret = secret.strip_prefix("key").unwrap().trim();
+    let gateway = small(&format!("\n  {}", line.strip_prefix("configuration").unwrap().trim()));
+    assert_eq!(get(gateway.client(), "/v1/models", &bearer(secret)).status, 200);
+    let again = run(&["team-a", "--stdin"], &format!("{secret}\n"));
+    assert_eq!(again.trim(), line);
+}
+
+#[test]
+fn an_engines_own_paths_and_other_apis_are_behind_the_same_keys() {
+    let gateway = small(&[key("all", ""), key("none", ", models: [absent]")].concat());
+    let client = gateway.client();
+    let path = |model: &str| format!("/engines/{model}/v1/chat/completions");
+    let body = chat_body("small", false, 1);
+    // Whether there is such a model is nobody's business without a key.
+    for model in ["small", "absent"] {
+        refusal(&client.post(&path(model), &body), 401, "invalid_api_key");
+    }
+    let post = |path: &str, secret: &str| client.post_with(path, &bearer(secret), &body);
+    assert_eq!(post(&path("small"), "all").status, 200);
+    refusal(&post(&path("small"), "none"), 403, "model_forbidden");
+    let answer = client.post_with("/v1/messages", "x-api-key: wrong\r\n", &body);
+    assert_eq!((answer.status, answer.json()["error"]["type"].as_str()), (401, Some("authentication_error")));
+    assert_eq!(answer.json()["type"], "error", "in the words of that API");
+    let answer = client.post_with("/v1/messages", "x-api-key: all\r\n", &body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}
