@@ -25,7 +25,7 @@ use crate::{
 /// Cheap to clone: what a plan does not touch is shared with it.
 #[derive(Clone, Debug, Default)]
 pub struct Dispatch {
-    waiters: BTreeMap<WaiterId, Arc<Waiter>>,
+    waiters: Arc<BTreeMap<WaiterId, Arc<Waiter>>>,
     queues: BTreeMap<ModelName, Arc<Queue>>,
 }
 
@@ -33,17 +33,17 @@ impl Dispatch {
     pub(super) fn arrived(&mut self, waiter: Waiter) {
         let waiter = Arc::new(waiter);
         self.queue(&waiter.model).arrived(Arc::clone(&waiter));
-        self.waiters.insert(waiter.id, waiter);
+        Arc::make_mut(&mut self.waiters).insert(waiter.id, waiter);
     }
 
     pub(super) fn left(&mut self, id: WaiterId) {
-        if let Some(waiter) = self.waiters.remove(&id) {
+        if let Some(waiter) = self.take(id) {
             self.queue(&waiter.model).left(&waiter);
         }
     }
 
     pub(super) fn granted(&mut self, id: WaiterId) {
-        if let Some(waiter) = self.waiters.remove(&id) {
+        if let Some(waiter) = self.take(id) {
             self.queue(&waiter.model).granted(&waiter);
         }
     }
@@ -64,6 +64,11 @@ impl Dispatch {
 
     pub(super) fn set_shares(&mut self, model: &ModelName, band: i32, shares: &Shares) {
         self.queue(model).set_shares(band, shares);
+    }
+
+    fn take(&mut self, id: WaiterId) -> Option<Arc<Waiter>> {
+        // To be told of one that is not there must not cost a copy of all.
+        self.waiters.contains_key(&id).then(|| Arc::make_mut(&mut self.waiters).remove(&id))?
     }
 
     fn queue(&mut self, model: &ModelName) -> &mut Queue {

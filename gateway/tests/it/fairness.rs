@@ -1,0 +1,140 @@
+//! Keys beside each other at one engine that is full: what a quiet one notices of a flood, and what equal ones get.
+
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::support::{Client, Fixture, Gateway, Sim, client::chat_body, pause};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A model that answers a few at a time, five milliseconds for each token, and these keys.
+fn start(places: u32, keys: &[&str]) -> Gateway {
+    let lines: String = keys.iter().map(|name| format!("  {}\n", line(name))).collect();
+    let limit = format!("maxConcurrency: {places}");
+    let model = Sim { keys: &limit, ..Sim::new("m") };
+    Fixture::new(&["2Gi"]).settings(&format!("keys:\n{}", lines.trim_end())).model(&model).start()
+}
+
+/// The configuration's line for a key that is called as it reads.
+fn line(name: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
+    command.args(["key", name, "--stdin"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(secret(name).as_bytes()).unwrap();
+    let output = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    output.trim().strip_prefix("configuration").unwrap().trim().to_owned()
+}
+
+fn secret(name: &str) -> String {
+    format!("rouse-test-secret-of-{name}")
+}
+
+/// One answer: what it was worth, as the gateway weighs it; how long it waited for a place, and how long it took from
+/// there.
+struct Asked {
+    worth: u64,
+    waited: Duration,
+    took: Duration,
+}
+
+fn ask(client: Client, key: &str, tokens: u32) -> Asked {
+    let began = Instant::now();
+    let headers = format!("Authorization: Bearer {}\r\n", secret(key));
+    let answer = client.post_with(CHAT, &headers, &chat_body("m", false, tokens));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let usage = &answer.json()["usage"];
+    let worth = |name: &str| usage[name].as_u64().unwrap();
+    // An answer that found a place at once has no such header.
+    let queue = answer.header("server-timing").strip_prefix("queue;dur=").and_then(|t| t.split(',').next());
+    let waited = Duration::from_millis(queue.map_or(0, |ms| ms.parse().unwrap()));
+    Asked {
+        worth: worth("prompt_tokens") + 2 * worth("completion_tokens"),
+        waited,
+        took: began.elapsed().saturating_sub(waited),
+    }
+}
+
+#[test]
+fn a_quiet_key_beside_a_hundred_clients_of_another_waits_no_longer_than_one_answer() {
+    let gateway = start(2, &["flood", "quiet"]);
+    let client = gateway.client();
+    ask(client, "quiet", 1);
+    let over = AtomicBool::new(false);
+    let others = Mutex::new(Vec::new());
+    let flood = |n: u32| {
+        while !over.load(Ordering::Relaxed) {
+            let asked = ask(client, "flood", 20 + n % 41);
+            others.lock().unwrap().push(asked);
+        }
+    };
+    let mut quiet = Vec::new();
+    std::thread::scope(|scope| {
+        let flood = &flood;
+        (0..100).for_each(|n| drop(scope.spawn(move || flood(n))));
+        let waiting = || gateway.fleet()["models"][0]["waiting"].as_u64() > Some(80);
+        gateway.until("the flood waits", Duration::from_secs(20), waiting);
+        for _ in 0..20 {
+            quiet.push(ask(client, "quiet", 10));
+            pause(Duration::from_millis(300));
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    let others = others.into_inner().unwrap();
+    let most = |spans: &mut dyn Iterator<Item = Duration>| spans.max().unwrap();
+    let worst = most(&mut quiet.iter().map(|a| a.waited));
+    let usual = quiet.iter().map(|a| a.waited).sum::<Duration>() / 20;
+    let (their_wait, longest) =
+        (most(&mut others.iter().map(|a| a.waited)), most(&mut others.iter().map(|a| a.took)));
+    println!(
+        "beside a hundred others, who waited up to {their_wait:?}, the quiet key waited {usual:?} on average, \
+         {worst:?} at most; their longest answer took {longest:?}"
+    );
+    // For a gateway that had to wait for a core.
+    let slack = Duration::from_millis(100);
+    assert!(worst <= longest + slack, "{worst:?} for a place, while no answer took longer than {longest:?}");
+    assert!(worst * 4 < their_wait, "{worst:?}, and the others {their_wait:?}");
+}
+
+#[test]
+fn eight_equal_keys_are_served_alike_whatever_they_ask_for() {
+    let names: Vec<String> = (0..8).map(|n| format!("team-{n}")).collect();
+    let keys: Vec<&str> = names.iter().map(String::as_str).collect();
+    let gateway = start(4, &keys);
+    let client = gateway.client();
+    ask(client, "team-0", 1);
+    let served: Vec<AtomicU64> = keys.iter().map(|_| AtomicU64::new(0)).collect();
+    let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for (n, key) in (0_u32..).zip(&keys) {
+            for c in 0..2 + n {
+                let (served, begun, over) = (&served, &begun, &over);
+                scope.spawn(move || {
+                    while !over.load(Ordering::Relaxed) {
+                        let worth = ask(client, key, 5 + 9 * (n * 3 % 8) + c).worth;
+                        if begun.load(Ordering::Relaxed) && !over.load(Ordering::Relaxed) {
+                            served[n as usize].fetch_add(worth, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+        }
+        let waiting = || gateway.fleet()["models"][0]["waiting"].as_u64() > Some(20);
+        gateway.until("all wait", Duration::from_secs(20), waiting);
+        begun.store(true, Ordering::Relaxed);
+        pause(Duration::from_secs(12));
+        over.store(true, Ordering::Relaxed);
+    });
+    let shares: Vec<f64> = served.iter().map(|n| n.load(Ordering::Relaxed) as f64).collect();
+    let index = shares.iter().sum::<f64>().powi(2) / (8.0 * shares.iter().map(|s| s * s).sum::<f64>());
+    println!("Jain's index {index:.4} of {shares:?}");
+    assert!(index >= 0.95, "{index:.4} of {shares:?}");
+}
