@@ -42,7 +42,7 @@ pub struct Head<'a> {
     /// The hash of `prompt_cache_key`.
     pub session: Option<u64>,
     /// The hash of the conversation's beginning, which is the same on its every turn: what the system says and the
-    /// first message, their first 4 KiB as they stand in the body.
+    /// first message of somebody else, the first 4 KiB of each as they stand in the body.
     pub prefix: Option<u64>,
     /// The hash of `previous_response_id`.
     pub previous: Option<u64>,
@@ -88,7 +88,10 @@ pub fn peek(body: &[u8]) -> Result<Head<'_>, Error> {
         range: start..start + raw.len(),
         background: found.given(Key::Background).is_some_and(|raw| raw != "false"),
         session: found.given(Key::Session).map(name),
-        prefix: prefix::hash([Key::System, Key::Instructions, Key::Messages].map(|key| found.given(key))),
+        prefix: prefix::hash(
+            [found.given(Key::System), found.given(Key::Instructions)],
+            found.given(Key::Messages),
+        ),
         previous: found.given(Key::Previous).map(name),
         max_tokens: [Key::MaxCompletion, Key::MaxOutput, Key::MaxTokens]
             .into_iter()

@@ -28,3 +28,30 @@ pub const fn heartbeat(form: Form, events: bool) -> &'static [u8] {
         Form::OpenAi | Form::Responses => COMMENT,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::sse::Scanner;
+
+    #[test]
+    fn no_heartbeat_ends_a_stream_or_gives_it_an_id() {
+        for (form, events, count) in [
+            (Form::OpenAi, false, 0),
+            (Form::OpenAi, true, 0),
+            (Form::Responses, false, 0),
+            (Form::Responses, true, 1),
+            (Form::Anthropic, false, 1),
+        ] {
+            let mut scanner = Scanner::new();
+            scanner.feed(heartbeat(form, events));
+            let facts = *scanner.facts();
+            assert_eq!(facts.events, count, "{form:?}");
+            assert!(!facts.done && !facts.error && facts.id.is_none(), "{form:?}");
+            // A comment's line has ended, and an event of ours may follow it.
+            scanner.feed(b"\n");
+            assert!(scanner.at_border());
+        }
+        assert_eq!(heartbeat(Form::OpenAi, false), b": rouse\n", "one newline");
+    }
+}

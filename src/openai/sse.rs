@@ -119,7 +119,7 @@ impl Scanner {
     pub fn feed(&mut self, mut bytes: &[u8]) {
         if self.is_document {
             self.json.feed(bytes);
-            self.facts.done |= self.json.is_whole();
+            self.facts.done |= self.json.whole;
             return self.learn();
         }
         while let Some((&byte, rest)) = bytes.split_first() {

@@ -29,6 +29,7 @@ use crate::{
 mod answers;
 mod departures;
 mod endings;
+mod forms;
 mod reuse;
 
 /// As long as an engine may take to see that its client left.

@@ -224,6 +224,82 @@ fn in_a_stream_the_envelope_is_one_event_and_nothing_after_it() {
 }
 
 #[test]
+fn anthropics_envelope_says_the_same_in_its_own_words() {
+    let kinds = [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (413, "request_too_large"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (502, "api_error"),
+        (503, "overloaded_error"),
+        (504, "timeout_error"),
+    ];
+    for (fault, status, _, code, ..) in table() {
+        let ours = envelope(&fault);
+        let theirs: Value = serde_json::from_slice(&body(&fault, Form::Anthropic)).unwrap();
+        assert_eq!(theirs["type"], "error");
+        let expected =
+            kinds.iter().find(|(of, _)| *of == status).map_or("invalid_request_error", |(_, kind)| kind);
+        let expected = if status == 501 { "api_error" } else { expected };
+        assert_eq!(theirs["error"]["type"], expected, "{fault:?}");
+        assert_eq!(theirs["error"]["code"], code);
+        for key in ["message", "param", "details"] {
+            assert_eq!(theirs["error"].get(key), ours["error"].get(key), "{key} of {fault:?}");
+        }
+        assert_eq!(body(&fault, Form::Responses), body(&fault, Form::OpenAi));
+        assert_eq!(response(&fault, Form::Anthropic).headers(), response(&fault, Form::OpenAi).headers());
+    }
+}
+
+/// The events of a stream: name and datum.
+fn events(stream: &[u8]) -> Vec<(String, Value)> {
+    let text = std::str::from_utf8(stream).unwrap();
+    let stream = text.strip_suffix("\n\n").unwrap();
+    let read = |event: &str| {
+        let (name, datum) = event.split_once("\ndata: ").unwrap();
+        (name.strip_prefix("event: ").unwrap().to_owned(), serde_json::from_str(datum).unwrap())
+    };
+    stream.split("\n\n").map(read).collect()
+}
+
+#[test]
+fn in_a_stream_of_messages_it_is_the_event_named_error() {
+    let fault = shortage(false);
+    let expected = serde_json::from_slice::<Value>(&body(&fault, Form::Anthropic)).unwrap();
+    assert_eq!(events(&event(&fault, Form::Anthropic)), [("error".to_owned(), expected)]);
+}
+
+#[test]
+fn in_a_stream_of_responses_it_is_an_event_that_the_sdks_raise_and_the_end_that_others_wait_for() {
+    let fault = Fault::ModelNotFound { model: "x".into() };
+    let error = json!({
+        "message": "Model 'x' not found", "type": "invalid_request_error", "param": "model", "code": "model_not_found",
+    });
+    let expected = [
+        (
+            "error".to_owned(),
+            json!({
+                "type": "error", "sequence_number": 5, "code": "model_not_found", "message": "Model 'x' not found",
+                "param": "model", "error": error,
+            }),
+        ),
+        (
+            "response.failed".to_owned(),
+            json!({
+                "type": "response.failed", "sequence_number": 6, "response": {
+                    "object": "response", "status": "failed", "output": [],
+                    "error": {"code": "model_not_found", "message": "Model 'x' not found"},
+                },
+            }),
+        ),
+    ];
+    assert_eq!(events(&event_after(&fault, Form::Responses, 5)), expected);
+}
+
+#[test]
 fn defects_are_loud_and_mistakes_of_clients_are_not() {
     assert_eq!(level(&Fault::Internal), Level::ERROR);
     assert_eq!(level(&failed(None)), Level::WARN);

@@ -1,84 +1,96 @@
 //! The beginning of a conversation, for finding the engine that has it in its cache.
 //!
 //! Each turn of a conversation sends all of it again, a little longer at the end. What stays is its beginning: what the
-//! system says, and the first message of somebody else. That is hashed as it stands in the body, up to a limit, so that
-//! a long first message costs no more than a short one.
+//! system says, and the first message of somebody else. That is hashed as it stands in the body. Of each text only the
+//! first few KiB count: they tell conversations apart, and yet two conversations with one long system prompt differ,
+//! since their first messages do.
 
 use memchr::memchr2;
 
 use crate::openai::hash::Hasher;
 
-/// So many bytes tell conversations apart well enough.
+/// Of what the system says, and of each message.
 const MOST: usize = 4 << 10;
 
-/// `values`: of the keys that hold a conversation's beginning, valid JSON each, in one fixed order.
-pub(super) fn hash(values: [Option<&str>; 3]) -> Option<u64> {
+/// `system`: what is said apart from the messages, in one fixed order. All are valid JSON.
+pub(super) fn hash(system: [Option<&str>; 2], messages: Option<&str>) -> Option<u64> {
     let mut hasher = Hasher::default();
-    let mut room = MOST;
     let mut any = false;
-    for value in values.into_iter().flatten() {
-        let beginning = beginning(value.as_bytes(), room);
-        any |= beginning.len() > "[]".len();
-        room -= beginning.len();
-        hasher.write(beginning);
+    for text in system.into_iter().flatten() {
+        any = true;
+        hasher.write(cut(text.as_bytes()));
+    }
+    let messages = messages.unwrap_or_default().as_bytes();
+    if messages.first() != Some(&b'[') {
+        any |= !messages.is_empty();
+        hasher.write(cut(messages));
+    } else {
+        let mut rest = messages;
+        while let Some(begin) = rest.iter().position(|byte| *byte == b'{') {
+            any = true;
+            let message = Message::first_of(&rest[begin..]);
+            hasher.write(cut(message.text));
+            if !message.is_system {
+                break;
+            }
+            rest = &rest[begin + message.text.len()..];
+        }
+        // Of texts or tokens, which have no speaker.
+        if !any && messages.len() > "[]".len() {
+            any = true;
+            hasher.write(cut(messages));
+        }
     }
     any.then(|| hasher.finish())
 }
 
-/// Of a list of messages, those up to the first that is not the system's; of anything else, all. At most `most` bytes.
-fn beginning(value: &[u8], most: usize) -> &[u8] {
-    let cut = value.get(..most).unwrap_or(value);
-    if !cut.starts_with(b"[") {
-        return cut;
-    }
-    end_of_first(cut).map_or(cut, |end| &cut[..end])
+fn cut(text: &[u8]) -> &[u8] {
+    text.get(..MOST).unwrap_or(text)
 }
 
-/// Where the first message of `list` ends that is not the system's. `None` when it does not end here.
-fn end_of_first(list: &[u8]) -> Option<usize> {
-    let (mut depth, mut at) = (0_u32, 0);
-    let mut key: &[u8] = b"";
-    let (mut in_value, mut system) = (false, false);
-    while let Some(byte) = list.get(at) {
-        match byte {
-            b'"' => {
-                let end = end_of_text(list, at + 1)?;
-                let text = &list[at + 1..end];
-                match (depth, in_value) {
-                    (2, false) => key = text,
-                    (2, true) if key == b"role" => system = matches!(text, b"system" | b"developer"),
-                    _ => {}
-                }
-                at = end;
-            }
-            b':' if depth == 2 => in_value = true,
-            b',' if depth == 2 => in_value = false,
-            b'{' | b'[' => {
-                depth += 1;
-                if depth == 2 {
-                    (in_value, system) = (false, false);
-                }
-            }
-            b'}' | b']' => {
-                depth = depth.saturating_sub(1);
-                if depth == 0 || depth == 1 && !system {
-                    return Some(at + 1);
-                }
-            }
-            _ => {}
-        }
-        at += 1;
-    }
-    None
+struct Message<'a> {
+    text: &'a [u8],
+    is_system: bool,
 }
 
-/// Where the quote stands that ends the text at `at`.
-fn end_of_text(list: &[u8], mut at: usize) -> Option<usize> {
-    loop {
-        at += memchr2(b'"', b'\\', list.get(at..)?)?;
-        if list[at] == b'"' {
-            return Some(at);
+impl<'a> Message<'a> {
+    /// The object that `text` begins with.
+    fn first_of(text: &'a [u8]) -> Self {
+        let (mut depth, mut at) = (0_u32, 0);
+        let (mut key, mut in_value, mut is_system): (&[u8], _, _) = (b"", false, false);
+        while let Some(byte) = text.get(at) {
+            match byte {
+                b'"' => {
+                    let end = end_of_string(text, at + 1);
+                    let string = text.get(at + 1..end).unwrap_or_default();
+                    match (depth, in_value) {
+                        (1, false) => key = string,
+                        (1, true) if key == b"role" => is_system = matches!(string, b"system" | b"developer"),
+                        _ => {}
+                    }
+                    at = end;
+                }
+                b':' if depth == 1 => in_value = true,
+                b',' if depth == 1 => in_value = false,
+                b'{' | b'[' => depth += 1,
+                b'}' | b']' if depth == 1 => return Self { text: &text[..=at], is_system },
+                b'}' | b']' => depth -= 1,
+                _ => {}
+            }
+            at += 1;
         }
-        at += 2;
+        Self { text, is_system: false }
     }
+}
+
+/// Where the quote stands that ends the string that goes on at `at`.
+fn end_of_string(text: &[u8], mut at: usize) -> usize {
+    while let Some(rest) = text.get(at..) {
+        match memchr2(b'"', b'\\', rest) {
+            Some(found) if rest[found] == b'"' => return at + found,
+            Some(found) => at += found + 2,
+            None => break,
+        }
+    }
+    text.len()
 }

@@ -63,6 +63,87 @@ fn what_cannot_be_routed_is_refused_with_the_key_named() {
 }
 
 #[test]
+fn background_is_whatever_an_engine_may_take_for_true() {
+    for (value, background) in
+        [("true", true), ("false", false), ("null", false), ("1", true), ("\"yes\"", true), ("{}", true)]
+    {
+        let body = format!(r#"{{"model":"m","background":{value}}}"#);
+        assert_eq!(peek(body.as_bytes()).unwrap().background, background, "{value}");
+    }
+    let twice = peek(br#"{"model":"m","background":false,"background":true}"#).unwrap_err();
+    assert_eq!(twice, Error::Duplicate("background"));
+}
+
+#[test]
+fn hints_are_taken_as_they_come_and_never_refused() {
+    let head = peek(
+        br#"{"model":"m","prompt_cache_key":"k","previous_response_id":"resp_1","max_tokens":7,"max_tokens":"many"}"#,
+    )
+    .unwrap();
+    assert_eq!(head.session, Some(hash(b"k")));
+    assert_eq!(head.previous, Some(hash(b"resp_1")), "as the scanner of a stream finds it");
+    assert_eq!(head.max_tokens, None);
+    for (body, most) in [
+        (r#"{"model":"m","max_tokens":7}"#, Some(7)),
+        (r#"{"model":"m","max_output_tokens":8,"max_tokens":7}"#, Some(8)),
+        (r#"{"model":"m","max_tokens":7,"max_completion_tokens":9}"#, Some(9)),
+        (r#"{"model":"m","max_tokens":7,"max_completion_tokens":null}"#, Some(7)),
+        (r#"{"model":"m","max_tokens":99999999999}"#, Some(u32::MAX)),
+        (r#"{"model":"m","max_tokens":-1}"#, None),
+        (r#"{"model":"m","max_tokens":null,"previous_response_id":null,"prompt_cache_key":null}"#, None),
+    ] {
+        let head = peek(body.as_bytes()).unwrap();
+        assert_eq!((head.max_tokens, head.session, head.previous), (most, None, None), "{body}");
+    }
+}
+
+fn prefix(rest: &str) -> Option<u64> {
+    peek(format!(r#"{{"model":"m",{rest}}}"#).as_bytes()).unwrap().prefix
+}
+
+#[test]
+fn every_turn_of_a_conversation_has_the_same_prefix_and_other_conversations_have_others() {
+    let turns = |system: &str, first: &str| {
+        let one = format!(r#"{system}{{"role":"user","content":"{first}"}}"#);
+        let two = format!(r#"{one},{{"role":"assistant","content":"]}}"}},{{"role":"user","content":"b"}}"#);
+        let (one, two) = (
+            prefix(&format!(r#""messages":[{one}]"#)),
+            prefix(&format!(r#""stream":true,"messages":[{two}]"#)),
+        );
+        assert_eq!(one, two, "{system} {first}");
+        one.unwrap()
+    };
+    let system = r#"{"role":"system","content":"s"},"#;
+    let late = r#"{"content":[{"role":"user","text":"s"}],"role":"developer"},"#;
+    let of = [turns("", "a"), turns("", "b"), turns(system, "a"), turns(system, "b"), turns(late, "a\\\"]}")];
+    let distinct: std::collections::BTreeSet<u64> = of.into_iter().collect();
+    assert_eq!(distinct.len(), of.len());
+
+    let anthropic =
+        |system| prefix(&format!(r#""system":{system},"messages":[{{"role":"user","content":"a"}}]"#));
+    assert_ne!(anthropic(r#""x""#), anthropic(r#""y""#));
+    let responses = |instructions| prefix(&format!(r#""input":"a","instructions":"{instructions}""#));
+    assert_ne!(responses("x"), responses("y"));
+    assert_eq!(prefix(r#""instructions":"x","input":"a""#), responses("x"), "the order of keys is nothing");
+    assert_eq!([prefix(r#""messages":[]"#), prefix(r#""messages":null"#), prefix(r#""x":1"#)], [None; 3]);
+}
+
+#[test]
+fn a_long_beginning_is_hashed_up_to_its_limit() {
+    let long = "x".repeat(5000);
+    let of = |tail: &str| prefix(&format!(r#""messages":[{{"role":"user","content":"{long}{tail}"}}]"#));
+    assert_eq!(of("a"), of("b"));
+    let after = |first: &str| {
+        prefix(&format!(
+            r#""messages":[{{"role":"system","content":"{long}"}},{{"role":"user","content":"{first}"}}]"#
+        ))
+    };
+    assert_ne!(after("a"), after("b"), "a long system prompt hides no conversation");
+    let text = |tail: &str| prefix(&format!(r#""prompt":"{long}{tail}""#));
+    assert_eq!(text("a"), text("b"));
+}
+
+#[test]
 fn a_hundred_thousand_nested_brackets_neither_overflow_nor_hide_the_model() {
     let deep = format!(r#"{{"x":{}{},"model":"m"}}"#, "[".repeat(100_000), "]".repeat(100_000));
     let on_a_small_stack = std::thread::Builder::new().stack_size(128 << 10);

@@ -118,7 +118,7 @@ fn names(disposition: &[u8]) -> Result<(&[u8], bool), Error> {
     }
     let (mut name, mut file) = (None, false);
     while let Some(after) = rest.strip_prefix(b";") {
-        let (key, value, tail) = parameter(after)?;
+        let Parameter { key, value, rest: tail } = Parameter::read(after)?;
         match key {
             b"name" if !is_plain_name(value) => {
                 return Err(Error::Malformed("a part's name has characters that are read differently"));
@@ -143,27 +143,35 @@ fn names(disposition: &[u8]) -> Result<(&[u8], bool), Error> {
     Ok((name.ok_or(Error::Malformed("a part has no name"))?, file))
 }
 
-/// One parameter: its name, its value, and what follows.
-fn parameter(text: &[u8]) -> Result<(&[u8], &[u8], &[u8]), Error> {
-    let text = text.trim_ascii_start();
-    let equals = memchr::memchr(b'=', text).ok_or(Error::Malformed("a part's parameter has no value"))?;
-    let (key, text) = (&text[..equals], &text[equals + 1..]);
-    let Some(quoted) = text.strip_prefix(b"\"") else {
-        let end = text.iter().position(|byte| !is_token(*byte)).unwrap_or(text.len());
-        return Ok((key, &text[..end], &text[end..]));
-    };
-    let end =
-        memchr::memchr(b'"', quoted).ok_or(Error::Malformed("a quoted parameter of a part has no end"))?;
-    let (value, tail) = (&quoted[..end], &quoted[end + 1..]);
-    // To some readers the quote after it is a part of the value, to others it ends it.
-    if value.ends_with(b"\\") {
-        return Err(Error::Malformed("a parameter of a part has an escaped quote in it: write %22"));
+/// One parameter, and what follows it.
+struct Parameter<'a> {
+    key: &'a [u8],
+    value: &'a [u8],
+    rest: &'a [u8],
+}
+
+impl<'a> Parameter<'a> {
+    fn read(text: &'a [u8]) -> Result<Self, Error> {
+        let text = text.trim_ascii_start();
+        let equals = memchr::memchr(b'=', text).ok_or(Error::Malformed("a part's parameter has no value"))?;
+        let (key, text) = (&text[..equals], &text[equals + 1..]);
+        let Some(quoted) = text.strip_prefix(b"\"") else {
+            let end = text.iter().position(|byte| !is_token(*byte)).unwrap_or(text.len());
+            return Ok(Self { key, value: &text[..end], rest: &text[end..] });
+        };
+        let end = memchr::memchr(b'"', quoted)
+            .ok_or(Error::Malformed("a quoted parameter of a part has no end"))?;
+        let (value, rest) = (&quoted[..end], &quoted[end + 1..]);
+        // To some readers the quote after it is a part of the value, to others it ends it.
+        if value.ends_with(b"\\") {
+            return Err(Error::Malformed("a parameter of a part has an escaped quote in it: write %22"));
+        }
+        // Some readers split at every semicolon, quoted or not.
+        if value.split(|byte| *byte == b';').skip(1).any(|piece| piece.contains(&b'=')) {
+            return Err(Error::Malformed("a parameter of a part has another parameter in it"));
+        }
+        Ok(Self { key, value, rest })
     }
-    // Some readers split at every semicolon, quoted or not.
-    if value.split(|byte| *byte == b';').skip(1).any(|piece| piece.contains(&b'=')) {
-        return Err(Error::Malformed("a parameter of a part has another parameter in it"));
-    }
-    Ok((key, value, tail))
 }
 
 /// No quote, escape, encoding, or white space that a reader may remove.

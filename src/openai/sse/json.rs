@@ -29,7 +29,8 @@ pub(super) struct Json {
     /// How deep the keys of the `usage` object are that is being read; 0 outside.
     usage: u32,
     kind: End,
-    begun: bool,
+    /// Every bracket that was opened was closed once.
+    pub(super) whole: bool,
     /// It has a top-level `error` that is not `null`.
     pub(super) error: bool,
     pub(super) prompt: Option<u64>,
@@ -94,11 +95,6 @@ impl Json {
         self.kind
     }
 
-    /// It began, and every bracket that was opened is closed.
-    pub(super) fn is_whole(&self) -> bool {
-        self.begun && self.depth == 0 && self.text == Text::Outside
-    }
-
     /// No key here matters, nor any number.
     const fn is_deep(&self) -> bool {
         !self.keys_matter() && matches!(self.slot, Slot::None)
@@ -150,7 +146,7 @@ impl Json {
     fn text_ends(&mut self) {
         match self.slot {
             Slot::Kind => self.kind = self.word.end(),
-            Slot::Id => self.id = self.id.or(Some(self.hasher.finish())),
+            Slot::Id => self.id = self.id.or_else(|| Some(self.hasher.finish())),
             _ => return,
         }
         self.slot = Slot::None;
@@ -178,6 +174,7 @@ impl Json {
                     self.usage = 0;
                 }
                 self.depth = self.depth.saturating_sub(1);
+                self.whole |= self.depth == 0;
                 self.in_answer &= self.depth >= 2;
             }
             b'0'..=b'9' => {
@@ -191,7 +188,6 @@ impl Json {
     }
 
     fn opens(&mut self, object: bool) {
-        self.begun = true;
         self.depth = self.depth.saturating_add(1);
         match std::mem::take(&mut self.slot) {
             Slot::Usage if object => self.usage = self.depth,

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::openai::hash;
 
 fn scan(stream: &[u8]) -> (Facts, bool) {
     let mut scanner = Scanner::new();
@@ -94,6 +95,138 @@ fn a_datum_over_several_lines_is_one_document() {
     assert_eq!(facts.events, 1);
 }
 
+const RESPONSES: &str = concat!(
+    "event: response.created\ndata: {\"type\":\"response.created\",\"sequence_number\":0,",
+    "\"response\":{\"id\":\"resp_7\",\"status\":\"in_progress\",\"usage\":null,\"error\":null}}\n\n",
+    "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"item_id\":\"msg_1\",",
+    "\"delta\":\"a\",\"sequence_number\":1}\n\n",
+    "event: response.completed\ndata: {\"response\":{\"output\":[{\"id\":\"msg_1\",\"usage\":{\"input_tokens\":99}}],",
+    "\"id\":\"resp_7\",\"usage\":{\"input_tokens\":5,\"input_tokens_details\":{\"input_tokens\":77},\"output_tokens\":6}},",
+    "\"type\":\"response.completed\",\"sequence_number\":2}\n\n",
+);
+
+#[test]
+fn a_stream_of_responses_names_its_answer_counts_and_ends() {
+    let (facts, border) = scan(RESPONSES.as_bytes());
+    let usage = Some(Usage { prompt: 5, completion: 6 });
+    assert_eq!(facts, Facts { events: 3, done: true, error: false, usage, id: Some(hash(b"resp_7")) });
+    assert!(border);
+}
+
+const MESSAGES: &str = concat!(
+    "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"msg_1\",\"role\":\"assistant\",",
+    "\"content\":[],\"usage\":{\"input_tokens\":25,\"output_tokens\":1}}}\n\n",
+    "event: ping\ndata: {\"type\": \"ping\"}\n\n",
+    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"text\":\"x\"}}\n\n",
+    "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{},\"usage\":{\"output_tokens\":15}}\n\n",
+    "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+);
+
+#[test]
+fn a_stream_of_messages_counts_in_two_places_and_ends() {
+    let (facts, border) = scan(MESSAGES.as_bytes());
+    let usage = Some(Usage { prompt: 25, completion: 15 });
+    assert_eq!(facts, Facts { events: 5, done: true, error: false, usage, id: Some(hash(b"msg_1")) });
+    assert!(border);
+    let cut = MESSAGES.len() - 30;
+    assert!(!scan(&MESSAGES.as_bytes()[..cut]).0.done, "the last event has not ended");
+}
+
+#[test]
+fn each_api_has_its_own_ends_by_name_and_by_type() {
+    for (word, done, error) in [
+        ("message_stop", true, false),
+        ("response.completed", true, false),
+        ("response.incomplete", true, false),
+        ("response.failed", false, true),
+        ("error", false, true),
+        ("transcript.text.done", true, false),
+        ("image_generation.completed", true, false),
+        ("response.in_progress", false, false),
+        ("response.completed.not", false, false),
+        ("image_generation.completed_and_more", false, false),
+        ("message_sto", false, false),
+        ("ping", false, false),
+    ] {
+        for stream in [
+            format!("event: {word}\ndata: {{}}\n\n"),
+            format!("data: {{\"x\":[1],\"type\" : \"{word}\"}}\n\n"),
+        ] {
+            let (facts, _) = scan(stream.as_bytes());
+            assert_eq!((facts.done, facts.error), (done, error), "{stream}");
+        }
+    }
+    let (nested, _) =
+        scan(b"data: {\"a\":{\"type\":\"error\"},\"b\":[\"type\",\"error\"],\"type\":[\"error\"]}\n\n");
+    assert!(!nested.error && !nested.done);
+}
+
+#[test]
+fn an_id_is_the_first_that_stands_at_the_top_or_in_the_answer() {
+    for (stream, id) in [
+        ("data: {\"id\":\"a\"}\n\ndata: {\"id\":\"b\"}\n\n", Some("a")),
+        ("data: {\"choices\":[{\"id\":\"x\"}],\"id\":\"a\"}\n\n", Some("a")),
+        ("data: {\"item\":{\"id\":\"x\"}}\n\n", None),
+        ("data: {\"response\":{\"item\":{\"id\":\"x\"},\"id\":\"a\"}}\n\n", Some("a")),
+        ("data: {\"response\":\"x\",\"usage\":{\"id\":\"y\"}}\n\n", None),
+        ("data: {\"id\":7}\n\ndata: {\"id\":null}\n\ndata: {\"id\":\"\"}\n\n", Some("")),
+        ("data: {\"id\":\"a\\/\\\"b\"}\n\n", Some("a\\/\\\"b")),
+    ] {
+        assert_eq!(scan(stream.as_bytes()).0.id, id.map(|id| hash(id.as_bytes())), "{stream}");
+    }
+}
+
+#[test]
+fn a_later_count_replaces_only_what_it_names() {
+    let (facts, _) = scan(
+        b"data: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1}}\n\n\
+          data: {\"usage\":{\"completion_tokens\":2}}\n\ndata: {\"usage\":{\"prompt_tokens\":null}}\n\n",
+    );
+    assert_eq!(facts.usage, Some(Usage { prompt: 3, completion: 2 }));
+}
+
+#[test]
+fn an_answer_that_is_no_stream_is_read_as_one_document() {
+    for (document, id, prompt, completion) in [
+        (
+            r#"{"id":"c","choices":[{"message":{"content":"a\n\nb","usage":{"prompt_tokens":9}}}],"usage":{"prompt_tokens":3,"completion_tokens":4}}"#,
+            "c",
+            3,
+            4,
+        ),
+        (
+            "{\n  \"id\" : \"m\" ,\n  \"type\": \"message\",\n  \"usage\": {\n    \"input_tokens\": 3,\n    \"output_tokens\": 4\n  }\n}\n",
+            "m",
+            3,
+            4,
+        ),
+        (
+            r#"{"id":"r","object":"response","error":null,"output":[{"id":"x"}],"usage":{"input_tokens":30,"output_tokens":4}}"#,
+            "r",
+            30,
+            4,
+        ),
+        (
+            r#"{"data":[{"embedding":[0.5,-1e-3,7]}],"id":"e","usage":{"prompt_tokens":8,"total_tokens":8}}"#,
+            "e",
+            8,
+            0,
+        ),
+    ] {
+        let mut scanner = Scanner::of_json();
+        for byte in document.as_bytes().chunks(1) {
+            assert!(!scanner.facts().done || byte == b"\n");
+            scanner.feed(byte);
+        }
+        let usage = Some(Usage { prompt, completion });
+        let expected = Facts { events: 0, done: true, error: false, usage, id: Some(hash(id.as_bytes())) };
+        assert_eq!((*scanner.facts(), scanner.at_border()), (expected, false), "{document}");
+    }
+    let mut scanner = Scanner::of_json();
+    scanner.feed(br#"{"error":{"message":"x"}}"#);
+    assert!(scanner.facts().error);
+}
+
 #[test]
 fn a_frame_of_any_size_costs_no_memory() {
     assert!(size_of::<Scanner>() <= 256, "{}", size_of::<Scanner>());
@@ -104,6 +237,8 @@ fn piece() -> impl Strategy<Value = String> {
         Just("data: [DONE]\n\n".to_owned()),
         Just("data: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":4}}\r\n\r\n".to_owned()),
         Just("data: {\"error\":{\"x\":[1,{}]}}\n\n".to_owned()),
+        Just(RESPONSES.to_owned()),
+        Just(MESSAGES.to_owned()),
         Just(": beat\n".to_owned()),
         "(data|event|id|:| |\\[DONE\\]|error|\\{|\\}|\\[|\\]|\"usage\"|\\\\|\"|,|:|1|\r|\n){0,12}",
         "\\PC{0,20}\r?\n",

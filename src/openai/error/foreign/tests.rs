@@ -30,3 +30,55 @@ fn what_is_no_json_is_told_by_its_status() {
         assert_eq!(datum(body)["error"]["message"], "the engine answered 400", "{body}");
     }
 }
+
+/// The data of the events, each on one line.
+fn told(body: &str, form: Form) -> Vec<Value> {
+    let event = event(StatusCode::BAD_REQUEST, body.as_bytes(), form);
+    let mut scanner = Scanner::new();
+    scanner.feed(&event);
+    assert!(scanner.facts().error && scanner.at_border(), "{event:?}");
+    let events = std::str::from_utf8(&event).unwrap().split("\n\n").filter(|event| !event.is_empty());
+    let datum = |event: &str| {
+        let data: Vec<&str> = event.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        serde_json::from_str(&data.join("\n")).unwrap()
+    };
+    events.map(datum).collect()
+}
+
+#[test]
+fn on_the_messages_api_it_stands_in_anthropics_envelope() {
+    let theirs = r#"{"type":"error","error":{"type":"x_error","message":"y","z":1}}"#;
+    assert_eq!(told(theirs, Form::Anthropic), [serde_json::from_str::<Value>(theirs).unwrap()]);
+    assert_eq!(
+        told("{\n\"error\":{\r\n\"type\":\"BadRequest\",\"message\":\"y\",\"code\":400}}", Form::Anthropic),
+        [json!({"type": "error", "error": {"type": "BadRequest", "message": "y", "code": 400}})]
+    );
+    assert_eq!(
+        told(r#"{"detail":"Not Found"}"#, Form::Anthropic),
+        [json!({"type": "error", "error": {
+            "type": "invalid_request_error", "message": "the engine answered 400", "details": {"detail": "Not Found"},
+        }})]
+    );
+    assert_eq!(
+        told(r#"{"error":"no"}"#, Form::Anthropic),
+        [
+            json!({"type": "error", "error": {"type": "invalid_request_error", "message": "no", "details": "no"}})
+        ]
+    );
+    assert_eq!(told("<html>", Form::Anthropic)[0]["error"]["type"], "invalid_request_error");
+}
+
+#[test]
+fn on_the_responses_api_its_text_is_in_both_last_events() {
+    let told = told("{\"error\":{\n\"message\":\"y\",\"code\":400,\"param\":\"input\"}}", Form::Responses);
+    assert_eq!(
+        told[0],
+        json!({
+            "type": "error", "sequence_number": 0, "code": "400", "message": "y", "param": "input",
+            "error": {"message": "y", "code": 400, "param": "input"},
+        })
+    );
+    assert_eq!(told[1]["type"], "response.failed");
+    assert_eq!(told[1]["response"]["error"], json!({"code": "400", "message": "y"}));
+    assert_eq!(told.len(), 2);
+}

@@ -1,0 +1,122 @@
+//! What must hold of any bytes whatever, as plain functions: cargo-fuzz's targets and the ordinary tests call the same.
+//! Each panics when it does not hold.
+#![allow(dead_code, reason = "a fuzz target uses one of them")]
+
+use bytes::Bytes;
+use rouse::{
+    fault::Fault,
+    openai::{
+        self, Form, error, head, multipart,
+        sse::{Facts, Scanner},
+    },
+};
+use serde_json::Value;
+
+#[path = "bodies/readers.rs"]
+mod readers;
+
+/// A JSON request: what is read of it is what a full parser reads, and a splice changes the model and nothing else.
+pub(crate) fn head(data: &[u8]) {
+    let full = serde_json::from_slice::<Value>(data).ok();
+    let head = match head::peek(data) {
+        Ok(head) => head,
+        Err(head::Error::Syntax(_)) => return assert_eq!(full, None, "refused as no JSON"),
+        Err(_) => return,
+    };
+    let raw: String =
+        serde_json::from_slice(&data[head.range.clone()]).expect("the range holds a JSON string");
+    assert_eq!(raw, head.model);
+    assert!(!raw.is_empty());
+    // The full parser refuses more: deep nesting, numbers out of range.
+    if let Some(full) = full {
+        assert_eq!(full["model"], raw);
+        assert_eq!(head.stream, full["stream"] == true);
+        assert_eq!(head.background, !matches!(full["background"], Value::Null | Value::Bool(false)));
+        assert_eq!(head.previous.is_some(), !full["previous_response_id"].is_null());
+        assert_eq!(head.session.is_some(), !full["prompt_cache_key"].is_null());
+    }
+    let body = Bytes::copy_from_slice(data);
+    let spliced = Bytes::from(head::splice(&body, &head.range, "an \"other\"\n").concat());
+    let again = head::peek(&spliced).expect("a spliced body is still one");
+    assert_eq!(again.model, "an \"other\"\n");
+    assert_eq!(
+        (again.stream, again.background, again.session, again.prefix, again.previous, again.max_tokens),
+        (head.stream, head.background, head.session, head.prefix, head.previous, head.max_tokens),
+    );
+    let back = head::splice(&spliced, &again.range, &head.model).concat();
+    assert_eq!(head::peek(&back).map(|head| head.model.into_owned()), Ok(raw));
+}
+
+/// A stream: cuts change nothing, what was seen stays seen, and an error of ours can be written behind all of it.
+pub(crate) fn sse(data: &[u8]) {
+    let whole = scan(Scanner::new(), [data]);
+    assert_eq!(scan(Scanner::new(), data.chunks(1)), whole);
+    assert_eq!(scan(Scanner::of_json(), data.chunks(1)), scan(Scanner::of_json(), [data]));
+    let mut seed = openai::hash(data);
+    for _ in 0..4 {
+        let mut rest = data;
+        let pieces = std::iter::from_fn(|| {
+            seed = openai::hash(&seed.to_le_bytes());
+            let cut = (seed % 24) as usize;
+            let (piece, after) = rest.split_at_checked(cut).unwrap_or((rest, b""));
+            let more = !rest.is_empty();
+            rest = after;
+            more.then_some(piece)
+        });
+        assert_eq!(scan(Scanner::new(), pieces), whole);
+    }
+
+    let mut scanner = Scanner::new();
+    let mut before = *scanner.facts();
+    for piece in data.chunks(7) {
+        scanner.feed(piece);
+        let after = *scanner.facts();
+        assert!(after.events >= before.events && after.done >= before.done && after.error >= before.error);
+        assert!(before.id.is_none() || after.id == before.id);
+        assert!(before.usage.is_none() || after.usage.is_some());
+        before = after;
+    }
+    for form in [Form::OpenAi, Form::Responses, Form::Anthropic] {
+        let mut scanner = Scanner::new();
+        scanner.feed(data);
+        if !scanner.at_border() {
+            scanner.feed(b"\n\n");
+        }
+        assert!(scanner.at_border());
+        let before = *scanner.facts();
+        scanner.feed(&error::event_after(&Fault::Internal, form, before.events));
+        assert!(scanner.at_border() && scanner.facts().error);
+        let events = if form == Form::Responses { 2 } else { 1 };
+        assert_eq!(scanner.facts().events, before.events + events);
+    }
+}
+
+/// An upload, behind its `Content-Type` on a line of its own: whatever other reader looks at what is accepted finds the
+/// same one model, before and after a splice.
+pub(crate) fn multipart(data: &[u8]) {
+    let end = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
+    let (kind, body) = (&data[..end], data.get(end + 1..).unwrap_or_default());
+    let Ok(kind) = http::HeaderValue::from_bytes(kind) else { return };
+    let Ok(boundary) = multipart::boundary(&kind) else { return };
+    assert!(matches!(boundary.len(), 1..=70));
+    let Ok(head) = multipart::peek(body, boundary) else { return };
+    assert_eq!(body[head.range.clone()], *head.model.as_bytes());
+    for (reader, models) in readers::all(kind.as_bytes(), body) {
+        assert_eq!(models, [head.model.as_bytes()], "{reader}: {:?}", String::from_utf8_lossy(data));
+    }
+    let other = "an/other.model";
+    let spliced: Bytes = multipart::splice(&Bytes::copy_from_slice(body), &head.range, other).concat().into();
+    let again = multipart::peek(&spliced, boundary).expect("a spliced body is still one");
+    assert_eq!((&*again.model, again.stream), (other, head.stream));
+    for (reader, models) in readers::all(kind.as_bytes(), &spliced) {
+        assert_eq!(models, [other.as_bytes()], "{reader}, spliced");
+    }
+    assert_eq!(multipart::splice(&spliced, &again.range, &head.model).concat(), body);
+}
+
+fn scan<'a>(mut scanner: Scanner, pieces: impl IntoIterator<Item = &'a [u8]>) -> (Facts, bool) {
+    for piece in pieces {
+        scanner.feed(piece);
+    }
+    (*scanner.facts(), scanner.at_border())
+}
