@@ -31,7 +31,7 @@ impl Lots {
     pub fn two_below(&self, n: usize) -> (usize, usize) {
         let lot = self.draw();
         // The high half of a product spreads 32 bits over 0..n without a division.
-        let below = |lot: u64, n: usize| ((lot & 0xFFFF_FFFF) * n as u64 >> 32) as usize;
+        let below = |lot: u64, n: usize| (((lot & 0xFFFF_FFFF) * n as u64) >> 32) as usize;
         let first = below(lot, n);
         let second = below(lot >> 32, n - 1);
         (first, if second >= first { second + 1 } else { second })

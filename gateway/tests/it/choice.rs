@@ -18,14 +18,10 @@ fn three() -> Gateway {
         .model(&Sim { keys: "replicas: 3", ..Sim::new("m") })
         .start();
     assert_eq!(gateway.client().chat("m", false, 1).status, 200);
-    all_awake(&gateway);
-    gateway
-}
-
-fn all_awake(gateway: &Gateway) {
     gateway.until("three engines are awake", Duration::from_secs(20), || {
         (0..3).all(|n| gateway.engine(&format!("m#{n}"))["state"] == "Awake")
     });
+    gateway
 }
 
 /// Requests that each engine has had so far.
@@ -109,7 +105,6 @@ fn an_engine_killed_under_load_takes_only_its_own_requests_along() {
     assert!(failed <= 4, "{failed}");
     let broken = streams.into_values().map(Open::rest).filter(|a| !a.is_whole_stream()).count();
     assert_eq!(broken as u64, held);
-    all_awake(&gateway);
     (0..20).for_each(|n| assert_eq!(gateway.client().post(CHAT, &turn(n, 0)).status, 200));
 }
 

@@ -35,6 +35,7 @@ fn the_document_has_every_key_and_no_other() {
         ("turns.", "turns: {zzzzzzzzzzzz: 1}"),
         ("turns.drain.", "turns: {drain: {zzzzzzzzzzzz: 1}}"),
         ("stream.", "stream: {zzzzzzzzzzzz: 1}"),
+        ("routing.", "routing: {zzzzzzzzzzzz: 1}"),
         ("timeouts.", "timeouts: {zzzzzzzzzzzz: 1}"),
         ("timeouts.health.", "timeouts: {health: {zzzzzzzzzzzz: 1}}"),
         ("limits.", "limits: {zzzzzzzzzzzz: 1}"),
