@@ -139,7 +139,7 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
     track.head(response.status().as_u16());
     response.headers_mut().insert(REQUEST_ID, track.id.clone());
     origin.note(response.headers_mut());
-    if ambiguous || response.status() == StatusCode::UNAUTHORIZED {
+    if ambiguous {
         socket.offends();
     }
     if (ambiguous || core.draining()) && !socket.is_multiplexed() {
@@ -310,6 +310,10 @@ impl Served {
 
     fn refuse(&self, fault: &Fault, exchange: InExchange) -> Response<Reply> {
         self.track.fault(fault);
+        // By our own word: an engine that refuses the gateway's key says nothing of the client.
+        if matches!(fault, Fault::InvalidApiKey) {
+            self.socket.offends();
+        }
         let response = openai::error::response(fault);
         let (mut parts, _) = response.into_parts();
         if let Some(waited) = self.track.was_parked() {
