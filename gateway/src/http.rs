@@ -187,7 +187,7 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
         response.headers_mut().entry("request-id").or_insert_with(|| track.id.clone());
     }
     origin.note(response.headers_mut());
-    if ambiguous || response.status() == StatusCode::UNAUTHORIZED {
+    if ambiguous {
         socket.offends();
     }
     if (ambiguous || core.draining()) && !socket.is_multiplexed() {
@@ -403,7 +403,9 @@ impl Served {
     fn refuse(&self, fault: &Fault, exchange: InExchange) -> Response<Reply> {
         self.track.fault(fault);
         let mut response = openai::error::response(fault, self.form);
+        // By our own word: an engine that refuses the gateway's key says nothing of the client.
         if matches!(fault, Fault::InvalidApiKey) {
+            self.socket.offends();
             keys::challenge(response.headers_mut());
         }
         let (mut parts, _) = response.into_parts();
