@@ -117,7 +117,11 @@ impl Notes {
         self.record.parent.is_some()
     }
 
+    /// Only spans need to know when each phase began.
     pub(crate) fn phase(&mut self, phase: Phase) {
+        if !self.record.is_traced() {
+            return;
+        }
         let open = self.record.steps.last().filter(|step| step.to.is_none());
         if open.is_some_and(|step| step.phase == phase) {
             return;

@@ -15,8 +15,8 @@ use opentelemetry_sdk::{
 };
 use rouse::lease::Clock;
 use tokio::{
-    sync::{mpsc, oneshot},
-    time::{Instant, timeout},
+    sync::{Notify, mpsc, oneshot},
+    time::timeout,
 };
 
 use super::{Error, Record};
@@ -42,6 +42,9 @@ const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORT
 
 pub(super) struct Traces {
     queue: mpsc::Sender<Message>,
+    /// The task sleeps between two exports, since a wake for each request would cost the request's core more than all
+    /// the rest. This ends its sleep.
+    hurry: Arc<Notify>,
     lost: Lost,
 }
 
@@ -53,6 +56,7 @@ enum Message {
 struct Export {
     exporter: SpanExporter,
     client: client::Client,
+    hurry: Arc<Notify>,
     clock: Clock,
     lost: Lost,
     /// The last export failed.
@@ -87,9 +91,11 @@ impl Traces {
         let mut exporter = builder.build().map_err(|error| Error::Traces(error.to_string()))?;
         exporter.set_resource(&resource(set("OTEL_SERVICE_NAME").is_some()));
         let (queue, records) = mpsc::channel(QUEUE);
-        let export = Export { exporter, client, clock, lost: lost.clone(), broken: false };
+        let hurry = Arc::<Notify>::default();
+        let asked = Arc::clone(&hurry);
+        let export = Export { exporter, client, hurry: asked, clock, lost: lost.clone(), broken: false };
         tokio::spawn(export.run(records));
-        Ok(Some(Self { queue, lost: lost.clone() }))
+        Ok(Some(Self { queue, hurry, lost: lost.clone() }))
     }
 
     /// Never waits.
@@ -97,12 +103,16 @@ impl Traces {
         if self.queue.try_send(Message::Request(record)).is_err() {
             self.lost.traces_full.inc();
         }
+        if self.queue.capacity() < QUEUE / 2 {
+            self.hurry.notify_one();
+        }
     }
 
     pub(super) async fn close(&self) {
         let closed = async {
             let (tell, told) = oneshot::channel();
             if self.queue.send(Message::Close(tell)).await.is_ok() {
+                self.hurry.notify_one();
                 // The task is gone when this fails: then there is nothing to wait for.
                 told.await.unwrap_or_default();
             }
@@ -128,9 +138,12 @@ impl Export {
         let mut close = None;
         while close.is_none() {
             let Some(first) = records.recv().await else { return };
+            if matches!(first, Message::Request(_)) {
+                // Asked to hurry, or not: both are fine.
+                timeout(DELAY, self.hurry.notified()).await.unwrap_or_default();
+            }
             let mut batch = Vec::new();
             let mut next = Some(first);
-            let due = Instant::now() + DELAY;
             while let Some(message) = next {
                 match message {
                     Message::Request(record) => batch.push(record),
@@ -140,9 +153,9 @@ impl Export {
                     }
                 }
                 if batch.len() == BATCH {
-                    break;
+                    self.deliver(&std::mem::take(&mut batch), false).await;
                 }
-                next = tokio::time::timeout_at(due, records.recv()).await.ok().flatten();
+                next = records.try_recv().ok();
             }
             self.deliver(&batch, close.is_some()).await;
         }
