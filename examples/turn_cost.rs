@@ -57,7 +57,7 @@ fn fleet(models: usize, waiters: u64, keys: u64) -> Fleet {
     let engine = EngineId::new("model-0".into(), 0);
     let mut events = vec![
         Event::Configured { configuration: Box::new(configuration) },
-        Event::Adopted { engine: engine, generation: Generation(1), found },
+        Event::Adopted { engine, generation: Generation(1), found },
         Event::AdoptionDone,
     ];
     events.extend((0..waiters).map(|id| Event::Arrived { waiter: waiter(id, &names, keys) }));
