@@ -352,6 +352,8 @@ impl World {
             self.tell(Event::Recalled { model: model.clone(), learned: *learned });
         }
         let mut found = Vec::new();
+        // Those of engines that are gone went with the gateway.
+        let gates = std::mem::take(&mut self.gates);
         for (engine, process) in &self.machine.processes {
             let booking = super::machine::Booking {
                 generation: process.generation,
@@ -373,7 +375,7 @@ impl World {
             };
             self.machine.bookings.insert(engine.clone(), booking);
             let mut gate = Gate::new(process.generation, process.spec.max_concurrency);
-            let old = self.gates.get(engine);
+            let old = gates.get(engine);
             gate.last_end = old.map_or(Tick(0), |gate| gate.last_end);
             let last_end = gate.last_end;
             self.gates.insert(engine.clone(), gate);
