@@ -29,7 +29,7 @@ use tokio::time::{Instant, Sleep};
 use super::{
     Stage,
     socket::{Rest, Socket},
-    tls::{Handshakes, Opened},
+    tls::{self, Handshakes, Opened},
 };
 use crate::{
     config::Limits,
@@ -46,6 +46,9 @@ const STREAMS: u32 = 256;
 /// Streams that a client resets before they were looked at; beyond, its connection ends. Half of [`STREAMS`]: a client
 /// that gives up a whole batch is no flood.
 const RESETS: usize = 128;
+/// How long a client of HTTP/2 that was idle may take to hear that its connection ends: requests that it sent before
+/// are still served.
+const GOODBYE: Duration = Duration::from_secs(5);
 /// How long a client that was refused before it had sent everything may go on sending, and how long it may pause.
 const LINGER: Duration = Duration::from_secs(30);
 const LINGER_PAUSE: Duration = Duration::from_secs(5);
@@ -103,7 +106,7 @@ pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>, handshakes: Option
         Err(_) => End::SlowHead,
         Ok(Err(error)) => {
             tracing::debug!(%error, "a connection that did not begin");
-            if error.kind() == io::ErrorKind::InvalidData {
+            if tls::offends(&error) {
                 socket.offends();
             }
             return;
@@ -134,12 +137,15 @@ async fn begin(core: &Core, socket: &Socket, handshakes: Option<&Handshakes>) ->
             }
         }
     }
-    if agreed == Some(false) {
-        return Ok(Protocol::Http1);
+    if agreed == Some(true) {
+        // From here on there is no place for a text of HTTP/1.1.
+        socket.set_multiplexed();
     }
+    // Waited for also where it can only be HTTP/1.1: once the gateway drains, hyper closes what sent nothing yet, and
+    // the first request may be on its way.
     match (poll_fn(|cx| socket.poll_starts_with(cx, PREFACE)).await?, agreed) {
+        (_, Some(false)) | (false, None) => Ok(Protocol::Http1),
         (true, _) => Ok(Protocol::Http2),
-        (false, None) => Ok(Protocol::Http1),
         (false, Some(_)) => {
             Err(io::Error::new(io::ErrorKind::InvalidData, "HTTP/2 was agreed on and is not spoken"))
         }
@@ -202,7 +208,6 @@ where
     C: Future<Output = hyper::Result<()>>,
 {
     let mut watch = Watch::new(limits);
-    let mut asked = false;
     let mut timer = pin!(tokio::time::sleep(limits.header_read.duration()));
     poll_fn(|cx| {
         socket.before_poll();
@@ -213,14 +218,14 @@ where
             return Poll::Ready(End::Left);
         }
         socket.wake_with(cx);
-        if socket.stage() > Stage::Serving && !std::mem::replace(&mut asked, true) {
+        if socket.stage() > Stage::Serving && watch.asks() {
             graceful(connection.as_mut());
             // It may be over at once.
             cx.waker().wake_by_ref();
         }
         match watch.poll(socket, timer.as_mut(), cx) {
             // A client that asks for more at this very moment is told whether it was heard, by a GOAWAY.
-            Poll::Ready(End::Idle) if socket.is_multiplexed() && !std::mem::replace(&mut asked, true) => {
+            Poll::Ready(End::Idle) if socket.is_multiplexed() && watch.asks() => {
                 graceful(connection.as_mut());
                 cx.waker().wake_by_ref();
                 Poll::Pending
@@ -235,11 +240,20 @@ where
 struct Watch<'a> {
     limits: &'a Limits,
     ending: Option<Instant>,
+    /// When the client was asked to end the connection.
+    asked: Option<Instant>,
 }
 
 impl<'a> Watch<'a> {
     const fn new(limits: &'a Limits) -> Self {
-        Self { limits, ending: None }
+        Self { limits, ending: None, asked: None }
+    }
+
+    /// True the first time: the client is to be asked to end the connection.
+    fn asks(&mut self) -> bool {
+        let first = self.asked.is_none();
+        self.asked.get_or_insert_with(Instant::now);
+        first
     }
 
     /// The timer is set only when something is due before it; one that fires for nothing is set again.
@@ -289,10 +303,18 @@ impl<'a> Watch<'a> {
         let head = self.limits.header_read.duration();
         let idle = self.limits.connection_idle.duration();
         match socket.rest() {
-            Rest::Idle { since } => (since + idle, End::Idle),
-            Rest::Fresh { since } | Rest::Head { since } if socket.is_multiplexed() => {
-                (since + idle, End::Idle)
+            Rest::Idle { since } | Rest::Fresh { since } | Rest::Head { since }
+                if socket.is_multiplexed() =>
+            {
+                let ends = match self.asked {
+                    // Over when hyper says so: its last GOAWAY names what was heard. This is for a client that does
+                    // not answer.
+                    Some(asked) => since.max(asked) + GOODBYE,
+                    None => since + idle,
+                };
+                (ends, End::Idle)
             }
+            Rest::Idle { since } => (since + idle, End::Idle),
             Rest::Fresh { since } | Rest::Head { since } => (since + head, End::SlowHead),
         }
     }

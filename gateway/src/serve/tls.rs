@@ -159,6 +159,13 @@ fn failed(key: &'static str, file: &Path, why: &dyn fmt::Display) -> Error {
     Error { key, file: file.display().to_string(), why: why.to_string() }
 }
 
+/// Whether a connection that did not begin is its client's offence. Not when the client itself ended the handshake with an
+/// alert: most likely it does not like our certificate, and all that share its address would pay for that mistake.
+pub(super) fn offends(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    error.kind() == io::ErrorKind::InvalidData && !matches!(cause, Some(rustls::Error::AlertReceived(_)))
+}
+
 /// The threads that shake hands.
 pub(super) struct Handshakes {
     runtime: Option<tokio::runtime::Runtime>,
