@@ -372,6 +372,17 @@ fn files_that_cannot_be_used_are_named_with_the_reason() {
 }
 
 #[test]
+fn that_files_changed_is_seen_without_an_event() {
+    let authority = Authority::new();
+    let tls = authority.tls("").unwrap();
+    assert!(tls.is_as_read());
+    authority.issue("server", &Authority::params());
+    assert!(!tls.is_as_read());
+    fs::remove_file(authority.file("server.pem")).unwrap();
+    assert!(!tls.is_as_read());
+}
+
+#[test]
 fn a_certificate_out_of_its_time_is_warned_of() {
     let authority = Authority::new();
     let warned = |from: i32, to: i32| {
@@ -379,7 +390,10 @@ fn a_certificate_out_of_its_time_is_warned_of() {
         (params.not_before, params.not_after) =
             (rcgen::date_time_ymd(from, 1, 1), rcgen::date_time_ymd(to, 1, 1));
         authority.issue("server", &params);
-        let findings = config::check(&authority.load("").unwrap());
+        let config = authority.load("").unwrap();
+        let ends = config.tls.as_ref().unwrap().expires().unwrap();
+        assert_eq!(ends, u64::try_from(params.not_after.unix_timestamp()).unwrap());
+        let findings = config::check(&config);
         assert_eq!(findings.errors, []);
         findings.warnings.iter().map(|problem| problem.text.clone()).find(|text| text.starts_with("tls."))
     };
