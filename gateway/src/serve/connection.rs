@@ -6,13 +6,14 @@
 //! with it every future and body that served the client: there is no other way in which an exchange is cancelled.
 
 use std::{
+    cell::Cell,
     convert::Infallible,
     future::poll_fn,
     io,
     pin::{Pin, pin},
     rc::Rc,
     sync::Arc,
-    task::{Context, Poll},
+    task::Poll,
     time::Duration,
 };
 
@@ -24,7 +25,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rouse::{fault::Fault, openai};
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 
 use super::{
     Stage,
@@ -33,22 +34,23 @@ use super::{
 };
 use crate::{
     config::Limits,
-    http::{self as api, Core, reply::Live},
+    http::{self as api, Core},
 };
+
+mod watch;
+
+use watch::Watch;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How much of a request's time limits may be late, and how often a stalled client is looked at.
 const COARSE: Duration = Duration::from_secs(1);
-/// A client may stall no longer than this while its engine drains for others.
+/// A client may stall no longer than this while its engine drains for others, nor a handshake while the gateway does.
 const DRAINING_STALL: Duration = Duration::from_secs(5);
 /// Exchanges at a time on one HTTP/2 connection.
 const STREAMS: u32 = 256;
 /// Streams that a client resets before they were looked at; beyond, its connection ends. Half of [`STREAMS`]: a client
 /// that gives up a whole batch is no flood.
 const RESETS: usize = 128;
-/// How long a client of HTTP/2 that was idle may take to hear that its connection ends: requests that it sent before
-/// are still served.
-const GOODBYE: Duration = Duration::from_secs(5);
 /// How long a client that was refused before it had sent everything may go on sending, and how long it may pause.
 const LINGER: Duration = Duration::from_secs(30);
 const LINGER_PAUSE: Duration = Duration::from_secs(5);
@@ -91,11 +93,20 @@ enum Protocol {
 /// Serves the connection until it is over. `handshakes`: it begins with one.
 pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>, handshakes: Option<Arc<Handshakes>>) {
     let limits = core.shared.config.load().limits;
-    let begun = begin(&core, &socket, handshakes.as_deref());
+    let step = Cell::new((Instant::now(), COARSE));
+    let begun = begin(&core, &socket, handshakes.as_deref(), &step);
     let begun = tokio::time::timeout(limits.header_read.duration(), begun);
     let gone = async {
         socket.until(Stage::Draining).await;
-        tokio::time::sleep(COARSE).await;
+        let drains = Instant::now();
+        loop {
+            let (since, most) = step.get();
+            let ends = since.max(drains) + most;
+            if ends <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(ends).await;
+        }
     };
     let begun = tokio::select! {
         biased;
@@ -118,15 +129,26 @@ pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>, handshakes: Option
     finish(&core, &socket, &limits, &end).await;
 }
 
-/// The handshake, where there is one, and as much of what follows as tells HTTP/2 from HTTP/1.1.
-async fn begin(core: &Core, socket: &Socket, handshakes: Option<&Handshakes>) -> io::Result<Protocol> {
+/// The handshake, where there is one, and as much of what follows as tells HTTP/2 from HTTP/1.1. `step`: when the last
+/// part of that began, and how long it may last while the gateway drains.
+async fn begin(
+    core: &Core,
+    socket: &Socket,
+    handshakes: Option<&Handshakes>,
+    step: &Cell<(Instant, Duration)>,
+) -> io::Result<Protocol> {
     let mut agreed = None;
     if let Some(handshakes) = handshakes {
         let identity = core.shared.config.load().tls.as_ref().and_then(|tls| tls.identity.clone());
         let (Some(identity), Some(wire)) = (identity, socket.take_wire()) else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        match handshakes.open(wire, identity).await? {
+        wire.first_byte().await?;
+        // From here on it may wait for us as well: for its turn behind a crowd of others.
+        step.set((Instant::now(), DRAINING_STALL));
+        let opened = handshakes.open(wire, identity).await?;
+        step.set((Instant::now(), COARSE));
+        match opened {
             Opened::Secure { stream, http2 } => {
                 socket.give_back(stream);
                 agreed = Some(http2);
@@ -246,127 +268,6 @@ fn breaks_http2(error: &hyper::Error) -> bool {
     cause.is_some_and(|cause| {
         cause.is_go_away() && cause.is_library() && cause.reason() != Some(h2::Reason::NO_ERROR)
     })
-}
-
-/// What must not last.
-struct Watch<'a> {
-    limits: &'a Limits,
-    ending: Option<Instant>,
-    /// When the client was asked to end the connection.
-    asked: Option<Instant>,
-}
-
-impl<'a> Watch<'a> {
-    const fn new(limits: &'a Limits) -> Self {
-        Self { limits, ending: None, asked: None }
-    }
-
-    /// True the first time: the client is to be asked to end the connection.
-    fn asks(&mut self) -> bool {
-        let first = self.asked.is_none();
-        self.asked.get_or_insert_with(Instant::now);
-        first
-    }
-
-    /// The timer is set only when something is due before it; one that fires for nothing is set again.
-    fn poll(&mut self, socket: &Socket, mut timer: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<End> {
-        if socket.stage() == Stage::Ending && self.ending.is_none() {
-            self.ending = Some(Instant::now() + 2 * COARSE);
-        }
-        if let Some(due) = self.due(socket)
-            && due < timer.deadline()
-        {
-            timer.as_mut().reset(due);
-        }
-        while timer.as_mut().poll(cx).is_ready() {
-            let now = Instant::now();
-            if let Some(end) = self.verdict(socket, now) {
-                if matches!(end, End::Stalled) {
-                    tracing::debug!("cut a client that took nothing");
-                    socket.lives().iter().for_each(|live| live.note_stalled());
-                }
-                return Poll::Ready(end);
-            }
-            let next = self.due(socket).map_or(now + 60 * COARSE, |due| due.max(now + COARSE / 20));
-            timer.as_mut().reset(next);
-        }
-        Poll::Pending
-    }
-
-    fn due(&self, socket: &Socket) -> Option<Instant> {
-        let own = if socket.exchanges() == 0 {
-            Some(self.rest_ends(socket).0)
-        } else if socket.write_blocked().is_some()
-            || socket.any_stalled()
-            || (socket.is_multiplexed() && socket.unasked_since().is_some())
-        {
-            Some(Instant::now() + COARSE)
-        } else {
-            None
-        };
-        own.into_iter().chain(self.ending).min()
-    }
-
-    fn rest_ends(&self, socket: &Socket) -> (Instant, End) {
-        // The last answer is complete for us, and yet not out: what the client sends meanwhile is not looked at.
-        if let Some(since) = socket.write_blocked() {
-            return (since + self.limits.client_stall.duration(), End::Stalled);
-        }
-        let head = self.limits.header_read.duration();
-        let idle = self.limits.connection_idle.duration();
-        match socket.rest() {
-            Rest::Idle { since } | Rest::Fresh { since } | Rest::Head { since }
-                if socket.is_multiplexed() =>
-            {
-                let ends = match self.asked {
-                    // Over when hyper says so: its last GOAWAY names what was heard. This is for a client that does
-                    // not answer.
-                    Some(asked) => since.max(asked) + GOODBYE,
-                    None => since + idle,
-                };
-                (ends, End::Idle)
-            }
-            Rest::Idle { since } => (since + idle, End::Idle),
-            Rest::Fresh { since } | Rest::Head { since } => (since + head, End::SlowHead),
-        }
-    }
-
-    fn verdict(&self, socket: &Socket, now: Instant) -> Option<End> {
-        if self.ending.is_some_and(|at| at <= now) {
-            return Some(End::Ending);
-        }
-        if socket.exchanges() == 0 {
-            let (at, end) = self.rest_ends(socket);
-            return (at <= now).then_some(end);
-        }
-        let lives = socket.lives();
-        let patience = |live: &Live| {
-            let most = self.limits.client_stall.duration();
-            if live.drains() { most.min(DRAINING_STALL) } else { most }
-        };
-        if let Some(since) = socket.write_blocked() {
-            let least = lives.iter().map(|live| patience(live)).min();
-            let most = least.unwrap_or_else(|| self.limits.client_stall.duration());
-            if since + most <= now {
-                return Some(End::Stalled);
-            }
-        }
-        for live in lives {
-            if live.stalled_since().is_some_and(|since| since + patience(&live) <= now) {
-                if !socket.is_multiplexed() {
-                    return Some(End::Stalled);
-                }
-                live.cut();
-            }
-        }
-        // Streams that were cut are only gone with their connection, when the client gives them no window.
-        if socket.is_multiplexed()
-            && socket.unasked_since().is_some_and(|since| since + self.limits.client_stall.duration() <= now)
-        {
-            return Some(End::Stalled);
-        }
-        None
-    }
 }
 
 /// Says what is left to say to the client, and lets it read it.
