@@ -16,7 +16,9 @@ use rustls::ClientConfig;
 use tokio::time::Instant;
 
 use crate::{
-    disconnects::{Chance, PATIENCE, descriptors, engine_sim_now, printed, reset_on_close, settled},
+    disconnects::{
+        ALL_FROM_HERE, Chance, PATIENCE, descriptors, engine_sim_now, printed, reset_on_close, settled,
+    },
     live::Engine,
     support::{
         Fixture, Gateway, Sim,
@@ -114,6 +116,7 @@ fn nothing_is_left_of_clients_that_left_under_tls() {
 fn nothing_is_left(fixture: Fixture, tls: Option<Arc<ClientConfig>>) {
     let engine = |name| Sim { flags: "--itl 20ms", ..Sim::new(name) };
     let gateway = fixture
+        .settings(ALL_FROM_HERE)
         .model(&engine("m"))
         .model(&engine("timed-0"))
         .model(&engine("timed-1"))
