@@ -28,6 +28,7 @@ use crate::{
     telemetry::Telemetry,
 };
 
+mod files;
 mod reload;
 mod signals;
 
@@ -68,11 +69,13 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
         config.core.accelerators = discover(config.headroom)?;
     }
     let mut signals = Signals::new(source.file.as_deref()).context("cannot listen to signals")?;
-    signals.watch(config.tls.as_ref()).context("cannot watch the certificates")?;
+    let certificates = config.tls.iter().flat_map(config::Tls::files).cloned().collect();
+    signals.watch(certificates).context("cannot watch the certificates")?;
     let clock = anchored();
     let shown = config.clone();
     let config = Arc::new(ArcSwap::from_pointee(config));
     let metrics = Arc::new(Metrics::new());
+    metrics.certificate_expires(config.load().tls.as_ref().and_then(config::Tls::expires));
     let journal = Journal::open(journal.as_deref()).context("cannot open the journal")?;
     let (events, received) = mpsc::channel(EVENTS);
     let current = config.load_full();
@@ -95,23 +98,24 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
     let mut api = tokio::spawn(api.run(watched.clone()));
     let mut admin = tokio::spawn(admin.run(watched));
     let mut reload =
-        Reload { source, config: Arc::clone(&config), handle: handle.clone(), metrics, platform };
+        Reload { source, config: Arc::clone(&config), handle: handle.clone(), metrics, platform, looks: 0 };
     loop {
         tokio::select! {
-            asked = signals.next() => match asked {
-                Asked::Reload => {
+            asked = signals.next() => {
+                if matches!(asked, Asked::Terminate) {
+                    break;
+                }
+                // Before they are read: what changed until they are watched goes unseen.
+                if let Err(error) = signals.watch(reload.certificates()) {
+                    tracing::warn!(%error, "certificates are not watched; SIGHUP reloads them");
+                }
+                if matches!(asked, Asked::Reload) {
                     telemetry.reopen();
                     reload.again();
-                    match signals.watch(config.load().tls.as_ref()) {
-                        Ok(true) => reload.again(),
-                        Ok(false) => {}
-                        Err(error) => {
-                            tracing::warn!(%error, "certificates are not watched; SIGHUP reloads them");
-                        }
-                    }
+                } else {
+                    reload.look();
                 }
-                Asked::Terminate => break,
-            },
+            }
             ended = &mut driver => {
                 // Without it nothing wakes any more. Engines live on, and are adopted by the next start.
                 return Err(ended.err().map_or_else(|| anyhow::anyhow!("the driver ended"), Into::into));

@@ -405,7 +405,6 @@ impl Served {
         let mut response = openai::error::response(fault, self.form);
         // By our own word: an engine that refuses the gateway's key says nothing of the client.
         if matches!(fault, Fault::InvalidApiKey) {
-            self.socket.offends();
             keys::challenge(response.headers_mut());
         }
         let (mut parts, _) = response.into_parts();

@@ -63,6 +63,8 @@ pub struct Metrics {
     connections: IntGauge,
     swaps: IntCounter,
     reloads: IntCounterVec,
+    /// Without labels, and without a series where there is no certificate: 0 would be one that ended long ago.
+    certificate: IntGaugeVec,
     lost: Lost,
     keys: Arc<keys::Families>,
 }
@@ -124,6 +126,16 @@ impl Metrics {
                 "rouse_config_reloads_total",
                 "Reloads of the configuration, by outcome",
                 "outcome",
+            ),
+            certificate: register(
+                &registry,
+                valid(IntGaugeVec::new(
+                    Opts::new(
+                        "rouse_tls_certificate_expiry_seconds",
+                        "When the certificate that is shown to clients ends, in seconds of Unix time",
+                    ),
+                    &[],
+                )),
             ),
             lost: Lost::new(&registry),
             keys: keys::Families::new(&registry),
@@ -221,6 +233,14 @@ impl Metrics {
 
     pub fn reloaded(&self, outcome: Outcome) {
         self.reloads.with_label_values(&[outcome.as_str()]).inc();
+    }
+
+    /// The certificate that is shown from now on ends then, in seconds of Unix time.
+    pub fn certificate_expires(&self, at: Option<u64>) {
+        match at.and_then(|at| i64::try_from(at).ok()) {
+            Some(at) => self.certificate.with_label_values::<&str>(&[]).set(at),
+            None => self.certificate.reset(),
+        }
     }
 
     /// Prometheus's text format, version 0.0.4.

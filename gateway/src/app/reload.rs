@@ -1,6 +1,6 @@
 //! A changed file, or SIGHUP: all of it or nothing.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use arc_swap::ArcSwap;
 use rouse::fleet::event::Event;
@@ -18,7 +18,12 @@ pub(super) struct Reload {
     pub(super) handle: Handle,
     pub(super) metrics: Arc<Metrics>,
     pub(super) platform: Arc<Local>,
+    /// How often [`Self::look`] was called.
+    pub(super) looks: u32,
 }
+
+/// Of so many looks, one warns: once a day.
+const LOOKS: u32 = 24;
 
 impl Reload {
     /// Reads the source again. An invalid one is refused whole, with everything that is wrong in it; what ran goes on.
@@ -49,9 +54,38 @@ impl Reload {
         }
         let new = Arc::new(new);
         self.config.store(Arc::clone(&new));
+        self.metrics.certificate_expires(new.tls.as_ref().and_then(config::Tls::expires));
         self.platform.reconfigure(Arc::clone(&new));
         self.handle.tell(Event::Configured { configuration: Box::new(new.core.clone()) });
         self.metrics.reloaded(Outcome::Done);
+    }
+
+    /// The certificates' files: those that are in use, and those that the source names by now. The latter may come after
+    /// the configuration that names them, which is refused until then.
+    pub(super) fn certificates(&self) -> Vec<PathBuf> {
+        let config = self.config.load();
+        let named = config.tls.as_ref().and_then(|_| self.source.certificates());
+        let mut files: Vec<_> =
+            config.tls.iter().chain(&named).flat_map(config::Tls::files).cloned().collect();
+        files.sort_unstable();
+        files.dedup();
+        files
+    }
+
+    /// What no event tells of, once an hour: certificates that changed behind a link, or that come to their end.
+    pub(super) fn look(&mut self) {
+        let config = self.config.load_full();
+        let Some(tls) = &config.tls else { return };
+        if !tls.is_as_read() {
+            self.again();
+        }
+        self.looks += 1;
+        let tls = self.config.load_full();
+        if self.looks.is_multiple_of(LOOKS)
+            && let Some(doubt) = tls.tls.as_ref().and_then(config::Tls::doubt)
+        {
+            tracing::warn!("{}", doubt.display(&tls.origin));
+        }
     }
 
     /// Saves what the platform keeps and unlocks its directory.

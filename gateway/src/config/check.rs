@@ -7,7 +7,7 @@ use rouse::{
     units::{Bytes, Millis},
 };
 
-use super::{At, Config, Kind, Model, Problem, SleepApi, tls};
+use super::{At, Config, Kind, Model, Problem, SleepApi, Tls};
 
 /// What `check` says of a valid file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct Findings {
 pub fn check(config: &Config) -> Findings {
     let place = |name: &ModelName| config.places.get(name).copied().unwrap_or_default();
     let mut warnings = general(config);
-    warnings.extend(tls::doubt(config));
+    warnings.extend(config.tls.as_ref().and_then(Tls::doubt));
     for spec in &config.core.models {
         let mut warn = |text: String| {
             warnings.push(Problem::new(place(&spec.name), format!("model '{}': {text}", spec.name)));

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use super::{At, Config, Errors, Problem, file, machine::default_state_dir};
+use super::{At, Config, Errors, Problem, Tls, file, machine::default_state_dir};
 
 /// A file, or the embedded demonstration, and what the command line says instead of it. Loading it again is a reload:
 /// the overrides hold there too.
@@ -30,6 +30,12 @@ impl Source {
             config.admin.address = admin;
         }
         Ok(config)
+    }
+
+    /// The certificates that it names, whether or not they are there; `None` when that cannot be told.
+    pub(crate) fn certificates(&self) -> Option<Tls> {
+        let text = std::fs::read_to_string(self.file.as_ref()?).ok()?;
+        file::parse(&text, "").ok()?.tls
     }
 }
 

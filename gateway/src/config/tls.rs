@@ -25,6 +25,25 @@ impl Tls {
     pub fn files(&self) -> impl Iterator<Item = &PathBuf> {
         [&self.cert, &self.key].into_iter().chain(&self.client_ca)
     }
+
+    /// The files still say what was read from them.
+    #[must_use]
+    pub fn is_as_read(&self) -> bool {
+        Identity::read(self).is_ok_and(|now| self.identity.as_deref() == Some(&now))
+    }
+
+    /// When the certificate ends, in seconds of Unix time.
+    #[must_use]
+    pub fn expires(&self) -> Option<u64> {
+        self.identity.as_ref()?.expires()
+    }
+
+    /// What clients will not like about the certificate.
+    #[must_use]
+    pub fn doubt(&self) -> Option<Problem> {
+        let why = self.identity.as_ref()?.untimely()?;
+        Some(Problem::new(self.at, format!("tls.cert: {}: {why}", self.cert.display())))
+    }
 }
 
 impl PartialEq for Tls {
@@ -61,11 +80,4 @@ pub(super) fn read(config: &mut Config) -> Result<(), Problem> {
         tls.identity = Some(Arc::new(identity));
     }
     Ok(())
-}
-
-/// What clients will not like about the certificate.
-pub(super) fn doubt(config: &Config) -> Option<Problem> {
-    let tls = config.tls.as_ref()?;
-    let why = tls.identity.as_ref()?.untimely()?;
-    Some(Problem::new(tls.at, format!("tls.cert: {}: {why}", tls.cert.display())))
 }

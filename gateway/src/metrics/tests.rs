@@ -112,6 +112,7 @@ fn used() -> Metrics {
     metrics.connections(1);
     metrics.swapped();
     metrics.reloaded(Outcome::Done);
+    metrics.certificate_expires(Some(2_000_000_000));
     // Its series last as long as it is held.
     let key = metrics.key("k");
     key.request(KeyOutcome::Admitted);

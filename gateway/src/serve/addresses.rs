@@ -65,11 +65,12 @@ impl Default for Addresses {
 
 impl Addresses {
     /// Refuses an address that holds as many connections as it may, or that offended too often in the present span or
-    /// the one before.
+    /// the one before. The machine itself is never refused for offences: behind a local proxy it is everybody.
     pub(super) fn enter(self: &Arc<Self>, address: IpAddr, limits: &Limits) -> Result<Place, Refused> {
+        let is_here = address.to_canonical().is_loopback();
         let address = counted(address);
         let most = f64::from(limits.offences_per_address);
-        if most > 0.0 {
+        if most > 0.0 && !is_here {
             let now = self.offences.observe(&address, 0) as f64;
             let before = self.offences.rate(&address) * OFFENCES.as_secs_f64();
             if now.max(before) > most {
@@ -159,7 +160,19 @@ mod tests {
             place.offender().offends();
         }
         assert_eq!(addresses.enter(here, &limits(9, 3)).err(), Some(Refused::Offends));
+        assert_eq!(Refused::Offends.retry_after(), Millis::secs(10));
         assert!(addresses.enter(here, &limits(9, 0)).is_ok(), "0 switches it off");
         assert!(addresses.enter(there, &limits(9, 3)).is_ok());
+    }
+
+    #[test]
+    fn the_machine_itself_is_not_refused_for_what_it_passes_on() {
+        let addresses = Arc::<Addresses>::default();
+        for here in ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"] {
+            let here: IpAddr = here.parse().unwrap();
+            let place = addresses.enter(here, &limits(9, 1)).unwrap();
+            (0..9).for_each(|_| place.offender().offends());
+            assert!(addresses.enter(here, &limits(9, 1)).is_ok(), "{here}");
+        }
     }
 }

@@ -6,13 +6,14 @@
 //! with it every future and body that served the client: there is no other way in which an exchange is cancelled.
 
 use std::{
+    cell::Cell,
     convert::Infallible,
     future::poll_fn,
     io,
     pin::{Pin, pin},
     rc::Rc,
     sync::Arc,
-    task::{Context, Poll},
+    task::Poll,
     time::Duration,
 };
 
@@ -24,22 +25,26 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rouse::{fault::Fault, openai};
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 
 use super::{
     Stage,
     socket::{Rest, Socket},
-    tls::{Handshakes, Opened},
+    tls::{self, Handshakes, Opened},
 };
 use crate::{
     config::Limits,
-    http::{self as api, Core, reply::Live},
+    http::{self as api, Core},
 };
+
+mod watch;
+
+use watch::Watch;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How much of a request's time limits may be late, and how often a stalled client is looked at.
 const COARSE: Duration = Duration::from_secs(1);
-/// A client may stall no longer than this while its engine drains for others.
+/// A client may stall no longer than this while its engine drains for others, nor a handshake while the gateway does.
 const DRAINING_STALL: Duration = Duration::from_secs(5);
 /// Exchanges at a time on one HTTP/2 connection.
 const STREAMS: u32 = 256;
@@ -88,11 +93,20 @@ enum Protocol {
 /// Serves the connection until it is over. `handshakes`: it begins with one.
 pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>, handshakes: Option<Arc<Handshakes>>) {
     let limits = core.shared.config.load().limits;
-    let begun = begin(&core, &socket, handshakes.as_deref());
+    let step = Cell::new((Instant::now(), COARSE));
+    let begun = begin(&core, &socket, handshakes.as_deref(), &step);
     let begun = tokio::time::timeout(limits.header_read.duration(), begun);
     let gone = async {
         socket.until(Stage::Draining).await;
-        tokio::time::sleep(COARSE).await;
+        let drains = Instant::now();
+        loop {
+            let (since, most) = step.get();
+            let ends = since.max(drains) + most;
+            if ends <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(ends).await;
+        }
     };
     let begun = tokio::select! {
         biased;
@@ -103,7 +117,7 @@ pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>, handshakes: Option
         Err(_) => End::SlowHead,
         Ok(Err(error)) => {
             tracing::debug!(%error, "a connection that did not begin");
-            if error.kind() == io::ErrorKind::InvalidData {
+            if tls::offends(&error) {
                 socket.offends();
             }
             return;
@@ -115,15 +129,26 @@ pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>, handshakes: Option
     finish(&core, &socket, &limits, &end).await;
 }
 
-/// The handshake, where there is one, and as much of what follows as tells HTTP/2 from HTTP/1.1.
-async fn begin(core: &Core, socket: &Socket, handshakes: Option<&Handshakes>) -> io::Result<Protocol> {
+/// The handshake, where there is one, and as much of what follows as tells HTTP/2 from HTTP/1.1. `step`: when the last
+/// part of that began, and how long it may last while the gateway drains.
+async fn begin(
+    core: &Core,
+    socket: &Socket,
+    handshakes: Option<&Handshakes>,
+    step: &Cell<(Instant, Duration)>,
+) -> io::Result<Protocol> {
     let mut agreed = None;
     if let Some(handshakes) = handshakes {
         let identity = core.shared.config.load().tls.as_ref().and_then(|tls| tls.identity.clone());
         let (Some(identity), Some(wire)) = (identity, socket.take_wire()) else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        match handshakes.open(wire, identity).await? {
+        wire.first_byte().await?;
+        // From here on it may wait for us as well: for its turn behind a crowd of others.
+        step.set((Instant::now(), DRAINING_STALL));
+        let opened = handshakes.open(wire, identity).await?;
+        step.set((Instant::now(), COARSE));
+        match opened {
             Opened::Secure { stream, http2 } => {
                 socket.give_back(stream);
                 agreed = Some(http2);
@@ -134,12 +159,15 @@ async fn begin(core: &Core, socket: &Socket, handshakes: Option<&Handshakes>) ->
             }
         }
     }
-    if agreed == Some(false) {
-        return Ok(Protocol::Http1);
+    if agreed == Some(true) {
+        // From here on there is no place for a text of HTTP/1.1.
+        socket.set_multiplexed();
     }
+    // Waited for also where it can only be HTTP/1.1: once the gateway drains, hyper closes what sent nothing yet, and
+    // the first request may be on its way.
     match (poll_fn(|cx| socket.poll_starts_with(cx, PREFACE)).await?, agreed) {
+        (_, Some(false)) | (false, None) => Ok(Protocol::Http1),
         (true, _) => Ok(Protocol::Http2),
-        (false, None) => Ok(Protocol::Http1),
         (false, Some(_)) => {
             Err(io::Error::new(io::ErrorKind::InvalidData, "HTTP/2 was agreed on and is not spoken"))
         }
@@ -202,25 +230,27 @@ where
     C: Future<Output = hyper::Result<()>>,
 {
     let mut watch = Watch::new(limits);
-    let mut asked = false;
     let mut timer = pin!(tokio::time::sleep(limits.header_read.duration()));
     poll_fn(|cx| {
         socket.before_poll();
-        if connection.as_mut().poll(cx).is_ready() {
+        if let Poll::Ready(result) = connection.as_mut().poll(cx) {
+            if result.is_err_and(|error| breaks_http2(&error)) {
+                socket.offends();
+            }
             return Poll::Ready(End::Done);
         }
         if socket.poll_left(cx) {
             return Poll::Ready(End::Left);
         }
         socket.wake_with(cx);
-        if socket.stage() > Stage::Serving && !std::mem::replace(&mut asked, true) {
+        if socket.stage() > Stage::Serving && watch.asks() {
             graceful(connection.as_mut());
             // It may be over at once.
             cx.waker().wake_by_ref();
         }
         match watch.poll(socket, timer.as_mut(), cx) {
             // A client that asks for more at this very moment is told whether it was heard, by a GOAWAY.
-            Poll::Ready(End::Idle) if socket.is_multiplexed() && !std::mem::replace(&mut asked, true) => {
+            Poll::Ready(End::Idle) if socket.is_multiplexed() && watch.asks() => {
                 graceful(connection.as_mut());
                 cx.waker().wake_by_ref();
                 Poll::Pending
@@ -231,108 +261,13 @@ where
     .await
 }
 
-/// What must not last.
-struct Watch<'a> {
-    limits: &'a Limits,
-    ending: Option<Instant>,
-}
-
-impl<'a> Watch<'a> {
-    const fn new(limits: &'a Limits) -> Self {
-        Self { limits, ending: None }
-    }
-
-    /// The timer is set only when something is due before it; one that fires for nothing is set again.
-    fn poll(&mut self, socket: &Socket, mut timer: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<End> {
-        if socket.stage() == Stage::Ending && self.ending.is_none() {
-            self.ending = Some(Instant::now() + 2 * COARSE);
-        }
-        if let Some(due) = self.due(socket)
-            && due < timer.deadline()
-        {
-            timer.as_mut().reset(due);
-        }
-        while timer.as_mut().poll(cx).is_ready() {
-            let now = Instant::now();
-            if let Some(end) = self.verdict(socket, now) {
-                if matches!(end, End::Stalled) {
-                    tracing::debug!("cut a client that took nothing");
-                    socket.lives().iter().for_each(|live| live.note_stalled());
-                }
-                return Poll::Ready(end);
-            }
-            let next = self.due(socket).map_or(now + 60 * COARSE, |due| due.max(now + COARSE / 20));
-            timer.as_mut().reset(next);
-        }
-        Poll::Pending
-    }
-
-    fn due(&self, socket: &Socket) -> Option<Instant> {
-        let own = if socket.exchanges() == 0 {
-            Some(self.rest_ends(socket).0)
-        } else if socket.write_blocked().is_some()
-            || socket.any_stalled()
-            || (socket.is_multiplexed() && socket.unasked_since().is_some())
-        {
-            Some(Instant::now() + COARSE)
-        } else {
-            None
-        };
-        own.into_iter().chain(self.ending).min()
-    }
-
-    fn rest_ends(&self, socket: &Socket) -> (Instant, End) {
-        // The last answer is complete for us, and yet not out: what the client sends meanwhile is not looked at.
-        if let Some(since) = socket.write_blocked() {
-            return (since + self.limits.client_stall.duration(), End::Stalled);
-        }
-        let head = self.limits.header_read.duration();
-        let idle = self.limits.connection_idle.duration();
-        match socket.rest() {
-            Rest::Idle { since } => (since + idle, End::Idle),
-            Rest::Fresh { since } | Rest::Head { since } if socket.is_multiplexed() => {
-                (since + idle, End::Idle)
-            }
-            Rest::Fresh { since } | Rest::Head { since } => (since + head, End::SlowHead),
-        }
-    }
-
-    fn verdict(&self, socket: &Socket, now: Instant) -> Option<End> {
-        if self.ending.is_some_and(|at| at <= now) {
-            return Some(End::Ending);
-        }
-        if socket.exchanges() == 0 {
-            let (at, end) = self.rest_ends(socket);
-            return (at <= now).then_some(end);
-        }
-        let lives = socket.lives();
-        let patience = |live: &Live| {
-            let most = self.limits.client_stall.duration();
-            if live.drains() { most.min(DRAINING_STALL) } else { most }
-        };
-        if let Some(since) = socket.write_blocked() {
-            let least = lives.iter().map(|live| patience(live)).min();
-            let most = least.unwrap_or_else(|| self.limits.client_stall.duration());
-            if since + most <= now {
-                return Some(End::Stalled);
-            }
-        }
-        for live in lives {
-            if live.stalled_since().is_some_and(|since| since + patience(&live) <= now) {
-                if !socket.is_multiplexed() {
-                    return Some(End::Stalled);
-                }
-                live.cut();
-            }
-        }
-        // Streams that were cut are only gone with their connection, when the client gives them no window.
-        if socket.is_multiplexed()
-            && socket.unasked_since().is_some_and(|since| since + self.limits.client_stall.duration() <= now)
-        {
-            return Some(End::Stalled);
-        }
-        None
-    }
+/// The connection was ended by us for what its client did to HTTP/2: frames that are none, or floods of resets. What the
+/// client says that we did, or a connection that breaks, is something else.
+fn breaks_http2(error: &hyper::Error) -> bool {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>());
+    cause.is_some_and(|cause| {
+        cause.is_go_away() && cause.is_library() && cause.reason() != Some(h2::Reason::NO_ERROR)
+    })
 }
 
 /// Says what is left to say to the client, and lets it read it.
@@ -396,6 +331,39 @@ mod tests {
 
     use super::*;
     use crate::http::testing::Gateway;
+
+    #[tokio::test]
+    async fn frames_that_are_none_and_floods_of_resets_break_http2_and_leaving_does_not() {
+        let stream = |n: u8, reset: bool| {
+            // `GET / HTTP/2`, ended with its head; and maybe taken back at once.
+            let mut frames = vec![0, 0, 6, 1, 5, 0, 0, 0, 2 * n + 1, 0x82, 0x84, 0x86, 0x41, 0x01, b'x'];
+            if reset {
+                frames.extend([0, 0, 4, 3, 0, 0, 0, 0, 2 * n + 1, 0, 0, 0, 8]);
+            }
+            frames
+        };
+        let flood: Vec<u8> = (0..127).flat_map(|n| stream(n, true)).collect();
+        let data_on_no_stream = [0, 0, 1, 0, 0, 0, 0, 0, 0, b'x'].to_vec();
+        let goaway_of_the_client = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1].to_vec();
+        for (sent, breaks) in [
+            (data_on_no_stream, true),
+            (flood, true),
+            (stream(0, false), false),
+            (goaway_of_the_client, false),
+        ] {
+            let (mut client, server) = tokio::io::duplex(1 << 16);
+            client.write_all(PREFACE).await.unwrap();
+            client.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+            client.write_all(&sent).await.unwrap();
+            client.shutdown().await.unwrap();
+            let service = service_fn(async |_| Ok::<_, Infallible>(Response::new(String::new())));
+            let served = http2::Builder::new(hyper_util::rt::TokioExecutor::new())
+                .max_pending_accept_reset_streams(8)
+                .serve_connection(TokioIo::new(server), service)
+                .await;
+            assert_eq!(served.as_ref().is_err_and(breaks_http2), breaks, "{served:?} after {sent:?}");
+        }
+    }
 
     #[tokio::test]
     async fn a_head_behind_an_answer_that_is_not_out_is_not_timed_out_but_its_client_cut() {

@@ -1,13 +1,18 @@
 //! Sockets that listen.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, time::Duration};
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use super::Error;
 
 /// How many connections may wait to be accepted, per listener.
 const BACKLOG: i32 = 4096;
+/// A peer that is silent for so long is asked whether it is there, a few times: a machine that lost its power says nothing,
+/// and its request would hold an engine until it is over.
+const SILENT: Duration = Duration::from_secs(30);
+const ASKED_EVERY: Duration = Duration::from_secs(10);
+const ASKED: u32 = 3;
 
 /// Binds `count` listeners to one address, for one thread each; the kernel spreads connections over them. Port 0 gives
 /// all of them one free port.
@@ -45,6 +50,9 @@ fn open(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
+    // Connections have it from the listener that accepts them.
+    let keepalive = TcpKeepalive::new().with_time(SILENT).with_interval(ASKED_EVERY).with_retries(ASKED);
+    socket.set_tcp_keepalive(&keepalive)?;
     Ok(socket)
 }
 
@@ -58,6 +66,23 @@ fn bind(socket: &Socket, address: SocketAddr) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn connections_are_asked_whether_their_peer_is_there() {
+        for listener in [
+            bind_one("127.0.0.1:0".parse().unwrap()).unwrap(),
+            bind_shared("127.0.0.1:0".parse().unwrap(), 1).unwrap().remove(0),
+        ] {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            let _client = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let (accepted, _) = listener.accept().await.unwrap();
+            let accepted = socket2::SockRef::from(&accepted);
+            assert!(accepted.keepalive().unwrap());
+            assert_eq!(accepted.tcp_keepalive_time().unwrap(), SILENT);
+            assert_eq!(accepted.tcp_keepalive_interval().unwrap(), ASKED_EVERY);
+            assert_eq!(accepted.tcp_keepalive_retries().unwrap(), ASKED);
+        }
+    }
 
     #[test]
     fn listeners_share_one_port_and_a_second_gateway_is_told_that_it_is_taken() {

@@ -239,9 +239,52 @@ async fn an_idle_connection_of_http2_is_told_that_it_ends() {
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
     let mut all = Vec::new();
-    tokio::time::timeout(Duration::from_secs(6), stream.read_to_end(&mut all)).await.unwrap().unwrap();
+    tokio::time::timeout(Duration::from_secs(12), stream.read_to_end(&mut all)).await.unwrap().unwrap();
     // Eight bytes, of type GOAWAY, on the connection.
     assert!(all.windows(9).any(|frame| frame == b"\0\0\x08\x07\0\0\0\0\0"), "{all:?}");
+}
+
+/// One frame of HTTP/2: its type, its stream, and what is in it.
+async fn frame(stream: &mut TcpStream) -> Option<(u8, u32, Vec<u8>)> {
+    let mut head = [0; 9];
+    tokio::time::timeout(SOON * 200, stream.read_exact(&mut head)).await.expect("nothing came").ok()?;
+    let mut body = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+    stream.read_exact(&mut body).await.ok()?;
+    Some((head[3], u32::from_be_bytes([head[5], head[6], head[7], head[8]]), body))
+}
+
+#[tokio::test]
+async fn a_request_that_crosses_the_goodbye_of_an_idle_connection_of_http2_is_answered() {
+    const GOAWAY: u8 = 7;
+    const PING: u8 = 6;
+    const HEADERS: u8 = 1;
+    let gateway = Gateway::start(|_| {});
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let (mut last, mut answered) = (Vec::new(), false);
+    while let Some((kind, on, body)) = frame(&mut stream).await {
+        match kind {
+            GOAWAY if last.is_empty() => {
+                assert_eq!(body[..4], 0x7fff_ffff_u32.to_be_bytes());
+                // `GET /healthz`, sent before it was read that the connection ends.
+                let block = b"\x82\x86\x04\x08/healthz\x41\x01x";
+                let mut request = vec![0, 0, block.len() as u8, HEADERS, 5, 0, 0, 0, 1];
+                request.extend_from_slice(block);
+                stream.write_all(&request).await.unwrap();
+                last = body;
+            }
+            GOAWAY => last = body,
+            PING => {
+                let mut pong = vec![0, 0, 8, PING, 1, 0, 0, 0, 0];
+                pong.extend_from_slice(&body);
+                stream.write_all(&pong).await.unwrap();
+            }
+            HEADERS => answered = on == 1,
+            _ => {}
+        }
+    }
+    assert!(answered);
+    assert_eq!(last[..4], 1_u32.to_be_bytes(), "what was heard");
 }
 
 #[tokio::test]

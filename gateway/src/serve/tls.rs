@@ -30,6 +30,9 @@ const HANDSHAKE: u8 = 0x16;
 /// A certificate that ends within this time is warned of.
 const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 
+/// The year 10000, which no certificate can name.
+const AFTER_ALL: Duration = Duration::from_secs(253_402_300_800);
+
 /// A certificate chain with its key, and the authorities of clients: read, and found to fit together.
 pub struct Identity {
     server: Arc<ServerConfig>,
@@ -109,18 +112,34 @@ impl Identity {
             .or_else(|| self.untimely_at(soon).map(|_| "the certificate expires within 14 days".to_owned()))
     }
 
-    /// The verifier looks at the time before it looks for an issuer, of which there is none here.
+    /// When the certificate ends, in seconds of Unix time.
+    #[must_use]
+    pub fn expires(&self) -> Option<u64> {
+        match self.judged_at(UnixTime::since_unix_epoch(AFTER_ALL))? {
+            CertificateError::ExpiredContext { not_after, .. } => Some(not_after.as_secs()),
+            _ => None,
+        }
+    }
+
     fn untimely_at(&self, at: UnixTime) -> Option<&'static str> {
+        match self.judged_at(at)? {
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                Some("the certificate has expired")
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                Some("the certificate is not valid yet")
+            }
+            _ => None,
+        }
+    }
+
+    /// The verifier looks at the time before it looks for an issuer, of which there is none here.
+    fn judged_at(&self, at: UnixTime) -> Option<CertificateError> {
         let leaf = ParsedCertificate::try_from(&self.leaf).ok()?;
         let algorithms = provider().signature_verification_algorithms.all;
         let roots = RootCertStore::empty();
         match verify_server_cert_signed_by_trust_anchor(&leaf, &roots, &[], at, algorithms) {
-            Err(rustls::Error::InvalidCertificate(
-                CertificateError::Expired | CertificateError::ExpiredContext { .. },
-            )) => Some("the certificate has expired"),
-            Err(rustls::Error::InvalidCertificate(
-                CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
-            )) => Some("the certificate is not valid yet"),
+            Err(rustls::Error::InvalidCertificate(error)) => Some(error),
             _ => None,
         }
     }
@@ -157,6 +176,13 @@ fn certificates(key: &'static str, file: &Path, bytes: &[u8]) -> Result<Vec<Cert
 
 fn failed(key: &'static str, file: &Path, why: &dyn fmt::Display) -> Error {
     Error { key, file: file.display().to_string(), why: why.to_string() }
+}
+
+/// Whether a connection that did not begin is its client's offence. Not when the client itself ended the handshake with an
+/// alert: most likely it does not like our certificate, and all that share its address would pay for that mistake.
+pub(super) fn offends(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    error.kind() == io::ErrorKind::InvalidData && !matches!(cause, Some(rustls::Error::AlertReceived(_)))
 }
 
 /// The threads that shake hands.

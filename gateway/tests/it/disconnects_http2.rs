@@ -16,7 +16,9 @@ use rustls::ClientConfig;
 use tokio::time::Instant;
 
 use crate::{
-    disconnects::{Chance, descriptors, engine_sim_now, printed, reset_on_close, settled},
+    disconnects::{
+        ALL_FROM_HERE, Chance, PATIENCE, descriptors, engine_sim_now, printed, reset_on_close, settled,
+    },
     live::Engine,
     support::{
         Fixture, Gateway, Sim,
@@ -114,6 +116,7 @@ fn nothing_is_left_of_clients_that_left_under_tls() {
 fn nothing_is_left(fixture: Fixture, tls: Option<Arc<ClientConfig>>) {
     let engine = |name| Sim { flags: "--itl 20ms", ..Sim::new(name) };
     let gateway = fixture
+        .settings(ALL_FROM_HERE)
         .model(&engine("m"))
         .model(&engine("timed-0"))
         .model(&engine("timed-1"))
@@ -123,7 +126,7 @@ fn nothing_is_left(fixture: Fixture, tls: Option<Arc<ClientConfig>>) {
         gateway.wake_by_admin(name);
     }
     assert_eq!(gateway.admin().post("/admin/v1/models/parks/wake", "").status, 202);
-    gateway.until("launching", Duration::from_secs(5), || gateway.engine("parks#0")["state"] == "Loading");
+    gateway.until("launching", PATIENCE, || gateway.engine("parks#0")["state"] == "Loading");
     drop(Wire::connect(&gateway, tls.as_ref()));
     settled(&gateway, usize::MAX);
     let before = descriptors(&gateway);
@@ -209,7 +212,7 @@ fn timed(gateway: &Gateway, tls: Option<&Arc<ClientConfig>>, model: &str) -> Vec
         let before = engine.counters();
         let mut wire = Wire::connect(gateway, tls);
         wire.send(&frames::chat(1, &chat_body(model, chance.of(2) == 0, 10_000)));
-        gateway.until("it runs", Duration::from_secs(5), || engine.counters()["running"] == 1);
+        gateway.until("it runs", PATIENCE, || engine.counters()["running"] == 1);
         let way = chance.of(3);
         let reset = frame(RST_STREAM, 0, 1, &8_u32.to_be_bytes());
         if way == 1 {
@@ -225,7 +228,7 @@ fn timed(gateway: &Gateway, tls: Option<&Arc<ClientConfig>>, model: &str) -> Vec
             None
         };
         let aborts = before["aborts"].as_u64().unwrap() + 1;
-        gateway.until("aborted", Duration::from_secs(5), || engine.counters()["aborts"] == aborts);
+        gateway.until("aborted", PATIENCE, || engine.counters()["aborts"] == aborts);
         let aborted = engine.counters()["last_abort_unix_us"].as_u64().unwrap();
         delays.push(aborted.saturating_sub(closed));
         drop(kept);

@@ -328,15 +328,10 @@ fn what_cannot_be_a_request_is_refused() {
 }
 
 #[test]
-fn an_address_that_offends_gets_no_further_connection_for_a_while() {
+fn what_offends_behind_a_proxy_on_this_machine_locks_nobody_out() {
     let gateway = start("limits: {offencesPerAddress: 5}");
-    let offend = || gateway.client().raw("nonsense\r\n\r\n").status;
-    for _ in 0..6 {
-        assert_eq!(offend(), 400);
+    for _ in 0..30 {
+        assert_eq!(gateway.client().raw("nonsense\r\n\r\n").status, 400);
     }
-    gateway.until("refused", Duration::from_secs(5), || offend() == 429);
-    let refused = gateway.client().get("/healthz");
-    assert_eq!((refused.status, refused.header("retry-after")), (429, "10"));
-    assert_eq!(refused.json()["error"]["code"], "queue_full");
-    gateway.until("forgiven", Duration::from_secs(30), || gateway.client().get("/healthz").status == 200);
+    assert_eq!(gateway.client().get("/healthz").status, 200);
 }

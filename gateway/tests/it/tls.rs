@@ -85,6 +85,65 @@ fn certificates_are_replaced_when_their_files_are_and_connections_stay() {
 }
 
 #[test]
+fn certificates_that_come_after_the_configuration_that_names_them_are_taken() {
+    let (gateway, authority) = start("");
+    let first = shown(&gateway, &authority);
+    let soon = Duration::from_secs(20);
+    let file = gateway.dir.join("rouse.yaml");
+    let yaml = std::fs::read_to_string(&file).unwrap().replace("/server.", "/later/new.");
+    std::fs::write(&file, yaml).unwrap();
+    gateway.until("it is refused", soon, || gateway.log().contains("later/new.pem: No such file"));
+    assert!(shown(&gateway, &authority) == first);
+    // Its folder neither is there yet.
+    let folder = gateway.dir.join("later");
+    std::fs::create_dir(&folder).unwrap();
+    let (second, _) = authority.issue("later/new");
+    gateway.until("the second is shown", soon, || shown(&gateway, &authority) == second);
+    // The folder is replaced as a whole, by one in which the files are already.
+    std::fs::create_dir(gateway.dir.join("next")).unwrap();
+    let (third, _) = authority.issue("next/new");
+    std::fs::rename(&folder, gateway.dir.join("old")).unwrap();
+    std::fs::rename(gateway.dir.join("next"), &folder).unwrap();
+    gateway.until("the third is shown", soon, || shown(&gateway, &authority) == third);
+    let (fourth, _) = authority.issue("later/new");
+    gateway.until("the fourth is shown", soon, || shown(&gateway, &authority) == fourth);
+}
+
+#[test]
+fn the_end_of_the_certificate_is_a_metric() {
+    let (gateway, _) = start("");
+    let metrics = gateway.admin().get("/metrics").text();
+    let value = |line: &str| line.strip_prefix("rouse_tls_certificate_expiry_seconds ")?.parse::<i64>().ok();
+    assert!(metrics.lines().find_map(value).unwrap() > 2_000_000_000, "{metrics}");
+}
+
+/// Connections that wait to be accepted when the gateway is told to go were promised nothing less than others.
+#[test]
+fn connections_that_queued_when_the_gateway_goes_are_served() {
+    const CLIENTS: usize = 100;
+    let (gateway, authority) = start("");
+    let client = authority.client(&["http/1.1"], None);
+    gateway.signal(Signal::SIGSTOP);
+    let served = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|_| {
+                let mut stream = secure(gateway.api, &client);
+                scope.spawn(move || {
+                    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").ok()?;
+                    let mut answer = [0; 12];
+                    stream.read_exact(&mut answer).ok()?;
+                    (&answer == b"HTTP/1.1 200").then_some(())
+                })
+            })
+            .collect();
+        gateway.signal(Signal::SIGTERM);
+        gateway.signal(Signal::SIGCONT);
+        clients.into_iter().filter_map(|client| client.join().unwrap()).count()
+    });
+    assert_eq!(served, CLIENTS);
+}
+
+#[test]
 fn clients_without_a_certificate_of_the_authority_do_not_get_in() {
     let (gateway, authority) = start(", clientCa: DIR/ca.pem");
     let mut stream = secure(gateway.api, &authority.client(&[], Some(authority.issue("client"))));

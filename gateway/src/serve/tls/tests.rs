@@ -218,6 +218,60 @@ async fn a_new_certificate_is_shown_from_then_on_and_disturbs_nobody() {
 }
 
 #[tokio::test]
+async fn a_handshake_that_fails_is_an_offence_unless_the_client_said_no() {
+    let authority = Authority::new();
+    let identity = authority.tls("").unwrap().identity.unwrap();
+    let handshakes = Handshakes::start(1).unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let failed = async || {
+        let wire = Wire::new(listener.accept().await.unwrap().0);
+        handshakes.open(wire, Arc::clone(&identity)).await.err().expect("it was agreed on")
+    };
+    let (distrusting, error) =
+        tokio::join!(dial(address, Authority::new().trusting().with_no_client_auth()), failed());
+    assert!(distrusting.is_err() && !offends(&error), "{error}");
+    let garbage = async {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(&[HANDSHAKE, 3, 1, 0, 4, 9, 9, 9, 9]).await.unwrap();
+        client.read_to_end(&mut Vec::new()).await.unwrap_or_default();
+    };
+    let ((), error) = tokio::join!(garbage, failed());
+    assert!(offends(&error), "{error}");
+    let (_, error) = tokio::join!(async { drop(TcpStream::connect(address).await) }, failed());
+    assert!(!offends(&error), "{error}");
+}
+
+/// A client of HTTP/2 that begins and does not go on.
+#[tokio::test]
+async fn half_a_preface_is_answered_by_no_text_of_http1() {
+    let authority = Authority::new();
+    let gateway = authority.gateway("", |_| {});
+    let mut client = authority.trusting().with_no_client_auth();
+    client.alpn_protocols = vec![HTTP2.to_vec()];
+    let mut client = dial(gateway.address, client).await.unwrap();
+    client.write_all(b"PRI * HTTP").await.unwrap();
+    let mut all = Vec::new();
+    drop(client.read_to_end(&mut all).await);
+    assert_eq!(String::from_utf8_lossy(&all), "");
+}
+
+#[tokio::test]
+async fn a_drain_waits_a_moment_for_the_first_request_behind_a_handshake() {
+    let authority = Authority::new();
+    let mut gateway =
+        authority.gateway("", |config| config.limits.header_read = rouse::units::Millis::secs(9));
+    let mut client = authority.connect(gateway.address).await;
+    let _silent = authority.connect(gateway.address).await;
+    // Known to the gateway's core as such, too.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    gateway.stage.send_replace(Stage::Draining);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(ask(&mut client, "/healthz").await.starts_with("HTTP/1.1 200"));
+    tokio::time::timeout(Duration::from_secs(4), &mut gateway.run).await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn a_handshake_in_dribs_is_closed_and_holds_nobody_up() {
     let authority = Authority::new();
     let mut gateway = authority.gateway("", |_| {});
@@ -318,6 +372,17 @@ fn files_that_cannot_be_used_are_named_with_the_reason() {
 }
 
 #[test]
+fn that_files_changed_is_seen_without_an_event() {
+    let authority = Authority::new();
+    let tls = authority.tls("").unwrap();
+    assert!(tls.is_as_read());
+    authority.issue("server", &Authority::params());
+    assert!(!tls.is_as_read());
+    fs::remove_file(authority.file("server.pem")).unwrap();
+    assert!(!tls.is_as_read());
+}
+
+#[test]
 fn a_certificate_out_of_its_time_is_warned_of() {
     let authority = Authority::new();
     let warned = |from: i32, to: i32| {
@@ -325,7 +390,10 @@ fn a_certificate_out_of_its_time_is_warned_of() {
         (params.not_before, params.not_after) =
             (rcgen::date_time_ymd(from, 1, 1), rcgen::date_time_ymd(to, 1, 1));
         authority.issue("server", &params);
-        let findings = config::check(&authority.load("").unwrap());
+        let config = authority.load("").unwrap();
+        let ends = config.tls.as_ref().unwrap().expires().unwrap();
+        assert_eq!(ends, u64::try_from(params.not_after.unix_timestamp()).unwrap());
+        let findings = config::check(&config);
         assert_eq!(findings.errors, []);
         findings.warnings.iter().map(|problem| problem.text.clone()).find(|text| text.starts_with("tls."))
     };

@@ -1,0 +1,149 @@
+//! What of a connection must not last: a head in dribs, idleness, a client that takes nothing, its end.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::time::{Instant, Sleep};
+
+use super::{COARSE, DRAINING_STALL, End};
+use crate::{
+    config::Limits,
+    http::reply::Live,
+    serve::{
+        Stage,
+        socket::{Rest, Socket},
+    },
+};
+
+/// How long a client of HTTP/2 that was idle may take to hear that its connection ends: requests that it sent before
+/// are still served.
+const GOODBYE: Duration = Duration::from_secs(5);
+
+/// What must not last.
+pub(super) struct Watch<'a> {
+    limits: &'a Limits,
+    ending: Option<Instant>,
+    /// When the client was asked to end the connection.
+    asked: Option<Instant>,
+}
+
+impl<'a> Watch<'a> {
+    pub(super) const fn new(limits: &'a Limits) -> Self {
+        Self { limits, ending: None, asked: None }
+    }
+
+    /// True the first time: the client is to be asked to end the connection.
+    pub(super) fn asks(&mut self) -> bool {
+        let first = self.asked.is_none();
+        self.asked.get_or_insert_with(Instant::now);
+        first
+    }
+
+    /// The timer is set only when something is due before it; one that fires for nothing is set again.
+    pub(super) fn poll(
+        &mut self,
+        socket: &Socket,
+        mut timer: Pin<&mut Sleep>,
+        cx: &mut Context<'_>,
+    ) -> Poll<End> {
+        if socket.stage() == Stage::Ending && self.ending.is_none() {
+            self.ending = Some(Instant::now() + 2 * COARSE);
+        }
+        if let Some(due) = self.due(socket)
+            && due < timer.deadline()
+        {
+            timer.as_mut().reset(due);
+        }
+        while timer.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            if let Some(end) = self.verdict(socket, now) {
+                if matches!(end, End::Stalled) {
+                    tracing::debug!("cut a client that took nothing");
+                    socket.lives().iter().for_each(|live| live.note_stalled());
+                }
+                return Poll::Ready(end);
+            }
+            let next = self.due(socket).map_or(now + 60 * COARSE, |due| due.max(now + COARSE / 20));
+            timer.as_mut().reset(next);
+        }
+        Poll::Pending
+    }
+
+    fn due(&self, socket: &Socket) -> Option<Instant> {
+        let own = if socket.exchanges() == 0 {
+            Some(self.rest_ends(socket).0)
+        } else if socket.write_blocked().is_some()
+            || socket.any_stalled()
+            || (socket.is_multiplexed() && socket.unasked_since().is_some())
+        {
+            Some(Instant::now() + COARSE)
+        } else {
+            None
+        };
+        own.into_iter().chain(self.ending).min()
+    }
+
+    pub(super) fn rest_ends(&self, socket: &Socket) -> (Instant, End) {
+        // The last answer is complete for us, and yet not out: what the client sends meanwhile is not looked at.
+        if let Some(since) = socket.write_blocked() {
+            return (since + self.limits.client_stall.duration(), End::Stalled);
+        }
+        let head = self.limits.header_read.duration();
+        let idle = self.limits.connection_idle.duration();
+        match socket.rest() {
+            Rest::Idle { since } | Rest::Fresh { since } | Rest::Head { since }
+                if socket.is_multiplexed() =>
+            {
+                let ends = match self.asked {
+                    // Over when hyper says so: its last GOAWAY names what was heard. This is for a client that does
+                    // not answer.
+                    Some(asked) => since.max(asked) + GOODBYE,
+                    None => since + idle,
+                };
+                (ends, End::Idle)
+            }
+            Rest::Idle { since } => (since + idle, End::Idle),
+            Rest::Fresh { since } | Rest::Head { since } => (since + head, End::SlowHead),
+        }
+    }
+
+    fn verdict(&self, socket: &Socket, now: Instant) -> Option<End> {
+        if self.ending.is_some_and(|at| at <= now) {
+            return Some(End::Ending);
+        }
+        if socket.exchanges() == 0 {
+            let (at, end) = self.rest_ends(socket);
+            return (at <= now).then_some(end);
+        }
+        let lives = socket.lives();
+        let patience = |live: &Live| {
+            let most = self.limits.client_stall.duration();
+            if live.drains() { most.min(DRAINING_STALL) } else { most }
+        };
+        if let Some(since) = socket.write_blocked() {
+            let least = lives.iter().map(|live| patience(live)).min();
+            let most = least.unwrap_or_else(|| self.limits.client_stall.duration());
+            if since + most <= now {
+                return Some(End::Stalled);
+            }
+        }
+        for live in lives {
+            if live.stalled_since().is_some_and(|since| since + patience(&live) <= now) {
+                if !socket.is_multiplexed() {
+                    return Some(End::Stalled);
+                }
+                live.cut();
+            }
+        }
+        // Streams that were cut are only gone with their connection, when the client gives them no window.
+        if socket.is_multiplexed()
+            && socket.unasked_since().is_some_and(|since| since + self.limits.client_stall.duration() <= now)
+        {
+            return Some(End::Stalled);
+        }
+        None
+    }
+}
