@@ -191,6 +191,9 @@ impl Job {
                 }
             }
             self.track.replayed();
+            if let Some(bill) = &self.bill {
+                bill.again();
+            }
             let left = async {
                 match &mut client {
                     Some(client) => client.closed().await,

@@ -114,6 +114,15 @@ impl Bill {
         self.course.set(if success { Course::Answering } else { Course::Refused });
     }
 
+    /// What an engine answered is not passed on: the request waits for another.
+    pub(crate) fn again(&self) {
+        if self.course.get() == Course::Refused {
+            self.course.set(Course::Waiting);
+            self.usage.set(None);
+            self.events.set(0);
+        }
+    }
+
     /// What the answer has shown so far.
     pub(crate) fn shows(&self, facts: &Facts) {
         self.shows_at(facts, || self.clock.now());
@@ -268,6 +277,25 @@ mod tests {
         bill.ended(&Outcome::Complete);
         drop(bill);
         assert_eq!(used(&key), (1, 0));
+    }
+
+    #[test]
+    fn an_engine_that_failed_its_trial_leaves_no_trace_in_the_bill() {
+        let key = key(1000);
+        let failed = |stream| {
+            let bill = open(&key, stream);
+            bill.answered(false);
+            bill.shows(&facts(1, Some((7, 7))));
+            bill.ended(&Outcome::ClientLeft(Phase::Streaming));
+            bill.again();
+            bill
+        };
+        drop(failed(false));
+        assert_eq!(used(&key), (0, 0), "refused in the queue afterwards");
+        let bill = failed(true);
+        bill.ended(&Outcome::ClientLeft(Phase::Headers));
+        drop(bill);
+        assert_eq!(used(&key), (1, 100), "the next engine was at work");
     }
 
     #[test]
