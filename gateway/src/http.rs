@@ -318,6 +318,7 @@ impl Served {
             model: &model,
             max_tokens: head.max_tokens,
             generates: call.streams,
+            computes: call.computes,
             stream,
         };
         let bill = self.admit(key.as_ref(), wish, (&parts.headers, &body)).await?;

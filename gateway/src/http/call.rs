@@ -36,6 +36,10 @@ pub(super) struct Call {
     pub(super) waits: bool,
     /// `stream: true` means server-sent events.
     pub(super) streams: bool,
+    /// A model reads it, or makes something of it: not only its tokenizer.
+    pub(super) computes: bool,
+    /// `background` means here that nobody waits for the answer. Elsewhere it is another thing: an image's, say.
+    defers: bool,
     /// Whom the path names.
     model: Option<(ModelName, Arc<config::Model>)>,
     body: Shape,
@@ -69,6 +73,8 @@ impl Call {
             path: parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/")),
             waits: true,
             streams: inference.streams(),
+            computes: inference.computes(),
+            defers: inference == Inference::Responses,
             model: None,
             body,
         })
@@ -88,6 +94,8 @@ impl Call {
             waits: asks,
             // What has no route here is an engine's own invention, and those all say it alike.
             streams: asks && known.is_none_or(Inference::streams),
+            computes: known.is_none_or(Inference::computes),
+            defers: known == Some(Inference::Responses),
             model: Some((found.model, found.spec)),
             body,
             path: found.path,
@@ -103,7 +111,7 @@ impl Call {
             let (shape, body) = (self.body.clone(), body.clone());
             tokio::task::spawn_blocking(move || shape.read(&body)).await.map_err(|_| Fault::Internal)?
         }?;
-        if head.background {
+        if head.background && self.defers {
             let message = "background responses are not kept: send the request without 'background'";
             return Err(invalid(message.into(), Some("background")));
         }
