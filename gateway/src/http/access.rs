@@ -7,10 +7,7 @@ use http::HeaderMap;
 use rouse::{fault::Fault, model::ModelName};
 
 use super::{Served, head, route::Route, text};
-use crate::{
-    keys::{self, Bill, Key, Need},
-    metrics::KeyOutcome,
-};
+use crate::keys::{self, Bill, Key, Need};
 
 /// What a request wants of a model.
 pub(super) struct Wish<'a> {
@@ -49,10 +46,7 @@ impl Served {
     ) -> Result<Option<Rc<Bill>>, Fault> {
         let Some(key) = key else { return Ok(None) };
         let Wish { spelled, model, max_tokens, generates, computes, stream } = wish;
-        if !key.may_use(model) {
-            if let Some(metrics) = &key.metrics {
-                metrics.request(KeyOutcome::Forbidden);
-            }
+        if !key.lets_use(model) {
             return Err(Fault::ModelForbidden { model: text::cut(spelled) });
         }
         let text = if computes { keys::text(headers, body).await } else { 0 };

@@ -40,9 +40,16 @@ pub(super) struct Call {
     pub(super) computes: bool,
     /// `background` means here that nobody waits for the answer. Elsewhere it is another thing: an image's, say.
     defers: bool,
-    /// Whom the path names.
-    model: Option<(ModelName, Arc<config::Model>)>,
+    named: Option<Named>,
     body: Shape,
+}
+
+/// Whom the path names.
+#[derive(Debug)]
+struct Named {
+    model: ModelName,
+    spelled: String,
+    spec: Arc<config::Model>,
 }
 
 /// How a body names its model.
@@ -75,7 +82,7 @@ impl Call {
             streams: inference.streams(),
             computes: inference.computes(),
             defers: inference == Inference::Responses,
-            model: None,
+            named: None,
             body,
         })
     }
@@ -96,7 +103,7 @@ impl Call {
             streams: asks && known.is_none_or(Inference::streams),
             computes: known.is_none_or(Inference::computes),
             defers: known == Some(Inference::Responses),
-            model: Some((found.model, found.spec)),
+            named: Some(Named { model: found.model, spelled: found.spelled, spec: found.spec }),
             body,
             path: found.path,
         })
@@ -123,7 +130,7 @@ impl Call {
     pub(super) fn model(&self, head: &Head<'_>, registry: &Registry) -> Result<ModelName, Fault> {
         let named = head.model.as_ref();
         let found = registry.find(named);
-        let Some((model, spec)) = &self.model else {
+        let Some(Named { model, spelled, spec }) = &self.named else {
             return found.cloned().ok_or_else(|| Fault::ModelNotFound { model: text::cut(named) });
         };
         let agree = match found {
@@ -133,8 +140,14 @@ impl Call {
         if agree {
             return Ok(model.clone());
         }
-        let message = format!("the path names the model '{model}' and the body '{}'", text::cut(named));
+        let (path, body) = (text::cut(spelled), text::cut(named));
+        let message = format!("the path names the model '{path}' and the body '{body}'");
         Err(invalid(message, Some("model")))
+    }
+
+    /// The model's name in the client's own words: by another one it may not know it.
+    pub(super) fn spelled<'a>(&'a self, head: &'a Head<'_>) -> &'a str {
+        self.named.as_ref().map_or(&head.model, |named| &named.spelled)
     }
 
     /// What the engine is sent: the body, with its own name for the model.
