@@ -112,10 +112,10 @@ enum Again {
 impl Job {
     /// Sees the request through to the head of an answer. A refusal says nothing that its client may not know.
     pub(crate) async fn run(self) -> Result<Answer, Fault> {
-        let (key, config) = (self.key.clone(), Arc::clone(&self.config));
+        let key = self.key.clone();
         let answer = self.see_through().await;
         answer.map_err(|fault| match key {
-            Some(key) => keys::discreet(fault, &key, config.models.keys()),
+            Some(key) => keys::discreet(fault, &key),
             None => fault,
         })
     }
