@@ -329,7 +329,7 @@ impl Served {
             track: Rc::clone(&self.track),
             config,
             model,
-            body: call.payload(body, &head, &spec.served_name),
+            body: call.content(body, &head),
             spec,
             method: call.method,
             path: call.path,

@@ -5,7 +5,7 @@
 //! engine knows the model by another name, the pieces before and after that one value are sent around the new one: no
 //! body is ever held twice.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, header, request, uri::PathAndQuery};
@@ -42,6 +42,17 @@ pub(super) struct Call {
     defers: bool,
     named: Option<Named>,
     body: Shape,
+}
+
+/// A body, and where in it the model's name stands.
+#[derive(Debug)]
+pub(crate) struct Content {
+    body: Bytes,
+    /// Empty where there is none.
+    range: Range<usize>,
+    name: String,
+    /// It is no JSON.
+    is_form: bool,
 }
 
 /// Whom the path names.
@@ -150,12 +161,24 @@ impl Call {
         self.named.as_ref().map_or(&head.model, |named| &named.spelled)
     }
 
-    /// What the engine is sent: the body, with its own name for the model.
-    pub(super) fn payload(&self, body: Bytes, head: &Head<'_>, served: &str) -> Payload {
-        match self.body {
-            _ if head.range.is_empty() || head.model == served => body.into(),
-            Shape::Multipart { .. } => multipart::splice(&body, &head.range, served).into(),
-            _ => head::splice(&body, &head.range, served).into(),
+    /// What is sent to whichever engine it turns out to be.
+    pub(super) fn content(&self, body: Bytes, head: &Head<'_>) -> Content {
+        Content {
+            body,
+            range: head.range.clone(),
+            name: head.model.clone().into_owned(),
+            is_form: matches!(self.body, Shape::Multipart { .. }),
+        }
+    }
+}
+
+impl Content {
+    /// The body, with the engine's own name for the model.
+    pub(super) fn payload(&self, served: &str) -> Payload {
+        match &self.body {
+            body if self.range.is_empty() || self.name == served => body.clone().into(),
+            body if self.is_form => multipart::splice(body, &self.range, served).into(),
+            body => head::splice(body, &self.range, served).into(),
         }
     }
 }

@@ -175,6 +175,7 @@ fn script(name: &str, command: &[&str]) -> Model {
         api_key: None,
         allow_public: false,
         passage: Vec::new(),
+        fingerprint: 7,
         sleep: SleepApi::Vllm,
     }
 }
