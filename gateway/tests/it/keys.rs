@@ -163,7 +163,7 @@ fn a_model_that_left_the_configuration_is_not_named_either() {
     let body = chat_body("hidden", true, 1000);
     let mut stream = gateway.client().open(request(CHAT, &bearer("all"), &body));
     stream.until("data: ");
-    let without = &with[..with.find("  - name: hidden").unwrap()];
+    let (without, _) = with.split_once("  - name: hidden").unwrap();
     std::fs::write(gateway.dir.join("rouse.yaml"), without).unwrap();
     gateway.signal(nix::sys::signal::Signal::SIGHUP);
     gateway.until("reloaded", Duration::from_secs(5), || gateway.log().contains("configuration reloaded"));
