@@ -96,7 +96,7 @@ mod tests {
             format!("data:{words};base64,AAAA"),
         ] {
             let body = format!(r#"{{"content":"{prompt}"}}"#);
-            assert_eq!(count(body.as_bytes()), body.len(), "{}", &prompt[..40]);
+            assert_eq!(count(body.as_bytes()), body.len(), "{prompt:.40}");
         }
         for (separator, skipped) in [(" ", 4), ("\\n", 4), ("\\/", 15)] {
             let words = ["many", "words", "it"].join(separator);
