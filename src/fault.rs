@@ -148,6 +148,10 @@ pub enum RateUnit {
 pub struct Wait {
     /// In words, from the plan's report.
     pub waited_for: String,
+    /// Every model that the words name, so that they can be told to somebody who must not know it. By the names that
+    /// they were made with: the configuration may have others by the time somebody reads them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub named: Vec<ModelName>,
     pub waited: Millis,
     /// Place in the model's queue, from 1; 0 when it was not queued.
     pub position: u32,

@@ -10,6 +10,7 @@ use arc_swap::ArcSwap;
 use rouse::{
     fleet::event::Event,
     lease::Clock,
+    model::EngineId,
     units::{Bytes, Tick},
 };
 use tokio::{
@@ -155,7 +156,10 @@ fn parts(
         control: Arc::new(handle.clone()),
         config: Arc::clone(config),
         metrics: Arc::new(move || metrics.encode()),
-        logs: Arc::new(move |model| platform.upgrade().map(|platform| platform.logs(model))),
+        logs: Arc::new(move |model, replica| {
+            let engine = EngineId::new(model.clone(), replica);
+            platform.upgrade().map(|platform| platform.log(&engine))
+        }),
     }
 }
 

@@ -92,6 +92,9 @@ enum Command {
     /// Show an engine's output.
     Logs {
         model: String,
+        /// Which of the model's engines: the number behind its name in `ps`.
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        replica: u32,
         #[command(flatten)]
         gateway: Gateway,
         /// Go on as it grows.
@@ -161,8 +164,8 @@ fn ask(command: Command) -> anyhow::Result<ExitCode> {
                 show::explain(&gateway.client(), &model, json).await.map(done)
             }
             Command::Events { gateway, json } => show::events(&gateway.client(), json).await.map(done),
-            Command::Logs { model, gateway, follow } => {
-                show::logs(&gateway.client(), &model, follow).await.map(done)
+            Command::Logs { model, replica, gateway, follow } => {
+                show::logs(&gateway.client(), &model, replica, follow).await.map(done)
             }
             Command::DemoEngine(args) => Box::pin(engine_sim::run(*args)).await,
             Command::Check { .. } | Command::Replay { .. } | Command::Key { .. } => Ok(ExitCode::SUCCESS),

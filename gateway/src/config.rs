@@ -59,6 +59,8 @@ pub struct Config {
     pub core: Configuration,
     /// What the platform and the relay need, by model.
     pub models: BTreeMap<ModelName, Arc<Model>>,
+    /// What reloads have replaced, the latest last: engines that were started by it may still run.
+    pub former: Vec<Arc<Model>>,
     /// Simulated accelerators' meter files, by accelerator: an accelerator with one is metered by reading it.
     pub meters: BTreeMap<AcceleratorId, PathBuf>,
     /// Ask NVML which accelerators there are (`accelerators: auto`); `core.accelerators` is then filled at start.
@@ -116,6 +118,20 @@ pub struct Model {
     pub sleep: SleepApi,
     /// What of a custom engine `/engines/{model}/…` opens; other kinds have their own lists.
     pub passage: Vec<Passage>,
+    /// Of what an engine is started with: as `ModelSpec` has it.
+    pub fingerprint: u64,
+}
+
+impl Config {
+    /// How an engine of this model is spoken to that was started with this fingerprint. The present entry of the file
+    /// where that is not known: of an engine that an earlier gateway started, or of one long replaced.
+    #[must_use]
+    pub fn spoken_to(&self, model: &ModelName, fingerprint: u64) -> Option<&Arc<Model>> {
+        let present = self.models.get(model);
+        let started_so = |spec: &&Arc<Model>| spec.fingerprint == fingerprint;
+        let former = || self.former.iter().rev().filter(|spec| spec.name == *model).find(started_so);
+        present.filter(started_so).or_else(former).or(present)
+    }
 }
 
 /// The calls that an engine understands for sleep and wake.

@@ -171,7 +171,7 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
             request.infer(call, parts, body, key, exchange).await
         }
         (None, Ok((Ok(key), Route::Passage(_)))) => {
-            let call = request.through(&parts);
+            let call = request.through(&parts, key.as_deref());
             request.infer(call, parts, body, key, exchange).await
         }
         (None, Ok((Ok(key), route))) => {
@@ -243,10 +243,12 @@ impl Served {
     }
 
     /// A request on a path of an engine's own.
-    fn through(&self, parts: &request::Parts) -> Result<Call, Misrouted> {
+    fn through(&self, parts: &request::Parts, key: Option<&Key>) -> Result<Call, Misrouted> {
         let config = self.core.shared.config.load();
         let routes = self.core.shared.control.routes();
-        let found = passage::find(&parts.method, &parts.uri, &routes.registry, &config)?;
+        let found = passage::find(&parts.method, &parts.uri, &routes.registry, &config, |model| {
+            key.is_none_or(|key| key.lets_use(model))
+        })?;
         Call::through(found, parts).map_err(|fault| (fault, None))
     }
 
@@ -304,7 +306,7 @@ impl Served {
         let model = call.model(&head, &self.core.shared.control.routes().registry)?;
         self.track.model(&model);
         let spec = config.models.get(&model).cloned();
-        let spec = spec.ok_or_else(|| Fault::ModelNotFound { model: model.to_string() })?;
+        let spec = spec.ok_or_else(|| Fault::ModelNotFound { model: text::cut(call.spelled(&head)) })?;
         parts.headers.remove(REQUEST_ID);
         // llama-cpp-python answers 400, without a word, to an id that is no UUID.
         if spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id) {
@@ -314,10 +316,11 @@ impl Served {
         let stream = head.stream;
         let ties = affinity::Ties::of(&head, config.affinity);
         let wish = Wish {
-            spelled: if head.range.is_empty() { model.as_str() } else { &head.model },
+            spelled: call.spelled(&head),
             model: &model,
             max_tokens: head.max_tokens,
             generates: call.streams,
+            computes: call.computes,
             stream,
         };
         let bill = self.admit(key.as_ref(), wish, (&parts.headers, &body)).await?;
@@ -326,7 +329,7 @@ impl Served {
             track: Rc::clone(&self.track),
             config,
             model,
-            body: call.payload(body, &head, &spec.served_name),
+            body: call.content(body, &head),
             spec,
             method: call.method,
             path: call.path,

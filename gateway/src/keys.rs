@@ -23,7 +23,7 @@ use rouse::{fault::Fault, model::ModelName};
 
 use crate::{
     config::{self, Hash, Models},
-    metrics::KeyMetrics,
+    metrics::{KeyMetrics, KeyOutcome},
 };
 
 mod account;
@@ -157,6 +157,15 @@ impl Key {
             Models::All => true,
             Models::Some(models) => models.contains(model),
         }
+    }
+
+    /// Whether a request may use this model; one that may not is counted.
+    pub(crate) fn lets_use(&self, model: &ModelName) -> bool {
+        let may = self.may_use(model);
+        if let Some(metrics) = self.metrics.as_ref().filter(|_| !may) {
+            metrics.request(KeyOutcome::Forbidden);
+        }
+        may
     }
 
     pub(crate) const fn may_use_all(&self) -> bool {

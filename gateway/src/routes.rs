@@ -52,6 +52,8 @@ pub struct Route {
 pub struct Endpoint {
     pub engine: EngineId,
     pub generation: Generation,
+    /// Of what it was started with, which a reload may have replaced.
+    pub fingerprint: u64,
     pub address: SocketAddr,
     pub gate: Arc<Gate>,
     pub standing: Arc<Standing>,

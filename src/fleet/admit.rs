@@ -263,7 +263,7 @@ impl Draft<'_> {
             }
             Room::Excluded { by } => {
                 let text = format!("waiting for {by} to finish taking its memory on the same accelerator");
-                self.because(id, Reason::starting(&text));
+                self.because(id, Reason::starting(&text).naming(&by.model));
             }
             _ => {
                 self.insist(id, candidate);
@@ -357,6 +357,7 @@ impl Draft<'_> {
     fn because_of_memory(&mut self, id: &EngineId, candidate: &Candidate, text: String) {
         let mut reason = self.held_reason(id, candidate);
         reason.text = text;
+        reason.named.clear();
         self.because(id, reason);
     }
 

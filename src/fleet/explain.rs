@@ -17,6 +17,8 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reason {
     pub(super) text: String,
+    /// Models that the text names, but for the one it is about.
+    pub(super) named: Vec<ModelName>,
     pub(super) holders: Vec<Blocking>,
     pub(super) retry_after: Option<Tick>,
     /// Those who wait are sent away.
@@ -51,6 +53,11 @@ impl Reason {
         Self { text: text.to_owned(), ..Self::default() }
     }
 
+    /// The text names this model.
+    pub(super) fn naming(self, model: &ModelName) -> Self {
+        Self { named: vec![model.clone()], ..self }
+    }
+
     /// It is awake, and as many as may are being served.
     pub(super) fn full() -> Self {
         Self::starting("every place of its maxConcurrency is taken")
@@ -58,19 +65,20 @@ impl Reason {
 
     pub(super) fn failed(cause: Cause, failures: u32, until: Tick, refuse: bool) -> Self {
         let text = format!("it failed ({cause}), {failures} in a row; tried again at {until}");
-        Self { text, holders: Vec::new(), retry_after: Some(until), refuse, class: Class::Failed { cause } }
+        Self { text, retry_after: Some(until), refuse, class: Class::Failed { cause }, ..Self::default() }
     }
 
     /// The same of one more engine, where so many of the model's are awake: nobody waits for that one alone.
     pub(super) fn beside(self, awake: usize, replicas: u32, waiting: bool) -> Self {
         let full = if waiting { ", every place of its maxConcurrency is taken" } else { "" };
         let text = format!("{awake} of {replicas} engines awake{full}; the next: {}", self.text);
-        Self { text, class: Class::Full, ..Self::default() }
+        Self { text, named: self.named, class: Class::Full, ..Self::default() }
     }
 
     pub(super) fn wait(&self, now: Tick) -> Wait {
         Wait {
             waited_for: self.text.clone(),
+            named: self.named.clone(),
             holders: self.holders.clone(),
             retry_after: self.retry_after.map(|at| at.since(now)),
             ..Wait::default()
@@ -135,6 +143,7 @@ impl Draft<'_> {
                 "waiting for {places}: {}",
                 if words.is_empty() { "claimed by others in line".to_owned() } else { words.join("; ") }
             ),
+            named: holders.iter().map(|e| e.id.model.clone()).collect(),
             holders: holders.iter().map(|e| planner.blocking(e, self.now)).collect(),
             retry_after,
             refuse: false,

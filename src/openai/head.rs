@@ -33,7 +33,7 @@ pub const OFF_CORE: usize = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head<'a> {
     pub model: Cow<'a, str>,
-    /// `stream` is present and `true`.
+    /// It is asked for as a stream.
     pub stream: bool,
     /// Where the value of `model` stands in the body: the JSON string with its quotes, or the part's content.
     pub range: Range<usize>,
@@ -65,6 +65,8 @@ pub enum Error {
     ModelNotText,
     #[error("'model' must not be empty")]
     ModelEmpty,
+    #[error("'stream' must be true or false")]
+    StreamUnclear,
 }
 
 /// Reads the head of a JSON request body.
@@ -92,9 +94,16 @@ pub fn peek_any(body: &[u8]) -> Result<Head<'_>, Error> {
     if model.is_empty() && !range.is_empty() {
         return Err(Error::ModelEmpty);
     }
+    // Many engines take `1` or `"yes"` for true. Not to know what such a request is would be to give it the limits and
+    // the deadlines of another kind.
+    let stream = match found.given(Key::Stream) {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(_) => return Err(Error::StreamUnclear),
+    };
     Ok(Head {
         model,
-        stream: found.get(Key::Stream) == Some("true"),
+        stream,
         range,
         background: found.given(Key::Background).is_some_and(|raw| raw != "false"),
         session: found.given(Key::Session).map(name),
@@ -133,6 +142,7 @@ impl Error {
             Self::Syntax(_) | Self::NotAnObject => None,
             Self::Duplicate(key) => Some(key),
             Self::NoModel | Self::ModelNotText | Self::ModelEmpty => Some("model"),
+            Self::StreamUnclear => Some("stream"),
         }
     }
 }

@@ -41,6 +41,8 @@ pub enum Error {
     NoModel,
     #[error("'model' {0}")]
     Model(&'static str),
+    #[error("'stream' must be true or false")]
+    StreamUnclear,
 }
 
 /// The boundary that a request's `Content-Type` names.
@@ -102,10 +104,10 @@ pub fn peek_any<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Head<'a>, Error> 
         None => "",
     };
     let range: Range<usize> = model.unwrap_or_default();
-    let stream = stream.map(|range: Range<usize>| &body[range]);
+    let stream = stream.map_or(Ok(false), |range: Range<usize>| wants_stream(&body[range]))?;
     Ok(Head {
         model: Cow::Borrowed(name),
-        stream: stream.is_some_and(|value| value.eq_ignore_ascii_case(b"true") || value == b"1"),
+        stream,
         range,
         background: false,
         session: None,
@@ -157,6 +159,16 @@ fn parts<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Vec<Part<'a>>, Error> {
     }
 }
 
+/// As clients write a truth value into a form. Engines understand more words than these, not all of them the same.
+fn wants_stream(value: &[u8]) -> Result<bool, Error> {
+    let is = |word: &[u8]| value.eq_ignore_ascii_case(word);
+    match (is(b"true") || is(b"1"), is(b"false") || is(b"0")) {
+        (true, _) => Ok(true),
+        (_, true) => Ok(false),
+        _ => Err(Error::StreamUnclear),
+    }
+}
+
 fn model_name(value: &[u8]) -> Result<&str, Error> {
     let name = std::str::from_utf8(value).map_err(|_| Error::Model("is not UTF-8"))?;
     match name {
@@ -195,6 +207,7 @@ impl Error {
             Self::ContentType(_) | Self::Malformed(_) => None,
             Self::Duplicate(name) => Some(name),
             Self::NoModel | Self::Model(_) => Some("model"),
+            Self::StreamUnclear => Some("stream"),
         }
     }
 }

@@ -12,6 +12,9 @@ use crate::{
     platform::local::Local,
 };
 
+/// Of the entries that reloads replaced so many are kept: the engines of older ones are gone.
+const MOST_FORMER: usize = 64;
+
 pub(super) struct Reload {
     pub(super) source: Source,
     pub(super) config: Arc<ArcSwap<Config>>,
@@ -114,6 +117,10 @@ fn merged(old: &Config, mut new: Config) -> (Config, Diff) {
     (new.api, new.admin.address) = (old.api, old.admin.address);
     new.admin.tls = old.admin.tls;
     new.state.clone_from(&old.state);
+    let replaced = diff.outdated.iter().filter_map(|name| old.models.get(name));
+    new.former = old.former.iter().chain(replaced).cloned().collect();
+    let excess = new.former.len().saturating_sub(MOST_FORMER);
+    new.former.drain(..excess);
     (new.headroom, new.log_cap) = (old.headroom, old.log_cap);
     new.access_log.clone_from(&old.access_log);
     new.telemetry.clone_from(&old.telemetry);
@@ -136,5 +143,30 @@ mod tests {
         assert_eq!(config::diff(&old, &new).needs_restart, [""; 0]);
         assert_eq!(new.core.settings.queue.max_waiting, 2);
         assert!(merged(&old, old.clone()).1.is_empty());
+    }
+
+    #[test]
+    fn an_engine_is_spoken_to_by_the_entry_that_it_was_started_with() {
+        let read = |served: &str, key: &str| {
+            let text = format!(
+                "accelerators: [{{id: a, memory: 8Gi}}]\nmodels:\n  - name: m\n    memory: {{awake: 1Gi}}\n    engine: \
+                 {{kind: custom, command: [e, '${{PORT}}'], servedName: {served}, apiKey: {key}}}"
+            );
+            config::parse(&text, "test").unwrap()
+        };
+        let model = "m".into();
+        let first = read("one", "k1");
+        let started = first.models[&model].fingerprint;
+        let mut now = merged(&first, read("two", "k2")).0;
+        let spoken = |now: &Config, started| {
+            let spec = now.spoken_to(&model, started).unwrap();
+            (spec.served_name.clone(), spec.api_key.clone().unwrap())
+        };
+        assert_eq!(spoken(&now, started), ("one".into(), "k1".into()));
+        assert_eq!(spoken(&now, now.models[&model].fingerprint), ("two".into(), "k2".into()));
+        now = merged(&now, read("two", "k3")).0;
+        assert_eq!(spoken(&now, started), ("one".into(), "k1".into()));
+        assert_eq!(spoken(&now, now.models[&model].fingerprint), ("two".into(), "k3".into()));
+        assert_eq!(spoken(&now, 7), ("two".into(), "k3".into()));
     }
 }

@@ -70,9 +70,8 @@ pub(super) async fn events(client: &Client, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(super) async fn logs(client: &Client, model: &str, follow: bool) -> anyhow::Result<()> {
-    let query = if follow { "?follow=true" } else { "" };
-    let path = format!("/admin/v1/models/{}/logs{query}", segment(model));
+pub(super) async fn logs(client: &Client, model: &str, replica: u32, follow: bool) -> anyhow::Result<()> {
+    let path = format!("/admin/v1/models/{}/logs?replica={replica}&follow={follow}", segment(model));
     let mut body = client.stream(&path).await?;
     while let Some(frame) = body.frame().await {
         if let Ok(data) = frame.map_err(|_| client.ended())?.into_data() {

@@ -44,7 +44,7 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
     let passage = section.read(reader, "passage", |reader, node| passage(reader, node, kind));
 
     let (kind, command) = (kind?, command?);
-    let model = Model {
+    let mut model = Model {
         served_name: served_name.unwrap_or_else(|| name.to_string()),
         name,
         kind,
@@ -56,7 +56,9 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
         api_key: api_key.filter(|key| !key.is_empty()),
         allow_public,
         passage: passage.unwrap_or_default(),
+        fingerprint: 0,
     };
+    model.fingerprint = fingerprint(&model);
     if !model.uses("PORT") {
         reader.note(
             at,
@@ -71,36 +73,35 @@ impl Engine {
     pub(super) fn explicit_memory(&self) -> bool {
         matches!(self.model.kind, Kind::LlamaCpp | Kind::Custom) || self.model.uses("KV_CACHE_BYTES")
     }
+}
 
-    /// The same for the same template on every machine and in every build: adopted engines carry it across restarts
-    /// and upgrades. FNV-1a; nobody gains by a collision.
-    pub(super) fn fingerprint(&self) -> u64 {
-        let model = &self.model;
-        let kind = match model.kind {
-            Kind::Vllm => "vllm",
-            Kind::Sglang => "sglang",
-            Kind::LlamaCpp => "llama-cpp",
-            Kind::Custom => "custom",
-        };
-        let variables = model.env.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]);
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        let mut feed = |bytes: &[u8]| {
-            for byte in bytes {
-                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-            }
-        };
-        let commands = model.command.iter().map(String::as_str);
-        for part in [kind, model.served_name.as_str()].into_iter().chain(commands) {
-            feed(part.as_bytes());
-            feed(&[0]);
+/// The same for the same template on every machine and in every build: adopted engines carry it across restarts
+/// and upgrades. FNV-1a; nobody gains by a collision.
+fn fingerprint(model: &Model) -> u64 {
+    let kind = match model.kind {
+        Kind::Vllm => "vllm",
+        Kind::Sglang => "sglang",
+        Kind::LlamaCpp => "llama-cpp",
+        Kind::Custom => "custom",
+    };
+    let variables = model.env.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]);
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut feed = |bytes: &[u8]| {
+        for byte in bytes {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
-        feed(&[1]);
-        for part in variables {
-            feed(part.as_bytes());
-            feed(&[0]);
-        }
-        hash
+    };
+    let commands = model.command.iter().map(String::as_str);
+    for part in [kind, model.served_name.as_str()].into_iter().chain(commands) {
+        feed(part.as_bytes());
+        feed(&[0]);
     }
+    feed(&[1]);
+    for part in variables {
+        feed(part.as_bytes());
+        feed(&[0]);
+    }
+    hash
 }
 
 fn command(reader: &mut Reader, node: &Node) -> Option<Vec<String>> {

@@ -90,6 +90,7 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         cors,
         core: Configuration { settings, accelerators: devices.list, models: found.specs },
         models: found.models,
+        former: Vec::new(),
         meters: devices.meters,
         accelerators_auto: devices.auto,
         headroom,

@@ -109,7 +109,7 @@ fn one(
         start_timeout: engine.start_timeout,
         explicit_memory: engine.explicit_memory(),
         can_sleep,
-        fingerprint: engine.fingerprint(),
+        fingerprint: engine.model.fingerprint,
     };
     Some((spec, engine.model))
 }

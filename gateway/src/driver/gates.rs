@@ -42,6 +42,7 @@ struct Held {
 /// A lease on an engine, with where it is.
 pub(super) struct Place {
     lease: Lease,
+    fingerprint: u64,
     address: std::net::SocketAddr,
 }
 
@@ -53,7 +54,8 @@ impl Place {
         canary: Option<Canary>,
         waited: Waited,
     ) -> Granted {
-        Granted { lease: self.lease, engine, generation, address: self.address, canary, waited }
+        let Self { lease, fingerprint, address } = self;
+        Granted { lease, engine, generation, fingerprint, address, canary, waited }
     }
 }
 
@@ -118,6 +120,7 @@ impl Gates {
                 endpoint: Endpoint {
                     engine: engine.id.clone(),
                     generation: engine.generation,
+                    fingerprint: engine.fingerprint,
                     address,
                     gate: Gate::new(limit, self.clock, Arc::clone(&self.changed)),
                     standing: Standing::new(Lots::new().draw()),
@@ -157,7 +160,8 @@ impl Gates {
         let held = self.held.get_mut(engine)?;
         held.told = None;
         let lease = held.endpoint.gate.take_queued()?;
-        Some(Place { lease, address: held.endpoint.address })
+        let Endpoint { fingerprint, address, .. } = held.endpoint;
+        Some(Place { lease, fingerprint, address })
     }
 
     /// Tells each gate whether requests queue for it. A place that came free before the gate knew would be missed,

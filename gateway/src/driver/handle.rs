@@ -91,6 +91,8 @@ pub struct Granted {
     pub lease: Lease,
     pub engine: EngineId,
     pub generation: Generation,
+    /// Of what it was started with: other than when the request began to wait, maybe.
+    pub fingerprint: u64,
     pub address: SocketAddr,
     /// Present when this request is the engine's first: its outcome is wanted.
     pub canary: Option<Canary>,

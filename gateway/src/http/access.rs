@@ -7,10 +7,7 @@ use http::HeaderMap;
 use rouse::{fault::Fault, model::ModelName};
 
 use super::{Served, head, route::Route, text};
-use crate::{
-    keys::{self, Bill, Key, Need},
-    metrics::KeyOutcome,
-};
+use crate::keys::{self, Bill, Key, Need};
 
 /// What a request wants of a model.
 pub(super) struct Wish<'a> {
@@ -20,6 +17,8 @@ pub(super) struct Wish<'a> {
     pub(super) max_tokens: Option<u32>,
     /// It is answered with text that a model makes.
     pub(super) generates: bool,
+    /// It takes tokens at all: to count them takes none.
+    pub(super) computes: bool,
     pub(super) stream: bool,
 }
 
@@ -46,14 +45,12 @@ impl Served {
         (headers, body): (&HeaderMap, &Bytes),
     ) -> Result<Option<Rc<Bill>>, Fault> {
         let Some(key) = key else { return Ok(None) };
-        let Wish { spelled, model, max_tokens, generates, stream } = wish;
-        if !key.may_use(model) {
-            if let Some(metrics) = &key.metrics {
-                metrics.request(KeyOutcome::Forbidden);
-            }
+        let Wish { spelled, model, max_tokens, generates, computes, stream } = wish;
+        if !key.lets_use(model) {
             return Err(Fault::ModelForbidden { model: text::cut(spelled) });
         }
-        let need = Need { text: keys::text(headers, body).await, max_tokens, generates };
+        let text = if computes { keys::text(headers, body).await } else { 0 };
+        let need = Need { text, max_tokens, generates };
         let control = &self.core.shared.control;
         let served = control.served().counter(model, &key.name);
         Bill::open(key, model, need, stream, (served, control.clock())).map(Some)

@@ -42,12 +42,12 @@ pub struct Parts {
     pub config: Arc<ArcSwap<Config>>,
     /// The metrics in Prometheus' text format.
     pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
-    /// Where the engine's output of a model is; `None` when there is none.
+    /// Where the output of a model's engine is; `None` when there is none.
     pub logs: Arc<Logs>,
 }
 
-/// Finds the file with the output of a model's engine.
-pub type Logs = dyn Fn(&ModelName) -> Option<PathBuf> + Send + Sync;
+/// Finds the file with the output of one of a model's engines, counted from 0.
+pub type Logs = dyn Fn(&ModelName, u32) -> Option<PathBuf> + Send + Sync;
 
 /// Answers operators' requests.
 #[derive(Clone)]
@@ -70,6 +70,7 @@ struct Shared {
 struct Options {
     level: Option<String>,
     follow: Option<String>,
+    replica: Option<String>,
 }
 
 /// The query; an error when it cannot be read, or names something twice.
@@ -210,9 +211,16 @@ async fn look(shared: &Shared, model: &ModelName, what: &str, asked: &Options) -
         Some("true" | "1") => true,
         Some(_) => return invalid("follow must be true or false"),
     };
-    match (shared.parts.logs)(model) {
+    let replica = match asked.replica.as_deref() {
+        None => 0,
+        Some(text) => match text.parse() {
+            Ok(replica) => replica,
+            Err(_) => return invalid("replica must be the number of an engine of the model, from 0"),
+        },
+    };
+    match (shared.parts.logs)(model, replica) {
         Some(path) => logs::stream(path, follow).await,
-        None => error(StatusCode::NOT_FOUND, "no_logs", "this model has no output here yet"),
+        None => error(StatusCode::NOT_FOUND, "no_logs", logs::NONE),
     }
 }
 

@@ -5,7 +5,7 @@
 //! engine knows the model by another name, the pieces before and after that one value are sent around the new one: no
 //! body is ever held twice.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, header, request, uri::PathAndQuery};
@@ -36,9 +36,31 @@ pub(super) struct Call {
     pub(super) waits: bool,
     /// `stream: true` means server-sent events.
     pub(super) streams: bool,
-    /// Whom the path names.
-    model: Option<(ModelName, Arc<config::Model>)>,
+    /// A model reads it, or makes something of it: not only its tokenizer.
+    pub(super) computes: bool,
+    /// `background` means here that nobody waits for the answer. Elsewhere it is another thing: an image's, say.
+    defers: bool,
+    named: Option<Named>,
     body: Shape,
+}
+
+/// A body, and where in it the model's name stands.
+#[derive(Debug)]
+pub(crate) struct Content {
+    body: Bytes,
+    /// Empty where there is none.
+    range: Range<usize>,
+    name: String,
+    /// It is no JSON.
+    is_form: bool,
+}
+
+/// Whom the path names.
+#[derive(Debug)]
+struct Named {
+    model: ModelName,
+    spelled: String,
+    spec: Arc<config::Model>,
 }
 
 /// How a body names its model.
@@ -69,7 +91,9 @@ impl Call {
             path: parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/")),
             waits: true,
             streams: inference.streams(),
-            model: None,
+            computes: inference.computes(),
+            defers: inference == Inference::Responses,
+            named: None,
             body,
         })
     }
@@ -88,7 +112,9 @@ impl Call {
             waits: asks,
             // What has no route here is an engine's own invention, and those all say it alike.
             streams: asks && known.is_none_or(Inference::streams),
-            model: Some((found.model, found.spec)),
+            computes: known.is_none_or(Inference::computes),
+            defers: known == Some(Inference::Responses),
+            named: Some(Named { model: found.model, spelled: found.spelled, spec: found.spec }),
             body,
             path: found.path,
         })
@@ -103,7 +129,7 @@ impl Call {
             let (shape, body) = (self.body.clone(), body.clone());
             tokio::task::spawn_blocking(move || shape.read(&body)).await.map_err(|_| Fault::Internal)?
         }?;
-        if head.background {
+        if head.background && self.defers {
             let message = "background responses are not kept: send the request without 'background'";
             return Err(invalid(message.into(), Some("background")));
         }
@@ -115,7 +141,7 @@ impl Call {
     pub(super) fn model(&self, head: &Head<'_>, registry: &Registry) -> Result<ModelName, Fault> {
         let named = head.model.as_ref();
         let found = registry.find(named);
-        let Some((model, spec)) = &self.model else {
+        let Some(Named { model, spelled, spec }) = &self.named else {
             return found.cloned().ok_or_else(|| Fault::ModelNotFound { model: text::cut(named) });
         };
         let agree = match found {
@@ -125,16 +151,34 @@ impl Call {
         if agree {
             return Ok(model.clone());
         }
-        let message = format!("the path names the model '{model}' and the body '{}'", text::cut(named));
+        let (path, body) = (text::cut(spelled), text::cut(named));
+        let message = format!("the path names the model '{path}' and the body '{body}'");
         Err(invalid(message, Some("model")))
     }
 
-    /// What the engine is sent: the body, with its own name for the model.
-    pub(super) fn payload(&self, body: Bytes, head: &Head<'_>, served: &str) -> Payload {
-        match self.body {
-            _ if head.range.is_empty() || head.model == served => body.into(),
-            Shape::Multipart { .. } => multipart::splice(&body, &head.range, served).into(),
-            _ => head::splice(&body, &head.range, served).into(),
+    /// The model's name in the client's own words: by another one it may not know it.
+    pub(super) fn spelled<'a>(&'a self, head: &'a Head<'_>) -> &'a str {
+        self.named.as_ref().map_or(&head.model, |named| &named.spelled)
+    }
+
+    /// What is sent to whichever engine it turns out to be.
+    pub(super) fn content(&self, body: Bytes, head: &Head<'_>) -> Content {
+        Content {
+            body,
+            range: head.range.clone(),
+            name: head.model.clone().into_owned(),
+            is_form: matches!(self.body, Shape::Multipart { .. }),
+        }
+    }
+}
+
+impl Content {
+    /// The body, with the engine's own name for the model.
+    pub(super) fn payload(&self, served: &str) -> Payload {
+        match &self.body {
+            body if self.range.is_empty() || self.name == served => body.clone().into(),
+            body if self.is_form => multipart::splice(body, &self.range, served).into(),
+            body => head::splice(body, &self.range, served).into(),
         }
     }
 }

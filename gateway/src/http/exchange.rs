@@ -31,6 +31,7 @@ use tokio::sync::{Notify, oneshot};
 use super::{
     Core,
     affinity::{Attempted, Ties},
+    call::Content,
     intake::Charge,
     reply::{self, Answer},
     track::Track,
@@ -54,11 +55,12 @@ pub(crate) struct Job {
     pub(crate) track: Rc<Track>,
     pub(crate) config: Arc<config::Config>,
     pub(crate) model: ModelName,
+    /// As it was when the request came. The engine may have been started by another one.
     pub(crate) spec: Arc<config::Model>,
     pub(crate) method: Method,
     pub(crate) path: PathAndQuery,
     pub(crate) headers: HeaderMap,
-    pub(crate) body: Payload,
+    pub(crate) body: Content,
     /// The body's share of what all bodies may hold. Goes with the job, which ends with the answer's head.
     pub(crate) _charge: Charge,
     pub(crate) stream: bool,
@@ -88,6 +90,8 @@ pub(crate) struct Watcher {
 /// A lease, where to go with it, and whether the outcome is wanted.
 struct Place {
     target: Target,
+    /// With the name that this engine has for the model.
+    body: Payload,
     lease: Lease,
     gate: Arc<Gate>,
     canary: Option<Canary>,
@@ -112,10 +116,10 @@ enum Again {
 impl Job {
     /// Sees the request through to the head of an answer. A refusal says nothing that its client may not know.
     pub(crate) async fn run(self) -> Result<Answer, Fault> {
-        let (key, config) = (self.key.clone(), Arc::clone(&self.config));
+        let key = self.key.clone();
         let answer = self.see_through().await;
         answer.map_err(|fault| match key {
-            Some(key) => keys::discreet(fault, &key, config.models.keys()),
+            Some(key) => keys::discreet(fault, &key),
             None => fault,
         })
     }
@@ -191,6 +195,9 @@ impl Job {
                 }
             }
             self.track.replayed();
+            if let Some(bill) = &self.bill {
+                bill.again();
+            }
             let left = async {
                 match &mut client {
                     Some(client) => client.closed().await,
@@ -212,13 +219,15 @@ impl Job {
         let route = routes.models.get(&self.model)?;
         let (endpoint, lease) = self.ties.take(&self.core, route, &self.headers, avoid)?;
         let lease = if self.waits { lease } else { lease.unnoted() };
+        let spec = self.spoken_to(endpoint.fingerprint);
         Some(Place {
             target: Target {
                 engine: endpoint.engine.clone(),
                 generation: endpoint.generation,
                 address: endpoint.address,
-                authorization: self.authorization(),
+                authorization: authorization(&spec),
             },
+            body: self.body.payload(&spec.served_name),
             lease,
             gate: Arc::clone(&endpoint.gate),
             canary: None,
@@ -247,12 +256,14 @@ impl Job {
         });
         // The queue ends every wait by its deadline; this is for a queue that has died.
         let patience = control.clock().instant(self.deadline + SLACK);
-        let Granted { lease, engine, generation, address, canary, waited } =
+        let Granted { lease, engine, generation, fingerprint, address, canary, waited } =
             tokio::time::timeout_at(patience, wait).await.unwrap_or(Err(Fault::ControlPlane))?;
         self.track.waited(waited);
+        let spec = self.spoken_to(fingerprint);
         let attempted = Attempted::of_granted(&self.core, &engine, generation, &self.path);
         Ok(Place {
-            target: Target { engine, generation, address, authorization: self.authorization() },
+            target: Target { engine, generation, address, authorization: authorization(&spec) },
+            body: self.body.payload(&spec.served_name),
             gate: Arc::clone(lease.gate()),
             lease,
             canary,
@@ -263,7 +274,7 @@ impl Job {
     async fn attempt(&self, place: Place) -> Attempt {
         self.track.engine(&place.target.engine);
         self.track.phase(Phase::Connecting);
-        let Place { target, lease, gate, canary, attempted } = place;
+        let Place { target, body, lease, gate, canary, attempted } = place;
         let engine = target.engine.clone();
         let timeouts = &self.config.timeouts;
         let exchange = Exchange {
@@ -272,7 +283,7 @@ impl Job {
                 method: self.method.clone(),
                 path: self.path.clone(),
                 headers: self.headers.clone(),
-                body: self.body.clone(),
+                body,
                 stream: self.stream,
                 form: self.form,
                 watch_json: self.bill.is_some()
@@ -321,12 +332,19 @@ impl Job {
         }
     }
 
-    fn authorization(&self) -> Option<HeaderValue> {
-        let key = self.spec.api_key.as_ref()?;
-        let mut value = HeaderValue::try_from(format!("Bearer {key}")).ok()?;
-        value.set_sensitive(true);
-        Some(value)
+    /// How the engine is spoken to that was started with this fingerprint. Looked up when it is known which engine it is:
+    /// a reload may have come while the request waited, and may not have reached the engine yet.
+    fn spoken_to(&self, fingerprint: u64) -> Arc<config::Model> {
+        let config = self.core.shared.config.load();
+        config.spoken_to(&self.model, fingerprint).map_or_else(|| Arc::clone(&self.spec), Arc::clone)
     }
+}
+
+fn authorization(spec: &config::Model) -> Option<HeaderValue> {
+    let key = spec.api_key.as_ref()?;
+    let mut value = HeaderValue::try_from(format!("Bearer {key}")).ok()?;
+    value.set_sensitive(true);
+    Some(value)
 }
 
 /// What a failed canary says about its engine; `None` when the engine is not to blame (its lease was revoked).

@@ -28,24 +28,31 @@ const LONGEST_NAME: usize = 3 * 256;
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) model: ModelName,
+    /// The model's name as the path has it, without escapes.
+    pub(super) spelled: String,
     pub(super) spec: Arc<config::Model>,
     /// The engine's path, with the query as it came.
     pub(super) path: PathAndQuery,
 }
 
-/// Looks up what follows `/engines/` in `uri`. With a 405 goes what would be allowed.
+/// Looks up what follows `/engines/` in `uri`. With a 405 goes what would be allowed. What a model is called besides,
+/// and what its engine opens, is told to those only who may use it (`may_use`).
 pub(super) fn find(
     method: &Method,
     uri: &http::Uri,
     registry: &Registry,
     config: &Config,
+    may_use: impl FnOnce(&ModelName) -> bool,
 ) -> Result<Found, (Fault, Option<&'static str>)> {
     let unknown = || (route::unknown(method, uri.path()), None);
     let rest = uri.path().strip_prefix("/engines/").ok_or_else(unknown)?;
-    let Some((model, path)) = split(registry, rest) else {
+    let Some((spelled, model, path)) = split(registry, rest) else {
         let name = rest.split('/').next().unwrap_or_default();
         return Err((Fault::ModelNotFound { model: text::cut(name) }, None));
     };
+    if !may_use(model) {
+        return Err((Fault::ModelForbidden { model: text::cut(&spelled) }, None));
+    }
     let spec = config.models.get(model).ok_or_else(unknown)?;
     let methods = paths::methods(spec, path).ok_or_else(unknown)?;
     if !methods.contains(method) {
@@ -58,16 +65,18 @@ pub(super) fn find(
         Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
     };
     let path = path.map_err(|_| unknown())?;
-    Ok(Found { model: model.clone(), spec: Arc::clone(spec), path })
+    Ok(Found { model: model.clone(), spelled, spec: Arc::clone(spec), path })
 }
 
-/// The longest configured name at the beginning of `rest`, and the path behind it, from its slash on.
-fn split<'a, 'r>(registry: &'r Registry, rest: &'a str) -> Option<(&'r ModelName, &'a str)> {
+/// The longest configured name at the beginning of `rest`, whose it is, and the path behind it, from its slash on.
+fn split<'a, 'r>(registry: &'r Registry, rest: &'a str) -> Option<(String, &'r ModelName, &'a str)> {
     let ends = rest.bytes().enumerate().take(LONGEST_NAME + 1).filter(|(_, byte)| *byte == b'/');
     let ends: Vec<usize> = ends.map(|(at, _)| at).collect();
     ends.into_iter().rev().find_map(|at| {
         let (name, path) = rest.split_at_checked(at)?;
-        Some((registry.find(&unescape(name)?)?, path))
+        let name = unescape(name)?;
+        let model = registry.find(&name)?;
+        Some((name, model, path))
     })
 }
 
@@ -100,7 +109,7 @@ mod tests {
     fn the_longest_name_is_meant_and_what_follows_it_is_left_as_it_came() {
         let specs = [spec("org", &["org/v1"]), spec("org/m", &["ä b"])];
         let registry = Registry::new(&specs);
-        let found = |rest| split(&registry, rest).map(|(model, path)| (model.as_str(), path));
+        let found = |rest| split(&registry, rest).map(|(_, model, path)| (model.as_str(), path));
         for (rest, model, path) in [
             ("org/health", "org", "/health"),
             ("org/m/health", "org/m", "/health"),

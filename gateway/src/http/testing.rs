@@ -119,6 +119,7 @@ impl Gateway {
             .map(|((address, gate), replica)| Endpoint {
                 engine: EngineId::new(MODEL.into(), replica),
                 generation: Generation(1),
+                fingerprint: 0,
                 address: *address,
                 gate: Arc::clone(gate),
                 standing: Standing::new(0),
@@ -145,6 +146,7 @@ impl Gateway {
             lease: gate.take().unwrap(),
             engine: EngineId::new(MODEL.into(), 0),
             generation: Generation(2),
+            fingerprint: 0,
             address,
             canary: None,
             waited: Waited {
@@ -298,6 +300,7 @@ fn config() -> Config {
         api_key: Some("engine-key".into()),
         allow_public: false,
         passage: Vec::new(),
+        fingerprint: 0,
         sleep: config::SleepApi::None,
     };
     Config {
@@ -312,6 +315,7 @@ fn config() -> Config {
         cors: config::Cors::default(),
         core: Configuration { settings: Settings::default(), accelerators: Vec::new(), models: vec![spec()] },
         models: BTreeMap::from([(MODEL.into(), Arc::new(model))]),
+        former: Vec::new(),
         meters: BTreeMap::new(),
         accelerators_auto: false,
         headroom: Bytes::ZERO,

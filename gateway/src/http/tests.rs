@@ -1,6 +1,6 @@
 //! What the inference API answers, and what it sends to engines.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use rouse::{
     fault::{Cause, Fault, Wait},
@@ -114,6 +114,37 @@ async fn the_engine_gets_its_own_name_and_key_and_the_bytes_around_them_unchange
         assert!(!seen.contains(has_not), "{has_not} in {seen}");
     }
     until_free(&gate).await;
+}
+
+#[tokio::test]
+async fn a_request_is_told_to_the_engine_that_it_gets_and_not_to_the_one_that_was_configured_when_it_came() {
+    let mut gateway = Gateway::start(|_| {});
+    let mut engine = Engine::start(json("{}")).await;
+    let gate = gateway.open_gate();
+    let (first, second) = (gateway.config.load_full(), {
+        let mut config = (*gateway.config.load_full()).clone();
+        config.former = vec![Arc::clone(&config.models[MODEL])];
+        change_model(&mut config, |model| {
+            (model.served_name, model.fingerprint) = ("served-anew".into(), 1);
+            model.api_key = Some("other-key".into());
+        });
+        Arc::new(config)
+    });
+    // Whether the engine was started by the new entry or runs since before.
+    for (fingerprint, name, key) in [(1, "served-anew", "other-key"), (0, SERVED, "engine-key")] {
+        gateway.config.store(Arc::clone(&first));
+        let mut client = gateway.connect().await;
+        client.send(post(false)).await;
+        let parked = gateway.next_parked().await;
+        gateway.config.store(Arc::clone(&second));
+        let granted = crate::driver::Granted { fingerprint, ..gateway.grant(engine.address, &gate) };
+        drop(parked.answer.send(Ok(granted)));
+        assert_eq!(client.answer().await.status, 200);
+        let seen = engine.seen.recv().await.unwrap();
+        assert!(seen.contains(&format!("\"{name}\"")), "{seen}");
+        assert!(seen.contains(&format!("authorization: Bearer {key}\r\n")), "{seen}");
+        until_free(&gate).await;
+    }
 }
 
 #[tokio::test]

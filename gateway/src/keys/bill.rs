@@ -41,6 +41,7 @@ pub(crate) struct Bill {
     key: Arc<Key>,
     model: ModelName,
     clock: Clock,
+    /// It was asked for as a stream. What the answer is, it says itself.
     stream: bool,
     /// Taken when it is settled.
     reservation: Cell<Option<Reservation>>,
@@ -113,6 +114,15 @@ impl Bill {
         self.course.set(if success { Course::Answering } else { Course::Refused });
     }
 
+    /// What an engine answered is not passed on: the request waits for another.
+    pub(crate) fn again(&self) {
+        if self.course.get() == Course::Refused {
+            self.course.set(Course::Waiting);
+            self.usage.set(None);
+            self.events.set(0);
+        }
+    }
+
     /// What the answer has shown so far.
     pub(crate) fn shows(&self, facts: &Facts) {
         self.shows_at(facts, || self.clock.now());
@@ -123,10 +133,10 @@ impl Bill {
         self.events.set(facts.events);
         let Some(mut reservation) = self.reservation.get() else { return };
         let used = reservation.prompt + facts.events;
-        if self.stream {
+        if facts.events > 0 {
             self.tell(Usage { prompt: reservation.prompt, completion: facts.events }, TOLD_AT);
         }
-        if self.stream && used > reservation.tokens {
+        if facts.events > 0 && used > reservation.tokens {
             self.key.account.raise(&self.key.limits, &mut reservation, used + STEP, now());
             self.reservation.set(Some(reservation));
         }
@@ -168,11 +178,14 @@ impl Bill {
             (Course::Refused, told) => return (told.unwrap_or_default(), true),
             _ => {}
         }
-        let said = match told {
+        let whole = self.course.get() == Course::Complete;
+        let said = match (self.events.get(), told) {
             // The first event of a chat names the role and carries no text.
-            _ if self.stream => self.events.get().saturating_sub(1),
-            Some(_) => 0,
-            None => reservation.tokens.saturating_sub(reservation.prompt),
+            (events @ 1.., _) => events - 1,
+            (0, Some(_)) => 0,
+            // A stream that broke before it said anything; one that is whole without an event was no stream.
+            (0, None) if self.stream && !whole => 0,
+            (0, None) => reservation.tokens.saturating_sub(reservation.prompt),
         };
         let told = told.unwrap_or_default();
         let prompt = if told.prompt > 0 { told.prompt } else { reservation.prompt };
@@ -264,6 +277,43 @@ mod tests {
         bill.ended(&Outcome::Complete);
         drop(bill);
         assert_eq!(used(&key), (1, 0));
+    }
+
+    #[test]
+    fn an_engine_that_failed_its_trial_leaves_no_trace_in_the_bill() {
+        let key = key(1000);
+        let failed = |stream| {
+            let bill = open(&key, stream);
+            bill.answered(false);
+            bill.shows(&facts(1, Some((7, 7))));
+            bill.ended(&Outcome::ClientLeft(Phase::Streaming));
+            bill.again();
+            bill
+        };
+        drop(failed(false));
+        assert_eq!(used(&key), (0, 0), "refused in the queue afterwards");
+        let bill = failed(true);
+        bill.ended(&Outcome::ClientLeft(Phase::Headers));
+        drop(bill);
+        assert_eq!(used(&key), (1, 100), "the next engine was at work");
+    }
+
+    #[test]
+    fn what_is_charged_follows_what_the_answer_is_whatever_was_asked_for() {
+        let key = key(1000);
+        let bill = open(&key, false);
+        bill.answered(true);
+        bill.shows(&facts(401, None));
+        assert_eq!(used(&key), (1, 501 + STEP), "an engine that streams unasked");
+        bill.ended(&Outcome::ClientLeft(Phase::Streaming));
+        drop(bill);
+        assert_eq!(used(&key), (1, 500));
+        let bill = open(&key, true);
+        bill.answered(true);
+        bill.shows(&facts(0, None));
+        bill.ended(&Outcome::Complete);
+        drop(bill);
+        assert_eq!(used(&key), (2, 650), "a document where a stream was asked for");
     }
 
     #[test]

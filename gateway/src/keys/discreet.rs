@@ -2,6 +2,9 @@
 //!
 //! The decisions know models and no keys, so what stands in the way is told by name. Who may not use a model must not
 //! learn from a refusal that it exists; that something holds the memory, how much and for how long is still said.
+//!
+//! Which names stand in a refusal, it says itself. To look for those that are configured would miss what came into the
+//! configuration, or left it, while the request waited.
 
 use rouse::{
     fault::{Blocking, Fault, Wait},
@@ -12,12 +15,8 @@ use super::Key;
 
 const ANOTHER: &str = "another model";
 
-/// Takes the names out of a refusal that may not be told to this key. `models`: all that are configured.
-pub(crate) fn discreet<'m>(
-    mut fault: Fault,
-    key: &Key,
-    models: impl Iterator<Item = &'m ModelName>,
-) -> Fault {
+/// Takes the names out of a refusal that may not be told to this key.
+pub(crate) fn discreet(mut fault: Fault, key: &Key) -> Fault {
     if key.may_use_all() {
         return fault;
     }
@@ -28,34 +27,39 @@ pub(crate) fn discreet<'m>(
         | Fault::EngineFailed { wait: Some(wait), .. } => wait,
         _ => return fault,
     };
-    let mut hidden: Vec<&str> = models.filter(|model| !key.may_use(model)).map(ModelName::as_str).collect();
-    hide(wait, key, &hidden);
+    let hidden = hide(wait, key);
     if let Fault::QueueFull { message, .. } = &mut fault {
-        hidden.sort_unstable();
         *message = without(message, &hidden);
     }
     fault
 }
 
-fn hide(wait: &mut Wait, key: &Key, hidden: &[&str]) {
+/// Gives what was hidden.
+fn hide(wait: &mut Wait, key: &Key) -> Vec<ModelName> {
+    let named = std::mem::take(&mut wait.named);
+    let models = wait.holders.iter().map(|holder| holder.model.clone()).chain(named.iter().cloned());
+    let hidden: Vec<ModelName> = models.filter(|model| !key.may_use(model)).collect();
+    wait.named = named.into_iter().filter(|model| !hidden.contains(model)).collect();
     for Blocking { model, .. } in &mut wait.holders {
         if !key.may_use(model) {
             *model = ANOTHER.into();
         }
     }
-    wait.waited_for = without(&wait.waited_for, hidden);
+    wait.waited_for = without(&wait.waited_for, &hidden);
+    hidden
 }
 
 /// The text with each of the names, where it stands as a word, replaced.
-fn without(text: &str, names: &[&str]) -> String {
+fn without(text: &str, names: &[ModelName]) -> String {
     let mut said = String::with_capacity(text.len());
     let mut rest = text;
     let mut before = None;
     while let Some(next) = rest.chars().next() {
         let longest = names
             .iter()
+            .map(ModelName::as_str)
             .filter(|name| !name.is_empty() && !is_part(before, None))
-            .filter_map(|name| Some((name.len(), rest.strip_prefix(*name)?)))
+            .filter_map(|name| Some((name.len(), rest.strip_prefix(name)?)))
             .filter(|(_, after)| {
                 let mut after = after.chars();
                 !is_part(after.next(), after.next())
@@ -95,7 +99,7 @@ mod tests {
 
     #[test]
     fn names_are_hidden_where_they_are_words_and_nowhere_else() {
-        let names = ["a", "llama-3", "org/secret"];
+        let names = ["a", "llama-3", "org/secret"].map(ModelName::from);
         for (text, said) in [
             ("held by llama-3", "held by another model"),
             ("held by llama-3.1-8b, llama-3.", "held by llama-3.1-8b, another model."),
@@ -113,20 +117,21 @@ mod tests {
     #[test]
     fn holders_and_texts_name_only_what_the_key_may_use() {
         let wait = Wait {
-            waited_for: "gpu-0: held by secret, mine".into(),
+            waited_for: "gpu-0: held by secret, mine; after gone#1".into(),
+            named: vec!["mine".into(), "gone".into()],
             holders: vec![holder("secret"), holder("mine")],
             ..Wait::default()
         };
         let fault = Fault::QueueFull { message: "too many wait for secret".into(), wait };
-        let models: [ModelName; 2] = ["mine".into(), "secret".into()];
-        let limited = Key::for_tests("k", Models::Some([models[0].clone()].into()));
-        let Fault::QueueFull { message, wait } = discreet(fault.clone(), &limited, models.iter()) else {
+        let limited = Key::for_tests("k", Models::Some(["mine".into()].into()));
+        let Fault::QueueFull { message, wait } = discreet(fault.clone(), &limited) else {
             panic!("another fault");
         };
         assert_eq!(message, "too many wait for another model");
-        assert_eq!(wait.waited_for, "gpu-0: held by another model, mine");
+        assert_eq!(wait.waited_for, "gpu-0: held by another model, mine; after another model#1");
+        assert_eq!(wait.named, ["mine".into()]);
         assert_eq!(wait.holders.iter().map(|h| h.model.as_str()).collect::<Vec<_>>(), [ANOTHER, "mine"]);
         let all = Key::for_tests("k", Models::All);
-        assert_eq!(discreet(fault.clone(), &all, models.iter()), fault);
+        assert_eq!(discreet(fault.clone(), &all), fault);
     }
 }

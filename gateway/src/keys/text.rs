@@ -4,8 +4,12 @@ use bytes::Bytes;
 use http::{HeaderMap, header};
 use rouse::openai::head::OFF_CORE;
 
-/// How data inside JSON begins: its tokens have nothing to do with its length.
-const DATA: &str = ";base64,";
+/// How a JSON string begins that is an image or a sound: its tokens have nothing to do with its length.
+const DATA: &str = "\"data:";
+/// What stands between the media type and the data.
+const BASE64: &str = ";base64,";
+/// The longest media type with its parameters that is taken for one, in bytes.
+const LONGEST_TYPE: usize = 128;
 /// Smaller bodies are taken as they are: an image in them is hardly longer than its tokens.
 const SMALL: usize = 16 << 10;
 
@@ -24,16 +28,46 @@ pub(crate) async fn text(headers: &HeaderMap, body: &Bytes) -> usize {
     tokio::task::spawn_blocking(move || count(&whole)).await.unwrap_or(body.len())
 }
 
+/// Whoever writes a prompt chooses its words, so a word in the middle of a text makes nothing after it data: only a
+/// string that is a data URL from its first character is skipped, and only as far as it is base64.
 fn count(body: &[u8]) -> usize {
-    let Some(mut rest) = std::str::from_utf8(body).ok().filter(|body| body.len() > SMALL) else {
+    let Some(body) = std::str::from_utf8(body).ok().filter(|body| body.len() > SMALL) else {
         return body.len();
     };
-    let mut text = 0;
-    while let Some((before, after)) = rest.split_once(DATA) {
-        text += before.len();
-        rest = after.split_once('"').map_or("", |(_, rest)| rest);
+    let (mut text, mut from) = (0, 0);
+    for (at, _) in body.match_indices(DATA) {
+        let (before, after) = body.as_bytes().split_at(at + DATA.len());
+        if let Some((start, length)) = data(after).filter(|_| !is_escaped(before)) {
+            let start = before.len() + start;
+            text += start - from;
+            from = start + length;
+        }
     }
-    text + rest.len()
+    text + body.len() - from
+}
+
+/// The quote before the scheme is a character of a string.
+fn is_escaped(before: &[u8]) -> bool {
+    let before = before.strip_suffix(DATA.as_bytes()).unwrap_or(before);
+    before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
+}
+
+/// Where the data of a data URL begins, and its length; of what follows its scheme.
+fn data(rest: &[u8]) -> Option<(usize, usize)> {
+    let head = &rest[..rest.len().min(LONGEST_TYPE + BASE64.len())];
+    let start = head.windows(BASE64.len()).position(|window| window == BASE64.as_bytes())?;
+    let is_type = |byte: &u8| byte.is_ascii_alphanumeric() || b"/\\.+-;=_".contains(byte);
+    if !head[..start].iter().all(is_type) {
+        return None;
+    }
+    let start = start + BASE64.len();
+    let data = &rest[start..];
+    let is_data = |(at, byte): &(usize, &u8)| match byte {
+        // Some encoders escape slashes.
+        b'\\' => data.get(at + 1) == Some(&b'/'),
+        byte => byte.is_ascii_alphanumeric() || b"+/=".contains(byte),
+    };
+    Some((start, data.iter().enumerate().take_while(is_data).count()))
 }
 
 #[cfg(test)]
@@ -42,12 +76,33 @@ mod tests {
 
     #[test]
     fn images_in_a_body_are_no_text() {
-        let image = "A".repeat(50_000);
+        let image = "A+/=".repeat(12_500);
         let body =
             format!(r#"{{"a":"data:image/png;base64,{image}","b":"data:x;base64,{image}","c":"hello"}}"#);
-        assert_eq!(count(body.as_bytes()), body.len() - 2 * (image.len() + DATA.len() + 1));
+        assert_eq!(count(body.as_bytes()), body.len() - 2 * image.len());
+        let escaped = body.replace('/', "\\/");
+        assert_eq!(count(escaped.as_bytes()), body.len() - 2 * image.len() + 1);
         assert_eq!(count(b"{\"a\":\";base64,A\"}"), 17);
         assert_eq!(count("x".repeat(60_000).as_bytes()), 60_000);
+    }
+
+    #[test]
+    fn a_prompt_is_text_whatever_it_says_of_data() {
+        let words = "many words of a prompt, ".repeat(2000);
+        for prompt in [
+            format!(";base64,{words}"),
+            format!("look: data:image/png;base64,{words}"),
+            format!("\\\"data:image/png;base64,{}", "A".repeat(50_000)),
+            format!("data:{words};base64,AAAA"),
+        ] {
+            let body = format!(r#"{{"content":"{prompt}"}}"#);
+            assert_eq!(count(body.as_bytes()), body.len(), "{prompt:.40}");
+        }
+        for (separator, skipped) in [(" ", 4), ("\\n", 4), ("\\/", 15)] {
+            let words = ["many", "words", "it"].join(separator);
+            let body = format!(r#"{{"content":"data:text/plain;base64,{words} {}"}}"#, " ".repeat(SMALL));
+            assert_eq!(count(body.as_bytes()), body.len() - skipped, "it ends where base64 does");
+        }
     }
 
     #[tokio::test]

@@ -116,12 +116,6 @@ impl Local {
         self.shared.store.learn(learned);
     }
 
-    /// The log of the model's first engine. There may be no such file yet.
-    #[must_use]
-    pub fn logs(&self, model: &ModelName) -> PathBuf {
-        self.log(&EngineId::new(model.clone(), 0))
-    }
-
     /// The log of this engine. There may be no such file yet.
     #[must_use]
     pub fn log(&self, engine: &EngineId) -> PathBuf {

@@ -27,6 +27,7 @@ pub(super) fn limited(replica: u32, limit: Option<u32>) -> Endpoint {
     Endpoint {
         engine: EngineId::new("m".into(), replica),
         generation: Generation(1),
+        fingerprint: 0,
         address: ([127, 0, 0, 1], u16::try_from(replica).unwrap() + 1).into(),
         gate,
         standing: Standing::new(u64::from(replica)),

@@ -159,9 +159,9 @@ async fn a_reader_that_was_too_slow_is_told_beside_the_events() {
 #[tokio::test]
 async fn logs_are_passed_on_as_they_are() {
     let (address, served) = answering("HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\none\ntwo\n").await;
-    let output = rouse(&["logs", "m", "--follow", "--admin", &address]).await;
+    let output = rouse(&["logs", "m", "--replica", "2", "--follow", "--admin", &address]).await;
     assert_eq!(text(&output.stdout), "one\ntwo\n");
-    assert!(served.await.unwrap().starts_with("GET /admin/v1/models/m/logs?follow=true "));
+    assert!(served.await.unwrap().starts_with("GET /admin/v1/models/m/logs?replica=2&follow=true "));
 }
 
 #[tokio::test]

@@ -152,6 +152,61 @@ fn who_may_not_use_a_model_does_not_learn_its_name_from_a_refusal() {
 }
 
 #[test]
+fn a_model_that_left_the_configuration_is_not_named_either() {
+    let keys = [key("one", ", models: [second]"), key("all", "")].concat();
+    let fixture = Fixture::new(&["1200Mi"])
+        .settings(&format!("keys:{keys}"))
+        .model(&Sim::new("second"))
+        .model(&Sim { flags: "--itl 100ms", ..Sim::new("hidden") });
+    let with = fixture.yaml();
+    let gateway = fixture.start();
+    let body = chat_body("hidden", true, 1000);
+    let mut stream = gateway.client().open(request(CHAT, &bearer("all"), &body));
+    stream.until("data: ");
+    let (without, _) = with.split_once("  - name: hidden").unwrap();
+    std::fs::write(gateway.dir.join("rouse.yaml"), without).unwrap();
+    gateway.signal(nix::sys::signal::Signal::SIGHUP);
+    gateway.until("reloaded", Duration::from_secs(5), || gateway.log().contains("configuration reloaded"));
+    let headers = format!("x-request-timeout: 0.3\r\n{}", bearer("one"));
+    let answer = gateway.client().post_with(CHAT, &headers, &chat_body("second", false, 1));
+    let error = refusal(&answer, 429, "insufficient_memory");
+    assert_eq!(error["details"]["holders"][0]["model"], "another model", "{error}");
+    assert!(!error.to_string().contains("hidden"), "{error}");
+}
+
+#[test]
+fn a_path_of_a_model_that_a_key_may_not_use_tells_nothing_of_it() {
+    let keys = [key("one", ", models: [mine]"), key("all", "")].concat();
+    let gateway = Fixture::new(&["2Gi"])
+        .settings(&format!("keys:{keys}"))
+        .model(&Sim::new("mine"))
+        .model(&Sim { keys: "aliases: [org/nick]", engine: "servedName: inner", ..Sim::new("hidden") })
+        .start();
+    let asked = |path: &str, model: &str| {
+        let path = format!("/engines/org%2Fnick{path}");
+        let answer = gateway.client().post_with(&path, &bearer("one"), &chat_body(model, false, 1));
+        let error = refusal(&answer, 403, "model_forbidden");
+        let text = error.to_string();
+        assert!(text.contains("'org/nick'") && !text.contains("hidden") && !text.contains("inner"), "{text}");
+        text
+    };
+    // The same whether the engine opens the path, and whatever the body names.
+    let told = asked("/v1/chat/completions", "inner");
+    for (path, model) in [("/v1/chat/completions", "absent"), ("/sleep", "x"), ("/health", "hidden")] {
+        assert_eq!(asked(path, model), told, "{path} {model}");
+    }
+    let metrics = gateway.admin().get("/metrics").text();
+    assert!(metrics.contains("rouse_key_requests_total{key=\"one\",outcome=\"forbidden\"} 4"), "{metrics}");
+    let answer = gateway.client().post_with(
+        "/engines/org%2Fnick/v1/chat/completions",
+        &bearer("all"),
+        &chat_body("mine", false, 1),
+    );
+    let error = refusal(&answer, 400, "invalid_request");
+    assert_eq!(error["message"], "the path names the model 'org/nick' and the body 'mine'");
+}
+
+#[test]
 fn a_key_that_is_taken_away_fails_at_its_next_request_on_the_same_connection() {
     let fixture = Fixture::new(&["2Gi"])
         .settings(&format!("keys:{}{}", key("stays", ""), key("goes", "")))

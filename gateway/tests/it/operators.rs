@@ -190,6 +190,20 @@ fn logs_are_the_engines_output_and_can_be_followed() {
 }
 
 #[test]
+fn each_engine_of_a_model_has_its_output() {
+    let gateway = Fixture::new(&["2Gi", "2Gi"]).model(&Sim { keys: "replicas: 2", ..Sim::new("m") }).start();
+    assert!(gateway.client().chat("m", true, 1).is_whole_stream());
+    std::fs::write(gateway.dir.join("state/logs/m-1.log"), "the second\n").unwrap();
+    let logs = |query: &str| gateway.admin().get(&format!("/admin/v1/models/m/logs{query}"));
+    assert!(logs("").text().contains("generation 1"));
+    assert_eq!(logs("").text(), logs("?replica=0").text());
+    assert_eq!(logs("?replica=1").text(), "the second\n");
+    assert_eq!((logs("?replica=2").status, logs("?replica=-1").status), (404, 400));
+    let printed = cli(&gateway, &["logs", "m", "--replica", "1"]).output().unwrap();
+    assert_eq!(text(&printed.stdout), "the second\n");
+}
+
+#[test]
 fn explain_says_at_each_moment_of_a_swap_why() {
     let slow = "--start-time 400ms --sleep-time 400ms --wake-time 400ms --itl 10ms";
     let gateway = Fixture::new(&["1200Mi"])

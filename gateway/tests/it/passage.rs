@@ -116,6 +116,18 @@ fn send(client: &Client, method: &str, target: &str, headers: &str) -> u16 {
     client.raw(&text).status
 }
 
+#[test]
+fn a_background_is_refused_where_it_means_that_nobody_waits() {
+    let gateway = small(UNPROBED);
+    let body = r#"{"model":"small","input":"x","prompt":"x","background":"transparent"}"#;
+    for at in ["", "/engines/small"] {
+        let post = |path: &str| gateway.client().post(&format!("{at}{path}"), body);
+        assert_ne!(post("/v1/completions").status, 400, "{at}");
+        refusal(&post("/v1/responses"), 400, "invalid_request");
+    }
+    assert_ne!(gateway.client().post("/v1/images/generations", body).status, 400);
+}
+
 fn small(settings: &str) -> Gateway {
     Fixture::new(&["2Gi"])
         .settings(settings)

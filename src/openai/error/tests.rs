@@ -9,6 +9,7 @@ use crate::{
 fn waited() -> Wait {
     Wait {
         waited_for: "gpu-1: held by qwen".into(),
+        named: vec!["qwen".into()],
         waited: Millis(61_500),
         position: 3,
         holders: vec![Blocking {

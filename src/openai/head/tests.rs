@@ -17,14 +17,17 @@ fn model_and_stream_are_found_wherever_they_stand() {
 }
 
 #[test]
-fn stream_means_the_literal_true_only() {
-    for (value, stream) in
-        [("true", true), ("false", false), ("null", false), ("1", false), ("\"true\"", false)]
-    {
+fn a_stream_is_wanted_or_not_and_nothing_in_between_is_guessed() {
+    for (value, stream) in [("true", true), ("false", false), ("null", false)] {
         let body = format!(r#"{{"model":"m","stream":{value}}}"#);
         assert_eq!(peek(body.as_bytes()).unwrap().stream, stream, "{value}");
     }
     assert!(!peek(br#"{"model":"m"}"#).unwrap().stream);
+    for value in ["1", "0", "\"true\"", "\"false\"", "\"yes\"", "\"\"", "1.0", "[]", "{\"a\":true}"] {
+        let body = format!(r#"{{"model":"m","stream":{value}}}"#);
+        let error = peek(body.as_bytes()).unwrap_err();
+        assert_eq!((error.param(), &error), (Some("stream"), &Error::StreamUnclear), "{value}");
+    }
 }
 
 #[test]
@@ -191,6 +194,9 @@ proptest! {
         pretty in any::<bool>(),
     ) {
         rest.insert("model".into(), model.clone().into());
+        if rest.get("stream").is_some_and(|stream| !stream.is_boolean() && !stream.is_null()) {
+            rest.remove("stream");
+        }
         let value = json!(rest);
         let body = Bytes::from(if pretty { serde_json::to_vec_pretty(&value) } else { serde_json::to_vec(&value) }.unwrap());
         let head = peek(&body).unwrap();
@@ -207,7 +213,8 @@ proptest! {
     #[test]
     fn it_agrees_with_a_full_parser_on_any_document(value in any_json()) {
         let body = value.to_string();
-        let expected = value.get("model").and_then(Value::as_str).filter(|model| !model.is_empty());
+        let clear = value.get("stream").is_none_or(|stream| stream.is_boolean() || stream.is_null());
+        let expected = value.get("model").and_then(Value::as_str).filter(|model| clear && !model.is_empty());
         let head = peek(body.as_bytes());
         prop_assert_eq!(head.as_ref().ok().map(|head| &*head.model), expected);
     }

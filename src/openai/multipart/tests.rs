@@ -30,6 +30,9 @@ fn the_model_and_the_wish_for_a_stream_are_found_among_the_parts() {
         (vec![field("model", "whisper-1"), file()], false),
         (vec![file(), field("stream", "true"), field("model", "whisper-1")], true),
         (vec![field("stream", "True"), file(), field("model", "whisper-1")], true),
+        (vec![field("stream", "1"), field("model", "whisper-1")], true),
+        (vec![field("stream", "FALSE"), field("model", "whisper-1")], false),
+        (vec![field("stream", "0"), field("model", "whisper-1")], false),
         (
             vec![
                 field("stream", "false"),
@@ -45,6 +48,11 @@ fn the_model_and_the_wish_for_a_stream_are_found_among_the_parts() {
         let head = peek(&body, b"x").unwrap();
         assert_eq!((&*head.model, head.stream), ("whisper-1", stream));
         assert_eq!(&body[head.range], b"whisper-1");
+    }
+    for value in ["yes", "on", "t", "y", "", " true", "true\r\n", "2", "null"] {
+        let body = form(&[field("model", "m"), field("stream", value)]);
+        let error = peek(&body, b"x").unwrap_err();
+        assert_eq!((error.param(), &error), (Some("stream"), &Error::StreamUnclear), "{value:?}");
     }
     let unfinished = form(&[field("model", "m")]);
     assert!(

@@ -17,13 +17,15 @@ use tokio::{
 };
 
 const LOOK: Duration = Duration::from_millis(250);
+/// There is no such file.
+pub(super) const NONE: &str = "this engine has no output here yet";
 const PIECE: usize = 64 * 1024;
 
 pub(super) async fn stream(path: PathBuf, follow: bool) -> Response {
     let file = match File::open(&path).await {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return super::error(StatusCode::NOT_FOUND, "no_logs", "this model has no output here yet");
+            return super::error(StatusCode::NOT_FOUND, "no_logs", NONE);
         }
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "cannot read an engine's log");

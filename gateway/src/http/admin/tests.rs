@@ -15,7 +15,7 @@ pub(super) async fn start(gateway: &Gateway, logs: Option<std::path::PathBuf>) -
         control: Arc::clone(&gateway.control) as _,
         config: Arc::clone(&gateway.config),
         metrics: Arc::new(|| "rouse_build_info 1\n".to_owned()),
-        logs: Arc::new(move |_| logs.clone()),
+        logs: Arc::new(move |_, _| logs.clone()),
     };
     let admin = Admin::bind("127.0.0.1:0".parse().unwrap(), parts).unwrap();
     let address = admin.address();

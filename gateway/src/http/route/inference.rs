@@ -69,6 +69,11 @@ impl Inference {
         )
     }
 
+    /// The model itself is at work, and not only its tokenizer.
+    pub(crate) const fn computes(self) -> bool {
+        !matches!(self, Self::CountTokens | Self::Tokenize | Self::Detokenize)
+    }
+
     pub(crate) const fn carries(self) -> Carries {
         match self {
             Self::Transcriptions | Self::Translations => Carries::Multipart,

@@ -72,6 +72,7 @@ impl Engine {
             api_key: None,
             allow_public: false,
             passage: Vec::new(),
+            fingerprint: 0,
             sleep,
         };
         Adapter::new(&model, self.address)

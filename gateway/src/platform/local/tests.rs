@@ -175,6 +175,7 @@ fn script(name: &str, command: &[&str]) -> Model {
         api_key: None,
         allow_public: false,
         passage: Vec::new(),
+        fingerprint: 7,
         sleep: SleepApi::Vllm,
     }
 }
@@ -251,7 +252,11 @@ async fn an_engine_is_launched_probed_put_to_sleep_woken_and_stopped() {
     }
     world.stop("m", Millis::secs(5));
     assert_eq!(world.gone("m").await, Cause::Stopped);
-    assert!(fs::read_to_string(world.local.logs(&"m".into())).unwrap().contains("m#0, generation 1"));
+    assert!(
+        fs::read_to_string(world.local.log(&EngineId::new("m".into(), 0)))
+            .unwrap()
+            .contains("m#0, generation 1")
+    );
 }
 
 #[tokio::test]

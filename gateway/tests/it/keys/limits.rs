@@ -82,6 +82,18 @@ fn tokens_are_settled_with_what_the_engine_counted_whatever_was_reserved() {
 }
 
 #[test]
+fn to_count_tokens_takes_a_request_and_no_tokens() {
+    let gateway = small(&key("k", ", requestsPerMinute: 9, tokensPerMinute: 3000"));
+    let body = chat_body("small", false, 1).replace("hello", &"word ".repeat(400));
+    for (path, requests) in
+        [("/tokenize", 8), ("/engines/small/tokenize", 7), ("/v1/messages/count_tokens", 6)]
+    {
+        let answer = gateway.client().post_with(path, &bearer("k"), &body);
+        assert_eq!((left(&answer, "requests"), left(&answer, "tokens")), (requests, 3000), "{path}");
+    }
+}
+
+#[test]
 fn a_stream_without_usage_counts_its_events_and_one_that_never_began_nothing() {
     let keys = key("k", ", requestsPerMinute: 9, tokensPerMinute: 100000");
     let gateway = Fixture::new(&["1200Mi"])

@@ -59,6 +59,7 @@ async fn answers_of_every_operation_are_as_the_document_says() {
         ("POST /admin/v1/models/{model}/sleep", "POST /admin/v1/models/org/m/sleep?level=9"),
         ("POST /admin/v1/models/{model}/sleep", "POST /admin/v1/models/org/m/sleep?level=1&level=2"),
         ("GET /admin/v1/models/{model}/logs", "GET /admin/v1/models/org/m/logs?follow=perhaps"),
+        ("GET /admin/v1/models/{model}/logs", "GET /admin/v1/models/org/m/logs?replica=first"),
     ] {
         holds(line, &ask(at, asked, "").await);
     }
