@@ -20,7 +20,7 @@ use rouse::{
     openai::{self, Form},
     relay::{
         Pool,
-        headers::{REQUEST_ID, RequestIds, is_uuid},
+        headers::{REQUEST_ID, RequestIds, is_uuid, remove_hop_by_hop},
     },
     units::Tick,
 };
@@ -49,6 +49,7 @@ mod framing;
 mod head;
 mod intake;
 mod models;
+mod origin;
 mod passage;
 pub(crate) mod reply;
 pub(crate) mod route;
@@ -157,7 +158,7 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
         Served { core: Rc::clone(&core), socket: Rc::clone(&socket), track: Rc::clone(&track), form };
     let unread = !hyper::body::Body::is_end_stream(&body);
     let preflight = if ambiguous { None } else { origin.preflight(&parts) };
-    let admitted = found.map(|route| (request.authenticate(&route, &parts.headers), route));
+    let admitted = found.map(|route| (request.authenticate(&route, &parts), route));
     let mut response = match (preflight, admitted) {
         (Some(headers), _) => {
             let mut response = request.preflight(headers, exchange);
@@ -305,6 +306,7 @@ impl Served {
         self.track.model(&model);
         let spec = config.models.get(&model).cloned();
         let spec = spec.ok_or_else(|| Fault::ModelNotFound { model: model.to_string() })?;
+        remove_hop_by_hop(&mut parts.headers);
         parts.headers.remove(REQUEST_ID);
         // llama-cpp-python answers 400, without a word, to an id that is no UUID.
         if spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id) {
@@ -350,6 +352,7 @@ impl Served {
             track: Rc::clone(&self.track),
             on_disconnect: job.spec.on_disconnect,
             form: self.form,
+            patience: job.config.limits.client_stall.duration(),
         };
         let stream = job.config.stream;
         let answer = if let Some(parked) = job.parked.clone() {

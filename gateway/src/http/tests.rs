@@ -117,6 +117,20 @@ async fn the_engine_gets_its_own_name_and_key_and_the_bytes_around_them_unchange
 }
 
 #[tokio::test]
+async fn a_client_cannot_take_away_what_the_gateway_adds() {
+    let gateway = Gateway::start(|_| {});
+    let mut engine = Engine::start(json("{}")).await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(engine.address, &gate)]);
+    let named = "connection: x-request-id, x-hop, content-length, authorization, host\r\nx-request-id: mine\r\nx-hop: 1\r\n";
+    let request = post(false).replacen("\r\n", &format!("\r\n{named}"), 1);
+    assert_eq!(ask(&gateway, &request).await.status, 200);
+    let seen = engine.seen.recv().await.unwrap();
+    assert!(seen.contains("x-request-id: mine\r\n") && !seen.contains("x-hop"), "{seen}");
+    assert!(seen.contains("authorization: Bearer engine-key\r\n") && seen.contains("host: "), "{seen}");
+}
+
+#[tokio::test]
 async fn a_request_that_waited_says_for_what() {
     let mut gateway = Gateway::start(|_| {});
     let engine = Engine::start(json("{}")).await;
