@@ -63,6 +63,8 @@ pub(crate) use answer::bare;
 use answer::{close, note_wait, streaming};
 use call::Call;
 pub use control::{Asked, Control};
+pub(crate) use intake::InFlight;
+use intake::Payers;
 use reply::{Answer, Live, LiveParts, Reply};
 use route::Route;
 use track::Track;
@@ -74,7 +76,7 @@ pub struct Shared {
     pub(crate) config: Arc<ArcSwap<Config>>,
     pub(crate) meter: Arc<dyn Meter>,
     telemetry: Arc<Telemetry>,
-    bodies: Arc<intake::InFlight>,
+    bodies: Arc<InFlight>,
     authors: Authors,
     keys: Keys,
     started: Tick,
@@ -272,7 +274,12 @@ impl Served {
             Ok(timeout) => timeout,
             Err(fault) => return self.refuse_unread(&fault, exchange),
         };
-        let (body, charge) = match intake::read(body, &config.limits, &self.core.shared.bodies).await {
+        let payers = Payers {
+            all: Arc::clone(&self.core.shared.bodies),
+            address: self.socket.bodies(),
+            key: key.as_ref().map(|key| Arc::clone(&key.bodies)),
+        };
+        let (body, charge) = match intake::read(body, &config.limits, payers).await {
             Ok(read) => read,
             Err(fault) => return self.refuse_unread(&fault, exchange),
         };

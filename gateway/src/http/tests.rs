@@ -9,7 +9,7 @@ use rouse::{
 use tokio::time::Instant;
 
 use super::testing::{
-    Answer, Engine, Gateway, MODEL, SERVED, change_model, events, json, nobody, post, raw, until_free,
+    Answer, Client, Engine, Gateway, MODEL, SERVED, change_model, events, json, nobody, post, raw, until_free,
 };
 use crate::config::OnDisconnect;
 
@@ -340,6 +340,28 @@ async fn the_newest_body_is_refused_when_all_together_are_too_large() {
     drop(parked.answer.send(Err(not_ready())));
     assert_eq!(first.answer().await.status, 503);
     // What the first one held was given back.
+    first.send(&request).await;
+    gateway.next_parked().await;
+}
+
+#[tokio::test]
+async fn one_client_may_hold_a_part_of_all_bodies_and_others_are_served() {
+    let mut gateway = Gateway::start(|config| {
+        (config.limits.body, config.limits.body_total) = (Bytes(1500), Bytes(8000));
+    });
+    let body = format!("{{\"model\":\"{MODEL}\",\"pad\":\"{}\"}}", "p".repeat(1000));
+    let request = raw("POST /v1/completions", "", &body);
+    let mut first = gateway.connect().await;
+    first.send(&request).await;
+    let parked = gateway.next_parked().await;
+    let refused = ask(&gateway, &request).await;
+    assert_eq!((refused.status, refused.error()["code"].as_str()), (429, Some("busy")));
+    assert!(refused.error()["message"].as_str().unwrap().contains("this client"), "{refused:?}");
+    let mut other = Client::connect_from("127.0.0.2:0", gateway.address).await;
+    other.send(&request).await;
+    gateway.next_parked().await;
+    drop(parked.answer.send(Err(not_ready())));
+    assert_eq!(first.answer().await.status, 503);
     first.send(&request).await;
     gateway.next_parked().await;
 }

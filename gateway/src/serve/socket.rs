@@ -17,6 +17,7 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     rc::{Rc, Weak},
+    sync::Arc,
     task::{Context, Poll, Waker, ready},
 };
 
@@ -32,7 +33,10 @@ use super::{
     addresses::Offender,
     stream::{Stream, Wire},
 };
-use crate::{http::reply::Live, keys::Remembered};
+use crate::{
+    http::{InFlight, reply::Live},
+    keys::Remembered,
+};
 
 /// Bytes read ahead of hyper at most, per connection.
 pub(crate) const AHEAD: usize = 16 * 1024;
@@ -149,6 +153,11 @@ impl Socket {
     /// Whom [`Self::offends`] is said of.
     pub(crate) fn is_of(&self, offender: Offender) {
         self.offender.set(offender).unwrap_or_default();
+    }
+
+    /// What its client's address holds in bodies.
+    pub(crate) fn bodies(&self) -> Option<Arc<InFlight>> {
+        self.offender.get().map(Offender::bodies)
     }
 
     /// The client did something that only a broken or hostile one does.
