@@ -20,6 +20,11 @@ pub enum Fault {
     InvalidApiKey,
     #[error("this key may not use the model '{model}'")]
     ModelForbidden { model: String },
+    /// Without keys only pages of this machine and of the configured origins may ask.
+    #[error(
+        "a web page of '{origin}' may not use this gateway: add its origin to api.cors.origins to allow it"
+    )]
+    OriginForbidden { origin: String },
     #[error("Model '{model}' not found")]
     ModelNotFound { model: String },
     #[error("no route {method} {path}")]
@@ -47,6 +52,9 @@ pub enum Fault {
     RateLimited { rate: Rate, retry_after: Millis },
     #[error("the bodies in flight are at their limit {limit}")]
     Busy { limit: Bytes },
+    /// One client holds its share of the bodies.
+    #[error("this client's bodies in flight are at their limit {limit}, its share of limits.bodyTotal")]
+    BusyClient { limit: Bytes },
     #[error("the client left while {}", .phase.as_str())]
     ClientLeft { phase: Phase },
     #[error("the engine of '{model}' cannot be reached")]

@@ -20,7 +20,7 @@ use rouse::{
     openai::{self, Form},
     relay::{
         Pool,
-        headers::{REQUEST_ID, RequestIds, is_uuid},
+        headers::{REQUEST_ID, RequestIds, is_uuid, remove_hop_by_hop},
     },
     units::Tick,
 };
@@ -49,6 +49,7 @@ mod framing;
 mod head;
 mod intake;
 mod models;
+mod origin;
 mod passage;
 pub(crate) mod reply;
 pub(crate) mod route;
@@ -62,6 +63,8 @@ pub(crate) use answer::bare;
 use answer::{close, note_wait, streaming};
 use call::Call;
 pub use control::{Asked, Control};
+pub(crate) use intake::InFlight;
+use intake::Payers;
 use reply::{Answer, Live, LiveParts, Reply};
 use route::Route;
 use track::Track;
@@ -73,7 +76,7 @@ pub struct Shared {
     pub(crate) config: Arc<ArcSwap<Config>>,
     pub(crate) meter: Arc<dyn Meter>,
     telemetry: Arc<Telemetry>,
-    bodies: Arc<intake::InFlight>,
+    bodies: Arc<InFlight>,
     authors: Authors,
     keys: Keys,
     started: Tick,
@@ -157,7 +160,7 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
         Served { core: Rc::clone(&core), socket: Rc::clone(&socket), track: Rc::clone(&track), form };
     let unread = !hyper::body::Body::is_end_stream(&body);
     let preflight = if ambiguous { None } else { origin.preflight(&parts) };
-    let admitted = found.map(|route| (request.authenticate(&route, &parts.headers), route));
+    let admitted = found.map(|route| (request.authenticate(&route, &parts), route));
     let mut response = match (preflight, admitted) {
         (Some(headers), _) => {
             let mut response = request.preflight(headers, exchange);
@@ -273,7 +276,12 @@ impl Served {
             Ok(timeout) => timeout,
             Err(fault) => return self.refuse_unread(&fault, exchange),
         };
-        let (body, charge) = match intake::read(body, &config.limits, &self.core.shared.bodies).await {
+        let payers = Payers {
+            all: Arc::clone(&self.core.shared.bodies),
+            address: self.socket.bodies(),
+            key: key.as_ref().map(|key| Arc::clone(&key.bodies)),
+        };
+        let (body, charge) = match intake::read(body, &config.limits, payers).await {
             Ok(read) => read,
             Err(fault) => return self.refuse_unread(&fault, exchange),
         };
@@ -307,6 +315,7 @@ impl Served {
         self.track.model(&model);
         let spec = config.models.get(&model).cloned();
         let spec = spec.ok_or_else(|| Fault::ModelNotFound { model: text::cut(call.spelled(&head)) })?;
+        remove_hop_by_hop(&mut parts.headers);
         parts.headers.remove(REQUEST_ID);
         // llama-cpp-python answers 400, without a word, to an id that is no UUID.
         if spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id) {
@@ -353,6 +362,7 @@ impl Served {
             track: Rc::clone(&self.track),
             on_disconnect: job.spec.on_disconnect,
             form: self.form,
+            patience: job.config.limits.client_stall.duration(),
         };
         let stream = job.config.stream;
         let answer = if let Some(parked) = job.parked.clone() {

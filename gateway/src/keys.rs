@@ -23,6 +23,7 @@ use rouse::{fault::Fault, model::ModelName};
 
 use crate::{
     config::{self, Hash, Models},
+    http::InFlight,
     metrics::{KeyMetrics, KeyOutcome},
 };
 
@@ -49,6 +50,8 @@ pub struct Key {
     pub(crate) limits: Limits,
     models: Models,
     pub(crate) account: Arc<Account>,
+    /// What its requests hold in bodies.
+    pub(crate) bodies: Arc<InFlight>,
     pub(crate) metrics: Option<Arc<KeyMetrics>>,
 }
 
@@ -116,6 +119,7 @@ impl Table {
                     limits: key.limits,
                     models: key.models.clone(),
                     account: old.map_or_else(|| Arc::new(Account::new()), |old| Arc::clone(&old.account)),
+                    bodies: old.map_or_else(Arc::default, |old| Arc::clone(&old.bodies)),
                     metrics: old.map_or_else(|| metrics(&key.name), |old| old.metrics.clone()),
                 };
                 (key.hash, Arc::new(made))
@@ -189,6 +193,7 @@ impl Key {
             limits: Limits::default(),
             models,
             account: Arc::new(Account::new()),
+            bodies: Arc::default(),
             metrics: None,
         }
     }

@@ -30,7 +30,8 @@ use crate::{
 };
 
 /// How long the last event of a broken stream has to leave before the connection is torn down behind it. A server drops
-/// what it has not written when a body fails, and nothing tells when it has written.
+/// what it has not written when a body fails. One that can tell when it has written asks
+/// [`RelayBody::is_broken`] instead of waiting for this.
 const FAREWELL: Millis = Millis(50);
 
 /// An answer's body. Holds the engine's connection and the lease; both go when it ends or is dropped.
@@ -120,6 +121,13 @@ impl<O: Observer + Unpin> RelayBody<O> {
         *response.status_mut() = status;
         *response.headers_mut() = headers;
         response
+    }
+
+    /// The exchange broke, and its last event, if there is one, is out of here: nothing comes any more but the error. A
+    /// server that knows when it has written that event need not poll on.
+    #[must_use]
+    pub const fn is_broken(&self) -> bool {
+        matches!(self.stage, Stage::Farewell(..) | Stage::Broken(_))
     }
 
     fn complete(&mut self, flow: Flow) {

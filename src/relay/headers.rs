@@ -154,7 +154,9 @@ fn is_id(id: &[u8]) -> bool {
         && id.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
 }
 
-fn remove_hop_by_hop(headers: &mut HeaderMap) {
+/// Removes what belongs to one connection, whatever `Connection` names included. To be called before anything of ours
+/// is added: a peer may name that as well.
+pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
         .iter()

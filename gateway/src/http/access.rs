@@ -3,10 +3,10 @@
 use std::{rc::Rc, sync::Arc};
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, request};
 use rouse::{fault::Fault, model::ModelName};
 
-use super::{Served, head, route::Route, text};
+use super::{Served, head, origin, route::Route, text};
 use crate::keys::{self, Bill, Key, Need};
 
 /// What a request wants of a model.
@@ -24,15 +24,21 @@ pub(super) struct Wish<'a> {
 
 impl Served {
     /// Whose request it is; `None` for everybody, where no keys are configured or the route needs none.
-    pub(super) fn authenticate(&self, route: &Route, headers: &HeaderMap) -> Result<Option<Arc<Key>>, Fault> {
+    pub(super) fn authenticate(
+        &self,
+        route: &Route,
+        parts: &request::Parts,
+    ) -> Result<Option<Arc<Key>>, Fault> {
         if matches!(route, Route::Healthz | Route::Readyz) {
             return Ok(None);
         }
         let shared = &self.core.shared;
-        let table = shared.keys.table(&shared.config.load().keys, |name| shared.meter.key(name));
-        let key = table.authenticate(head::key(headers)?, &self.socket.key)?;
-        if let Some(key) = &key {
-            self.track.key(&key.name);
+        let config = shared.config.load();
+        let table = shared.keys.table(&config.keys, |name| shared.meter.key(name));
+        let key = table.authenticate(head::key(&parts.headers)?, &self.socket.key)?;
+        match &key {
+            Some(key) => self.track.key(&key.name),
+            None => origin::check(&config, parts)?,
         }
         Ok(key)
     }

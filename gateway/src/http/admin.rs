@@ -31,7 +31,7 @@ use tower_service::Service as _;
 use super::{Control, route, text};
 use crate::{config::Config, serve::Stage};
 
-mod guard;
+pub(super) mod guard;
 mod logs;
 mod openapi;
 

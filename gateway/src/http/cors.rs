@@ -18,7 +18,7 @@ const PREFLIGHT_VARIES: HeaderValue =
     HeaderValue::from_static("Origin, Access-Control-Request-Method, Access-Control-Request-Headers");
 
 /// What the stock SDKs send from a browser.
-const SENT: [&str; 11] = [
+const SENT: [&str; 12] = [
     "accept",
     "authorization",
     "content-type",
@@ -26,6 +26,7 @@ const SENT: [&str; 11] = [
     "api-key",
     "x-request-id",
     "x-request-timeout",
+    "x-session-id",
     "idempotency-key",
     "traceparent",
     "tracestate",
@@ -33,7 +34,7 @@ const SENT: [&str; 11] = [
 ];
 const SENT_PREFIXES: [&str; 3] = ["anthropic-", "openai-", "x-stainless-"];
 /// Of an answer, what a page may read beyond what every page may.
-const SHOWN: [&str; 4] = ["x-request-id", "x-should-retry", "server-timing", "retry-after"];
+const SHOWN: [&str; 5] = ["x-request-id", "request-id", "x-should-retry", "server-timing", "retry-after"];
 const SHOWN_PREFIXES: [&str; 4] = ["x-rouse-", "x-ratelimit-", "anthropic-", "openai-"];
 
 /// What is to be said of one request's origin.

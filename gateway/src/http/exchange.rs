@@ -113,6 +113,28 @@ enum Again {
     Absent(EngineId, Arc<Gate>),
 }
 
+/// An answer on its way to a client that may leave before it has it: sent, and not yet received, it would go with its
+/// receiver.
+struct Untaken(Option<Answer>);
+
+impl Untaken {
+    const fn new(answer: Answer) -> Self {
+        Self(Some(answer))
+    }
+
+    fn take(mut self) -> Result<Answer, Fault> {
+        self.0.take().ok_or(Fault::Internal)
+    }
+}
+
+impl Drop for Untaken {
+    fn drop(&mut self) {
+        if let Some(answer) = self.0.take() {
+            reply::drain(answer.response.into_body());
+        }
+    }
+}
+
 impl Job {
     /// Sees the request through to the head of an answer. A refusal says nothing that its client may not know.
     pub(crate) async fn run(self) -> Result<Answer, Fault> {
@@ -146,11 +168,9 @@ impl Job {
                 Ok(place) => self.attempts(place, Some(&mut tell)).await,
                 Err(fault) => Err(fault),
             };
-            if let Err(Ok(answer)) = tell.send(answer) {
-                reply::drain(answer.response.into_body());
-            }
+            drop(tell.send(answer.map(Untaken::new)));
         });
-        told.await.unwrap_or(Err(Fault::Internal))
+        told.await.unwrap_or(Err(Fault::Internal)).and_then(Untaken::take)
     }
 
     async fn place(&self) -> Result<Place, Fault> {
@@ -167,7 +187,7 @@ impl Job {
     async fn attempts(
         &self,
         first: Place,
-        mut client: Option<&mut oneshot::Sender<Result<Answer, Fault>>>,
+        mut client: Option<&mut oneshot::Sender<Result<Untaken, Fault>>>,
     ) -> Result<Answer, Fault> {
         let mut place = first;
         let (mut canaries, mut absences) = (0, 0);

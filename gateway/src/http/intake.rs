@@ -4,6 +4,10 @@
 //! client left. What it costs is bounded three ways: `limits.body` for one, `limits.bodyTotal` for all that are held
 //! (charged as bytes arrive, given back at the response's head), `limits.bodyRate` for how long one may take.
 //!
+//! No client gets more than a quarter of `limits.bodyTotal`, by its address and by its key, or a few large bodies in dribs
+//! would keep everybody else out. For the same reason the least rate grows with what is held. Both counts are atomics
+//! that the connection and the key bring along: there is nothing to look up.
+//!
 //! Memory of one parked request beside its body, at most and with the default limits: its head (64 KiB, usually below
 //! 2 KiB), hyper's two buffers (16 KiB, grown to 80 KiB by a large body), what its client pipelined (16 KiB), its state
 //! and its connection's (about 4 KiB): 164 KiB, usually 22 KiB. So 1000 waiting requests hold 164 MiB at most beside
@@ -35,28 +39,37 @@ use crate::config::Limits;
 /// The time over which a body must keep up with `limits.bodyRate`.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The bytes of all bodies that are held now.
+/// One client may hold this part of `limits.bodyTotal`, but one largest body always.
+const SHARE: u64 = 4;
+/// Beyond `limits.bodyRate`, a body must grow by this part of what it holds in each second.
+const GROWTH: u64 = 1000;
+
+/// The bytes of bodies that are held now: of all, or of one client's.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight(AtomicU64);
 
-/// One body's share of [`InFlight`], given back on drop.
+/// Who is charged for a body.
+#[derive(Debug)]
+pub(crate) struct Payers {
+    pub(crate) all: Arc<InFlight>,
+    pub(crate) address: Option<Arc<InFlight>>,
+    pub(crate) key: Option<Arc<InFlight>>,
+}
+
+/// One body's part of what its payers hold, given back on drop.
 #[derive(Debug)]
 pub(crate) struct Charge {
-    of: Arc<InFlight>,
+    payers: Payers,
     bytes: u64,
 }
 
 /// Reads the body. The charge is to be kept as long as the body is.
-pub(crate) async fn read<B>(
-    body: B,
-    limits: &Limits,
-    in_flight: &Arc<InFlight>,
-) -> Result<(Bytes, Charge), Fault>
+pub(crate) async fn read<B>(body: B, limits: &Limits, payers: Payers) -> Result<(Bytes, Charge), Fault>
 where
     B: Body<Data = Bytes>,
     B::Error: std::error::Error + 'static,
 {
-    let mut charge = Charge { of: Arc::clone(in_flight), bytes: 0 };
+    let mut charge = Charge { payers, bytes: 0 };
     let too_large = || Fault::BodyTooLarge { setting: "limits.body".into(), limit: limits.body };
     let declared = body.size_hint().exact();
     if declared.is_some_and(|length| length > limits.body.0) {
@@ -72,7 +85,7 @@ where
         if charge.bytes + data.len() as u64 > limits.body.0 {
             return Err(too_large());
         }
-        charge.add(data.len() as u64, limits.body_total)?;
+        charge.add(data.len() as u64, limits)?;
         whole.add(data, declared);
     }
     Ok((whole.finish(), charge))
@@ -140,10 +153,15 @@ impl Pace {
                 biased;
                 ready = &mut frame => return Ok(ready),
                 () = timer.as_mut() => {
-                    let wanted = self.since.elapsed().as_millis() * u128::from(self.least) / 1000;
+                    // 0 asks for nothing, however much is held.
+                    let least = if self.least == 0 { 0 } else { self.least + so_far / GROWTH };
+                    let wanted = self.since.elapsed().as_millis() * u128::from(least) / 1000;
                     if u128::from(so_far - self.before) < wanted {
                         return Err(Fault::RequestTimeout {
-                            what: format!("its body came slower than limits.bodyRate ({}/s)", units::Bytes(self.least)),
+                            what: format!(
+                                "its body came slower than limits.bodyRate ({}/s) and a thousandth of what had come",
+                                units::Bytes(self.least)
+                            ),
                         });
                     }
                     (self.since, self.before) = (Instant::now(), so_far);
@@ -154,20 +172,39 @@ impl Pace {
     }
 }
 
+impl InFlight {
+    /// What is held with these.
+    fn add(&self, bytes: u64) -> u64 {
+        self.0.fetch_add(bytes, Ordering::Relaxed) + bytes
+    }
+}
+
 impl Charge {
-    fn add(&mut self, bytes: u64, limit: units::Bytes) -> Result<(), Fault> {
-        let before = self.of.0.fetch_add(bytes, Ordering::Relaxed);
+    fn add(&mut self, bytes: u64, limits: &Limits) -> Result<(), Fault> {
+        let share = units::Bytes((limits.body_total.0 / SHARE).max(limits.body.0));
         self.bytes += bytes;
-        if before + bytes > limit.0 {
-            return Err(Fault::Busy { limit });
+        // Everybody is charged before anybody objects, since the drop gives back from all.
+        let most = self.clients().map(|client| client.add(bytes)).max();
+        let all = self.payers.all.add(bytes);
+        if all > limits.body_total.0 {
+            return Err(Fault::Busy { limit: limits.body_total });
+        }
+        if most.is_some_and(|most| most > share.0) {
+            return Err(Fault::BusyClient { limit: share });
         }
         Ok(())
+    }
+
+    fn clients(&self) -> impl Iterator<Item = &InFlight> {
+        self.payers.address.iter().chain(&self.payers.key).map(AsRef::as_ref)
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.of.0.fetch_sub(self.bytes, Ordering::Relaxed);
+        for payer in self.clients().chain([&*self.payers.all]) {
+            payer.0.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
     }
 }
 
@@ -202,6 +239,23 @@ mod tests {
         let slow = async {
             while pace.next(drib(), so_far).await.is_ok() {
                 so_far += 1;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(2), slow).await.expect("still read");
+    }
+
+    #[tokio::test]
+    async fn what_holds_much_must_come_faster() {
+        let mut pace = Pace { window: Duration::from_millis(100), ..Pace::new(units::Bytes(1000)) };
+        let mut so_far = 100 << 20;
+        let slow = async {
+            loop {
+                let drib = tokio::time::sleep(Duration::from_millis(20));
+                if pace.next(drib, so_far).await.is_err() {
+                    break;
+                }
+                // Fifty times `limits.bodyRate`.
+                so_far += 1000;
             }
         };
         tokio::time::timeout(Duration::from_secs(2), slow).await.expect("still read");

@@ -32,7 +32,7 @@ use tokio::time::{Instant, Sleep};
 use super::{exchange::Watcher, track::Track};
 use crate::{
     config::{self, OnDisconnect},
-    serve::socket::{InExchange, Socket},
+    serve::socket::{Flushed, InExchange, Socket},
 };
 
 /// Of an engine's own refusal, at most so much is repeated in an event.
@@ -72,6 +72,7 @@ pub(crate) struct Live {
     track: Rc<Track>,
     on_disconnect: OnDisconnect,
     form: Form,
+    patience: Duration,
 }
 
 enum State {
@@ -83,10 +84,15 @@ enum State {
         body: Upstream,
         gathered: Vec<u8>,
     },
-    /// The last event is out as soon as hyper has written it.
+    /// The last event is handed over. An error ends the connection at once, with whatever hyper still holds: the event
+    /// must be out first.
     Failing {
-        flushed: bool,
+        rest: Option<Bytes>,
+        flushed: Rc<Flushed>,
+        /// It waits no longer than this.
+        until: Pin<Box<Sleep>>,
     },
+    Broken,
     Over,
 }
 
@@ -138,6 +144,7 @@ impl Live {
             track: parts.track,
             on_disconnect: parts.on_disconnect,
             form: parts.form,
+            patience: parts.patience,
         });
         live.socket.watch(&live);
         live
@@ -161,7 +168,8 @@ impl Live {
     /// Ends the exchange with the engine, since the client takes nothing; what it has got stays.
     pub(crate) fn cut(&self) {
         self.track.stalled();
-        *self.state.borrow_mut() = State::Failing { flushed: true };
+        let state = self.state.replace(State::Broken);
+        self.leave(state);
         self.handed.set(None);
         self.socket.note_cut();
     }
@@ -172,9 +180,14 @@ impl Live {
         loop {
             match &mut *state {
                 State::Relayed(body) => match ready!(Pin::new(&mut *body).poll_frame(cx)) {
-                    Some(Ok(frame)) => return self.hand(frame),
-                    // It has told why, and given that time to leave.
-                    Some(Err(_)) => *state = State::Failing { flushed: true },
+                    Some(Ok(frame)) => {
+                        if !body.is_broken() {
+                            return self.hand(frame);
+                        }
+                        // That is its last word. When it is out is known here, and not to the relay.
+                        return self.last(&mut state, frame.into_data().unwrap_or_default());
+                    }
+                    Some(Err(_)) => *state = State::Broken,
                     None => *state = State::Over,
                 },
                 State::Waiting(waiting) => {
@@ -197,16 +210,13 @@ impl Live {
                             } else if is_readable_stream(&head.headers) {
                                 State::Relayed(body)
                             } else {
-                                if self.on_disconnect == OnDisconnect::Drain {
-                                    drain(body);
-                                }
+                                self.leave(State::Relayed(body));
                                 return self.refused(&mut state, head.status, &[]);
                             };
                         }
                         Err(fault) => {
                             self.track.fault(&fault);
-                            *state = State::Failing { flushed: false };
-                            return self.hand(Frame::data(openai::error::event(&fault, self.form)));
+                            return self.last(&mut state, openai::error::event(&fault, self.form));
                         }
                     }
                 }
@@ -224,13 +234,16 @@ impl Live {
                         }
                     }
                 }
-                State::Failing { flushed: flushed @ false } => {
-                    // An error ends the connection at once, with whatever hyper still holds: that must be out first.
-                    *flushed = true;
-                    self.socket.on_flushed(cx.waker());
-                    return Poll::Pending;
+                State::Failing { rest, flushed, until } => {
+                    if let Some(rest) = rest.take() {
+                        return self.hand(Frame::data(rest));
+                    }
+                    if !flushed.poll(&self.socket, cx) {
+                        ready!(until.as_mut().poll(cx));
+                    }
+                    *state = State::Broken;
                 }
-                State::Failing { flushed: true } => {
+                State::Broken => {
                     *state = State::Over;
                     self.track.over();
                     return Poll::Ready(Some(Err(Broken)));
@@ -240,6 +253,27 @@ impl Live {
                     return Poll::Ready(None);
                 }
             }
+        }
+    }
+
+    /// Hands over the last event. On HTTP/2 its last byte comes after it: hyper takes one frame beyond what the stream's
+    /// window has room for, and asks again once that frame has some; so when it asks for what follows that byte, all may be
+    /// written.
+    fn last(&self, state: &mut State, mut event: Bytes) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let split = self.socket.is_multiplexed() && event.len() > 1;
+        let rest = split.then(|| event.split_off(event.len() - 1));
+        let until = Box::pin(tokio::time::sleep(self.patience));
+        *state = State::Failing { rest, flushed: Rc::default(), until };
+        self.hand(Frame::data(event))
+    }
+
+    /// Nobody reads on. An engine that must not be interrupted is read to its end all the same.
+    fn leave(&self, state: State) {
+        if let (State::Relayed(body) | State::Refused { body, .. }, OnDisconnect::Drain) =
+            (state, self.on_disconnect)
+            && !body.is_end_stream()
+        {
+            drain(body);
         }
     }
 
@@ -257,8 +291,7 @@ impl Live {
         body: &[u8],
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         self.track.code(openai::error::ENGINE_REFUSED);
-        *state = State::Failing { flushed: false };
-        self.hand(Frame::data(openai::error::event_of_engine(status, body, self.form)))
+        self.last(state, openai::error::event_of_engine(status, body, self.form))
     }
 }
 
@@ -269,16 +302,14 @@ pub(crate) struct LiveParts {
     pub(crate) on_disconnect: OnDisconnect,
     /// In whose words heartbeats and errors are written.
     pub(crate) form: Form,
+    /// How long a client may take for the last event.
+    pub(crate) patience: Duration,
 }
 
 impl Drop for Live {
     fn drop(&mut self) {
-        let State::Relayed(body) = std::mem::replace(self.state.get_mut(), State::Over) else {
-            return;
-        };
-        if self.on_disconnect == OnDisconnect::Drain && !body.is_end_stream() {
-            drain(body);
-        }
+        let state = self.state.replace(State::Over);
+        self.leave(state);
     }
 }
 
@@ -350,3 +381,6 @@ impl Drop for Reply {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

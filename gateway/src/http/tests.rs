@@ -9,7 +9,7 @@ use rouse::{
 use tokio::time::Instant;
 
 use super::testing::{
-    Answer, Engine, Gateway, MODEL, SERVED, change_model, events, json, nobody, post, raw, until_free,
+    Answer, Client, Engine, Gateway, MODEL, SERVED, change_model, events, json, nobody, post, raw, until_free,
 };
 use crate::config::OnDisconnect;
 
@@ -145,6 +145,20 @@ async fn a_request_is_told_to_the_engine_that_it_gets_and_not_to_the_one_that_wa
         assert!(seen.contains(&format!("authorization: Bearer {key}\r\n")), "{seen}");
         until_free(&gate).await;
     }
+}
+
+#[tokio::test]
+async fn a_client_cannot_take_away_what_the_gateway_adds() {
+    let gateway = Gateway::start(|_| {});
+    let mut engine = Engine::start(json("{}")).await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(engine.address, &gate)]);
+    let named = "connection: x-request-id, x-hop, content-length, authorization, host\r\nx-request-id: mine\r\nx-hop: 1\r\n";
+    let request = post(false).replacen("\r\n", &format!("\r\n{named}"), 1);
+    assert_eq!(ask(&gateway, &request).await.status, 200);
+    let seen = engine.seen.recv().await.unwrap();
+    assert!(seen.contains("x-request-id: mine\r\n") && !seen.contains("x-hop"), "{seen}");
+    assert!(seen.contains("authorization: Bearer engine-key\r\n") && seen.contains("host: "), "{seen}");
 }
 
 #[tokio::test]
@@ -357,6 +371,28 @@ async fn the_newest_body_is_refused_when_all_together_are_too_large() {
     drop(parked.answer.send(Err(not_ready())));
     assert_eq!(first.answer().await.status, 503);
     // What the first one held was given back.
+    first.send(&request).await;
+    gateway.next_parked().await;
+}
+
+#[tokio::test]
+async fn one_client_may_hold_a_part_of_all_bodies_and_others_are_served() {
+    let mut gateway = Gateway::start(|config| {
+        (config.limits.body, config.limits.body_total) = (Bytes(1500), Bytes(8000));
+    });
+    let body = format!("{{\"model\":\"{MODEL}\",\"pad\":\"{}\"}}", "p".repeat(1000));
+    let request = raw("POST /v1/completions", "", &body);
+    let mut first = gateway.connect().await;
+    first.send(&request).await;
+    let parked = gateway.next_parked().await;
+    let refused = ask(&gateway, &request).await;
+    assert_eq!((refused.status, refused.error()["code"].as_str()), (429, Some("busy")));
+    assert!(refused.error()["message"].as_str().unwrap().contains("this client"), "{refused:?}");
+    let mut other = Client::connect_from("127.0.0.2:0", gateway.address).await;
+    other.send(&request).await;
+    gateway.next_parked().await;
+    drop(parked.answer.send(Err(not_ready())));
+    assert_eq!(first.answer().await.status, 503);
     first.send(&request).await;
     gateway.next_parked().await;
 }

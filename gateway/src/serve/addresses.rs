@@ -10,7 +10,7 @@ use std::{
 use pingora_limits::rate::Rate;
 use rouse::units::Millis;
 
-use crate::config::Limits;
+use crate::{config::Limits, http::InFlight};
 
 /// Over which time offences are counted.
 const OFFENCES: Duration = Duration::from_secs(10);
@@ -21,13 +21,22 @@ const OFFENCES: Duration = Duration::from_secs(10);
 /// fill and which may count too much for one of them, never too little. Of IPv6 the first 64 bits are an address: whoever
 /// has one such network has all that is in it.
 pub(super) struct Addresses {
-    open: Mutex<HashMap<IpAddr, u32>>,
+    open: Mutex<HashMap<IpAddr, Open>>,
     offences: Rate,
+}
+
+/// What one address has open.
+#[derive(Default)]
+struct Open {
+    connections: u32,
+    /// What their requests hold in bodies. Counted on the way of requests, so each connection brings it along.
+    bodies: Arc<InFlight>,
 }
 
 /// One connection's place in the count.
 pub(super) struct Place {
     address: IpAddr,
+    bodies: Arc<InFlight>,
     of: Arc<Addresses>,
 }
 
@@ -35,6 +44,7 @@ pub(super) struct Place {
 #[derive(Clone)]
 pub(crate) struct Offender {
     address: IpAddr,
+    bodies: Arc<InFlight>,
     of: Arc<Addresses>,
 }
 
@@ -78,22 +88,26 @@ impl Addresses {
             }
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = open.entry(address).or_default();
-        if *count >= limits.connections_per_address {
+        let open = open.entry(address).or_default();
+        if open.connections >= limits.connections_per_address {
             return Err(Refused::TooMany);
         }
-        *count += 1;
-        Ok(Place { address, of: Arc::clone(self) })
+        open.connections += 1;
+        Ok(Place { address, bodies: Arc::clone(&open.bodies), of: Arc::clone(self) })
     }
 }
 
 impl Place {
     pub(super) fn offender(&self) -> Offender {
-        Offender { address: self.address, of: Arc::clone(&self.of) }
+        Offender { address: self.address, bodies: Arc::clone(&self.bodies), of: Arc::clone(&self.of) }
     }
 }
 
 impl Offender {
+    pub(super) fn bodies(&self) -> Arc<InFlight> {
+        Arc::clone(&self.bodies)
+    }
+
     pub(super) fn offends(&self) {
         self.of.offences.observe(&self.address, 1);
     }
@@ -102,9 +116,9 @@ impl Offender {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut open = self.of.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = open.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(here) = open.get_mut(&self.address) {
+            here.connections -= 1;
+            if here.connections == 0 {
                 open.remove(&self.address);
             }
         }

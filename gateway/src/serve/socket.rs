@@ -17,6 +17,7 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     rc::{Rc, Weak},
+    sync::Arc,
     task::{Context, Poll, Waker, ready},
 };
 
@@ -32,7 +33,10 @@ use super::{
     addresses::Offender,
     stream::{Stream, Wire},
 };
-use crate::{http::reply::Live, keys::Remembered};
+use crate::{
+    http::{InFlight, reply::Live},
+    keys::Remembered,
+};
 
 /// Bytes read ahead of hyper at most, per connection.
 pub(crate) const AHEAD: usize = 16 * 1024;
@@ -53,7 +57,7 @@ pub(crate) struct Socket {
     rest: Cell<Rest>,
     /// hyper met an empty socket during the present poll, so its waker is registered and nothing is to be read ahead.
     met_empty: Cell<bool>,
-    flushed: RefCell<Vec<Waker>>,
+    flushed: RefCell<Vec<Rc<Flushed>>>,
     lives: RefCell<Vec<Weak<Live>>>,
     stage: Cell<Stage>,
     task: RefCell<Option<Waker>>,
@@ -85,6 +89,33 @@ pub(crate) enum Rest {
 pub(crate) struct InExchange {
     socket: Rc<Socket>,
     handed: Cell<bool>,
+}
+
+/// Whether hyper has written out all that it held since this was first asked. On HTTP/2 that is all it may send: what a
+/// stream has no window for is not among it, and is lost when the stream is then reset.
+#[derive(Debug, Default)]
+pub(crate) struct Flushed {
+    asked: Cell<bool>,
+    done: Cell<bool>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl Flushed {
+    /// Until it is so, the task is woken when it is.
+    pub(crate) fn poll(self: &Rc<Self>, socket: &Socket, cx: &Context<'_>) -> bool {
+        if self.done.get() {
+            return true;
+        }
+        *self.waker.borrow_mut() = Some(cx.waker().clone());
+        if !self.asked.replace(true) {
+            socket.flushed.borrow_mut().push(Rc::clone(self));
+            // On HTTP/2 all may be written already, and nothing else would make hyper look.
+            if let Some(task) = &*socket.task.borrow() {
+                task.wake_by_ref();
+            }
+        }
+        false
+    }
 }
 
 impl Socket {
@@ -122,6 +153,11 @@ impl Socket {
     /// Whom [`Self::offends`] is said of.
     pub(crate) fn is_of(&self, offender: Offender) {
         self.offender.set(offender).unwrap_or_default();
+    }
+
+    /// What its client's address holds in bodies.
+    pub(crate) fn bodies(&self) -> Option<Arc<InFlight>> {
+        self.offender.get().map(Offender::bodies)
     }
 
     /// The client did something that only a broken or hostile one does.
@@ -292,12 +328,6 @@ impl Socket {
         }
     }
 
-    /// Wakes when hyper has next written out all that it held. On HTTP/2 that is all it may send now: what a stream has no
-    /// window for is not among it, and is lost when the stream is then reset.
-    pub(crate) fn on_flushed(&self, waker: &Waker) {
-        self.flushed.borrow_mut().push(waker.clone());
-    }
-
     /// Writes past hyper, which must be gone.
     pub(crate) async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
@@ -425,8 +455,11 @@ impl AsyncWrite for Io {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // TLS may still hold what hyper has written.
         ready!(Pin::new(&mut *self.0.stream.borrow_mut()).poll_flush(cx))?;
-        for waker in self.0.flushed.borrow_mut().drain(..) {
-            waker.wake();
+        for flushed in self.0.flushed.take() {
+            flushed.done.set(true);
+            if let Some(waker) = flushed.waker.take() {
+                waker.wake();
+            }
         }
         Poll::Ready(Ok(()))
     }

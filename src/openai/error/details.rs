@@ -84,7 +84,7 @@ pub(super) fn of(fault: &Fault) -> Option<Details<'_>> {
 const fn unqueued(fault: &Fault) -> &'static str {
     match fault {
         Fault::RateLimited { .. } => "this key's rate limit",
-        Fault::Busy { .. } => "memory for request bodies",
+        Fault::Busy { .. } | Fault::BusyClient { .. } => "memory for request bodies",
         Fault::ShuttingDown => "nothing: the gateway is shutting down",
         Fault::NotAwake { .. } => "nothing: a GET wakes no model",
         Fault::ControlPlane => "the control plane",

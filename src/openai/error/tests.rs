@@ -58,6 +58,7 @@ fn table() -> Vec<Expected> {
         (Fault::InvalidRequest { message, param }, 400, invalid, "invalid_request", false, None),
         (Fault::InvalidApiKey, 401, "authentication_error", "invalid_api_key", false, None),
         (Fault::ModelForbidden { model: text() }, 403, "permission_error", "model_forbidden", false, None),
+        (Fault::OriginForbidden { origin: text() }, 403, "permission_error", "origin_forbidden", false, None),
         (Fault::ModelNotFound { model: text() }, 404, invalid, "model_not_found", false, None),
         (Fault::RouteNotFound { method: text(), path: text() }, 404, invalid, "model_not_found", false, None),
         (
@@ -94,6 +95,7 @@ fn table() -> Vec<Expected> {
         (limited(12_000), 429, "rate_limit_error", "rate_limited", true, Some(12)),
         (limited(1), 429, "rate_limit_error", "rate_limited", true, Some(1)),
         (Fault::Busy { limit: Size(1) }, 429, "rate_limit_error", "busy", true, Some(1)),
+        (Fault::BusyClient { limit: Size(1) }, 429, "rate_limit_error", "busy", true, Some(1)),
         (Fault::ClientLeft { phase: Phase::Parked }, 499, invalid, "client_left", false, None),
         (Fault::EngineUnreachable { model: model() }, 502, server, "engine_unreachable", true, None),
         (Fault::EngineClosed { model: model() }, 502, server, "engine_closed", true, None),

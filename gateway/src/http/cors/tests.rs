@@ -12,7 +12,7 @@ fn preflight(origin: &str) -> String {
         "OPTIONS /v1/chat/completions",
         &format!(
             "origin: {origin}\r\naccess-control-request-method: POST\r\naccess-control-request-headers: \
-             Authorization,content-type, x-stainless-os,anthropic-version,x-evil\r\n"
+             Authorization,content-type, x-stainless-os,anthropic-version,x-session-id,x-evil\r\n"
         ),
         "",
     )
@@ -28,7 +28,10 @@ async fn a_preflight_is_answered_without_a_key_and_names_what_may_be_sent() {
     for (name, value) in [
         ("access-control-allow-origin", "https://app.example"),
         ("access-control-allow-methods", "GET, HEAD, POST"),
-        ("access-control-allow-headers", "authorization, content-type, x-stainless-os, anthropic-version"),
+        (
+            "access-control-allow-headers",
+            "authorization, content-type, x-stainless-os, anthropic-version, x-session-id",
+        ),
         ("access-control-max-age", "7200"),
         ("vary", "Origin, Access-Control-Request-Method, Access-Control-Request-Headers"),
     ] {
@@ -54,6 +57,12 @@ async fn errors_and_streams_name_the_origin_and_what_may_be_read() {
     assert_eq!(refused.header("access-control-allow-origin"), Some("https://app.example"));
     let shown = refused.header("access-control-expose-headers").unwrap();
     assert!(shown.contains("x-request-id") && shown.contains("x-should-retry"), "{shown}");
+    // As Anthropic's SDKs call it.
+    let mut client = gateway.connect().await;
+    client.send(raw("POST /v1/messages", origin, "")).await;
+    let shown = client.answer().await;
+    let shown = shown.header("access-control-expose-headers").unwrap();
+    assert!(shown.split(", ").any(|name| name == "request-id"), "{shown}");
     let mut client = gateway.connect().await;
     client.send(post(true).replacen("\r\n", &format!("\r\n{origin}"), 1)).await;
     let stream = client.answer().await;
@@ -92,7 +101,7 @@ async fn every_origin_is_allowed_by_a_star_and_none_without_configuration() {
     let gate = gateway.open_gate();
     gateway.route(&[(engine.address, &gate)]);
     let mut client = gateway.connect().await;
-    client.send(post(false).replacen("\r\n", "\r\norigin: https://app.example\r\n", 1)).await;
+    client.send(post(false).replacen("\r\n", "\r\norigin: http://localhost:3000\r\n", 1)).await;
     let answer = client.answer().await;
     assert_eq!((answer.status, answer.header("vary")), (200, None));
     assert!(!answer.head.contains("access-control"), "{}", answer.head);

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
 };
 
 use super::MODEL;
@@ -38,6 +38,13 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
         Self { stream: TcpStream::connect(address).await.unwrap(), rest: Vec::new() }
+    }
+
+    /// As one of another address of this machine.
+    pub(crate) async fn connect_from(local: &str, address: SocketAddr) -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(local.parse().unwrap()).unwrap();
+        Self { stream: socket.connect(address).await.unwrap(), rest: Vec::new() }
     }
 
     pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {

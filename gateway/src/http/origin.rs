@@ -1,0 +1,116 @@
+//! Which web pages may use an API that asks nobody for a key.
+//!
+//! A gateway on loopback without keys trusts the programs of its machine, and a browser is one of them: any page that a
+//! person happens to look at can have it send a request here. Most need no preflight, since the `Content-Type` is for
+//! the page to choose, so what CORS forbids is only to read the answer; the model is awake by then. And a page whose name was
+//! rebound to this machine reads the answer, too. What no page can choose is the `Origin` that goes with all that is no
+//! GET, so it must be one of this machine's or a configured one. Programs that are no browsers send none.
+//!
+//! Behind keys a page has nothing to send. On other addresses it is the network that is trusted, pages included.
+
+use http::{HeaderValue, Method, header, request};
+use rouse::fault::Fault;
+
+use super::{admin::guard::is_of_loopback, text};
+use crate::config::Config;
+
+/// To be asked where nobody had to show a key.
+pub(super) fn check(config: &Config, parts: &request::Parts) -> Result<(), Fault> {
+    let reads = matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS);
+    if reads || config.cors.any || !config.api.ip().to_canonical().is_loopback() {
+        return Ok(());
+    }
+    let mut origins = parts.headers.get_all(header::ORIGIN).iter();
+    match origins.find(|origin| !is_allowed(config, origin)) {
+        None => Ok(()),
+        Some(origin) => {
+            let origin = text::cut(&String::from_utf8_lossy(origin.as_bytes()));
+            Err(Fault::OriginForbidden { origin })
+        }
+    }
+}
+
+fn is_allowed(config: &Config, origin: &HeaderValue) -> bool {
+    let Ok(origin) = origin.to_str() else { return false };
+    is_of_loopback(origin) || config.cors.origins.iter().any(|allowed| allowed.eq_ignore_ascii_case(origin))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        config::{Cors, parse},
+        http::testing::{Answer, Engine, Gateway, json, post},
+    };
+
+    async fn ask(gateway: &Gateway, headers: &str) -> Answer {
+        let mut client = gateway.connect().await;
+        client.send(post(false).replacen("host: x\r\n", headers, 1)).await;
+        client.answer().await
+    }
+
+    #[tokio::test]
+    async fn a_page_of_elsewhere_wakes_no_model_of_a_gateway_on_loopback_without_keys() {
+        let mut gateway = Gateway::start(|config| config.cors.origins = vec!["https://chat.example".into()]);
+        for (headers, origin) in [
+            // A page of a stranger: a request that needs no preflight.
+            (
+                "host: 127.0.0.1:8080\r\ncontent-type: text/plain\r\norigin: https://evil.example\r\n",
+                "https://evil.example",
+            ),
+            // A name that was rebound to this machine: the page is of the same origin as the gateway.
+            ("host: evil.example:8080\r\norigin: http://evil.example:8080\r\n", "http://evil.example:8080"),
+            ("host: x\r\norigin: http://localhost.evil.example\r\n", "http://localhost.evil.example"),
+            ("host: x\r\norigin: null\r\n", "null"),
+            ("host: x\r\norigin: http://localhost\r\norigin: http://evil.example\r\n", "http://evil.example"),
+        ] {
+            let refused = ask(&gateway, headers).await;
+            let error = refused.error();
+            assert_eq!(
+                (refused.status, error["code"].as_str()),
+                (403, Some("origin_forbidden")),
+                "{headers}"
+            );
+            assert_eq!(error["type"], "permission_error");
+            let message = error["message"].as_str().unwrap();
+            assert!(message.contains(origin) && message.contains("api.cors.origins"), "{message}");
+        }
+        assert!(gateway.parked.try_recv().is_err(), "it queued");
+    }
+
+    #[tokio::test]
+    async fn programs_pages_of_this_machine_and_configured_ones_are_served() {
+        let gateway = Gateway::start(|config| config.cors.origins = vec!["https://chat.example".into()]);
+        let engine = Engine::start(json("{}")).await;
+        let gate = gateway.open_gate();
+        gateway.route(&[(engine.address, &gate)]);
+        for headers in [
+            "host: evil.example\r\n",
+            "host: x\r\norigin: http://localhost:3000\r\n",
+            "host: x\r\norigin: http://127.0.0.1:8080\r\n",
+            "host: x\r\norigin: http://[::1]\r\n",
+            "host: x\r\norigin: https://chat.example\r\n",
+        ] {
+            assert_eq!(ask(&gateway, headers).await.status, 200, "{headers}");
+        }
+        let foreign = "host: x\r\norigin: https://evil.example\r\n";
+        assert_eq!(ask(&gateway, foreign).await.status, 403);
+        let config = |change: &dyn Fn(&mut crate::config::Config)| {
+            let mut config = gateway.config.load().as_ref().clone();
+            change(&mut config);
+            gateway.config.store(std::sync::Arc::new(config));
+        };
+        config(&|config| config.cors = Cors { origins: Vec::new(), any: true });
+        assert_eq!(ask(&gateway, foreign).await.status, 200);
+        config(&|config| (config.cors, config.api) = (Cors::default(), "0.0.0.0:8080".parse().unwrap()));
+        assert_eq!(ask(&gateway, foreign).await.status, 200);
+        let hash = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+        let keys =
+            parse(&format!("keys: [{{name: k, sha256: {hash}, models: ['*']}}]"), "test").unwrap().keys;
+        config(&|config| {
+            (config.api, config.keys) = ("127.0.0.1:8080".parse().unwrap(), keys.clone());
+        });
+        let keyed = format!("{foreign}authorization: Bearer secret\r\n");
+        assert_eq!(ask(&gateway, &keyed).await.status, 200);
+        assert_eq!(ask(&gateway, foreign).await.status, 401);
+    }
+}

@@ -1,0 +1,137 @@
+//! What becomes of an engine's answer that its client does not take to the end, and of the last word of one that broke.
+
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{
+    io::AsyncWrite,
+    net::{TcpListener, TcpStream},
+};
+
+use super::*;
+use crate::{
+    http::{
+        Unmetered,
+        testing::{Engine, Gateway, change_model, events, post},
+    },
+    serve::Stage,
+};
+
+fn draining() -> Gateway {
+    Gateway::start(|config| change_model(config, |model| model.on_disconnect = OnDisconnect::Drain))
+}
+
+/// The engine goes on with what nobody takes any more.
+async fn goes_on(engine: &mut Engine, gate: &Gate) {
+    let closed = tokio::time::timeout(Duration::from_millis(300), engine.closed.recv()).await;
+    assert!(closed.is_err() && gate.leases() == 1, "interrupted");
+}
+
+/// The answer to a client of HTTP/2 that has room for 200 bytes of it, and its connection.
+async fn narrow(gateway: &Gateway) -> (hyper::body::Incoming, tokio::task::JoinHandle<hyper::Result<()>>) {
+    let io = TokioIo::new(TcpStream::connect(gateway.address).await.unwrap());
+    let (mut sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(200)
+        .handshake::<_, Full<Bytes>>(io)
+        .await
+        .unwrap();
+    let driven = tokio::spawn(connection);
+    let request = http::Request::post(format!("http://{}/v1/completions", gateway.address));
+    let body = Full::from("{\"model\":\"org/m\",\"stream\":true}");
+    (sender.send_request(request.body(body).unwrap()).await.unwrap().into_body(), driven)
+}
+
+#[tokio::test]
+async fn a_stream_of_http2_that_is_cut_does_not_interrupt_an_engine_that_must_not_be() {
+    let gateway = draining();
+    let piece = format!("{:x}\r\n{}\r\n", 1 << 20, "z".repeat(1 << 20));
+    let much = events("{}") + &piece.repeat(4);
+    let mut engine = Engine::start(much).await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(engine.address, &gate)]);
+    let (_untaken, driven) = narrow(&gateway).await;
+    drop(tokio::time::timeout(Duration::from_secs(6), driven).await.expect("the connection is kept"));
+    goes_on(&mut engine, &gate).await;
+}
+
+#[tokio::test]
+async fn a_refusal_whose_client_left_does_not_interrupt_an_engine_that_must_not_be() {
+    let mut gateway = draining();
+    let mut engine = Engine::start("HTTP/1.1 500 Oh\r\ncontent-length: 100\r\n\r\npart").await;
+    let gate = gateway.open_gate();
+    let mut client = gateway.connect().await;
+    client.send(post(true)).await;
+    let parked = gateway.next_parked().await;
+    client.until(b": rouse\n\r\n").await;
+    drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
+    engine.seen.recv().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    drop(client);
+    goes_on(&mut engine, &gate).await;
+}
+
+#[tokio::test]
+async fn a_client_of_http2_that_reads_late_still_reads_why_its_stream_broke() {
+    let gateway = Gateway::start(|_| {});
+    let dies = events(&"z".repeat(1000)).replace("200 OK\r\n", "200 OK\r\nconnection: close\r\n");
+    let engine = Engine::start(dies).await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(engine.address, &gate)]);
+    let (mut body, _driven) = narrow(&gateway).await;
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let mut read = Vec::new();
+    while let Some(Ok(frame)) = body.frame().await {
+        read.extend_from_slice(frame.data_ref().unwrap());
+    }
+    let read = String::from_utf8(read).unwrap();
+    assert!(read.contains("\"code\":\"engine_failed\"") && read.ends_with("}\n\n"), "{read}");
+}
+
+/// A connection's socket, and a body on it whose last event was just handed over.
+async fn failing(patience: Duration) -> (TcpStream, Rc<Socket>, Rc<Live>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let socket = Socket::new(listener.accept().await.unwrap().0, Stage::Serving);
+    let meter: Arc<dyn crate::http::Meter> = Arc::new(Unmetered);
+    let clock = rouse::lease::Clock::new(Instant::now(), rouse::units::Tick(0));
+    let (parts, ()) = http::Request::new(()).into_parts();
+    let parts = LiveParts {
+        socket: Rc::clone(&socket),
+        track: Track::new(&meter, clock, http::HeaderValue::from_static("id"), "chat", &parts),
+        on_disconnect: OnDisconnect::Abort,
+        form: Form::OpenAi,
+        patience,
+    };
+    let job: Job = Box::pin(std::future::ready(Err(Fault::ShuttingDown)));
+    let stream = config::Stream {
+        grace: rouse::units::Millis(0),
+        heartbeat: rouse::units::Millis::secs(9),
+        responses_events: false,
+    };
+    let live = Live::waiting(job, &stream, parts);
+    let event = poll_fn(|cx| live.poll(cx)).await;
+    assert!(matches!(event, Some(Ok(_))));
+    (client, socket, live)
+}
+
+fn poll(live: &Live) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    live.poll(&mut Context::from_waker(std::task::Waker::noop()))
+}
+
+#[tokio::test]
+async fn a_broken_answer_ends_when_its_last_event_is_written_and_not_when_it_is_asked_again() {
+    let (_client, socket, live) = failing(Duration::from_secs(60)).await;
+    for _ in 0..3 {
+        assert!(poll(&live).is_pending());
+    }
+    let mut io = Box::pin(socket.io());
+    poll_fn(|cx| io.as_mut().poll_flush(cx)).await.unwrap();
+    assert!(matches!(poll(&live), Poll::Ready(Some(Err(Broken)))));
+}
+
+#[tokio::test]
+async fn a_broken_answer_does_not_wait_for_ever_to_be_written() {
+    let (_client, _socket, live) = failing(Duration::from_millis(200)).await;
+    let since = Instant::now();
+    assert!(matches!(poll_fn(|cx| live.poll(cx)).await, Some(Err(Broken))));
+    assert!(since.elapsed() >= Duration::from_millis(200));
+}
