@@ -363,3 +363,17 @@ impl Meter for Unmetered {
     fn refused(&self, _: u16) {}
     fn connections(&self, _: i64) {}
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clients_id_is_kept_without_its_head() {
+        let head = bytes::Bytes::from(b"an-id and all that stood beside it".to_vec());
+        let id = HeaderValue::from_maybe_shared(head.slice(..5)).unwrap();
+        let meter: Arc<dyn Meter> = Arc::new(Unmetered);
+        let track = Track::new(&meter, Clock::new(Instant::now(), Tick(0)), id, "other");
+        assert!(track.id == "an-id" && head.is_unique());
+    }
+}
