@@ -11,7 +11,7 @@ use rouse::{
     fleet::event::Event,
     lease::Clock,
     model::EngineId,
-    units::{Bytes, Tick},
+    units::{Bytes, Millis, Tick},
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -23,10 +23,10 @@ use crate::{
     config::{self, Config, Source},
     driver::{Handle, Journal},
     http::{self, admin::Parts},
-    metrics::Metrics,
+    metrics::{Lost, Metrics},
     platform::local::Local,
     serve::{Admin, Api, Stage},
-    telemetry::Telemetry,
+    telemetry::{Telemetry, Wall},
 };
 
 mod files;
@@ -49,6 +49,8 @@ pub struct Start {
     /// Loaded again at a reload.
     pub source: Source,
     pub journal: Option<PathBuf>,
+    /// Counts what telemetry drops, the log included, which is older than anything here.
+    pub lost: Lost,
 }
 
 /// Serves until told to stop. Called before any thread was started.
@@ -65,7 +67,7 @@ pub fn run(start: Start) -> anyhow::Result<ExitCode> {
     code
 }
 
-async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<ExitCode> {
+async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Result<ExitCode> {
     if config.accelerators_auto {
         config.core.accelerators = discover(config.headroom)?;
     }
@@ -75,7 +77,7 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
     let clock = anchored();
     let shown = config.clone();
     let config = Arc::new(ArcSwap::from_pointee(config));
-    let metrics = Arc::new(Metrics::new());
+    let metrics = Arc::new(Metrics::with(&lost));
     metrics.certificate_expires(config.load().tls.as_ref().and_then(config::Tls::expires));
     let journal = Journal::open(journal.as_deref()).context("cannot open the journal")?;
     let (events, received) = mpsc::channel(EVENTS);
@@ -85,7 +87,7 @@ async fn serve(Start { mut config, source, journal }: Start) -> anyhow::Result<E
         Handle::new(Arc::clone(&platform) as _, received, journal, Arc::clone(&metrics), clock);
     handle.tell(Event::Configured { configuration: Box::new(current.core.clone()) });
 
-    let telemetry = Telemetry::start(&current, clock, &metrics.lost())?;
+    let telemetry = Telemetry::start(&current, &lost)?;
     let meter = Arc::clone(&metrics) as _;
     let control = Arc::new(handle.clone());
     let shared = http::Shared::told(control, Arc::clone(&config), meter, Arc::clone(&telemetry));
@@ -138,11 +140,10 @@ fn discover(headroom: Bytes) -> anyhow::Result<Vec<rouse::model::Accelerator>> {
     crate::platform::local::discover(headroom).context("no accelerator was found")
 }
 
-/// Wall time is read once; from here on a monotonic clock counts on.
-#[expect(clippy::disallowed_methods, reason = "the one place that reads wall time")]
+/// For decisions, wall time is read once; from here on a monotonic clock counts on.
 fn anchored() -> Clock {
-    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Clock::new(Instant::now(), Tick(u64::try_from(since_epoch.as_millis()).unwrap_or_default()))
+    let now = Instant::now();
+    Clock::new(now, Tick::default() + Millis::from(Wall::now().since_epoch(now)))
 }
 
 fn parts(
@@ -216,8 +217,8 @@ struct End {
 impl End {
     async fn come(mut self, signals: &mut Signals) {
         let grace = self.config.shutdown.grace;
-        tracing::info!(%grace, "shutting down: no new connections; exchanges may finish; a second signal means now");
         self.stage.send_replace(Stage::Draining);
+        tracing::info!(%grace, "shutting down: no new connections; exchanges may finish; a second signal means now");
         let mut api_ended = false;
         tokio::select! {
             _ = &mut self.api => api_ended = true,

@@ -27,7 +27,6 @@ mod tests;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, sync::Arc};
 
-pub(crate) use self::file::parse_address;
 pub use self::{
     check::{Findings, check, misfits},
     cors::Cors,
@@ -40,6 +39,7 @@ pub use self::{
     telemetry::{AccessLog, Telemetry},
     tls::Tls,
 };
+pub(crate) use self::{file::parse_address, telemetry::collector_fault};
 pub use crate::demo::config as demo;
 
 use rouse::{

@@ -150,10 +150,9 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
         core.shared.control.clock(),
         id,
         found.as_ref().map_or("other", Route::label),
-        &parts,
     );
     let probe = matches!(found, Ok(Route::Healthz | Route::Readyz));
-    let seen = Seen { peer: socket.peer(), probe };
+    let seen = Seen { peer: socket.peer(), secure: socket.is_secure(), probe };
     track.keep_notes(core.shared.telemetry.begin(&core.trace_ids, &parts, seen));
     let form = route::form(path);
     let request =

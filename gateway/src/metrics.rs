@@ -65,7 +65,6 @@ pub struct Metrics {
     reloads: IntCounterVec,
     /// Without labels, and without a series where there is no certificate: 0 would be one that ended long ago.
     certificate: IntGaugeVec,
-    lost: Lost,
     keys: Arc<keys::Families>,
 }
 
@@ -78,7 +77,14 @@ impl Default for Metrics {
 impl Metrics {
     #[must_use]
     pub fn new() -> Self {
+        Self::with(&Lost::new())
+    }
+
+    /// With counters that others hold already.
+    #[must_use]
+    pub fn with(lost: &Lost) -> Self {
         let registry = Registry::new();
+        lost.register(&registry);
         valid(registry.register(Box::new(ProcessCollector::for_self())));
         let build = build_info(&registry);
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
@@ -137,16 +143,9 @@ impl Metrics {
                     &[],
                 )),
             ),
-            lost: Lost::new(&registry),
             keys: keys::Families::new(&registry),
             registry,
         }
-    }
-
-    /// Where telemetry that could not be kept is counted.
-    #[must_use]
-    pub fn lost(&self) -> Lost {
-        self.lost.clone()
     }
 
     /// Makes exactly these models known: labels of others vanish, those that stay keep counting.

@@ -14,17 +14,21 @@
 use std::sync::Arc;
 
 use http::request;
-use rouse::lease::Clock;
 use tokio::time::Instant;
 
 mod access;
 mod context;
 mod line;
+mod lines;
+mod log;
 mod notes;
 mod otlp;
+mod wall;
 
 pub(crate) use context::{Ids, TRACEPARENT, TRACESTATE};
+pub use log::Log;
 pub(crate) use notes::{Ended, Notes, Record, Seen};
+pub(crate) use wall::Wall;
 
 use crate::{
     config::{self, Config},
@@ -59,10 +63,10 @@ impl Telemetry {
     ///
     /// # Errors
     /// The access log's file cannot be opened, or the collector's address or certificates cannot be used.
-    pub fn start(config: &Config, clock: Clock, lost: &Lost) -> Result<Arc<Self>, Error> {
+    pub fn start(config: &Config, lost: &Lost) -> Result<Arc<Self>, Error> {
         let config::Telemetry { sample, .. } = config.telemetry;
-        let traces = Traces::start(&config.telemetry, clock, lost)?;
-        let access = Access::start(&config.access_log, clock, lost)?;
+        let traces = Traces::start(&config.telemetry, lost)?;
+        let access = Access::start(&config.access_log, lost)?;
         Ok(Arc::new(Self { traces, access, sample }))
     }
 

@@ -99,6 +99,8 @@ pub fn level(fault: &Fault) -> Level {
     match fault {
         Fault::Internal => Level::ERROR,
         Fault::ClientLeft { .. } | Fault::ShuttingDown => Level::INFO,
+        // Asked for by anybody, as often as they like.
+        Fault::NotImplemented { .. } => Level::DEBUG,
         _ => match row(fault).status {
             500.. => Level::WARN,
             429 => Level::INFO,

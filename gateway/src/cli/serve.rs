@@ -6,10 +6,18 @@ use anyhow::Context as _;
 use tracing_subscriber::EnvFilter;
 
 use super::{LogFormat, Serve, USAGE};
-use crate::{app, config, demo, limits};
+use crate::{app, config, demo, limits, metrics::Lost, telemetry::Log};
 
 pub(super) fn serve(serve: Serve) -> anyhow::Result<ExitCode> {
-    log(serve.log_format)?;
+    let lost = Lost::new();
+    let log = log(serve.log_format, &lost)?;
+    let ended = start(serve, lost);
+    // Before the reason is said, where it is one of failure.
+    log.close();
+    ended
+}
+
+fn start(serve: Serve, lost: Lost) -> anyhow::Result<ExitCode> {
     let descriptors = limits::raise().context("cannot read the limit of open files")?;
     let source = config::Source { file: serve.config, api: serve.api, admin: serve.admin };
     let config = source.load()?;
@@ -23,7 +31,7 @@ pub(super) fn serve(serve: Serve) -> anyhow::Result<ExitCode> {
         demo::prepare(&config)?;
     }
     tracing::debug!(descriptors, "limit of open files");
-    app::run(app::Start { config, source, journal: serve.journal })
+    app::run(app::Start { config, source, journal: serve.journal, lost })
 }
 
 /// Prints what is wrong or doubtful. Exit code 64 when anything is wrong.
@@ -54,19 +62,20 @@ pub(super) fn check(file: &Path) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn log(format: LogFormat) -> anyhow::Result<()> {
+fn log(format: LogFormat, lost: &Lost) -> anyhow::Result<Log> {
     let filter = match std::env::var("ROUSE_LOG") {
         Ok(text) => EnvFilter::try_new(text).context("ROUSE_LOG")?,
         Err(_) => EnvFilter::new("info"),
     };
+    let log = Log::start(lost).context("cannot start the log's thread")?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
+        .with_writer(log.clone());
     match format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().try_init(),
     }
-    .map_err(|error| anyhow::anyhow!("cannot log: {error}"))
+    .map_err(|error| anyhow::anyhow!("cannot log: {error}"))?;
+    Ok(log)
 }

@@ -74,16 +74,23 @@ pub(super) fn access_log(reader: &mut Reader, node: &Node) -> Option<AccessLog> 
 /// A base address gets OTLP's own path; one that has a path already is taken as it is.
 fn collector(reader: &mut Reader, node: &Node) -> Option<String> {
     let text = reader.text(node)?;
-    let uri = text.parse::<Uri>().ok();
-    let usable = uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some());
-    let Some(uri) = usable else {
-        reader.note(node.at, format_args!("'{text}' is no address: write http://HOST:4318"));
+    if let Some(fault) = collector_fault(&text) {
+        // One that may hold a password is not repeated.
+        let shown = if text.contains('@') { "it" } else { &format!("'{text}'") };
+        reader.note(node.at, format_args!("{shown} {fault}"));
         return None;
-    };
-    Some(match uri.path() {
-        "" | "/" => format!("{}/v1/traces", text.trim_end_matches('/')),
-        _ => text,
-    })
+    }
+    let rooted = text.parse::<Uri>().is_ok_and(|uri| matches!(uri.path(), "" | "/"));
+    Some(if rooted { format!("{}/v1/traces", text.trim_end_matches('/')) } else { text })
+}
+
+/// Why this cannot be a collector's address, as the end of a sentence about it that does not repeat it.
+pub(crate) fn collector_fault(address: &str) -> Option<&'static str> {
+    let uri = address.parse::<Uri>().ok();
+    let usable = uri.filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some());
+    let Some(uri) = usable else { return Some("is no address: write http://HOST:4318") };
+    let named = uri.authority().is_some_and(|authority| authority.as_str().contains('@'));
+    named.then_some("has credentials in it: send them as a header instead (authorization)")
 }
 
 fn headers(reader: &mut Reader, node: &Node) -> Option<BTreeMap<String, String>> {
@@ -148,6 +155,10 @@ mod tests {
             ["telemetry.otlp: 'collector:4318' is no address", "'a b' is no header", "'2' is not between"]
         {
             assert!(errors.contains(part), "{part} in {errors}");
+        }
+        for secret in ["http://user:s3cret@c:4318", "c@s3cret"] {
+            let errors = parse(&format!("telemetry: {{otlp: \"{secret}\"}}"), "t").unwrap_err().to_string();
+            assert!(errors.contains("telemetry.otlp: it") && !errors.contains("s3cret"), "{errors}");
         }
         let config = parse("telemetry: {headers: {authorization: s3cret}}", "t").unwrap();
         assert!(!format!("{config:?}").contains("s3cret"));

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use http::{HeaderMap, HeaderValue, Method, Uri, request};
+use http::{HeaderMap, HeaderValue};
 use rouse::{
     fault::{Fault, Phase},
     lease::Clock,
@@ -85,8 +85,6 @@ pub(crate) struct Track {
     pub(crate) id: HeaderValue,
     pub(crate) route: &'static str,
     pub(crate) arrived: Tick,
-    method: Method,
-    uri: Uri,
     model: RefCell<Option<ModelName>>,
     metrics: OnceCell<Arc<ModelMetrics>>,
     key: OnceCell<Arc<str>>,
@@ -114,16 +112,15 @@ impl Track {
         clock: Clock,
         id: HeaderValue,
         route: &'static str,
-        head: &request::Parts,
     ) -> Rc<Self> {
+        // A client's own is a part of its head, and would keep all of it for as long as the record waits.
+        let id = HeaderValue::from_bytes(id.as_bytes()).unwrap_or(id);
         Rc::new(Self {
             meter: Arc::clone(meter),
             clock,
             id,
             route,
             arrived: clock.now(),
-            method: head.method.clone(),
-            uri: head.uri.clone(),
             model: RefCell::default(),
             metrics: OnceCell::new(),
             key: OnceCell::new(),
@@ -342,8 +339,6 @@ impl Drop for Track {
         let Some(notes) = self.notes.take() else { return };
         let ended = Ended {
             id: Some(self.id.clone()),
-            method: std::mem::take(&mut self.method),
-            uri: std::mem::take(&mut self.uri),
             route: self.route,
             model: self.model.take(),
             key: self.key.take(),
@@ -367,4 +362,18 @@ impl Meter for Unmetered {
     }
     fn refused(&self, _: u16) {}
     fn connections(&self, _: i64) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clients_id_is_kept_without_its_head() {
+        let head = bytes::Bytes::from(b"an-id and all that stood beside it".to_vec());
+        let id = HeaderValue::from_maybe_shared(head.slice(..5)).unwrap();
+        let meter: Arc<dyn Meter> = Arc::new(Unmetered);
+        let track = Track::new(&meter, Clock::new(Instant::now(), Tick(0)), id, "other");
+        assert!(track.id == "an-id" && head.is_unique());
+    }
 }

@@ -4,7 +4,8 @@ use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
 use super::{register, valid};
 
-/// Requests of which a record was dropped.
+/// Requests of which a record was dropped, and lines of the gateway's own log. It is there before the other metrics
+/// are: what happens at the start is logged, too.
 #[derive(Clone)]
 pub struct Lost {
     /// The queue to the exporter was full.
@@ -14,21 +15,39 @@ pub struct Lost {
     /// The queue to the access log's thread was full.
     pub(crate) access_full: IntCounter,
     pub(crate) access_failed: IntCounter,
+    /// Nobody read what the gateway logged.
+    pub(crate) log_full: IntCounter,
+    pub(crate) log_failed: IntCounter,
+    family: IntCounterVec,
+}
+
+impl Default for Lost {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Lost {
-    pub(super) fn new(registry: &Registry) -> Self {
+    #[must_use]
+    pub fn new() -> Self {
         let opts = Opts::new(
             "rouse_telemetry_dropped_total",
-            "Requests whose trace or access log line was dropped, because a queue was full or nobody took it",
+            "Traces of requests and lines of the logs that were dropped, because a queue was full or nobody took them",
         );
-        let counters = register(registry, valid(IntCounterVec::new(opts, &["signal", "reason"])));
-        let counter = |signal, reason| counters.with_label_values(&[signal, reason]);
+        let family = valid(IntCounterVec::new(opts, &["signal", "reason"]));
+        let counter = |signal, reason| family.with_label_values(&[signal, reason]);
         Self {
             traces_full: counter("traces", "queue_full"),
             traces_failed: counter("traces", "export_failed"),
             access_full: counter("access_log", "queue_full"),
             access_failed: counter("access_log", "write_failed"),
+            log_full: counter("log", "queue_full"),
+            log_failed: counter("log", "write_failed"),
+            family,
         }
+    }
+
+    pub(super) fn register(&self, registry: &Registry) {
+        register(registry, self.family.clone());
     }
 }

@@ -150,6 +150,11 @@ impl Socket {
         self.peer.set(Some(peer));
     }
 
+    /// Nobody between reads along.
+    pub(crate) fn is_secure(&self) -> bool {
+        matches!(*self.stream.borrow(), Stream::Tls(_))
+    }
+
     /// Whom [`Self::offends`] is said of.
     pub(crate) fn is_of(&self, offender: Offender) {
         self.offender.set(offender).unwrap_or_default();

@@ -3,19 +3,21 @@
 //! Every line has every field, `null` where there is nothing to say, so that a table can be read from them without a
 //! schema. What a client chose is escaped and cut; of the query only names and harmless values are kept.
 
-use rouse::{lease::Clock, units::Tick};
+use std::time::Duration;
+
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::Record;
 use crate::{
     driver::ColdStart,
-    http::text::cut,
+    http::text::{LONGEST, cut},
     metrics::{phase, start},
 };
 
-/// Parts of names that say that a value is a secret.
-const SECRET: [&str; 8] = ["key", "token", "secret", "pass", "auth", "sig", "cred", "session"];
+/// Names whose values are written; a secret may have any other name, or none.
+const HARMLESS: [&str; 10] =
+    ["after", "api-version", "before", "follow", "include", "level", "limit", "model", "order", "purpose"];
 
 #[derive(Serialize)]
 struct Line<'a> {
@@ -23,8 +25,8 @@ struct Line<'a> {
     id: Option<&'a str>,
     trace: Option<String>,
     client: Option<String>,
-    method: String,
-    path: String,
+    method: &'a str,
+    path: &'a str,
     route: &'a str,
     model: Option<&'a str>,
     key: Option<&'a str>,
@@ -41,19 +43,19 @@ struct Line<'a> {
     tokens_in: Option<u64>,
     tokens_out: Option<u64>,
     replays: u32,
-    user_agent: Option<String>,
+    user_agent: Option<&'a str>,
 }
 
 /// Appends the record's line, with its end.
-pub(super) fn write(record: &Record, clock: Clock, out: &mut Vec<u8>) {
+pub(super) fn write(record: &Record, out: &mut Vec<u8>) {
     let ended = &record.ended;
     let line = Line {
-        ts: timestamp(epoch_nanos(clock, record.began) / 1_000_000),
+        ts: timestamp(record.wall.since_epoch(record.began)),
         id: ended.id.as_ref().and_then(|id| id.to_str().ok()),
         trace: record.trace().map(|trace| format!("{trace:032x}")),
         client: record.peer.map(|peer| peer.ip().to_canonical().to_string()),
-        method: cut(ended.method.as_str()),
-        path: path(&ended.uri),
+        method: &record.method,
+        path: &record.path,
         route: ended.route,
         model: ended.model.as_ref().map(|model| model.as_str()),
         key: ended.key.as_deref(),
@@ -70,7 +72,7 @@ pub(super) fn write(record: &Record, clock: Clock, out: &mut Vec<u8>) {
         tokens_in: record.usage.map(|usage| usage.prompt),
         tokens_out: record.usage.map(|usage| usage.completion),
         replays: ended.replays,
-        user_agent: record.agent.as_ref().map(|agent| cut(&String::from_utf8_lossy(agent.as_bytes()))),
+        user_agent: record.agent.as_deref(),
     };
     let before = out.len();
     if serde_json::to_writer(&mut *out, &line).is_err() {
@@ -83,17 +85,20 @@ pub(super) fn write(record: &Record, clock: Clock, out: &mut Vec<u8>) {
 /// The path, and of the query what cannot be a secret.
 pub(super) fn path(uri: &http::Uri) -> String {
     let Some(query) = uri.query() else { return cut(uri.path()) };
-    let shown = query.split('&').map(|pair| match pair.split_once('=') {
-        Some((name, _)) if is_secret(name) => format!("{name}=***"),
-        _ => pair.to_owned(),
-    });
-    cut(&format!("{}?{}", uri.path(), shown.collect::<Vec<_>>().join("&")))
-}
-
-/// An escaped name is not worth decoding: its value is taken for a secret.
-fn is_secret(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
-    name.contains('%') || SECRET.iter().any(|part| name.contains(part))
+    let mut shown = uri.path().to_owned();
+    for (number, part) in query.split('&').enumerate() {
+        // Whatever comes after is cut off, however much it is.
+        if shown.len() > LONGEST {
+            break;
+        }
+        shown.push(if number == 0 { '?' } else { '&' });
+        match part.split_once('=') {
+            Some((name, _)) if HARMLESS.contains(&name) => shown.push_str(part),
+            Some((name, _)) => shown.extend([name, "=***"]),
+            None => shown.push_str("***"),
+        }
+    }
+    cut(&shown)
 }
 
 fn millis(from: Instant, to: Instant) -> f64 {
@@ -101,18 +106,9 @@ fn millis(from: Instant, to: Instant) -> f64 {
     micros as f64 / 1e3
 }
 
-/// Wall time of a moment, in nanoseconds since the Unix epoch.
-pub(super) fn epoch_nanos(clock: Clock, at: Instant) -> u64 {
-    let Tick(millis) = clock.now();
-    let there = clock.instant(Tick(millis));
-    let nanos = |span: std::time::Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
-    (millis * 1_000_000)
-        .saturating_sub(nanos(there.saturating_duration_since(at)))
-        .saturating_add(nanos(at.saturating_duration_since(there)))
-}
-
-/// `2026-11-20T16:05:50.123Z`, of milliseconds since the Unix epoch.
-fn timestamp(millis: u64) -> String {
+/// `2026-11-20T16:05:50.123Z`, of a time since the Unix epoch.
+fn timestamp(since_epoch: Duration) -> String {
+    let millis = u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX);
     let (days, rest) = (millis / 86_400_000, millis % 86_400_000);
     let (year, month, day) = date(days);
     let (hours, minutes, seconds) = (rest / 3_600_000, rest / 60_000 % 60, rest / 1000 % 60);
@@ -145,7 +141,7 @@ mod tests {
             (1_795_190_399_999, "2026-11-20T15:59:59.999Z"),
             (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
         ] {
-            assert_eq!(timestamp(millis), text);
+            assert_eq!(timestamp(Duration::from_millis(millis)), text);
         }
     }
 
@@ -153,19 +149,20 @@ mod tests {
     fn secrets_in_a_query_are_not_written() {
         for (uri, shown) in [
             ("/v1/models", "/v1/models"),
-            ("/v1/models?limit=3&x", "/v1/models?limit=3&x"),
-            ("/a?api_key=abc&Token=x&n=1", "/a?api_key=***&Token=***&n=1"),
+            ("/v1/models?limit=3&after=m", "/v1/models?limit=3&after=m"),
+            ("/a?api_key=abc&Token=x&n=1&order=asc", "/a?api_key=***&Token=***&n=***&order=asc"),
             ("/a?%6bey=abc", "/a?%6bey=***"),
+            ("/a?code=abc&jwt=x&access=y", "/a?code=***&jwt=***&access=***"),
+            ("/a?s3cret", "/a?***"),
+            ("/a?s3cret&limit=1&", "/a?***&limit=1&***"),
         ] {
             assert_eq!(path(&uri.parse().unwrap()), shown);
         }
     }
 
     #[test]
-    fn a_moment_has_its_wall_time() {
-        let origin = Instant::now();
-        let clock = Clock::new(origin, Tick(5_000));
-        let later = origin + std::time::Duration::from_micros(1_500);
-        assert_eq!(epoch_nanos(clock, later), 5_001_500_000);
+    fn a_long_query_is_cut_and_nothing_of_a_secret_is_left() {
+        let long = path(&format!("/a?key=s3cret&{}", "x&".repeat(20_000)).parse().unwrap());
+        assert!(long.starts_with("/a?key=***&***&") && long.len() <= LONGEST + 3, "{long}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use http::{HeaderValue, Method, Uri, Version, header, request};
+use http::{HeaderValue, Version, header, request};
 use rouse::{
     fault::Phase,
     model::{EngineId, ModelName},
@@ -11,13 +11,18 @@ use rouse::{
 };
 use tokio::time::Instant;
 
-use super::{Context, Telemetry};
-use crate::driver::ColdStart;
+use super::{Context, Telemetry, Wall, line};
+use crate::{
+    driver::ColdStart,
+    http::text::{LONGEST, cut},
+};
 
 /// What the connection and the route tell of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) peer: Option<SocketAddr>,
+    /// Its connection is under TLS.
+    pub(crate) secure: bool,
     /// Asks for the gateway's health: a span every second that says nothing.
     pub(crate) probe: bool,
 }
@@ -28,12 +33,19 @@ pub(crate) struct Notes {
     record: Record,
 }
 
-/// One request that is over, as plain data that any thread may take.
+/// One request that is over, as plain data that any thread may take. What its client chose is copied and cut: parts of
+/// a head that are kept as they are keep all of the head, and thousands of records may wait.
 pub(crate) struct Record {
     pub(crate) began: Instant,
     pub(crate) over: Instant,
+    /// When that was.
+    pub(crate) wall: Wall,
     pub(crate) peer: Option<SocketAddr>,
-    pub(crate) agent: Option<HeaderValue>,
+    pub(crate) secure: bool,
+    pub(crate) agent: Option<String>,
+    pub(crate) method: String,
+    /// With of its query what is harmless.
+    pub(crate) path: String,
     pub(crate) version: Version,
     pub(crate) parent: Option<Context>,
     /// The gateway's own span, when there are traces; not necessarily sampled.
@@ -63,8 +75,6 @@ pub(crate) struct Step {
 #[derive(Default)]
 pub(crate) struct Ended {
     pub(crate) id: Option<HeaderValue>,
-    pub(crate) method: Method,
-    pub(crate) uri: Uri,
     pub(crate) route: &'static str,
     pub(crate) model: Option<ModelName>,
     /// By its key's name.
@@ -92,8 +102,12 @@ impl Notes {
         let record = Record {
             began: now,
             over: now,
+            wall: Wall::now(),
             peer: seen.peer,
-            agent: head.headers.get(header::USER_AGENT).cloned(),
+            secure: seen.secure,
+            agent: head.headers.get(header::USER_AGENT).map(|agent| text(agent.as_bytes())),
+            method: cut(head.method.as_str()),
+            path: line::path(&head.uri),
             version: head.version,
             parent,
             own,
@@ -163,9 +177,14 @@ impl Notes {
     pub(crate) fn end(mut self, ended: Ended) {
         let now = Instant::now();
         self.leave(now, ended.left.map(|_| CLIENT_LEFT));
-        (self.record.over, self.record.ended) = (now, ended);
+        (self.record.over, self.record.wall, self.record.ended) = (now, Wall::now(), ended);
         self.telemetry.finish(self.record);
     }
+}
+
+/// No more of it is looked at than is kept.
+fn text(bytes: &[u8]) -> String {
+    cut(&String::from_utf8_lossy(bytes.get(..LONGEST + 3).unwrap_or(bytes)))
 }
 
 /// What ended a span, when it was its client.
@@ -179,5 +198,31 @@ impl Record {
     /// The trace that it belongs to, whether it is recorded here or not.
     pub(super) fn trace(&self) -> Option<u128> {
         self.own.or(self.parent).map(|context| context.trace)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::{Method, Request};
+
+    use super::*;
+
+    #[test]
+    fn notes_keep_no_part_of_a_head_and_little_of_what_stood_in_it() {
+        let long = Bytes::from(vec![b'x'; 60_000]);
+        let uri = http::Uri::from_maybe_shared(Bytes::from(format!("/{}", "y".repeat(60_000)))).unwrap();
+        let agent = HeaderValue::from_maybe_shared(long.clone()).unwrap();
+        let method = Method::from_bytes(&long).unwrap();
+        let request = Request::builder().method(method).uri(uri).header(header::USER_AGENT, agent);
+        let (head, ()) = request.body(()).unwrap().into_parts();
+        let seen = Seen { peer: None, secure: false, probe: false };
+        let notes = Notes::new(Arc::default(), Instant::now(), seen, &head, None, None);
+        drop(head);
+        assert!(long.is_unique());
+        let record = &notes.record;
+        for kept in [record.agent.as_ref().unwrap(), &record.method, &record.path] {
+            assert!(kept.capacity() < 2 * LONGEST && kept.ends_with('…'), "{} {kept}", kept.capacity());
+        }
     }
 }

@@ -13,14 +13,16 @@ use opentelemetry_sdk::{
     Resource,
     trace::{SpanData, SpanExporter as _},
 };
-use rouse::lease::Clock;
 use tokio::{
-    sync::{Notify, mpsc, oneshot},
+    sync::{Notify, mpsc, oneshot, watch},
     time::timeout,
 };
 
 use super::{Error, Record};
-use crate::{config, metrics::Lost};
+use crate::{
+    config::{self, collector_fault},
+    metrics::Lost,
+};
 
 mod client;
 mod spans;
@@ -33,18 +35,22 @@ const BATCH: usize = 256;
 const DELAY: Duration = Duration::from_secs(1);
 /// Of one export, all of it.
 const EXPORT: Duration = Duration::from_secs(10);
-/// A batch that cannot be delivered is tried again after so long, and then dropped.
+/// A batch that cannot be delivered is tried again after so long, and then dropped. The end cuts them short.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 const CLOSE: Duration = Duration::from_secs(2);
 
 /// What the environment may say instead of `telemetry.otlp`.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
+/// What it may say of how to speak to it.
+const PROTOCOLS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
+
 pub(super) struct Traces {
     queue: mpsc::Sender<Message>,
     /// The task sleeps between two exports, since a wake for each request would cost the request's core more than all
     /// the rest. This ends its sleep.
     hurry: Arc<Notify>,
+    closing: watch::Sender<bool>,
     lost: Lost,
 }
 
@@ -57,45 +63,53 @@ struct Export {
     exporter: SpanExporter,
     client: client::Client,
     hurry: Arc<Notify>,
-    clock: Clock,
+    closing: watch::Receiver<bool>,
     lost: Lost,
     /// The last export failed.
     broken: bool,
 }
 
 impl Traces {
-    /// `None` when neither the configuration nor the environment names a collector, or the environment forbids it.
-    pub(super) fn start(
-        config: &config::Telemetry,
-        clock: Clock,
-        lost: &Lost,
-    ) -> Result<Option<Self>, Error> {
-        let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    /// `None` when neither the configuration nor the environment names a collector, or the environment forbids it. What
+    /// the environment says wrongly costs the traces only: it may be meant for whatever else runs here.
+    pub(super) fn start(config: &config::Telemetry, lost: &Lost) -> Result<Option<Self>, Error> {
         let forbidden = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
             || set("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
-        if forbidden || (config.otlp.is_none() && !ENDPOINTS.iter().any(|name| set(name).is_some())) {
+        if forbidden {
             return Ok(None);
         }
-        let client = client::Client::new().map_err(|error| Error::Traces(error.to_string()))?;
-        let mut builder = SpanExporter::builder()
-            .with_http()
-            .with_http_client(client.clone())
-            .with_protocol(Protocol::HttpBinary)
-            .with_timeout(EXPORT)
-            .with_headers(config.headers.clone().into_iter().collect())
-            // It would sleep on the control runtime's thread.
-            .with_retry_policy(RetryPolicy::disabled());
-        if let Some(otlp) = &config.otlp {
-            builder = builder.with_endpoint(otlp.clone());
+        let found = ENDPOINTS.iter().find_map(|name| set(name).map(|value| (name, value)));
+        match (&config.otlp, found) {
+            (None, None) => return Ok(None),
+            (Some(_), _) => {}
+            (None, Some((name, value))) => {
+                // Not the value: it may hold what must not be shown.
+                if let Some(fault) = collector_fault(&value) {
+                    tracing::warn!("{name} {fault}; there are no traces");
+                    return Ok(None);
+                }
+            }
         }
-        let mut exporter = builder.build().map_err(|error| Error::Traces(error.to_string()))?;
-        exporter.set_resource(&resource(set("OTEL_SERVICE_NAME").is_some()));
+        if let Some((name, _)) = PROTOCOLS.iter().find_map(|name| {
+            set(name).map(|value| (name, value)).filter(|(_, value)| value.eq_ignore_ascii_case("grpc"))
+        }) {
+            tracing::warn!("{name} asks for gRPC, which is not spoken: traces go by HTTP (protobuf)");
+        }
+        match Export::new(config, lost) {
+            Ok(export) => Ok(Some(Self::of(export, lost))),
+            Err(error) if config.otlp.is_some() => Err(Error::Traces(error)),
+            Err(error) => {
+                tracing::warn!("telemetry: {error}; there are no traces");
+                Ok(None)
+            }
+        }
+    }
+
+    fn of((export, closing): (Export, watch::Sender<bool>), lost: &Lost) -> Self {
         let (queue, records) = mpsc::channel(QUEUE);
-        let hurry = Arc::<Notify>::default();
-        let asked = Arc::clone(&hurry);
-        let export = Export { exporter, client, hurry: asked, clock, lost: lost.clone(), broken: false };
+        let hurry = Arc::clone(&export.hurry);
         tokio::spawn(export.run(records));
-        Ok(Some(Self { queue, hurry, lost: lost.clone() }))
+        Self { queue, hurry, closing, lost: lost.clone() }
     }
 
     /// Never waits.
@@ -111,6 +125,7 @@ impl Traces {
     pub(super) async fn close(&self) {
         let closed = async {
             let (tell, told) = oneshot::channel();
+            self.closing.send_replace(true);
             if self.queue.send(Message::Close(tell)).await.is_ok() {
                 self.hurry.notify_one();
                 // The task is gone when this fails: then there is nothing to wait for.
@@ -121,6 +136,11 @@ impl Traces {
             tracing::warn!("the last traces could not be exported in time");
         }
     }
+}
+
+/// A variable that is there and not empty.
+fn set(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// Who exports. A name in the environment goes first, then one in `OTEL_RESOURCE_ATTRIBUTES`.
@@ -134,6 +154,26 @@ fn resource(named: bool) -> Resource {
 }
 
 impl Export {
+    fn new(config: &config::Telemetry, lost: &Lost) -> Result<(Self, watch::Sender<bool>), String> {
+        let client = client::Client::new().map_err(|error| error.to_string())?;
+        let mut builder = SpanExporter::builder()
+            .with_http()
+            .with_http_client(client.clone())
+            .with_protocol(Protocol::HttpBinary)
+            .with_timeout(EXPORT)
+            .with_headers(config.headers.clone().into_iter().collect())
+            // It would sleep on the control runtime's thread.
+            .with_retry_policy(RetryPolicy::disabled());
+        if let Some(otlp) = &config.otlp {
+            builder = builder.with_endpoint(otlp.clone());
+        }
+        let mut exporter = builder.build().map_err(|error| error.to_string())?;
+        exporter.set_resource(&resource(set("OTEL_SERVICE_NAME").is_some()));
+        let (end, closing) = watch::channel(false);
+        let (hurry, lost) = (Arc::default(), lost.clone());
+        Ok((Self { exporter, client, hurry, closing, lost, broken: false }, end))
+    }
+
     async fn run(mut self, mut records: mpsc::Receiver<Message>) {
         let mut close = None;
         while close.is_none() {
@@ -153,11 +193,11 @@ impl Export {
                     }
                 }
                 if batch.len() == BATCH {
-                    self.deliver(&std::mem::take(&mut batch), false).await;
+                    self.deliver(&std::mem::take(&mut batch)).await;
                 }
                 next = records.try_recv().ok();
             }
-            self.deliver(&batch, close.is_some()).await;
+            self.deliver(&batch).await;
         }
         if let Some(tell) = close {
             // Whoever asked may have given up.
@@ -165,14 +205,15 @@ impl Export {
         }
     }
 
-    async fn deliver(&mut self, batch: &[Arc<Record>], last: bool) {
+    async fn deliver(&mut self, batch: &[Arc<Record>]) {
         if batch.is_empty() {
             return;
         }
-        let spans: Vec<SpanData> = batch.iter().flat_map(|record| spans::of(record, self.clock)).collect();
-        let pauses = if last { &[] } else { PAUSES.as_slice() };
-        let mut pauses = pauses.iter();
+        let spans: Vec<SpanData> = batch.iter().flat_map(|record| spans::of(record)).collect();
+        let mut pauses = PAUSES.iter();
         loop {
+            // When the end comes in a pause, this is the last attempt.
+            let last = *self.closing.borrow();
             let exported = timeout(EXPORT, self.exporter.export(spans.clone())).await;
             let error = match exported {
                 Ok(Ok(())) => break,
@@ -182,11 +223,12 @@ impl Export {
             if !std::mem::replace(&mut self.broken, true) {
                 tracing::warn!(error, "traces cannot be exported; those that do not fit are dropped");
             }
-            let Some(pause) = pauses.next() else {
+            let Some(pause) = pauses.next().filter(|_| !last) else {
                 self.lost.traces_failed.inc_by(batch.len() as u64);
                 return;
             };
-            tokio::time::sleep(*pause).await;
+            // Over or cut short: both are followed by another attempt.
+            drop(timeout(*pause, self.closing.wait_for(|closing| *closing)).await);
         }
         if std::mem::replace(&mut self.broken, false) {
             tracing::info!("traces are exported again");

@@ -144,12 +144,17 @@ impl Fixture {
 
     /// Writes the file and starts a gateway with it; returns when it is ready.
     pub(crate) fn start(self) -> Gateway {
+        self.start_as(|_| {})
+    }
+
+    /// With something else than usual about the process.
+    pub(crate) fn start_as(self, change: impl FnOnce(&mut Command)) -> Gateway {
         let accelerators: Vec<(&str, u64)> =
             self.accelerators.iter().map(|(id, b)| (id.as_str(), *b)).collect();
         engine_sim::accelerator::Book::create(self.meter(), &accelerators).unwrap();
         let file = self.dir.path().join("rouse.yaml");
         std::fs::write(&file, self.yaml()).unwrap();
-        let mut gateway = Gateway::spawn(self.dir.path(), &self.flags);
+        let mut gateway = Gateway::spawn_as(self.dir.path(), &self.flags, change);
         gateway._fixture = Some(self.dir);
         gateway
     }
@@ -158,18 +163,23 @@ impl Fixture {
 impl Gateway {
     /// Starts a gateway on `dir/rouse.yaml`; again on the same folder after a crash, too.
     pub(crate) fn spawn(dir: &Path, flags: &[String]) -> Self {
+        Self::spawn_as(dir, flags, |_| {})
+    }
+
+    fn spawn_as(dir: &Path, flags: &[String], change: impl FnOnce(&mut Command)) -> Self {
         let log =
             std::fs::OpenOptions::new().create(true).append(true).open(dir.join("gateway.log")).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
+        command
             .arg("--config")
             .arg(dir.join("rouse.yaml"))
             .args(["--api", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
             .args(flags)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .unwrap();
+            .stderr(log);
+        change(&mut command);
+        let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut address = |label: &str| -> SocketAddr {
             let line = lines

@@ -16,6 +16,7 @@ use crate::{
 };
 
 mod collector;
+mod trouble;
 
 use collector::{Collector, hex, names, text};
 
@@ -181,6 +182,13 @@ fn without_traces_the_clients_own_headers_pass_as_they_are() {
     assert_eq!(passed(&gateway, "", "traceparent"), None);
 }
 
+/// How much of this was dropped so far.
+fn dropped(gateway: &Gateway, signal: &str, reason: &str) -> u64 {
+    let text = gateway.admin().get("/metrics").text();
+    let name = format!("rouse_telemetry_dropped_total{{reason=\"{reason}\",signal=\"{signal}\"}} ");
+    text.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap()
+}
+
 #[test]
 fn a_collector_that_takes_nothing_costs_only_its_own_spans_which_are_counted() {
     let collector = Collector::start();
@@ -188,12 +196,7 @@ fn a_collector_that_takes_nothing_costs_only_its_own_spans_which_are_counted() {
     let gateway = traced(&collector, "");
     gateway.wake("m");
     assert_eq!(ask(&gateway, "lost", "", "m", false), 200);
-    let dropped = |reason: &str| {
-        let text = gateway.admin().get("/metrics").text();
-        let name = format!("rouse_telemetry_dropped_total{{reason=\"{reason}\",signal=\"traces\"}} ");
-        text.lines().find_map(|line| line.strip_prefix(&name)?.parse::<u64>().ok()).unwrap()
-    };
-    gateway.until("dropped", Duration::from_secs(15), || dropped("export_failed") > 0);
+    gateway.until("dropped", Duration::from_secs(15), || dropped(&gateway, "traces", "export_failed") > 0);
     let log = gateway.log();
     assert_eq!(log.matches("traces cannot be exported").count(), 1, "{log}");
     assert!(log.contains("the collector answers 503"), "{log}");
@@ -202,7 +205,7 @@ fn a_collector_that_takes_nothing_costs_only_its_own_spans_which_are_counted() {
     collector.tree(&gateway, "kept");
     assert!(!collector.has("lost"));
     gateway.until("said", Duration::from_secs(5), || gateway.log().contains("traces are exported again"));
-    assert_eq!(dropped("queue_full"), 0);
+    assert_eq!(dropped(&gateway, "traces", "queue_full"), 0);
 }
 
 #[test]

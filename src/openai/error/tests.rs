@@ -311,4 +311,5 @@ fn defects_are_loud_and_mistakes_of_clients_are_not() {
     assert_eq!(level(&Fault::ShuttingDown), Level::INFO);
     assert_eq!(level(&shortage(true)), Level::INFO);
     assert_eq!(level(&Fault::InvalidApiKey), Level::DEBUG);
+    assert_eq!(level(&Fault::NotImplemented { what: String::new() }), Level::DEBUG);
 }

@@ -11,46 +11,41 @@
 //! Attributes bear the names of OpenTelemetry's semantic conventions where these have one, and `rouse.` else. A 4xx is
 //! the client's error and not the server's, so such a span has no error status, as the conventions ask.
 
-use std::{
-    borrow::Cow,
-    time::{Duration, SystemTime},
-};
+use std::borrow::Cow;
 
-use http::{Method, Version};
+use http::Version;
 use opentelemetry::{
     InstrumentationScope, KeyValue, SpanId, TraceFlags, TraceId,
     trace::{Event, SpanContext, SpanKind, Status, TraceState},
 };
 use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator, SpanData, SpanEvents, SpanLinks};
-use rouse::{fault::Phase, lease::Clock};
+use rouse::fault::Phase;
 use tokio::time::Instant;
 
 use crate::{
-    http::text::cut,
     metrics::{phase, start},
     telemetry::{
         Record,
         context::Context,
-        line::epoch_nanos,
         notes::{CLIENT_LEFT, Step},
     },
 };
 
 /// The spans of a request that has one of its own.
-pub(super) fn of(record: &Record, clock: Clock) -> Vec<SpanData> {
+pub(super) fn of(record: &Record) -> Vec<SpanData> {
     let Some(own) = record.own else { return Vec::new() };
-    let children = record.steps.iter().map(|step| child(step, own, record.over, clock));
-    std::iter::once(server(record, own, clock)).chain(children).collect()
+    let children = record.steps.iter().map(|step| child(step, own, record));
+    std::iter::once(server(record, own)).chain(children).collect()
 }
 
-fn server(record: &Record, own: Context, clock: Clock) -> SpanData {
+fn server(record: &Record, own: Context) -> SpanData {
     let ended = &record.ended;
-    let route = route(ended.route, ended.uri.path());
-    let method = method(&ended.method);
+    let route = route(ended.route, path(record));
+    let method = method(&record.method);
     let name = route.map_or_else(|| method.to_owned(), |route| format!("{method} {route}"));
     let mut events = SpanEvents::default();
     let mut event = |name, at: Option<Instant>, attributes| {
-        events.events.extend(at.map(|at| Event::new(name, wall(clock, at), attributes, 0)));
+        events.events.extend(at.map(|at| Event::new(name, record.wall.of(at), attributes, 0)));
     };
     event("request body received", record.received, Vec::new());
     event("response head sent", record.answered, Vec::new());
@@ -64,8 +59,8 @@ fn server(record: &Record, own: Context, clock: Clock) -> SpanData {
         parent_span_is_remote: record.parent.is_some(),
         span_kind: SpanKind::Server,
         name: name.into(),
-        start_time: wall(clock, record.began),
-        end_time: wall(clock, record.over),
+        start_time: record.wall.of(record.began),
+        end_time: record.wall.of(record.over),
         attributes: attributes(record, route, method),
         dropped_attributes_count: 0,
         events,
@@ -80,14 +75,14 @@ fn attributes(record: &Record, route: Option<&'static str>, method: &'static str
     let number = |name, value: u64| KeyValue::new(name, i64::try_from(value).unwrap_or(i64::MAX));
     let mut all = vec![
         KeyValue::new("http.request.method", method),
-        KeyValue::new("url.path", cut(ended.uri.path())),
-        KeyValue::new("url.scheme", ended.uri.scheme_str().unwrap_or("http").to_owned()),
+        KeyValue::new("url.path", path(record).to_owned()),
+        KeyValue::new("url.scheme", if record.secure { "https" } else { "http" }),
         KeyValue::new("http.response.status_code", i64::from(ended.status)),
         KeyValue::new("network.protocol.version", version(record.version)),
         number("http.request.body.size", ended.bytes_in),
         number("http.response.body.size", ended.bytes_out),
     ];
-    let text = |value: &http::HeaderValue| cut(&String::from_utf8_lossy(value.as_bytes()));
+    let id = ended.id.as_ref().and_then(|id| id.to_str().ok());
     let error = ended.left.map(|_| CLIENT_LEFT).or(ended.code);
     let error =
         error.map(Cow::from).or_else(|| (ended.status >= 500).then(|| ended.status.to_string().into()));
@@ -96,8 +91,8 @@ fn attributes(record: &Record, route: Option<&'static str>, method: &'static str
             route.map(|route| KeyValue::new("http.route", route)),
             error.map(|error| KeyValue::new("error.type", error)),
             record.peer.map(|peer| KeyValue::new("client.address", peer.ip().to_canonical().to_string())),
-            record.agent.as_ref().map(|agent| KeyValue::new("user_agent.original", text(agent))),
-            ended.id.as_ref().map(|id| KeyValue::new("rouse.request_id", text(id))),
+            record.agent.as_ref().map(|agent| KeyValue::new("user_agent.original", agent.clone())),
+            id.map(|id| KeyValue::new("rouse.request_id", id.to_owned())),
             ended.model.as_ref().map(|model| KeyValue::new("gen_ai.request.model", model.to_string())),
             operation(ended.route).map(|name| KeyValue::new("gen_ai.operation.name", name)),
             record.usage.map(|usage| number("gen_ai.usage.input_tokens", usage.prompt)),
@@ -113,7 +108,7 @@ fn attributes(record: &Record, route: Option<&'static str>, method: &'static str
     all
 }
 
-fn child(step: &Step, own: Context, over: Instant, clock: Clock) -> SpanData {
+fn child(step: &Step, own: Context, record: &Record) -> SpanData {
     let (name, kind) = match step.phase {
         Phase::Parked => ("parked", SpanKind::Internal),
         Phase::Connecting => ("connect", SpanKind::Client),
@@ -130,8 +125,8 @@ fn child(step: &Step, own: Context, over: Instant, clock: Clock) -> SpanData {
         parent_span_is_remote: false,
         span_kind: kind,
         name: name.into(),
-        start_time: wall(clock, step.from),
-        end_time: wall(clock, step.to.unwrap_or(over)),
+        start_time: record.wall.of(step.from),
+        end_time: record.wall.of(step.to.unwrap_or(record.over)),
         attributes: engine.into_iter().chain(error).collect(),
         dropped_attributes_count: 0,
         events: SpanEvents::default(),
@@ -155,8 +150,8 @@ fn scope() -> InstrumentationScope {
     InstrumentationScope::builder("rouse-gateway").with_version(env!("CARGO_PKG_VERSION")).build()
 }
 
-fn wall(clock: Clock, at: Instant) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_nanos(epoch_nanos(clock, at))
+fn path(record: &Record) -> &str {
+    record.path.split_once('?').map_or(&record.path, |(path, _)| path)
 }
 
 /// As a pattern: a span's name must not have as many values as there are models. `None` for what is no route.
@@ -203,9 +198,9 @@ fn operation(label: &str) -> Option<&'static str> {
 }
 
 /// Methods are not made up by clients, here.
-fn method(method: &Method) -> &'static str {
+fn method(method: &str) -> &'static str {
     const KNOWN: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
-    KNOWN.into_iter().find(|known| *known == method.as_str()).unwrap_or("_OTHER")
+    KNOWN.into_iter().find(|known| *known == method).unwrap_or("_OTHER")
 }
 
 const fn version(version: Version) -> &'static str {

@@ -60,6 +60,11 @@ async fn answers_of_every_operation_are_as_the_document_says() {
         ("POST /admin/v1/models/{model}/sleep", "POST /admin/v1/models/org/m/sleep?level=1&level=2"),
         ("GET /admin/v1/models/{model}/logs", "GET /admin/v1/models/org/m/logs?follow=perhaps"),
         ("GET /admin/v1/models/{model}/logs", "GET /admin/v1/models/org/m/logs?replica=first"),
+        ("GET /admin/v1/models/{model}/explain", "GET /admin/v1/models/org/m/explain?level=1&level=2"),
+        ("POST /admin/v1/models/{model}/wake", "POST /admin/v1/models/org/m/wake?level=1&level=2"),
+        ("POST /admin/v1/models/{model}/stop", "POST /admin/v1/models/org/m/stop?level=1&level=2"),
+        ("POST /admin/v1/models/{model}/pin", "POST /admin/v1/models/org/m/pin?level=1&level=2"),
+        ("POST /admin/v1/models/{model}/unpin", "POST /admin/v1/models/org/m/unpin?level=1&level=2"),
     ] {
         holds(line, &ask(at, asked, "").await);
     }

@@ -1,0 +1,319 @@
+//! Lines on their way to a descriptor, in a thread of their own.
+//!
+//! A disk may stall for seconds, and a pipe for as long as nobody reads it; a core that writes to either stalls with
+//! every stream it carries. So whoever has something to tell only puts it into a bounded queue; making a line of it
+//! and writing are the thread's. What does not fit is dropped and counted: a log that holds up answers is worse than
+//! one with a gap.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use prometheus::IntCounter;
+
+/// Written at once, when more wait.
+const BATCH: usize = 64 << 10;
+
+/// Where lines go, and what is done about those that get nowhere.
+pub(super) struct Sink {
+    /// The thread's name.
+    pub(super) name: &'static str,
+    pub(super) out: Box<dyn Write + Send>,
+    /// Where it is a file, which can be opened anew.
+    pub(super) path: Option<PathBuf>,
+    /// What may wait to be written.
+    pub(super) queue: usize,
+    /// After a batch the thread sleeps for so long: a wake for each line would cost the one who tells it more than
+    /// the line.
+    pub(super) gather: Duration,
+    pub(super) full: IntCounter,
+    pub(super) failed: IntCounter,
+    /// Told of the first failure of several.
+    pub(super) on_failure: fn(&Failure<'_>),
+}
+
+pub(super) enum Failure<'a> {
+    Write(&'a io::Error),
+    Reopen(&'a Path, &'a io::Error),
+}
+
+/// The near end of the queue.
+pub(super) struct Lines<T> {
+    queue: SyncSender<Option<T>>,
+    asked: Arc<Asked>,
+    /// Ends the thread's sleep between two batches.
+    hurry: SyncSender<()>,
+    full: IntCounter,
+}
+
+/// What is asked of the thread beside its lines. Not in the queue, where it would be lost when that is full.
+#[derive(Default)]
+struct Asked {
+    reopen: AtomicBool,
+    close: OnceLock<Sender<()>>,
+}
+
+struct Writer<F> {
+    sink: Sink,
+    line: F,
+    asked: Arc<Asked>,
+    hurried: Receiver<()>,
+    /// The last write failed.
+    broken: bool,
+    /// It failed in the middle of a line.
+    torn: bool,
+}
+
+impl<T: Send + 'static> Lines<T> {
+    /// `line` appends the line of one thing that was told, with its end.
+    pub(super) fn start(sink: Sink, line: impl FnMut(&T, &mut Vec<u8>) + Send + 'static) -> io::Result<Self> {
+        let (queue, told) = sync_channel(sink.queue);
+        let (hurry, hurried) = sync_channel(1);
+        let asked = Arc::<Asked>::default();
+        let (full, name) = (sink.full.clone(), sink.name);
+        let writer = Writer { sink, line, asked: Arc::clone(&asked), hurried, broken: false, torn: false };
+        thread::Builder::new().name(name.into()).spawn(move || writer.run(&told))?;
+        Ok(Self { queue, asked, hurry, full })
+    }
+
+    /// Never waits.
+    pub(super) fn tell(&self, told: T) {
+        if self.queue.try_send(Some(told)).is_err() {
+            self.full.inc();
+        }
+    }
+
+    /// The file was moved away: what is told from now on goes into a new one.
+    pub(super) fn reopen(&self) {
+        self.asked.reopen.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Waits until what was told is written, for so long at most; false when it was not. The first call counts.
+    pub(super) fn close(&self, within: Duration) -> bool {
+        let (tell, written) = channel();
+        if self.asked.close.set(tell).is_err() {
+            return true;
+        }
+        self.wake();
+        written.recv_timeout(within).is_ok()
+    }
+
+    fn wake(&self) {
+        // Where one is full, the thread is awake, or will look anyway.
+        self.queue.try_send(None).unwrap_or_default();
+        self.hurry.try_send(()).unwrap_or_default();
+    }
+}
+
+impl<F> Writer<F> {
+    fn run<T>(mut self, told: &Receiver<Option<T>>)
+    where
+        F: FnMut(&T, &mut Vec<u8>),
+    {
+        let mut bytes = Vec::with_capacity(BATCH);
+        while let Ok(first) = told.recv() {
+            if self.asked.reopen.swap(false, Ordering::Acquire) {
+                self.reopen();
+            }
+            // Looked at before the queue is: what was told before it was asked is among what follows.
+            let close = self.asked.close.get().cloned();
+            let (mut next, mut lines) = (Some(first), 0);
+            while let Some(one) = next {
+                if let Some(one) = one {
+                    (self.line)(&one, &mut bytes);
+                    lines += 1;
+                }
+                next = if bytes.len() < BATCH { told.try_recv().ok() } else { None };
+            }
+            let more = bytes.len() >= BATCH;
+            self.write(&mut bytes, lines);
+            if more {
+                continue;
+            }
+            if let Some(close) = close {
+                // Whoever asked may have given up.
+                close.send(()).unwrap_or_default();
+            } else if !self.sink.gather.is_zero() {
+                // Hurried or not: both are fine.
+                self.hurried.recv_timeout(self.sink.gather).unwrap_or_default();
+            }
+        }
+    }
+
+    fn write(&mut self, bytes: &mut Vec<u8>, lines: u64) {
+        if bytes.is_empty() {
+            return;
+        }
+        if self.torn {
+            bytes.insert(0, b'\n');
+        }
+        let (taken, written) = write(&mut *self.sink.out, bytes);
+        if let Some(last) = taken.checked_sub(1).and_then(|last| bytes.get(last)) {
+            self.torn = *last != b'\n';
+        }
+        bytes.clear();
+        match written {
+            Ok(()) => self.broken = false,
+            Err(error) => {
+                self.sink.failed.inc_by(lines);
+                if !std::mem::replace(&mut self.broken, true) {
+                    (self.sink.on_failure)(&Failure::Write(&error));
+                }
+            }
+        }
+    }
+
+    fn reopen(&mut self) {
+        let Some(path) = &self.sink.path else { return };
+        match open(path) {
+            Ok(file) => (self.sink.out, self.torn) = (Box::new(file), false),
+            Err(error) => (self.sink.on_failure)(&Failure::Reopen(path, &error)),
+        }
+    }
+}
+
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+/// Writes all of it; gives how much was taken, also when that was not all.
+fn write(out: &mut dyn Write, bytes: &[u8]) -> (usize, io::Result<()>) {
+    let mut taken = 0;
+    while let Some(rest) = bytes.get(taken..).filter(|rest| !rest.is_empty()) {
+        match out.write(rest) {
+            Ok(0) => return (taken, Err(io::ErrorKind::WriteZero.into())),
+            Ok(n) => taken += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return (taken, Err(error)),
+        }
+    }
+    (taken, out.flush())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, mpsc};
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    /// Takes so many bytes, then fails once, then takes all.
+    struct Narrow {
+        room: Option<usize>,
+        seen: Arc<Mutex<Vec<u8>>>,
+    }
+
+    impl Write for Narrow {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let n = match &mut self.room {
+                Some(0) => {
+                    self.room = None;
+                    return Err(io::ErrorKind::StorageFull.into());
+                }
+                Some(room) => {
+                    let n = bytes.len().min(*room);
+                    *room -= n;
+                    n
+                }
+                None => bytes.len(),
+            };
+            self.seen.lock().unwrap().extend_from_slice(&bytes[..n]);
+            Ok(n)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Writes nothing before it is let.
+    struct Stalled(mpsc::Receiver<()>, File);
+
+    impl Write for Stalled {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            // The other end is gone when it may go on.
+            self.0.recv().unwrap_or_default();
+            self.1.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn sink(out: Box<dyn Write + Send>) -> Sink {
+        let counter = || IntCounter::new("c", "c").unwrap();
+        Sink {
+            name: "lines",
+            out,
+            path: None,
+            queue: 2,
+            gather: Duration::ZERO,
+            full: counter(),
+            failed: counter(),
+            on_failure: |_| {},
+        }
+    }
+
+    fn start(sink: Sink) -> Lines<&'static str> {
+        Lines::start(sink, |line: &&str, out| out.extend_from_slice(line.as_bytes())).unwrap()
+    }
+
+    #[test]
+    fn half_a_line_is_not_continued_by_the_next_one() {
+        let seen = Arc::<Mutex<Vec<u8>>>::default();
+        let sink = sink(Box::new(Narrow { room: Some(3), seen: Arc::clone(&seen) }));
+        let failed = sink.failed.clone();
+        let lines = start(sink);
+        lines.tell("lost\n");
+        while failed.get() == 0 {
+            thread::yield_now();
+        }
+        lines.tell("kept\n");
+        assert!(lines.close(SOON));
+        assert_eq!(*seen.lock().unwrap(), b"los\nkept\n");
+    }
+
+    #[test]
+    fn a_stalled_file_costs_lines_and_neither_time_nor_a_reopen() {
+        let dir = tempfile::tempdir().unwrap();
+        let (old, new) = (dir.path().join("old"), dir.path().join("new"));
+        let (release, released) = mpsc::channel();
+        let mut sink = sink(Box::new(Stalled(released, open(&old).unwrap())));
+        sink.path = Some(new.clone());
+        let full = sink.full.clone();
+        let lines = start(sink);
+        for _ in 0..10 {
+            lines.tell("before\n");
+        }
+        assert!(full.get() > 0);
+        lines.reopen();
+        drop(release);
+        while !new.exists() {
+            thread::yield_now();
+        }
+        lines.tell("after\n");
+        assert!(lines.close(SOON));
+        assert!(std::fs::read_to_string(&new).unwrap().ends_with("after\n"));
+    }
+
+    #[test]
+    fn the_end_is_not_waited_for_longer_than_said() {
+        let (_release, released) = mpsc::channel();
+        let dir = tempfile::tempdir().unwrap();
+        let lines = start(sink(Box::new(Stalled(released, open(&dir.path().join("f")).unwrap()))));
+        lines.tell("never\n");
+        assert!(!lines.close(Duration::from_millis(20)));
+    }
+}

@@ -1,0 +1,127 @@
+//! What telemetry must survive: a log that nobody reads, an environment meant for others, an end at a bad time.
+
+use std::{
+    io::{ErrorKind, PipeReader, PipeWriter, Read as _, Write as _, pipe},
+    process::Stdio,
+    time::Duration,
+};
+
+use nix::{
+    fcntl::{FcntlArg, OFlag, fcntl},
+    sys::signal::Signal,
+};
+
+use super::{ask, collector::Collector, dropped, text, traced};
+use crate::support::{
+    Fixture, Sim,
+    secure::{Authority, secure},
+};
+
+/// A pipe that takes nothing more.
+fn full() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = pipe().unwrap();
+    fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+    let stuck = loop {
+        if let Err(error) = writer.write(b".") {
+            break error;
+        }
+    };
+    assert_eq!(stuck.kind(), ErrorKind::WouldBlock);
+    fcntl(&writer, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+    (reader, writer)
+}
+
+fn one_that_parks() -> Fixture {
+    Fixture::new(&["2Gi"]).model(&Sim { flags: "--start-time 5m", ..Sim::new("parks") })
+}
+
+#[test]
+fn a_standard_error_that_nobody_reads_holds_up_neither_requests_nor_the_end() {
+    let (reader, writer) = full();
+    let gateway = one_that_parks().start_as(|command| {
+        command.stderr(Stdio::from(writer));
+    });
+    // Each is a warning, on whichever core has the connection.
+    for number in 0..20 {
+        assert_eq!(ask(&gateway, &format!("r{number}"), "x-request-timeout: 0.05\r\n", "parks", false), 503);
+        assert_eq!(gateway.client().get("/healthz").status, 200);
+    }
+    // A line for each mistake, and more of them than may wait.
+    let mistakes: String = (0..20_000).map(|number| format!("no-such-key-{number}: 1\n")).collect();
+    std::fs::write(gateway.dir.join("rouse.yaml"), mistakes).unwrap();
+    gateway.until("what does not fit is dropped and counted", Duration::from_secs(20), || {
+        gateway.signal(Signal::SIGHUP);
+        assert_eq!(gateway.client().get("/healthz").status, 200);
+        dropped(&gateway, "log", "queue_full") > 0
+    });
+    let asked = tokio::time::Instant::now();
+    assert_eq!(gateway.terminate(), Some(0));
+    assert!(asked.elapsed() < Duration::from_secs(8), "{:?}", asked.elapsed());
+    drop(reader);
+}
+
+#[test]
+fn what_was_logged_last_is_written_before_the_gateway_ends() {
+    let (mut reader, writer) = pipe().unwrap();
+    let gateway = one_that_parks().start_as(|command| {
+        command.stderr(Stdio::from(writer));
+    });
+    assert_eq!(gateway.terminate(), Some(0));
+    let mut log = String::new();
+    reader.read_to_string(&mut log).unwrap();
+    assert!(log.contains("shutting down"), "{log}");
+}
+
+#[test]
+fn a_collector_that_the_environment_names_badly_costs_only_the_traces() {
+    for (value, said) in [
+        ("collector:4317", "OTEL_EXPORTER_OTLP_ENDPOINT is no address"),
+        ("http://user:s3cret@127.0.0.1:9", "OTEL_EXPORTER_OTLP_ENDPOINT has credentials in it"),
+    ] {
+        let gateway = one_that_parks().start_as(|command| {
+            command.env("OTEL_EXPORTER_OTLP_ENDPOINT", value);
+        });
+        let log = gateway.log();
+        assert!(log.contains(said) && !log.contains("s3cret"), "{log}");
+    }
+    let collector = Collector::start();
+    let gateway = one_that_parks().start_as(|command| {
+        command
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url())
+            .env("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+    });
+    assert!(gateway.log().contains("OTEL_EXPORTER_OTLP_PROTOCOL asks for gRPC"), "{}", gateway.log());
+    ask(&gateway, "traced", "", "nobody", false);
+    collector.tree(&gateway, "traced");
+}
+
+#[test]
+fn the_scheme_of_a_span_is_that_of_its_connection() {
+    let collector = Collector::start();
+    let fixture = Fixture::new(&["1Gi"]).model(&Sim::new("m"));
+    let authority = Authority::new(fixture.dir());
+    authority.issue("server");
+    let telemetry = format!("telemetry: {{otlp: \"{}\"}}", collector.url());
+    let gateway = fixture.settings(&authority.settings("")).settings(&telemetry).start();
+    let mut stream = secure(gateway.api, &authority.client(&["http/1.1"], None));
+    let head = "GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx-request-id: tls\r\nconnection: close\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.read_to_end(&mut Vec::new()).unwrap();
+    assert_eq!(text(&collector.tree(&gateway, "tls").0, "url.scheme"), "https");
+}
+
+#[test]
+fn the_end_cuts_a_pause_between_two_attempts_short() {
+    let collector = Collector::start();
+    collector.refuse(true);
+    let gateway = traced(&collector, "");
+    ask(&gateway, "late", "", "nobody", false);
+    gateway.until("one attempt failed", Duration::from_secs(5), || {
+        gateway.log().contains("traces cannot be exported")
+    });
+    // The second one, too; the next would be three seconds away.
+    crate::support::pause(Duration::from_millis(1500));
+    collector.refuse(false);
+    assert_eq!(gateway.terminate(), Some(0));
+    assert!(collector.has("late"));
+}
