@@ -93,10 +93,9 @@ async fn failing(patience: Duration) -> (TcpStream, Rc<Socket>, Rc<Live>) {
     let socket = Socket::new(listener.accept().await.unwrap().0, Stage::Serving);
     let meter: Arc<dyn crate::http::Meter> = Arc::new(Unmetered);
     let clock = rouse::lease::Clock::new(Instant::now(), rouse::units::Tick(0));
-    let (parts, ()) = http::Request::new(()).into_parts();
     let parts = LiveParts {
         socket: Rc::clone(&socket),
-        track: Track::new(&meter, clock, http::HeaderValue::from_static("id"), "chat", &parts),
+        track: Track::new(&meter, clock, http::HeaderValue::from_static("id"), "chat"),
         on_disconnect: OnDisconnect::Abort,
         form: Form::OpenAi,
         patience,
