@@ -121,7 +121,7 @@ impl Gateway {
                 generation: Generation(1),
                 address: *address,
                 gate: Arc::clone(gate),
-                standing: Standing::new(0),
+                standing: Standing::new(0, Arc::default()),
                 reported: Arc::default(),
             })
             .collect();
