@@ -28,6 +28,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     config::{Config, Kind},
+    driver::Known,
     keys::{self, Key, Keys},
     routes::{Authors, Lots},
     serve::{
@@ -86,6 +87,8 @@ pub(crate) struct Core {
     pub(crate) stage: watch::Receiver<Stage>,
     ids: RequestIds,
     lots: Lots,
+    /// Where the decisions hear what keys are served.
+    served: Known,
     trace_ids: Ids,
 }
 
@@ -118,6 +121,7 @@ impl Core {
             stage,
             ids: RequestIds::new(),
             lots: Lots::new(),
+            served: Known::default(),
             trace_ids: Ids::default(),
         })
     }

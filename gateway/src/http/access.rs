@@ -55,7 +55,7 @@ impl Served {
         }
         let need = Need { text: keys::text(headers, body).await, max_tokens, generates };
         let control = &self.core.shared.control;
-        let served = control.served().counter(model, &key.name);
+        let served = self.core.served.counter(control.served(), model, &key.name);
         Bill::open(key, model, need, stream, (served, control.clock())).map(Some)
     }
 }
