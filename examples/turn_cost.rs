@@ -77,6 +77,7 @@ fn waiter(id: u64, names: &[String], keys: u64) -> Waiter {
         arrived: START,
         deadline: START + Millis::secs(500),
         stream: true,
+        only: None,
     }
 }
 

@@ -71,6 +71,8 @@ pub struct Engine {
     pub yielded: Tick,
     pub yielded_to: Option<EngineId>,
     pub failing_since: Option<Tick>,
+    /// Those who send requests to it say that they fail: it gets none before this moment, and then one.
+    pub left_out: Option<Tick>,
     /// Failures in a row: how long it is left alone.
     pub failures: u32,
     /// Those of them since it last proved that it serves: whether anything will come of waiting for it.
@@ -91,6 +93,8 @@ pub struct Engine {
 const FORGIVEN: Millis = Millis::secs(60);
 /// A canary or probe without any byte has failed so long after its exchange should have timed out by itself.
 const PROOF_SLACK: Millis = Millis::secs(10);
+/// An engine that was left out is tried by one request: nobody else is sent before its outcome is told.
+pub const NOT_DUE: Tick = Tick(u64::MAX);
 /// A stop that nothing came of is repeated after so long beyond its grace.
 pub const STOP_AGAIN: Millis = Millis::secs(20);
 
@@ -116,6 +120,7 @@ impl Engine {
             yielded: Tick(0),
             yielded_to: None,
             failing_since: None,
+            left_out: None,
             failures: 0,
             fruitless: 0,
             shrinking: None,
@@ -149,6 +154,12 @@ impl Engine {
     #[must_use]
     pub fn wants_proof(&self) -> bool {
         matches!(self.state, State::Loading | State::Waking { .. }) && self.proof == Proof::Wanted
+    }
+
+    /// A request goes to it. When it was left out, that is the one that tries.
+    pub fn granted(&mut self, now: Tick) {
+        self.leases += 1;
+        self.left_out = self.left_out.map(|until| if until <= now { NOT_DUE } else { until });
     }
 
     /// A launch that others must keep away from, on its accelerators.
@@ -206,6 +217,7 @@ impl Engine {
         self.profiled = false;
         self.leases = 0;
         self.failing_since = None;
+        self.left_out = None;
         self.shrinking = None;
     }
 }

@@ -97,6 +97,8 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Timer {
+    /// An accept queue that is full drops what would fill it further, so this may be load and no fault.
+    Connect,
     FirstByte,
     NonStream,
     Idle,
@@ -214,6 +216,7 @@ impl RateUnit {
 impl std::fmt::Display for Timer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
+            Self::Connect => "connect",
             Self::FirstByte => "firstByte",
             Self::NonStream => "nonStream",
             Self::Idle => "idle",

@@ -32,6 +32,7 @@ mod orders;
 mod placement;
 mod queue;
 mod residue;
+mod seats;
 mod share;
 
 use std::collections::BTreeMap;

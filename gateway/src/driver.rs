@@ -29,7 +29,7 @@ mod served;
 
 pub use handle::{Canary, ColdStart, Granted, Handle, Operation, Parking, Waited};
 pub use journal::{Journal, replay};
-pub use served::Served;
+pub use served::{Known, Served};
 
 use gates::Gates;
 use handle::{Ask, Shared};

@@ -28,6 +28,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     config::{Config, Kind},
+    driver::Known,
     keys::{self, Key, Keys},
     routes::{Authors, Lots},
     serve::{
@@ -89,6 +90,8 @@ pub(crate) struct Core {
     pub(crate) stage: watch::Receiver<Stage>,
     ids: RequestIds,
     lots: Lots,
+    /// Where the decisions hear what keys are served.
+    served: Known,
     trace_ids: Ids,
 }
 
@@ -121,6 +124,7 @@ impl Core {
             stage,
             ids: RequestIds::new(),
             lots: Lots::new(),
+            served: Known::default(),
             trace_ids: Ids::default(),
         })
     }

@@ -84,9 +84,15 @@ impl Planner {
             };
             Some(Event::Adopted { engine: e.id.clone(), generation: e.generation, found })
         });
+        let left_out = self.engines.values().filter(|e| e.left_out.is_some()).map(|e| Event::LeftOut {
+            engine: e.id.clone(),
+            generation: e.generation,
+            until: e.left_out,
+        });
         let mut events = vec![Event::Configured { configuration: Box::new(configuration) }];
         events.extend(learned);
         events.extend(engines);
+        events.extend(left_out);
         if self.adopted {
             events.push(Event::AdoptionDone);
         }

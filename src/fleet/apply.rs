@@ -69,7 +69,7 @@ impl Planner {
                 }
             }),
             Command::Grant { engine, canary, .. } => self.with(engine, |e| {
-                e.leases += 1;
+                e.granted(now);
                 if *canary {
                     e.proof = Proof::Out(now);
                 }

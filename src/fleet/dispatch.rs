@@ -13,12 +13,13 @@ use super::{
     event::{Event, Waiter, WaiterId},
     plan::{Demand, Draft, Verdicts},
     queue::Queue,
+    seats::{Seated, Seats},
     share::Shares,
 };
 use crate::{
     engine::Door,
     fault::{Fault, Wait},
-    model::{EngineId, ModelName},
+    model::ModelName,
     units::Tick,
 };
 
@@ -122,9 +123,8 @@ impl Dispatch {
         let mut out = Vec::new();
         let mut granted = BTreeSet::new();
         for (model, queue) in self.queues.iter().filter(|(_, queue)| !queue.is_empty()) {
-            let mut turn = queue.in_turn();
-            for (engine, places) in draft.places(model, queue.len()) {
-                grant(&mut turn, &engine, places, draft, &mut out);
+            for seated in Seats::of(draft, model).fill(queue.in_turn()) {
+                grant(&seated, draft, &mut out);
             }
         }
         granted.extend(out.iter().filter_map(|command| match command {
@@ -161,27 +161,16 @@ impl Dispatch {
     }
 }
 
-/// Gives `places` leases to the next in turn; an engine that must prove itself gets one stream, alone.
-fn grant<'w>(
-    turn: &mut impl Iterator<Item = &'w Waiter>,
-    engine: &EngineId,
-    places: Places,
-    draft: &mut Draft<'_>,
-    out: &mut Vec<Command>,
-) {
-    let generation = draft.generation(engine);
-    let (number, canary) = match places {
-        Places::Free(number) => (number, false),
-        Places::Canary => (1, true),
-    };
-    for waiter in turn.filter(|w| w.stream || !canary).take(number) {
-        if canary && draft.door(engine) == Door::Closed {
-            draft.emit(Command::OpenGate { engine: engine.clone(), generation, public: false });
-        }
-        let grant = Command::Grant { waiter: waiter.id, engine: engine.clone(), generation, canary };
-        draft.record(&grant);
-        out.push(grant);
+/// An engine that must prove itself is opened for the one who does it with.
+fn grant(seated: &Seated<'_>, draft: &mut Draft<'_>, out: &mut Vec<Command>) {
+    let Seated { waiter, engine, canary } = seated;
+    let (generation, canary) = (draft.generation(engine), *canary);
+    if canary && draft.door(engine) == Door::Closed {
+        draft.emit(Command::OpenGate { engine: engine.clone(), generation, public: false });
     }
+    let grant = Command::Grant { waiter: waiter.id, engine: engine.clone(), generation, canary };
+    draft.record(&grant);
+    out.push(grant);
 }
 
 /// What a refusal says is put together only for those who get one: the queue is looked at for every event.
@@ -213,12 +202,4 @@ fn refuse<'w>(
         };
         out.push(Command::Refuse { waiter: waiter.id, fault });
     }
-}
-
-/// What an engine has to give to waiters right now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Places {
-    Free(usize),
-    /// It must prove itself first.
-    Canary,
 }

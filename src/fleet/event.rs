@@ -37,6 +37,9 @@ pub struct Waiter {
     pub deadline: Tick,
     /// It can be the canary: a stream, which can be replayed until its first byte.
     pub stream: bool,
+    /// Nobody but this life of an engine has what it goes on from; it means nothing once that life no longer serves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub only: Option<(EngineId, Generation)>,
 }
 
 /// An observation or an outcome. Those with a `generation` are ignored when the engine has moved on.
@@ -70,6 +73,13 @@ pub enum Event {
         leases: u32,
         last_end: Tick,
         last_byte: Tick,
+    },
+    /// The data path's opinion of an engine changed. `until`: requests to it fail, so no waiter is to be sent there before
+    /// this moment, and then one; `None`: it is like any other.
+    LeftOut {
+        engine: EngineId,
+        generation: Generation,
+        until: Option<Tick>,
     },
     /// What a key was served by a model since this was told last, in weighted tokens.
     Served {
@@ -256,6 +266,10 @@ impl fmt::Display for Event {
             Self::Used { engine, leases, .. } => {
                 write!(f, "{engine} has {leases} lease{}", if *leases == 1 { "" } else { "s" })
             }
+            Self::LeftOut { engine, until: Some(_), .. } => {
+                write!(f, "{engine} is left out: requests to it fail")
+            }
+            Self::LeftOut { engine, .. } => write!(f, "{engine} is not left out"),
             Self::Served { model, key, tokens } => write!(f, "{model} served {tokens} tokens to {key}"),
             Self::Shares { model, .. } => write!(f, "what keys were served by {model} before"),
             Self::Drained { engine, .. } => write!(f, "{engine} is drained"),

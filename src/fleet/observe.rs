@@ -39,6 +39,7 @@ impl Planner {
             Event::Operator { operation, model, order } => self.ordered(*operation, model, *order, now),
             Event::Shutdown { stop_engines } => self.shutdown = Some(*stop_engines),
             Event::Used { engine, generation, .. }
+            | Event::LeftOut { engine, generation, .. }
             | Event::Drained { engine, generation }
             | Event::Canary { engine, generation, .. }
             | Event::Placed { engine, generation, .. }
@@ -67,6 +68,7 @@ impl Planner {
                 engine.last_end = engine.last_end.max(*last_end);
                 engine.last_progress = engine.last_progress.max(*last_byte);
             }
+            Event::LeftOut { until, .. } => engine.left_out = *until,
             Event::Drained { .. } => engine.drained(),
             Event::Canary { verdict, .. } => self.proved(id, verdict, now),
             Event::Placed { accelerators, .. } => {

@@ -9,14 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     budget::Ledger,
     command::Command,
-    dispatch::Places,
     event::{Learned, OperationId},
     explain::Reason,
     orders::Operation,
     report::{Line, Report},
 };
 use crate::{
-    engine::{Door, Engine, state::State},
+    engine::{Door, Engine, NOT_DUE, state::State},
     fault::{Cause, Fault, Wait},
     model::{AcceleratorId, EngineId, ModelName, ModelSpec, Settings},
     units::{Bytes, Generation, Millis, Tick},
@@ -163,28 +162,6 @@ impl<'a> Draft<'a> {
 
     pub(super) fn waiting(&self, model: &ModelName) -> u32 {
         self.demand.get(model).map_or(0, |d| d.waiting)
-    }
-
-    /// The engines of a model that can take some of so many waiters now, and how many each, so that all have about the
-    /// same to do.
-    pub(super) fn places(&self, model: &ModelName, waiting: usize) -> Vec<(EngineId, Places)> {
-        if self.planner.shutdown.is_some() {
-            return Vec::new();
-        }
-        let spec = self.planner.models.get(model).and_then(|m| m.spec.as_ref());
-        let limit = spec.and_then(|s| s.max_concurrency).unwrap_or(u32::MAX);
-        let serving = self.planner.engines.values().filter(|e| e.id.model == *model && e.serves());
-        let mut shares: Vec<(&Engine, u32)> = serving.map(|e| (e, 0)).collect();
-        for _ in 0..waiting {
-            let least = shares.iter_mut().min_by_key(|(e, share)| e.leases + *share);
-            let Some((_, share)) = least.filter(|(e, share)| e.leases + *share < limit) else {
-                break;
-            };
-            *share += 1;
-        }
-        let places = |(e, share): (&Engine, u32)| (e.id.clone(), Places::Free(share as usize));
-        let proving = self.planner.engines.values().filter(|e| e.id.model == *model && e.wants_proof());
-        shares.into_iter().map(places).chain(proving.map(|e| (e.id.clone(), Places::Canary))).collect()
     }
 
     /// Engines that must prove themselves and have nobody to do it with.
@@ -335,6 +312,8 @@ impl Planner {
         let timeouts = &self.settings.timeouts;
         let mut at: Vec<Tick> = e.deadline(spec, self.ledger.held(&e.id), timeouts).into_iter().collect();
         at.extend(e.hung_at(timeouts));
+        // Only one that serves is tried; any other is asked about again when it does.
+        at.extend(e.left_out.filter(|at| *at != NOT_DUE && e.serves()));
         at.extend(
             e.shrinking.into_iter().flat_map(|at| [at + timeouts.settle, at + Millis(timeouts.settle.0 * 5)]),
         );

@@ -20,7 +20,7 @@ use tracing::Level;
 
 use super::Form;
 use crate::{
-    fault::{Blocking, Fault, Shortage, Wait},
+    fault::{Blocking, Fault, Shortage, Timer, Wait},
     units::Millis,
 };
 
@@ -172,7 +172,9 @@ const fn row(fault: &Fault) -> Row {
         Fault::RateLimited { .. } => (429, "rate_limited", true),
         Fault::Busy { .. } | Fault::BusyClient { .. } => (429, "busy", true),
         Fault::ClientLeft { .. } => (499, "client_left", false),
-        Fault::EngineUnreachable { .. } => (502, "engine_unreachable", true),
+        Fault::EngineUnreachable { .. } | Fault::EngineTimeout { which: Timer::Connect, .. } => {
+            (502, "engine_unreachable", true)
+        }
         Fault::EngineClosed { .. } => (502, "engine_closed", true),
         // With a wait it was refused while parked; without, it failed under a running exchange.
         Fault::EngineFailed { wait, .. } => (503, "engine_failed", wait.is_some()),

@@ -36,24 +36,33 @@ impl From<[Bytes; 3]> for Payload {
 
 /// Head and body on their way out. Head and body leave in one write where the socket takes them.
 #[derive(Debug)]
-pub(super) struct Unsent([Bytes; 4]);
+pub(super) struct Unsent {
+    pieces: [Bytes; 4],
+    /// The socket took some of it: whoever is at the other end may have read that.
+    begun: bool,
+}
 
 impl Unsent {
     pub(super) fn new(head: &Bytes, body: &Payload) -> Self {
         let [a, b, c] = body.0.clone();
-        Self([head.clone(), a, b, c])
+        Self { pieces: [head.clone(), a, b, c], begun: false }
+    }
+
+    pub(super) const fn is_begun(&self) -> bool {
+        self.begun
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.iter().all(Bytes::is_empty)
+        self.pieces.iter().all(Bytes::is_empty)
     }
 
     pub(super) fn slices(&self) -> [IoSlice<'_>; 4] {
-        self.0.each_ref().map(|piece| IoSlice::new(piece))
+        self.pieces.each_ref().map(|piece| IoSlice::new(piece))
     }
 
     pub(super) fn advance(&mut self, mut sent: usize) {
-        for piece in &mut self.0 {
+        self.begun |= sent > 0;
+        for piece in &mut self.pieces {
             let of_this = sent.min(piece.len());
             drop(piece.split_to(of_this));
             sent -= of_this;
@@ -62,7 +71,7 @@ impl Unsent {
 
     /// The engine reads no more of it.
     pub(super) fn abandon(&mut self) {
-        self.0 = Default::default();
+        self.pieces = Default::default();
     }
 }
 
@@ -76,7 +85,8 @@ mod tests {
         assert_eq!(body.len(), 7);
         let mut unsent = Unsent::new(&Bytes::from_static(b"HEAD"), &body);
         let mut seen = Vec::new();
-        for take in [1, 5, 0, 2, 3] {
+        for take in [0, 1, 5, 0, 2, 3] {
+            assert_eq!(unsent.is_begun(), !seen.is_empty());
             let all: Vec<u8> = unsent.slices().iter().flat_map(|slice| slice.to_vec()).collect();
             seen.extend_from_slice(&all[..take]);
             unsent.advance(take);

@@ -9,6 +9,8 @@ use crate::{fault::Phase, lease::Lease};
 pub(super) struct Record<O: Observer> {
     open: Option<Open<O>>,
     pub(super) phase: Phase,
+    /// Some of the request went to the engine, over this connection or one before: it may have begun.
+    pub(super) sent: bool,
 }
 
 #[derive(Debug)]
@@ -19,7 +21,7 @@ pub(super) struct Open<O> {
 
 impl<O: Observer> Record<O> {
     pub(super) const fn new(lease: Lease, observer: O) -> Self {
-        Self { open: Some(Open { lease, observer }), phase: Phase::Connecting }
+        Self { open: Some(Open { lease, observer }), phase: Phase::Connecting, sent: false }
     }
 
     /// `None` once it has ended.

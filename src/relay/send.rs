@@ -2,7 +2,6 @@
 
 use std::{
     future::poll_fn,
-    io,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -44,7 +43,7 @@ pub async fn exchange<O: Observer + Unpin>(
             Ok(RelayBody::respond(head, flow, record, target, &timeouts, wanted))
         }
         Err(fault) => {
-            let elsewhere = record.phase == Phase::Connecting;
+            let elsewhere = !record.sent;
             record.end(Outcome::Failed(fault.clone()));
             Err(Failed { fault, elsewhere })
         }
@@ -114,15 +113,25 @@ async fn run<O: Observer>(
             }
         })
         .await;
-        match answer {
+        let silence = match answer {
             Ok(head) => {
                 open.observer.head(head.status);
                 let home = head.keep.then(|| (pool.clone(), key));
                 return Ok((head, Flow::new(connection, unsent, watch, home)));
             }
-            Err(Silence::Ended(fault)) => return Err(fault),
-            Err(Silence::Empty) if connection.reused => open.observer.replayed(),
-            Err(Silence::Empty | Silence::Broken) => {
+            Err(silence) => silence,
+        };
+        let replays = connection.reused && matches!(silence, Silence::Empty);
+        if replays {
+            open.observer.replayed();
+        }
+        // An end without a byte does not say that nothing was read, and a request may be what ended it. The same engine
+        // is asked again if it is still there; no other one is.
+        record.sent |= unsent.is_begun();
+        match silence {
+            Silence::Ended(fault) => return Err(fault),
+            Silence::Empty if replays => {}
+            Silence::Empty | Silence::Broken => {
                 return Err(Fault::EngineClosed { model: target.engine.model.clone() });
             }
         }
@@ -147,9 +156,14 @@ async fn connect(
     tokio::select! {
         biased;
         connected = timeout(timeouts.connect.duration(), Connection::connect(target.address)) => {
-            connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(|_| {
-                Fault::EngineUnreachable { model: target.engine.model.clone() }
-            })
+            let model = || target.engine.model.clone();
+            match connected {
+                Ok(connected) => connected.map_err(|_| Fault::EngineUnreachable { model: model() }),
+                Err(_) => {
+                    let (which, limit) = (Timer::Connect, timeouts.connect);
+                    Err(Fault::EngineTimeout { model: model(), which, limit })
+                }
+            }
         }
         fault = ended => Err(fault),
     }

@@ -133,6 +133,7 @@ impl World {
                 arrived: client.arrived,
                 deadline: client.deadline,
                 stream: request.stream,
+                only: None,
             },
         });
         let parked = self.parked.entry(request.model.clone()).or_default();

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc};
 
 use rouse::{
-    engine::Door,
+    engine::{Door, NOT_DUE},
     fault::Fault,
     fleet::{Fleet, event::Event},
     lease::{Clock, Gate, Lease},
@@ -37,6 +37,8 @@ struct Held {
     public: bool,
     /// What was last told to the fleet.
     told: Option<(u32, Tick, Tick)>,
+    /// What the fleet believes of its standing.
+    left_out: Option<Tick>,
 }
 
 /// A lease on an engine, with where it is.
@@ -79,6 +81,11 @@ impl Gates {
                 held.told = Some(seen);
                 let (leases, last_end, last_byte) = seen;
                 batch.push(Event::Used { engine: engine.clone(), generation, leases, last_end, last_byte });
+            }
+            let until = held.endpoint.standing.again();
+            if held.left_out != until {
+                held.left_out = until;
+                batch.push(Event::LeftOut { engine: engine.clone(), generation, until });
             }
             if held.closing && leases == 0 {
                 held.closing = false;
@@ -123,7 +130,7 @@ impl Gates {
                     fingerprint: engine.fingerprint,
                     address,
                     gate: Gate::new(limit, self.clock, Arc::clone(&self.changed)),
-                    standing: Standing::new(Lots::new().draw()),
+                    standing: Standing::new(Lots::new().draw(), Arc::clone(&self.changed)),
                     reported: platform.reported(&engine.id, engine.generation),
                 },
                 closing: false,
@@ -131,6 +138,7 @@ impl Gates {
                 queued: false,
                 public: false,
                 told: Some((0, Tick(0), Tick(0))),
+                left_out: engine.left_out,
             });
             held.endpoint.gate.set_limit(limit);
         }
@@ -159,7 +167,12 @@ impl Gates {
     pub(super) fn take_queued(&mut self, engine: &EngineId) -> Option<Place> {
         let held = self.held.get_mut(engine)?;
         held.told = None;
+        held.left_out = held.left_out.map(|_| NOT_DUE);
         let lease = held.endpoint.gate.take_queued()?;
+        if held.endpoint.standing.is_out() {
+            // This is the request that tries, unless another came first; either way the fleet hears when the next may.
+            let _tries = held.endpoint.standing.try_again(self.clock.now());
+        }
         let Endpoint { fingerprint, address, .. } = held.endpoint;
         Some(Place { lease, fingerprint, address })
     }

@@ -84,6 +84,8 @@ pub struct Parking {
     pub deadline: Tick,
     /// An SSE stream: can be the canary.
     pub stream: bool,
+    /// The one life of an engine that can answer it, as long as that serves.
+    pub only: Option<(EngineId, Generation)>,
 }
 
 /// The end of a wait: a lease, and where to go with it.
@@ -205,6 +207,7 @@ impl Handle {
             arrived: parking.arrived,
             deadline: parking.deadline,
             stream: parking.stream,
+            only: parking.only,
         };
         self.0.asks.send(Ask::Park { waiter, reply }).map_err(|_| Fault::ShuttingDown)?;
         answer.await.unwrap_or(Err(Fault::ShuttingDown))

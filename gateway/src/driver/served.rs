@@ -4,10 +4,14 @@
 //! once a turn. That it becomes an event there, and is not looked up by the fleet, is what makes a journal complete:
 //! replayed, it gives the same order of grants.
 //!
+//! One lock for all threads, which the driver holds while it looks at every pair, is nothing for a request to wait at: each
+//! core finds a counter there once ([`Known`]) and keeps it.
+//!
 //! Tokens count apart for each model, since a model's places are what its waiters compete for: what a key was served
 //! by a small embedding model says nothing about its claim on the next place of a large one.
 
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -27,6 +31,23 @@ type Counters = BTreeMap<ModelName, BTreeMap<String, Arc<AtomicU64>>>;
 #[derive(Debug, Default)]
 pub struct Served {
     counters: Mutex<Counters>,
+}
+
+/// The counters that one core has met. As many as there are, and they are never taken away.
+#[derive(Debug, Default)]
+pub struct Known(RefCell<Counters>);
+
+impl Known {
+    /// As [`Served::counter`], which is asked only for what was not met yet.
+    pub fn counter(&self, served: &Served, model: &ModelName, key: &str) -> Arc<AtomicU64> {
+        if let Some(counter) = self.0.borrow().get(model).and_then(|of| of.get(key)) {
+            return Arc::clone(counter);
+        }
+        let counter = served.counter(model, key);
+        let mut known = self.0.borrow_mut();
+        known.entry(model.clone()).or_default().insert(key.to_owned(), Arc::clone(&counter));
+        counter
+    }
 }
 
 impl Served {
@@ -68,5 +89,22 @@ impl Served {
 
     fn counters(&self) -> MutexGuard<'_, Counters> {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_count_together_and_take_the_lock_once_for_each_pair() {
+        let (served, cores) = (Served::default(), [Known::default(), Known::default()]);
+        for core in &cores {
+            core.counter(&served, &"m".into(), "k").fetch_add(1, Ordering::Relaxed);
+        }
+        assert_eq!(served.counter(&"m".into(), "k").load(Ordering::Relaxed), 2);
+        assert_eq!(served.counter(&"other".into(), "k").load(Ordering::Relaxed), 0);
+        let _held = served.counters();
+        assert_eq!(cores[0].counter(&served, &"m".into(), "k").load(Ordering::Relaxed), 2);
     }
 }

@@ -58,7 +58,7 @@ impl Served {
         let text = if computes { keys::text(headers, body).await } else { 0 };
         let need = Need { text, max_tokens, generates };
         let control = &self.core.shared.control;
-        let served = control.served().counter(model, &key.name);
+        let served = self.core.served.counter(control.served(), model, &key.name);
         Bill::open(key, model, need, stream, (served, control.clock())).map(Some)
     }
 }

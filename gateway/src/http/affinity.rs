@@ -60,10 +60,19 @@ impl Ties {
         if self.affinity == Affinity::Prefix {
             wanted.prefix = self.prefix;
         }
-        let known = |previous| core.shared.authors.of(previous, now());
-        let author = self.previous.and_then(known);
+        let author = self.author(core);
         wanted.author = author.as_ref();
         route.take(&wanted)
+    }
+
+    /// The one life of an engine that can answer it, if there is one and it is here.
+    pub(super) fn only(&self, core: &Core, route: &Route) -> Option<Author> {
+        let author = is_plural(route).then(|| self.author(core))??;
+        route.author(&author).is_some().then_some(author)
+    }
+
+    fn author(&self, core: &Core) -> Option<Author> {
+        self.previous.and_then(|previous| core.shared.authors.of(previous, core.now()))
     }
 }
 

@@ -18,7 +18,7 @@ use std::{pin::pin, rc::Rc, sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, uri::PathAndQuery};
 use rouse::{
-    fault::{Cause, Fault, Phase},
+    fault::{Cause, Fault, Phase, Timer},
     fleet::event::Verdict,
     lease::{Gate, Lease},
     model::{EngineId, ModelName},
@@ -264,7 +264,10 @@ impl Job {
         if let Some(parked) = &self.parked {
             parked.notify_one();
         }
-        let band = control.routes().models.get(&self.model).map_or(0, |route| route.priority);
+        let (band, only) = control.routes().models.get(&self.model).map_or((0, None), |route| {
+            let only = self.ties.only(&self.core, route);
+            (route.priority, only)
+        });
         let (key, priority) = self.key.as_ref().map_or(("", 0), |key| (&*key.name, key.priority));
         let wait = control.park(Parking {
             model: self.model.clone(),
@@ -273,6 +276,7 @@ impl Job {
             arrived: self.track.arrived,
             deadline: self.deadline,
             stream: self.stream,
+            only,
         });
         // The queue ends every wait by its deadline; this is for a queue that has died.
         let patience = control.clock().instant(self.deadline + SLACK);
@@ -385,9 +389,14 @@ const fn is_revocation(fault: &Fault) -> bool {
     matches!(fault, Fault::EngineFailed { .. } | Fault::TurnOver { .. })
 }
 
-/// There is no engine to ask, whether its socket told so first or those who watch its process.
+/// There is no engine to ask, or none that lets anybody in, whether its socket told so first or those who watch its
+/// process.
 const fn is_absent(fault: &Fault) -> bool {
-    matches!(fault, Fault::EngineUnreachable { .. }) || is_revocation(fault)
+    is_revocation(fault)
+        || matches!(
+            fault,
+            Fault::EngineUnreachable { .. } | Fault::EngineTimeout { which: Timer::Connect, .. }
+        )
 }
 
 /// A dead engine is revoked as soon as its process is seen gone. Queued before that, the request would be given to it

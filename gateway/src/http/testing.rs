@@ -122,7 +122,7 @@ impl Gateway {
                 fingerprint: 0,
                 address: *address,
                 gate: Arc::clone(gate),
-                standing: Standing::new(0),
+                standing: Standing::new(0, Arc::default()),
                 reported: Arc::default(),
             })
             .collect();

@@ -21,7 +21,7 @@ use std::{
 };
 
 use rouse::{
-    fault::{Fault, Phase, RateUnit},
+    fault::{Fault, Phase, RateUnit, Timer},
     lease::Clock,
     model::ModelName,
     openai::sse::{Facts, Usage},
@@ -146,6 +146,7 @@ impl Bill {
     pub(crate) fn ended(&self, outcome: &Outcome) {
         let course = match (outcome, self.course.get()) {
             (Outcome::Complete, Course::Answering) => Course::Complete,
+            (Outcome::Failed(Fault::EngineTimeout { which: Timer::Connect, .. }), course) => course,
             (
                 Outcome::ClientLeft(Phase::Headers) | Outcome::Failed(Fault::EngineTimeout { .. }),
                 Course::Waiting,

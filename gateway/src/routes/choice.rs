@@ -1,7 +1,8 @@
 //! Which of a model's engines gets a request, when one can be had at once.
 //!
 //! In this order:
-//! 1. The engine that made the response which the request goes on from: no other has it.
+//! 1. The engine that made the response which the request goes on from: no other has it. When it is full the request
+//!    parks for a place there, since all that the others could say is that they know no such response.
 //! 2. The engine that its session, or else the beginning of its conversation, belongs to (the ring), because that engine
 //!    has the beginning in its cache. A preference with a bound: an engine that is loaded above [`BOUND`] times the mean is
 //!    passed over for the next on the ring, so that one popular beginning cannot fill one engine while others idle.
@@ -47,15 +48,19 @@ impl Route {
             [] => None,
             [only] if wanted.avoid == Some(&only.engine) => None,
             [only] => only.gate.take().map(|lease| (only, lease)),
-            _ => self.of_author(wanted).or_else(|| self.of_ring(wanted)).or_else(|| self.of_two(wanted)),
+            _ => match wanted.author.and_then(|author| self.author(author)) {
+                Some(author) if wanted.avoid != Some(&author.engine) => {
+                    author.gate.take().map(|lease| (author, lease))
+                }
+                _ => self.of_ring(wanted).or_else(|| self.of_two(wanted)),
+            },
         }
     }
 
-    fn of_author(&self, wanted: &Wanted<'_>) -> Option<(&Endpoint, Lease)> {
-        let (engine, generation) = wanted.author?;
-        let is = |e: &&Endpoint| e.engine == *engine && e.generation == *generation;
-        let endpoint = self.endpoints.iter().find(is).filter(|e| wanted.avoid != Some(&e.engine))?;
-        endpoint.gate.take().map(|lease| (endpoint, lease))
+    /// The engine of this life, while it is here.
+    #[must_use]
+    pub fn author(&self, (engine, generation): &Author) -> Option<&Endpoint> {
+        self.endpoints.iter().find(|e| e.engine == *engine && e.generation == *generation)
     }
 
     fn of_ring(&self, wanted: &Wanted<'_>) -> Option<(&Endpoint, Lease)> {
@@ -119,8 +124,12 @@ struct Candidate<'a> {
 impl<'a> Candidate<'a> {
     fn take(self, now: &dyn Fn() -> Tick) -> Option<(&'a Endpoint, Lease)> {
         let lease = self.endpoint.gate.take()?;
-        // Of those that find it due, one tries; the lease of another goes back unused.
-        (!self.tries || self.endpoint.standing.try_again(now())).then_some((self.endpoint, lease))
+        if self.tries && !self.endpoint.standing.try_again(now()) {
+            // Of those that find it due, one tries; the lease of another goes back, and was no use of the engine.
+            drop(lease.unnoted());
+            return None;
+        }
+        Some((self.endpoint, lease))
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! An engine may fail requests for a while before those who decide about it know, or in a way that they never will: it
 //! answers its health probe and nothing else. So every gateway judges by what its own requests meet, and leaves an engine
-//! out for a time. That is an opinion of the data path and nothing more: no lease, gate or state changes by it, and a
-//! waiter that was given the engine goes there all the same.
+//! out for a time. That is an opinion of the data path and nothing more: no lease, gate or state changes by it. The driver
+//! tells it to the fleet, which gives such an engine to no waiter for as long: an engine that fails at once has always the
+//! least to do, and would else be given to nearly everybody who waits.
 //!
 //! The danger is the opposite: load looks like failure, and leaving out an engine under load puts its load on the rest,
 //! which then look worse ([`Witness`](super::Witness) says what counts and what never does). Three things bound the harm
@@ -17,6 +18,7 @@ use std::sync::{
 };
 
 use rouse::units::{Millis, Tick};
+use tokio::sync::Notify;
 
 use super::lots::scramble;
 
@@ -37,6 +39,8 @@ pub struct Standing {
     again: AtomicU64,
     /// Something failed lately: only then is a success worth a lock.
     troubled: AtomicBool,
+    /// Who gives places to waiters is to hear of every change.
+    driver: Arc<Notify>,
     record: Mutex<Record>,
 }
 
@@ -72,13 +76,14 @@ struct Out {
 }
 
 impl Standing {
-    /// `seed`: for what varies its pauses.
+    /// `seed`: for what varies its pauses. `driver` is notified of every change.
     #[must_use]
-    pub fn new(seed: u64) -> Arc<Self> {
+    pub fn new(seed: u64, driver: Arc<Notify>) -> Arc<Self> {
         let record = Record { in_a_row: 0, window: None, out: None, seed };
         Arc::new(Self {
             again: AtomicU64::new(0),
             troubled: AtomicBool::new(false),
+            driver,
             record: Mutex::new(record),
         })
     }
@@ -86,6 +91,12 @@ impl Standing {
     #[must_use]
     pub fn is_out(&self) -> bool {
         self.again.load(Ordering::Relaxed) != 0
+    }
+
+    /// When one request may try it; `None` when it is not left out.
+    #[must_use]
+    pub fn again(&self) -> Option<Tick> {
+        Some(Tick(self.again.load(Ordering::Relaxed))).filter(|again| again.0 != 0)
     }
 
     /// Its time is over: one request may try it.
@@ -118,6 +129,7 @@ impl Standing {
         self.troubled.store(record.is_troubled(), Ordering::Relaxed);
         if back {
             self.again.store(0, Ordering::Relaxed);
+            self.driver.notify_one();
         }
         back.then_some(Change::Back)
     }
@@ -129,6 +141,7 @@ impl Standing {
         let was_in = record.out.is_none();
         let pause = record.failed(began, now)?;
         self.again.store((now + pause).0, Ordering::Relaxed);
+        self.driver.notify_one();
         was_in.then_some(Change::LeftOut(pause))
     }
 

@@ -30,7 +30,7 @@ pub(super) fn limited(replica: u32, limit: Option<u32>) -> Endpoint {
         fingerprint: 0,
         address: ([127, 0, 0, 1], u16::try_from(replica).unwrap() + 1).into(),
         gate,
-        standing: Standing::new(u64::from(replica)),
+        standing: Standing::new(u64::from(replica), Arc::default()),
         reported: Arc::new(Reported::default()),
     }
 }

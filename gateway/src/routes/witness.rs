@@ -1,7 +1,8 @@
 //! What one attempt at an engine says about the engine.
 //!
-//! Against it count: a connection refused or not made in time, one closed before an answer began, an answer of 5xx, and
-//! silence until the deadline *while the engine moved nothing for anybody else either*. Whatever load brings never counts:
+//! Against it count: a connection refused, one closed before an answer began, an answer of 5xx, and a connection not made
+//! in time or silence until the deadline *while the engine moved nothing for anybody else either*: an engine whose accept
+//! queue is full makes no connections, and a busy one may well have it full. Whatever load brings never counts:
 //! time in a queue, a slow answer, 429, 503, 529. Nor does what is not its own: 501 (any engine of its kind would say
 //! it), a lease that was revoked (those who decide know already), a client that left.
 
@@ -70,5 +71,36 @@ impl Witness {
             Fault::EngineTimeout { .. } => self.gate.last_byte().max(self.reported.progress()) <= self.began,
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rouse::{fault::Timer, units::Millis};
+
+    use super::{super::testing::endpoint, *};
+
+    /// Whether ten such ends leave the engine out, when it moved something for others meanwhile or not.
+    fn leaves_out(fault: &Fault, moved: bool) -> bool {
+        let endpoint = endpoint(0);
+        let began = Tick(1_000_000);
+        for _ in 0..10 {
+            let mut witness = Witness::new(&endpoint, began);
+            if moved {
+                endpoint.reported.progressed(began + Millis(5));
+            }
+            witness.ended(&Outcome::Failed(fault.clone()), || began + Millis(10));
+        }
+        endpoint.standing.is_out()
+    }
+
+    #[test]
+    fn who_lets_nobody_in_may_be_busy_and_who_refuses_is_not_there() {
+        let timeout = |which| Fault::EngineTimeout { model: "m".into(), which, limit: Millis(9) };
+        for which in [Timer::Connect, Timer::FirstByte] {
+            assert!(leaves_out(&timeout(which), false) && !leaves_out(&timeout(which), true));
+        }
+        let refused = Fault::EngineUnreachable { model: "m".into() };
+        assert!(leaves_out(&refused, false) && leaves_out(&refused, true));
     }
 }

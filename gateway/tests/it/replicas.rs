@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::support::{Fixture, Sim};
+use crate::{
+    live::Engine,
+    support::{Fixture, Sim},
+};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -33,4 +36,28 @@ fn two_engines_serve_a_model_and_one_of_them_makes_room_for_another() {
     assert!(client.chat("other", true, 3).is_whole_stream());
     assert!(awake("twice#0") && awake("other#0") && !awake("twice#1"), "{}", gateway.fleet());
     assert!(client.chat("twice", true, 3).is_whole_stream());
+}
+
+/// An engine that fails at once always has the least to do; what it is given of a queue is what is lost.
+#[test]
+fn an_engine_that_fails_at_once_does_not_eat_the_queue() {
+    let sim = Sim { keys: "replicas: 2\nmaxConcurrency: 1", flags: "--itl 20ms", ..Sim::new("m") };
+    let gateway = Fixture::new(&["1Gi", "1Gi"])
+        .settings("timeouts: {health: {every: 200ms, timeout: 500ms}}")
+        .model(&sim)
+        .start();
+    let client = gateway.client();
+    assert!(client.chat("m", true, 1).is_whole_stream());
+    gateway.until("both are awake", SOON, || {
+        ["m#0", "m#1"].iter().all(|engine| gateway.engine(engine)["state"] == "Awake")
+    });
+    Engine::of(&gateway, "m#0").faults(r#"{"status": 500}"#);
+    let ask = || client.chat("m", true, 5).status;
+    let statuses: Vec<u16> = std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..50).map(|_| scope.spawn(ask)).collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    let failed = statuses.iter().filter(|status| **status == 500).count();
+    assert!((5..=10).contains(&failed), "{failed} failed");
+    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 50 - failed);
 }

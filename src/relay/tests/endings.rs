@@ -164,6 +164,24 @@ async fn an_engine_that_is_not_there_costs_nothing_and_the_request_may_go_elsewh
     assert!(core.is_unused());
 }
 
+/// A full accept queue drops what comes, and the connection is never made.
+#[tokio::test]
+async fn an_engine_that_lets_nobody_in_is_told_from_one_that_is_not_there() {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let engine = socket.listen(1).unwrap();
+    let address = engine.local_addr().unwrap();
+    let mut queued = Vec::new();
+    while let Ok(connected) = timeout(Duration::from_millis(100), TcpStream::connect(address)).await {
+        queued.push(connected.unwrap());
+    }
+    let mut core = Core::new(address);
+    core.timeouts.connect = Millis(60);
+    let failed = core.send(true, &Seen::default()).await.unwrap_err();
+    let fault = Fault::EngineTimeout { model: "m".into(), which: Timer::Connect, limit: Millis(60) };
+    assert_eq!((failed.fault, failed.elsewhere), (fault, true));
+}
+
 #[tokio::test]
 async fn each_deadline_names_itself() {
     let timer = |which, limit| Fault::EngineTimeout { model: "m".into(), which, limit: Millis(limit) };

@@ -98,6 +98,23 @@ async fn the_replay_is_spent_on_a_new_connection_only_and_only_once() {
     drop(first);
 }
 
+/// It read the request and died of it: another engine would, too.
+#[tokio::test]
+async fn what_an_engine_has_read_may_not_go_elsewhere_though_it_cannot_be_reached_again() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let (first, mut second) = two(&core, &engine, &seen).await;
+    let engine_side = async {
+        second.request().await;
+        drop((engine, first, second));
+    };
+    let (failed, ()) = tokio::join!(core.send(true, &seen), engine_side);
+    let failed = failed.unwrap_err();
+    assert_eq!((failed.fault, failed.elsewhere), (Fault::EngineUnreachable { model: "m".into() }, false));
+    assert_eq!(seen.0.borrow().replays, 1);
+}
+
 #[tokio::test]
 async fn after_one_byte_nothing_is_replayed() {
     let engine = Engine::start().await;

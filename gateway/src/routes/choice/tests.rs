@@ -104,7 +104,11 @@ fn who_made_a_response_goes_on_from_it_while_that_life_lasts() {
         // However loaded it is.
         let held: Vec<_> = (0..9).map(|key| by(&author, key)).collect();
         assert!(held.iter().all(|(engine, _)| *engine == replica));
-        assert_ne!(by(&author, 0).0, replica, "it is full, and the others can at least answer");
+        let full = Wanted { author: Some(&author), session: Some(0), ..wanted(&lots) };
+        assert!(
+            route.take(&full).is_none(),
+            "it waits for a place there: the others do not know the response"
+        );
         drop(held);
         author.1 = Generation(2);
         let others: Vec<u32> = (0..50).map(|key| by(&author, key).0).collect();
@@ -128,6 +132,21 @@ fn one_that_was_just_found_absent_is_avoided_by_every_rule() {
             }
         }
     }
+}
+
+#[test]
+fn a_lease_that_loses_the_trial_to_another_is_no_use_of_the_engine() {
+    let lots = Lots::seeded(12);
+    let route = route(endpoints(0..2));
+    let standing = &route.endpoints[0].standing;
+    assert_eq!((0..5).filter_map(|_| standing.failed(Tick(1), Tick(1))).count(), 1);
+    let now = || Tick(1_000_000);
+    let wanted = Wanted { now: &now, ..wanted(&lots) };
+    let due = || route.candidate(0, &wanted).unwrap();
+    let (first, second) = (due(), due());
+    let tried = first.take(&now);
+    assert!(tried.is_some() && second.take(&now).is_none());
+    assert_eq!((route.endpoints[0].gate.leases(), route.endpoints[0].gate.last_end()), (1, Tick(0)));
 }
 
 /// Whatever the keys are, no engine carries more than its bound above the mean.

@@ -8,7 +8,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        Self { standing: Standing::new(1), now: Tick(1_000_000) }
+        Self { standing: Standing::new(1, Arc::default()), now: Tick(1_000_000) }
     }
 
     /// So many failures of requests that go out now.

@@ -1,0 +1,116 @@
+//! Which waiter gets which of a model's engines.
+//!
+//! Waiters are taken in turn, and each goes where there is least to do, so that engines fill evenly. Two things stand
+//! against that, and both are the data path's knowledge, told as data so that a journal holds them:
+//!
+//! * An engine that is *left out* since requests to it fail. One that fails at once always has the least to do, so it
+//!   would be given nearly everybody who waits, while the engines that answer are full. It gets nobody until its pause is
+//!   over and then one, whose answer decides; at most half of those that serve are left out, however many fail.
+//! * A waiter that can be answered by *one* engine's life only, which holds the response it goes on from. It waits for a
+//!   place there while that life serves. Afterwards no engine knows the response, and any of them may say so.
+
+use super::{event::Waiter, plan::Draft};
+use crate::{
+    model::{EngineId, ModelName},
+    units::Generation,
+};
+
+/// The places of one model's engines at this moment.
+pub(super) struct Seats<'w> {
+    awake: Vec<Seat<'w>>,
+    /// Each of these must prove itself first, and gets one stream to do it with.
+    proving: Vec<EngineId>,
+}
+
+struct Seat<'w> {
+    engine: EngineId,
+    generation: Generation,
+    leases: u32,
+    /// Leases at a time, and how many of them it gets for those who may go anywhere.
+    limit: u32,
+    open: u32,
+    /// Who goes here and nowhere else, and how many of the others.
+    own: Vec<&'w Waiter>,
+    shares: usize,
+}
+
+/// One that is served now.
+pub(super) struct Seated<'w> {
+    pub(super) waiter: &'w Waiter,
+    pub(super) engine: EngineId,
+    pub(super) canary: bool,
+}
+
+impl<'w> Seats<'w> {
+    pub(super) fn of(draft: &Draft<'_>, model: &ModelName) -> Self {
+        if draft.planner.shutdown.is_some() {
+            return Self { awake: Vec::new(), proving: Vec::new() };
+        }
+        let limit = draft.planner.spec(model).and_then(|s| s.max_concurrency).unwrap_or(u32::MAX);
+        let engines = || draft.planner.engines_of(model);
+        let mut may_be_out = engines().filter(|e| e.serves()).count() / 2;
+        let seat = |e: &crate::engine::Engine| {
+            let out = e.left_out.filter(|_| may_be_out > 0);
+            may_be_out -= usize::from(out.is_some());
+            let open = match out {
+                None => limit,
+                Some(until) if until <= draft.now => limit.min(e.leases.saturating_add(1)),
+                Some(_) => 0,
+            };
+            let (own, shares) = (Vec::new(), 0);
+            let (engine, generation, leases) = (e.id.clone(), e.generation, e.leases);
+            Seat { engine, generation, leases, limit, open, own, shares }
+        };
+        let awake = engines().filter(|e| e.serves()).map(seat).collect();
+        // The last is taken first.
+        let mut proving: Vec<_> = engines().filter(|e| e.wants_proof()).map(|e| e.id.clone()).collect();
+        proving.reverse();
+        Self { awake, proving }
+    }
+
+    /// Who of these goes where, engine by engine.
+    pub(super) fn fill(mut self, turn: impl Iterator<Item = &'w Waiter>) -> Vec<Seated<'w>> {
+        let (mut others, mut canaries) = (Vec::new(), Vec::new());
+        for waiter in turn {
+            if self.are_taken() {
+                break;
+            }
+            if let Some(seat) = self.awake.iter_mut().find(|seat| seat.is_bound(waiter)) {
+                if seat.leases < seat.limit {
+                    seat.leases += 1;
+                    seat.own.push(waiter);
+                }
+                continue;
+            }
+            let free = self.awake.iter_mut().filter(|seat| seat.leases < seat.open);
+            if let Some(seat) = free.min_by_key(|seat| seat.leases) {
+                seat.leases += 1;
+                seat.shares += 1;
+                others.push(waiter);
+            } else if waiter.stream
+                && let Some(engine) = self.proving.pop()
+            {
+                canaries.push(Seated { waiter, engine, canary: true });
+            }
+        }
+        let mut others = others.into_iter();
+        let seated = self.awake.into_iter().flat_map(|Seat { engine, own, shares, .. }| {
+            let here = own.into_iter().chain(others.by_ref().take(shares)).collect::<Vec<_>>();
+            here.into_iter().map(move |waiter| Seated { waiter, engine: engine.clone(), canary: false })
+        });
+        let mut seated: Vec<_> = seated.collect();
+        seated.append(&mut canaries);
+        seated
+    }
+
+    fn are_taken(&self) -> bool {
+        self.proving.is_empty() && self.awake.iter().all(|seat| seat.leases >= seat.limit)
+    }
+}
+
+impl Seat<'_> {
+    fn is_bound(&self, waiter: &Waiter) -> bool {
+        let only = waiter.only.as_ref();
+        only.is_some_and(|(engine, generation)| *engine == self.engine && *generation == self.generation)
+    }
+}
