@@ -91,6 +91,9 @@ pub struct Engine {
 const FORGIVEN: Millis = Millis::secs(60);
 /// A canary or probe without any byte has failed so long after its exchange should have timed out by itself.
 const PROOF_SLACK: Millis = Millis::secs(10);
+/// Starts in a row of which nothing came, after which an engine that nobody waits for is tried only so often.
+const FRUITLESS: u32 = 5;
+const NOW_AND_THEN: Millis = Millis::secs(600);
 /// A stop that nothing came of is repeated after so long beyond its grace.
 pub const STOP_AGAIN: Millis = Millis::secs(20);
 
@@ -182,6 +185,13 @@ impl Engine {
     #[must_use]
     pub fn is_forgiven(&self, now: Tick) -> bool {
         self.state == State::Awake && self.turn + FORGIVEN <= now
+    }
+
+    /// When it may be started beside others of its model, though nobody waits for it.
+    #[must_use]
+    pub fn spare_from(&self) -> Tick {
+        let rests = self.fruitless >= FRUITLESS && !self.state.has_process();
+        if rests { self.since + NOW_AND_THEN } else { Tick(0) }
     }
 
     /// Hung: health has failed for half the progress timeout, and nothing has moved for all of it.

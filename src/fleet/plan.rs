@@ -274,6 +274,13 @@ impl Planner {
             .find(|a| self.ledger.accelerators.get(*a).is_none_or(|account| !account.healthy))
     }
 
+    /// It should have gone further by now.
+    pub(super) fn overdue(&self, id: &EngineId, now: Tick) -> bool {
+        let Some(e) = self.engines.get(id) else { return false };
+        let due = e.deadline(self.spec(&id.model), self.ledger.held(id), &self.settings.timeouts);
+        due.is_some_and(|at| at <= now)
+    }
+
     /// Its model is no longer configured, or configured otherwise, or everything is to be stopped.
     pub(super) fn unwanted(&self, id: &EngineId) -> bool {
         let Some(e) = self.engines.get(id) else { return false };
@@ -349,6 +356,7 @@ impl Planner {
                 at.extend(idle.and_then(|i| i.stop_after).map(|after| e.idle_since().max(e.since) + after));
             }
             State::Backoff { until, .. } => at.push(*until),
+            State::Cold => at.push(e.spare_from()),
             State::Stopping { .. } => at.push(e.stop_by),
             _ => {}
         }
