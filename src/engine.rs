@@ -6,6 +6,8 @@
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     fault::Cause,
     model::{AcceleratorId, EngineId, ModelSpec, Timeouts},
@@ -18,7 +20,7 @@ pub mod state;
 use state::State;
 
 /// Who gets through an engine's gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Door {
     Closed,
     /// Granted waiters only: the engine has not proved itself yet.
@@ -27,7 +29,7 @@ pub enum Door {
 }
 
 /// How far an engine has come in proving that it serves, after a start or a wake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Proof {
     /// Health has not answered yet.
     NotReady,
@@ -38,7 +40,7 @@ pub enum Proof {
 }
 
 /// A reservation asked for, before the launch or wake that it permits.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placing {
     pub accelerators: Vec<AcceleratorId>,
     pub bytes: Bytes,
@@ -46,7 +48,7 @@ pub struct Placing {
     pub confirmed: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Engine {
     pub id: EngineId,
     pub generation: Generation,

@@ -172,7 +172,7 @@ fn a_generation_is_used_once() {
         assert!(before.is_none_or(|before| before < generation), "{engine} {generation} at {at}");
         launches += 1;
     }
-    assert!(launches >= 6, "{launches} launches");
+    assert!(launches >= 5, "{launches} launches");
 }
 
 #[test]
