@@ -77,7 +77,9 @@ fn awake(world: &World, model: &str) -> usize {
 
 #[test]
 fn a_spare_that_still_starts_makes_room_before_the_engine_in_use() {
-    let scenario = world(2, vec![model("qwen", 2), model("llama", 1)])
+    let mut scenario = world(2, vec![model("qwen", 2), model("llama", 1)]);
+    scenario.configuration.settings.turns.max_turn = Millis::secs(20);
+    let scenario = scenario
         .at(Millis::secs(1), ask("llama", Millis::secs(1)))
         .at(Millis(1100), ask("qwen", Millis::secs(900)))
         .at(Millis::secs(40), Deed::Die(engine("llama", 0)))
