@@ -6,6 +6,8 @@
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     fault::Cause,
     model::{AcceleratorId, EngineId, ModelSpec, Timeouts},
@@ -18,7 +20,7 @@ pub mod state;
 use state::State;
 
 /// Who gets through an engine's gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Door {
     Closed,
     /// Granted waiters only: the engine has not proved itself yet.
@@ -27,7 +29,7 @@ pub enum Door {
 }
 
 /// How far an engine has come in proving that it serves, after a start or a wake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Proof {
     /// Health has not answered yet.
     NotReady,
@@ -38,7 +40,7 @@ pub enum Proof {
 }
 
 /// A reservation asked for, before the launch or wake that it permits.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placing {
     pub accelerators: Vec<AcceleratorId>,
     pub bytes: Bytes,
@@ -46,7 +48,7 @@ pub struct Placing {
     pub confirmed: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Engine {
     pub id: EngineId,
     pub generation: Generation,
@@ -95,6 +97,9 @@ const FORGIVEN: Millis = Millis::secs(60);
 const PROOF_SLACK: Millis = Millis::secs(10);
 /// An engine that was left out is tried by one request: nobody else is sent before its outcome is told.
 pub const NOT_DUE: Tick = Tick(u64::MAX);
+/// Starts in a row of which nothing came, after which an engine that nobody waits for is tried only so often.
+const FRUITLESS: u32 = 5;
+const NOW_AND_THEN: Millis = Millis::secs(600);
 /// A stop that nothing came of is repeated after so long beyond its grace.
 pub const STOP_AGAIN: Millis = Millis::secs(20);
 
@@ -193,6 +198,13 @@ impl Engine {
     #[must_use]
     pub fn is_forgiven(&self, now: Tick) -> bool {
         self.state == State::Awake && self.turn + FORGIVEN <= now
+    }
+
+    /// When it may be started beside others of its model, though nobody waits for it.
+    #[must_use]
+    pub fn spare_from(&self) -> Tick {
+        let rests = self.fruitless >= FRUITLESS && !self.state.has_process();
+        if rests { self.since + NOW_AND_THEN } else { Tick(0) }
     }
 
     /// Hung: health has failed for half the progress timeout, and nothing has moved for all of it.

@@ -77,7 +77,7 @@ impl Fleet {
     pub fn on(&mut self, event: &Event, now: Tick) {
         match event {
             Event::Arrived { waiter } => self.dispatch.arrived(waiter.clone()),
-            Event::Left { waiter } => self.dispatch.left(*waiter),
+            Event::Left { waiter } => self.left(*waiter),
             Event::Served { model, key, tokens } => {
                 self.dispatch.served(model, key, *tokens, self.planner.leases_of(model));
             }
@@ -89,6 +89,15 @@ impl Fleet {
             && self.planner.leases_of(&engine.model) == 0
         {
             self.dispatch.rested(&engine.model);
+        }
+    }
+
+    /// The last of those who waited may be the last of what the queue was for: no lease may ever have been there.
+    fn left(&mut self, waiter: event::WaiterId) {
+        if let Some(model) = self.dispatch.left(waiter)
+            && self.planner.leases_of(&model) == 0
+        {
+            self.dispatch.rested(&model);
         }
     }
 
@@ -135,8 +144,8 @@ impl Fleet {
         self.planner.settle(now);
         for command in commands {
             match command {
-                Command::Grant { waiter, .. } => self.dispatch.granted(*waiter),
-                Command::Refuse { waiter, .. } => self.dispatch.left(*waiter),
+                Command::Grant { waiter, canary, .. } => self.dispatch.granted(*waiter, *canary),
+                Command::Refuse { waiter, .. } => self.left(*waiter),
                 _ => {}
             }
             self.planner.apply(command, now);
@@ -192,7 +201,9 @@ impl Fleet {
     /// full.
     #[must_use]
     pub fn snapshot(&self) -> Vec<Event> {
-        self.planner.snapshot().into_iter().chain(self.dispatch.snapshot()).collect()
+        // The waiters come first: each would count as one that has just come, for what is learned of its model.
+        let state = Box::new(self.planner.clone());
+        self.dispatch.snapshot().chain([Event::Resumed { state }]).collect()
     }
 
     pub fn engines(&self) -> impl Iterator<Item = &Engine> {

@@ -28,8 +28,31 @@ const TRIES: u32 = 2;
 impl Draft<'_> {
     pub(super) fn admit(&mut self) {
         self.line = self.wanted_in_order();
-        for id in self.line.clone() {
-            self.bring_up(&id, self.planner.leads(&id));
+        let (first, spare): (Vec<_>, Vec<_>) =
+            self.line.clone().into_iter().partition(|id| self.planner.leads(id));
+        for id in &first {
+            self.bring_up(id, true);
+        }
+        for id in &first {
+            self.keep_place(id);
+        }
+        for id in &spare {
+            self.bring_up(id, false);
+        }
+    }
+
+    /// Somebody waits for it, and it is left alone for a while: others in line may have its place in the meantime, but no
+    /// spare, whose start would take longer than that.
+    fn keep_place(&mut self, id: &EngineId) {
+        let Some(spec) = self.planner.spec(&id.model).cloned() else { return };
+        let left_alone = self.engine(id).is_some_and(|e| matches!(e.state, State::Backoff { .. }));
+        if !left_alone || self.waiting(&id.model) == 0 {
+            return;
+        }
+        let candidates = self.candidates(id, &spec, true);
+        let places = candidates.iter().filter(|c| self.in_reach(id, c));
+        if let Some(place) = places.min_by_key(|c| self.room(id, &spec, c) == Room::No).cloned() {
+            self.claim(id, &place);
         }
     }
 
@@ -293,7 +316,7 @@ impl Draft<'_> {
 
     fn evict(&mut self, id: &EngineId, candidate: &Candidate, victims: &[Victim]) {
         for victim in victims {
-            if victim.is_asleep() {
+            if victim.goes_at_once() {
                 self.stop(&victim.engine);
             } else {
                 self.close_for(&victim.engine, victim.then, id);

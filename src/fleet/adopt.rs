@@ -1,13 +1,13 @@
 //! Taking over engines that already run, and orders by people: what enters the state from outside a plan.
 
 use super::{
-    event::{Event, Found, Order},
+    event::{Found, Order},
     plan::Planner,
     report::{AcceleratorView, EngineView, HostView, ModelState, ModelView, Report, View},
 };
 use crate::{
     engine::{Engine, Proof, state::State},
-    model::{Accelerator, Configuration, EngineId, LevelPolicy, ModelName},
+    model::{EngineId, LevelPolicy, ModelName},
     units::{Bytes, Generation, Tick},
 };
 
@@ -56,47 +56,13 @@ impl Planner {
         });
     }
 
-    /// Configuration, what was learned, and every engine with a process, as a restarted gateway would find it.
-    pub(super) fn snapshot(&self) -> Vec<Event> {
-        let accelerators = self.ledger.accelerators.iter().map(|(id, account)| Accelerator {
-            id: id.clone(),
-            capacity: account.capacity,
-            metered: account.metered,
-        });
-        let models = self.models.values().filter_map(|m| m.spec.clone()).collect();
-        let settings = self.settings.clone();
-        let configuration = Configuration { settings, accelerators: accelerators.collect(), models };
-        let learned =
-            self.models.iter().map(|(name, m)| Event::Recalled { model: name.clone(), learned: m.learned });
-        let engines = self.engines.values().filter_map(|e| {
-            let asleep = match e.state {
-                State::Asleep { level } => Some(level),
-                _ => None,
-            };
-            let found = Found {
-                address: e.address?,
-                accelerators: e.accelerators.clone(),
-                asleep,
-                ready: !e.state.is_starting(),
-                fingerprint: e.fingerprint,
-                last_end: e.last_end,
-                started: e.began,
-            };
-            Some(Event::Adopted { engine: e.id.clone(), generation: e.generation, found })
-        });
-        let left_out = self.engines.values().filter(|e| e.left_out.is_some()).map(|e| Event::LeftOut {
-            engine: e.id.clone(),
-            generation: e.generation,
-            until: e.left_out,
-        });
-        let mut events = vec![Event::Configured { configuration: Box::new(configuration) }];
-        events.extend(learned);
-        events.extend(engines);
-        events.extend(left_out);
-        if self.adopted {
-            events.push(Event::AdoptionDone);
-        }
-        events
+    /// For texts: how much there is of what.
+    pub(super) fn summary(&self) -> String {
+        let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        let running = self.engines.values().filter(|e| e.state.has_process()).count();
+        let models = count(self.models.values().filter(|m| m.spec.is_some()).count(), "model");
+        let gpus = count(self.ledger.accelerators.len(), "accelerator");
+        format!("{models}, {gpus}, {} running", count(running, "engine"))
     }
 
     /// What an engine of this model keeps on each accelerator while it sleeps.

@@ -260,10 +260,7 @@ impl Draft<'_> {
     }
 
     fn overdue(&self, id: &EngineId) -> bool {
-        let Some(e) = self.engine(id) else { return false };
-        let held = self.planner.ledger.held(id);
-        let due = e.deadline(self.planner.spec(&id.model), held, &self.planner.settings.timeouts);
-        due.is_some_and(|at| at <= self.now)
+        self.planner.overdue(id, self.now)
     }
 
     fn unwanted(&self, id: &EngineId) -> bool {
@@ -289,7 +286,7 @@ impl Draft<'_> {
         if self.door(id) == Door::Closed {
             self.stop(id);
         } else {
-            self.fault(id, self.planner.cause_of_end(id));
+            self.fault(id, self.planner.cause_of_end(id, self.now));
         }
     }
 

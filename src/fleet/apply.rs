@@ -35,7 +35,7 @@ impl Planner {
             }),
             Command::Sleep { engine, level, .. } => self.put_to_sleep(engine, *level, now),
             Command::Stop { engine, grace, .. } => {
-                let cause = self.cause_of_end(engine);
+                let cause = self.cause_of_end(engine, now);
                 self.with(engine, |e| {
                     e.stop_by = now + *grace + STOP_AGAIN;
                     if !matches!(e.state, State::Stopping { .. }) {
@@ -131,7 +131,7 @@ impl Planner {
     }
 
     fn close(&mut self, engine: &EngineId, generation: Generation, why: Why, then: Then, now: Tick) {
-        let cause = self.cause_of_end(engine);
+        let cause = self.cause_of_end(engine, now);
         self.with(engine, |e| {
             if e.orphan.as_ref().is_some_and(|(orphan, _)| *orphan == generation) {
                 e.orphan = None;
@@ -162,8 +162,9 @@ impl Planner {
 }
 
 impl Planner {
-    /// Why an engine is being ended, from what it was doing. What nobody wants any more has not failed.
-    pub(super) fn cause_of_end(&self, id: &EngineId) -> Cause {
+    /// Why an engine is being ended, from what it was doing. What nobody wants any more, or what makes room, has not
+    /// failed; what should have been ready by now has.
+    pub(super) fn cause_of_end(&self, id: &EngineId, now: Tick) -> Cause {
         let Some(e) = self.engines.get(id) else { return Cause::Stopped };
         match &e.state {
             State::Failing { cause, .. } | State::Stopping { cause } => cause.clone(),
@@ -172,6 +173,7 @@ impl Planner {
             _ if self.lost_accelerator(id).is_some() => Cause::AcceleratorLost,
             State::Draining { .. } => Cause::Stopped,
             State::Awake => Cause::Hung,
+            state if state.is_starting() && !self.overdue(id, now) => Cause::Stopped,
             _ => Cause::Timeout,
         }
     }

@@ -6,18 +6,20 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     model::{Accelerator, AcceleratorId, EngineId},
     units::{Bytes, Millis, Tick},
 };
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Ledger {
     pub(super) accelerators: BTreeMap<AcceleratorId, Account>,
     pub(super) host: HostAccount,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Account {
     pub(super) capacity: Bytes,
     pub(super) metered: bool,
@@ -37,14 +39,14 @@ pub(super) struct Account {
     pub(super) changed: Tick,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Reading {
     pub(super) used: Bytes,
     pub(super) by_engine: Option<BTreeMap<EngineId, Bytes>>,
     pub(super) at: Tick,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HostAccount {
     pub(super) capacity: Bytes,
     pub(super) booked: BTreeMap<EngineId, Bytes>,

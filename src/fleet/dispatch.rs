@@ -37,15 +37,16 @@ impl Dispatch {
         Arc::make_mut(&mut self.waiters).insert(waiter.id, waiter);
     }
 
-    pub(super) fn left(&mut self, id: WaiterId) {
-        if let Some(waiter) = self.take(id) {
-            self.queue(&waiter.model).left(&waiter);
-        }
+    /// The model whose queue it has left.
+    pub(super) fn left(&mut self, id: WaiterId) -> Option<ModelName> {
+        let waiter = self.take(id)?;
+        self.queue(&waiter.model).left(&waiter);
+        Some(waiter.model.clone())
     }
 
-    pub(super) fn granted(&mut self, id: WaiterId) {
+    pub(super) fn granted(&mut self, id: WaiterId, canary: bool) {
         if let Some(waiter) = self.take(id) {
-            self.queue(&waiter.model).granted(&waiter);
+            self.queue(&waiter.model).granted(&waiter, canary);
         }
     }
 
@@ -80,7 +81,7 @@ impl Dispatch {
     pub(super) fn snapshot(&self) -> impl Iterator<Item = Event> + '_ {
         let waiters = self.waiters.values().map(|w| Event::Arrived { waiter: Waiter::clone(w) });
         let shares = self.queues.iter().flat_map(|(model, queue)| {
-            queue.shares().map(|(band, shares)| Event::Shares {
+            queue.all_shares().map(|(band, shares)| Event::Shares {
                 model: model.clone(),
                 band,
                 shares: shares.clone(),
@@ -152,12 +153,14 @@ impl Dispatch {
         if crowd == 0 {
             return BTreeSet::new();
         }
-        let mut keys: BTreeMap<&str, Vec<WaiterId>> = BTreeMap::new();
+        // By arrival, not by number: a request that comes back to the queue has a new number and its old arrival.
+        let mut keys: BTreeMap<&str, Vec<(Tick, WaiterId)>> = BTreeMap::new();
         for waiter in self.waiters.values().filter(|waiter| !granted.contains(&waiter.id)) {
-            keys.entry(&waiter.key).or_default().push(waiter.id);
+            keys.entry(&waiter.key).or_default().push((waiter.arrived, waiter.id));
         }
-        let largest = || keys.values_mut().max_by_key(|ids| (ids.len(), ids.last().copied()))?.pop();
-        std::iter::from_fn(largest).take(crowd).collect()
+        keys.values_mut().for_each(|places| places.sort_unstable());
+        let largest = || keys.values_mut().max_by_key(|places| (places.len(), places.last().copied()))?.pop();
+        std::iter::from_fn(largest).map(|(_, id)| id).take(crowd).collect()
     }
 }
 
@@ -201,5 +204,47 @@ fn refuse<'w>(
             }
         };
         out.push(Command::Refuse { waiter: waiter.id, fault });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::Fleet;
+
+    fn waiter(id: u64, arrived: u64) -> Waiter {
+        Waiter {
+            id: WaiterId(id),
+            model: "m".into(),
+            band: 0,
+            key: "a".to_owned(),
+            arrived: Tick(arrived),
+            deadline: Tick(1000),
+            stream: true,
+            only: None,
+        }
+    }
+
+    #[test]
+    fn who_waits_longest_is_not_the_crowd_however_late_its_number() {
+        let mut dispatch = Dispatch::default();
+        for waiter in [waiter(1, 10), waiter(2, 20), waiter(3, 5)] {
+            dispatch.arrived(waiter);
+        }
+        assert_eq!(dispatch.crowd(&BTreeSet::new(), 2), BTreeSet::from([WaiterId(2)]));
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_queue_that_never_had_a_lease() {
+        let mut fleet = Fleet::new();
+        fleet.on(&Event::AdoptionDone, Tick(1));
+        fleet.on(&Event::Arrived { waiter: waiter(1, 1) }, Tick(1));
+        let plan = fleet.plan(Tick(1));
+        fleet.issued(&plan.commands, Tick(1));
+        assert!(matches!(plan.commands[..], [Command::Refuse { .. }]));
+        assert!(fleet.dispatch.queues.is_empty());
+        fleet.on(&Event::Arrived { waiter: waiter(2, 2) }, Tick(2));
+        fleet.on(&Event::Left { waiter: WaiterId(2) }, Tick(2));
+        assert!(fleet.dispatch.queues.is_empty());
     }
 }

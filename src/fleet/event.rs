@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, net::SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-pub use super::share::Shares;
+pub use super::{plan::Planner, share::Shares};
 use crate::{
     fault::Cause,
     model::{AcceleratorId, Configuration, EngineId, Level, ModelName},
@@ -92,6 +92,10 @@ pub enum Event {
         model: ModelName,
         band: i32,
         shares: Shares,
+    },
+    /// Everything that was known of models, engines and memory before a journal began: only in a snapshot.
+    Resumed {
+        state: Box<Planner>,
     },
     /// The gate is closed and no lease is left.
     Drained {
@@ -272,6 +276,7 @@ impl fmt::Display for Event {
             Self::LeftOut { engine, .. } => write!(f, "{engine} is not left out"),
             Self::Served { model, key, tokens } => write!(f, "{model} served {tokens} tokens to {key}"),
             Self::Shares { model, .. } => write!(f, "what keys were served by {model} before"),
+            Self::Resumed { state } => write!(f, "what was known before: {}", state.summary()),
             Self::Drained { engine, .. } => write!(f, "{engine} is drained"),
             Self::Canary { engine, verdict, .. } => write!(f, "the first answer of {engine}: {verdict}"),
             Self::Placed { engine, accelerators, .. } => {

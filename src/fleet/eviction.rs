@@ -3,11 +3,12 @@
 //! All or nothing: a set is touched only when it frees enough on every accelerator of the candidate. Gentler sets are
 //! tried first, whole tiers before the next: idle engines asleep; sleepers stopped as well; idle engines stopped; then
 //! spare engines in use, whose model is served by another one; only then, when a turn has lasted its maximum, the
-//! others in use. A spare has no turn of its own, and residency does not protect it: nobody was put away for it.
+//! others in use. A spare has no turn of its own, and residency does not protect it: nobody was put away for it. One
+//! that still starts is of no use to anybody yet: it goes as an idle engine does.
 
 use super::{command::Then, placement::Candidate, plan::Draft};
 use crate::{
-    engine::{Engine, state::State},
+    engine::{Door, Engine, state::State},
     model::{AcceleratorId, EngineId, Eviction, Level},
     units::{Bytes, Millis, Tick},
 };
@@ -24,6 +25,8 @@ pub(super) struct Victim {
     tier: u8,
     /// Another engine of its model goes on serving.
     spare: bool,
+    /// No lease was ever given on it since it began to start or to sleep: nothing has to be drained.
+    at_once: bool,
 }
 
 /// Subsets of so many victims are tried exhaustively; beyond, only the longest unused are considered.
@@ -93,7 +96,8 @@ impl Draft<'_> {
             last_used: e.idle_since(),
             comes_back_in,
             tier,
-            spare: planner.is_spare(e),
+            spare: planner.is_spare(e) || e.state.is_starting(),
+            at_once: !e.serves(),
         };
         let start = model.learned.start.unwrap_or(Millis::secs(60));
         let wake = model.learned.wake.unwrap_or(Millis::secs(1));
@@ -130,8 +134,21 @@ impl Draft<'_> {
                 }
                 ways
             }
+            state if state.is_starting() && self.is_superfluous(e) => {
+                let tier = if e.cold { 0 } else { 2 };
+                vec![victim(Then::Stop, held, tier, start)]
+            }
             _ => Vec::new(),
         }
+    }
+
+    /// It starts beside another of its model, and nobody has been sent to it. As whatever gives memory back, it waits for
+    /// a neighbour that measures it. A warm one is there in a moment, and sleeps rather than ends.
+    fn is_superfluous(&self, e: &Engine) -> bool {
+        self.planner.settings.eviction == Eviction::Residency
+            && e.door == Door::Closed
+            && !self.planner.leads(&e.id)
+            && !self.profiled_beside(&e.id)
     }
 
     /// `Some(busy)` when policy lets this awake engine be put away now: idle and past its residency, or in use for
@@ -211,8 +228,8 @@ fn score(candidate: &Candidate, set: &[&Victim]) -> (usize, bool, Bytes, Tick, M
 }
 
 impl Victim {
-    pub(super) const fn is_asleep(&self) -> bool {
-        self.tier == 1
+    pub(super) const fn goes_at_once(&self) -> bool {
+        self.at_once
     }
 
     /// Somebody uses it: its drain has to be waited for.
@@ -249,6 +266,7 @@ mod tests {
             comes_back_in: Millis::secs(60),
             tier: 1,
             spare: false,
+            at_once: true,
         };
         let options: Vec<Victim> = (0..18).map(sleeper).collect();
         let short = |gib| [(AcceleratorId::from("gpu-0"), Bytes::gib(gib))];

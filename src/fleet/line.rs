@@ -11,7 +11,7 @@
 //! load is worth is for scaling to say, not for the order of turns. Where nothing limits the requests at one engine,
 //! none ever waits for a second one, so that waiting alone cannot be what calls it: being in use is enough. A spare
 //! that was put away by idleness while its model was in use has been found superfluous, and comes back when somebody
-//! waits.
+//! waits. One that failed has not: it is tried again, ever more rarely when nothing comes of it.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -36,7 +36,10 @@ impl Draft<'_> {
             }
             let place = match self.demand.get(&e.id.model) {
                 Some(demand) => (demand.band, demand.oldest),
-                None if model.pinned() || self.ordered_awake(&e.id.model) || self.planner.joins(e) => {
+                None if model.pinned()
+                    || self.ordered_awake(&e.id.model)
+                    || self.planner.joins(e, self.now) =>
+                {
                     (spec.priority, model.since)
                 }
                 None => return None,
@@ -77,13 +80,17 @@ impl Draft<'_> {
 }
 
 impl Planner {
-    /// The engine that others may be put away for: one that is awake or on its way, else a sleeper, else the first.
+    /// The engine that others may be put away for: one that is awake or on its way, else a sleeper, else one that stands
+    /// behind those it made room for, else the first. One that is left alone for a while leads only when all are.
     pub(super) fn leads(&self, id: &EngineId) -> bool {
         let rank = |e: &Engine| match &e.state {
-            _ if e.serves() => 0,
-            state if state.is_starting() || e.placing.is_some() => 1,
-            State::Asleep { .. } if e.shrinking.is_none() => 2,
-            _ => 3,
+            _ if e.serves() && e.failing_since.is_none() => 0,
+            _ if e.serves() => 1,
+            state if state.is_starting() || e.placing.is_some() => 2,
+            State::Asleep { .. } => 3,
+            state if state.is_leaving() => 4,
+            State::Backoff { .. } => 6,
+            _ => 5,
         };
         let leader = self.replicas_of(&id.model).min_by_key(|e| (rank(e), e.id.replica));
         leader.is_some_and(|leader| leader.id == *id)
@@ -94,12 +101,13 @@ impl Planner {
         e.serves() && !self.leads(&e.id)
     }
 
-    /// Its model is in use, and it has not been awake since that began, or no longer because another model needed room.
-    pub(super) fn joins(&self, e: &Engine) -> bool {
+    /// Its model is in use, and it has not been awake since that began, or no longer because another model needed room or
+    /// because it failed.
+    pub(super) fn joins(&self, e: &Engine, now: Tick) -> bool {
         let awake = || self.engines_of(&e.id.model).filter(|other| other.serves());
         let began = awake().map(|other| other.turn).min();
-        let came = began.is_some_and(|began| e.turn < began) || e.yielded > e.turn;
-        e.failures == 0 && came && awake().any(|other| other.leases > 0)
+        let came = began.is_some_and(|began| e.turn < began) || e.yielded > e.turn || e.fruitless > 0;
+        came && e.spare_from() <= now && awake().any(|other| other.leases > 0)
     }
 
     fn replicas_of<'a>(&'a self, model: &ModelName) -> impl Iterator<Item = &'a Engine> {

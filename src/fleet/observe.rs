@@ -18,6 +18,10 @@ use crate::{
 
 impl Planner {
     pub(super) fn observe(&mut self, event: &Event, now: Tick) {
+        if let Event::Resumed { state } = event {
+            self.clone_from(state);
+            return;
+        }
         self.settle(now);
         match event {
             Event::Configured { configuration } => self.configure(configuration, now),
@@ -28,7 +32,7 @@ impl Planner {
             }
             Event::AdoptionDone => self.adopted = true,
             Event::Arrived { waiter } => self.wanted(&waiter.model, now),
-            Event::Left { .. } | Event::Served { .. } | Event::Shares { .. } => {}
+            Event::Left { .. } | Event::Served { .. } | Event::Shares { .. } | Event::Resumed { .. } => {}
             Event::Memory { accelerator, used, by_engine } => {
                 let reading = Reading { used: *used, by_engine: by_engine.clone(), at: now };
                 self.metered(accelerator, reading);
@@ -129,7 +133,9 @@ impl Planner {
             }
             for replica in 0..spec.replicas {
                 let id = EngineId::new(spec.name.clone(), replica);
-                self.engines.entry(id.clone()).or_insert_with(|| Engine::new(id, now));
+                let generation = self.last_life;
+                let new = || Engine { generation, ..Engine::new(id.clone(), now) };
+                self.engines.entry(id.clone()).or_insert_with(new);
             }
         }
         self.settle(now);

@@ -4,6 +4,10 @@
 //! wants the model again, it may wake, and the order does not put it to sleep a second time. The latest of the orders
 //! that contradict each other counts, and none stays open for ever.
 
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 use super::{
     command::Command,
     event::{OperationId, Order},
@@ -16,7 +20,7 @@ use crate::{
 };
 
 /// An order that is being carried out.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Operation {
     pub(super) model: ModelName,
     pub(super) order: Order,
@@ -105,6 +109,21 @@ impl Planner {
         let Some(e) = self.engines.get(id) else { return false };
         let mut orders = self.operations.values();
         orders.any(|op| op.model == id.model && op.order == Order::Stop && e.began <= op.given)
+    }
+}
+
+/// Orders as a list: a tagged form cannot read numbers back that are keys of a map.
+pub(super) mod listed {
+    use super::{BTreeMap, Deserialize, Deserializer, Operation, OperationId, Serialize, Serializer};
+
+    type Operations = BTreeMap<OperationId, Operation>;
+
+    pub(in super::super) fn serialize<S: Serializer>(map: &Operations, to: S) -> Result<S::Ok, S::Error> {
+        map.iter().collect::<Vec<_>>().serialize(to)
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Operations, D::Error> {
+        Ok(Vec::deserialize(from)?.into_iter().collect())
     }
 }
 

@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     budget::Ledger,
     command::Command,
@@ -22,7 +24,7 @@ use crate::{
 };
 
 /// Everything the plan is made from, but for the demand.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Planner {
     pub(super) settings: Settings,
     pub(super) models: BTreeMap<ModelName, Model>,
@@ -32,13 +34,17 @@ pub struct Planner {
     pub(super) adopted: bool,
     /// Ordered; `true`: engines are stopped too.
     pub(super) shutdown: Option<bool>,
+    #[serde(with = "super::orders::listed")]
     pub(super) operations: BTreeMap<OperationId, Operation>,
     /// When a plan was last recorded.
     pub(super) planned: Tick,
+    /// The last life of any engine that is no longer known. One that enters under the same name goes on from here, or what
+    /// is still said of the old one would count for it.
+    pub(super) last_life: Generation,
 }
 
 /// A model and what is known of it beyond its configuration.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Model {
     /// `None`: no longer configured, on its way out.
     pub(super) spec: Option<ModelSpec>,
@@ -251,6 +257,13 @@ impl Planner {
             .find(|a| self.ledger.accelerators.get(*a).is_none_or(|account| !account.healthy))
     }
 
+    /// It should have gone further by now.
+    pub(super) fn overdue(&self, id: &EngineId, now: Tick) -> bool {
+        let Some(e) = self.engines.get(id) else { return false };
+        let due = e.deadline(self.spec(&id.model), self.ledger.held(id), &self.settings.timeouts);
+        due.is_some_and(|at| at <= now)
+    }
+
     /// Its model is no longer configured, or configured otherwise, or everything is to be stopped.
     pub(super) fn unwanted(&self, id: &EngineId) -> bool {
         let Some(e) = self.engines.get(id) else { return false };
@@ -291,7 +304,12 @@ impl Planner {
         self.engines.retain(|id, engine| {
             let wanted =
                 models.get(&id.model).and_then(|m| m.spec.as_ref()).is_some_and(|s| id.replica < s.replicas);
-            wanted || engine.state.has_process() || engine.orphan.is_some() || engine.placing.is_some()
+            let stays =
+                wanted || engine.state.has_process() || engine.orphan.is_some() || engine.placing.is_some();
+            if !stays {
+                self.last_life = self.last_life.max(engine.generation);
+            }
+            stays
         });
         let engines = &self.engines;
         self.models.retain(|name, model| model.spec.is_some() || engines.keys().any(|id| id.model == *name));
@@ -328,6 +346,7 @@ impl Planner {
                 at.extend(idle.and_then(|i| i.stop_after).map(|after| e.idle_since().max(e.since) + after));
             }
             State::Backoff { until, .. } => at.push(*until),
+            State::Cold => at.push(e.spare_from()),
             State::Stopping { .. } => at.push(e.stop_by),
             _ => {}
         }

@@ -38,6 +38,7 @@ impl Queue {
         self.arrivals.insert((waiter.arrived, waiter.id));
         self.deadlines.insert((waiter.deadline, waiter.id));
         let Band { keys, shares } = self.bands.entry(Reverse(waiter.band)).or_default();
+        shares.returned(&waiter);
         if !keys.contains_key(&waiter.key) {
             shares.enter(&waiter.key, keys.keys().map(String::as_str));
         }
@@ -56,9 +57,9 @@ impl Queue {
         }
     }
 
-    pub(super) fn granted(&mut self, waiter: &Waiter) {
+    pub(super) fn granted(&mut self, waiter: &Waiter, canary: bool) {
         if let Some(band) = self.bands.get_mut(&Reverse(waiter.band)) {
-            band.shares.granted(&waiter.key);
+            band.shares.granted(waiter, canary);
         }
         self.left(waiter);
     }
@@ -76,7 +77,11 @@ impl Queue {
     /// What the bands' keys were served, but for those without any.
     pub(super) fn shares(&self) -> impl Iterator<Item = (i32, &Shares)> {
         let keyed = |shares: &Shares| shares.keys().any(|key| !key.is_empty());
-        self.bands.iter().map(|(band, b)| (band.0, &b.shares)).filter(move |(_, shares)| keyed(shares))
+        self.all_shares().filter(move |(_, shares)| keyed(shares))
+    }
+
+    pub(super) fn all_shares(&self) -> impl Iterator<Item = (i32, &Shares)> {
+        self.bands.iter().map(|(band, b)| (band.0, &b.shares))
     }
 
     pub(super) fn len(&self) -> usize {

@@ -10,6 +10,8 @@
 //!   served is set against that, so that many grants at one moment are as fair as the same grants one by one. Answers
 //!   that turn out shorter leave a charge behind; it is given back beyond what as many answers as are under way could
 //!   still cost.
+//! * Who comes back to the queue was not served: the place was gone before the lease could be taken, or an engine's
+//!   first answer failed. What the grant was charged is given back.
 //! * Counters live as long as a model is busy. Once nobody waits and nothing runs, nothing is owed.
 //!
 //! The counters are a model's own, not one for all that a key does. What keys compete for here is the next place of one
@@ -20,14 +22,20 @@
 //! Which model has its turn is not decided here: it goes by the oldest waiter (`line`), of whom a flood has one, as
 //! has everybody.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
+
+use super::event::{Waiter, WaiterId};
+use crate::units::Tick;
 
 /// What an answer is taken to cost before any was seen, in weighted tokens.
 const USUAL: u64 = 512;
 /// So many grants are remembered in full in what an answer usually costs.
 const MEMORY: u64 = 256;
+
+/// So many of the last grants are remembered one by one: most that come back do so within a turn or two.
+const RECENT: usize = 64;
 
 /// The counters of one model's keys in one band, in weighted tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +48,19 @@ pub struct Shares {
     /// What the charge is learned from.
     tokens: u64,
     grants: u64,
+    recent: VecDeque<Grant>,
+}
+
+/// One grant, for as long as its request may come back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Grant {
+    id: WaiterId,
+    key: String,
+    arrived: Tick,
+    deadline: Tick,
+    /// It may come back under another number.
+    canary: bool,
+    charge: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,7 +72,7 @@ struct Share {
 
 impl Default for Shares {
     fn default() -> Self {
-        Self { keys: BTreeMap::new(), time: 0, charge: USUAL, tokens: 0, grants: 0 }
+        Self { keys: BTreeMap::new(), time: 0, charge: USUAL, tokens: 0, grants: 0, recent: VecDeque::new() }
     }
 }
 
@@ -81,11 +102,36 @@ impl Shares {
         share.served = share.served.max(from.saturating_sub(share.charged));
     }
 
-    pub(super) fn granted(&mut self, key: &str) {
-        self.time = self.counter(key);
+    pub(super) fn granted(&mut self, waiter: &Waiter, canary: bool) {
+        self.time = self.counter(&waiter.key);
         self.grants += 1;
-        if let Some(share) = self.keys.get_mut(key) {
+        if let Some(share) = self.keys.get_mut(&waiter.key) {
             share.charged = share.charged.saturating_add(self.charge);
+        }
+        self.recent.truncate(RECENT - 1);
+        let Waiter { id, arrived, deadline, ref key, .. } = *waiter;
+        self.recent.push_front(Grant {
+            id,
+            key: key.clone(),
+            arrived,
+            deadline,
+            canary,
+            charge: self.charge,
+        });
+    }
+
+    /// It waits again, or for the first time.
+    pub(super) fn returned(&mut self, waiter: &Waiter) {
+        let same = |grant: &Grant| {
+            let came = (&grant.key, grant.arrived, grant.deadline);
+            grant.id == waiter.id || (grant.canary && came == (&waiter.key, waiter.arrived, waiter.deadline))
+        };
+        let Some(grant) = self.recent.iter().position(same).and_then(|at| self.recent.remove(at)) else {
+            return;
+        };
+        self.grants = self.grants.saturating_sub(1);
+        if let Some(share) = self.keys.get_mut(&grant.key) {
+            share.charged = share.charged.saturating_sub(grant.charge);
         }
     }
 
@@ -116,6 +162,19 @@ impl Share {
 mod tests {
     use super::*;
 
+    fn waiter(key: &str, id: u64) -> Waiter {
+        Waiter {
+            id: WaiterId(id),
+            model: "m".into(),
+            band: 0,
+            key: key.to_owned(),
+            arrived: Tick(7),
+            deadline: Tick(100),
+            stream: true,
+            only: None,
+        }
+    }
+
     fn enter(shares: &mut Shares, key: &str, waiting: &[&str]) {
         shares.enter(key, waiting.iter().copied());
     }
@@ -125,12 +184,12 @@ mod tests {
         let mut shares = Shares::default();
         enter(&mut shares, "busy", &[]);
         for _ in 0..10 {
-            shares.granted("busy");
+            shares.granted(&waiter("busy", 1), false);
             shares.served("busy", 700, 1);
         }
         enter(&mut shares, "late", &["busy"]);
         assert!(shares.counter("late") < shares.counter("busy"), "it goes next");
-        shares.granted("late");
+        shares.granted(&waiter("late", 1), false);
         shares.served("late", 700, 1);
         assert!(shares.counter("late") >= shares.counter("busy"), "and not twice");
     }
@@ -139,7 +198,7 @@ mod tests {
     fn a_grant_is_charged_at_once_and_corrected_by_what_was_served() {
         let mut shares = Shares::default();
         enter(&mut shares, "a", &[]);
-        shares.granted("a");
+        shares.granted(&waiter("a", 1), false);
         assert_eq!(shares.counter("a"), USUAL);
         shares.served("a", 100, 4);
         assert_eq!(shares.counter("a"), USUAL, "it is not over yet");
@@ -152,7 +211,7 @@ mod tests {
         let mut shares = Shares::default();
         enter(&mut shares, "a", &[]);
         for _ in 0..1000 {
-            shares.granted("a");
+            shares.granted(&waiter("a", 1), false);
             shares.served("a", 10, 1);
         }
         assert_eq!(shares.counter("a"), 10 * 1000 + shares.charge());
@@ -164,12 +223,27 @@ mod tests {
         let mut shares = Shares::default();
         enter(&mut shares, "a", &[]);
         for _ in 0..4 {
-            shares.granted("a");
+            shares.granted(&waiter("a", 1), false);
         }
         for _ in 0..4 {
             shares.served("a", 1, 1);
         }
         enter(&mut shares, "b", &["a"]);
         assert!(shares.counter("b") <= shares.counter("a"));
+    }
+
+    #[test]
+    fn who_comes_back_unserved_is_charged_nothing() {
+        let mut shares = Shares::default();
+        enter(&mut shares, "a", &[]);
+        shares.granted(&waiter("a", 1), false);
+        shares.returned(&waiter("a", 2));
+        assert_eq!(shares.counter("a"), USUAL, "another of its requests");
+        shares.returned(&waiter("a", 1));
+        shares.returned(&waiter("a", 1));
+        assert_eq!(shares.counter("a"), 0, "its place was gone");
+        shares.granted(&waiter("a", 3), true);
+        shares.returned(&waiter("a", 4));
+        assert_eq!(shares.counter("a"), 0, "a canary under its new number");
     }
 }

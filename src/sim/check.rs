@@ -13,7 +13,7 @@ use crate::{
         Plan,
         event::{Event, Verdict},
     },
-    model::{AcceleratorId, EngineId, Level},
+    model::{AcceleratorId, Accelerators, EngineId, Eviction, Level},
     units::{Bytes, Generation, Millis},
 };
 
@@ -179,12 +179,45 @@ impl World {
         true
     }
 
-    /// For a model that is served already nobody else's gate closes.
+    /// For a model that is served already nobody else's gate closes, and none in use while a spare of its model is only
+    /// starting where the other could go as well.
     pub(super) fn check_spare(&mut self, engine: &EngineId, to: &EngineId) {
         let serves = |(id, gate): (&EngineId, &Gate)| id.model == to.model && gate.open && gate.public;
         if self.gates.iter().any(serves) {
             self.violation(format!("{engine} is put away for {to}, beside which its model is served"));
         }
+        let busy = self.gates.get(engine).is_some_and(|gate| gate.open && !gate.leases.is_empty());
+        if let Some(spare) = self.spare_that_would_do(engine, to).filter(|_| busy) {
+            self.violation(format!(
+                "{engine} is put away for {to}, though {spare} is of no use to anybody yet"
+            ));
+        }
+    }
+
+    fn spare_that_would_do(&self, engine: &EngineId, to: &EngineId) -> Option<EngineId> {
+        let configuration = &self.scenario.configuration;
+        let spec = configuration.models.iter().find(|spec| spec.name == to.model)?;
+        if configuration.settings.eviction != Eviction::Residency || self.machine.processes.contains_key(to) {
+            return None;
+        }
+        let free_for_it = |id: &AcceleratorId| {
+            let listed = match &spec.accelerators {
+                Accelerators::Ids(ids) => *ids == std::slice::from_ref(id),
+                Accelerators::Count(n) => *n == 1,
+            };
+            let well = self.machine.devices.get(id).is_some_and(|d| !d.lost && d.foreign == Bytes::ZERO);
+            listed && well && self.machine.on(id).filter(|p| p.profiling).count() <= 1
+        };
+        let mut siblings =
+            self.machine.processes.values().filter(|p| {
+                p.engine.model == engine.model && p.engine != *engine && p.phase == Phase::Loading
+            });
+        let spare = siblings.find(|p| {
+            let untouched = self.gates.get(&p.engine).is_some_and(|gate| !gate.served);
+            let holds = self.machine.bookings.get(&p.engine).map_or(Bytes::ZERO, |b| b.bytes);
+            untouched && holds >= spec.memory.awake && p.accelerators.iter().any(free_for_it)
+        });
+        spare.map(|p| p.engine.clone())
     }
 
     pub(super) fn check_sleep(&mut self, engine: &EngineId, generation: Generation, level: Level) -> bool {

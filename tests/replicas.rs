@@ -1,0 +1,221 @@
+//! Several engines of one model: spares never cost another model its turn, and come back when they were lost.
+
+use std::collections::BTreeMap;
+
+use rouse::{
+    engine::state::State,
+    fleet::command::{Command, Why},
+    model::{
+        Accelerator, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelSpec, Settings,
+    },
+    sim::{Deed, Request, Scenario, World, journal},
+    units::{Bytes, Generation, Millis},
+};
+
+fn model(name: &str, replicas: u32) -> ModelSpec {
+    ModelSpec {
+        name: name.into(),
+        aliases: Vec::new(),
+        accelerators: Accelerators::Count(1),
+        memory: Memory { awake: Bytes::gib(20), asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        replicas,
+        pinned: false,
+        priority: 0,
+        max_concurrency: None,
+        start_timeout: Millis::secs(60),
+        explicit_memory: false,
+        can_sleep: false,
+        fingerprint: 1,
+    }
+}
+
+/// Accelerators that each hold one engine.
+fn world(gpus: u64, models: Vec<ModelSpec>) -> Scenario {
+    let settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+    let gpu = |n| Accelerator { id: format!("gpu-{n}").into(), capacity: Bytes::gib(24), metered: true };
+    Scenario::new("replicas", Configuration { settings, accelerators: (0..gpus).map(gpu).collect(), models })
+}
+
+fn ask(model: &str, lasts: Millis) -> Deed {
+    Deed::Ask(Request::stream(model, lasts))
+}
+
+fn engine(model: &str, replica: u32) -> EngineId {
+    EngineId::new(model.into(), replica)
+}
+
+fn run(scenario: Scenario, lasts: u64) -> World {
+    let mut world = World::new(scenario).recorded();
+    if let Err(failure) = world.run_until(Millis::secs(lasts)) {
+        panic!("{failure}");
+    }
+    world
+}
+
+/// Every command that was given, with the seconds since the start of the world.
+fn commands(world: &World) -> Vec<(f64, Command)> {
+    let mut all = Vec::new();
+    let start = world.journal()[0].at();
+    journal::replay(world.journal(), |at, _, plan, _| {
+        let after = at.since(start).0 as f64 / 1000.0;
+        all.extend(plan.commands.iter().map(|command| (after, command.clone())));
+    });
+    all
+}
+
+fn swapped(world: &World, of: &EngineId) -> bool {
+    commands(world)
+        .iter()
+        .any(|(_, c)| matches!(c, Command::CloseGate { engine, why: Why::Turn, .. } if engine == of))
+}
+
+fn awake(world: &World, model: &str) -> usize {
+    let engines = world.fleet().engines();
+    engines.filter(|e| e.id.model.as_str() == model && e.state == State::Awake).count()
+}
+
+#[test]
+fn a_spare_that_still_starts_makes_room_before_the_engine_in_use() {
+    let mut scenario = world(2, vec![model("qwen", 2), model("llama", 1)]);
+    scenario.configuration.settings.turns.max_turn = Millis::secs(20);
+    let scenario = scenario
+        .at(Millis::secs(1), ask("llama", Millis::secs(1)))
+        .at(Millis(1100), ask("qwen", Millis::secs(900)))
+        .at(Millis::secs(40), Deed::Die(engine("llama", 0)))
+        .at(Millis(40_500), ask("llama", Millis::secs(1)));
+    let world = run(scenario, 120);
+    assert!(!swapped(&world, &engine("qwen", 0)), "its stream goes on");
+    assert_eq!(world.tally().of("requests served"), 2);
+    assert!(world.longest_wait() < Millis::secs(12), "{}", world.longest_wait());
+}
+
+#[test]
+fn nobody_waits_for_a_spare_to_be_ready_before_it_is_put_away() {
+    let mut scenario = world(2, vec![model("qwen", 2), model("llama", 1)])
+        .at(Millis::secs(1), ask("qwen", Millis::secs(300)))
+        .at(Millis::secs(5), ask("llama", Millis::secs(1)));
+    scenario.nature.start = (Millis::secs(50), Millis::secs(50));
+    let world = run(scenario, 120);
+    assert_eq!(world.tally().of("requests served"), 1);
+    assert!(world.longest_wait() < Millis::secs(52), "{}", world.longest_wait());
+    let failed = world.fleet().engines().filter(|e| e.failures > 0).count();
+    assert_eq!(failed, 0, "to be put away is no failure");
+}
+
+/// A stream of three seconds every second, to a model that limits nothing.
+fn streams(mut scenario: Scenario, until: u64) -> Scenario {
+    for second in 1..until {
+        scenario = scenario.at(Millis::secs(second), ask("qwen", Millis::secs(3)));
+    }
+    scenario
+}
+
+#[test]
+fn a_replica_that_died_comes_back_while_its_model_is_in_use() {
+    for replica in 0..2 {
+        let scenario = streams(world(2, vec![model("qwen", 2)]), 60)
+            .at(Millis::secs(30), Deed::Die(engine("qwen", replica)));
+        let world = run(scenario, 60);
+        assert_eq!(awake(&world, "qwen"), 2, "#{replica} died");
+    }
+}
+
+/// It is killed whenever it has begun to start.
+#[test]
+fn a_spare_that_never_starts_keeps_nobody_waiting_and_is_tried_less_and_less() {
+    let mut scenario = streams(world(2, vec![model("qwen", 2), model("llama", 1)]), 1200)
+        .at(Millis::secs(400), ask("llama", Millis::secs(1)));
+    for second in 1..240 {
+        scenario = scenario.at(Millis(second * 5000 + 10), Deed::Die(engine("qwen", 1)));
+    }
+    let world = run(scenario, 1200);
+    let launches = commands(&world).into_iter().filter(|(at, c)| {
+        *at > 600.0 && matches!(c, Command::Launch { engine: e, .. } if *e == engine("qwen", 1))
+    });
+    let launches = launches.count();
+    assert!(launches <= 3, "{launches} in ten minutes");
+    assert!(!swapped(&world, &engine("qwen", 0)));
+    assert!(world.longest_wait() < Millis::secs(12), "{}", world.longest_wait());
+}
+
+#[test]
+fn a_spare_that_does_not_start_in_time_has_failed() {
+    let mut scenario = world(2, vec![model("qwen", 2)])
+        .at(Millis::secs(1), ask("qwen", Millis::secs(300)))
+        .at(Millis(1500), Deed::Hang(engine("qwen", 1)));
+    scenario.nature.start = (Millis::secs(20), Millis::secs(20));
+    let world = run(scenario, 110);
+    let spare = world.fleet().engine(&engine("qwen", 1)).expect("it is configured");
+    assert!(spare.failures > 0, "{}", spare.state);
+}
+
+#[test]
+fn a_generation_is_used_once() {
+    let mut scenario = world(2, vec![model("qwen", 2), model("llama", 1)]);
+    let both = scenario.configuration.clone();
+    let (mut one, mut none) = (both.clone(), both.clone());
+    one.models[0].replicas = 1;
+    none.models.remove(0);
+    for (round, other) in [one, none].into_iter().enumerate() {
+        let at = 100 * round as u64;
+        scenario = scenario
+            .at(Millis::secs(at + 1), ask("qwen", Millis::secs(80)))
+            .at(Millis::secs(at + 20), Deed::Reload(Box::new(other)))
+            .at(Millis::secs(at + 95), Deed::Reload(Box::new(both.clone())));
+    }
+    let scenario = scenario.at(Millis::secs(201), ask("qwen", Millis::secs(20)));
+    let world = run(scenario, 230);
+    let mut last: BTreeMap<EngineId, Generation> = BTreeMap::new();
+    let mut launches = 0;
+    for (at, command) in commands(&world) {
+        let Command::Launch { engine, generation, .. } = command else { continue };
+        let before = last.insert(engine.clone(), generation);
+        assert!(before.is_none_or(|before| before < generation), "{engine} {generation} at {at}");
+        launches += 1;
+    }
+    assert!(launches >= 5, "{launches} launches");
+}
+
+#[test]
+fn a_replica_that_never_failed_starts_while_the_other_is_left_alone() {
+    let mut scenario = world(1, vec![model("qwen", 2), model("llama", 1)])
+        .at(Millis::secs(1), ask("llama", Millis(100)))
+        .at(Millis::secs(60), ask("qwen", Millis(100)));
+    // Whatever the first one does, it dies.
+    for n in 0..200 {
+        scenario = scenario.at(Millis(60_000 + n * 500), Deed::Die(engine("qwen", 0)));
+    }
+    let world = run(scenario, 120);
+    assert_eq!(world.tally().of("requests served"), 2);
+}
+
+#[test]
+fn a_leader_that_stops_answering_gives_the_lead_to_one_that_answers() {
+    let scenario = streams(world(2, vec![model("qwen", 2), model("llama", 1)]), 120)
+        .at(Millis::secs(30), Deed::Hang(engine("qwen", 0)))
+        .at(Millis::secs(37), ask("llama", Millis::secs(1)));
+    let world = run(scenario, 120);
+    assert!(!swapped(&world, &engine("qwen", 1)), "the healthy one goes on");
+}
+
+/// It dies while it serves, again and again, so that it is left alone for seconds though others wait for it.
+#[test]
+fn a_place_that_is_waited_for_is_not_given_to_a_spare_while_its_model_is_left_alone() {
+    let mut narrow = model("llama", 1);
+    narrow.max_concurrency = Some(1);
+    let mut scenario = streams(world(2, vec![model("qwen", 2), narrow]), 100);
+    for n in 0..6 {
+        scenario = scenario.at(Millis(500 + n), ask("llama", Millis::secs(1000)));
+    }
+    for at in [20, 40, 60] {
+        scenario = scenario.at(Millis::secs(at), Deed::Die(engine("llama", 0)));
+    }
+    let world = run(scenario, 100);
+    let launched = |id: &EngineId| {
+        let launches = commands(&world);
+        launches.iter().filter(|(_, c)| matches!(c, Command::Launch { engine, .. } if engine == id)).count()
+    };
+    assert_eq!(launched(&engine("llama", 0)), 4);
+    assert_eq!(launched(&engine("qwen", 1)), 0, "the place is kept");
+}

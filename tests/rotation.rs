@@ -1,0 +1,50 @@
+//! A journal file that is full starts over with what is known; from there it replays to the same commands.
+
+use rouse::{
+    fleet::Fleet,
+    sim::{Scenario, World, journal, journal::Line},
+};
+
+/// What a new fleet knows that was told a snapshot as a file would keep it.
+fn resumed(fleet: &Fleet, line: &Line) -> Fleet {
+    let text = journal::write_turn(line.at(), &fleet.snapshot()).expect("a snapshot is JSON");
+    let header = journal::write(&Line::header("test", line.at())).expect("a header is JSON");
+    let lines = journal::read(&format!("{header}\n{text}\n")).expect("a snapshot can be read");
+    let Some(Line::Turn { at, events }) = lines.last() else { panic!("{lines:?}") };
+    let mut fresh = Fleet::new();
+    events.iter().for_each(|event| fresh.on(event, *at));
+    fresh
+}
+
+#[test]
+fn a_journal_that_starts_over_anywhere_replays_to_the_same_commands() {
+    let (mut turns, mut given) = (0_u64, 0);
+    for seed in 0..60 {
+        let mut world = World::new(Scenario::by_chance(seed)).recorded();
+        if let Err(failure) = world.run(150) {
+            panic!("{failure}");
+        }
+        let (mut fleet, mut again) = (Fleet::new(), Fleet::new());
+        for line in world.journal() {
+            let Line::Turn { at, events } = line else {
+                (fleet, again) = (Fleet::new(), Fleet::new());
+                continue;
+            };
+            events.iter().for_each(|event| fleet.on(event, *at));
+            turns += 1;
+            if turns.is_multiple_of(7) {
+                again = resumed(&fleet, line);
+            } else {
+                events.iter().for_each(|event| again.on(event, *at));
+            }
+            let (plan, same) = (fleet.plan(*at), again.plan(*at));
+            assert_eq!(same.commands, plan.commands, "seed {seed} at {at}");
+            assert_eq!(same.report.to_string(), plan.report.to_string(), "seed {seed} at {at}");
+            fleet.issued(&plan.commands, *at);
+            again.issued(&plan.commands, *at);
+            assert_eq!(again.next_deadline(), fleet.next_deadline(), "seed {seed} at {at}");
+            given += plan.commands.len();
+        }
+    }
+    assert!(given > 1000, "{given} commands");
+}
