@@ -95,7 +95,13 @@ async fn run<O: Observer>(
         }
         let mut connection = match pooled.take() {
             Some(connection) => connection,
-            None => connect(target, timeouts, &open.lease, watch.as_mut()).await?,
+            None => {
+                connect(target, timeouts, &open.lease, watch.as_mut()).await.map_err(|fault| match fault {
+                    // That nobody is there any more follows from what happened: it took the request and closed.
+                    Fault::EngineUnreachable { model } if record.sent => Fault::EngineClosed { model },
+                    fault => fault,
+                })?
+            }
         };
         record.phase = Phase::Headers;
         let Some(open) = record.open() else {

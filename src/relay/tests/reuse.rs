@@ -111,7 +111,7 @@ async fn what_an_engine_has_read_may_not_go_elsewhere_though_it_cannot_be_reache
     };
     let (failed, ()) = tokio::join!(core.send(true, &seen), engine_side);
     let failed = failed.unwrap_err();
-    assert_eq!((failed.fault, failed.elsewhere), (Fault::EngineUnreachable { model: "m".into() }, false));
+    assert_eq!((failed.fault, failed.elsewhere), (Fault::EngineClosed { model: "m".into() }, false));
     assert_eq!(seen.0.borrow().replays, 1);
 }
 
