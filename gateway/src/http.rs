@@ -13,7 +13,7 @@ use std::{rc::Rc, sync::Arc};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, request};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request};
 use hyper::body::Incoming;
 use rouse::{
     fault::Fault,
@@ -142,6 +142,7 @@ impl Core {
 pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<Incoming>) -> Response<Reply> {
     let exchange = socket.begin();
     let (parts, body) = request.into_parts();
+    let is_head = parts.method == Method::HEAD;
     let id = core.ids.keep_or_make(&parts.headers);
     let path = parts.uri.path();
     let origin = cors::Origin::of(&core.shared.config.load().cors, &parts);
@@ -199,7 +200,16 @@ pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<I
     if (ambiguous || core.draining()) && !socket.is_multiplexed() {
         close(&mut response);
     }
-    response
+    if is_head && socket.is_multiplexed() { headless(response) } else { response }
+}
+
+/// What hyper does by itself on HTTP/1.1 only: an answer to HEAD has the length of its body, and not the body.
+fn headless(response: Response<Reply>) -> Response<Reply> {
+    let (mut parts, body) = response.into_parts();
+    if let Some(length) = hyper::body::Body::size_hint(&body).exact().filter(|length| *length > 0) {
+        parts.headers.entry(header::CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(length));
+    }
+    Response::from_parts(parts, body.without_text())
 }
 
 /// Why a request has no route; with a 405, what would be allowed.

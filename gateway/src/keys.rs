@@ -5,7 +5,7 @@
 //! hash is enough, where a slow one made for passwords would be a way to keep the gateway busy.
 //!
 //! Even so a hash and a look-up for each request would be wasted on clients that keep their connection: each
-//! connection remembers the last key that it was shown and found ([`Remembered`]), for as long as the same list of keys
+//! connection remembers the last key that it was shown and found (`Remembered`), for as long as the same list of keys
 //! holds. A reload makes another list, so a key that is taken away fails at its very next request.
 //!
 //! Counters belong to a key's name. They outlive reloads, a change of the hash (a new secret for the same team) or of

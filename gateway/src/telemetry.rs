@@ -2,14 +2,14 @@
 //!
 //! A request notes moments as it goes, in a value of its own that exists only when somebody wants to hear of it: with
 //! neither traces nor an access log, a request pays for one look at two options. When it is over the notes become a
-//! [`Record`], plain data that goes through a bounded queue to a thread or task of its own. There it becomes spans or
+//! `Record`, plain data that goes through a bounded queue to a thread or task of its own. There it becomes spans or
 //! a line. So no request waits for a collector or a disk, and none formats anything; when a queue is full, what does
 //! not fit is dropped and counted.
 //!
 //! Spans are built afterwards from noted moments and not with a tracing library's live spans: those would be entered
 //! and left at every poll, and a span that ends by the drop of a future could not say why it ended.
 //!
-//! All of OpenTelemetry's crates stay behind [`otlp`].
+//! All of OpenTelemetry's crates stay behind `otlp`.
 
 use std::sync::Arc;
 

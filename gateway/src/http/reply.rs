@@ -114,6 +114,14 @@ impl Reply {
         Self { content: Content::Text(Some(text)), track, exchange }
     }
 
+    /// The same without its text, for an answer to HEAD.
+    pub(crate) fn without_text(mut self) -> Self {
+        if let Content::Text(text) = &mut self.content {
+            *text = None;
+        }
+        self
+    }
+
     pub(crate) fn live(live: Rc<Live>, exchange: InExchange) -> Self {
         exchange.handed();
         Self { track: Rc::clone(&live.track), content: Content::Live(live), exchange }

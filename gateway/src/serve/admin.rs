@@ -102,7 +102,7 @@ async fn opened(
 ) -> Option<Stream> {
     let Some(handshakes) = handshakes else { return Some(Stream::plain(stream)) };
     let identity = config.load().tls.as_ref()?.identity.clone()?;
-    let opening = handshakes.open(Wire::new(stream), identity);
+    let opening = handshakes.open(Wire::new(stream), Arc::clone(&identity.operators));
     match tokio::time::timeout(HEAD, opening).await {
         Ok(Ok(Opened::Secure { stream, .. })) => Some(stream),
         Ok(Ok(Opened::Plain(_)) | Err(_)) | Err(_) => {

@@ -146,7 +146,7 @@ async fn begin(
         wire.first_byte().await?;
         // From here on it may wait for us as well: for its turn behind a crowd of others.
         step.set((Instant::now(), DRAINING_STALL));
-        let opened = handshakes.open(wire, identity).await?;
+        let opened = handshakes.open(wire, Arc::clone(&identity.clients)).await?;
         step.set((Instant::now(), COARSE));
         match opened {
             Opened::Secure { stream, http2 } => {

@@ -35,7 +35,9 @@ const AFTER_ALL: Duration = Duration::from_secs(253_402_300_800);
 
 /// A certificate chain with its key, and the authorities of clients: read, and found to fit together.
 pub struct Identity {
-    server: Arc<ServerConfig>,
+    pub(super) clients: Arc<ServerConfig>,
+    /// Operators are served HTTP/1.1 alone, so nothing else is offered to them.
+    pub(super) operators: Arc<ServerConfig>,
     /// Of all files that it was read from.
     digest: [u8; 32],
     leaf: CertificateDer<'static>,
@@ -96,8 +98,10 @@ impl Identity {
             ),
             other => failed("cert", &tls.cert, &other),
         })?;
+        server.alpn_protocols = vec![HTTP1.to_vec()];
+        let operators = Arc::new(server.clone());
         server.alpn_protocols = vec![HTTP2.to_vec(), HTTP1.to_vec()];
-        let mut identity = Self { server: Arc::new(server), digest: [0; 32], leaf };
+        let mut identity = Self { clients: Arc::new(server), operators, digest: [0; 32], leaf };
         identity.digest.copy_from_slice(digest.finish().as_ref());
         Ok(identity)
     }
@@ -221,9 +225,9 @@ impl Handshakes {
     }
 
     /// Shakes hands. Dropping the future gives the connection up. Errors: the client left, or it cannot be agreed with.
-    pub(super) async fn open(&self, wire: Wire, identity: Arc<Identity>) -> io::Result<Opened> {
+    pub(super) async fn open(&self, wire: Wire, server: Arc<ServerConfig>) -> io::Result<Opened> {
         let Some(runtime) = &self.runtime else { return Err(io::ErrorKind::NotConnected.into()) };
-        let mut task = Ended(runtime.spawn(shake(wire, identity)));
+        let mut task = Ended(runtime.spawn(shake(wire, server)));
         (&mut task.0).await.map_err(io::Error::other)?
     }
 }
@@ -245,13 +249,13 @@ impl Drop for Ended {
     }
 }
 
-async fn shake(wire: Wire, identity: Arc<Identity>) -> io::Result<Opened> {
+async fn shake(wire: Wire, server: Arc<ServerConfig>) -> io::Result<Opened> {
     match wire.first_byte().await? {
         None => return Err(io::ErrorKind::UnexpectedEof.into()),
         Some(HANDSHAKE) => {}
         Some(_) => return Ok(Opened::Plain(Stream::Plain(wire))),
     }
-    let stream: TlsStream<Wire> = TlsAcceptor::from(Arc::clone(&identity.server)).accept(wire).await?;
+    let stream: TlsStream<Wire> = TlsAcceptor::from(server).accept(wire).await?;
     let http2 = stream.get_ref().1.alpn_protocol() == Some(HTTP2);
     Ok(Opened::Secure { stream: Stream::Tls(Box::new(stream)), http2 })
 }

@@ -219,6 +219,19 @@ fn more_streams_than_there_may_be_are_refused_one_by_one() {
     assert_eq!(refused, 400 - 256);
 }
 
+/// hyper leaves a body in an answer to HEAD here, at which clients end the stream.
+#[test]
+fn an_answer_to_head_has_a_length_and_no_body() {
+    let gateway = start("");
+    for path in ["/v1/models", "/v1/nothing", "/healthz"] {
+        let mut stream = connect(&gateway, &[]);
+        let headers =
+            [(":method", "HEAD"), (":scheme", "http"), (":path", path), (":authority", "localhost")];
+        stream.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &block(&headers))).unwrap();
+        assert_eq!(answered(&mut stream, 1), "empty", "{path}");
+    }
+}
+
 /// What the stream was answered: the text of its body, or `reset`, or `closed`.
 fn answered(stream: &mut TcpStream, id: u32) -> String {
     let mut text = String::new();

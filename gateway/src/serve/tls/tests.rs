@@ -226,7 +226,7 @@ async fn a_handshake_that_fails_is_an_offence_unless_the_client_said_no() {
     let address = listener.local_addr().unwrap();
     let failed = async || {
         let wire = Wire::new(listener.accept().await.unwrap().0);
-        handshakes.open(wire, Arc::clone(&identity)).await.err().expect("it was agreed on")
+        handshakes.open(wire, Arc::clone(&identity.clients)).await.err().expect("it was agreed on")
     };
     let (distrusting, error) =
         tokio::join!(dial(address, Authority::new().trusting().with_no_client_auth()), failed());
