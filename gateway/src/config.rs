@@ -27,6 +27,8 @@ mod tests;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, sync::Arc};
 
+#[cfg(test)]
+pub(crate) use self::passage::MANAGEMENT;
 pub use self::{
     check::{Findings, check, misfits},
     cors::Cors,

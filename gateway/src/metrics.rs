@@ -1,7 +1,7 @@
 //! What is counted, for Prometheus.
 //!
 //! The registry is a value like any other, and not the library's global one, so that tests (and two gateways in one process)
-//! do not count for each other. A model is a label only while it is configured: each model's families carry it as a
+//! do not count for each other. Only configured models become labels: each model's families carry it as a
 //! constant label and are registered and unregistered whole, so a removed model leaves no series behind and no client
 //! can make series by naming models. Everything the hot path touches is resolved when the routes are built and costs
 //! one atomic operation.

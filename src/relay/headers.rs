@@ -116,8 +116,8 @@ impl RequestIds {
         Self::default()
     }
 
-    /// The client's id when it is `[A-Za-z0-9._-]{1,128}`, else a new one. An id is written to logs and sent to
-    /// engines, so one that could forge a log line or a header is replaced.
+    /// The client's id if it has 1 to 128 characters of `[A-Za-z0-9._-]`, otherwise one made here. An id is written to
+    /// logs and sent to engines, so one that could forge a log line or a header is replaced.
     #[must_use]
     pub fn keep_or_make(&self, headers: &HeaderMap) -> HeaderValue {
         match headers.get(&REQUEST_ID) {

@@ -12,7 +12,7 @@ pub struct Passage {
 }
 
 /// Segments by which engines are steered or tell of their inside, of any kind. No configuration opens a path with one.
-const MANAGEMENT: &[&str] = &[
+pub(crate) const MANAGEMENT: &[&str] = &[
     "abort",
     "abort_request",
     "abort_requests",

@@ -17,7 +17,8 @@ use tokio::time::Instant;
 
 use crate::{
     disconnects::{
-        ALL_FROM_HERE, Chance, PATIENCE, descriptors, engine_sim_now, printed, reset_on_close, settled,
+        ALL_FROM_HERE, Chance, PATIENCE, descriptors, engine_sim_now, left_in_phases, printed,
+        reset_on_close, settled,
     },
     live::Engine,
     support::{
@@ -155,6 +156,7 @@ fn nothing_is_left(fixture: Fixture, tls: Option<Arc<ClientConfig>>) {
     );
     settled(&gateway, before);
     assert_eq!(Engine::of(&gateway, "m#0").counters()["malformed"], 0);
+    left_in_phases(&gateway);
     // The crowd shares the machine with the engines and the gateway: how late the latest are is for people to read.
     let (median, _) = printed(delays);
     assert!(median <= 50_000, "median {median} µs");

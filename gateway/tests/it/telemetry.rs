@@ -270,7 +270,8 @@ fn every_request_has_its_line_in_the_access_log() {
     assert_eq!(cold["bytes_in"].as_u64(), Some(body.len() as u64));
     assert_eq!(cold["bytes_out"].as_u64(), Some(answer.body.len() as u64));
     let at = |name: &str| cold[name].as_f64().unwrap();
-    assert!(at("waited_ms") >= 100.0 && at("first_byte_ms") >= at("waited_ms"), "{cold}");
+    // The wait is the difference of two whole milliseconds, so it may be a part of one longer than it was.
+    assert!(at("waited_ms") >= 100.0 && at("first_byte_ms") > at("waited_ms") - 1.0, "{cold}");
     assert!(at("duration_ms") >= at("first_byte_ms") + 40.0, "{cold}");
     let agent = cold["user_agent"].as_str().unwrap();
     assert!(agent.starts_with("a\"b\\cxxx") && agent.len() <= 260 && agent.ends_with('…'), "{agent}");

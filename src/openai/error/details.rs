@@ -1,4 +1,4 @@
-//! What a 429 or 503 says beyond its message: what was waited for, for how long, in which place, and who holds the
+//! What a 429 or 503 says beyond its message: how the wait went, where in the queue it ended, and who has the
 //! memory. A program reads it to decide, a person to complain to the right team.
 
 use serde::Serialize;

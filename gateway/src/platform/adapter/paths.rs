@@ -112,13 +112,81 @@ pub fn methods(model: &Model, path: &str) -> Option<&'static [Method]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Passage;
+    use crate::{
+        config::{MANAGEMENT, Passage},
+        http::testing::Gateway,
+    };
 
     #[test]
     fn what_is_open_is_spelled_so_that_no_two_routers_can_disagree() {
         for path in [VLLM, SGLANG, LLAMA_CPP, VLLM_READS, SGLANG_READS, LLAMA_CPP_READS].concat() {
             assert_eq!(Passage::parse(path), Ok(Passage { reads: false, path: path.to_owned() }), "{path}");
             assert_eq!(path, path.to_ascii_lowercase());
+        }
+    }
+
+    /// As an engine's router might be talked into reading them.
+    fn spellings(name: &str) -> Vec<String> {
+        let escaped: String = name.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let upper = name.to_uppercase();
+        let around = |before: &str, after: &str| format!("{before}{name}{after}");
+        let mut spelled: Vec<String> = [
+            "/",
+            "//",
+            "///",
+            "/./",
+            "/../",
+            "/v1/",
+            "/v1/../",
+            "/v1/models/../",
+            "/v1/models/../../",
+            "/%2e/",
+            "/v1/%2e%2e/",
+            "/v1/.%2e/",
+            "/%2f",
+            "%2f",
+            "/;x/",
+            "\\",
+            "/v1\\..\\",
+            "/%c0%ae%c0%ae/",
+            "/v1/models;/",
+            "/health/",
+            "/v1/chat/completions/../",
+            "",
+        ]
+        .map(|before| around(before, ""))
+        .to_vec();
+        spelled.extend(
+            [
+                "/",
+                "//",
+                "/.",
+                "/0",
+                ";a=b",
+                "%00",
+                "%20",
+                "%0d%0a",
+                "\t",
+                ".json",
+                "?",
+                "?level=1",
+                "#v1/models",
+            ]
+            .map(|after| around("/", after)),
+        );
+        spelled.extend([format!("/{escaped}"), format!("/{upper}"), format!("/v1/{upper}")]);
+        spelled
+    }
+
+    #[tokio::test]
+    async fn what_steers_an_engine_is_open_on_none_of_any_kind_however_it_is_spelled() {
+        let gateway = Gateway::start(|_| {});
+        let model = gateway.config.load().models.values().next().map(|model| (**model).clone()).unwrap();
+        for kind in [Kind::Vllm, Kind::Sglang, Kind::LlamaCpp, Kind::Custom] {
+            let model = Model { kind, ..model.clone() };
+            for spelled in MANAGEMENT.iter().flat_map(|name| spellings(name)) {
+                assert_eq!(methods(&model, &spelled), None, "{kind:?} {spelled:?}");
+            }
         }
     }
 }

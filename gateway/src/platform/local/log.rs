@@ -1,4 +1,5 @@
-//! Engines' output: append-only files, never pipes (a pipe dies with us and takes the engine along).
+//! Engines' output: files to which they append themselves. The other end of a pipe would end with the gateway, and an
+//! engine that writes on would end of it.
 
 use std::{
     fs::{self, File},
