@@ -176,7 +176,7 @@ fn timed(gateway: &Gateway, model: &str, left: &AtomicUsize, timing: &AtomicUsiz
     delays
 }
 
-/// The crowd shares the machine with the engines and the gateway: how late the latest are is for people to read.
+/// Aborts arrive within 50 ms, but for one in a hundred that a busy machine held up.
 fn report(delays: Vec<u64>) {
     assert!(delays.len() >= TIMED * ENOUGH);
     let (_, late) = printed(delays);
