@@ -1,0 +1,5 @@
+//! Measures the gateway beside its peers.
+
+mod load;
+
+fn main() {}
