@@ -112,3 +112,6 @@ fn raise_descriptor_limit() -> anyhow::Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! Measures the gateway beside its peers.
 
 mod load;
+mod measure;
 
 use clap::{Parser, Subcommand};
 
