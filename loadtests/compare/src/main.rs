@@ -14,12 +14,14 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Load(load::AdHoc),
+    Soak(load::Soak),
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Load(load) => println!("{}", load.run().await?),
+        Command::Soak(soak) => println!("{}", soak.run().await?),
     }
     Ok(())
 }

@@ -32,18 +32,18 @@ enum What {
 
 /// Where to.
 #[derive(Args, Clone, Debug)]
-struct Target {
+pub(super) struct Target {
     /// A loopback address.
     #[arg(long, default_value = "127.0.0.1:8000")]
-    proxy: SocketAddr,
+    pub(super) proxy: SocketAddr,
     #[arg(long, default_value = "m")]
-    model: String,
+    pub(super) model: String,
     /// Sent as a bearer.
     #[arg(long, default_value = "none")]
-    key: String,
+    pub(super) key: String,
     /// What must hold of each answer.
     #[arg(long, value_enum, default_value_t)]
-    check: Check,
+    pub(super) check: Check,
 }
 
 #[derive(Args, Clone, Debug)]

@@ -109,6 +109,11 @@ impl Events {
         }
     }
 
+    /// Events so far.
+    pub(super) fn came(&self) -> u32 {
+        self.next
+    }
+
     /// Whether all of the stream came, and nothing else.
     pub(super) fn complete(&self) -> bool {
         self.done && self.partial.is_empty() && self.next == self.expected
