@@ -31,12 +31,25 @@ pub(super) async fn serve(engine: Arc<Engine>, io: TcpStream) {
     io.set_nodelay(true).ok();
     let mut connection = Connection {
         answer: Dated::new(&ok("application/json", &engine.wire.answer)),
+        last: (Vec::new(), engine.finders.ask(&Ends::of(b""))),
         engine,
         io,
         read: BytesMut::with_capacity(SMALL),
     };
-    // Whatever broke it, the peer sees it closed.
-    while let Ok(true) = connection.exchange().await {}
+    loop {
+        match connection.exchange().await {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                if error.kind() == io::ErrorKind::InvalidData {
+                    let refusal =
+                        b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+                    connection.io.write_all(refusal).await.ok();
+                }
+                break;
+            }
+        }
+    }
 }
 
 struct Connection {
@@ -44,13 +57,15 @@ struct Connection {
     io: TcpStream,
     /// Read and not yet used.
     read: BytesMut,
+    /// The last body that was short, and what it asked for.
+    last: (Vec<u8>, Ask),
     answer: Dated,
 }
 
 impl Connection {
     /// One request and its answer; whether another may follow.
     async fn exchange(&mut self) -> io::Result<bool> {
-        let Some(head) = self.head().await? else { return Ok(false) };
+        let head = self.head().await?;
         if head.waits {
             self.io.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
         }
@@ -68,27 +83,15 @@ impl Connection {
         Ok(head.keeps_alive)
     }
 
-    /// `None` at the end of the connection.
-    async fn head(&mut self) -> io::Result<Option<Head>> {
+    async fn head(&mut self) -> io::Result<Head> {
         loop {
-            if !self.read.is_empty() {
-                match head::parse(&self.read) {
-                    Ok(Some(head)) => {
-                        self.read.advance(head.bytes);
-                        return Ok(Some(head));
-                    }
-                    Ok(None) => {}
-                    Err(head::Malformed) => {
-                        let refusal =
-                            b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
-                        self.io.write_all(refusal).await?;
-                        return Ok(None);
-                    }
-                }
+            if !self.read.is_empty()
+                && let Some(head) = head::parse(&self.read).map_err(|_| io::ErrorKind::InvalidData)?
+            {
+                self.read.advance(head.bytes);
+                return Ok(head);
             }
-            if self.more(SMALL).await.is_err() {
-                return Ok(None);
-            }
+            self.more(SMALL).await?;
         }
     }
 
@@ -107,9 +110,13 @@ impl Connection {
                 while self.read.len() < length {
                     self.more(length - self.read.len()).await?;
                 }
-                let ask = self.engine.finders.ask(&Ends::of(&self.read[..length]));
+                let body = &self.read[..length];
+                // Load is the same request over and over, and comparing is cheaper than searching.
+                if body != &self.last.0[..] {
+                    self.last = (body.to_vec(), self.engine.finders.ask(&Ends::of(body)));
+                }
                 self.read.advance(length);
-                Ok(ask)
+                Ok(self.last.1)
             }
             Framing::Length(length) => {
                 let mut pieces = Pieces::default();
