@@ -13,11 +13,11 @@ use tokio::{
 use super::{
     Engine,
     ask::{Ask, Ends, Pieces},
+    dated::{Dated, ok},
     exact,
     head::{self, Framing, Head, Route},
     wire::{DONE, Stamp, monotonic_ns},
 };
-use crate::clock;
 
 /// Bodies up to this size are read whole; of longer ones the ends are kept.
 const WHOLE: u64 = 16 << 10;
@@ -213,43 +213,5 @@ impl Connection {
         last.extend_from_slice(DONE);
         last.extend_from_slice(b"\r\n0\r\n\r\n");
         self.io.write_all(&last).await
-    }
-}
-
-fn ok(kind: &str, body: &[u8]) -> Vec<u8> {
-    let length = body.len();
-    let mut bytes = format!(
-        "HTTP/1.1 200 OK\r\ndate: -----------------------------\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
-    )
-    .into_bytes();
-    bytes.extend_from_slice(body);
-    bytes
-}
-
-/// Bytes whose date is kept right.
-struct Dated {
-    bytes: Vec<u8>,
-    second: u64,
-}
-
-impl Dated {
-    fn new(bytes: &[u8]) -> Self {
-        Self { bytes: bytes.to_vec(), second: 0 }
-    }
-
-    fn now(&mut self) -> &[u8] {
-        /// Behind the status line of a 200 or a 404 and `date: `.
-        const OK: usize = b"HTTP/1.1 200 OK\r\ndate: ".len();
-        const NOT_FOUND: usize = b"HTTP/1.1 404 Not Found\r\ndate: ".len();
-        let second = clock::wall_us() / 1_000_000;
-        if second != self.second {
-            self.second = second;
-            let at = if self.bytes.get(9) == Some(&b'2') { OK } else { NOT_FOUND };
-            let date = clock::http_date(second);
-            if let Some(slot) = self.bytes.get_mut(at..at + date.len()) {
-                slot.copy_from_slice(date.as_bytes());
-            }
-        }
-        &self.bytes
     }
 }

@@ -113,7 +113,7 @@ fn a_client_that_expects_to_be_told_to_continue_is() {
 fn what_is_no_request_is_refused() {
     let engine = fast();
     assert_eq!(raw(engine.addr, "no request\r\n\r\n").status, 400);
-    let endless =
+    let unchunked =
         raw(engine.addr, &format!("POST {CHAT} HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n"));
     assert_eq!(unchunked.status, 400);
 }
