@@ -1,0 +1,161 @@
+//! Load by hand: one line of figures for one load.
+
+use std::{fmt::Write as _, net::SocketAddr, process, time::Duration};
+
+use clap::{Args, Subcommand};
+use engine_sim::units;
+use hdrhistogram::Histogram;
+
+use super::{Check, Pace, Requests, Seen, Streams, requests, streams};
+use crate::measure::{self, Cpu, Machine};
+
+/// Put one load on one address, and print what was seen.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct AdHoc {
+    #[command(subcommand)]
+    what: What,
+    /// Core to put the load from.
+    #[arg(long, global = true)]
+    pin: Option<usize>,
+    /// Process whose cost is told for each request or event, with those that it started: a gateway's engines count as well.
+    #[arg(long, value_name = "PID", global = true)]
+    cost_of: Option<u32>,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum What {
+    /// Requests with one answer each.
+    Requests(RequestArgs),
+    /// Streams of events.
+    Streams(StreamArgs),
+}
+
+/// Where to.
+#[derive(Args, Clone, Debug)]
+pub(super) struct Target {
+    /// A loopback address.
+    #[arg(long, default_value = "127.0.0.1:8000")]
+    pub(super) proxy: SocketAddr,
+    #[arg(long, default_value = "m")]
+    pub(super) model: String,
+    /// Sent as a bearer.
+    #[arg(long, default_value = "none")]
+    pub(super) key: String,
+    /// What must hold of each answer.
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) check: Check,
+}
+
+#[derive(Args, Clone, Debug)]
+struct RequestArgs {
+    #[command(flatten)]
+    target: Target,
+    #[arg(long, default_value_t = 64)]
+    connections: usize,
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// Bytes of a request's body.
+    #[arg(long, default_value = "1024", value_parser = units::bytes)]
+    body: u64,
+    /// How long the engine takes for an answer.
+    #[arg(long, default_value = "0", value_parser = units::duration)]
+    engine_time: Duration,
+    /// Requests a second on a fixed schedule; without it each connection asks as fast as it is answered.
+    #[arg(long)]
+    rate: Option<f64>,
+}
+
+#[derive(Args, Clone, Debug)]
+struct StreamArgs {
+    #[command(flatten)]
+    target: Target,
+    #[arg(long, default_value_t = 400)]
+    streams: usize,
+    /// Between two events of one stream; 0 is as fast as the sockets.
+    #[arg(long, default_value = "20ms", value_parser = units::duration)]
+    interval: Duration,
+    /// Events of one stream.
+    #[arg(long, default_value_t = 250)]
+    events: u32,
+}
+
+impl AdHoc {
+    /// Runs it; the line to print.
+    pub(crate) async fn run(self) -> anyhow::Result<String> {
+        if let Some(core) = self.pin {
+            measure::pin(core)?;
+        }
+        let Some(pid) = self.cost_of else { return Ok(self.what.run().await?.0) };
+        let (mut cpu, mut own) = (Cpu::of(pid), Cpu::of(process::id()));
+        let (before, own_before, machine) = (cpu.total()?, own.total()?, Machine::now()?);
+        let (mut line, units) = self.what.run().await?;
+        let (spent, own) = (cpu.total()? - before, own.total()? - own_before);
+        let now = Machine::now()?;
+        let each = spent.as_secs_f64() * 1e6 / units.max(1) as f64;
+        let others = now.others(&machine, spent + own);
+        write!(line, "; {each:.2} us CPU each; {others:.2} cores busy with other things")?;
+        if let Some(share) = self.pin.and_then(|core| now.busy(&machine, core)) {
+            write!(line, ", {:.0} % of this one in use", share * 100.0)?;
+        }
+        Ok(line)
+    }
+}
+
+impl What {
+    /// The line, and how many requests or events there were.
+    async fn run(self) -> anyhow::Result<(String, u64)> {
+        match self {
+            Self::Requests(args) => {
+                let pace = args.rate.map_or(Pace::Closed, |per_second| Pace::Open { per_second });
+                let load = Requests {
+                    proxy: args.target.proxy,
+                    model: args.target.model,
+                    key: args.target.key,
+                    connections: args.connections,
+                    body: usize::try_from(args.body)?,
+                    engine_time: args.engine_time,
+                    pace,
+                    lasts: Duration::try_from_secs_f64(args.seconds)?,
+                    check: args.target.check,
+                };
+                let seen = requests(&load).await?;
+                Ok((line("request", "latency", &seen), seen.units))
+            }
+            Self::Streams(args) => {
+                let load = Streams {
+                    proxy: args.target.proxy,
+                    model: args.target.model,
+                    key: args.target.key,
+                    streams: args.streams,
+                    interval: args.interval,
+                    events: args.events,
+                    check: args.target.check,
+                };
+                let seen = streams(&load).await?;
+                Ok((line("event", "first event", &seen), seen.units))
+            }
+        }
+    }
+}
+
+fn line(unit: &str, latency: &str, seen: &Seen) -> String {
+    let seconds = seen.wall.as_secs_f64();
+    let rate = seen.units as f64 / seconds.max(1e-9);
+    let mut line = format!("{} {unit}s in {seconds:.2} s, {rate:.0}/s", seen.units);
+    write_times(&mut line, latency, &seen.latency);
+    write_times(&mut line, "lag", &seen.lag);
+    let (errors, corrupted) = (seen.errors, seen.corrupted);
+    // Writing to a string does not fail.
+    write!(line, "; {errors} errors, {corrupted} corrupted").ok();
+    if let Some(complaint) = &seen.complaint {
+        write!(line, " ({complaint})").ok();
+    }
+    line
+}
+
+fn write_times(line: &mut String, name: &str, times: &Histogram<u64>) {
+    if !times.is_empty() {
+        let [p50, p99] = [0.5, 0.99].map(|share| times.value_at_quantile(share));
+        write!(line, "; {name} p50 {p50} us, p99 {p99} us, max {} us", times.max()).ok();
+    }
+}
