@@ -1,8 +1,25 @@
 //! What a client can put on a proxy, and what it saw.
+//!
+//! The client shares its core with the backend, so what it costs is taken from what the proxy can be given: prebuilt requests,
+//! one read and one write each, and no more of HTTP than answers of a known shape need. Each byte of them is checked all the same.
+
+mod ad_hoc;
+mod answer;
+mod chunks;
+mod http;
+mod requests;
+mod streams;
+mod tally;
 
 use std::{net::SocketAddr, time::Duration};
 
+use anyhow::ensure;
 use hdrhistogram::Histogram;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+pub(crate) use ad_hoc::AdHoc;
+pub(crate) use requests::requests;
+pub(crate) use streams::streams;
 
 /// How requests are spaced.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,6 +29,16 @@ pub(crate) enum Pace {
     /// So many requests a second over all connections, on a schedule that a slow answer does not shift: latency is
     /// measured from when a request was due, so a stall is seen by all who would have come meanwhile.
     Open { per_second: f64 },
+}
+
+/// What must hold of each answer and event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Check {
+    /// Every byte is what the engine sent.
+    #[default]
+    Bytes,
+    /// The text is what the engine sent, and in order: for proxies that write JSON anew.
+    Content,
 }
 
 /// Non-streaming requests for a time.
@@ -28,6 +55,7 @@ pub(crate) struct Requests {
     pub(crate) engine_time: Duration,
     pub(crate) pace: Pace,
     pub(crate) lasts: Duration,
+    pub(crate) check: Check,
 }
 
 /// Streams, all open at once.
@@ -41,6 +69,7 @@ pub(crate) struct Streams {
     pub(crate) interval: Duration,
     /// Events of one stream.
     pub(crate) events: u32,
+    pub(crate) check: Check,
 }
 
 /// What became of a load. Times in microseconds.
@@ -57,4 +86,29 @@ pub(crate) struct Seen {
     pub(crate) latency: Histogram<u64>,
     /// From an event's sending by the engine to its coming.
     pub(crate) lag: Histogram<u64>,
+    /// What went wrong first.
+    pub(crate) complaint: Option<String>,
+}
+
+/// Beyond these a typing error would load the machine, not a proxy.
+const CONNECTIONS: usize = 20_000;
+const BODY: usize = 1 << 30;
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// Refuses what is not this machine, or not bounded.
+fn bounded(proxy: SocketAddr, connections: usize, body: usize, lasts: Duration) -> anyhow::Result<()> {
+    ensure!(proxy.ip().is_loopback(), "load goes to loopback addresses alone, and {proxy} is none");
+    ensure!(
+        (1..=CONNECTIONS).contains(&connections),
+        "{connections} connections: 1 to {CONNECTIONS} can be had"
+    );
+    ensure!(body <= BODY, "a body of {body} bytes is over {BODY}");
+    ensure!(lasts <= LONGEST, "{lasts:?} is over {LONGEST:?}");
+    Ok(())
+}
+
+/// Connections are descriptors, and the usual limit is below what is measured here.
+fn raise_descriptor_limit() -> anyhow::Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
 }

@@ -84,7 +84,35 @@ pub struct Args {
     /// Misbehave: NAME or NAME=VALUE, repeatable; the README lists them.
     #[arg(long = "fault", value_name = "NAME[=VALUE]")]
     pub faults: Vec<faults::Setting>,
+    /// Answer chat requests as cheaply as possible and nothing else of vLLM: the backend of load tests.
+    #[arg(long, conflicts_with_all = NOT_FAST)]
+    pub fast: bool,
 }
+
+/// What makes no sense with `--fast`: all but the address, the names, and the accelerators, which a gateway sets in any engine's
+/// environment.
+const NOT_FAST: [&str; 20] = [
+    "start_time",
+    "load_time",
+    "wake_time",
+    "sleep_time",
+    "ttft",
+    "itl",
+    "tokens",
+    "max_running",
+    "keep_alive",
+    "memory_awake",
+    "memory_asleep",
+    "memory_host",
+    "memory_weights",
+    "accelerator_file",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "profile_time",
+    "api_key",
+    "fixed_ids",
+    "faults",
+];
 
 impl Args {
     /// Bytes of the weights on each accelerator.

@@ -12,6 +12,7 @@ pub mod content;
 mod counters;
 mod document;
 mod engine;
+pub mod fast;
 pub mod faults;
 mod frames;
 mod generate;
@@ -58,6 +59,14 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     raise_descriptor_limit();
     // As vLLM does: the port is taken at once, and a port that is taken already is known at once; only later does it listen.
     let socket = bind(&args).await?;
+    if args.fast {
+        let model = args.model.first().map_or("sim", String::as_str);
+        select! {
+            served = fast::serve(socket.listen(fast::BACKLOG)?, model) => served?,
+            () = signals.heard() => {}
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     let (engine, life) = Engine::new(args);
     let mut tasks = JoinSet::new();
     tasks.spawn(life);
@@ -131,13 +140,17 @@ struct Signals {
 }
 
 impl Signals {
+    async fn heard(&mut self) {
+        select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+
     /// Returns at the first signal that the engine does not ignore.
     async fn obeyed(&mut self, engine: &Engine) {
         loop {
-            select! {
-                _ = self.term.recv() => {}
-                _ = self.int.recv() => {}
-            }
+            self.heard().await;
             if !engine.faults.on(Fault::IgnoreSigterm) {
                 return;
             }

@@ -1,0 +1,125 @@
+//! Requests as bytes, and heads of answers.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, bail, ensure};
+use bytes::{Buf as _, BytesMut};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+/// A chat request, ready to be sent.
+pub(super) struct Ask<'a> {
+    pub(super) proxy: SocketAddr,
+    pub(super) model: &'a str,
+    pub(super) key: &'a str,
+    /// Bytes that the body is filled up to.
+    pub(super) body: usize,
+    /// Of a stream.
+    pub(super) events: Option<u32>,
+    pub(super) interval: Duration,
+    pub(super) engine_time: Duration,
+}
+
+impl Ask<'_> {
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let model = serde_json::Value::from(self.model);
+        let before = format!(r#"{{"model":{model},"messages":[{{"role":"user","content":""#);
+        let (interval, engine) = (self.interval.as_micros(), self.engine_time.as_micros());
+        let stream = self.events.is_some();
+        let tokens = self.events.unwrap_or(64);
+        // How to behave is said where every proxy lets it through, one that knows the schema as well.
+        let after = format!(
+            r#""}}],"max_tokens":{tokens},"stream":{stream},"user":"interval={interval}us,engine={engine}us"}}"#
+        );
+        let filling = self.body.saturating_sub(before.len() + after.len());
+        let length = before.len() + filling + after.len();
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n\r\n",
+            self.proxy, self.key
+        );
+        let filling = "lorem ipsum ".bytes().cycle().take(filling);
+        head.bytes().chain(before.bytes()).chain(filling).chain(after.bytes()).collect()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Framing {
+    Length(usize),
+    Chunked,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    bytes: usize,
+    pub(super) status: u16,
+    pub(super) framing: Framing,
+    pub(super) keeps_alive: bool,
+}
+
+pub(super) struct Connection {
+    pub(super) io: TcpStream,
+    /// Read and not yet used.
+    pub(super) read: BytesMut,
+}
+
+impl Connection {
+    pub(super) async fn open(proxy: SocketAddr) -> anyhow::Result<Self> {
+        let io = TcpStream::connect(proxy).await.context("connect")?;
+        io.set_nodelay(true)?;
+        Ok(Self { io, read: BytesMut::new() })
+    }
+
+    pub(super) async fn send(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        self.io.write_all(bytes).await.context("send")
+    }
+
+    pub(super) async fn more(&mut self) -> anyhow::Result<()> {
+        self.read.reserve(2048);
+        let count = self.io.read_buf(&mut self.read).await.context("read")?;
+        ensure!(count > 0, "the connection ended within an answer");
+        Ok(())
+    }
+
+    /// The head of the next answer, informational ones left out; its bytes are taken from those that were read.
+    pub(super) async fn head(&mut self) -> anyhow::Result<Head> {
+        loop {
+            match parse(&self.read)? {
+                Some(head) if head.status < 200 => self.read.advance(head.bytes),
+                Some(head) => {
+                    self.read.advance(head.bytes);
+                    return Ok(head);
+                }
+                None => self.more().await?,
+            }
+        }
+    }
+}
+
+fn parse(bytes: &[u8]) -> anyhow::Result<Option<Head>> {
+    let mut headers = [httparse::EMPTY_HEADER; 64];
+    let mut response = httparse::Response::new(&mut headers);
+    let httparse::Status::Complete(size) = response.parse(bytes).context("head")? else { return Ok(None) };
+    let mut framing = None;
+    let mut keeps_alive = response.version == Some(1);
+    for header in response.headers.iter() {
+        let (name, value) = (header.name, header.value);
+        match name.len() {
+            14 if name.eq_ignore_ascii_case("content-length") => {
+                framing = Some(Framing::Length(str::from_utf8(value)?.parse().context("content-length")?));
+            }
+            17 if name.eq_ignore_ascii_case("transfer-encoding") => framing = Some(Framing::Chunked),
+            10 if name.eq_ignore_ascii_case("connection") => {
+                keeps_alive = !value.eq_ignore_ascii_case(b"close")
+            }
+            _ => {}
+        }
+    }
+    let status = response.code.unwrap_or_default();
+    let Some(framing) = framing.or_else(|| (status < 200).then_some(Framing::Length(0))) else {
+        bail!("an answer of neither a length nor chunks");
+    };
+    Ok(Some(Head { bytes: size, status, framing, keeps_alive }))
+}

@@ -1,0 +1,180 @@
+//! Requests with one answer each.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use anyhow::{bail, ensure};
+use bytes::{Buf as _, Bytes};
+use engine_sim::fast::wire::{Wire, monotonic_ns};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, sleep_until, timeout_at},
+};
+
+use super::{
+    Check, Pace, Requests, Seen, answer, bounded,
+    chunks::Chunks,
+    http::{Ask, Connection, Framing, Head},
+    raise_descriptor_limit,
+    tally::Tally,
+};
+
+/// What answers may take beyond the engine's own time; then the load is over, whatever is missing.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Puts requests on a proxy. Everything runs on the current runtime, which is best of one thread.
+///
+/// Errors: the load is out of bounds or not for this machine. What goes wrong with a request is counted.
+pub(crate) async fn requests(load: &Requests) -> anyhow::Result<Seen> {
+    bounded(load.proxy, load.connections, load.body, load.lasts)?;
+    if let Pace::Open { per_second } = load.pace {
+        ensure!(per_second > 0.0 && per_second <= 1e6, "{per_second} requests a second cannot be had");
+    }
+    raise_descriptor_limit()?;
+    let ask = Ask {
+        proxy: load.proxy,
+        model: &load.model,
+        key: &load.key,
+        body: load.body,
+        events: None,
+        interval: Duration::ZERO,
+        engine_time: load.engine_time,
+    };
+    let tally = Tally::new()?;
+    let start = Instant::now();
+    let end = start + load.lasts;
+    let worker = Worker {
+        load: load.clone(),
+        request: ask.bytes().into(),
+        wire: Arc::new(Wire::new(&load.model)),
+        tally: tally.clone(),
+        issued: Arc::new(AtomicU64::new(0)),
+        start,
+        end,
+    };
+    let mut workers = JoinSet::new();
+    for _ in 0..load.connections {
+        workers.spawn(worker.clone().run());
+    }
+    let last = end + load.engine_time + PATIENCE;
+    while let Ok(Some(_)) = timeout_at(last, workers.join_next()).await {}
+    tally.counts().errors += workers.len() as u64;
+    Ok(tally.seen())
+}
+
+#[derive(Clone)]
+struct Worker {
+    load: Requests,
+    request: Bytes,
+    wire: Arc<Wire>,
+    tally: Tally,
+    /// How many requests of the schedule were taken by any worker.
+    issued: Arc<AtomicU64>,
+    start: Instant,
+    end: Instant,
+}
+
+impl Worker {
+    async fn run(self) {
+        let mut connection = None;
+        while let Some(due_ns) = self.turn().await {
+            match self.exchange(&mut connection).await {
+                Ok(right) => {
+                    let now = monotonic_ns();
+                    let mut counts = self.tally.counts();
+                    counts.unit(now);
+                    counts.latency(now.saturating_sub(due_ns));
+                    drop(counts);
+                    if !right {
+                        self.tally.corrupted("an answer is not the engine's");
+                    }
+                }
+                Err(error) => {
+                    self.tally.error(&error);
+                    connection = None;
+                    // A proxy that refuses everything is not asked a hundred thousand times a second.
+                    sleep(Duration::from_millis(10)).await;
+                }
+            }
+        }
+    }
+
+    /// When the next request counts from; `None` when time is up.
+    async fn turn(&self) -> Option<u64> {
+        let now = Instant::now();
+        let Pace::Open { per_second } = self.load.pace else {
+            return (now < self.end).then(monotonic_ns);
+        };
+        let nth = self.issued.fetch_add(1, Relaxed);
+        let due = self.start + Duration::from_secs_f64(nth as f64 / per_second);
+        if due >= self.end {
+            return None;
+        }
+        if due > now {
+            // A free worker waited for it, so a late timer is the client's affair; without a free one the wait is the proxy's.
+            sleep_until(due).await;
+            return Some(monotonic_ns());
+        }
+        Some(monotonic_ns().saturating_sub((now - due).as_nanos() as u64))
+    }
+
+    /// Whether the answer is the right one.
+    async fn exchange(&self, kept: &mut Option<Connection>) -> anyhow::Result<bool> {
+        let mut connection = match kept.take() {
+            Some(connection) => connection,
+            None => Connection::open(self.load.proxy).await?,
+        };
+        connection.send(&self.request).await?;
+        let head = connection.head().await?;
+        let right = self.body(&mut connection, head).await?;
+        if head.status != 200 {
+            bail!("status {}", head.status);
+        }
+        if head.keeps_alive {
+            *kept = Some(connection);
+        }
+        Ok(right)
+    }
+
+    async fn body(&self, connection: &mut Connection, head: Head) -> anyhow::Result<bool> {
+        match head.framing {
+            Framing::Length(length) => {
+                while connection.read.len() < length {
+                    connection.more().await?;
+                }
+                let right = self.right(&connection.read[..length]);
+                connection.read.advance(length);
+                Ok(right && connection.read.is_empty())
+            }
+            Framing::Chunked => {
+                let (mut chunks, mut body) = (Chunks::default(), Vec::new());
+                loop {
+                    let mut bytes = &connection.read[..];
+                    while let Some(piece) =
+                        chunks.next(&mut bytes).map_err(|_| anyhow::anyhow!("malformed chunks"))?
+                    {
+                        body.extend_from_slice(piece);
+                    }
+                    let left = bytes.len();
+                    connection.read.advance(connection.read.len() - left);
+                    if chunks.ended() {
+                        return Ok(self.right(&body) && left == 0);
+                    }
+                    connection.more().await?;
+                }
+            }
+        }
+    }
+
+    fn right(&self, body: &[u8]) -> bool {
+        match self.load.check {
+            Check::Bytes => body == self.wire.answer,
+            Check::Content => answer::whole(&self.wire, Check::Content, body),
+        }
+    }
+}

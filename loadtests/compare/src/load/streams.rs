@@ -1,0 +1,142 @@
+//! Streams of events, each of which is checked.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{anyhow, bail, ensure};
+use bytes::Bytes;
+use engine_sim::fast::wire::{Wire, monotonic_ns};
+use tokio::{
+    io::AsyncReadExt as _,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::JoinSet,
+    time::{Instant, sleep_until, timeout_at},
+};
+
+use super::{
+    Check, Seen, Streams,
+    answer::{Came, Events},
+    bounded,
+    chunks::Chunks,
+    http::{Ask, Connection, Framing},
+    raise_descriptor_limit,
+    tally::Tally,
+};
+
+/// Streams opened in a second: backlogs hold a few hundred connections, and the first events of all must not come at one moment.
+const RAMP: f64 = 2000.0;
+/// Streams without their first event at one time.
+const OPENING: usize = 128;
+/// What a load may take beyond what its ramp and intervals make; then it is over, whatever is missing.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Opens streams through a proxy and reads them to their ends. Everything runs on the current runtime, best of one thread.
+///
+/// Errors: the load is out of bounds or not for this machine. What goes wrong with a stream is counted.
+pub(crate) async fn streams(load: &Streams) -> anyhow::Result<Seen> {
+    let ramp = Duration::from_secs_f64(load.streams as f64 / RAMP);
+    // An interval more: the engine shifts each stream by a part of one.
+    let lasts = ramp + load.interval.saturating_mul(load.events.saturating_add(1));
+    bounded(load.proxy, load.streams, 0, lasts)?;
+    raise_descriptor_limit()?;
+    let ask = Ask {
+        proxy: load.proxy,
+        model: &load.model,
+        key: &load.key,
+        body: 1024,
+        events: Some(load.events),
+        interval: load.interval,
+        engine_time: Duration::ZERO,
+    };
+    let tally = Tally::new()?;
+    let reader = Reader {
+        load: load.clone(),
+        request: ask.bytes().into(),
+        wire: Arc::new(Wire::new(&load.model)),
+        tally: tally.clone(),
+    };
+    let start = Instant::now();
+    let opening = Arc::new(Semaphore::new(OPENING));
+    let last = start + lasts + PATIENCE;
+    let mut readers = JoinSet::new();
+    for nth in 0..load.streams {
+        sleep_until(start + Duration::from_secs_f64(nth as f64 / RAMP)).await;
+        let Ok(permit) = timeout_at(last, Arc::clone(&opening).acquire_owned()).await else { break };
+        readers.spawn(reader.clone().run(permit?));
+    }
+    let missing = load.streams - readers.len();
+    while let Ok(Some(_)) = timeout_at(last, readers.join_next()).await {}
+    tally.counts().errors += (missing + readers.len()) as u64;
+    Ok(tally.seen())
+}
+
+#[derive(Clone)]
+struct Reader {
+    load: Streams,
+    request: Bytes,
+    wire: Arc<Wire>,
+    tally: Tally,
+}
+
+impl Reader {
+    async fn run(self, opening: OwnedSemaphorePermit) {
+        if let Err(error) = self.read(opening).await {
+            self.tally.error(&error);
+        }
+    }
+
+    async fn read(&self, opening: OwnedSemaphorePermit) -> anyhow::Result<()> {
+        let mut connection = Connection::open(self.load.proxy).await?;
+        let asked_ns = monotonic_ns();
+        connection.send(&self.request).await?;
+        let head = connection.head().await?;
+        ensure!(head.status == 200, "status {}", head.status);
+        ensure!(head.framing == Framing::Chunked, "a stream that is not in chunks");
+        let mut opening = Some(opening);
+        let mut chunks = Chunks::default();
+        let mut events = Events::new(self.load.check, self.load.events);
+        loop {
+            let came_ns = monotonic_ns();
+            let mut bytes = &connection.read[..];
+            while let Some(piece) = chunks.next(&mut bytes).map_err(|_| anyhow!("malformed chunks"))? {
+                self.count(&mut events, piece, (asked_ns, came_ns));
+                opening = None;
+            }
+            let left = bytes.len();
+            connection.read.clear();
+            if chunks.ended() {
+                ensure!(left == 0, "bytes after the end of a stream");
+                break;
+            }
+            connection.read.reserve(4096);
+            if connection.io.read_buf(&mut connection.read).await? == 0 {
+                bail!("a stream was cut");
+            }
+        }
+        drop(opening);
+        ensure!(events.complete(), "a stream ended without all of its events");
+        Ok(())
+    }
+
+    fn count(&self, events: &mut Events, piece: &[u8], (asked_ns, came_ns): (u64, u64)) {
+        let mut counts = self.tally.counts();
+        let mut wrong = false;
+        events.take(&self.wire, piece, |came| match came {
+            Came::Event { first, sent_ns } => {
+                counts.unit(came_ns);
+                counts.lag(came_ns.saturating_sub(sent_ns));
+                if first {
+                    counts.latency(came_ns.saturating_sub(asked_ns));
+                }
+            }
+            Came::Wrong => {
+                counts.unit(came_ns);
+                wrong = true;
+                counts.corrupted += 1;
+            }
+        });
+        if wrong {
+            let what = if self.load.check == Check::Bytes { "bytes" } else { "text" };
+            counts.complain(|| format!("an event is not the {what} expected at its place"));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What is counted while load runs; one for all connections of a core.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use hdrhistogram::Histogram;
+
+use super::Seen;
+
+/// Latencies are kept from one microsecond to ten minutes, to three digits.
+const LONGEST_US: u64 = 600_000_000;
+
+/// A shared count. The lock is there for `Send` alone: all who use it run on one thread, so it is never waited for.
+#[derive(Clone, Debug)]
+pub(super) struct Tally(Arc<Mutex<Counts>>);
+
+#[derive(Debug)]
+pub(super) struct Counts {
+    pub(super) units: u64,
+    pub(super) errors: u64,
+    pub(super) corrupted: u64,
+    latency: Histogram<u64>,
+    lag: Histogram<u64>,
+    first_ns: u64,
+    last_ns: u64,
+    /// What went wrong first: one cause said is worth more than a thousand counted.
+    complaint: Option<String>,
+}
+
+impl Tally {
+    pub(super) fn new() -> anyhow::Result<Self> {
+        let histogram = Histogram::new_with_bounds(1, LONGEST_US, 3)?;
+        Ok(Self(Arc::new(Mutex::new(Counts {
+            units: 0,
+            errors: 0,
+            corrupted: 0,
+            latency: histogram.clone(),
+            lag: histogram,
+            first_ns: 0,
+            last_ns: 0,
+            complaint: None,
+        }))))
+    }
+
+    pub(super) fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn error(&self, error: &anyhow::Error) {
+        let mut counts = self.counts();
+        counts.errors += 1;
+        counts.complain(|| format!("{error:#}"));
+    }
+
+    pub(super) fn corrupted(&self, what: &str) {
+        let mut counts = self.counts();
+        counts.corrupted += 1;
+        counts.complain(|| what.to_owned());
+    }
+
+    /// All of it, and the first complaint.
+    pub(super) fn seen(&self) -> Seen {
+        let counts = self.counts();
+        Seen {
+            units: counts.units,
+            errors: counts.errors,
+            corrupted: counts.corrupted,
+            wall: Duration::from_nanos(counts.last_ns.saturating_sub(counts.first_ns)),
+            latency: counts.latency.clone(),
+            lag: counts.lag.clone(),
+            complaint: counts.complaint.clone(),
+        }
+    }
+}
+
+impl Counts {
+    /// A unit that came at `now_ns`.
+    pub(super) fn unit(&mut self, now_ns: u64) {
+        if self.units == 0 {
+            self.first_ns = now_ns;
+        }
+        self.last_ns = now_ns;
+        self.units += 1;
+    }
+
+    pub(super) fn latency(&mut self, ns: u64) {
+        self.latency.saturating_record(ns / 1000);
+    }
+
+    pub(super) fn lag(&mut self, ns: u64) {
+        self.lag.saturating_record(ns / 1000);
+    }
+
+    pub(super) fn complain(&mut self, what: impl FnOnce() -> String) {
+        self.complaint.get_or_insert_with(what);
+    }
+}

@@ -1,0 +1,249 @@
+//! One connection: a read and a write per request, a write per event.
+
+use std::{io, sync::Arc};
+
+use bytes::{Buf, BytesMut};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    task,
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    Engine,
+    ask::{Ask, Ends, Pieces},
+    head::{self, Framing, Head, Route},
+    wire::{DONE, Stamp, monotonic_ns},
+};
+use crate::clock;
+
+/// Bodies up to this size are read whole; of longer ones the ends are kept.
+const WHOLE: u64 = 16 << 10;
+/// Free room to read into, once a body is long.
+const LARGE: usize = 64 << 10;
+const SMALL: usize = 4 << 10;
+
+/// Serves a connection until it ends.
+pub(super) async fn serve(engine: Arc<Engine>, io: TcpStream) {
+    // Nagle's wait would be measured as the proxy's.
+    io.set_nodelay(true).ok();
+    let mut connection = Connection {
+        answer: Dated::new(&ok("application/json", &engine.wire.answer)),
+        engine,
+        io,
+        read: BytesMut::with_capacity(SMALL),
+    };
+    // Whatever broke it, the peer sees it closed.
+    while let Ok(true) = connection.exchange().await {}
+}
+
+struct Connection {
+    engine: Arc<Engine>,
+    io: TcpStream,
+    /// Read and not yet used.
+    read: BytesMut,
+    answer: Dated,
+}
+
+impl Connection {
+    /// One request and its answer; whether another may follow.
+    async fn exchange(&mut self) -> io::Result<bool> {
+        let Some(head) = self.head().await? else { return Ok(false) };
+        if head.waits {
+            self.io.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
+        }
+        let ask = self.body(head.framing).await?;
+        if head.route != Route::Chat {
+            self.tell(head.route).await?;
+            return Ok(head.keeps_alive);
+        }
+        let due = Instant::now() + ask.engine;
+        if ask.stream {
+            self.stream(&ask, due).await?;
+        } else {
+            if !ask.engine.is_zero() {
+                sleep_until(due).await;
+            }
+            self.io.write_all(self.answer.now()).await?;
+        }
+        Ok(head.keeps_alive)
+    }
+
+    /// `None` at the end of the connection.
+    async fn head(&mut self) -> io::Result<Option<Head>> {
+        loop {
+            if !self.read.is_empty() {
+                match head::parse(&self.read) {
+                    Ok(Some(head)) => {
+                        self.read.advance(head.bytes);
+                        return Ok(Some(head));
+                    }
+                    Ok(None) => {}
+                    Err(head::Malformed) => {
+                        let refusal =
+                            b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+                        self.io.write_all(refusal).await?;
+                        return Ok(None);
+                    }
+                }
+            }
+            if self.more(SMALL).await.is_err() {
+                return Ok(None);
+            }
+        }
+    }
+
+    async fn more(&mut self, room: usize) -> io::Result<()> {
+        self.read.reserve(room);
+        match self.io.read_buf(&mut self.read).await? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
+        }
+    }
+
+    async fn body(&mut self, framing: Framing) -> io::Result<Ask> {
+        match framing {
+            Framing::Length(length) if length <= WHOLE => {
+                let length = length as usize;
+                while self.read.len() < length {
+                    self.more(length - self.read.len()).await?;
+                }
+                let ask = self.engine.finders.ask(&Ends::of(&self.read[..length]));
+                self.read.advance(length);
+                Ok(ask)
+            }
+            Framing::Length(length) => {
+                let mut pieces = Pieces::default();
+                self.take(length, &mut pieces).await?;
+                Ok(self.engine.finders.ask(&pieces.ends()))
+            }
+            Framing::Chunked => {
+                let mut pieces = Pieces::default();
+                loop {
+                    let size = self.size_line().await?;
+                    if size == 0 {
+                        // Trailers, and the blank line after them.
+                        while !self.line().await?.is_empty() {}
+                        return Ok(self.engine.finders.ask(&pieces.ends()));
+                    }
+                    self.take(size, &mut pieces).await?;
+                    self.line().await?;
+                }
+            }
+        }
+    }
+
+    async fn take(&mut self, mut length: u64, pieces: &mut Pieces) -> io::Result<()> {
+        while length > 0 {
+            if self.read.is_empty() {
+                self.more(LARGE).await?;
+            }
+            let piece = self.read.len().min(usize::try_from(length).unwrap_or(usize::MAX));
+            pieces.add(&self.read[..piece]);
+            self.read.advance(piece);
+            length -= piece as u64;
+        }
+        Ok(())
+    }
+
+    async fn size_line(&mut self) -> io::Result<u64> {
+        let line = self.line().await?;
+        let digits = line[..].split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+        let size = str::from_utf8(digits).ok().and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        size.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// The next line, without its end.
+    async fn line(&mut self) -> io::Result<BytesMut> {
+        loop {
+            if let Some(end) = memchr::memchr(b'\n', &self.read) {
+                let mut line = self.read.split_to(end + 1);
+                line.truncate(line.trim_ascii_end().len());
+                return Ok(line);
+            }
+            self.more(SMALL).await?;
+        }
+    }
+
+    /// What a gateway asks an engine before it trusts it.
+    async fn tell(&mut self, route: Route) -> io::Result<()> {
+        let wire = &self.engine.wire;
+        let bytes = match route {
+            Route::Health => ok("text/plain", b""),
+            Route::Models => ok("application/json", &wire.models),
+            Route::About => ok("application/json", &wire.about),
+            Route::Version => ok("application/json", br#"{"version":"0.11.2"}"#),
+            Route::Sleeping => ok("application/json", br#"{"is_sleeping":false}"#),
+            Route::Chat | Route::Unknown => {
+                b"HTTP/1.1 404 Not Found\r\ndate: -----------------------------\r\ncontent-length: 0\r\n\r\n"
+                    .to_vec()
+            }
+        };
+        self.io.write_all(Dated::new(&bytes).now()).await
+    }
+
+    async fn stream(&mut self, ask: &Ask, due: Instant) -> io::Result<()> {
+        let head = b"HTTP/1.1 200 OK\r\ndate: -----------------------------\r\ncontent-type: text/event-stream; charset=utf-8\r\n\
+            cache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n";
+        self.io.write_all(Dated::new(head).now()).await?;
+        let mut event = self.engine.wire.event.chunk();
+        let mut due = due;
+        for sequence in 0..ask.events {
+            if ask.interval.is_zero() && sequence > 0 {
+                // A real engine gives every stream its token before it gives any of them the next.
+                task::yield_now().await;
+            } else if sequence > 0 || !ask.engine.is_zero() {
+                sleep_until(due).await;
+            }
+            let stamp = Stamp { sequence, sent_ns: monotonic_ns() };
+            self.io.write_all(event.stamped(stamp)).await?;
+            due += ask.interval;
+            if sequence == 0 {
+                due += ask.interval.mul_f64(self.engine.phase());
+            }
+        }
+        let mut last = format!("{:x}\r\n", DONE.len()).into_bytes();
+        last.extend_from_slice(DONE);
+        last.extend_from_slice(b"\r\n0\r\n\r\n");
+        self.io.write_all(&last).await
+    }
+}
+
+fn ok(kind: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
+    let mut bytes = format!(
+        "HTTP/1.1 200 OK\r\ndate: -----------------------------\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
+    )
+    .into_bytes();
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+/// Bytes whose date is kept right.
+struct Dated {
+    bytes: Vec<u8>,
+    second: u64,
+}
+
+impl Dated {
+    fn new(bytes: &[u8]) -> Self {
+        Self { bytes: bytes.to_vec(), second: 0 }
+    }
+
+    fn now(&mut self) -> &[u8] {
+        /// Behind the status line of a 200 or a 404 and `date: `.
+        const OK: usize = b"HTTP/1.1 200 OK\r\ndate: ".len();
+        const NOT_FOUND: usize = b"HTTP/1.1 404 Not Found\r\ndate: ".len();
+        let second = clock::wall_us() / 1_000_000;
+        if second != self.second {
+            self.second = second;
+            let at = if self.bytes.get(9) == Some(&b'2') { OK } else { NOT_FOUND };
+            let date = clock::http_date(second);
+            if let Some(slot) = self.bytes.get_mut(at..at + date.len()) {
+                slot.copy_from_slice(date.as_bytes());
+            }
+        }
+        &self.bytes
+    }
+}

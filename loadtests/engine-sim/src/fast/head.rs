@@ -1,0 +1,103 @@
+//! Heads of requests, without an allocation.
+
+/// What a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    Chat,
+    Models,
+    About,
+    Version,
+    Sleeping,
+    Health,
+    Unknown,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Framing {
+    Length(u64),
+    Chunked,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    /// Its own bytes.
+    pub(super) bytes: usize,
+    pub(super) route: Route,
+    pub(super) framing: Framing,
+    pub(super) keeps_alive: bool,
+    /// The client waits for a 100 before it sends the body.
+    pub(super) waits: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Malformed;
+
+/// `None`: there is more to come.
+pub(super) fn parse(bytes: &[u8]) -> Result<Option<Head>, Malformed> {
+    let mut headers = [httparse::EMPTY_HEADER; 64];
+    let mut request = httparse::Request::new(&mut headers);
+    let httparse::Status::Complete(size) = request.parse(bytes).map_err(|_| Malformed)? else {
+        return Ok(None);
+    };
+    let route = route(request.method.unwrap_or_default(), request.path.unwrap_or_default());
+    let mut head = Head {
+        bytes: size,
+        route,
+        framing: Framing::Length(0),
+        keeps_alive: request.version == Some(1),
+        waits: false,
+    };
+    for header in request.headers.iter() {
+        let (name, value) = (header.name, header.value);
+        // By length first: most fields are none of these.
+        match name.len() {
+            14 if name.eq_ignore_ascii_case("content-length") => {
+                let length = str::from_utf8(value).ok().and_then(|digits| digits.parse().ok());
+                head.framing = Framing::Length(length.ok_or(Malformed)?);
+            }
+            17 if name.eq_ignore_ascii_case("transfer-encoding") => head.framing = Framing::Chunked,
+            10 if name.eq_ignore_ascii_case("connection") => {
+                head.keeps_alive = match value {
+                    v if v.eq_ignore_ascii_case(b"close") => false,
+                    v if v.eq_ignore_ascii_case(b"keep-alive") => true,
+                    _ => head.keeps_alive,
+                };
+            }
+            6 if name.eq_ignore_ascii_case("expect") => head.waits = true,
+            _ => {}
+        }
+    }
+    Ok(Some(head))
+}
+
+fn route(method: &str, path: &str) -> Route {
+    match (method, path) {
+        ("POST", "/v1/chat/completions") => Route::Chat,
+        ("GET", "/health" | "/ping") => Route::Health,
+        ("GET", "/v1/models") => Route::Models,
+        ("GET", "/version") => Route::Version,
+        ("GET", "/is_sleeping") => Route::Sleeping,
+        ("GET", "/model_info" | "/get_model_info" | "/server_info" | "/get_server_info") => Route::About,
+        _ => Route::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_is_read_when_it_is_complete() {
+        let text = b"POST /v1/chat/completions HTTP/1.1\r\nHost: e\r\nCONTENT-LENGTH: 12\r\nConnection: close\r\n\r\n";
+        let head = Head {
+            bytes: text.len(),
+            route: Route::Chat,
+            framing: Framing::Length(12),
+            keeps_alive: false,
+            waits: false,
+        };
+        assert_eq!(parse(text), Ok(Some(head)));
+        assert_eq!(parse(&text[..text.len() - 1]), Ok(None));
+        assert_eq!(parse(b"GET / HTTP/1.1\r\ncontent-length: x\r\n\r\n"), Err(Malformed));
+    }
+}

@@ -1,0 +1,191 @@
+//! What the fast engine says, to the byte: made here for the engine and for a client that checks it.
+
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+
+/// Bytes of one event, `data: ` and the blank line included, unless the model's name is too long for that.
+pub const EVENT: usize = 226;
+/// Bytes of a non-streaming answer's body, likewise.
+pub const ANSWER: usize = 600;
+/// What ends each stream.
+pub const DONE: &[u8] = b"data: [DONE]\n\n";
+
+const SEQUENCE: usize = 8;
+const TIME: usize = 16;
+
+/// Nanoseconds of a clock that all processes of a machine share and that never goes back.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    // It fails for unknown clocks only.
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| Duration::from(now).as_nanos() as u64)
+}
+
+/// An event's bytes but for its place in the stream (8 decimal digits) and the moment it was sent (16 hexadecimal digits,
+/// `monotonic_ns`).
+#[derive(Clone, Debug)]
+pub struct Event {
+    bytes: Vec<u8>,
+    /// Where the place stands; the moment follows after a blank.
+    at: usize,
+}
+
+/// What stands in an event's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    pub sequence: u32,
+    pub sent_ns: u64,
+}
+
+impl Event {
+    #[must_use]
+    pub fn new(model: &str) -> Self {
+        let before = format!(
+            r#"data: {{"id":"chatcmpl-fast","object":"chat.completion.chunk","created":1763640000,"model":{},"choices":[{{"index":0,"delta":{{"content":""#,
+            serde_json::Value::from(model),
+        );
+        let after = "\"},\"finish_reason\":null}]}\n\n";
+        let used = before.len() + after.len() + SEQUENCE + 1 + TIME;
+        let padding = ".".repeat(EVENT.saturating_sub(used));
+        let blank = " ".repeat(SEQUENCE + 1 + TIME);
+        Self { at: before.len(), bytes: format!("{before}{blank}{padding}{after}").into_bytes() }
+    }
+
+    /// The same as a chunk of a body; not to be read back.
+    pub(super) fn chunk(&self) -> Self {
+        let size = format!("{:x}\r\n", self.bytes.len());
+        Self { at: size.len() + self.at, bytes: [size.as_bytes(), &self.bytes, b"\r\n"].concat() }
+    }
+
+    #[expect(clippy::len_without_is_empty, reason = "an event is never empty")]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The event as it is sent.
+    pub fn stamped(&mut self, stamp: Stamp) -> &[u8] {
+        write(&mut self.bytes, self.at, stamp);
+        &self.bytes
+    }
+
+    /// Reads an event; `None` when any of its bytes is not what was sent.
+    #[must_use]
+    pub fn read(&self, event: &[u8]) -> Option<Stamp> {
+        let end = self.at + SEQUENCE + 1 + TIME;
+        let stamp = Stamp::read(event.get(self.at..end)?)?;
+        (event.get(..self.at) == self.bytes.get(..self.at) && event.get(end..) == self.bytes.get(end..))
+            .then_some(stamp)
+    }
+}
+
+impl Stamp {
+    /// Reads what a content begins with.
+    #[must_use]
+    pub fn read(content: &[u8]) -> Option<Self> {
+        let (sequence, rest) = content.split_at_checked(SEQUENCE)?;
+        let (b' ', time) = rest.split_first()? else { return None };
+        let sequence = sequence.iter().try_fold(0_u32, |sum, digit| {
+            digit.is_ascii_digit().then(|| sum * 10 + u32::from(digit - b'0'))
+        })?;
+        let sent_ns = time.get(..TIME)?.iter().try_fold(0_u64, |sum, digit| {
+            let value = match digit {
+                b'0'..=b'9' => digit - b'0',
+                b'a'..=b'f' => digit - b'a' + 10,
+                _ => return None,
+            };
+            Some(sum << 4 | u64::from(value))
+        })?;
+        Some(Self { sequence, sent_ns })
+    }
+}
+
+fn write(bytes: &mut [u8], at: usize, stamp: Stamp) {
+    let Some(slot) = bytes.get_mut(at..at + SEQUENCE + 1 + TIME) else { return };
+    let (sequence, time) = slot.split_at_mut(SEQUENCE);
+    let mut rest = stamp.sequence;
+    for digit in sequence.iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    for (nth, digit) in time.iter_mut().skip(1).enumerate() {
+        *digit = b"0123456789abcdef"[(stamp.sent_ns >> (60 - 4 * nth) & 15) as usize];
+    }
+}
+
+/// All that an engine of one model sends.
+#[derive(Clone, Debug)]
+pub struct Wire {
+    /// Body of a non-streaming answer.
+    pub answer: Vec<u8>,
+    /// Body of a list of models.
+    pub models: Vec<u8>,
+    /// Body of what SGLang tells of a model.
+    pub(super) about: Vec<u8>,
+    pub event: Event,
+}
+
+impl Wire {
+    #[must_use]
+    pub fn new(model: &str) -> Self {
+        let name = serde_json::Value::from(model);
+        let before = format!(
+            r#"{{"id":"chatcmpl-fast","object":"chat.completion","created":1763640000,"model":{name},"choices":[{{"index":0,"message":{{"role":"assistant","content":""#
+        );
+        let after = r#""},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":200,"completion_tokens":64,"total_tokens":264}}"#;
+        let content = "The same words for all. ".chars().cycle();
+        let content: String = content.take(ANSWER.saturating_sub(before.len() + after.len())).collect();
+        Self {
+            answer: format!("{before}{content}{after}").into_bytes(),
+            models: format!(
+                r#"{{"object":"list","data":[{{"id":{name},"object":"model","created":1763640000,"owned_by":"fast"}}]}}"#
+            )
+            .into_bytes(),
+            about: format!(
+                r#"{{"model_path":{name},"tokenizer_path":{name},"served_model_name":{name},"is_generation":true}}"#
+            )
+            .into_bytes(),
+            event: Event::new(model),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_valid_json_of_the_promised_size_and_read_back() {
+        let mut event = Event::new("m");
+        let stamp = Stamp { sequence: 12_345_678, sent_ns: 0x0123_4567_89ab_cdef };
+        let bytes = event.stamped(stamp).to_vec();
+        assert_eq!(bytes.len(), EVENT);
+        let text = std::str::from_utf8(&bytes).unwrap();
+        let json = text.strip_prefix("data: ").unwrap().strip_suffix("\n\n").unwrap();
+        let json: serde_json::Value = serde_json::from_str(json).unwrap();
+        let content = json["choices"][0]["delta"]["content"].as_str().unwrap();
+        assert!(content.starts_with("12345678 0123456789abcdef."));
+        assert_eq!(Event::new("m").read(&bytes), Some(stamp));
+    }
+
+    #[test]
+    fn any_changed_byte_of_an_event_is_noticed() {
+        let mut event = Event::new("m");
+        let stamp = Stamp { sequence: 7, sent_ns: 9 };
+        let bytes = event.stamped(stamp).to_vec();
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1;
+            assert_ne!(event.read(&changed), Some(stamp), "byte {at}");
+        }
+        assert_eq!(event.read(&bytes[..EVENT - 1]), None);
+    }
+
+    #[test]
+    fn an_answer_is_valid_json_of_the_promised_size() {
+        let wire = Wire::new("a \"quoted\" name");
+        let json: serde_json::Value = serde_json::from_slice(&wire.answer).unwrap();
+        assert_eq!((wire.answer.len(), json["usage"]["total_tokens"].as_u64()), (ANSWER, Some(264)));
+        assert!(serde_json::from_slice::<serde_json::Value>(&wire.models).is_ok());
+    }
+}
