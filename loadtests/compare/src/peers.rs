@@ -113,7 +113,7 @@ pub(crate) struct Proxy {
 
 impl Proxy {
     /// Its process, whose CPU time and memory count.
-    pub(crate) fn pid(&self) -> Option<i32> {
+    pub(crate) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Process::pid)
     }
 
@@ -168,12 +168,7 @@ impl Place {
         Err(error.context(format!("{target} does not start")))
     }
 
-    async fn try_start(
-        &self,
-        target: Target,
-        workers: usize,
-        engine: SocketAddr,
-    ) -> anyhow::Result<Proxy> {
+    async fn try_start(&self, target: Target, workers: usize, engine: SocketAddr) -> anyhow::Result<Proxy> {
         let address = free_address()?;
         let folder = tempfolder(&self.folder, target)?;
         let (command, key) = self.command(target, workers, address, engine, &folder)?;
@@ -212,12 +207,26 @@ impl Place {
                 let path = file("nginx.conf", config::nginx(listen, engine, workers, folder))?;
                 let program = installed.find(target)?;
                 let prefix = folder.as_os_str();
-                let args = ["-e".as_ref(), "stderr".as_ref(), "-p".as_ref(), prefix, "-c".as_ref(), path.as_os_str()];
+                let args = [
+                    "-e".as_ref(),
+                    "stderr".as_ref(),
+                    "-p".as_ref(),
+                    prefix,
+                    "-c".as_ref(),
+                    path.as_os_str(),
+                ];
                 (Command::new(program).args(args), key)
             }
             Target::Haproxy => {
                 let path = file("haproxy.cfg", config::haproxy(listen, engine, workers))?;
-                (Command::new(installed.find(target)?).args(["-db".as_ref(), "-f".as_ref(), path.as_os_str()]), key)
+                (
+                    Command::new(installed.find(target)?).args([
+                        "-db".as_ref(),
+                        "-f".as_ref(),
+                        path.as_os_str(),
+                    ]),
+                    key,
+                )
             }
             Target::Smg => {
                 let metrics = free_address()?.port().to_string();

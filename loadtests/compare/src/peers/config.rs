@@ -1,7 +1,9 @@
 //! What each proxy is told. As little as serves: keep-alive to both sides, no response buffering, no access log, one
 //! worker unless said otherwise, and no limit that the load would meet.
 
-use std::{fmt::Write as _, fs::File, io::Read as _, net::SocketAddr, path::Path};
+use std::{
+    fmt::Write as _, fs::File, io::Read as _, net::SocketAddr, os::unix::fs::MetadataExt as _, path::Path,
+};
 
 use super::MODEL;
 
@@ -13,7 +15,13 @@ const OTHER_KEYS: u32 = 1001;
 
 /// All that stands on the way of a request is on: keys, leases, metrics, limits, deadlines. The access log is not, as in
 /// its peers.
-pub(crate) fn rouse(listen: SocketAddr, admin: SocketAddr, engine: &Path, core: usize, folder: &Path) -> String {
+pub(crate) fn rouse(
+    listen: SocketAddr,
+    admin: SocketAddr,
+    engine: &Path,
+    core: usize,
+    folder: &Path,
+) -> String {
     let state = yaml(&folder.join("state").display().to_string());
     let engine = yaml(&engine.display().to_string());
     let mut text = format!(
@@ -46,9 +54,10 @@ keys:
 
 /// Bodies up to a megabyte stay in memory: a temporary file would be no match.
 pub(crate) fn nginx(listen: SocketAddr, engine: SocketAddr, workers: usize, folder: &Path) -> String {
-    let folder = folder.display();
     // Started by root, its workers would be somebody who may not enter the folder.
-    let user = if nix::unistd::geteuid().is_root() { "user root root;\n" } else { "" };
+    let root = folder.metadata().is_ok_and(|folder| folder.uid() == 0);
+    let user = if root { "user root root;\n" } else { "" };
+    let folder = folder.display();
     format!(
         r#"{user}daemon off;
 worker_processes {workers};

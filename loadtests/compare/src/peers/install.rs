@@ -29,7 +29,8 @@ impl Installed {
                 Some(path) => path,
                 None => env::current_exe()?.with_file_name(name),
             };
-            path.canonicalize().with_context(|| format!("{} is not built; `make compare` does", path.display()))
+            path.canonicalize()
+                .with_context(|| format!("{} is not built; `make compare` does", path.display()))
         };
         let peers = Target::ALL.into_iter().filter_map(|target| Some((target, locate(target)?))).collect();
         Ok(Self { gateway: beside(gateway, "rouse-gateway")?, engine: beside(engine, "engine-sim")?, peers })
@@ -40,6 +41,13 @@ impl Installed {
             bail!("{target} is not installed; loadtests/compare/install does that")
         };
         Ok(path)
+    }
+
+    /// Bytes of the gateway without its symbols; nothing where there is no `strip`.
+    pub(crate) fn stripped(&self, folder: &Path) -> Option<u64> {
+        let copy = folder.join("stripped");
+        let done = Command::new("strip").arg("-o").arg(&copy).arg(&self.gateway).status().ok()?;
+        done.success().then(|| copy.metadata().ok())?.map(|file| file.len())
     }
 
     /// What they say of themselves.
@@ -88,8 +96,14 @@ fn on_path(name: &str) -> Option<PathBuf> {
 
 fn said(program: &Path, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    let line = text.lines().next()?.trim().trim_start_matches("nginx version: ").trim_start_matches("HAProxy version ");
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let line = text
+        .lines()
+        .next()?
+        .trim()
+        .trim_start_matches("nginx version: ")
+        .trim_start_matches("HAProxy version ");
     // What follows is addresses and the like.
     Some(line.split(" - ").next().unwrap_or(line).to_owned())
 }

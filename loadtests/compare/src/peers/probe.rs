@@ -18,7 +18,11 @@ const SERVES: Duration = Duration::from_millis(10);
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// Returns when something takes connections at `address`.
-pub(crate) async fn listens(process: &mut Process, address: SocketAddr, within: Duration) -> anyhow::Result<()> {
+pub(crate) async fn listens(
+    process: &mut Process,
+    address: SocketAddr,
+    within: Duration,
+) -> anyhow::Result<()> {
     let (mut every, until) = (every(LISTENS), Instant::now() + within);
     loop {
         every.tick().await;

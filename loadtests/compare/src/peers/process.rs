@@ -10,10 +10,12 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use nix::{
-    sys::signal::{Signal, kill, killpg},
+    sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use tokio::{process::Child, time::timeout};
+
+use crate::measure::tree;
 
 /// After a polite request to end.
 const ENDS: Duration = Duration::from_secs(8);
@@ -44,7 +46,7 @@ impl Command {
 /// Ends, with all it started, when dropped.
 pub(crate) struct Process {
     name: &'static str,
-    pid: i32,
+    pid: u32,
     child: Child,
     log: PathBuf,
 }
@@ -73,11 +75,11 @@ impl Process {
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot run {}", command.program.display()))?;
-        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).context("it ended at once")?;
+        let pid = child.id().context("it ended at once")?;
         Ok(Self { name, pid, child, log })
     }
 
-    pub(crate) const fn pid(&self) -> i32 {
+    pub(crate) const fn pid(&self) -> u32 {
         self.pid
     }
 
@@ -94,10 +96,21 @@ impl Process {
         lines.get(lines.len().saturating_sub(8)..).unwrap_or_default().join("\n")
     }
 
+    /// Waits for its end.
+    ///
+    /// Errors: it did not do what it was started for.
+    pub(crate) async fn ends_well(mut self) -> anyhow::Result<()> {
+        let status = self.child.wait().await?;
+        if !status.success() {
+            bail!("{} failed: {}", self.name, self.last_words());
+        }
+        Ok(())
+    }
+
     pub(crate) async fn stop(mut self) {
         if self.child.id().is_some() {
             // Why a signal did not arrive shows in the wait.
-            kill(Pid::from_raw(self.pid), Signal::SIGTERM).ok();
+            signal(self.pid, Signal::SIGTERM);
             timeout(ENDS, self.child.wait()).await.ok();
         }
     }
@@ -109,26 +122,16 @@ impl Drop for Process {
         if self.child.id().is_none() {
             return;
         }
-        let all = descendants(self.pid);
-        killpg(Pid::from_raw(self.pid), Signal::SIGKILL).ok();
-        for pid in all {
-            kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
+        // A gateway's engines are in groups of their own.
+        for pid in tree(self.pid).unwrap_or_default() {
+            signal(pid, Signal::SIGKILL);
         }
     }
 }
 
-/// All that `pid` started and that still runs, its children's children included. A gateway's engines are in groups of
-/// their own.
-fn descendants(pid: i32) -> Vec<i32> {
-    let mut found = vec![pid];
-    let mut looked = 0;
-    while let Some(&pid) = found.get(looked) {
-        looked += 1;
-        let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
-        for task in tasks.flatten() {
-            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-            found.extend(children.split_whitespace().filter_map(|child| child.parse::<i32>().ok()));
-        }
+/// What is gone already needs none.
+fn signal(pid: u32, signal: Signal) {
+    if let Ok(pid) = i32::try_from(pid) {
+        kill(Pid::from_raw(pid), signal).ok();
     }
-    found.split_off(1)
 }
