@@ -8,6 +8,7 @@ mod answer;
 mod chunks;
 mod http;
 mod requests;
+mod soak;
 mod streams;
 mod tally;
 
@@ -19,6 +20,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 pub(crate) use ad_hoc::AdHoc;
 pub(crate) use requests::requests;
+pub(crate) use soak::Soak;
 pub(crate) use streams::streams;
 
 /// How requests are spaced.
@@ -93,7 +95,7 @@ pub(crate) struct Seen {
 /// Beyond these a typing error would load the machine, not a proxy.
 const CONNECTIONS: usize = 20_000;
 const BODY: usize = 1 << 30;
-const LONGEST: Duration = Duration::from_secs(3600);
+const LONGEST: Duration = Duration::from_hours(24);
 
 /// Refuses what is not this machine, or not bounded.
 fn bounded(proxy: SocketAddr, connections: usize, body: usize, lasts: Duration) -> anyhow::Result<()> {
@@ -112,3 +114,6 @@ fn raise_descriptor_limit() -> anyhow::Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
 }
+
+#[cfg(test)]
+mod tests;

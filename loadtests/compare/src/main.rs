@@ -25,6 +25,7 @@ enum Command {
     Load(load::AdHoc),
     #[command(hide = true)]
     SendBody(cases::stall::SendBody),
+    Soak(load::Soak),
 }
 
 // One thread, which the load has to itself: where it runs is a part of what is measured.
@@ -35,6 +36,7 @@ async fn main() -> anyhow::Result<ExitCode> {
         Command::Report(report) => return report.run(),
         Command::Load(load) => println!("{}", load.run().await?),
         Command::SendBody(body) => body.run()?,
+        Command::Soak(soak) => println!("{}", soak.run().await?),
     }
     Ok(ExitCode::SUCCESS)
 }

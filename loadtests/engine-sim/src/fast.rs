@@ -3,6 +3,7 @@
 
 mod ask;
 mod connection;
+mod exact;
 mod head;
 pub mod wire;
 
@@ -35,12 +36,9 @@ impl Engine {
 }
 
 /// Serves `model` on `listener` for as long as it is polled.
-///
-/// Errors: the listener's address cannot be read.
-pub async fn serve(listener: TcpListener, model: &str) -> std::io::Result<()> {
+pub async fn serve(listener: TcpListener, model: &str) {
     let engine =
         Arc::new(Engine { wire: wire::Wire::new(model), finders: Finders::new(), streams: 0.into() });
-    log::plain(&format!("listening on {}", listener.local_addr()?));
     let mut tasks = JoinSet::new();
     loop {
         tokio::select! {

@@ -61,8 +61,10 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let socket = bind(&args).await?;
     if args.fast {
         let model = args.model.first().map_or("sim", String::as_str);
+        let listener = socket.listen(fast::BACKLOG)?;
+        log::plain(&format!("listening on {}", listener.local_addr()?));
         select! {
-            served = fast::serve(socket.listen(fast::BACKLOG)?, model) => served?,
+            () = fast::serve(listener, model) => {}
             () = signals.heard() => {}
         }
         return Ok(ExitCode::SUCCESS);

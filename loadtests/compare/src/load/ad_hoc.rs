@@ -1,18 +1,25 @@
 //! Load by hand: one line of figures for one load.
 
-use std::{fmt::Write as _, net::SocketAddr, time::Duration};
+use std::{fmt::Write as _, net::SocketAddr, process, time::Duration};
 
 use clap::{Args, Subcommand};
 use engine_sim::units;
 use hdrhistogram::Histogram;
 
 use super::{Check, Pace, Requests, Seen, Streams, requests, streams};
+use crate::measure::{self, Cpu, Machine};
 
 /// Put one load on one address, and print what was seen.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct AdHoc {
     #[command(subcommand)]
     what: What,
+    /// Core to put the load from.
+    #[arg(long, global = true)]
+    pin: Option<usize>,
+    /// Process whose cost, with its children's, is told for each request or event.
+    #[arg(long, value_name = "PID", global = true)]
+    cost_of: Option<u32>,
 }
 
 #[derive(Subcommand, Clone, Debug)]
@@ -25,18 +32,18 @@ enum What {
 
 /// Where to.
 #[derive(Args, Clone, Debug)]
-struct Target {
+pub(super) struct Target {
     /// A loopback address.
     #[arg(long, default_value = "127.0.0.1:8000")]
-    proxy: SocketAddr,
+    pub(super) proxy: SocketAddr,
     #[arg(long, default_value = "m")]
-    model: String,
+    pub(super) model: String,
     /// Sent as a bearer.
     #[arg(long, default_value = "none")]
-    key: String,
+    pub(super) key: String,
     /// What must hold of each answer.
     #[arg(long, value_enum, default_value_t)]
-    check: Check,
+    pub(super) check: Check,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -75,8 +82,30 @@ struct StreamArgs {
 impl AdHoc {
     /// Runs it; the line to print.
     pub(crate) async fn run(self) -> anyhow::Result<String> {
-        match self.what {
-            What::Requests(args) => {
+        if let Some(core) = self.pin {
+            measure::pin(core)?;
+        }
+        let Some(pid) = self.cost_of else { return Ok(self.what.run().await?.0) };
+        let (mut cpu, mut own) = (Cpu::of(pid), Cpu::of(process::id()));
+        let (before, own_before, machine) = (cpu.total()?, own.total()?, Machine::now()?);
+        let (mut line, units) = self.what.run().await?;
+        let (spent, own) = (cpu.total()? - before, own.total()? - own_before);
+        let now = Machine::now()?;
+        let each = spent.as_secs_f64() * 1e6 / units.max(1) as f64;
+        let others = now.others(&machine, spent + own);
+        write!(line, "; {each:.2} us CPU each; {others:.2} cores busy with other things")?;
+        if let Some(share) = self.pin.and_then(|core| now.busy(&machine, core)) {
+            write!(line, ", {:.0} % of this one in use", share * 100.0)?;
+        }
+        Ok(line)
+    }
+}
+
+impl What {
+    /// The line, and how many requests or events there were.
+    async fn run(self) -> anyhow::Result<(String, u64)> {
+        match self {
+            Self::Requests(args) => {
                 let pace = args.rate.map_or(Pace::Closed, |per_second| Pace::Open { per_second });
                 let load = Requests {
                     proxy: args.target.proxy,
@@ -89,9 +118,10 @@ impl AdHoc {
                     lasts: Duration::try_from_secs_f64(args.seconds)?,
                     check: args.target.check,
                 };
-                Ok(line("request", "latency", &requests(&load).await?))
+                let seen = requests(&load).await?;
+                Ok((line("request", "latency", &seen), seen.units))
             }
-            What::Streams(args) => {
+            Self::Streams(args) => {
                 let load = Streams {
                     proxy: args.target.proxy,
                     model: args.target.model,
@@ -101,7 +131,8 @@ impl AdHoc {
                     events: args.events,
                     check: args.target.check,
                 };
-                Ok(line("event", "first event", &streams(&load).await?))
+                let seen = streams(&load).await?;
+                Ok((line("event", "first event", &seen), seen.units))
             }
         }
     }

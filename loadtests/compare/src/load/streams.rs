@@ -38,22 +38,8 @@ pub(crate) async fn streams(load: &Streams) -> anyhow::Result<Seen> {
     let lasts = ramp + load.interval.saturating_mul(load.events.saturating_add(1));
     bounded(load.proxy, load.streams, 0, lasts)?;
     raise_descriptor_limit()?;
-    let ask = Ask {
-        proxy: load.proxy,
-        model: &load.model,
-        key: &load.key,
-        body: 1024,
-        events: Some(load.events),
-        interval: load.interval,
-        engine_time: Duration::ZERO,
-    };
     let tally = Tally::new()?;
-    let reader = Reader {
-        load: load.clone(),
-        request: ask.bytes().into(),
-        wire: Arc::new(Wire::new(&load.model)),
-        tally: tally.clone(),
-    };
+    let reader = Reader::new(load, &tally);
     let start = Instant::now();
     let opening = Arc::new(Semaphore::new(OPENING));
     let last = start + lasts + PATIENCE;
@@ -61,7 +47,7 @@ pub(crate) async fn streams(load: &Streams) -> anyhow::Result<Seen> {
     for nth in 0..load.streams {
         sleep_until(start + Duration::from_secs_f64(nth as f64 / RAMP)).await;
         let Ok(permit) = timeout_at(last, Arc::clone(&opening).acquire_owned()).await else { break };
-        readers.spawn(reader.clone().run(permit?));
+        readers.spawn(reader.clone().run(Some(permit?), u32::MAX));
     }
     let missing = load.streams - readers.len();
     while let Ok(Some(_)) = timeout_at(last, readers.join_next()).await {}
@@ -69,8 +55,9 @@ pub(crate) async fn streams(load: &Streams) -> anyhow::Result<Seen> {
     Ok(tally.seen())
 }
 
+/// Reads one stream, or as many as it has clones.
 #[derive(Clone)]
-struct Reader {
+pub(super) struct Reader {
     load: Streams,
     request: Bytes,
     wire: Arc<Wire>,
@@ -78,20 +65,38 @@ struct Reader {
 }
 
 impl Reader {
-    async fn run(self, opening: OwnedSemaphorePermit) {
-        if let Err(error) = self.read(opening).await {
+    pub(super) fn new(load: &Streams, tally: &Tally) -> Self {
+        let ask = Ask {
+            proxy: load.proxy,
+            model: &load.model,
+            key: &load.key,
+            body: 1024,
+            events: Some(load.events),
+            interval: load.interval,
+            engine_time: Duration::ZERO,
+        };
+        Self {
+            request: ask.bytes().into(),
+            wire: Arc::new(Wire::new(&load.model)),
+            tally: tally.clone(),
+            load: load.clone(),
+        }
+    }
+
+    /// Holds `opening` until the first event came; leaves in mid-stream once `leaves_after` events came, if there are so many.
+    pub(super) async fn run(self, opening: Option<OwnedSemaphorePermit>, leaves_after: u32) {
+        if let Err(error) = self.read(opening, leaves_after).await {
             self.tally.error(&error);
         }
     }
 
-    async fn read(&self, opening: OwnedSemaphorePermit) -> anyhow::Result<()> {
+    async fn read(&self, mut opening: Option<OwnedSemaphorePermit>, leaves_after: u32) -> anyhow::Result<()> {
         let mut connection = Connection::open(self.load.proxy).await?;
         let asked_ns = monotonic_ns();
         connection.send(&self.request).await?;
         let head = connection.head().await?;
         ensure!(head.status == 200, "status {}", head.status);
         ensure!(head.framing == Framing::Chunked, "a stream that is not in chunks");
-        let mut opening = Some(opening);
         let mut chunks = Chunks::default();
         let mut events = Events::new(self.load.check, self.load.events);
         loop {
@@ -99,7 +104,7 @@ impl Reader {
             let mut bytes = &connection.read[..];
             while let Some(piece) = chunks.next(&mut bytes).map_err(|_| anyhow!("malformed chunks"))? {
                 self.count(&mut events, piece, (asked_ns, came_ns));
-                opening = None;
+                drop(opening.take());
             }
             let left = bytes.len();
             connection.read.clear();
@@ -107,12 +112,14 @@ impl Reader {
                 ensure!(left == 0, "bytes after the end of a stream");
                 break;
             }
+            if events.came() >= leaves_after {
+                return Ok(());
+            }
             connection.read.reserve(4096);
             if connection.io.read_buf(&mut connection.read).await? == 0 {
                 bail!("a stream was cut");
             }
         }
-        drop(opening);
         ensure!(events.complete(), "a stream ended without all of its events");
         Ok(())
     }

@@ -13,6 +13,7 @@ use tokio::{
 use super::{
     Engine,
     ask::{Ask, Ends, Pieces},
+    exact,
     head::{self, Framing, Head, Route},
     wire::{DONE, Stamp, monotonic_ns},
 };
@@ -58,13 +59,10 @@ impl Connection {
             self.tell(head.route).await?;
             return Ok(head.keeps_alive);
         }
-        let due = Instant::now() + ask.engine;
         if ask.stream {
-            self.stream(&ask, due).await?;
+            self.stream(&ask).await?;
         } else {
-            if !ask.engine.is_zero() {
-                sleep_until(due).await;
-            }
+            exact::wait(ask.engine).await?;
             self.io.write_all(self.answer.now()).await?;
         }
         Ok(head.keeps_alive)
@@ -183,17 +181,18 @@ impl Connection {
         self.io.write_all(Dated::new(&bytes).now()).await
     }
 
-    async fn stream(&mut self, ask: &Ask, due: Instant) -> io::Result<()> {
+    async fn stream(&mut self, ask: &Ask) -> io::Result<()> {
         let head = b"HTTP/1.1 200 OK\r\ndate: -----------------------------\r\ncontent-type: text/event-stream; charset=utf-8\r\n\
             cache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n";
         self.io.write_all(Dated::new(head).now()).await?;
         let mut event = self.engine.wire.event.chunk();
-        let mut due = due;
+        exact::wait(ask.engine).await?;
+        let mut due = Instant::now();
         for sequence in 0..ask.events {
             if ask.interval.is_zero() && sequence > 0 {
                 // A real engine gives every stream its token before it gives any of them the next.
                 task::yield_now().await;
-            } else if sequence > 0 || !ask.engine.is_zero() {
+            } else if sequence > 0 {
                 sleep_until(due).await;
             }
             let stamp = Stamp { sequence, sent_ns: monotonic_ns() };

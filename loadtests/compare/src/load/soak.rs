@@ -1,0 +1,232 @@
+//! Hours of mixed load at a fixed rate, and whether memory grows under it.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use clap::Args;
+use engine_sim::units;
+use tokio::{
+    select,
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout_at},
+};
+
+use super::{
+    Pace, Requests, Seen, Streams, ad_hoc::Target, bounded, raise_descriptor_limit, requests,
+    streams::Reader, tally::Tally,
+};
+use crate::measure::{Memory, tree};
+
+/// What streams may take beyond their intervals.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A shorter series says nothing of a slope.
+const FEWEST: usize = 10;
+
+/// Put requests, streams and clients that leave in mid-stream on one address for a long time, and see whether a process grows.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Soak {
+    #[command(flatten)]
+    target: Target,
+    #[arg(long, default_value_t = 60.0)]
+    minutes: f64,
+    /// The process that is watched, with those that it started.
+    #[arg(long)]
+    pid: u32,
+    /// Requests a second, in answer to which the engine takes 10 ms.
+    #[arg(long, default_value_t = 500.0)]
+    rate: f64,
+    /// Streams opened in a second.
+    #[arg(long, default_value_t = 20.0)]
+    streams: f64,
+    /// Of so many streams, the client of one leaves when part of the events came.
+    #[arg(long, default_value_t = 4)]
+    leaves: u32,
+    #[arg(long, default_value_t = 100)]
+    events: u32,
+    #[arg(long, default_value = "20ms", value_parser = units::duration)]
+    interval: Duration,
+    /// Between two looks at the memory.
+    #[arg(long, default_value = "5s", value_parser = units::duration)]
+    sample: Duration,
+    /// Share of the time, at its beginning, in which memory may grow to what the load needs.
+    #[arg(long, default_value_t = 0.2)]
+    warm_up: f64,
+    /// Growth of proportional memory over which this fails, in KB an hour.
+    #[arg(long, default_value_t = 1024.0)]
+    bound: f64,
+}
+
+impl Soak {
+    /// Runs it; the line to print.
+    ///
+    /// Errors: memory grew faster than the bound, anything went wrong with a request or stream, or nothing can be said.
+    pub(crate) async fn run(self) -> anyhow::Result<String> {
+        let lasts = Duration::try_from_secs_f64(self.minutes * 60.0)?;
+        let open = self.streams * (self.interval * self.events).as_secs_f64();
+        bounded(self.target.proxy, 1 + open as usize, 0, lasts)?;
+        ensure!(self.streams > 0.0 && !self.sample.is_zero(), "streams and samples come at some rate");
+        ensure!((0.0..1.0).contains(&self.warm_up), "a warm-up is a share of the time");
+        raise_descriptor_limit()?;
+        let load = self.requests(lasts);
+        let end = Instant::now() + lasts;
+        let (requests, streams, samples) =
+            tokio::try_join!(requests(&load), self.streams(end), self.samples(end))?;
+        self.judge(&requests, &streams, &samples)
+    }
+
+    fn requests(&self, lasts: Duration) -> Requests {
+        Requests {
+            proxy: self.target.proxy,
+            model: self.target.model.clone(),
+            key: self.target.key.clone(),
+            connections: 64,
+            body: 1024,
+            engine_time: Duration::from_millis(10),
+            pace: Pace::Open { per_second: self.rate },
+            lasts,
+            check: self.target.check,
+        }
+    }
+
+    async fn streams(&self, end: Instant) -> anyhow::Result<Seen> {
+        let load = Streams {
+            proxy: self.target.proxy,
+            model: self.target.model.clone(),
+            key: self.target.key.clone(),
+            streams: 1,
+            interval: self.interval,
+            events: self.events,
+            check: self.target.check,
+        };
+        let tally = Tally::new()?;
+        let reader = Reader::new(&load, &tally);
+        let start = Instant::now();
+        let mut readers = JoinSet::new();
+        for nth in 0_u32.. {
+            let due = start + Duration::from_secs_f64(f64::from(nth) / self.streams);
+            if due >= end {
+                break;
+            }
+            while timeout_at(due, readers.join_next()).await.is_ok_and(|ended| ended.is_some()) {}
+            sleep_until(due).await;
+            readers.spawn(reader.clone().run(None, self.leaves_after(nth)));
+        }
+        let last = end + self.interval * (self.events + 1) + PATIENCE;
+        while let Ok(Some(_)) = timeout_at(last, readers.join_next()).await {}
+        tally.counts().errors += readers.len() as u64;
+        Ok(tally.seen())
+    }
+
+    /// After how many events the client of a stream leaves; another number each time, none included.
+    fn leaves_after(&self, nth: u32) -> u32 {
+        let leaves = self.leaves > 0 && nth.is_multiple_of(self.leaves);
+        if leaves { (nth / self.leaves).wrapping_mul(7919) % self.events.max(1) } else { u32::MAX }
+    }
+
+    /// Memory over time, since the warm-up.
+    async fn samples(&self, end: Instant) -> anyhow::Result<Vec<Sample>> {
+        let start = Instant::now();
+        let begins = start + (end - start).mul_f64(self.warm_up);
+        let mut ticks = interval(self.sample);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut samples = Vec::new();
+        sleep_until(begins).await;
+        loop {
+            select! {
+                () = sleep_until(end) => return Ok(samples),
+                now = ticks.tick() => {
+                    let pids = tree(self.pid)?;
+                    ensure!(!pids.is_empty(), "process {} is gone", self.pid);
+                    samples.push(Sample { at: now - start, memory: Memory::of(&pids)? });
+                }
+            }
+        }
+    }
+
+    fn judge(&self, requests: &Seen, streams: &Seen, samples: &[Sample]) -> anyhow::Result<String> {
+        ensure!(samples.len() >= FEWEST, "{} samples are too few; {FEWEST} are needed", samples.len());
+        let pss = slope(samples, |memory| memory.pss);
+        let rss = slope(samples, |memory| memory.rss);
+        let last = samples.last().map_or(0, |sample| sample.memory.pss) / 1024;
+        let line = format!(
+            "{} requests, {} events of streams, {} samples: PSS {last} KB at the end, growing by {pss:.0} KB an hour (RSS {rss:.0})",
+            requests.units,
+            streams.units,
+            samples.len(),
+        );
+        let complaint = requests.complaint.as_ref().or(streams.complaint.as_ref());
+        let wrong = requests.errors + requests.corrupted + streams.errors + streams.corrupted;
+        ensure!(
+            wrong == 0,
+            "{line}; {wrong} requests or events went wrong ({})",
+            complaint.map_or("", |c| c)
+        );
+        ensure!(pss <= self.bound, "{line}; that is over {} KB an hour", self.bound);
+        Ok(line)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    at: Duration,
+    memory: Memory,
+}
+
+/// Of the line that fits best, in KB an hour.
+fn slope(samples: &[Sample], of: impl Fn(&Memory) -> u64) -> f64 {
+    let points = || samples.iter().map(|s| (s.at.as_secs_f64() / 3600.0, of(&s.memory) as f64 / 1024.0));
+    let count = samples.len().max(1) as f64;
+    let (hours, kilobytes) = points().fold((0.0, 0.0), |sum, point| (sum.0 + point.0, sum.1 + point.1));
+    let (hours, kilobytes) = (hours / count, kilobytes / count);
+    let product: f64 = points().map(|(x, y)| (x - hours) * (y - kilobytes)).sum();
+    let square: f64 = points().map(|(x, _)| (x - hours).powi(2)).sum();
+    if square == 0.0 { 0.0 } else { product / square }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slope_is_told_through_noise() {
+        let sample = |second: u64| {
+            let pss = (10_000 + second + second % 2 * 50) * 1024;
+            Sample { at: Duration::from_secs(second), memory: Memory { pss, rss: 7 << 20 } }
+        };
+        let samples: Vec<_> = (0..600).map(sample).collect();
+        let grown = slope(&samples, |memory| memory.pss);
+        assert!((grown - 3600.0).abs() < 20.0, "{grown}");
+        assert_eq!(slope(&samples, |memory| memory.rss), 0.0);
+        assert_eq!(slope(&[], |memory| memory.rss), 0.0);
+    }
+
+    async fn soaked(bound: f64) -> anyhow::Result<String> {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+        let proxy = listener.local_addr()?;
+        tokio::spawn(async move { engine_sim::fast::serve(listener, "m").await });
+        let target = Target { proxy, model: "m".into(), key: "k".into(), check: super::super::Check::Bytes };
+        let soak = Soak {
+            target,
+            minutes: 1.0 / 60.0,
+            pid: std::process::id(),
+            rate: 100.0,
+            streams: 40.0,
+            leaves: 2,
+            events: 10,
+            interval: Duration::from_millis(5),
+            sample: Duration::from_millis(20),
+            warm_up: 0.1,
+            bound,
+        };
+        soak.run().await
+    }
+
+    #[tokio::test]
+    async fn requests_streams_and_those_who_leave_are_put_on_and_memory_is_judged() {
+        let line = soaked(f64::MAX).await.unwrap();
+        // Half of 40 streams leave after 0 to 9 events.
+        assert!(line.starts_with("100 requests, ") && line.contains("PSS"), "{line}");
+        let refused = soaked(f64::NEG_INFINITY).await.unwrap_err().to_string();
+        assert!(refused.contains("that is over"), "{refused}");
+    }
+}

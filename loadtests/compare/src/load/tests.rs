@@ -1,0 +1,235 @@
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    time::Instant,
+};
+
+use super::*;
+
+async fn engine() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(engine_sim::fast::serve(listener, "m"));
+    address
+}
+
+/// What a relay does to what an engine says.
+#[derive(Clone, Copy, PartialEq)]
+enum Harm {
+    /// Cuts it into pieces of a few bytes, which is none.
+    Pieces,
+    /// One bit of one byte, deep in.
+    Flip,
+    /// Two events change places.
+    Swap,
+    /// An event is left out.
+    Drop,
+    /// An event comes twice.
+    Double,
+    /// The connection ends before the end.
+    Cut,
+}
+
+/// A proxy of connections that does `harm` to the second event or, where there is one answer only, to that.
+async fn relay(engine: SocketAddr, harm: Harm) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let upstream = TcpStream::connect(engine).await.unwrap();
+                let (mut from, mut to) = upstream.into_split();
+                let (mut asks, mut answers) = client.into_split();
+                tokio::spawn(async move { tokio::io::copy(&mut asks, &mut to).await });
+                // A whole short stream or one answer: after that the engine is silent, and the relay lets go of it.
+                let mut text = Vec::new();
+                let quiet = Duration::from_millis(100);
+                while let Ok(Ok(1..)) = tokio::time::timeout(quiet, from.read_buf(&mut text)).await {}
+                for piece in harmed(text, harm).chunks(if harm == Harm::Pieces { 7 } else { 1 << 20 }) {
+                    answers.write_all(piece).await.ok();
+                    tokio::task::yield_now().await;
+                }
+                answers.shutdown().await.ok();
+            });
+        }
+    });
+    address
+}
+
+fn harmed(mut text: Vec<u8>, harm: Harm) -> Vec<u8> {
+    const FRAME: usize = b"e2\r\n".len() + engine_sim::fast::wire::EVENT + b"\r\n".len();
+    let head = memchr::memmem::find(&text, b"\r\n\r\n").unwrap() + 4;
+    let second = head + FRAME;
+    match harm {
+        Harm::Pieces => {}
+        Harm::Flip => text[second + 200] ^= 4,
+        Harm::Swap => text[second..second + 2 * FRAME].rotate_left(FRAME),
+        Harm::Drop => drop(text.drain(second..second + FRAME)),
+        Harm::Double => {
+            let event = text[second..second + FRAME].to_vec();
+            text.splice(second..second, event);
+        }
+        Harm::Cut => text.truncate(second + 100),
+    }
+    text
+}
+
+fn some_streams(proxy: SocketAddr) -> Streams {
+    Streams {
+        proxy,
+        model: "m".into(),
+        key: "k".into(),
+        streams: 20,
+        interval: Duration::from_millis(2),
+        events: 10,
+        check: Check::Bytes,
+    }
+}
+
+fn some_requests(proxy: SocketAddr) -> Requests {
+    Requests {
+        proxy,
+        model: "m".into(),
+        key: "k".into(),
+        connections: 4,
+        body: 1024,
+        engine_time: Duration::ZERO,
+        pace: Pace::Closed,
+        lasts: Duration::from_millis(200),
+        check: Check::Bytes,
+    }
+}
+
+#[tokio::test]
+async fn streams_come_whole_and_are_timed() {
+    let engine = engine().await;
+    for (interval, events) in [(Duration::from_millis(5), 20), (Duration::ZERO, 500)] {
+        let load = Streams { interval, events, ..some_streams(engine) };
+        let seen = streams(&load).await.unwrap();
+        assert_eq!((seen.errors, seen.corrupted, seen.complaint), (0, 0, None));
+        assert_eq!(
+            (seen.units, seen.latency.len(), seen.lag.len()),
+            (20 * u64::from(events), 20, seen.units)
+        );
+        assert!(seen.wall >= interval * (events - 1));
+    }
+}
+
+#[tokio::test]
+async fn harmless_relays_are_not_complained_of() {
+    let relay = relay(engine().await, Harm::Pieces).await;
+    for check in [Check::Bytes, Check::Content] {
+        let seen = streams(&Streams { check, ..some_streams(relay) }).await.unwrap();
+        assert_eq!((seen.units, seen.errors, seen.corrupted, seen.complaint), (200, 0, 0, None));
+    }
+}
+
+#[tokio::test]
+async fn whatever_a_relay_does_to_events_is_noticed() {
+    let engine = engine().await;
+    // Of each stream: events that are wrong, and whether it ended badly as well.
+    for (harm, wrong, broken) in
+        [(Harm::Flip, 1, 0), (Harm::Swap, 3, 0), (Harm::Drop, 1, 0), (Harm::Double, 1, 0), (Harm::Cut, 0, 1)]
+    {
+        let seen = streams(&some_streams(relay(engine, harm).await)).await.unwrap();
+        let (corrupted, errors) = (seen.corrupted, seen.errors);
+        assert!(
+            corrupted >= 20 * wrong && errors >= 20 * broken,
+            "{corrupted} {errors} {:?}",
+            seen.complaint
+        );
+        assert!(seen.complaint.is_some());
+    }
+}
+
+#[tokio::test]
+async fn requests_are_answered_and_counted() {
+    let seen = requests(&some_requests(engine().await)).await.unwrap();
+    assert_eq!((seen.errors, seen.corrupted, seen.complaint), (0, 0, None));
+    assert!(seen.units > 20 && seen.latency.len() == seen.units);
+}
+
+#[tokio::test]
+async fn a_changed_or_cut_answer_is_noticed() {
+    let engine = engine().await;
+    let seen = requests(&some_requests(relay(engine, Harm::Flip).await)).await.unwrap();
+    assert!(seen.corrupted > 0 && seen.corrupted == seen.units, "{seen:?}");
+    let seen = requests(&some_requests(relay(engine, Harm::Cut).await)).await.unwrap();
+    assert!(seen.errors > 0 && seen.units == 0, "{seen:?}");
+}
+
+#[tokio::test]
+async fn an_open_load_keeps_its_schedule_through_slow_answers() {
+    let engine_time = Duration::from_millis(100);
+    let load = Requests {
+        connections: 60,
+        body: 220_000,
+        engine_time,
+        pace: Pace::Open { per_second: 200.0 },
+        lasts: Duration::from_millis(500),
+        ..some_requests(engine().await)
+    };
+    let began = Instant::now();
+    let seen = requests(&load).await.unwrap();
+    assert_eq!((seen.units, seen.errors, seen.corrupted), (100, 0, 0));
+    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(seen.latency.min() >= 99_000, "{}", seen.latency.min());
+}
+
+/// One connection cannot keep the schedule, and those that came later waited longer.
+#[tokio::test]
+async fn what_could_not_be_sent_in_time_has_waited() {
+    let load = Requests {
+        connections: 1,
+        engine_time: Duration::from_millis(50),
+        pace: Pace::Open { per_second: 100.0 },
+        lasts: Duration::from_millis(200),
+        ..some_requests(engine().await)
+    };
+    let seen = requests(&load).await.unwrap();
+    assert_eq!(seen.units, 20);
+    // The last was due at 190 ms and answered at 1 s.
+    assert!(seen.latency.max() > 700_000, "{}", seen.latency.max());
+}
+
+#[tokio::test]
+async fn refusals_and_closed_ports_are_errors() {
+    let served = Arc::new(AtomicUsize::new(0));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let counted = Arc::clone(&served);
+    let refusing = tokio::spawn(async move {
+        while let Ok((mut io, _)) = listener.accept().await {
+            io.read_buf(&mut Vec::with_capacity(4096)).await.ok();
+            io.write_all(b"HTTP/1.1 429 Too Many\r\ncontent-length: 0\r\n\r\n").await.ok();
+            counted.fetch_add(1, Relaxed);
+        }
+    });
+    let seen = requests(&some_requests(address)).await.unwrap();
+    assert_eq!((seen.units, seen.complaint.as_deref()), (0, Some("status 429")));
+    // Not as fast as it can be refused.
+    assert!((1..500).contains(&seen.errors) && served.load(Relaxed) as u64 >= seen.errors);
+    refusing.abort();
+    assert!(refusing.await.unwrap_err().is_cancelled());
+    let seen = streams(&some_streams(address)).await.unwrap();
+    assert_eq!((seen.units, seen.errors), (0, 20));
+}
+
+#[tokio::test]
+async fn load_stays_on_this_machine_and_within_bounds() {
+    let away: SocketAddr = "192.0.2.1:80".parse().unwrap();
+    assert!(requests(&some_requests(away)).await.is_err());
+    assert!(streams(&some_streams(away)).await.is_err());
+    let here = engine().await;
+    assert!(requests(&Requests { lasts: Duration::from_hours(48), ..some_requests(here) }).await.is_err());
+    assert!(requests(&Requests { connections: 0, ..some_requests(here) }).await.is_err());
+    assert!(streams(&Streams { streams: 1_000_000, ..some_streams(here) }).await.is_err());
+}

@@ -1,0 +1,80 @@
+//! Time that processes spent on cores.
+
+use std::{collections::BTreeMap, fs, io, time::Duration};
+
+use super::{alive, tree};
+
+/// The time of a process and its descendants, to the nanosecond. The kernel forgets a thread's count with the thread, so what was
+/// read of threads that ended since is kept here.
+#[derive(Debug)]
+pub(crate) struct Cpu {
+    root: u32,
+    /// By process and thread.
+    threads: BTreeMap<(u32, u32), u64>,
+    ended: u64,
+}
+
+impl Cpu {
+    pub(crate) fn of(root: u32) -> Self {
+        Self { root, threads: BTreeMap::new(), ended: 0 }
+    }
+
+    /// All the time until now; never less than it was. A cell's time is the difference of two.
+    ///
+    /// Errors: the processes cannot be looked at.
+    pub(crate) fn total(&mut self) -> io::Result<Duration> {
+        let mut now = BTreeMap::new();
+        for pid in tree(self.root)? {
+            let Some(tasks) = alive(fs::read_dir(format!("/proc/{pid}/task")))? else { continue };
+            for task in tasks {
+                let Some(task) = alive(task)? else { continue };
+                let Some(tid) = task.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                    continue;
+                };
+                let Some(text) = alive(fs::read_to_string(task.path().join("schedstat")))? else { continue };
+                let time = text.split(' ').next().and_then(|time| time.parse().ok());
+                now.insert((pid, tid), time.ok_or(io::ErrorKind::InvalidData)?);
+            }
+        }
+        Ok(Duration::from_nanos(self.advance(now)))
+    }
+
+    fn advance(&mut self, now: BTreeMap<(u32, u32), u64>) -> u64 {
+        for (thread, time) in &self.threads {
+            // Less than before: another thread has the number now.
+            if now.get(thread).is_none_or(|later| later < time) {
+                self.ended += time;
+            }
+        }
+        self.threads = now;
+        self.ended + self.threads.values().sum::<u64>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process;
+
+    use super::*;
+
+    #[test]
+    fn threads_that_ended_still_count() {
+        let mut cpu = Cpu::of(1);
+        let at = |times: &[(u32, u64)]| times.iter().map(|(tid, time)| ((1, *tid), *time)).collect();
+        assert_eq!(cpu.advance(at(&[(1, 100), (2, 50)])), 150);
+        assert_eq!(cpu.advance(at(&[(1, 110)])), 160);
+        assert_eq!(cpu.advance(at(&[(1, 120), (2, 5)])), 175);
+        assert_eq!(cpu.advance(at(&[(1, 120), (2, 3)])), 178);
+        assert_eq!(cpu.advance(at(&[])), 178);
+    }
+
+    #[test]
+    fn work_is_seen() {
+        let mut cpu = Cpu::of(process::id());
+        let before = cpu.total().unwrap();
+        let began = engine_sim::fast::wire::monotonic_ns();
+        while engine_sim::fast::wire::monotonic_ns() - began < 50_000_000 {}
+        let spent = cpu.total().unwrap() - before;
+        assert!(spent > Duration::from_millis(5), "{spent:?}");
+    }
+}

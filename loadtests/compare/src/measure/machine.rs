@@ -1,0 +1,85 @@
+//! What the whole machine was doing: a cell is worth what the machine was quiet around it.
+
+use std::{fs, io, time::Duration};
+
+use nix::unistd::{SysconfVar, sysconf};
+
+/// How long each core was busy and was there, since the machine started. In the kernel's ticks of some milliseconds.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine {
+    cores: Vec<Core>,
+    tick: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Core {
+    busy: u64,
+    /// Busy, idle, or taken away by what runs the virtual machine.
+    all: u64,
+    stolen: u64,
+}
+
+impl Machine {
+    /// Errors: the kernel's statistics cannot be read.
+    pub(crate) fn now() -> io::Result<Self> {
+        let ticks = sysconf(SysconfVar::CLK_TCK)?.and_then(|ticks| u32::try_from(ticks).ok()).unwrap_or(100);
+        let cores = cores(&fs::read_to_string("/proc/stat")?);
+        Ok(Self { cores, tick: Duration::from_secs(1) / ticks.max(1) })
+    }
+
+    /// Share of the time since `earlier` in which a core was busy, 0 to 1; `None` when there is no such core or no time passed.
+    pub(crate) fn busy(&self, earlier: &Self, core: usize) -> Option<f64> {
+        let (now, then) = (self.cores.get(core)?, earlier.cores.get(core)?);
+        let all = now.all.checked_sub(then.all).filter(|all| *all > 0)?;
+        Some(now.busy.saturating_sub(then.busy) as f64 / all as f64)
+    }
+
+    /// Cores that others kept busy since `earlier`, steal by other machines included, when `own` is what the processes of the
+    /// measurement used meanwhile, over all cores.
+    pub(crate) fn others(&self, earlier: &Self, own: Duration) -> f64 {
+        let sum = |machine: &Self, of: fn(&Core) -> u64| machine.cores.iter().map(of).sum::<u64>();
+        let passed = |of| sum(self, of).saturating_sub(sum(earlier, of)) as f64 * self.tick.as_secs_f64();
+        let (busy, all) = (passed(|core| core.busy + core.stolen), passed(|core| core.all));
+        let wall = all / self.cores.len().max(1) as f64;
+        if wall == 0.0 { 0.0 } else { ((busy - own.as_secs_f64()) / wall).max(0.0) }
+    }
+}
+
+/// The fields are user, nice, system, idle, iowait, irq, softirq and steal; guests' time is in user's.
+fn cores(stat: &str) -> Vec<Core> {
+    let lines = stat.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu "));
+    let core = |line: &str| {
+        let times: Vec<u64> = line.split_ascii_whitespace().skip(1).take(8).flat_map(str::parse).collect();
+        let at = |nth: usize| times.get(nth).copied().unwrap_or(0);
+        let (idle, stolen, all) = (at(3) + at(4), at(7), times.iter().sum::<u64>());
+        Core { busy: all - idle - stolen, all, stolen }
+    };
+    lines.map(core).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(stat: &str) -> Machine {
+        Machine { cores: cores(stat), tick: Duration::from_millis(10) }
+    }
+
+    #[test]
+    fn shares_and_the_load_of_others_follow_from_the_counts() {
+        let earlier = at("cpu  9 9 9 9\ncpu0 10 0 10 100 0 0 0 0 0 0\ncpu1 0 0 0 100 0 0 0 0 0 0\nintr 5\n");
+        let later = at("cpu  9 9 9 9\ncpu0 60 0 40 120 0 0 0 0 50 0\ncpu1 0 0 0 180 0 5 5 10 0 0\nintr 5\n");
+        assert_eq!(later.busy(&earlier, 0), Some(0.8));
+        assert_eq!(later.busy(&earlier, 1), Some(0.1));
+        assert_eq!(later.busy(&earlier, 2), None);
+        assert_eq!(later.busy(&later, 0), None);
+        // 0.9 s busy and 0.1 s stolen in a second, of which 0.7 s were our own.
+        assert!((later.others(&earlier, Duration::from_millis(700)) - 0.3).abs() < 1e-9);
+        assert_eq!(later.others(&earlier, Duration::from_secs(5)), 0.0);
+    }
+
+    #[test]
+    fn this_machine_can_be_read() {
+        assert!(!Machine::now().unwrap().cores.is_empty());
+    }
+}
