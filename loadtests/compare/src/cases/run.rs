@@ -160,13 +160,12 @@ impl<'a> Run<'a> {
                 stall::run(streams, proxy, self.place.cores.load, &self.place.folder).await
             }
             Work::Streams(streams) if cell.case == Case::Streams5000 && !watched.pids.is_empty() => {
-                let open = watched.open_memory(streams.streams);
+                let (following, open) = watched.open_memory(streams.streams);
                 let seen = load::streams(streams).await;
-                if open.is_finished() {
-                    cell.open_bytes = Some(open.await??);
-                    cell.streams = streams.streams;
-                } else {
-                    open.abort();
+                following.abort();
+                let open = *open.borrow();
+                if open.streams > streams.streams / 2 {
+                    (cell.open_bytes, cell.streams) = (Some(open.bytes), open.streams);
                 }
                 seen
             }

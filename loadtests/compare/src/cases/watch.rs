@@ -3,8 +3,9 @@
 use std::{fs, process, time::Duration};
 
 use tokio::{
+    sync::watch,
     task::{JoinHandle, spawn_blocking},
-    time::interval,
+    time::{Instant, interval},
 };
 
 use crate::{
@@ -14,9 +15,18 @@ use crate::{
 
 /// Between two looks at how many descriptors a proxy has.
 const LOOK: Duration = Duration::from_millis(50);
-/// Looks at its memory once all streams are open; the most counts.
-const SAMPLES: u32 = 3;
+/// Between two looks at its memory once all streams are open.
 const BETWEEN_SAMPLES: Duration = Duration::from_millis(250);
+/// On a machine this busy not all will ever be open together: memory is then looked at while they come.
+const SLOW: Duration = Duration::from_secs(5);
+
+/// What a proxy held when the most streams were open.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Open {
+    /// By descriptors: a socket to the client and one to the engine for each.
+    pub(crate) streams: usize,
+    pub(crate) bytes: u64,
+}
 
 /// The processes of a proxy. Of Rouse's, engines do not count: the others' engine is not their child either.
 pub(crate) struct Watched {
@@ -51,25 +61,35 @@ impl Watched {
         Ok(Memory::of(&self.pids)?.pss)
     }
 
-    /// Memory while so many streams are open; ends when it is known.
-    pub(crate) fn open_memory(&self, streams: usize) -> JoinHandle<anyhow::Result<u64>> {
+    /// Follows the memory while so many streams are opened and open; aborted when they end.
+    pub(crate) fn open_memory(
+        &self,
+        streams: usize,
+    ) -> (JoinHandle<anyhow::Result<()>>, watch::Receiver<Open>) {
         let pids = self.pids.clone();
-        tokio::spawn(async move {
-            let mut looks = interval(LOOK);
-            // A socket to the client and one to the engine for each.
-            while descriptors(&pids) < 2 * streams as u64 {
+        let (tell, told) = watch::channel(Open::default());
+        let following = tokio::spawn(async move {
+            let (mut looks, slow) = (interval(LOOK), Instant::now() + SLOW);
+            // The kernel walks all pages for the figure, which the first events must not wait for.
+            while descriptors(&pids) < 2 * streams as u64 && Instant::now() < slow {
                 looks.tick().await;
             }
-            let (mut most, mut samples) = (0, interval(BETWEEN_SAMPLES));
-            samples.tick().await;
-            for _ in 0..SAMPLES {
+            let mut samples = interval(BETWEEN_SAMPLES);
+            loop {
                 samples.tick().await;
-                let pids = pids.clone();
-                // The kernel walks all pages: not on the thread that reads streams.
-                most = most.max(spawn_blocking(move || Memory::of(&pids)).await??.pss);
+                let (of, open) = (pids.clone(), descriptors(&pids) / 2);
+                let bytes = spawn_blocking(move || Memory::of(&of)).await??.pss;
+                let sample = Open { streams: streams.min(usize::try_from(open)?), bytes };
+                tell.send_if_modified(|most| {
+                    let more = (sample.streams, sample.bytes) > (most.streams, most.bytes);
+                    if more {
+                        *most = sample;
+                    }
+                    more
+                });
             }
-            Ok(most)
-        })
+        });
+        (following, told)
     }
 }
 
