@@ -91,7 +91,7 @@ pub struct Args {
 
 /// What makes no sense with `--fast`: all but the address, the names, and the accelerators, which a gateway sets in any engine's
 /// environment.
-const NOT_FAST: [&str; 20] = [
+const NOT_FAST: [&str; 21] = [
     "start_time",
     "load_time",
     "wake_time",
@@ -109,6 +109,7 @@ const NOT_FAST: [&str; 20] = [
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
     "profile_time",
+    "enable_sleep_mode",
     "api_key",
     "fixed_ids",
     "faults",

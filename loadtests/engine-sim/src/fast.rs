@@ -3,6 +3,7 @@
 
 mod ask;
 mod connection;
+mod dated;
 mod exact;
 mod head;
 pub mod wire;

@@ -17,7 +17,7 @@ pub(crate) struct AdHoc {
     /// Core to put the load from.
     #[arg(long, global = true)]
     pin: Option<usize>,
-    /// Process whose cost, with its children's, is told for each request or event.
+    /// Process whose cost is told for each request or event, with those that it started: a gateway's engines count as well.
     #[arg(long, value_name = "PID", global = true)]
     cost_of: Option<u32>,
 }

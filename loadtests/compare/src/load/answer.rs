@@ -21,6 +21,9 @@ pub(super) fn whole(wire: &Wire, check: Check, body: &[u8]) -> bool {
     }
 }
 
+/// No event is this large: what has no end by then is no event.
+const LARGEST: usize = 64 << 10;
+
 /// The events of one stream, one after the other.
 #[derive(Clone, Debug)]
 pub(super) struct Events {
@@ -54,6 +57,11 @@ impl Events {
                 let had = self.partial.len();
                 self.partial.extend_from_slice(piece);
                 let Some(end) = memmem::find(&self.partial, b"\n\n") else {
+                    if self.partial.len() > LARGEST {
+                        self.partial.clear();
+                        self.next += 1;
+                        tell(Came::Wrong);
+                    }
                     return;
                 };
                 let event = std::mem::take(&mut self.partial);
@@ -114,7 +122,7 @@ impl Events {
         self.next
     }
 
-    /// Whether all of the stream came, and nothing else.
+    /// Whether the stream came to its end; events that did not belong to it were told.
     pub(super) fn complete(&self) -> bool {
         self.done && self.partial.is_empty() && self.next == self.expected
     }
@@ -126,4 +134,73 @@ fn content(event: &[u8]) -> Option<&[u8]> {
     let at = memmem::find(event, KEY)? + KEY.len();
     let text = event.get(at..)?.trim_ascii_start().strip_prefix(b"\"")?;
     (text.first() != Some(&b'"')).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(check: Check, pieces: &[&[u8]]) -> (usize, usize, bool) {
+        let mut events = Events::new(check, 2);
+        let (mut right, mut wrong) = (0, 0);
+        for piece in pieces {
+            events.take(&Wire::new("m"), piece, |came| match came {
+                Came::Event { .. } => right += 1,
+                Came::Wrong => wrong += 1,
+            });
+        }
+        (right, wrong, events.complete())
+    }
+
+    fn event(sequence: u32) -> Vec<u8> {
+        Wire::new("m").event.stamped(Stamp { sequence, sent_ns: 5 }).to_vec()
+    }
+
+    #[test]
+    fn comments_are_no_events() {
+        let (first, second) = (event(0), event(1));
+        let pieces: [&[u8]; 5] = [b": wait\n\n", &first, b":\n\n", &second, DONE];
+        assert_eq!(told(Check::Bytes, &pieces), (2, 0, true));
+    }
+
+    #[test]
+    fn json_that_was_written_anew_has_the_same_text() {
+        let role = b"data: {\"choices\": [{\"delta\": {\"role\": \"assistant\", \"content\": \"\"}}]}\n\n";
+        let [first, second] = [0, 1]
+            .map(|nth| format!("data: {{\"delta\": {{\"content\": \"{nth:08} 00000000000000ff..\"}}}}\n\n"));
+        let last = b"data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
+        let pieces: [&[u8]; 5] = [role, first.as_bytes(), second.as_bytes(), last, DONE];
+        assert_eq!(told(Check::Content, &pieces), (2, 0, true));
+        let pieces: [&[u8]; 3] = [second.as_bytes(), first.as_bytes(), DONE];
+        assert_eq!(told(Check::Content, &pieces), (0, 2, false));
+    }
+
+    #[test]
+    fn what_never_ends_is_wrong_and_not_kept() {
+        let noise = vec![b'x'; 10_000];
+        let pieces: Vec<&[u8]> = (0..20).map(|_| &noise[..]).collect();
+        let (right, wrong, complete) = told(Check::Bytes, &pieces);
+        assert_eq!((right, complete), (0, false));
+        assert!(wrong >= 2);
+    }
+
+    #[test]
+    fn the_end_alone_is_no_stream() {
+        assert_eq!(told(Check::Bytes, &[DONE]), (0, 1, false));
+        let (first, second) = (event(0), event(1));
+        assert_eq!(told(Check::Bytes, &[&first, &second]), (2, 0, false));
+        assert_eq!(told(Check::Bytes, &[&first, &second, DONE, &second]), (2, 1, true));
+    }
+
+    #[test]
+    fn an_answer_written_anew_is_judged_by_its_text() {
+        let wire = Wire::new("m");
+        let mut json: serde_json::Value = serde_json::from_slice(&wire.answer).unwrap();
+        json["id"] = "other".into();
+        let anew = json.to_string();
+        assert!(whole(&wire, Check::Bytes, &wire.answer) && !whole(&wire, Check::Bytes, anew.as_bytes()));
+        assert!(whole(&wire, Check::Content, anew.as_bytes()));
+        json["choices"][0]["message"]["content"] = "The same words".into();
+        assert!(!whole(&wire, Check::Content, json.to_string().as_bytes()));
+    }
 }

@@ -1,6 +1,6 @@
 //! Requests as bytes, and heads of answers.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{mem::MaybeUninit, net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
 use bytes::{Buf as _, BytesMut};
@@ -99,9 +99,11 @@ impl Connection {
 }
 
 fn parse(bytes: &[u8]) -> anyhow::Result<Option<Head>> {
-    let mut headers = [httparse::EMPTY_HEADER; 64];
-    let mut response = httparse::Response::new(&mut headers);
-    let httparse::Status::Complete(size) = response.parse(bytes).context("head")? else { return Ok(None) };
+    let mut headers = [const { MaybeUninit::uninit() }; 64];
+    let mut response = httparse::Response::new(&mut []);
+    let parser = httparse::ParserConfig::default();
+    let parsed = parser.parse_response_with_uninit_headers(&mut response, bytes, &mut headers);
+    let httparse::Status::Complete(size) = parsed.context("head")? else { return Ok(None) };
     let mut framing = None;
     let mut keeps_alive = response.version == Some(1);
     for header in response.headers.iter() {

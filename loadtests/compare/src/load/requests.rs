@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    Check, Pace, Requests, Seen, answer, bounded,
+    Pace, Requests, Seen, answer, bounded,
     chunks::Chunks,
     http::{Ask, Connection, Framing, Head},
     raise_descriptor_limit,
@@ -172,9 +172,6 @@ impl Worker {
     }
 
     fn right(&self, body: &[u8]) -> bool {
-        match self.load.check {
-            Check::Bytes => body == self.wire.answer,
-            Check::Content => answer::whole(&self.wire, Check::Content, body),
-        }
+        answer::whole(&self.wire, self.load.check, body)
     }
 }

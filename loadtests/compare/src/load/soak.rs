@@ -32,6 +32,9 @@ pub(crate) struct Soak {
     /// The process that is watched, with those that it started.
     #[arg(long)]
     pid: u32,
+    /// Watch it without those that it started, as a gateway does its engines.
+    #[arg(long)]
+    alone: bool,
     /// Requests a second, in answer to which the engine takes 10 ms.
     #[arg(long, default_value_t = 500.0)]
     rate: f64,
@@ -135,8 +138,11 @@ impl Soak {
             select! {
                 () = sleep_until(end) => return Ok(samples),
                 now = ticks.tick() => {
-                    let pids = tree(self.pid)?;
+                    let mut pids = tree(self.pid)?;
                     ensure!(!pids.is_empty(), "process {} is gone", self.pid);
+                    if self.alone {
+                        pids.truncate(1);
+                    }
                     samples.push(Sample { at: now - start, memory: Memory::of(&pids)? });
                 }
             }
@@ -209,6 +215,7 @@ mod tests {
             target,
             minutes: 1.0 / 60.0,
             pid: std::process::id(),
+            alone: true,
             rate: 100.0,
             streams: 40.0,
             leaves: 2,

@@ -44,9 +44,10 @@ mod tests {
     #[test]
     fn touched_memory_is_seen() {
         let before = Memory::of(&[process::id()]).unwrap();
-        let touched = vec![1_u8; 32 << 20];
+        // Other tests of this process give theirs back meanwhile: much more than they have.
+        let touched = vec![1_u8; 256 << 20];
         let after = Memory::of(&[process::id()]).unwrap();
-        assert!(after.pss >= before.pss + (30 << 20) && after.rss >= after.pss, "{before:?} {after:?}");
+        assert!(after.pss >= before.pss + (128 << 20) && after.rss >= after.pss, "{before:?} {after:?}");
         drop(touched);
         assert_eq!(Memory::of(&[u32::MAX]).unwrap(), Memory::default());
     }

@@ -10,7 +10,7 @@ use crate::units;
 const END: usize = 4096;
 
 /// What is asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ask {
     pub(super) stream: bool,
     /// Events of a stream.

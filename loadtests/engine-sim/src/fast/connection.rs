@@ -13,11 +13,11 @@ use tokio::{
 use super::{
     Engine,
     ask::{Ask, Ends, Pieces},
+    dated::{Dated, ok},
     exact,
     head::{self, Framing, Head, Route},
     wire::{DONE, Stamp, monotonic_ns},
 };
-use crate::clock;
 
 /// Bodies up to this size are read whole; of longer ones the ends are kept.
 const WHOLE: u64 = 16 << 10;
@@ -31,12 +31,25 @@ pub(super) async fn serve(engine: Arc<Engine>, io: TcpStream) {
     io.set_nodelay(true).ok();
     let mut connection = Connection {
         answer: Dated::new(&ok("application/json", &engine.wire.answer)),
+        last: (Vec::new(), engine.finders.ask(&Ends::of(b""))),
         engine,
         io,
         read: BytesMut::with_capacity(SMALL),
     };
-    // Whatever broke it, the peer sees it closed.
-    while let Ok(true) = connection.exchange().await {}
+    loop {
+        match connection.exchange().await {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                if error.kind() == io::ErrorKind::InvalidData {
+                    let refusal =
+                        b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+                    connection.io.write_all(refusal).await.ok();
+                }
+                break;
+            }
+        }
+    }
 }
 
 struct Connection {
@@ -44,13 +57,15 @@ struct Connection {
     io: TcpStream,
     /// Read and not yet used.
     read: BytesMut,
+    /// The last body that was short, and what it asked for.
+    last: (Vec<u8>, Ask),
     answer: Dated,
 }
 
 impl Connection {
     /// One request and its answer; whether another may follow.
     async fn exchange(&mut self) -> io::Result<bool> {
-        let Some(head) = self.head().await? else { return Ok(false) };
+        let head = self.head().await?;
         if head.waits {
             self.io.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
         }
@@ -68,27 +83,15 @@ impl Connection {
         Ok(head.keeps_alive)
     }
 
-    /// `None` at the end of the connection.
-    async fn head(&mut self) -> io::Result<Option<Head>> {
+    async fn head(&mut self) -> io::Result<Head> {
         loop {
-            if !self.read.is_empty() {
-                match head::parse(&self.read) {
-                    Ok(Some(head)) => {
-                        self.read.advance(head.bytes);
-                        return Ok(Some(head));
-                    }
-                    Ok(None) => {}
-                    Err(head::Malformed) => {
-                        let refusal =
-                            b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
-                        self.io.write_all(refusal).await?;
-                        return Ok(None);
-                    }
-                }
+            if !self.read.is_empty()
+                && let Some(head) = head::parse(&self.read).map_err(|_| io::ErrorKind::InvalidData)?
+            {
+                self.read.advance(head.bytes);
+                return Ok(head);
             }
-            if self.more(SMALL).await.is_err() {
-                return Ok(None);
-            }
+            self.more(SMALL).await?;
         }
     }
 
@@ -107,9 +110,13 @@ impl Connection {
                 while self.read.len() < length {
                     self.more(length - self.read.len()).await?;
                 }
-                let ask = self.engine.finders.ask(&Ends::of(&self.read[..length]));
+                let body = &self.read[..length];
+                // Load is the same request over and over, and comparing is cheaper than searching.
+                if body != &self.last.0[..] {
+                    self.last = (body.to_vec(), self.engine.finders.ask(&Ends::of(body)));
+                }
                 self.read.advance(length);
-                Ok(ask)
+                Ok(self.last.1)
             }
             Framing::Length(length) => {
                 let mut pieces = Pieces::default();
@@ -206,43 +213,5 @@ impl Connection {
         last.extend_from_slice(DONE);
         last.extend_from_slice(b"\r\n0\r\n\r\n");
         self.io.write_all(&last).await
-    }
-}
-
-fn ok(kind: &str, body: &[u8]) -> Vec<u8> {
-    let length = body.len();
-    let mut bytes = format!(
-        "HTTP/1.1 200 OK\r\ndate: -----------------------------\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
-    )
-    .into_bytes();
-    bytes.extend_from_slice(body);
-    bytes
-}
-
-/// Bytes whose date is kept right.
-struct Dated {
-    bytes: Vec<u8>,
-    second: u64,
-}
-
-impl Dated {
-    fn new(bytes: &[u8]) -> Self {
-        Self { bytes: bytes.to_vec(), second: 0 }
-    }
-
-    fn now(&mut self) -> &[u8] {
-        /// Behind the status line of a 200 or a 404 and `date: `.
-        const OK: usize = b"HTTP/1.1 200 OK\r\ndate: ".len();
-        const NOT_FOUND: usize = b"HTTP/1.1 404 Not Found\r\ndate: ".len();
-        let second = clock::wall_us() / 1_000_000;
-        if second != self.second {
-            self.second = second;
-            let at = if self.bytes.get(9) == Some(&b'2') { OK } else { NOT_FOUND };
-            let date = clock::http_date(second);
-            if let Some(slot) = self.bytes.get_mut(at..at + date.len()) {
-                slot.copy_from_slice(date.as_bytes());
-            }
-        }
-        &self.bytes
     }
 }

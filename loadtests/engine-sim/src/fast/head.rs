@@ -1,5 +1,7 @@
 //! Heads of requests, without an allocation.
 
+use std::mem::MaybeUninit;
+
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
@@ -34,9 +36,11 @@ pub(super) struct Malformed;
 
 /// `None`: there is more to come.
 pub(super) fn parse(bytes: &[u8]) -> Result<Option<Head>, Malformed> {
-    let mut headers = [httparse::EMPTY_HEADER; 64];
-    let mut request = httparse::Request::new(&mut headers);
-    let httparse::Status::Complete(size) = request.parse(bytes).map_err(|_| Malformed)? else {
+    // Filling 64 places would cost more than to read the few headers that come.
+    let mut headers = [const { MaybeUninit::uninit() }; 64];
+    let mut request = httparse::Request::new(&mut []);
+    let parsed = request.parse_with_uninit_headers(bytes, &mut headers);
+    let httparse::Status::Complete(size) = parsed.map_err(|_| Malformed)? else {
         return Ok(None);
     };
     let route = route(request.method.unwrap_or_default(), request.path.unwrap_or_default());

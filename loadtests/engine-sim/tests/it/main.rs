@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod apis;
+mod fast;
 mod faults;
 mod http;
 mod memory;
