@@ -139,7 +139,7 @@ impl Case {
             Self::Streams400 => Work::Streams(streams(400, 20, events(20, 25))),
             Self::Streams1000 => Work::Streams(streams(1000, 20, events(20, 50))),
             // They are opened over two and a half seconds; all must be there together for a while after that.
-            Self::Streams5000 => Work::Streams(streams(5000, 200, events(200, 10) + 15)),
+            Self::Streams5000 => Work::Streams(streams(5000, 200, events(200, 10) + 20)),
             Self::Streams0 => {
                 let events = (lasts.as_secs_f64() * 1000.0) as u32;
                 Work::Streams(streams(200, 0, events.max(200)))
