@@ -7,7 +7,7 @@ use clap::Args;
 use engine_sim::units;
 use tokio::{
     select,
-    task::JoinSet,
+    task::{JoinSet, spawn_blocking},
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout_at},
 };
 
@@ -20,7 +20,7 @@ use crate::measure::{Memory, tree};
 /// What streams may take beyond their intervals.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// A shorter series says nothing of a slope.
-const FEWEST: usize = 10;
+const FEWEST: usize = 3;
 
 /// Put requests, streams and clients that leave in mid-stream on one address for a long time, and see whether a process grows.
 #[derive(Args, Clone, Debug)]
@@ -138,12 +138,10 @@ impl Soak {
             select! {
                 () = sleep_until(end) => return Ok(samples),
                 now = ticks.tick() => {
-                    let mut pids = tree(self.pid)?;
-                    ensure!(!pids.is_empty(), "process {} is gone", self.pid);
-                    if self.alone {
-                        pids.truncate(1);
-                    }
-                    samples.push(Sample { at: now - start, memory: Memory::of(&pids)? });
+                    let (pid, alone) = (self.pid, self.alone);
+                    // The kernel walks all pages for it, and the load must not wait for that.
+                    let memory = spawn_blocking(move || memory(pid, alone)).await??;
+                    samples.push(Sample { at: now - start, memory });
                 }
             }
         }
@@ -170,6 +168,16 @@ impl Soak {
         ensure!(pss <= self.bound, "{line}; that is over {} KB an hour", self.bound);
         Ok(line)
     }
+}
+
+/// Of a process, and unless it is taken alone of those that it started.
+fn memory(pid: u32, alone: bool) -> anyhow::Result<Memory> {
+    let mut pids = tree(pid)?;
+    ensure!(!pids.is_empty(), "process {pid} is gone");
+    if alone {
+        pids.truncate(1);
+    }
+    Ok(Memory::of(&pids)?)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -213,7 +221,7 @@ mod tests {
         let target = Target { proxy, model: "m".into(), key: "k".into(), check: super::super::Check::Bytes };
         let soak = Soak {
             target,
-            minutes: 1.0 / 60.0,
+            minutes: 2.0 / 60.0,
             pid: std::process::id(),
             alone: true,
             rate: 100.0,
@@ -231,8 +239,8 @@ mod tests {
     #[tokio::test]
     async fn requests_streams_and_those_who_leave_are_put_on_and_memory_is_judged() {
         let line = soaked(f64::MAX).await.unwrap();
-        // Half of 40 streams leave after 0 to 9 events.
-        assert!(line.starts_with("100 requests, ") && line.contains("PSS"), "{line}");
+        // Half of the streams leave after 0 to 9 events.
+        assert!(line.starts_with("200 requests, ") && line.contains("PSS"), "{line}");
         let refused = soaked(f64::NEG_INFINITY).await.unwrap_err().to_string();
         assert!(refused.contains("that is over"), "{refused}");
     }

@@ -55,6 +55,8 @@ impl Cpu {
 mod tests {
     use std::process;
 
+    use engine_sim::fast::wire::monotonic_ns;
+
     use super::*;
 
     #[test]
@@ -72,9 +74,10 @@ mod tests {
     fn work_is_seen() {
         let mut cpu = Cpu::of(process::id());
         let before = cpu.total().unwrap();
-        let began = engine_sim::fast::wire::monotonic_ns();
-        while engine_sim::fast::wire::monotonic_ns() - began < 50_000_000 {}
-        let spent = cpu.total().unwrap() - before;
-        assert!(spent > Duration::from_millis(5), "{spent:?}");
+        let began = monotonic_ns();
+        // How much of the machine a test gets is not for it to say.
+        while cpu.total().unwrap() - before < Duration::from_millis(20) {
+            assert!(monotonic_ns() - began < 20_000_000_000);
+        }
     }
 }
