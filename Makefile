@@ -93,6 +93,19 @@ soak-sim: ## The simulator for longer: SEEDS=200000 STEPS=1000
 soak: ## The recorded trace of 200 clients for ten minutes instead of one
 	ROUSE_SOAK_SECONDS=$(SECONDS_OF_SOAK) cargo test --locked -p rouse-gateway --test it trace -- --nocapture | $(SOME_TEST_RAN)
 
+# ---- measure
+
+# A machine that does nothing else meanwhile, and two cores of it: what others use is seen and marked, not undone.
+.PHONY: compare
+compare: ## The gateway beside nginx, haproxy and sglang-router: the goals' table and plots (ARGS="--rounds 5 --only saturated")
+	loadtests/compare/install
+	cargo build --release --locked -p rouse-gateway -p engine-sim -p rouse-compare
+	"$(TARGET)/release/compare" run $(ARGS)
+
+.PHONY: compare-quick
+compare-quick: ## The same for a first impression: two short rounds, beside nginx alone
+	@$(MAKE) compare ARGS="--rounds 2 --seconds 1 --peers nginx --report-only $(ARGS)"
+
 # ---- what a change must pass besides tests
 
 .PHONY: lint

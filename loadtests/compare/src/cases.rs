@@ -1,0 +1,183 @@
+//! What each side is put through.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    load::{Check, Pace, Requests, Streams},
+    peers::{MODEL, Proxy, Target},
+};
+
+pub(crate) mod order;
+pub(crate) mod run;
+pub(crate) mod stall;
+pub(crate) mod watch;
+
+/// One row of measurements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Case {
+    /// As many requests as go through one core.
+    Saturated,
+    /// A thousand requests a second, on a schedule.
+    Fixed,
+    #[serde(rename = "streams-400")]
+    Streams400,
+    #[serde(rename = "streams-1000")]
+    Streams1000,
+    #[serde(rename = "streams-5000")]
+    Streams5000,
+    /// 200 streams that never pause.
+    #[serde(rename = "streams-0ms")]
+    Streams0,
+    /// Long prompts.
+    Bodies,
+    /// Nothing but a start.
+    Start,
+    /// One worker and two, on both cores.
+    Workers,
+    /// Streams while a very long prompt comes in.
+    Stall,
+}
+
+/// What a case consists of.
+#[derive(Clone, Debug)]
+pub(crate) enum Work {
+    Requests(Requests),
+    Streams(Streams),
+    /// Streams, and one body of 200 MB beside them.
+    Stall(Streams),
+    Nothing,
+}
+
+impl Case {
+    pub(crate) const ALL: [Self; 10] = [
+        Self::Saturated,
+        Self::Fixed,
+        Self::Streams400,
+        Self::Streams1000,
+        Self::Streams5000,
+        Self::Streams0,
+        Self::Bodies,
+        Self::Start,
+        Self::Workers,
+        Self::Stall,
+    ];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Saturated => "saturated",
+            Self::Fixed => "fixed",
+            Self::Streams400 => "streams-400",
+            Self::Streams1000 => "streams-1000",
+            Self::Streams5000 => "streams-5000",
+            Self::Streams0 => "streams-0ms",
+            Self::Bodies => "bodies",
+            Self::Start => "start",
+            Self::Workers => "workers",
+            Self::Stall => "stall",
+        }
+    }
+
+    pub(crate) const fn title(self) -> &'static str {
+        match self {
+            Self::Saturated => "Requests, saturated (64 connections, 1 KB in, 600 B out)",
+            Self::Fixed => "Requests, 1,000 a second",
+            Self::Streams400 => "400 streams, an event each 20 ms",
+            Self::Streams1000 => "1,000 streams, an event each 20 ms",
+            Self::Streams5000 => "5,000 streams, an event each 200 ms",
+            Self::Streams0 => "200 streams without a pause",
+            Self::Bodies => "220 KB bodies, 150 in flight through 1 s of engine time",
+            Self::Start => "Start",
+            Self::Workers => "Requests, saturated, not pinned, 1 and 2 workers",
+            Self::Stall => "20 streams at 20 ms while a 200 MB body comes in",
+        }
+    }
+
+    /// Whether it says something about `target`.
+    pub(crate) fn takes(self, target: Target) -> bool {
+        match (self, target) {
+            // A hundred requests a second are its most: the rest would time out.
+            (case, Target::Litellm) => matches!(case, Self::Saturated | Self::Start),
+            // It writes requests anew, and the engine no longer finds in so long a one how long to take.
+            (Self::Bodies, Target::Smg) => false,
+            (Self::Start, target) => target != Target::Direct,
+            (Self::Workers | Self::Stall, target) => matches!(target, Target::Rouse | Target::Nginx),
+            _ => true,
+        }
+    }
+
+    /// The load, for about `lasts`.
+    pub(crate) fn work(self, target: Target, proxy: &Proxy, lasts: Duration) -> Work {
+        let requests = |connections, pace| Requests {
+            proxy: proxy.address,
+            model: MODEL.to_owned(),
+            key: proxy.key.clone(),
+            connections,
+            body: 1024,
+            engine_time: Duration::ZERO,
+            pace,
+            lasts,
+            check: check(target),
+        };
+        let streams = |streams, interval_ms, events| Streams {
+            proxy: proxy.address,
+            model: MODEL.to_owned(),
+            key: proxy.key.clone(),
+            streams,
+            interval: Duration::from_millis(interval_ms),
+            events,
+            check: check(target),
+        };
+        let events = |interval_ms: u64, at_least: u32| {
+            u32::try_from(lasts.as_millis() / u128::from(interval_ms)).unwrap_or(u32::MAX).max(at_least)
+        };
+        match self {
+            Self::Saturated | Self::Workers => Work::Requests(requests(64, Pace::Closed)),
+            Self::Fixed => Work::Requests(requests(32, Pace::Open { per_second: 1000.0 })),
+            Self::Streams400 => Work::Streams(streams(400, 20, events(20, 25))),
+            Self::Streams1000 => Work::Streams(streams(1000, 20, events(20, 50))),
+            // They are opened over two and a half seconds; all must be there together for a while after that.
+            Self::Streams5000 => Work::Streams(streams(5000, 200, events(200, 10) + 20)),
+            Self::Streams0 => {
+                let events = (lasts.as_secs_f64() * 1000.0) as u32;
+                Work::Streams(streams(200, 0, events.max(200)))
+            }
+            Self::Bodies => Work::Requests(Requests {
+                body: 220_000,
+                engine_time: Duration::from_secs(1),
+                lasts: lasts + Duration::from_secs(1),
+                ..requests(400, Pace::Open { per_second: 150.0 })
+            }),
+            Self::Stall => Work::Stall(streams(20, 20, events(20, 300))),
+            Self::Start => Work::Nothing,
+        }
+    }
+}
+
+/// LiteLLM writes answers anew.
+const fn check(target: Target) -> Check {
+    match target {
+        Target::Litellm => Check::Content,
+        _ => Check::Bytes,
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.pad(self.name())
+    }
+}
+
+impl FromStr for Case {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = Self::ALL.map(Self::name).join(", ");
+        Self::ALL
+            .into_iter()
+            .find(|case| case.name() == text)
+            .ok_or_else(|| format!("no such case; there are {names}"))
+    }
+}

@@ -1,0 +1,80 @@
+//! In what order things are measured.
+//!
+//! A machine's pace drifts by more than what is compared here: within a minute for reasons of its own, and by what ran
+//! before. So everything is measured next to nginx in time, each round begins with another one, and each second round runs
+//! backwards; what is kept is the median over rounds of the ratio within a group.
+
+use crate::{cases::Case, peers::Target};
+
+/// One measurement to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spot {
+    pub(crate) target: Target,
+    pub(crate) workers: usize,
+}
+
+/// Groups of neighbours, each with nginx in it once (`workers` has it with one and with two).
+pub(crate) fn groups(case: Case, targets: &[Target], round: u32) -> Vec<Vec<Spot>> {
+    let one = |target| Spot { target, workers: 1 };
+    let mut others: Vec<_> =
+        targets.iter().copied().filter(|&target| target != Target::Nginx && case.takes(target)).collect();
+    if !others.is_empty() {
+        let places = others.len();
+        others.rotate_left(round as usize % places);
+    }
+    let mut groups: Vec<Vec<Spot>> = if case == Case::Workers {
+        let both = |target| [1, 2].map(|workers| Spot { target, workers });
+        vec![others.into_iter().chain([Target::Nginx]).flat_map(both).collect()]
+    } else {
+        let mut groups = Vec::new();
+        for pair in others.chunks(2) {
+            // In the middle it is a neighbour of both.
+            let mut group = vec![one(Target::Nginx)];
+            group.splice(0..0, pair.first().map(|&target| one(target)));
+            group.extend(pair.get(1).map(|&target| one(target)));
+            groups.push(group);
+        }
+        groups
+    };
+    if round % 2 == 1 {
+        groups.reverse();
+        groups.iter_mut().for_each(|group| group.reverse());
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TARGETS: [Target; 5] = [Target::Direct, Target::Rouse, Target::Nginx, Target::Haproxy, Target::Smg];
+
+    #[test]
+    fn every_target_is_beside_nginx_in_every_round_once() {
+        for round in 0..6 {
+            let groups = groups(Case::Saturated, &TARGETS, round);
+            let mut seen: Vec<_> = groups.iter().flatten().map(|spot| spot.target).collect();
+            for group in &groups {
+                let nginx = group.iter().position(|spot| spot.target == Target::Nginx).expect("nginx");
+                assert!(group.iter().enumerate().all(|(at, _)| at.abs_diff(nginx) <= 1));
+            }
+            seen.retain(|&target| target != Target::Nginx);
+            seen.sort();
+            assert_eq!(seen, [Target::Direct, Target::Rouse, Target::Haproxy, Target::Smg]);
+        }
+    }
+
+    #[test]
+    fn rounds_begin_differently_and_each_second_one_runs_backwards() {
+        let first = |round| groups(Case::Saturated, &TARGETS, round)[0][0].target;
+        let order: Vec<_> = (0..4).map(first).collect();
+        assert_eq!(order, [Target::Direct, Target::Direct, Target::Haproxy, Target::Haproxy]);
+    }
+
+    #[test]
+    fn one_worker_and_two_are_neighbours() {
+        let groups = groups(Case::Workers, &TARGETS, 0);
+        let spots: Vec<_> = groups.iter().flatten().map(|spot| (spot.target, spot.workers)).collect();
+        assert_eq!(spots, [(Target::Rouse, 1), (Target::Rouse, 2), (Target::Nginx, 1), (Target::Nginx, 2)]);
+    }
+}

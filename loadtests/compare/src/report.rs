@@ -1,0 +1,183 @@
+//! What a comparison leaves behind: every measurement as it was, and what follows from them.
+//!
+//! No names of machines, people or folders: results are published.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use anyhow::Context as _;
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::{cases::Case, peers::Target};
+
+pub(crate) mod goals;
+pub(crate) mod plot;
+pub(crate) mod table;
+
+/// All of one run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Results {
+    pub(crate) rounds: u32,
+    /// Of one measurement, about.
+    pub(crate) seconds: f64,
+    pub(crate) machine: Machine,
+    /// Of all that took part.
+    pub(crate) versions: BTreeMap<String, String>,
+    /// Bytes of the stripped gateway.
+    pub(crate) binary: Option<u64>,
+    pub(crate) cells: Vec<Cell>,
+}
+
+/// What the figures depend on.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Machine {
+    pub(crate) kernel: String,
+    pub(crate) processor: String,
+    pub(crate) processors: usize,
+    pub(crate) memory_gib: u64,
+}
+
+/// One measurement.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Cell {
+    pub(crate) case: Case,
+    pub(crate) target: Target,
+    pub(crate) workers: usize,
+    pub(crate) round: u32,
+    /// Neighbours in time share it.
+    pub(crate) group: u32,
+    /// Other work used the machine, and the group was measured again: this does not count.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) discarded: bool,
+    /// Of all processors, in processors: what neither load nor engine nor proxy used.
+    pub(crate) other_work: f64,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) disturbed: bool,
+    pub(crate) units: u64,
+    pub(crate) errors: u64,
+    pub(crate) corrupted: u64,
+    /// What went wrong first, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) complaint: Option<String>,
+    pub(crate) wall_s: f64,
+    /// Of the proxy's processes.
+    pub(crate) cpu_s: f64,
+    /// Of requests until the whole answer, of streams until the first event.
+    pub(crate) latency_us: Times,
+    pub(crate) lag_us: Times,
+    pub(crate) listening_ms: f64,
+    /// Proportional set size of the proxy's processes: after the start, when warm, and while all streams were open.
+    pub(crate) idle_bytes: u64,
+    pub(crate) warm_bytes: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) open_bytes: Option<u64>,
+    /// Streams open at that time.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) streams: usize,
+}
+
+/// A distribution.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Times {
+    pub(crate) count: u64,
+    pub(crate) p10: u64,
+    pub(crate) p50: u64,
+    pub(crate) p90: u64,
+    pub(crate) p95: u64,
+    pub(crate) p99: u64,
+    pub(crate) p999: u64,
+    pub(crate) max: u64,
+}
+
+impl From<&Histogram<u64>> for Times {
+    fn from(of: &Histogram<u64>) -> Self {
+        let at = |share| if of.is_empty() { 0 } else { of.value_at_quantile(share) };
+        Self {
+            count: of.len(),
+            p10: at(0.1),
+            p50: at(0.5),
+            p90: at(0.9),
+            p95: at(0.95),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: of.max(),
+        }
+    }
+}
+
+impl Times {
+    /// Shares and what they stay below.
+    pub(crate) const fn points(&self) -> [(f64, u64); 6] {
+        [
+            (0.1, self.p10),
+            (0.5, self.p50),
+            (0.9, self.p90),
+            (0.95, self.p95),
+            (0.99, self.p99),
+            (0.999, self.p999),
+        ]
+    }
+}
+
+impl Cell {
+    /// Microseconds of the proxy's CPU time for a request or an event.
+    pub(crate) fn cpu_per_unit(&self) -> Option<f64> {
+        (self.units > 0 && self.cpu_s > 0.0).then(|| self.cpu_s * 1e6 / self.units as f64)
+    }
+
+    pub(crate) fn per_second(&self) -> Option<f64> {
+        (self.wall_s > 0.0).then(|| self.units as f64 / self.wall_s)
+    }
+
+    /// Bytes that a stream took while it was open.
+    pub(crate) fn per_stream(&self) -> Option<f64> {
+        let open = self.open_bytes?;
+        (self.streams > 0).then(|| open.saturating_sub(self.warm_bytes) as f64 / self.streams as f64)
+    }
+
+    /// Whether it says anything: work was done, and none of it went wrong.
+    pub(crate) fn counts(&self) -> bool {
+        !self.discarded
+            && self.errors == 0
+            && self.corrupted == 0
+            && (self.units > 0 || self.case == Case::Start)
+    }
+}
+
+impl Results {
+    /// Of one case and target with one worker, in the order of rounds.
+    pub(crate) fn of(&self, case: Case, target: Target) -> impl Iterator<Item = &Cell> {
+        self.with(case, target, 1)
+    }
+
+    pub(crate) fn with(&self, case: Case, target: Target, workers: usize) -> impl Iterator<Item = &Cell> {
+        self.cells.iter().filter(move |cell| {
+            cell.case == case && cell.target == target && cell.workers == workers && cell.counts()
+        })
+    }
+
+    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_slice(&text).context("these are no results")
+    }
+
+    /// Writes results, table and plots into `folder`.
+    pub(crate) fn write(&self, folder: &Path) -> anyhow::Result<()> {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        fs::write(folder.join("results.json"), text).context("cannot write results.json")?;
+        fs::write(folder.join("table.md"), table::markdown(self)).context("cannot write table.md")?;
+        plot::all(self, folder)
+    }
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+fn is_zero(value: &usize) -> bool {
+    *value == 0
+}
+
+#[cfg(test)]
+mod tests;

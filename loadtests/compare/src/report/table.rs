@@ -1,0 +1,200 @@
+//! The tables, as Markdown.
+
+use std::fmt::Write as _;
+
+use crate::{
+    cases::Case,
+    peers::Target,
+    report::{
+        Cell, Results,
+        goals::{Behind, Goal, Spread, Unit, Verdict, against_nginx, goals},
+    },
+};
+
+/// Everything that follows from the measurements.
+pub(crate) fn markdown(results: &Results) -> String {
+    let mut text = String::from("# Rouse beside its peers\n\n");
+    // Writing to a string does not fail; here and below.
+    writeln!(
+        text,
+        "{} rounds, about {} s each measurement. {}, {} processors, {} GiB, Linux {}.\n",
+        results.rounds,
+        results.seconds,
+        results.machine.processor,
+        results.machine.processors,
+        results.machine.memory_gib,
+        results.machine.kernel
+    )
+    .ok();
+    for (name, version) in &results.versions {
+        writeln!(text, "* {name}: {version}").ok();
+    }
+    let (counted, disturbed) = counted(results);
+    writeln!(text, "\n{counted} measurements, {disturbed} of them while other work used the machine.").ok();
+    text.push_str("\n## Goals\n\n");
+    text.push_str(
+        "Median of the rounds, the least and the most in brackets; ratios are of neighbours in time.\n\n",
+    );
+    text.push_str(
+        "| | Rouse | beside it | judged | goal | first acceptable | |\n|---|---|---|---|---|---|---|\n",
+    );
+    for goal in goals() {
+        goal_row(&mut text, results, &goal);
+    }
+    text.push_str("\n## All\n\nMedians; of CPU also the ratio to nginx beside it.\n");
+    for case in Case::ALL {
+        case_table(&mut text, results, case);
+    }
+    text
+}
+
+/// The promises that this run does not keep. What was left out by choice is not among them.
+pub(crate) fn missed(results: &Results) -> Vec<&'static str> {
+    goals()
+        .iter()
+        .filter(|goal| goal.verdict(goal.measured(results).map(|spread| spread.median)) == Verdict::Missed)
+        .map(|goal| goal.what)
+        .collect()
+}
+
+fn counted(results: &Results) -> (usize, usize) {
+    let counted = results.cells.iter().filter(|cell| !cell.discarded);
+    (counted.clone().count(), counted.filter(|cell| cell.disturbed).count())
+}
+
+fn goal_row(text: &mut String, results: &Results, goal: &Goal) {
+    let measured = goal.measured(results);
+    let (ours, other) =
+        goal.behind.as_ref().map_or_else(Default::default, |behind| behind_it(results, behind));
+    let judged = measured.map_or_else(|| "-".to_owned(), |spread| spread_text(spread, goal.unit));
+    let sign = if goal.at_least { "≥" } else { "≤" };
+    let limit = |limit| {
+        if goal.unit == Unit::Count {
+            number(limit, goal.unit)
+        } else {
+            format!("{sign} {}", number(limit, goal.unit))
+        }
+    };
+    writeln!(
+        text,
+        "| {} | {ours} | {other} | {judged} | {} | {} | {} |",
+        goal.what,
+        limit(goal.goal),
+        limit(goal.acceptable),
+        goal.verdict(measured.map(|spread| spread.median)).name()
+    )
+    .ok();
+}
+
+fn behind_it(results: &Results, behind: &Behind) -> (String, String) {
+    let median = |target, workers| {
+        let figures = results.with(behind.case, target, workers).filter_map(behind.figure).collect();
+        Spread::of(figures).map(|spread| number(spread.median, behind.unit))
+    };
+    let name = if behind.other == Target::Rouse { "1 worker" } else { behind.other.name() };
+    (
+        median(Target::Rouse, behind.workers.0).unwrap_or_default(),
+        median(behind.other, behind.workers.1).map(|figure| format!("{name} {figure}")).unwrap_or_default(),
+    )
+}
+
+fn case_table(text: &mut String, results: &Results, case: Case) {
+    let mut rows = String::new();
+    for target in Target::ALL {
+        for workers in [1, 2] {
+            case_row(&mut rows, results, case, target, workers);
+        }
+    }
+    if !rows.is_empty() {
+        let unit = match case {
+            Case::Streams400 | Case::Streams1000 | Case::Streams5000 | Case::Streams0 | Case::Stall => {
+                "event"
+            }
+            _ => "request",
+        };
+        let first = if unit == "event" { "first event" } else { "answer" };
+        writeln!(
+            text,
+            "\n### {}\n\n| | {unit}s/s | CPU µs/{unit} | / nginx | cores | {first} p50 ms | p99 ms | lag p50 ms | p99 ms | \
+             most ms | KiB/stream | idle MB | listens ms | errors | corrupted |\n\
+             |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+            case.title()
+        )
+        .ok();
+        text.push_str(&rows);
+    }
+}
+
+fn case_row(rows: &mut String, results: &Results, case: Case, target: Target, workers: usize) {
+    let all = || {
+        results.cells.iter().filter(move |cell| {
+            cell.case == case && cell.target == target && cell.workers == workers && !cell.discarded
+        })
+    };
+    if all().next().is_none() {
+        return;
+    }
+    let figure = |figure: &dyn Fn(&Cell) -> Option<f64>, unit| {
+        Spread::of(results.with(case, target, workers).filter_map(figure).collect())
+            .map_or_else(|| "-".to_owned(), |spread| bare(spread.median, unit))
+    };
+    let ms = |us: u64, count: u64| (count > 0).then(|| us as f64 / 1e3);
+    let proxied = |value: f64| (target != Target::Direct).then_some(value);
+    let ratio = if workers > 1 || target == Target::Nginx || case == Case::Workers {
+        "-".to_owned()
+    } else {
+        Spread::of(against_nginx(results, case, target, Cell::cpu_per_unit))
+            .map_or_else(|| "-".to_owned(), |spread| spread_text(spread, Unit::Times))
+    };
+    let name = if case == Case::Workers { format!("{target}, {workers}") } else { target.to_string() };
+    let cells = [
+        figure(&Cell::per_second, Unit::PerSecond),
+        figure(&Cell::cpu_per_unit, Unit::Micros),
+        ratio,
+        figure(
+            &|cell| (cell.wall_s > 0.0 && cell.cpu_s > 0.0).then(|| cell.cpu_s / cell.wall_s),
+            Unit::Times,
+        ),
+        figure(&|cell| ms(cell.latency_us.p50, cell.latency_us.count), Unit::Millis),
+        figure(&|cell| ms(cell.latency_us.p99, cell.latency_us.count), Unit::Millis),
+        figure(&|cell| ms(cell.lag_us.p50, cell.lag_us.count), Unit::Millis),
+        figure(&|cell| ms(cell.lag_us.p99, cell.lag_us.count), Unit::Millis),
+        figure(&|cell| ms(cell.lag_us.max, cell.lag_us.count), Unit::Millis),
+        figure(&|cell| Some(cell.per_stream()? / 1024.0), Unit::KiB),
+        figure(&|cell| proxied(cell.idle_bytes as f64 / 1e6), Unit::MB),
+        figure(&|cell| proxied(cell.listening_ms), Unit::Millis),
+        all().map(|cell| cell.errors).sum::<u64>().to_string(),
+        all().map(|cell| cell.corrupted).sum::<u64>().to_string(),
+    ];
+    writeln!(rows, "| {name} | {} |", cells.join(" | ")).ok();
+}
+
+fn spread_text(spread: Spread, unit: Unit) -> String {
+    let median = number(spread.median, unit);
+    if spread.min.to_bits() == spread.max.to_bits() {
+        return median;
+    }
+    format!("{median} [{}..{}]", bare(spread.min, unit), bare(spread.max, unit))
+}
+
+fn number(value: f64, unit: Unit) -> String {
+    let suffix = match unit {
+        Unit::Times => " ×",
+        Unit::Micros => " µs",
+        Unit::Millis => " ms",
+        Unit::KiB => " KiB",
+        Unit::MB => " MB",
+        Unit::PerSecond => "/s",
+        Unit::Count => "",
+    };
+    bare(value, unit) + suffix
+}
+
+fn bare(value: f64, unit: Unit) -> String {
+    match unit {
+        Unit::Times => format!("{value:.2}"),
+        Unit::Millis if value.abs() < 10.0 => format!("{value:.2}"),
+        Unit::Micros | Unit::Millis | Unit::KiB | Unit::MB => format!("{value:.1}"),
+        Unit::PerSecond | Unit::Count => format!("{value:.0}"),
+    }
+}

@@ -1,0 +1,179 @@
+//! The command line of a comparison.
+
+use std::{collections::BTreeMap, fs, path::PathBuf, process::ExitCode, time::Duration};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use nix::{
+    sched::sched_getaffinity,
+    sys::resource::{Resource, getrlimit, setrlimit},
+    unistd::Pid,
+};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{
+    cases::{
+        Case,
+        run::{Plan, Run as Measuring},
+    },
+    measure,
+    peers::{Cores, Installed, Place, Target},
+    report::{Machine, Results, table},
+};
+
+/// Compare: start everything, measure everything, write table and plots
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Run {
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Of one measurement
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// Cases to measure; all without it
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Case>,
+    /// Whom to compare with. Nginx is always among them: everything is measured beside it
+    #[arg(long, value_delimiter = ',', default_value = "nginx,haproxy,smg")]
+    peers: Vec<Target>,
+    /// Where results go
+    #[arg(long, default_value = "loadtests/results")]
+    out: PathBuf,
+    /// How often to measure again what other work disturbed
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=10))]
+    repeats: u32,
+    /// The gateway's binary; without it the one beside this program
+    #[arg(long)]
+    gateway: Option<PathBuf>,
+    /// The engine's
+    #[arg(long)]
+    engine: Option<PathBuf>,
+    /// Exit with 0 also when a goal was missed
+    #[arg(long)]
+    report_only: bool,
+}
+
+/// Make table and plots again from results
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Report {
+    /// The folder with results.json
+    #[arg(default_value = "loadtests/results")]
+    folder: PathBuf,
+}
+
+impl Run {
+    pub(crate) async fn run(self) -> anyhow::Result<ExitCode> {
+        let lasts = Duration::try_from_secs_f64(self.seconds).context("--seconds")?;
+        if !(Duration::from_millis(100)..=Duration::from_secs(60)).contains(&lasts) {
+            bail!("--seconds is 0.1 to 60");
+        }
+        // A client and an engine's socket for each of 5,000 streams; all that is started inherits it.
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+        let installed = Installed::new(self.gateway.clone(), self.engine.clone())?;
+        let targets = self.targets(&installed)?;
+        let folder =
+            tempfile::Builder::new().prefix("rouse-compare-").tempdir().context("no temporary folder")?;
+        let place = Place { installed, cores: cores()?, folder: folder.path().to_owned() };
+        measure::pin(place.cores.load)?;
+        let mut results = self.results(&place, &targets)?;
+        let (mut interrupt, mut terminate) =
+            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let measured = tokio::select! {
+            measured = self.measure(&place, targets, lasts, &mut results) => measured,
+            _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
+            _ = terminate.recv() => Err(anyhow::anyhow!("told to end")),
+        };
+        if let Err(error) = measured {
+            if !results.cells.is_empty() {
+                results.write(&self.out)?;
+            }
+            return Err(error);
+        }
+        print!("{}", table::markdown(&results));
+        let missed = table::missed(&results);
+        for what in &missed {
+            eprintln!("missed: {what}");
+        }
+        Ok(ExitCode::from(u8::from(!missed.is_empty() && !self.report_only)))
+    }
+
+    async fn measure(
+        &self,
+        place: &Place,
+        targets: Vec<Target>,
+        lasts: Duration,
+        results: &mut Results,
+    ) -> anyhow::Result<()> {
+        let (engine, address) = place.engine().await.context("the engine does not start")?;
+        let cases = if self.only.is_empty() { Case::ALL.to_vec() } else { self.only.clone() };
+        let plan = Plan { cases, targets, rounds: self.rounds, lasts, repeats: self.repeats };
+        Measuring::new(place, plan, address).all(results, &self.out).await?;
+        engine.stop().await;
+        Ok(())
+    }
+
+    fn targets(&self, installed: &Installed) -> anyhow::Result<Vec<Target>> {
+        let mut targets = vec![Target::Direct, Target::Rouse, Target::Nginx];
+        targets.extend(&self.peers);
+        targets.sort();
+        targets.dedup();
+        for &target in targets.iter().filter(|target| !matches!(target, Target::Direct | Target::Rouse)) {
+            installed.find(target)?;
+        }
+        Ok(targets)
+    }
+
+    fn results(&self, place: &Place, targets: &[Target]) -> anyhow::Result<Results> {
+        let versions: BTreeMap<_, _> = targets
+            .iter()
+            .filter_map(|&target| Some((target.name().to_owned(), place.installed.version(target)?)))
+            .collect();
+        Ok(Results {
+            rounds: self.rounds,
+            seconds: self.seconds,
+            machine: machine()?,
+            versions,
+            binary: place.installed.stripped(&place.folder),
+            cells: Vec::new(),
+        })
+    }
+}
+
+impl Report {
+    pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        let results = Results::read(&self.folder.join("results.json"))?;
+        results.write(&self.folder)?;
+        print!("{}", table::markdown(&results));
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The first two processors that this process may use.
+fn cores() -> anyhow::Result<Cores> {
+    let allowed = sched_getaffinity(Pid::from_raw(0))?;
+    let is_allowed = |&processor: &usize| allowed.is_set(processor).unwrap_or(false);
+    let mut both = (0..nix::sched::CpuSet::count()).filter(is_allowed);
+    match (both.next(), both.next()) {
+        (Some(proxy), Some(load)) => Ok(Cores { proxy, load }),
+        _ => bail!("a comparison takes two processors: one for the proxy, one for load and engine"),
+    }
+}
+
+fn machine() -> anyhow::Result<Machine> {
+    let processors = fs::read_to_string("/proc/cpuinfo")?;
+    let field = |name: &str| {
+        let line = processors.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.split_once(": ")).map_or("unknown processor", |(_, value)| value.trim())
+    };
+    let memory = fs::read_to_string("/proc/meminfo")?;
+    let kib: u64 = memory.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).unwrap_or(0);
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    // What follows is who built it.
+    let kernel = kernel.trim().split('-').next().unwrap_or_default().to_owned();
+    Ok(Machine {
+        kernel,
+        processor: field("model name").to_owned(),
+        processors: processors.lines().filter(|line| line.starts_with("processor")).count(),
+        memory_gib: (kib + (1 << 19)) >> 20,
+    })
+}
