@@ -18,12 +18,15 @@ pub mod event;
 pub mod plan;
 pub mod report;
 
+mod accounts;
 mod admit;
 mod adopt;
 mod advance;
 mod apply;
+mod bookings;
 mod budget;
 mod check;
+mod engines;
 mod eviction;
 mod explain;
 mod line;
@@ -194,7 +197,7 @@ impl Fleet {
 
     /// Every configured model.
     pub fn specs(&self) -> impl Iterator<Item = &ModelSpec> {
-        self.planner.models.values().filter_map(|m| m.spec.as_ref())
+        self.planner.models.values().filter_map(|m| m.spec.as_deref())
     }
 
     /// The state as the events that would bring a new fleet to it: what a journal starts over with when its file is

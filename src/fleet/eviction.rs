@@ -59,7 +59,8 @@ impl Draft<'_> {
         let mut options: Vec<Victim> = self
             .planner
             .engines
-            .values()
+            .near(&candidate.accelerators)
+            .into_iter()
             .filter(|e| e.id != *id && e.accelerators.iter().any(|a| short.iter().any(|(s, _)| s == a)))
             .flat_map(|e| self.options(id, e))
             .filter(|v| v.tier <= tier)
@@ -84,7 +85,7 @@ impl Draft<'_> {
         let Some(model) = planner.models.get(&e.id.model) else {
             return Vec::new();
         };
-        let Some(spec) = model.spec.as_ref() else {
+        let Some(spec) = model.spec.as_deref() else {
             return Vec::new();
         };
         let held = planner.ledger.held(&e.id);
