@@ -16,7 +16,9 @@ fn turns(c: &mut Criterion) {
         group.throughput(Throughput::Elements(engines as u64)).sample_size(20);
         for waiting in Waiting::ALL {
             let fleet = worlds::fleet(engines, waiting);
-            group.bench_function(format!("plan, {}", waiting.name()), |b| b.iter(|| fleet.plan(black_box(NOW))));
+            group.bench_function(format!("plan, {}", waiting.name()), |b| {
+                b.iter(|| fleet.plan(black_box(NOW)))
+            });
         }
         let mut fleet = worlds::fleet(engines, Waiting::One);
         group.bench_function("next_deadline", |b| b.iter(|| fleet.next_deadline()));

@@ -83,7 +83,13 @@ pub(crate) fn fleet(engines: usize, waiting: Waiting) -> Fleet {
 
 /// What the gate of an engine says of its leases.
 pub(crate) fn used(engine: usize, leases: u32) -> Event {
-    Event::Used { engine: id(engine), generation: Generation(1), leases, last_end: started(engine), last_byte: NOW }
+    Event::Used {
+        engine: id(engine),
+        generation: Generation(1),
+        leases,
+        last_end: started(engine),
+        last_byte: NOW,
+    }
 }
 
 /// Nothing more is ordered at this moment.

@@ -65,7 +65,11 @@ impl Accounts {
         self.places.get(engine).into_iter().flatten().cloned().collect()
     }
 
-    pub(super) fn change<R>(&mut self, id: &AcceleratorId, change: impl FnOnce(&mut Account) -> R) -> Option<R> {
+    pub(super) fn change<R>(
+        &mut self,
+        id: &AcceleratorId,
+        change: impl FnOnce(&mut Account) -> R,
+    ) -> Option<R> {
         if !self.all.contains_key(id) {
             return None;
         }

@@ -50,7 +50,8 @@ impl Engines {
 
     /// Those on any of these accelerators, or to be there, in the order of names.
     pub(super) fn near(&self, accelerators: &[AcceleratorId]) -> Vec<&Engine> {
-        let mut ids: Vec<&EngineId> = accelerators.iter().filter_map(|a| self.near.get(a)).flatten().collect();
+        let mut ids: Vec<&EngineId> =
+            accelerators.iter().filter_map(|a| self.near.get(a)).flatten().collect();
         if accelerators.len() > 1 {
             ids.sort_unstable();
             ids.dedup();

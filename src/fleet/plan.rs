@@ -84,6 +84,14 @@ pub struct Draft<'a> {
     pub(super) places: BTreeMap<EngineId, usize>,
 }
 
+/// What a report is made of, beside the state.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Why {
+    pub(super) reasons: Arc<BTreeMap<ModelName, Reason>>,
+    pub(super) demand: BTreeMap<ModelName, Demand>,
+    pub(super) now: Tick,
+}
+
 /// What the plan says about those who wait.
 pub struct Verdicts {
     reasons: Arc<BTreeMap<ModelName, Reason>>,
@@ -191,19 +199,8 @@ impl<'a> Draft<'a> {
         self.planner.engines.get(engine).map_or(Door::Closed, |e| e.door)
     }
 
-    pub(super) fn report(&self) -> Report {
-        let line = |name: &ModelName| {
-            let waiting = self.waiting(name);
-            let state = self.planner.model_state(name);
-            let leases = self.planner.leases_of(name);
-            let reason = self.reasons.get(name).cloned().unwrap_or_else(|| self.planner.explain_rest(name));
-            Line { state, waiting, leases, wait: reason.wait(self.now), reason: reason.text }
-        };
-        let accounts = &self.planner.ledger.accelerators;
-        Report {
-            models: self.planner.models.keys().map(|name| (name.clone(), line(name))).collect(),
-            accelerators: accounts.iter().filter_map(|(id, a)| Some((id.clone(), a.trouble()?))).collect(),
-        }
+    pub(super) fn into_reasons(self) -> Arc<BTreeMap<ModelName, Reason>> {
+        self.reasons
     }
 }
 
@@ -247,6 +244,21 @@ impl Verdicts {
 }
 
 impl Planner {
+    pub(super) fn report(&self, why: &Why) -> Report {
+        let line = |name: &ModelName| {
+            let waiting = why.demand.get(name).map_or(0, |d| d.waiting);
+            let state = self.model_state(name);
+            let leases = self.leases_of(name);
+            let reason = why.reasons.get(name).cloned().unwrap_or_else(|| self.explain_rest(name));
+            Line { state, waiting, leases, wait: reason.wait(why.now), reason: reason.text }
+        };
+        let accounts = &self.ledger.accelerators;
+        Report {
+            models: self.models.keys().map(|name| (name.clone(), line(name))).collect(),
+            accelerators: accounts.iter().filter_map(|(id, a)| Some((id.clone(), a.trouble()?))).collect(),
+        }
+    }
+
     pub(super) fn leases_of(&self, model: &ModelName) -> u32 {
         self.engines.of(model).map(|e| e.leases).sum()
     }
@@ -321,7 +333,8 @@ impl Planner {
         let Some(left) = left else { return };
         self.last_life = left.iter().map(|engine| engine.generation).fold(self.last_life, Generation::max);
         let engines = &self.engines;
-        let gone = |(name, model): &(&ModelName, &Model)| model.spec.is_none() && engines.of(name).next().is_none();
+        let gone =
+            |(name, model): &(&ModelName, &Model)| model.spec.is_none() && engines.of(name).next().is_none();
         if self.models.iter().any(|model| gone(&model)) {
             Arc::make_mut(&mut self.models).retain(|name, model| !gone(&(name, model)));
         }
