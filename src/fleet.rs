@@ -18,12 +18,15 @@ pub mod event;
 pub mod plan;
 pub mod report;
 
+mod accounts;
 mod admit;
 mod adopt;
 mod advance;
 mod apply;
+mod bookings;
 mod budget;
 mod check;
+mod engines;
 mod eviction;
 mod explain;
 mod line;
@@ -40,7 +43,7 @@ use std::collections::BTreeMap;
 use command::Command;
 use dispatch::Dispatch;
 use event::{Event, Learned, Order};
-use plan::Planner;
+use plan::{Planner, Why};
 use report::{Report, View};
 
 use crate::{
@@ -60,11 +63,11 @@ pub struct Fleet {
 /// More looks than this at one moment would be decisions that contradict each other.
 const LOOKS: usize = 8;
 
-/// What to do now, and for every model why.
+/// What to do now. For every model it is known why, and [`Fleet::report`] puts that into words.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     pub commands: Vec<Command>,
-    pub report: Report,
+    why: Why,
 }
 
 impl Fleet {
@@ -118,7 +121,7 @@ impl Fleet {
             after.issued(plan.commands.get(recorded..).unwrap_or_default(), now);
             recorded = plan.commands.len();
             let next = after.look(now);
-            plan.report = next.report;
+            plan.why = next.why;
             plan.commands.extend(next.commands);
             if plan.commands.len() == recorded {
                 break;
@@ -136,7 +139,8 @@ impl Fleet {
         let granted = self.dispatch.decide(&mut draft, &verdicts, now);
         commands.extend(draft.take_commands());
         commands.extend(granted);
-        Plan { commands, report: draft.report() }
+        let reasons = draft.into_reasons();
+        Plan { commands, why: Why { reasons, demand, now } }
     }
 
     /// Records commands as given, before they are submitted. Planning again at the same moment yields none.
@@ -161,6 +165,13 @@ impl Fleet {
             .filter(|at| *at > planned)
             .chain(self.dispatch.deadlines_after(planned))
             .min()
+    }
+
+    /// The plan's reasons in words, once its commands are recorded and before anything else is. Most turns are decided
+    /// without anybody asking.
+    #[must_use]
+    pub fn report(&self, plan: &Plan) -> Report {
+        self.planner.report(&plan.why)
     }
 
     /// The state, for people.
@@ -194,7 +205,7 @@ impl Fleet {
 
     /// Every configured model.
     pub fn specs(&self) -> impl Iterator<Item = &ModelSpec> {
-        self.planner.models.values().filter_map(|m| m.spec.as_ref())
+        self.planner.models.values().filter_map(|m| m.spec.as_deref())
     }
 
     /// The state as the events that would bring a new fleet to it: what a journal starts over with when its file is

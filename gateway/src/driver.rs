@@ -146,7 +146,7 @@ impl Driver {
             }
         }
         self.gates.follow(&self.fleet, self.platform.as_ref());
-        self.shared.publish(&self.fleet, plan.report, &self.gates);
+        self.shared.publish(&self.fleet, self.fleet.report(&plan), &self.gates);
         for command in plan.commands {
             match command {
                 Command::OpenGate { engine, .. } => {

@@ -68,6 +68,12 @@ impl State {
         matches!(self, Self::Launching | Self::Loading | Self::Waking { .. })
     }
 
+    /// It lasts in proportion to the memory that it moves.
+    #[must_use]
+    pub const fn moves_memory(&self) -> bool {
+        matches!(self, Self::Waking { .. } | Self::FallingAsleep { .. })
+    }
+
     /// Its memory will shrink without any further decision.
     #[must_use]
     pub const fn is_leaving(&self) -> bool {

@@ -3,7 +3,7 @@
 //! A model that cannot start yet claims the memory it will take, so that nobody behind it in line can take that away,
 //! and nobody can be starved by a stream of smaller ones.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     command::{Command, Then, Why},
@@ -28,6 +28,7 @@ const TRIES: u32 = 2;
 impl Draft<'_> {
     pub(super) fn admit(&mut self) {
         self.line = self.wanted_in_order();
+        self.places = self.line.iter().cloned().enumerate().map(|(place, id)| (id, place)).collect();
         let (first, spare): (Vec<_>, Vec<_>) =
             self.line.clone().into_iter().partition(|id| self.planner.leads(id));
         for id in &first {
@@ -44,7 +45,7 @@ impl Draft<'_> {
     /// Somebody waits for it, and it is left alone for a while: others in line may have its place in the meantime, but no
     /// spare, whose start would take longer than that.
     fn keep_place(&mut self, id: &EngineId) {
-        let Some(spec) = self.planner.spec(&id.model).cloned() else { return };
+        let Some(spec) = self.planner.shared_spec(&id.model) else { return };
         let left_alone = self.engine(id).is_some_and(|e| matches!(e.state, State::Backoff { .. }));
         if !left_alone || self.waiting(&id.model) == 0 {
             return;
@@ -57,7 +58,7 @@ impl Draft<'_> {
     }
 
     fn bring_up(&mut self, id: &EngineId, may_evict: bool) {
-        let Some(spec) = self.planner.spec(&id.model).cloned() else {
+        let Some(spec) = self.planner.shared_spec(&id.model) else {
             return;
         };
         let Some(e) = self.engine(id) else { return };
@@ -171,28 +172,22 @@ impl Draft<'_> {
 
     /// A launch keeps its accelerators to itself for long; a wake that fits beside it takes a moment. Starts those.
     fn wake_first(&mut self, id: &EngineId, candidate: &Candidate) -> bool {
-        let behind: Vec<EngineId> = self
-            .line
-            .iter()
-            .filter(|e| {
-                *e != id
-                    && self.engine(e).is_some_and(|e| {
-                        matches!(e.state, State::Asleep { .. })
-                            && e.placing.is_none()
-                            && e.shrinking.is_none()
-                    })
-            })
-            .filter(|e| {
-                self.engine(e)
-                    .is_some_and(|e| e.accelerators.iter().any(|a| candidate.accelerators.contains(a)))
-            })
-            .cloned()
-            .collect();
+        let near = self.planner.engines.near(&candidate.accelerators).into_iter();
+        let sleepers = near.filter(|e| {
+            e.id != *id
+                && matches!(e.state, State::Asleep { .. })
+                && e.placing.is_none()
+                && e.shrinking.is_none()
+                && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
+        });
+        let mut behind: Vec<(usize, EngineId)> =
+            sleepers.filter_map(|e| Some((*self.places.get(&e.id)?, e.id.clone()))).collect();
+        behind.sort_unstable();
         let claims = self.claims.clone();
         self.claim(id, candidate);
         let mut first = false;
-        for sleeper in behind {
-            let Some(spec) = self.planner.spec(&sleeper.model).cloned() else {
+        for (_, sleeper) in behind {
+            let Some(spec) = self.planner.shared_spec(&sleeper.model) else {
                 continue;
             };
             let Some(own) = self.candidates(&sleeper, &spec, true).into_iter().next() else {
@@ -298,7 +293,8 @@ impl Draft<'_> {
 
     /// Idle drains that this model counts on can no longer be cancelled.
     fn insist(&mut self, id: &EngineId, candidate: &Candidate) {
-        let idle = self.planner.engines.values().filter(|e| {
+        let near = self.planner.engines.near(&candidate.accelerators);
+        let idle = near.into_iter().filter(|e| {
             e.id != *id
                 && matches!(e.state, State::Draining { why: Why::Idle, .. })
                 && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
@@ -343,7 +339,8 @@ impl Draft<'_> {
     /// When the engines in the way of a candidate may first be put away.
     fn earliest(&self, id: &EngineId, candidate: &Candidate) -> Tick {
         let never = Tick(u64::MAX);
-        let in_the_way = self.planner.engines.values().filter(|e| {
+        let near = self.planner.engines.near(&candidate.accelerators);
+        let in_the_way = near.into_iter().filter(|e| {
             e.id != *id
                 && e.state.has_process()
                 && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
@@ -373,7 +370,7 @@ impl Draft<'_> {
             Some(spec) if awake > 0 => reason.beside(awake, spec.replicas, self.waiting(&id.model) > 0),
             _ => reason,
         };
-        self.reasons.entry(id.model.clone()).or_insert(reason);
+        Arc::make_mut(&mut self.reasons).entry(id.model.clone()).or_insert(reason);
     }
 
     /// It waits for memory of which more can be said than who holds it.

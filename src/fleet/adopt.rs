@@ -1,5 +1,7 @@
 //! Taking over engines that already run, and orders by people: what enters the state from outside a plan.
 
+use std::sync::Arc;
+
 use super::{
     event::{Found, Order},
     plan::Planner,
@@ -41,13 +43,13 @@ impl Planner {
         // A sleeper is stopped so long after it fell asleep, which was not later than now and not before it was used.
         engine.since = if found.asleep.is_some() { engine.turn } else { now };
         engine.state = state;
-        self.engines.insert(id.clone(), engine);
+        self.engines.insert(engine);
         if found.asleep == Some(crate::model::Level::One) {
             let host = self.host_need(id);
-            self.ledger.host.booked.insert(id.clone(), host);
+            self.ledger.host.booked.book(id, host);
         }
         self.ledger.book(id, &found.accelerators, bytes);
-        self.models.entry(id.model.clone()).or_insert_with(|| super::plan::Model {
+        Arc::make_mut(&mut self.models).entry(id.model.clone()).or_insert_with(|| super::plan::Model {
             spec: None,
             pin: None,
             learned: super::event::Learned::default(),
@@ -68,7 +70,7 @@ impl Planner {
     /// What an engine of this model keeps on each accelerator while it sleeps.
     pub(super) fn residue_of(&self, id: &EngineId) -> Bytes {
         let model = self.models.get(&id.model);
-        model.and_then(|m| m.spec.as_ref().map(|s| m.residue(s))).unwrap_or_default()
+        model.and_then(|m| m.spec.as_deref().map(|s| m.residue(s))).unwrap_or_default()
     }
 
     /// Host RAM a level-1 sleeper takes, over all its accelerators.
@@ -79,7 +81,7 @@ impl Planner {
     }
 
     pub(super) fn forbids(&self, model: &ModelName, order: Order) -> Result<(), String> {
-        let known = self.models.get(model).and_then(|m| m.spec.as_ref().map(|s| (m, s)));
+        let known = self.models.get(model).and_then(|m| m.spec.as_deref().map(|s| (m, s)));
         let Some((state, spec)) = known else {
             return Err(format!("Model '{model}' not found"));
         };
@@ -107,9 +109,8 @@ impl Planner {
         }
     }
 
-    pub(super) fn engines_of<'a>(&'a self, model: &ModelName) -> impl Iterator<Item = &'a Engine> {
-        let of = |replica| EngineId::new(model.clone(), replica);
-        self.engines.range(of(0)..=of(u32::MAX)).map(|(_, e)| e)
+    pub(super) fn engines_of<'a>(&'a self, model: &ModelName) -> impl Iterator<Item = &'a Engine> + use<'a> {
+        self.engines.of(model)
     }
 
     /// The best of its engines' states, as people see it.
@@ -148,7 +149,7 @@ impl Planner {
             leases: e.leases,
             accelerators: e.accelerators.clone(),
             reserved: self.ledger.held(&e.id),
-            host: self.ledger.host.booked.get(&e.id).copied().unwrap_or_default(),
+            host: self.ledger.host.booked.of(&e.id).unwrap_or_default(),
         });
         let models = self.models.iter().map(|(name, model)| ModelView {
             name: name.clone(),

@@ -14,7 +14,7 @@ use crate::{
 
 impl Draft<'_> {
     pub(super) fn advance(&mut self) {
-        let ids: Vec<EngineId> = self.planner.engines.keys().cloned().collect();
+        let ids: Vec<EngineId> = self.planner.engines.values().map(|e| e.id.clone()).collect();
         for id in &ids {
             self.bury(id);
             self.step(id);
@@ -24,7 +24,7 @@ impl Draft<'_> {
     }
 
     fn seek_lost(&mut self) {
-        let accounts = self.planner.ledger.accelerators.iter();
+        let accounts = self.planner.ledger.accelerators.awaited();
         let due = accounts.filter(|(_, a)| a.sought_at().is_some_and(|at| at <= self.now));
         for accelerator in due.map(|(id, _)| id.clone()).collect::<Vec<_>>() {
             self.meter(&accelerator, Millis::ZERO);
@@ -108,7 +108,7 @@ impl Draft<'_> {
         }
         if e.placing.as_ref().is_some_and(|p| p.confirmed) {
             if self.planner.shutdown.is_some() {
-                let host = self.planner.ledger.host.booked.get(id).copied().unwrap_or_default();
+                let host = self.planner.ledger.host.booked.of(id).unwrap_or_default();
                 let bytes = self.planner.residue_of(id);
                 return self.emit(Command::Shrink { engine, generation, bytes, host });
             }
@@ -218,7 +218,7 @@ impl Draft<'_> {
     /// a model that usually comes back before it would be stopped.
     pub(super) fn sleep_level(&self, id: &EngineId, wish: Option<Level>) -> Option<Level> {
         let model = self.planner.models.get(&id.model)?;
-        let spec = model.spec.as_ref().filter(|s| s.can_sleep)?;
+        let spec = model.spec.as_deref().filter(|s| s.can_sleep)?;
         if model.residue(spec) >= spec.memory.awake {
             return None;
         }
@@ -270,7 +270,7 @@ impl Draft<'_> {
     /// Some other engine measures free memory on one of its accelerators.
     pub(super) fn profiled_beside(&self, id: &EngineId) -> bool {
         let Some(e) = self.engine(id) else { return false };
-        self.planner.engines.values().any(|other| {
+        self.planner.engines.near(&e.accelerators).into_iter().any(|other| {
             other.id != *id
                 && other.is_profiling()
                 && other.accelerators.iter().any(|a| e.accelerators.contains(a))

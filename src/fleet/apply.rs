@@ -2,14 +2,18 @@
 //!
 //! The one place where a decision changes the state; planning and `issued` both come through here.
 
+use std::sync::Arc;
+
 use super::{
+    budget::Account,
     command::{Command, Then, Why},
+    event::Learned,
     plan::Planner,
 };
 use crate::{
     engine::{Door, Engine, Placing, Proof, STOP_AGAIN, state::State},
     fault::Cause,
-    model::{EngineId, Level},
+    model::{EngineId, Level, ModelName},
     units::{Bytes, Generation, Tick},
 };
 
@@ -46,9 +50,8 @@ impl Planner {
                 });
             }
             Command::Meter { accelerator, .. } => {
-                if let Some(account) = self.ledger.accelerators.get_mut(accelerator) {
-                    (account.asked, account.tried) = (Some(now), now);
-                }
+                let asked = |account: &mut Account| (account.asked, account.tried) = (Some(now), now);
+                self.ledger.accelerators.change(accelerator, asked);
             }
             Command::Probe { engine, .. } => self.with(engine, |e| e.proof = Proof::Out(now)),
             Command::OpenGate { engine, public, .. } => self.with(engine, |e| {
@@ -82,8 +85,18 @@ impl Planner {
     }
 
     fn with(&mut self, engine: &EngineId, change: impl FnOnce(&mut Engine)) {
-        if let Some(engine) = self.engines.get_mut(engine) {
-            change(engine);
+        self.engines.change(engine, change);
+    }
+
+    /// Copies nothing when that is known already.
+    pub(super) fn learn(&mut self, model: &ModelName, change: impl FnOnce(&mut Learned)) {
+        let Some(known) = self.models.get(model).map(|model| model.learned) else { return };
+        let mut learned = known;
+        change(&mut learned);
+        if learned != known
+            && let Some(model) = Arc::make_mut(&mut self.models).get_mut(model)
+        {
+            model.learned = learned;
         }
     }
 
@@ -91,14 +104,13 @@ impl Planner {
         self.ledger.shrink(engine, bytes, now);
         if host == Bytes::ZERO {
             self.ledger.host.booked.remove(engine);
-        } else if let Some(booked) = self.ledger.host.booked.get_mut(engine) {
-            *booked = host.min(*booked);
+        } else if let Some(booked) = self.ledger.host.booked.of(engine) {
+            self.ledger.host.booked.book(engine, host.min(booked));
         }
         let asleep = self.engines.get(engine).is_some_and(|e| matches!(e.state, State::Asleep { .. }));
-        if let (true, Some(model)) = (asleep, self.models.get_mut(&engine.model))
-            && let Some(declared) = model.spec.as_ref().map(|s| s.memory.asleep)
-        {
-            model.learned.residue = (bytes > declared).then_some(bytes);
+        if asleep && let Some(declared) = self.spec(&engine.model).map(|s| s.memory.asleep) {
+            let residue = (bytes > declared).then_some(bytes);
+            self.learn(&engine.model, |learned| learned.residue = residue);
         }
         self.with(engine, |e| {
             e.shrinking = None;
@@ -125,7 +137,7 @@ impl Planner {
     fn put_to_sleep(&mut self, engine: &EngineId, level: Level, now: Tick) {
         if level == Level::One {
             let host = self.host_need(engine);
-            self.ledger.host.booked.insert(engine.clone(), host);
+            self.ledger.host.booked.book(engine, host);
         }
         self.with(engine, |e| e.become_state(State::FallingAsleep { level }, now));
     }

@@ -4,10 +4,11 @@
 //! never exceeds the capacity. An *observation* is a fact: memory may come back late, an engine may take more than it
 //! declared, and somebody else may use the accelerator. Room exists only where both agree.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
+use super::{accounts::Accounts, bookings::Bookings};
 use crate::{
     model::{Accelerator, AcceleratorId, EngineId},
     units::{Bytes, Millis, Tick},
@@ -15,7 +16,7 @@ use crate::{
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Ledger {
-    pub(super) accelerators: BTreeMap<AcceleratorId, Account>,
+    pub(super) accelerators: Accounts,
     pub(super) host: HostAccount,
 }
 
@@ -25,7 +26,7 @@ pub(super) struct Account {
     pub(super) metered: bool,
     pub(super) healthy: bool,
     /// Booked, by engine.
-    pub(super) booked: BTreeMap<EngineId, Bytes>,
+    pub(super) booked: Bookings,
     pub(super) reading: Option<Reading>,
     /// A reading is under way, ordered at this moment.
     pub(super) asked: Option<Tick>,
@@ -49,7 +50,7 @@ pub(super) struct Reading {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HostAccount {
     pub(super) capacity: Bytes,
-    pub(super) booked: BTreeMap<EngineId, Bytes>,
+    pub(super) booked: Bookings,
 }
 
 /// A reading older than this is taken again before memory is granted on its word.
@@ -70,7 +71,7 @@ impl Account {
             capacity: spec.capacity,
             metered: spec.metered,
             healthy: true,
-            booked: BTreeMap::new(),
+            booked: Bookings::default(),
             reading: None,
             asked: None,
             tried: Tick(0),
@@ -82,7 +83,7 @@ impl Account {
 
     #[must_use]
     pub(super) fn reserved(&self) -> Bytes {
-        self.booked.values().copied().sum()
+        self.booked.sum()
     }
 
     /// What may still be booked.
@@ -91,9 +92,14 @@ impl Account {
         self.capacity.saturating_sub(self.reserved())
     }
 
+    /// It is configured, or somebody is still there.
+    fn stays(&self) -> bool {
+        self.capacity > Bytes::ZERO || !self.booked.is_empty()
+    }
+
     #[must_use]
     pub(super) fn booked_by(&self, engine: &EngineId) -> Bytes {
-        self.booked.get(engine).copied().unwrap_or_default()
+        self.booked.of(engine).unwrap_or_default()
     }
 
     /// The meter has been read since the last change, and lately.
@@ -106,7 +112,7 @@ impl Account {
     /// each engine we can tell apart, and all that is nobody's of ours.
     #[must_use]
     pub(super) fn used_beside(&self, engine: &EngineId) -> Bytes {
-        let booked: Bytes = self.booked.iter().filter(|(e, _)| *e != engine).map(|(_, b)| *b).sum();
+        let booked = self.booked.beside(engine);
         let Some(reading) = &self.reading else {
             return booked;
         };
@@ -118,7 +124,7 @@ impl Account {
             .booked
             .iter()
             .filter(|(e, _)| *e != engine)
-            .map(|(e, b)| (*b).max(by_engine.get(e).copied().unwrap_or_default()))
+            .map(|(e, b)| b.max(by_engine.get(e).copied().unwrap_or_default()))
             .sum();
         larger + reading.used.saturating_sub(ours)
     }
@@ -191,7 +197,7 @@ impl Account {
         Some(match &reading.by_engine {
             Some(by_engine) => by_engine.get(engine).copied().unwrap_or_default(),
             None => {
-                let others: Bytes = self.booked.iter().filter(|(e, _)| *e != engine).map(|(_, b)| *b).sum();
+                let others = self.booked.beside(engine);
                 reading.used.saturating_sub(others)
             }
         })
@@ -207,7 +213,7 @@ impl Account {
 impl HostAccount {
     #[must_use]
     pub(super) fn reserved(&self) -> Bytes {
-        self.booked.values().copied().sum()
+        self.booked.sum()
     }
 
     #[must_use]
@@ -221,44 +227,46 @@ impl Ledger {
     /// longer listed but still hold something (they grant nothing: their capacity is zero).
     pub(super) fn configure(&mut self, accelerators: &[Accelerator], host: Bytes) {
         self.host.capacity = host;
-        for account in self.accelerators.values_mut() {
-            account.capacity = Bytes::ZERO;
-        }
-        for spec in accelerators {
-            let account = self.accelerators.entry(spec.id.clone()).or_insert_with(|| Account::new(spec));
-            account.capacity = spec.capacity;
-            account.metered = spec.metered;
-        }
-        self.accelerators.retain(|_, account| account.capacity > Bytes::ZERO || !account.booked.is_empty());
+        self.accelerators.rewrite(|all| {
+            for account in all.values_mut() {
+                Arc::make_mut(account).capacity = Bytes::ZERO;
+            }
+            for spec in accelerators {
+                let account = all.entry(spec.id.clone()).or_insert_with(|| Arc::new(Account::new(spec)));
+                let account = Arc::make_mut(account);
+                account.capacity = spec.capacity;
+                account.metered = spec.metered;
+            }
+            all.retain(|_, account| account.stays());
+        });
     }
 
     /// Books exactly so much for the engine on each of these, in place of what it had there.
     pub(super) fn book(&mut self, engine: &EngineId, accelerators: &[AcceleratorId], bytes: Bytes) {
         for id in accelerators {
-            if let Some(account) = self.accelerators.get_mut(id) {
-                account.booked.insert(engine.clone(), bytes);
-            }
+            self.accelerators.book(id, engine, Some(bytes));
         }
     }
 
     /// Sets the engine's bookings to so much wherever it has any; zero ends them.
     pub(super) fn shrink(&mut self, engine: &EngineId, bytes: Bytes, now: Tick) {
-        for account in self.accelerators.values_mut() {
-            if let Some(booked) = account.booked.get_mut(engine) {
-                *booked = bytes.min(*booked);
+        for id in self.accelerators.place_ids(engine) {
+            let booked = self.accelerators.change(&id, |account| {
                 account.changed = now;
-                if bytes == Bytes::ZERO {
-                    account.booked.remove(engine);
-                }
+                account.booked_by(engine)
+            });
+            let kept = (bytes > Bytes::ZERO).then(|| bytes.min(booked.unwrap_or_default()));
+            self.accelerators.book(&id, engine, kept);
+            if self.accelerators.get(&id).is_some_and(|account| !account.stays()) {
+                self.accelerators.rewrite(|all| all.retain(|_, account| account.stays()));
             }
         }
-        self.accelerators.retain(|_, account| account.capacity > Bytes::ZERO || !account.booked.is_empty());
     }
 
     /// The most the engine has booked on any accelerator.
     #[must_use]
     pub(super) fn held(&self, engine: &EngineId) -> Bytes {
-        self.accelerators.values().map(|a| a.booked_by(engine)).max().unwrap_or_default()
+        self.accelerators.places(engine).map(|(_, a)| a.booked_by(engine)).max().unwrap_or_default()
     }
 }
 

@@ -10,8 +10,8 @@ use crate::{
 impl Planner {
     pub(super) fn check(&self) -> Vec<String> {
         let mut broken = Vec::new();
-        for (accelerator, account) in &self.ledger.accelerators {
-            let lost = account.booked.keys().filter(|id| !self.engines.contains_key(id));
+        for (accelerator, account) in self.ledger.accelerators.iter() {
+            let lost = account.booked.iter().map(|(id, _)| id).filter(|id| !self.engines.contains_key(id));
             broken.extend(lost.map(|id| format!("{id} is unknown and has a booking on {accelerator}")));
         }
         for e in self.engines.values() {

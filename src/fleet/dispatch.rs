@@ -124,7 +124,11 @@ impl Dispatch {
         let mut out = Vec::new();
         let mut granted = BTreeSet::new();
         for (model, queue) in self.queues.iter().filter(|(_, queue)| !queue.is_empty()) {
-            for seated in Seats::of(draft, model).fill(queue.in_turn()) {
+            let seats = Seats::of(draft, model);
+            if seats.are_taken() {
+                continue;
+            }
+            for seated in seats.fill(queue.in_turn()) {
                 grant(&seated, draft, &mut out);
             }
         }

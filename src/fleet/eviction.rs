@@ -43,35 +43,33 @@ impl Draft<'_> {
         id: &EngineId,
         candidates: &'c [Candidate],
     ) -> Option<(&'c Candidate, Vec<Victim>)> {
+        let ways: Vec<(&Candidate, Ways)> =
+            candidates.iter().filter_map(|c| Some((c, self.ways(id, c)?))).collect();
         (0..TIERS).find_map(|tier| {
-            let sets = candidates.iter().filter_map(|c| self.best_set(id, c, tier).map(|set| (c, set)));
+            let sets = ways.iter().filter_map(|(c, ways)| ways.best_set(c, tier).map(|set| (*c, set)));
             sets.min_by_key(|(c, set)| score(c, &set.iter().collect::<Vec<_>>()))
         })
     }
 
-    fn best_set(&self, id: &EngineId, candidate: &Candidate, tier: u8) -> Option<Vec<Victim>> {
+    /// `None`: all of them together are not enough.
+    fn ways(&self, id: &EngineId, candidate: &Candidate) -> Option<Ways> {
         let short: Vec<(AcceleratorId, Bytes)> = candidate
             .accelerators
             .iter()
             .map(|a| (a.clone(), self.shortfall(id, candidate, a, true)))
             .filter(|(_, short)| *short > Bytes::ZERO)
             .collect();
-        let mut options: Vec<Victim> = self
+        let options: Vec<Victim> = self
             .planner
             .engines
-            .values()
+            .near(&candidate.accelerators)
+            .into_iter()
             .filter(|e| e.id != *id && e.accelerators.iter().any(|a| short.iter().any(|(s, _)| s == a)))
             .flat_map(|e| self.options(id, e))
-            .filter(|v| v.tier <= tier)
             .collect();
-        options.sort_by_key(|v| (v.tier, v.last_used));
-        let few = options.get(..MOST).unwrap_or(&options);
-        (1_u32..1 << few.len())
-            .map(|mask| pick(few, mask))
-            .filter(|set| one_way_each(set) && covers(set, &short))
-            .min_by_key(|set| score(candidate, set))
-            .or_else(|| greedy(&options, &short))
-            .map(|set| set.into_iter().cloned().collect())
+        let all: Vec<&Victim> = options.iter().collect();
+        // Counted with both ways of an engine, where it has two: more than there is, never less.
+        covers(&all, &short).then(|| Ways::new(options, short))
     }
 
     /// How this engine could make room, if it may be made to.
@@ -84,7 +82,7 @@ impl Draft<'_> {
         let Some(model) = planner.models.get(&e.id.model) else {
             return Vec::new();
         };
-        let Some(spec) = model.spec.as_ref() else {
+        let Some(spec) = model.spec.as_deref() else {
             return Vec::new();
         };
         let held = planner.ledger.held(&e.id);
@@ -173,6 +171,34 @@ impl Draft<'_> {
                 }
             }
         }
+    }
+}
+
+/// How room may be made on one candidate.
+struct Ways {
+    short: Vec<(AcceleratorId, Bytes)>,
+    options: Vec<Victim>,
+}
+
+impl Ways {
+    /// The gentlest first, then those unused for longest.
+    fn new(mut options: Vec<Victim>, short: Vec<(AcceleratorId, Bytes)>) -> Self {
+        options.sort_by_key(|v| (v.tier, v.last_used));
+        Self { short, options }
+    }
+
+    fn best_set(&self, candidate: &Candidate, tier: u8) -> Option<Vec<Victim>> {
+        let options = self.options.get(..self.options.partition_point(|v| v.tier <= tier))?;
+        if !covers(&options.iter().collect::<Vec<_>>(), &self.short) {
+            return None;
+        }
+        let few = options.get(..MOST).unwrap_or(options);
+        (1_u32..1 << few.len())
+            .map(|mask| pick(few, mask))
+            .filter(|set| one_way_each(set) && covers(set, &self.short))
+            .min_by_key(|set| score(candidate, set))
+            .or_else(|| greedy(options, &self.short))
+            .map(|set| set.into_iter().cloned().collect())
     }
 }
 

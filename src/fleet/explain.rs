@@ -123,8 +123,9 @@ impl Draft<'_> {
     pub(super) fn held_reason(&self, id: &EngineId, candidate: &Candidate) -> Reason {
         let planner = &self.planner;
         let on = |e: &&Engine| e.accelerators.iter().any(|a| candidate.accelerators.contains(a));
+        let near = planner.engines.near(&candidate.accelerators);
         let holders: Vec<&Engine> =
-            planner.engines.values().filter(|e| e.id != *id && e.state.has_process()).filter(on).collect();
+            near.into_iter().filter(|e| e.id != *id && e.state.has_process()).filter(on).collect();
         let words: Vec<String> = holders.iter().map(|e| self.hold(e)).collect();
         let short = |a| {
             self.shortfall(id, candidate, a, true) > Bytes::ZERO

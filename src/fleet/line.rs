@@ -30,7 +30,7 @@ impl Draft<'_> {
     pub(super) fn wanted_in_order(&self) -> Vec<EngineId> {
         let wanted = self.planner.engines.values().filter_map(|e| {
             let model = self.planner.models.get(&e.id.model)?;
-            let spec = model.spec.as_ref().filter(|s| e.id.replica < s.replicas)?;
+            let spec = model.spec.as_deref().filter(|s| e.id.replica < s.replicas)?;
             if e.serves() {
                 return None;
             }
@@ -74,7 +74,7 @@ impl Draft<'_> {
 
     /// Whether `a` stands before `b` in line.
     pub(super) fn goes_before(&self, a: &EngineId, b: &EngineId) -> bool {
-        let place = |id: &EngineId| self.line.iter().position(|e| e == id).unwrap_or(usize::MAX);
+        let place = |id: &EngineId| self.places.get(id).copied().unwrap_or(usize::MAX);
         place(a) < place(b)
     }
 }

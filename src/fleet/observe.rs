@@ -1,10 +1,10 @@
 //! Taking note of what happened. No decision is made here: an observation changes the state, the next plan draws the
 //! conclusions.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    budget::Reading,
+    budget::{Account, Reading},
     event::{Event, Learned, Order, Verdict},
     orders::Operation,
     plan::{Model, Planner},
@@ -26,9 +26,7 @@ impl Planner {
         match event {
             Event::Configured { configuration } => self.configure(configuration, now),
             Event::Recalled { model, learned } => {
-                if let Some(model) = self.models.get_mut(model) {
-                    model.learned = *learned;
-                }
+                self.learn(model, |known| *known = *learned);
             }
             Event::AdoptionDone => self.adopted = true,
             Event::Arrived { waiter } => self.wanted(&waiter.model, now),
@@ -62,71 +60,38 @@ impl Planner {
 
     /// An outcome or observation of one engine; of an older life it is ignored.
     fn of_engine(&mut self, id: &EngineId, generation: Generation, event: &Event, now: Tick) {
-        let Some(engine) = self.engines.get_mut(id).filter(|e| e.generation == generation) else {
-            return;
-        };
+        match self.engines.get(id) {
+            Some(engine) if engine.generation == generation => {}
+            _ => return,
+        }
         match event {
-            Event::Used { leases, last_end, last_byte, .. } => {
-                // Those who still hold a lease on a process that is gone count for no later one.
-                engine.leases = if engine.state.has_process() { *leases } else { 0 };
-                engine.last_end = engine.last_end.max(*last_end);
-                engine.last_progress = engine.last_progress.max(*last_byte);
-            }
-            Event::LeftOut { until, .. } => engine.left_out = *until,
-            Event::Drained { .. } => engine.drained(),
             Event::Canary { verdict, .. } => self.proved(id, verdict, now),
-            Event::Placed { accelerators, .. } => {
-                if let Some(placing) = &mut engine.placing {
-                    placing.accelerators.clone_from(accelerators);
-                    placing.confirmed = true;
-                }
-            }
             Event::Conflict { .. } => self.conflict(id, now),
-            Event::Started { address, .. } if engine.state == State::Launching => {
-                engine.address = Some(*address);
-                engine.become_state(State::Loading, now);
-            }
-            Event::Profiled { .. } => engine.profiled = true,
-            Event::Ready { .. } if engine.state.is_starting() && engine.proof == Proof::NotReady => {
-                engine.profiled = true;
-                engine.proof = Proof::Wanted;
-            }
             Event::Slept { level, .. } => self.slept(id, *level, now),
-            Event::SleepFailed { cause, .. }
-            | Event::WakeFailed { cause, .. }
-            | Event::StartFailed { cause, .. }
-                if engine.state.is_starting() || matches!(engine.state, State::FallingAsleep { .. }) =>
-            {
-                engine.fail(cause.clone(), now);
-            }
             Event::Gone { cause, .. } => self.gone(id, cause, now),
-            Event::Health { ok, progressed, .. } => {
-                engine.failing_since = if *ok { None } else { engine.failing_since.or(Some(now)) };
-                if *progressed {
-                    engine.last_progress = now;
-                }
+            _ => {
+                self.engines.change(id, |engine| engine.hears(event, now));
             }
-            _ => {}
         }
     }
 
     fn configure(&mut self, configuration: &Configuration, now: Tick) {
         self.settings = configuration.settings.clone();
         self.ledger.configure(&configuration.accelerators, self.settings.host_memory);
-        let before: BTreeMap<ModelName, u64> = self
-            .models
+        let models = Arc::make_mut(&mut self.models);
+        let before: BTreeMap<ModelName, u64> = models
             .iter_mut()
             .filter_map(|(name, model)| Some((name.clone(), model.spec.take()?.fingerprint)))
             .collect();
         for spec in &configuration.models {
-            let model = self.models.entry(spec.name.clone()).or_insert_with(|| Model {
+            let model = Arc::make_mut(&mut self.models).entry(spec.name.clone()).or_insert_with(|| Model {
                 spec: None,
                 pin: None,
                 learned: Learned::default(),
                 gap: None,
                 since: now,
             });
-            model.spec = Some(spec.clone());
+            model.spec = Some(Arc::new(spec.clone()));
             // What failed was another command.
             if before.get(&spec.name).is_some_and(|fingerprint| *fingerprint != spec.fingerprint) {
                 self.forgive(&spec.name, now);
@@ -134,29 +99,35 @@ impl Planner {
             for replica in 0..spec.replicas {
                 let id = EngineId::new(spec.name.clone(), replica);
                 let generation = self.last_life;
-                let new = || Engine { generation, ..Engine::new(id.clone(), now) };
-                self.engines.entry(id.clone()).or_insert_with(new);
+                if !self.engines.contains_key(&id) {
+                    self.engines.insert(Engine { generation, ..Engine::new(id, now) });
+                }
             }
         }
+        self.engines.loosen();
         self.settle(now);
     }
 
     fn forgive(&mut self, model: &ModelName, now: Tick) {
-        for engine in self.engines.values_mut().filter(|e| e.id.model == *model) {
-            engine.failures = 0;
-            engine.fruitless = 0;
-            if matches!(engine.state, State::Backoff { .. }) {
-                engine.become_state(State::Cold, now);
-            }
+        let ids: Vec<EngineId> = self.engines.of(model).map(|e| e.id.clone()).collect();
+        for id in &ids {
+            self.engines.change(id, |engine| {
+                engine.failures = 0;
+                engine.fruitless = 0;
+                if matches!(engine.state, State::Backoff { .. }) {
+                    engine.become_state(State::Cold, now);
+                }
+            });
         }
     }
 
     /// A request came that had to wait: how long had nobody asked?
     fn wanted(&mut self, model: &ModelName, now: Tick) {
-        let awake = self.engines.values().any(|e| e.id.model == *model && e.serves());
-        let last = self.engines.values().filter(|e| e.id.model == *model).map(|e| e.last_end).max();
-        if let (Some(model), Some(last), false) = (self.models.get_mut(model), last, awake)
+        let awake = self.engines.of(model).any(Engine::serves);
+        let last = self.engines.of(model).map(|e| e.last_end).max();
+        if let (Some(last), false) = (last, awake)
             && last > Tick(0)
+            && let Some(model) = Arc::make_mut(&mut self.models).get_mut(model)
         {
             let seen = now.since(last);
             model.gap = Some(model.gap.map_or(seen, |gap| Millis((gap.0 * 3 + seen.0) / 4)));
@@ -164,126 +135,114 @@ impl Planner {
     }
 
     fn metered(&mut self, accelerator: &crate::model::AcceleratorId, reading: Reading) {
-        let Some(account) = self.ledger.accelerators.get_mut(accelerator) else {
+        if self.ledger.accelerators.get(accelerator).is_none() {
             return;
-        };
+        }
         for (id, bytes) in reading.by_engine.iter().flatten() {
             let settled = self.engines.get(id).is_some_and(|e| e.state == State::Awake);
-            if let (Some(model), true) = (self.models.get_mut(&id.model), settled) {
-                model.learned.peak = Some(model.learned.peak.unwrap_or_default().max(*bytes));
+            if settled {
+                self.learn(&id.model, |learned| {
+                    learned.peak = Some(learned.peak.unwrap_or_default().max(*bytes));
+                });
             }
         }
-        account.read(reading);
+        self.ledger.accelerators.change(accelerator, |account| account.read(reading));
     }
 
     fn set_health(&mut self, accelerator: &crate::model::AcceleratorId, healthy: bool, now: Tick) {
-        if let Some(account) = self.ledger.accelerators.get_mut(accelerator) {
+        self.ledger.accelerators.change(accelerator, |account| {
             account.healthy = healthy;
             (account.asked, account.tried) = (None, now);
-        }
+        });
     }
 
     fn proved(&mut self, id: &EngineId, verdict: &Verdict, now: Tick) {
-        let Some(engine) = self.engines.get_mut(id) else {
-            return;
-        };
+        let Some(engine) = self.engines.get(id) else { return };
         if !matches!(engine.proof, Proof::Out(_)) || !engine.state.is_starting() {
             return;
         }
-        match verdict {
+        let (took, cold) = (now.since(engine.began), engine.cold);
+        self.engines.change(id, |engine| match verdict {
             Verdict::Passed => {
-                let (took, cold) = (now.since(engine.began), engine.cold);
                 engine.turn = now;
                 engine.last_progress = now;
                 engine.failing_since = None;
                 engine.fruitless = 0;
                 engine.become_state(State::Awake, now);
-                for other in self.engines.values_mut().filter(|e| e.yielded_to.as_ref() == Some(id)) {
-                    other.yielded_to = None;
-                }
-                self.ledger.host.booked.remove(id);
-                if let Some(model) = self.models.get_mut(&id.model) {
-                    let learned = if cold { &mut model.learned.start } else { &mut model.learned.wake };
-                    *learned = Some(learned.map_or(took, |old| Millis((old.0 * 3 + took.0) / 4)));
-                }
             }
-            Verdict::Failed(cause) => {
-                engine.fail(cause.clone(), now);
-            }
+            Verdict::Failed(cause) => engine.fail(cause.clone(), now),
             Verdict::Inconclusive => engine.proof = Proof::Wanted,
+        });
+        if *verdict == Verdict::Passed {
+            self.had_its_turn(id);
+            self.ledger.host.booked.remove(id);
+            self.learn(&id.model, |learned| {
+                let learned = if cold { &mut learned.start } else { &mut learned.wake };
+                *learned = Some(learned.map_or(took, |old| Millis((old.0 * 3 + took.0) / 4)));
+            });
+        }
+    }
+
+    /// Those who went for it have their old place again.
+    fn had_its_turn(&mut self, id: &EngineId) {
+        let others = self.engines.values().filter(|e| e.yielded_to.as_ref() == Some(id));
+        let others: Vec<EngineId> = others.map(|e| e.id.clone()).collect();
+        for other in &others {
+            self.engines.change(other, |e| e.yielded_to = None);
         }
     }
 
     fn conflict(&mut self, id: &EngineId, now: Tick) {
-        let Some(engine) = self.engines.get_mut(id) else {
-            return;
-        };
-        if engine.placing.take().is_none() {
-            return;
-        }
-        let asleep = matches!(engine.state, State::Asleep { .. });
-        if !asleep {
-            let until = now + Millis(250);
-            engine.become_state(State::Backoff { until, cause: Cause::Refused }, now);
-        }
+        let asleep = self.engines.change(id, |engine| {
+            engine.placing.take()?;
+            let asleep = matches!(engine.state, State::Asleep { .. });
+            if !asleep {
+                let until = now + Millis(250);
+                engine.become_state(State::Backoff { until, cause: Cause::Refused }, now);
+            }
+            Some(asleep)
+        });
+        let Some(asleep) = asleep.flatten() else { return };
         let keeps = if asleep { self.residue_of(id) } else { Bytes::ZERO };
         self.ledger.shrink(id, keeps, now);
     }
 
     fn slept(&mut self, id: &EngineId, level: Level, now: Tick) {
-        let Some(engine) = self.engines.get_mut(id) else {
+        let Some(engine) = self.engines.get(id).filter(|e| matches!(e.state, State::FallingAsleep { .. }))
+        else {
             return;
         };
-        if !matches!(engine.state, State::FallingAsleep { .. }) {
-            return;
-        }
         let took = now.since(engine.since);
-        engine.become_state(State::Asleep { level }, now);
-        engine.shrinking = Some(now);
-        for account in self.ledger.accelerators.values_mut().filter(|a| a.booked.contains_key(id)) {
-            account.changed = now;
-            account.begin_anew();
+        self.engines.change(id, |engine| {
+            engine.become_state(State::Asleep { level }, now);
+            engine.shrinking = Some(now);
+        });
+        for place in self.ledger.accelerators.place_ids(id) {
+            self.ledger.accelerators.change(&place, |account| {
+                account.changed = now;
+                account.begin_anew();
+            });
         }
-        if let Some(model) = self.models.get_mut(&id.model) {
-            model.learned.sleep =
-                Some(model.learned.sleep.map_or(took, |old| Millis((old.0 * 3 + took.0) / 4)));
-        }
+        self.learn(&id.model, |learned| {
+            learned.sleep = Some(learned.sleep.map_or(took, |old| Millis((old.0 * 3 + took.0) / 4)));
+        });
     }
 
     /// The process is seen gone: what it held is free by definition, though the meter may lag.
     fn gone(&mut self, id: &EngineId, cause: &Cause, now: Tick) {
-        let Some(engine) = self.engines.get_mut(id) else {
-            return;
-        };
-        if !engine.state.has_process() {
+        let gone = self.engines.change(id, |engine| engine.has_gone(cause, now));
+        if gone != Some(true) {
             return;
         }
-        if engine.door != Door::Closed {
-            engine.orphan = Some((engine.generation, cause.clone()));
-            engine.door = Door::Closed;
-        }
-        if matches!(&engine.state, State::Stopping { cause: Cause::Stopped }) {
-            engine.become_state(State::Cold, now);
-        } else {
-            engine.failures += 1;
-            engine.fruitless += 1;
-            let until = now + backoff::pause(id, engine.failures);
-            let cause = match &engine.state {
-                State::Stopping { cause } | State::Failing { cause, .. } => cause.clone(),
-                _ => cause.clone(),
-            };
-            engine.become_state(State::Backoff { until, cause }, now);
-        }
-        engine.forget_process();
-        for account in self.ledger.accelerators.values_mut().filter(|a| a.booked.contains_key(id)) {
-            account.begin_anew();
+        for place in self.ledger.accelerators.place_ids(id) {
+            self.ledger.accelerators.change(&place, Account::begin_anew);
         }
         self.ledger.shrink(id, Bytes::ZERO, now);
         self.ledger.host.booked.remove(id);
     }
 
     fn ordered(&mut self, operation: super::event::OperationId, model: &ModelName, order: Order, now: Tick) {
-        if let Some(model) = self.models.get_mut(model) {
+        if let Some(model) = Arc::make_mut(&mut self.models).get_mut(model) {
             match order {
                 Order::Pin => (model.pin, model.since) = (Some(true), now),
                 Order::Unpin => model.pin = Some(false),
@@ -295,6 +254,74 @@ impl Planner {
 }
 
 impl Engine {
+    /// What concerns nothing but the engine itself.
+    fn hears(&mut self, event: &Event, now: Tick) {
+        match event {
+            Event::Used { leases, last_end, last_byte, .. } => {
+                // Those who still hold a lease on a process that is gone count for no later one.
+                self.leases = if self.state.has_process() { *leases } else { 0 };
+                self.last_end = self.last_end.max(*last_end);
+                self.last_progress = self.last_progress.max(*last_byte);
+            }
+            Event::LeftOut { until, .. } => self.left_out = *until,
+            Event::Drained { .. } => self.drained(),
+            Event::Placed { accelerators, .. } => {
+                if let Some(placing) = &mut self.placing {
+                    placing.accelerators.clone_from(accelerators);
+                    placing.confirmed = true;
+                }
+            }
+            Event::Started { address, .. } if self.state == State::Launching => {
+                self.address = Some(*address);
+                self.become_state(State::Loading, now);
+            }
+            Event::Profiled { .. } => self.profiled = true,
+            Event::Ready { .. } if self.state.is_starting() && self.proof == Proof::NotReady => {
+                self.profiled = true;
+                self.proof = Proof::Wanted;
+            }
+            Event::SleepFailed { cause, .. }
+            | Event::WakeFailed { cause, .. }
+            | Event::StartFailed { cause, .. }
+                if self.state.is_starting() || matches!(self.state, State::FallingAsleep { .. }) =>
+            {
+                self.fail(cause.clone(), now);
+            }
+            Event::Health { ok, progressed, .. } => {
+                self.failing_since = if *ok { None } else { self.failing_since.or(Some(now)) };
+                if *progressed {
+                    self.last_progress = now;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Its process is; false when it had none.
+    fn has_gone(&mut self, cause: &Cause, now: Tick) -> bool {
+        if !self.state.has_process() {
+            return false;
+        }
+        if self.door != Door::Closed {
+            self.orphan = Some((self.generation, cause.clone()));
+            self.door = Door::Closed;
+        }
+        if matches!(&self.state, State::Stopping { cause: Cause::Stopped }) {
+            self.become_state(State::Cold, now);
+        } else {
+            self.failures += 1;
+            self.fruitless += 1;
+            let until = now + backoff::pause(&self.id, self.failures);
+            let cause = match &self.state {
+                State::Stopping { cause } | State::Failing { cause, .. } => cause.clone(),
+                _ => cause.clone(),
+            };
+            self.become_state(State::Backoff { until, cause }, now);
+        }
+        self.forget_process();
+        true
+    }
+
     /// The gate is closed and the last lease is gone.
     fn drained(&mut self) {
         match &mut self.state {

@@ -88,8 +88,10 @@ impl Draft<'_> {
         let sets = match &spec.accelerators {
             Accelerators::Ids(ids) => vec![ids.clone()],
             Accelerators::Count(n) => {
-                let mut ids: Vec<AcceleratorId> = accounts.keys().filter(|a| usable(a)).cloned().collect();
-                ids.sort_by_key(|a| std::cmp::Reverse(accounts.get(a).map(super::budget::Account::free)));
+                // No more of them can be in the first combinations.
+                let most = (*n as usize).saturating_add(MOST);
+                let ids: Vec<AcceleratorId> =
+                    accounts.most_free_first().filter(|a| usable(a)).take(most).cloned().collect();
                 combinations(&ids, *n as usize)
             }
         };
@@ -142,8 +144,11 @@ impl Draft<'_> {
         let used = account.used_beside(id);
         let asleep = |e: &Engine| matches!(e.state, State::Asleep { .. }) && e.accelerators.contains(on);
         let named = account.reading.as_ref().is_none_or(|r| r.by_engine.is_some());
-        let alone = !self.planner.engines.values().any(|e| e.id != *id && asleep(e));
-        if named || alone || !self.engine(id).is_some_and(asleep) {
+        if named || !self.engine(id).is_some_and(asleep) {
+            return used;
+        }
+        let near = self.planner.engines.near(std::slice::from_ref(on));
+        if !near.into_iter().any(|e| e.id != *id && asleep(e)) {
             return used;
         }
         let declared = self.planner.spec(&id.model).map_or(Bytes::ZERO, |s| s.memory.asleep);
@@ -158,9 +163,9 @@ impl Draft<'_> {
             let Some(account) = self.planner.ledger.accelerators.get(on) else {
                 return false;
             };
-            let others = self.planner.engines.values().filter(|e| e.id != *id);
-            let may_go: Bytes =
-                others.filter(|e| self.may_ever_go(e)).map(|e| account.booked_by(&e.id)).sum();
+            let others = account.booked.iter().filter(|(other, _)| *other != id);
+            let may_go = others.filter(|(other, _)| self.engine(other).is_some_and(|e| self.may_ever_go(e)));
+            let may_go: Bytes = may_go.map(|(_, bytes)| bytes).sum();
             account.booked_by(id) + self.unused(id, on) + may_go >= candidate.need
         })
     }
@@ -176,8 +181,8 @@ impl Draft<'_> {
 
     /// Memory on an accelerator that engines on their way out will give back.
     fn coming(&self, id: &EngineId, on: &AcceleratorId) -> Bytes {
-        let leaving = self.planner.engines.values().filter(|e| e.id != *id && e.accelerators.contains(on));
-        leaving.map(|e| self.will_free(e, on)).sum()
+        let near = self.planner.engines.near(std::slice::from_ref(on)).into_iter();
+        near.filter(|e| e.id != *id && e.accelerators.contains(on)).map(|e| self.will_free(e, on)).sum()
     }
 
     /// What this engine will give back on its own.
@@ -257,7 +262,8 @@ impl Draft<'_> {
                 || takes;
             launch && moves
         };
-        self.planner.engines.values().filter(near).find(blocks).map(|e| e.id.clone())
+        let engines = self.planner.engines.near(&candidate.accelerators);
+        engines.into_iter().filter(near).find(blocks).map(|e| e.id.clone())
     }
 }
 

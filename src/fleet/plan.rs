@@ -4,13 +4,14 @@
 //! each engine's own life demands (`advance`), then who starts (`admit`), since what is on its way out is room that
 //! need not be made twice.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     budget::Ledger,
     command::Command,
+    engines::Engines,
     event::{Learned, OperationId},
     explain::Reason,
     orders::Operation,
@@ -27,8 +28,8 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Planner {
     pub(super) settings: Settings,
-    pub(super) models: BTreeMap<ModelName, Model>,
-    pub(super) engines: BTreeMap<EngineId, Engine>,
+    pub(super) models: Arc<BTreeMap<ModelName, Model>>,
+    pub(super) engines: Engines,
     pub(super) ledger: Ledger,
     /// Everything that already ran is known.
     pub(super) adopted: bool,
@@ -47,7 +48,7 @@ pub struct Planner {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Model {
     /// `None`: no longer configured, on its way out.
-    pub(super) spec: Option<ModelSpec>,
+    pub(super) spec: Option<Arc<ModelSpec>>,
     /// An operator's word on pinning.
     pub(super) pin: Option<bool>,
     pub(super) learned: Learned,
@@ -74,17 +75,27 @@ pub struct Draft<'a> {
     pub(super) now: Tick,
     commands: Vec<Command>,
     /// What each model waits for, or why nothing is done about it.
-    pub(super) reasons: BTreeMap<ModelName, Reason>,
+    pub(super) reasons: Arc<BTreeMap<ModelName, Reason>>,
     /// Memory that a model earlier in line will take on an accelerator.
     pub(super) claims: BTreeMap<AcceleratorId, Bytes>,
     /// Every engine that is wanted and not awake, in the order of turns, as it was when this look began to admit.
     pub(super) line: Vec<EngineId>,
+    /// Where each of these stands in it.
+    pub(super) places: BTreeMap<EngineId, usize>,
+}
+
+/// What a report is made of, beside the state.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Why {
+    pub(super) reasons: Arc<BTreeMap<ModelName, Reason>>,
+    pub(super) demand: BTreeMap<ModelName, Demand>,
+    pub(super) now: Tick,
 }
 
 /// What the plan says about those who wait.
 pub struct Verdicts {
-    reasons: BTreeMap<ModelName, Reason>,
-    configured: BTreeSet<ModelName>,
+    reasons: Arc<BTreeMap<ModelName, Reason>>,
+    models: Arc<BTreeMap<ModelName, Model>>,
     adopted: bool,
     shutdown: bool,
     now: Tick,
@@ -119,9 +130,10 @@ impl<'a> Draft<'a> {
             demand,
             now,
             commands: Vec::new(),
-            reasons: BTreeMap::new(),
+            reasons: Arc::default(),
             claims: BTreeMap::new(),
             line: Vec::new(),
+            places: BTreeMap::new(),
         }
     }
 
@@ -152,10 +164,9 @@ impl<'a> Draft<'a> {
     }
 
     pub(super) fn verdicts(&self) -> Verdicts {
-        let models = self.planner.models.iter().filter(|(_, model)| model.spec.is_some());
         Verdicts {
-            reasons: self.reasons.clone(),
-            configured: models.map(|(name, _)| name.clone()).collect(),
+            reasons: Arc::clone(&self.reasons),
+            models: Arc::clone(&self.planner.models),
             adopted: self.planner.adopted,
             shutdown: self.planner.shutdown.is_some(),
             now: self.now,
@@ -188,19 +199,8 @@ impl<'a> Draft<'a> {
         self.planner.engines.get(engine).map_or(Door::Closed, |e| e.door)
     }
 
-    pub(super) fn report(&self) -> Report {
-        let line = |name: &ModelName| {
-            let waiting = self.waiting(name);
-            let state = self.planner.model_state(name);
-            let leases = self.planner.leases_of(name);
-            let reason = self.reasons.get(name).cloned().unwrap_or_else(|| self.planner.explain_rest(name));
-            Line { state, waiting, leases, wait: reason.wait(self.now), reason: reason.text }
-        };
-        let accounts = &self.planner.ledger.accelerators;
-        Report {
-            models: self.planner.models.keys().map(|name| (name.clone(), line(name))).collect(),
-            accelerators: accounts.iter().filter_map(|(id, a)| Some((id.clone(), a.trouble()?))).collect(),
-        }
+    pub(super) fn into_reasons(self) -> Arc<BTreeMap<ModelName, Reason>> {
+        self.reasons
     }
 }
 
@@ -210,10 +210,14 @@ impl Verdicts {
         self.reasons.get(model).map_or_else(|| Reason::full().wait(self.now), |r| r.wait(self.now))
     }
 
+    fn knows(&self, model: &ModelName) -> bool {
+        self.models.get(model).is_some_and(|model| model.spec.is_some())
+    }
+
     /// Everybody who waits for this model is sent away.
     pub(super) fn refuses(&self, model: &ModelName) -> bool {
         let refused = |reason: &Reason| reason.is_final();
-        self.shutdown || !self.configured.contains(model) || self.reasons.get(model).is_some_and(refused)
+        self.shutdown || !self.knows(model) || self.reasons.get(model).is_some_and(refused)
     }
 
     /// Why everybody who waits for this model is sent away, if so.
@@ -221,7 +225,7 @@ impl Verdicts {
         if self.shutdown {
             return Some(Fault::ShuttingDown);
         }
-        if !self.configured.contains(model) {
+        if !self.knows(model) {
             return Some(Fault::ModelNotFound { model: model.to_string() });
         }
         self.reasons.get(model)?.refusal(model, wait)
@@ -240,12 +244,31 @@ impl Verdicts {
 }
 
 impl Planner {
+    pub(super) fn report(&self, why: &Why) -> Report {
+        let line = |name: &ModelName| {
+            let waiting = why.demand.get(name).map_or(0, |d| d.waiting);
+            let state = self.model_state(name);
+            let leases = self.leases_of(name);
+            let reason = why.reasons.get(name).cloned().unwrap_or_else(|| self.explain_rest(name));
+            Line { state, waiting, leases, wait: reason.wait(why.now), reason: reason.text }
+        };
+        let accounts = &self.ledger.accelerators;
+        Report {
+            models: self.models.keys().map(|name| (name.clone(), line(name))).collect(),
+            accelerators: accounts.iter().filter_map(|(id, a)| Some((id.clone(), a.trouble()?))).collect(),
+        }
+    }
+
     pub(super) fn leases_of(&self, model: &ModelName) -> u32 {
-        self.engines.values().filter(|e| e.id.model == *model).map(|e| e.leases).sum()
+        self.engines.of(model).map(|e| e.leases).sum()
     }
 
     pub(super) fn spec(&self, model: &ModelName) -> Option<&ModelSpec> {
-        self.models.get(model)?.spec.as_ref()
+        self.models.get(model)?.spec.as_deref()
+    }
+
+    pub(super) fn shared_spec(&self, model: &ModelName) -> Option<Arc<ModelSpec>> {
+        self.models.get(model)?.spec.clone()
     }
 
     /// An accelerator of this engine that no longer answers.
@@ -260,8 +283,7 @@ impl Planner {
     /// It should have gone further by now.
     pub(super) fn overdue(&self, id: &EngineId, now: Tick) -> bool {
         let Some(e) = self.engines.get(id) else { return false };
-        let due = e.deadline(self.spec(&id.model), self.ledger.held(id), &self.settings.timeouts);
-        due.is_some_and(|at| at <= now)
+        self.due(e).is_some_and(|at| at <= now)
     }
 
     /// Its model is no longer configured, or configured otherwise, or everything is to be stopped.
@@ -278,7 +300,7 @@ impl Planner {
 
     /// The largest accelerator there is.
     pub(super) fn largest(&self) -> Bytes {
-        self.ledger.accelerators.values().map(|a| a.capacity).max().unwrap_or_default()
+        self.ledger.accelerators.largest()
     }
 
     pub(super) fn is_finished(&self) -> bool {
@@ -292,64 +314,77 @@ impl Planner {
     /// Time alone: back-offs that ended, models that are gone for good.
     pub(super) fn settle(&mut self, now: Tick) {
         self.planned = self.planned.max(now);
-        for engine in self.engines.values_mut() {
-            if matches!(engine.state, State::Backoff { until, .. } if until <= now) {
-                engine.become_state(State::Cold, now);
-            }
-            if engine.is_forgiven(now) {
-                engine.failures = 0;
-            }
+        for id in self.engines.restless() {
+            self.engines.change(&id, |engine| {
+                if matches!(engine.state, State::Backoff { until, .. } if until <= now) {
+                    engine.become_state(State::Cold, now);
+                }
+                if engine.is_forgiven(now) {
+                    engine.failures = 0;
+                }
+            });
         }
         let models = &self.models;
-        self.engines.retain(|id, engine| {
-            let wanted =
-                models.get(&id.model).and_then(|m| m.spec.as_ref()).is_some_and(|s| id.replica < s.replicas);
-            let stays =
-                wanted || engine.state.has_process() || engine.orphan.is_some() || engine.placing.is_some();
-            if !stays {
-                self.last_life = self.last_life.max(engine.generation);
-            }
-            stays
+        let left = self.engines.retain(|engine| {
+            let spec = models.get(&engine.id.model).and_then(|m| m.spec.as_ref());
+            let wanted = spec.is_some_and(|s| engine.id.replica < s.replicas);
+            wanted || engine.state.has_process() || engine.orphan.is_some() || engine.placing.is_some()
         });
+        let Some(left) = left else { return };
+        self.last_life = left.iter().map(|engine| engine.generation).fold(self.last_life, Generation::max);
         let engines = &self.engines;
-        self.models.retain(|name, model| model.spec.is_some() || engines.keys().any(|id| id.model == *name));
+        let gone =
+            |(name, model): &(&ModelName, &Model)| model.spec.is_none() && engines.of(name).next().is_none();
+        if self.models.iter().any(|model| gone(&model)) {
+            Arc::make_mut(&mut self.models).retain(|name, model| !gone(&(name, model)));
+        }
     }
 
     /// Every moment at which some decision may change. More than needed is harmless; one too few is a stall.
     pub(super) fn deadlines(&self) -> impl Iterator<Item = Tick> + '_ {
-        let lost =
-            self.ledger.accelerators.values().flat_map(|a| a.lost_at().into_iter().chain(a.sought_at()));
+        let awaited = self.ledger.accelerators.awaited();
+        let lost = awaited.flat_map(|(_, a)| a.lost_at().into_iter().chain(a.sought_at()));
         let orders = self.operations.values().map(|op| op.given + self.settings.queue.max_wait);
         self.engines.values().flat_map(|e| self.deadlines_of(e)).chain(lost).chain(orders)
     }
 
-    fn deadlines_of(&self, e: &Engine) -> Vec<Tick> {
+    fn deadlines_of(&self, e: &Engine) -> impl Iterator<Item = Tick> + use<> {
         let spec = self.spec(&e.id.model);
         let idle = spec.map(|s| s.idle);
         let turns = &self.settings.turns;
         let timeouts = &self.settings.timeouts;
-        let mut at: Vec<Tick> = e.deadline(spec, self.ledger.held(&e.id), timeouts).into_iter().collect();
-        at.extend(e.hung_at(timeouts));
-        // Only one that serves is tried; any other is asked about again when it does.
-        at.extend(e.left_out.filter(|at| *at != NOT_DUE && e.serves()));
-        at.extend(
-            e.shrinking.into_iter().flat_map(|at| [at + timeouts.settle, at + Millis(timeouts.settle.0 * 5)]),
-        );
-        match &e.state {
-            State::Awake => {
-                at.extend([e.turn + turns.residency, e.turn + turns.max_turn]);
-                at.extend(idle.and_then(|i| i.sleep_after).map(|after| e.idle_since() + after));
-                at.extend(idle.and_then(|i| i.stop_after).map(|after| e.idle_since() + after));
-            }
-            State::Draining { .. } => at.push(e.since + turns.drain_deadline),
+        let own: [Option<Tick>; 4] = match &e.state {
+            State::Awake => [
+                Some(e.turn + turns.residency),
+                Some(e.turn + turns.max_turn),
+                idle.and_then(|i| i.sleep_after).map(|after| e.idle_since() + after),
+                idle.and_then(|i| i.stop_after).map(|after| e.idle_since() + after),
+            ],
+            State::Draining { .. } => [Some(e.since + turns.drain_deadline), None, None, None],
             State::Asleep { .. } => {
-                at.extend(idle.and_then(|i| i.stop_after).map(|after| e.idle_since().max(e.since) + after));
+                let stops = idle.and_then(|i| i.stop_after).map(|after| e.idle_since().max(e.since) + after);
+                [stops, None, None, None]
             }
-            State::Backoff { until, .. } => at.push(*until),
-            State::Cold => at.push(e.spare_from()),
-            State::Stopping { .. } => at.push(e.stop_by),
-            _ => {}
-        }
-        at
+            State::Backoff { until, .. } => [Some(*until), None, None, None],
+            State::Cold => [Some(e.spare_from()), None, None, None],
+            State::Stopping { .. } => [Some(e.stop_by), None, None, None],
+            _ => [None; 4],
+        };
+        let any: [Option<Tick>; 5] = [
+            self.due(e),
+            e.hung_at(timeouts),
+            // Only one that serves is tried; any other is asked about again when it does.
+            e.left_out.filter(|at| *at != NOT_DUE && e.serves()),
+            e.shrinking.map(|at| at + timeouts.settle),
+            e.shrinking.map(|at| at + Millis(timeouts.settle.0 * 5)),
+        ];
+        own.into_iter().chain(any).flatten()
+    }
+
+    /// By when it should have gone further.
+    fn due(&self, e: &Engine) -> Option<Tick> {
+        // What it holds is looked up only where its size matters.
+        let held = if e.state.moves_memory() { self.ledger.held(&e.id) } else { Bytes::ZERO };
+        e.deadline(self.spec(&e.id.model), held, &self.settings.timeouts)
     }
 }

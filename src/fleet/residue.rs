@@ -42,7 +42,7 @@ impl Draft<'_> {
             }
         }
         if unread.is_empty() {
-            let host = self.planner.ledger.host.booked.get(id).copied().unwrap_or_default();
+            let host = self.planner.ledger.host.booked.of(id).unwrap_or_default();
             // A meter that knows no names may show somebody else's late memory; more than was booked is never its own.
             let bytes = measured.min(self.planner.ledger.held(id));
             return self.emit(Command::Shrink { engine, generation, bytes, host });
@@ -76,7 +76,7 @@ impl Draft<'_> {
         let bytes = most.max(declared);
         if bytes < booked {
             let (engine, generation) = (id.clone(), e.generation);
-            let host = self.planner.ledger.host.booked.get(id).copied().unwrap_or_default();
+            let host = self.planner.ledger.host.booked.of(id).unwrap_or_default();
             self.emit(Command::Shrink { engine, generation, bytes, host });
         }
     }
@@ -84,7 +84,7 @@ impl Draft<'_> {
     /// When the meter was read, another engine on this accelerator held less than it has booked, and was on its way up to
     /// it. One that has come up since was still rising then.
     fn rising(&self, id: &EngineId, accelerator: &AcceleratorId, read: Tick) -> bool {
-        self.planner.engines.values().any(|e| {
+        self.planner.engines.near(std::slice::from_ref(accelerator)).into_iter().any(|e| {
             let rises = e.state.is_starting() || (e.state == State::Awake && e.turn > read);
             // So does one that has only booked it.
             let booked = e.placing.as_ref().is_some_and(|p| p.accelerators.contains(accelerator));

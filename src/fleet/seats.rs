@@ -103,7 +103,8 @@ impl<'w> Seats<'w> {
         seated
     }
 
-    fn are_taken(&self) -> bool {
+    /// Whoever comes, nobody gets one.
+    pub(super) fn are_taken(&self) -> bool {
         self.proving.is_empty() && self.awake.iter().all(|seat| seat.leases >= seat.limit)
     }
 }

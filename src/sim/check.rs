@@ -328,21 +328,23 @@ impl World {
 
     /// Every model has a line, and every line a reason.
     pub(super) fn check_report(&mut self, plan: &Plan) {
-        for (model, line) in &plan.report.models {
+        let report = self.fleet.report(plan);
+        for (model, line) in &report.models {
             if line.reason.is_empty() {
                 self.violations.push(format!("the report gives no reason for {model}"));
             }
         }
-        if plan.report.models.len() < self.scenario.configuration.models.len() && self.deadline.is_some() {
+        if report.models.len() < self.scenario.configuration.models.len() && self.deadline.is_some() {
             self.violation("the report leaves models out".to_owned());
         }
     }
 
     pub(super) fn check_view(&mut self, plan: &Plan) {
-        let view = self.fleet.view(&plan.report);
+        let report = self.fleet.report(plan);
+        let view = self.fleet.view(&report);
         for accelerator in &view.accelerators {
             // What was adopted in excess is allowed, but must be reported.
-            let reported = plan.report.accelerators.contains_key(&accelerator.id);
+            let reported = report.accelerators.contains_key(&accelerator.id);
             if accelerator.reserved > accelerator.capacity && !reported {
                 self.violation(format!(
                     "the reservations on {} are {}, more than {}",

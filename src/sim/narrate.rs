@@ -16,15 +16,16 @@ pub fn narrate(lines: &[Line]) -> String {
     let start = lines.first().map_or(Tick(0), Line::at);
     let mut story = String::new();
     let mut last = Report::default();
-    journal::replay(lines, |at, events, plan, _| {
+    journal::replay(lines, |at, events, plan, fleet| {
         let events: Vec<&Event> = events.iter().filter(|event| is_news(event)).collect();
-        let changes = changes(&last, &plan.report);
+        let report = fleet.report(plan);
+        let changes = changes(&last, &report);
         let readings = events.iter().all(|event| matches!(event, Event::Memory { .. }));
         let looks = plan.commands.iter().all(|command| matches!(command, Command::Meter { .. }));
         if readings && looks && changes.is_empty() {
             return;
         }
-        last.clone_from(&plan.report);
+        last = report;
         story += &(moment(at.since(start)) + "\n");
         story.extend(events.iter().map(|event| format!("    {event}\n")));
         story.extend(plan.commands.iter().map(|command| format!("  > {command}\n")));

@@ -1,0 +1,176 @@
+//! Fleets as they stand in the middle of a day, of any size, so that what a decision costs can be seen to grow.
+//!
+//! Eight engines share an accelerator: three are awake and full, of which one may be draining, two sleep, one is being
+//! started, the others are cold. There is no room left on any of them, so that whoever waits has to be thought about.
+
+use rouse::{
+    fleet::{
+        Fleet,
+        event::{Event, Found, OperationId, Order, Waiter, WaiterId},
+    },
+    model::{
+        Accelerator, AcceleratorId, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory,
+        ModelName, ModelSpec, Settings,
+    },
+    units::{Bytes, Generation, Millis, Tick},
+};
+
+/// When it all happens.
+pub(crate) const NOW: Tick = Tick(1_000_000_000);
+const PLACES: u32 = 3;
+
+/// Who waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    Nobody,
+    /// For a cold model, which has no room.
+    One,
+    /// A thousand, for every model in turn.
+    Thousand,
+    /// For a cold model, and one engine may be put away for it: the plan has commands.
+    Evicting,
+}
+
+impl Waiting {
+    pub(crate) const ALL: [Self; 4] = [Self::Nobody, Self::One, Self::Thousand, Self::Evicting];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Nobody => "nobody waits",
+            Self::One => "one waits",
+            Self::Thousand => "1000 wait",
+            Self::Evicting => "makes room",
+        }
+    }
+}
+
+/// A fleet of so many engines, one for each model, for which everything was decided that could be.
+pub(crate) fn fleet(engines: usize, waiting: Waiting) -> Fleet {
+    let mut fleet = Fleet::new();
+    let accelerators = (engines / 8).max(1);
+    let models = (0..engines).map(model).collect();
+    let gpu = |n| Accelerator { id: gpu(n), capacity: Bytes::gib(82), metered: true };
+    let mut settings = Settings::default();
+    settings.host_memory = Bytes::gib(1 << 20);
+    settings.queue.max_waiting = 100_000;
+    let configuration =
+        Configuration { settings, accelerators: (0..accelerators).map(gpu).collect(), models };
+    fleet.on(&Event::Configured { configuration: Box::new(configuration) }, NOW);
+    for n in 0..engines {
+        adopt(&mut fleet, n, n % accelerators, n / accelerators);
+    }
+    fleet.on(&Event::AdoptionDone, NOW);
+    settle(&mut fleet);
+    for n in 0..engines.min(3 * accelerators) {
+        let idle = waiting == Waiting::Evicting && n == 0;
+        fleet.on(&used(n, if idle { 0 } else { PLACES }), NOW);
+    }
+    for n in (2 * accelerators..3 * accelerators).step_by(4) {
+        let order = Order::Sleep { level: None };
+        fleet.on(&Event::Operator { operation: OperationId(n as u64), model: name(n), order }, NOW);
+    }
+    settle(&mut fleet);
+    match waiting {
+        Waiting::Nobody => {}
+        Waiting::One | Waiting::Evicting => arrive(&mut fleet, 1, 5 * accelerators),
+        Waiting::Thousand => (0..1000).for_each(|id| arrive(&mut fleet, id, id as usize % engines)),
+    }
+    if waiting != Waiting::Evicting {
+        settle(&mut fleet);
+    }
+    fleet
+}
+
+/// What the gate of an engine says of its leases.
+pub(crate) fn used(engine: usize, leases: u32) -> Event {
+    Event::Used {
+        engine: id(engine),
+        generation: Generation(1),
+        leases,
+        last_end: started(engine),
+        last_byte: NOW,
+    }
+}
+
+/// Nothing more is ordered at this moment.
+fn settle(fleet: &mut Fleet) {
+    for _ in 0..4 {
+        let plan = fleet.plan(NOW);
+        fleet.issued(&plan.commands, NOW);
+    }
+    assert!(fleet.plan(NOW).commands.is_empty());
+}
+
+fn adopt(fleet: &mut Fleet, n: usize, on: usize, rank: usize) {
+    let (asleep, ready) = match rank {
+        0..=2 => (None, true),
+        3 | 4 => (Some(Level::One), true),
+        7 => (None, false),
+        _ => return,
+    };
+    let found = Found {
+        address: ([127, 0, 0, 1], 9).into(),
+        accelerators: vec![gpu(on)],
+        asleep,
+        ready,
+        fingerprint: 1,
+        last_end: started(n),
+        started: started(n),
+    };
+    fleet.on(&Event::Adopted { engine: id(n), generation: Generation(1), found }, NOW);
+    let reading = Event::Memory { accelerator: gpu(on), used: Bytes::gib(82), by_engine: None };
+    fleet.on(&reading, NOW);
+}
+
+/// Beyond its residency, and within its turn.
+const fn started(n: usize) -> Tick {
+    Tick(NOW.0 - 60_000 - n as u64 % 1000)
+}
+
+fn arrive(fleet: &mut Fleet, waiter: u64, model: usize) {
+    let waiter = Waiter {
+        id: WaiterId(waiter),
+        model: name(model),
+        band: 0,
+        key: format!("key-{}", waiter % 7),
+        arrived: NOW,
+        deadline: NOW + Millis::secs(500),
+        stream: true,
+        only: None,
+    };
+    fleet.on(&Event::Arrived { waiter }, NOW);
+}
+
+fn model(n: usize) -> ModelSpec {
+    ModelSpec {
+        name: name(n),
+        aliases: Vec::new(),
+        accelerators: Accelerators::Count(1),
+        memory: Memory { awake: Bytes::gib(20), asleep: Bytes::gib(1), host: Bytes::gib(1) },
+        idle: Idle {
+            sleep_after: Some(Millis::secs(600)),
+            stop_after: Some(Millis::secs(3600)),
+            level: LevelPolicy::Auto,
+        },
+        replicas: 1,
+        pinned: false,
+        priority: 0,
+        max_concurrency: Some(PLACES),
+        start_timeout: Millis::secs(600),
+        explicit_memory: true,
+        can_sleep: true,
+        fingerprint: 1,
+    }
+}
+
+fn name(n: usize) -> ModelName {
+    format!("model-{n:05}").into()
+}
+
+fn id(n: usize) -> EngineId {
+    EngineId::new(name(n), 0)
+}
+
+fn gpu(n: usize) -> AcceleratorId {
+    format!("GPU-{n:08}-0000").into()
+}
