@@ -106,6 +106,11 @@ impl Api {
         self.address
     }
 
+    #[cfg(test)]
+    pub(crate) fn loads(&self) -> Arc<Loads> {
+        Arc::clone(&self.loads)
+    }
+
     /// Serves until `stage` says that the gateway goes and every connection is closed: at [`Stage::Draining`] when
     /// their exchanges are over, at [`Stage::Ending`] two seconds later at most.
     pub async fn run(self, stage: watch::Receiver<Stage>) -> Result<(), Error> {
@@ -362,3 +367,6 @@ impl Connections {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
