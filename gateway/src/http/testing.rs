@@ -310,6 +310,7 @@ fn config() -> Config {
     };
     Config {
         api: "127.0.0.1:0".parse().unwrap(),
+        threads: None,
         admin: config::Admin {
             address: "127.0.0.1:0".parse().unwrap(),
             token: None,

@@ -8,12 +8,10 @@
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
-    future::poll_fn,
     io,
     net::SocketAddr,
     rc::Rc,
     sync::Arc,
-    task::Poll,
     thread,
     time::Duration,
 };
@@ -209,13 +207,19 @@ async fn accept(
             }
         }
     }
-    poll_fn(|cx| {
-        while let Poll::Ready(Ok((stream, peer))) = listener.poll_accept(cx) {
-            connections.keep(stream, peer, Stage::Draining);
+    // Off the poller, which need not have heard of those that came last, and would not let us take more than a hundred.
+    let Ok(listener) = listener.into_std() else { return };
+    loop {
+        match listener.accept() {
+            Ok((stream, peer)) => {
+                if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
+                    connections.keep(stream, peer, Stage::Draining);
+                }
+            }
+            Err(error) if is_momentary(&error) => {}
+            Err(_) => return,
         }
-        Poll::Ready(())
-    })
-    .await;
+    }
 }
 
 /// The peer was gone before it was accepted.
@@ -255,6 +259,7 @@ impl Connections {
         let Some((stream, place)) = self.admit(stream, peer) else { return };
         // Off this core's poller; it cannot fail while nothing else holds the socket.
         let Ok(stream) = stream.into_std() else { return };
+        self.core.shared.meter.moved();
         let moved = Moved { stream, peer, place, seat: self.loads.seat(better) };
         if let Err(back) = way.send(moved) {
             // That core has ended, which only a defect or the gateway's end explains.
