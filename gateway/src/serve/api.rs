@@ -203,7 +203,12 @@ async fn accept(
             Err(error) => {
                 tracing::warn!(%error, "cannot accept connections");
                 // The socket stays readable, so trying again at once would spin.
-                drop(tokio::time::timeout(BACK_OFF, connections.changed.notified()).await);
+                let pause = tokio::time::timeout(BACK_OFF, connections.changed.notified());
+                tokio::select! {
+                    _ = pause => {}
+                    // What others have accepted need not wait for that.
+                    Some(moved) = moved.recv() => connections.take_over(moved, Stage::Serving),
+                }
             }
         }
     }
