@@ -91,7 +91,7 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     let meter = Arc::clone(&metrics) as _;
     let control = Arc::new(handle.clone());
     let shared = http::Shared::told(control, Arc::clone(&config), meter, Arc::clone(&telemetry));
-    let api = Api::bind(current.api, None, shared)?;
+    let api = Api::bind(current.api, current.threads, shared)?;
     let admin = Admin::bind(current.admin.address, parts(&handle, &config, &metrics, &platform))?;
     announce(&shown, source.file.is_none(), &api, &admin);
 

@@ -53,6 +53,8 @@ use rouse::{
 #[derive(Clone, Debug)]
 pub struct Config {
     pub api: SocketAddr,
+    /// Threads that serve it; `None`: as many as there are cores.
+    pub threads: Option<usize>,
     pub admin: Admin,
     /// The API's certificates; without, it speaks plain HTTP.
     pub tls: Option<Tls>,

@@ -61,6 +61,7 @@ pub struct Metrics {
     refusals: IntCounterVec,
     disconnects: [IntCounter; 4],
     connections: IntGauge,
+    moved: IntCounter,
     swaps: IntCounter,
     reloads: IntCounterVec,
     /// Without labels, and without a series where there is no certificate: 0 would be one that ended long ago.
@@ -119,6 +120,13 @@ impl Metrics {
             connections: register(
                 &registry,
                 valid(IntGauge::new("rouse_connections", "Open connections of clients to the API")),
+            ),
+            moved: register(
+                &registry,
+                valid(IntCounter::new(
+                    "rouse_connections_moved_total",
+                    "Connections that another thread serves than the one that accepted them",
+                )),
             ),
             swaps: register(
                 &registry,
@@ -223,6 +231,11 @@ impl Metrics {
     /// So many more (or, negative, less) client connections are open.
     pub fn connections(&self, change: i64) {
         self.connections.add(change);
+    }
+
+    /// A connection is not served by the thread that accepted it.
+    pub fn moved(&self) {
+        self.moved.inc();
     }
 
     /// A model was put away so that another one could be awake.

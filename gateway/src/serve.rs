@@ -11,6 +11,7 @@ use std::{io, net::SocketAddr};
 mod addresses;
 mod admin;
 mod api;
+pub(crate) mod balance;
 mod connection;
 mod listener;
 pub(crate) mod socket;

@@ -9,8 +9,11 @@ use super::{LogFormat, Serve, USAGE};
 use crate::{app, config, demo, limits, metrics::Lost, telemetry::Log};
 
 pub(super) fn serve(serve: Serve) -> anyhow::Result<ExitCode> {
+    // The log has a thread, and the table of descriptors is grown before there are any.
+    let descriptors = limits::raise().context("cannot read the limit of open files")?;
     let lost = Lost::new();
     let log = log(serve.log_format, &lost)?;
+    tracing::debug!(descriptors, "limit of open files");
     let ended = start(serve, lost);
     // Before the reason is said, where it is one of failure.
     log.close();
@@ -18,7 +21,6 @@ pub(super) fn serve(serve: Serve) -> anyhow::Result<ExitCode> {
 }
 
 fn start(serve: Serve, lost: Lost) -> anyhow::Result<ExitCode> {
-    let descriptors = limits::raise().context("cannot read the limit of open files")?;
     let source = config::Source { file: serve.config, api: serve.api, admin: serve.admin };
     let config = source.load()?;
     let findings = config::check(&config);
@@ -30,7 +32,6 @@ fn start(serve: Serve, lost: Lost) -> anyhow::Result<ExitCode> {
             .with_context(|| format!("cannot make {}", config.state.display()))?;
         demo::prepare(&config)?;
     }
-    tracing::debug!(descriptors, "limit of open files");
     app::run(app::Start { config, source, journal: serve.journal, lost })
 }
 

@@ -43,6 +43,7 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
     ];
     let restart = [
         ("listen", old.api != new.api || old.admin.address != new.admin.address),
+        ("api.threads", old.threads != new.threads),
         ("tls", old.tls.is_some() != new.tls.is_some()),
         ("admin.tls", old.admin.tls != new.admin.tls),
         ("accelerators", accelerators_differ(old, new)),

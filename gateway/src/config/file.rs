@@ -59,7 +59,8 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         (api, listen.read(reader, "admin", address))
     });
     let api = api.unwrap_or(LOCAL_API);
-    let (tls, cors) = (tls::tls(reader, root), cors::cors(reader, root));
+    let tls = tls::tls(reader, root);
+    let (threads, cors) = cors::api(reader, root);
     let admin =
         root.sub(reader, "admin", |reader, section| admin(reader, section, admin_listen, tls.is_some()));
     let headroom = root.read(reader, "headroom", Reader::size).unwrap_or(Bytes::gib(1));
@@ -85,6 +86,7 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
 
     Config {
         api,
+        threads,
         admin,
         tls,
         cors,

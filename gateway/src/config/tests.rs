@@ -197,6 +197,11 @@ fn certificates_come_in_pairs_and_origins_are_origins() {
         (config.cors.origins.as_slice(), config.cors.any),
         (&["http://app.example:8080".to_owned()][..], true)
     );
+    for threads in [0, 257] {
+        let refused = errors(&format!("api: {{threads: {threads}}}\n"));
+        assert_eq!(refused, "rouse.yaml:1:16: api.threads: is between 1 and 256");
+    }
+    assert_eq!(read("api: {threads: 3, cors: {origins: []}}\n").unwrap().threads, Some(3));
     insta::assert_snapshot!(errors("admin: {tls: true}\n"), @"rouse.yaml:1:14: admin.tls: there is no tls whose certificate could be shown");
     let files = |text: &str| diff(&read("").unwrap(), &read(text).unwrap()).to_string();
     assert_eq!(files("tls: {cert: a, key: b}\nadmin: {tls: true}"), "only after a restart tls, admin.tls");

@@ -27,7 +27,7 @@ use crate::{
     driver::{Granted, Operation, Parking, Served, Waited},
     metrics::ModelMetrics,
     routes::{Endpoint, Route, Routes, Standing},
-    serve::{Api, Stage},
+    serve::{Api, Stage, balance::Loads},
 };
 
 mod authority;
@@ -68,6 +68,7 @@ pub(crate) struct Gateway {
     pub(crate) run: tokio::task::JoinHandle<()>,
     pub(crate) control: Arc<Scripted>,
     pub(crate) config: Arc<ArcSwap<Config>>,
+    pub(crate) loads: Arc<Loads>,
 }
 
 /// A driver that does nothing by itself.
@@ -82,8 +83,12 @@ pub(crate) struct Scripted {
 struct Heard(mpsc::UnboundedSender<Ended>);
 
 impl Gateway {
-    /// With these limits changed.
+    /// With these limits changed, on one core.
     pub(crate) fn start(change: impl FnOnce(&mut Config)) -> Self {
+        Self::start_on(change, |shared| Api::bind("127.0.0.1:0".parse().unwrap(), Some(1), shared).unwrap())
+    }
+
+    pub(crate) fn start_on(change: impl FnOnce(&mut Config), bind: impl FnOnce(Arc<Shared>) -> Api) -> Self {
         let mut config = config();
         change(&mut config);
         let config = Arc::new(ArcSwap::from_pointee(config));
@@ -102,11 +107,11 @@ impl Gateway {
             Arc::clone(&config),
             Arc::new(Heard(ended_in)),
         );
-        let api = Api::bind("127.0.0.1:0".parse().unwrap(), Some(1), shared).unwrap();
-        let address = api.address();
+        let api = bind(shared);
+        let (address, loads) = (api.address(), api.loads());
         let (stage, stages) = watch::channel(Stage::Serving);
         let run = tokio::spawn(async move { api.run(stages).await.unwrap() });
-        let gateway = Self { address, clock, parked, ended, stage, run, control, config };
+        let gateway = Self { address, clock, parked, ended, stage, run, control, config, loads };
         gateway.route(&[]);
         gateway
     }
@@ -305,6 +310,7 @@ fn config() -> Config {
     };
     Config {
         api: "127.0.0.1:0".parse().unwrap(),
+        threads: None,
         admin: config::Admin {
             address: "127.0.0.1:0".parse().unwrap(),
             token: None,

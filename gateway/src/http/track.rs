@@ -46,6 +46,8 @@ pub trait Meter: Send + Sync {
     fn refused(&self, status: u16);
     /// One client connection more (`+1`) or less (`-1`) is open.
     fn connections(&self, change: i64);
+    /// A connection goes to another core than the one that accepted it.
+    fn moved(&self) {}
 }
 
 /// Counts nothing.

@@ -56,6 +56,10 @@ impl Meter for Metrics {
     fn connections(&self, change: i64) {
         Self::connections(self, change);
     }
+
+    fn moved(&self) {
+        Self::moved(self);
+    }
 }
 
 #[cfg(test)]

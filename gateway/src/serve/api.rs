@@ -1,17 +1,17 @@
 //! The inference API's listeners: one thread, one runtime and one socket per core.
 //!
-//! A connection stays on the core that accepted it, so nothing on the way of a request is shared but the routes (read
-//! without a lock) and the leases (one atomic word).
+//! A connection stays on one core, so nothing on the way of a request is shared but the routes (read without a lock) and
+//! the leases (one atomic word). That is the core that accepted it or, when that one carries well above the mean, the
+//! one that carries least ([`super::balance`]): the connection is handed over before its first byte is read, with the
+//! place that its address has for it, and all else, the handshake included, happens over there.
 
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
-    future::poll_fn,
     io,
     net::SocketAddr,
     rc::Rc,
     sync::Arc,
-    task::Poll,
     thread,
     time::Duration,
 };
@@ -20,13 +20,18 @@ use rouse::fault::{Fault, Wait};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    sync::{Notify, oneshot, watch},
+    sync::{
+        Notify,
+        mpsc::{self, UnboundedReceiver, UnboundedSender},
+        oneshot, watch,
+    },
     task::LocalSet,
 };
 
 use super::{
     Error, Stage,
-    addresses::{Addresses, Refused},
+    addresses::{Addresses, Place, Refused},
+    balance::{Loads, OnCore, Seat},
     connection, listener,
     socket::Socket,
     tls::Handshakes,
@@ -45,6 +50,29 @@ pub struct Api {
     listeners: Vec<std::net::TcpListener>,
     shared: Arc<Shared>,
     handshakes: Option<Arc<Handshakes>>,
+    loads: Arc<Loads>,
+}
+
+/// A connection on its way to another core.
+struct Moved {
+    stream: std::net::TcpStream,
+    peer: SocketAddr,
+    place: Place,
+    seat: Seat,
+}
+
+/// What one serving thread starts with.
+struct Start {
+    listener: std::net::TcpListener,
+    shared: Arc<Shared>,
+    stage: watch::Receiver<Stage>,
+    addresses: Arc<Addresses>,
+    handshakes: Option<Arc<Handshakes>>,
+    number: usize,
+    loads: Arc<Loads>,
+    /// To the other cores, by number. Unbounded by type; what is in them holds a descriptor each.
+    others: Vec<Option<UnboundedSender<Moved>>>,
+    moved: UnboundedReceiver<Moved>,
 }
 
 impl Api {
@@ -52,13 +80,22 @@ impl Api {
     /// are accepted once [`Self::run`] is polled.
     pub fn bind(address: SocketAddr, cores: Option<usize>, shared: Arc<Shared>) -> Result<Self, Error> {
         let cores = cores.or_else(|| thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
-        let listeners = listener::bind_shared(address, cores)?;
+        Self::over(address, listener::bind_shared(address, cores)?, shared)
+    }
+
+    /// One thread for each listener.
+    pub(super) fn over(
+        address: SocketAddr,
+        listeners: Vec<std::net::TcpListener>,
+        shared: Arc<Shared>,
+    ) -> Result<Self, Error> {
         let address = match listeners.first() {
             Some(first) => first.local_addr().map_err(|source| Error::Bind { address, source })?,
             None => address,
         };
-        let handshakes = Handshakes::of(shared.config.load().tls.as_ref(), cores)?.map(Arc::new);
-        Ok(Self { address, listeners, shared, handshakes })
+        let handshakes = Handshakes::of(shared.config.load().tls.as_ref(), listeners.len())?.map(Arc::new);
+        let loads = Loads::new(listeners.len());
+        Ok(Self { address, listeners, shared, handshakes, loads })
     }
 
     /// Where it listens, with the port that was given for port 0.
@@ -67,25 +104,43 @@ impl Api {
         self.address
     }
 
+    #[cfg(test)]
+    pub(crate) fn loads(&self) -> Arc<Loads> {
+        Arc::clone(&self.loads)
+    }
+
     /// Serves until `stage` says that the gateway goes and every connection is closed: at [`Stage::Draining`] when
     /// their exchanges are over, at [`Stage::Ending`] two seconds later at most.
     pub async fn run(self, stage: watch::Receiver<Stage>) -> Result<(), Error> {
         let addresses = Arc::<Addresses>::default();
         let mut ends = Vec::new();
-        for (number, listener) in self.listeners.into_iter().enumerate() {
+        let (ways, arrivals): (Vec<_>, Vec<_>) =
+            self.listeners.iter().map(|_| mpsc::unbounded_channel()).unzip();
+        for ((number, listener), moved) in self.listeners.into_iter().enumerate().zip(arrivals) {
             let (tell, end) = oneshot::channel();
-            let shared = Arc::clone(&self.shared);
-            let (stage, addresses) = (stage.clone(), Arc::clone(&addresses));
-            let handshakes = self.handshakes.clone();
+            // Not to itself: a core has all of its connections when nobody can send it any more.
+            let others = ways.iter().enumerate().map(|(at, way)| (at != number).then(|| way.clone()));
+            let start = Start {
+                listener,
+                shared: Arc::clone(&self.shared),
+                stage: stage.clone(),
+                addresses: Arc::clone(&addresses),
+                handshakes: self.handshakes.clone(),
+                number,
+                loads: Arc::clone(&self.loads),
+                others: others.collect(),
+                moved,
+            };
             thread::Builder::new()
                 .name(format!("api-{number}"))
                 .spawn(move || {
                     // Nobody listens any more when the control runtime is gone.
-                    drop(tell.send(run_core(listener, shared, stage, addresses, handshakes)));
+                    drop(tell.send(run_core(start)));
                 })
                 .map_err(Error::Thread)?;
             ends.push(end);
         }
+        drop(ways);
         for end in ends {
             end.await
                 .unwrap_or_else(|_| Err(io::Error::other("a serving thread panicked")))
@@ -95,16 +150,12 @@ impl Api {
     }
 }
 
-fn run_core(
-    listener: std::net::TcpListener,
-    shared: Arc<Shared>,
-    stage: watch::Receiver<Stage>,
-    addresses: Arc<Addresses>,
-    handshakes: Option<Arc<Handshakes>>,
-) -> io::Result<()> {
+fn run_core(start: Start) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = LocalSet::new();
     runtime.block_on(local.run_until(async move {
+        let Start { listener, shared, stage, addresses, handshakes, number, loads, others, mut moved } =
+            start;
         let listener = TcpListener::from_std(listener)?;
         let core = Core::new(shared, stage.clone());
         let pool = core.pool.clone();
@@ -113,42 +164,67 @@ fn run_core(
             core,
             addresses,
             handshakes,
+            number,
+            load: Rc::new(loads.on(number)),
+            loads,
             open: RefCell::default(),
             turned_away: Cell::new(0),
             next: Cell::new(0),
             changed: Notify::new(),
         });
-        accept(listener, &connections, stage.clone()).await;
-        connections.drain(stage).await;
+        accept(listener, &connections, &others, &mut moved, stage.clone()).await;
+        drop(others);
+        connections.drain(stage, moved).await;
         Ok(())
     }))
 }
 
 /// Accepts until the gateway drains, and then what already queued.
-async fn accept(listener: TcpListener, connections: &Rc<Connections>, mut stage: watch::Receiver<Stage>) {
+async fn accept(
+    listener: TcpListener,
+    connections: &Rc<Connections>,
+    others: &[Option<UnboundedSender<Moved>>],
+    moved: &mut UnboundedReceiver<Moved>,
+    mut stage: watch::Receiver<Stage>,
+) {
     loop {
         let accepted = tokio::select! {
             biased;
             _ = stage.wait_for(|stage| *stage > Stage::Serving) => break,
+            Some(moved) = moved.recv() => {
+                connections.take_over(moved, Stage::Serving);
+                continue;
+            }
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, peer)) => connections.open(stream, peer, Stage::Serving),
+            Ok((stream, peer)) => connections.open(stream, peer, others),
             Err(error) if is_momentary(&error) => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot accept connections");
                 // The socket stays readable, so trying again at once would spin.
-                drop(tokio::time::timeout(BACK_OFF, connections.changed.notified()).await);
+                let pause = tokio::time::timeout(BACK_OFF, connections.changed.notified());
+                tokio::select! {
+                    _ = pause => {}
+                    // What others have accepted need not wait for that.
+                    Some(moved) = moved.recv() => connections.take_over(moved, Stage::Serving),
+                }
             }
         }
     }
-    poll_fn(|cx| {
-        while let Poll::Ready(Ok((stream, peer))) = listener.poll_accept(cx) {
-            connections.open(stream, peer, Stage::Draining);
+    // Off the poller, which need not have heard of those that came last, and would not let us take more than a hundred.
+    let Ok(listener) = listener.into_std() else { return };
+    loop {
+        match listener.accept() {
+            Ok((stream, peer)) => {
+                if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
+                    connections.keep(stream, peer, Stage::Draining);
+                }
+            }
+            Err(error) if is_momentary(&error) => {}
+            Err(_) => return,
         }
-        Poll::Ready(())
-    })
-    .await;
+    }
 }
 
 /// The peer was gone before it was accepted.
@@ -164,6 +240,9 @@ struct Connections {
     core: Rc<Core>,
     addresses: Arc<Addresses>,
     handshakes: Option<Arc<Handshakes>>,
+    number: usize,
+    load: Rc<OnCore>,
+    loads: Arc<Loads>,
     /// Those that are being told that there is no place for them.
     turned_away: Cell<u32>,
     open: RefCell<BTreeMap<u64, Rc<Socket>>>,
@@ -173,30 +252,72 @@ struct Connections {
 }
 
 impl Connections {
-    fn open(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, stage: Stage) {
+    /// Serves a connection that was accepted here, or has a core do it that has less to do.
+    fn open(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, others: &[Option<UnboundedSender<Moved>>]) {
+        let better = self.loads.better_than(self.number);
+        let Some(way) = better.and_then(|better| others.get(better)?.as_ref().map(|way| (better, way)))
+        else {
+            self.keep(stream, peer, Stage::Serving);
+            return;
+        };
+        let (better, way) = way;
+        let Some((stream, place)) = self.admit(stream, peer) else { return };
+        // Off this core's poller; it cannot fail while nothing else holds the socket.
+        let Ok(stream) = stream.into_std() else { return };
+        self.core.shared.meter.moved();
+        let moved = Moved { stream, peer, place, seat: self.loads.seat(better) };
+        if let Err(back) = way.send(moved) {
+            // That core has ended, which only a defect or the gateway's end explains.
+            self.take_over(back.0, Stage::Serving);
+        }
+    }
+
+    fn keep(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, stage: Stage) {
+        if let Some((stream, place)) = self.admit(stream, peer) {
+            self.serve(stream, peer, (place, self.loads.seat(self.number)), stage);
+        }
+    }
+
+    /// Goes on with what another core has accepted.
+    fn take_over(self: &Rc<Self>, Moved { stream, peer, place, seat }: Moved, stage: Stage) {
+        match TcpStream::from_std(stream) {
+            Ok(stream) => self.serve(stream, peer, (place, seat), stage),
+            Err(error) => tracing::warn!(%error, "lost a connection on its way to another core"),
+        }
+    }
+
+    /// A place for the connection, if its client gets one.
+    fn admit(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) -> Option<(TcpStream, Place)> {
         let limits = self.core.shared.config.load().limits;
-        let place = match self.addresses.enter(peer.ip(), &limits) {
-            Ok(place) => place,
+        match self.addresses.enter(peer.ip(), &limits) {
+            Ok(place) => stream.set_nodelay(true).is_ok().then_some((stream, place)),
             Err(refused) => {
                 tracing::debug!(%peer, "refused a connection: {refused}");
                 self.turn_away(stream, refused);
-                return;
+                None
             }
-        };
-        if stream.set_nodelay(true).is_err() {
-            return;
         }
+    }
+
+    fn serve(
+        self: &Rc<Self>,
+        stream: TcpStream,
+        peer: SocketAddr,
+        (place, seat): (Place, Seat),
+        stage: Stage,
+    ) {
         let number = self.next.replace(self.next.get() + 1);
         let socket = Socket::new(stream, stage);
         socket.set_peer(peer);
         socket.is_of(place.offender());
+        socket.weighs_on(Rc::clone(&self.load));
         self.open.borrow_mut().insert(number, Rc::clone(&socket));
         self.core.shared.meter.connections(1);
         let connections = Rc::clone(self);
         tokio::task::spawn_local(async move {
             let handshakes = connections.handshakes.clone();
             connection::serve(Rc::clone(&connections.core), socket, handshakes).await;
-            drop(place);
+            drop((place, seat));
             connections.core.shared.meter.connections(-1);
             connections.open.borrow_mut().remove(&number);
             connections.changed.notify_waiters();
@@ -228,13 +349,15 @@ impl Connections {
         });
     }
 
-    /// Passes the stages on to every connection until the last one has ended.
-    async fn drain(&self, mut stage: watch::Receiver<Stage>) {
+    /// Passes the stages on to every connection until the last one has ended, those included that other cores gave us
+    /// just before they stopped accepting.
+    async fn drain(self: &Rc<Self>, mut stage: watch::Receiver<Stage>, mut moved: UnboundedReceiver<Moved>) {
+        let mut more = true;
         loop {
             let ended = self.changed.notified();
             let now = *stage.borrow_and_update();
             let sockets: Vec<_> = self.open.borrow().values().map(Rc::clone).collect();
-            if sockets.is_empty() {
+            if sockets.is_empty() && !more {
                 return;
             }
             for socket in sockets {
@@ -243,6 +366,10 @@ impl Connections {
                 }
             }
             tokio::select! {
+                arrived = moved.recv(), if more => match arrived {
+                    Some(moved) => self.take_over(moved, now),
+                    None => more = false,
+                },
                 () = ended => {}
                 // Its sender is gone: nobody can ask for more than this.
                 changed = stage.changed(), if now < Stage::Ending => if changed.is_err() { return },
@@ -250,3 +377,6 @@ impl Connections {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

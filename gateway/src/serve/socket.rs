@@ -31,6 +31,7 @@ use tokio::{
 use super::{
     Stage,
     addresses::Offender,
+    balance::OnCore,
     stream::{Stream, Wire},
 };
 use crate::{
@@ -67,6 +68,8 @@ pub(crate) struct Socket {
     unread: Cell<bool>,
     peer: Cell<Option<SocketAddr>>,
     offender: OnceCell<Offender>,
+    /// Where its exchanges weigh.
+    core: OnceCell<Rc<OnCore>>,
 }
 
 /// What a connection does between exchanges.
@@ -138,6 +141,7 @@ impl Socket {
             unread: Cell::new(false),
             peer: Cell::new(None),
             offender: OnceCell::new(),
+            core: OnceCell::new(),
         })
     }
 
@@ -158,6 +162,11 @@ impl Socket {
     /// Whom [`Self::offends`] is said of.
     pub(crate) fn is_of(&self, offender: Offender) {
         self.offender.set(offender).unwrap_or_default();
+    }
+
+    /// Its exchanges count for this core.
+    pub(super) fn weighs_on(&self, core: Rc<OnCore>) {
+        self.core.set(core).unwrap_or_default();
     }
 
     /// What its client's address holds in bodies.
@@ -190,6 +199,7 @@ impl Socket {
 
     pub(crate) fn begin(self: &Rc<Self>) -> InExchange {
         self.exchanges.set(self.exchanges.get() + 1);
+        self.core.get().inspect(|core| core.begun());
         self.moved.set(Instant::now());
         InExchange { socket: Rc::clone(self), handed: Cell::new(false) }
     }
@@ -413,6 +423,7 @@ impl Drop for InExchange {
         self.asked();
         let left = self.socket.exchanges.get() - 1;
         self.socket.exchanges.set(left);
+        self.socket.core.get().inspect(|core| core.ended());
         if left == 0 {
             self.socket.rest.set(Rest::Idle { since: Instant::now() });
         }

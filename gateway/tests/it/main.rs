@@ -6,6 +6,7 @@ mod actuation;
 mod bad_input;
 mod choice;
 mod cli;
+mod cores;
 mod demo;
 mod disconnects;
 mod disconnects_http2;

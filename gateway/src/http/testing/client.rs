@@ -37,7 +37,11 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
-        Self { stream: TcpStream::connect(address).await.unwrap(), rest: Vec::new() }
+        Self::of(TcpStream::connect(address).await.unwrap())
+    }
+
+    pub(crate) const fn of(stream: TcpStream) -> Self {
+        Self { stream, rest: Vec::new() }
     }
 
     /// As one of another address of this machine.

@@ -1,0 +1,137 @@
+//! Connections that all come to one core's socket, as the kernel's hash may have it.
+
+use std::{sync::Arc, time::Duration};
+
+use rouse::lease::Gate;
+
+use super::*;
+use crate::http::testing::{Client, Engine, Gateway, events, post, raw, until_free};
+
+/// Only the first of the cores' sockets listens where clients go.
+fn uneven(cores: usize, change: impl FnOnce(&mut crate::config::Config)) -> Gateway {
+    Gateway::start_on(
+        |config| {
+            config.limits.connections_per_address = 1000;
+            change(config);
+        },
+        |shared| {
+            let anywhere = "127.0.0.1:0".parse().unwrap();
+            let listeners = (0..cores).map(|_| listener::bind_one(anywhere).unwrap()).collect();
+            Api::over(anywhere, listeners, shared).unwrap()
+        },
+    )
+}
+
+/// Clients with a stream each that has begun and does not end.
+async fn streams(gateway: &Gateway, count: usize) -> (Vec<Client>, Engine, Arc<Gate>) {
+    let engine = Engine::start(events("{}")).await;
+    let gate = gateway.open_gate();
+    gateway.route(&[(engine.address, &gate)]);
+    let mut clients = Vec::new();
+    for _ in 0..count {
+        let mut client = gateway.connect().await;
+        client.send(post(true)).await;
+        client.until(b"data: {}\n\n").await;
+        clients.push(client);
+    }
+    (clients, engine, gate)
+}
+
+async fn until_none_is_open(gateway: &Gateway) {
+    let none = async {
+        while gateway.loads.connections().iter().chain(&gateway.loads.exchanges()).any(|open| *open > 0) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), none).await.expect("a connection is still counted");
+}
+
+#[tokio::test]
+async fn long_streams_that_all_come_to_one_core_are_shared_by_all() {
+    let mut gateway = uneven(4, |_| {});
+    let (clients, _engine, gate) = streams(&gateway, 200).await;
+    for open in [gateway.loads.connections(), gateway.loads.exchanges()] {
+        assert_eq!(open.iter().sum::<u32>(), 200);
+        // The mean and an eighth, and eight streams more.
+        assert!(open.iter().all(|n| (40..=65).contains(n)), "{open:?}");
+    }
+    assert_eq!(gate.leases(), 200);
+    drop(clients);
+    for _ in 0..200 {
+        assert_eq!(gateway.next_ended().await.status, 499);
+    }
+    until_free(&gate).await;
+    until_none_is_open(&gateway).await;
+}
+
+#[tokio::test]
+async fn an_even_load_stays_where_it_was_accepted() {
+    let gateway = uneven(2, |_| {});
+    let mut clients = Vec::new();
+    for _ in 0..20 {
+        let mut client = gateway.connect().await;
+        client.send(raw("GET /healthz", "", "")).await;
+        assert_eq!(client.answer().await.status, 200);
+        clients.push(client);
+    }
+    assert_eq!(gateway.loads.connections(), [20, 0], "a few are no imbalance");
+}
+
+#[tokio::test]
+async fn a_connection_keeps_its_place_among_those_of_its_address_when_it_moves() {
+    let gateway = uneven(2, |config| config.limits.connections_per_address = 150);
+    for _ in 0..2 {
+        let mut clients = Vec::new();
+        for _ in 0..150 {
+            let mut client = gateway.connect().await;
+            client.send(raw("GET /healthz", "", "")).await;
+            assert_eq!(client.answer().await.status, 200);
+            clients.push(client);
+        }
+        assert!(gateway.loads.connections()[1] > 0);
+        assert_eq!(gateway.connect().await.answer().await.status, 429);
+        drop(clients);
+        until_none_is_open(&gateway).await;
+    }
+}
+
+#[tokio::test]
+async fn what_moves_while_the_gateway_drains_is_answered() {
+    for _ in 0..10 {
+        let mut gateway = uneven(3, |_| {});
+        let mut clients = Vec::new();
+        for n in 0..400 {
+            if n == 350 {
+                gateway.stage.send_replace(Stage::Draining);
+            }
+            let Ok(stream) = std::net::TcpStream::connect(gateway.address) else { break };
+            stream.set_nonblocking(true).unwrap();
+            let mut client = Client::of(TcpStream::from_std(stream).unwrap());
+            client.send(raw("GET /healthz", "", "")).await;
+            clients.push(client);
+        }
+        assert!(clients.len() >= 350);
+        // What came before the end was announced; after it, the kernel resets what was not accepted.
+        for client in &mut clients[..350] {
+            assert_eq!(client.answer().await.status, 200);
+        }
+        drop(clients);
+        tokio::time::timeout(Duration::from_secs(5), &mut gateway.run).await.unwrap().unwrap();
+        assert_eq!(gateway.loads.connections(), [0, 0, 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_moved_stream_is_told_that_the_gateway_ends_and_is_closed_within_two_seconds() {
+    let mut gateway = uneven(2, |_| {});
+    let (mut clients, _engine, gate) = streams(&gateway, 60).await;
+    assert!(gateway.loads.connections()[1] > 0);
+    gateway.stage.send_replace(Stage::Ending);
+    gate.close();
+    gate.revoke(Fault::ShuttingDown);
+    for client in &mut clients {
+        let rest = String::from_utf8(client.rest().await).unwrap();
+        assert!(rest.contains("\"code\":\"shutting_down\""), "{rest}");
+    }
+    tokio::time::timeout(Duration::from_secs(4), &mut gateway.run).await.unwrap().unwrap();
+}

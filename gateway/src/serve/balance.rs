@@ -1,0 +1,186 @@
+//! Which core serves a connection.
+//!
+//! The kernel spreads connections over the cores' sockets by a hash of their addresses. That is even for many short ones and
+//! need not be for a few hundred streams of minutes: whoever hashes badly stays where it is until it is over. So a core
+//! that carries well above the mean gives a connection that it accepted to the one that carries least. That happens once
+//! and before the first byte is read, since nothing behind that point can change its thread.
+//!
+//! A connection in use weighs four times as much as an idle one: it may wake its core for each event, and the idle one only
+//! takes memory. What a stream costs is not known when its connection comes, so nothing finer is tried.
+//!
+//! A core counts its own exchanges, alone, on a cache line that others read only when they accept. On the way of a request
+//! this is an addition to a number nearby.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
+/// What an open exchange adds to the weight 1 of its connection.
+const EXCHANGE: u64 = 3;
+/// Above the mean and an eighth of it, this is not worth a move: eight connections in use. It is also what keeps short and
+/// even loads where they are, whose numbers are never quite equal.
+const SLACK: u64 = 8 * (1 + EXCHANGE);
+const PART: u64 = 8;
+
+/// What each core carries.
+#[derive(Debug)]
+pub(crate) struct Loads(Box<[Load]>);
+
+/// Two cache lines, since processors fetch them in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Load {
+    connections: AtomicU32,
+    /// Written by the core itself and nobody else.
+    exchanges: AtomicU32,
+}
+
+/// One core's own part. To be made once for each core and to stay on its thread.
+#[derive(Clone, Debug)]
+pub(crate) struct OnCore {
+    loads: Arc<Loads>,
+    number: usize,
+}
+
+/// A connection's place in the count of the core that serves it, or soon will.
+#[derive(Debug)]
+pub(super) struct Seat {
+    loads: Arc<Loads>,
+    number: usize,
+}
+
+impl Loads {
+    pub(super) fn new(cores: usize) -> Arc<Self> {
+        Arc::new(Self((0..cores).map(|_| Load::default()).collect()))
+    }
+
+    pub(super) fn on(self: &Arc<Self>, number: usize) -> OnCore {
+        OnCore { loads: Arc::clone(self), number }
+    }
+
+    /// Counts one connection more for this core, wherever the caller runs: who comes next sees it at once.
+    pub(super) fn seat(self: &Arc<Self>, number: usize) -> Seat {
+        self.0[number].connections.fetch_add(1, Ordering::Relaxed);
+        Seat { loads: Arc::clone(self), number }
+    }
+
+    /// Where a connection goes that this core has accepted; `None` when it stays.
+    pub(super) fn better_than(&self, number: usize) -> Option<usize> {
+        better(number, self.0.iter().map(Load::weight))
+    }
+
+    /// Connections of each core.
+    #[cfg(test)]
+    pub(crate) fn connections(&self) -> Vec<u32> {
+        self.0.iter().map(|load| load.connections.load(Ordering::Relaxed)).collect()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn exchanges(&self) -> Vec<u32> {
+        self.0.iter().map(|load| load.exchanges.load(Ordering::Relaxed)).collect()
+    }
+}
+
+impl Load {
+    fn weight(&self) -> u64 {
+        let [connections, exchanges] =
+            [&self.connections, &self.exchanges].map(|n| u64::from(n.load(Ordering::Relaxed)));
+        connections + EXCHANGE * exchanges
+    }
+}
+
+impl OnCore {
+    pub(crate) fn begun(&self) {
+        self.exchanges(1);
+    }
+
+    pub(crate) fn ended(&self) {
+        self.exchanges(-1);
+    }
+
+    /// Not in one step, which would cost more, and is not needed where only one thread writes.
+    fn exchanges(&self, change: i32) {
+        let exchanges = &self.loads.0[self.number].exchanges;
+        exchanges.store(exchanges.load(Ordering::Relaxed).wrapping_add_signed(change), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.loads.0[self.number].connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The least loaded core, for a core that is well above the mean.
+fn better(own: usize, weights: impl Iterator<Item = u64> + Clone) -> Option<usize> {
+    let cores = weights.clone().count() as u64;
+    let sum: u64 = weights.clone().sum();
+    let carried = weights.clone().nth(own)?;
+    let allowed = sum + sum / PART + SLACK * cores;
+    if carried * cores <= allowed {
+        return None;
+    }
+    weights.enumerate().min_by_key(|(_, weight)| *weight).map(|(number, _)| number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_alone_and_cores_that_are_about_even_keep_what_they_accept() {
+        let better = |own, weights: &[u64]| better(own, weights.iter().copied());
+        assert_eq!(better(0, &[9999]), None);
+        assert_eq!(better(0, &[0, 0]), None);
+        assert_eq!(better(0, &[60, 0]), None, "a few connections are nothing");
+        // What a fair hash makes of 1000 streams, three standard deviations off.
+        assert_eq!(better(0, &[4 * 548, 4 * 452]), None);
+        assert_eq!(better(0, &[4 * 600, 4 * 400]), Some(1));
+        assert_eq!(better(1, &[4 * 600, 4 * 400]), None);
+        assert_eq!(better(2, &[300, 200, 900, 250]), Some(1));
+    }
+
+    #[test]
+    fn an_exchange_weighs_more_than_a_connection_that_idles() {
+        let loads = Loads::new(2);
+        let idle: Vec<_> = (0..100).map(|_| loads.seat(0)).collect();
+        let in_use: Vec<_> = (0..40).map(|_| loads.seat(1)).collect();
+        assert_eq!(loads.better_than(1), None);
+        let core = loads.on(1);
+        (0..60).for_each(|_| core.begun());
+        assert_eq!(loads.better_than(1), Some(0));
+        (0..60).for_each(|_| core.ended());
+        drop((idle, in_use));
+        assert_eq!((loads.connections(), loads.exchanges()), (vec![0, 0], vec![0, 0]));
+    }
+
+    /// A world for each seed: some cores, and a kernel that deals connections out unevenly, some used and some idle.
+    #[test]
+    fn no_core_gets_far_above_the_mean_and_nothing_comes_back() {
+        for seed in 0..500_u64 {
+            let mut state = seed;
+            let mut below = |n: u64| {
+                state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+                (state >> 33) % n
+            };
+            let cores = 1 + below(8);
+            let mut weights = vec![0_u64; cores as usize];
+            for _ in 0..below(1500) {
+                // Lower numbers get more of them, in some worlds all.
+                let accepting = below(cores).min(below(1 + seed % 9)) as usize;
+                let sum: u64 = weights.iter().sum();
+                let target = better(accepting, weights.iter().copied());
+                if let Some(target) = target {
+                    assert!(weights[target] * cores <= sum, "it goes to no core above the mean");
+                    assert_eq!(better(target, weights.iter().copied()), None, "from there it would not move");
+                }
+                let weight = if below(2) == 0 { 1 } else { 1 + EXCHANGE };
+                weights[target.unwrap_or(accepting)] += weight;
+                let sum: u64 = weights.iter().sum();
+                let most = (sum + sum / PART) / cores + 1 + SLACK + 1 + EXCHANGE;
+                assert!(weights.iter().all(|weight| *weight <= most), "{seed}: {weights:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Several serving threads over one port.
+
+use std::{fs, time::Duration};
+
+use crate::{
+    disconnects::ALL_FROM_HERE,
+    live::Open,
+    support::{Fixture, Gateway, Sim},
+};
+
+const THREADS: usize = 3;
+const STREAMS: usize = 200;
+
+#[test]
+fn two_hundred_streams_are_served_by_all_threads_and_are_whole() {
+    let settings = format!("{ALL_FROM_HERE}\napi: {{threads: {THREADS}}}");
+    let gateway = Fixture::new(&["2Gi"])
+        .settings(&settings)
+        .model(&Sim { flags: "--itl 20ms", ..Sim::new("m") })
+        .start();
+    assert!(gateway.client().chat("m", true, 1).is_whole_stream());
+    let streams: Vec<_> = (0..STREAMS).map(|_| Open::chat(&gateway.client(), "m", true, 400)).collect();
+    let streams: Vec<_> = streams.into_iter().map(|stream| stream.until("data: ")).collect();
+    let before = sleeps(&gateway);
+    assert_eq!(before.len(), THREADS);
+    gateway.until("at work on every thread", Duration::from_secs(5), || {
+        before.iter().zip(sleeps(&gateway)).all(|(before, now)| now > before + 20)
+    });
+    for stream in streams {
+        assert!(stream.rest().is_whole_stream());
+    }
+}
+
+/// How often each serving thread has gone to sleep: an idle one stays asleep.
+fn sleeps(gateway: &Gateway) -> Vec<u64> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", gateway.pid())).unwrap();
+    let mut threads: Vec<_> = tasks.map(|task| task.unwrap().path()).collect();
+    threads.sort();
+    let status = threads.iter().map(|thread| fs::read_to_string(thread.join("status")).unwrap());
+    let serves = |status: &String| status.starts_with("Name:\tapi-");
+    let count = |status: String| {
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.unwrap().trim().parse().unwrap()
+    };
+    status.filter(serves).map(count).collect()
+}
