@@ -10,7 +10,10 @@ use std::{io, net::SocketAddr};
 
 mod addresses;
 mod admin;
+#[cfg(not(feature = "pipe"))]
 mod api;
+#[cfg(feature = "pipe")]
+pub mod api;
 mod connection;
 mod listener;
 pub(crate) mod socket;

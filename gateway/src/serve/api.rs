@@ -16,7 +16,10 @@ use std::{
     time::Duration,
 };
 
-use rouse::fault::{Fault, Wait};
+use rouse::{
+    fault::{Fault, Wait},
+    tcp::Tcp,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -26,12 +29,15 @@ use tokio::{
 
 use super::{
     Error, Stage,
-    addresses::{Addresses, Refused},
+    addresses::{Addresses, Place, Refused},
     connection, listener,
     socket::Socket,
     tls::Handshakes,
 };
 use crate::http::{self, Core, Shared};
+
+#[cfg(feature = "pipe")]
+pub mod pipe;
 
 /// After an accept that failed for want of descriptors: until a connection of ours ends, or so long.
 const BACK_OFF: Duration = Duration::from_millis(500);
@@ -109,15 +115,7 @@ fn run_core(
         let core = Core::new(shared, stage.clone());
         let pool = core.pool.clone();
         tokio::task::spawn_local(async move { pool.expire().await });
-        let connections = Rc::new(Connections {
-            core,
-            addresses,
-            handshakes,
-            open: RefCell::default(),
-            turned_away: Cell::new(0),
-            next: Cell::new(0),
-            changed: Notify::new(),
-        });
+        let connections = Connections::new(core, addresses, handshakes);
         accept(listener, &connections, stage.clone()).await;
         connections.drain(stage).await;
         Ok(())
@@ -173,6 +171,18 @@ struct Connections {
 }
 
 impl Connections {
+    fn new(core: Rc<Core>, addresses: Arc<Addresses>, handshakes: Option<Arc<Handshakes>>) -> Rc<Self> {
+        Rc::new(Self {
+            core,
+            addresses,
+            handshakes,
+            open: RefCell::default(),
+            turned_away: Cell::new(0),
+            next: Cell::new(0),
+            changed: Notify::new(),
+        })
+    }
+
     fn open(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, stage: Stage) {
         let limits = self.core.shared.config.load().limits;
         let place = match self.addresses.enter(peer.ip(), &limits) {
@@ -186,6 +196,10 @@ impl Connections {
         if stream.set_nodelay(true).is_err() {
             return;
         }
+        self.serve(stream, peer, place, stage);
+    }
+
+    fn serve(self: &Rc<Self>, stream: impl Into<Tcp>, peer: SocketAddr, place: Place, stage: Stage) {
         let number = self.next.replace(self.next.get() + 1);
         let socket = Socket::new(stream, stage);
         socket.set_peer(peer);
