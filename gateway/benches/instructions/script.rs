@@ -177,7 +177,8 @@ impl Client {
         let mut session = None;
         if http2 {
             wire.write(&http2::opening()).await?;
-            wire.until(http2::SETTINGS_ACK).await?;
+            // Its settings, which are to be acknowledged; whatever follows them is no matter.
+            wire.until(b"").await?;
             wire.write(http2::SETTINGS_ACK).await?;
             session = Some(http2::Session::default());
         }

@@ -13,7 +13,10 @@ use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use aws_lc_rs::digest;
 use rouse::{
-    fleet::{command::Command, event::Event},
+    fleet::{
+        command::Command,
+        event::{Event, Verdict},
+    },
     lease::Clock,
     tcp::pipe,
     units::{Bytes, Millis, Tick},
@@ -133,6 +136,9 @@ impl Platform for Obliging {
                 tell(Event::Started { engine: engine.clone(), generation, address: self.address });
                 tell(Event::Profiled { engine: engine.clone(), generation });
                 tell(Event::Ready { engine, generation });
+            }
+            Command::Probe { engine, generation } => {
+                tell(Event::Canary { engine, generation, verdict: Verdict::Passed });
             }
             Command::Meter { accelerator, .. } => {
                 tell(Event::Memory { accelerator, used: Bytes::ZERO, by_engine: None });
