@@ -49,8 +49,8 @@ pub(crate) fn annotate(case: &Case) -> anyhow::Result<()> {
 fn collected(case: &Case, units: usize, folder: &Path) -> anyhow::Result<u64> {
     let program = std::env::current_exe()?;
     let run = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file"])
-        .arg(folder.join(units.to_string()))
+        .arg("--tool=callgrind")
+        .arg(format!("--callgrind-out-file={}", folder.join(units.to_string()).display()))
         .arg(program)
         .args(["--case", case.name, &units.to_string()])
         .output()

@@ -2,12 +2,7 @@
 //!
 //! Everything is on one thread and every step waits for the one before, so two runs do the same.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write as _,
-    net::SocketAddr,
-    sync::{Arc, OnceLock},
-};
+use std::{fmt::Write as _, net::SocketAddr, sync::Arc};
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
@@ -19,7 +14,7 @@ use rouse::{
     },
     lease::Clock,
     tcp::pipe,
-    units::{Bytes, Millis, Tick},
+    units::{Bytes, Tick},
 };
 use rouse_gateway::{
     config,
@@ -56,7 +51,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Within a `LocalSet`. `change`: what a case wants otherwise, as lines of the model's configuration.
+    /// Within a `LocalSet`. `model`: one more line of the model's configuration.
     pub(crate) fn start(model: &str) -> anyhow::Result<Self> {
         let config = config::parse(&configuration(model)?, "the count")?;
         let clock = Clock::new(Instant::now(), BEGIN);
