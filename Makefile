@@ -49,7 +49,7 @@ run: ## Build the gateway and start its embedded demonstration (ARGS="--config F
 test: test-crates test-loom ## Tests of the four crates and of the lease in every interleaving; minutes, needs only cargo
 
 .PHONY: test-all
-test-all: test test-admin test-engines test-clients ## Everything: test, then what needs Python
+test-all: test test-bench test-admin test-engines test-clients ## Everything: test, what valgrind counts, then what needs Python
 
 .PHONY: test-crates
 test-crates:
@@ -62,6 +62,19 @@ test-loom:
 	@echo "== the lease and its gate under loom: every interleaving of taking, closing and releasing"
 	export RUSTFLAGS="$${RUSTFLAGS:-} --cfg rouse_loom"; \
 	    time cargo test --locked --target-dir "$(TARGET)/loom" -p rouse --lib lease::count | $(SOME_TEST_RAN)
+
+# Not at the same speed as what ships, but as many instructions: a count does not mind a busy machine.
+INSTRUCTIONS := cargo run --locked --profile counted -p rouse-gateway --features pipe --bin instructions --
+
+.PHONY: test-bench
+test-bench: ## Instructions per request and event, held to what is recorded (ARGS="--annotate CASE" for where they go)
+	@command -v valgrind >/dev/null || { echo "valgrind is missing, which counts instructions: apt-get install valgrind"; exit 1; }
+	@echo "== instructions per request and per event, over pipes in memory"
+	time $(INSTRUCTIONS) $(ARGS)
+
+.PHONY: bench-record
+bench-record: ## Record what test-bench counts as what it is held to from now on
+	$(INSTRUCTIONS) --record
 
 .PHONY: test-engines
 test-engines: $(VENV)/.complete ## The gateway against a real llama.cpp server and with the openai SDK, both from PyPI (ARGS="-k NAME")
@@ -117,7 +130,7 @@ fmt:
 
 .PHONY: clippy
 clippy:
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
 
 .PHONY: docs
 docs:

@@ -12,7 +12,7 @@
 //!
 //! * **decide**: [`units`], [`model`], [`engine`], [`fleet`], [`sim`]. Synchronous; no clock, no randomness, no I/O, no
 //!   tokio, no hyper. Time comes in as a [`units::Tick`]; every decision comes out with its reason.
-//! * **carry**: [`lease`], [`openai`], [`relay`]. Holds requests, counts them, moves their bytes.
+//! * **carry**: [`lease`], [`openai`], [`relay`], [`tcp`]. Holds requests, counts them, moves their bytes.
 //!
 //! The gateway's driver is the only caller of all three verbs, and the only reader of a clock.
 
@@ -24,4 +24,5 @@ pub mod model;
 pub mod openai;
 pub mod relay;
 pub mod sim;
+pub mod tcp;
 pub mod units;

@@ -10,8 +10,11 @@ use std::{io, net::SocketAddr};
 
 mod addresses;
 mod admin;
+#[cfg(not(feature = "pipe"))]
 mod api;
 pub(crate) mod balance;
+#[cfg(feature = "pipe")]
+pub mod api;
 mod connection;
 mod listener;
 pub(crate) mod socket;

@@ -8,12 +8,10 @@ use std::{
 };
 
 use bytes::BytesMut;
-use tokio::{
-    io::{AsyncReadExt, AsyncWrite},
-    net::TcpStream,
-};
+use tokio::io::{AsyncReadExt, AsyncWrite};
 
 use super::payload::Unsent;
+use crate::tcp::Tcp;
 
 /// Room for a read to begin with; a stream of tokens never needs more, and this is what an idle stream costs.
 const SMALL: usize = 8 << 10;
@@ -22,7 +20,7 @@ const LARGE: usize = 64 << 10;
 
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: TcpStream,
+    stream: Tcp,
     pub(super) buffer: BytesMut,
     room: usize,
     /// It has carried an exchange before.
@@ -35,7 +33,7 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) async fn connect(address: SocketAddr) -> io::Result<Self> {
-        let stream = TcpStream::connect(address).await?;
+        let stream = Tcp::connect(address).await?;
         stream.set_nodelay(true)?;
         Ok(Self {
             stream,

@@ -16,7 +16,10 @@ use std::{
     time::Duration,
 };
 
-use rouse::fault::{Fault, Wait};
+use rouse::{
+    fault::{Fault, Wait},
+    tcp::Tcp,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -37,6 +40,9 @@ use super::{
     tls::Handshakes,
 };
 use crate::http::{self, Core, Shared};
+
+#[cfg(feature = "pipe")]
+pub mod pipe;
 
 /// After an accept that failed for want of descriptors: until a connection of ours ends, or so long.
 const BACK_OFF: Duration = Duration::from_millis(500);
@@ -160,18 +166,7 @@ fn run_core(start: Start) -> io::Result<()> {
         let core = Core::new(shared, stage.clone());
         let pool = core.pool.clone();
         tokio::task::spawn_local(async move { pool.expire().await });
-        let connections = Rc::new(Connections {
-            core,
-            addresses,
-            handshakes,
-            number,
-            load: Rc::new(loads.on(number)),
-            loads,
-            open: RefCell::default(),
-            turned_away: Cell::new(0),
-            next: Cell::new(0),
-            changed: Notify::new(),
-        });
+        let connections = Connections::new(core, addresses, handshakes, loads, number);
         accept(listener, &connections, &others, &mut moved, stage.clone()).await;
         drop(others);
         connections.drain(stage, moved).await;
@@ -252,6 +247,28 @@ struct Connections {
 }
 
 impl Connections {
+    /// Those of the core with this number.
+    fn new(
+        core: Rc<Core>,
+        addresses: Arc<Addresses>,
+        handshakes: Option<Arc<Handshakes>>,
+        loads: Arc<Loads>,
+        number: usize,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            core,
+            addresses,
+            handshakes,
+            number,
+            load: Rc::new(loads.on(number)),
+            loads,
+            open: RefCell::default(),
+            turned_away: Cell::new(0),
+            next: Cell::new(0),
+            changed: Notify::new(),
+        })
+    }
+
     /// Serves a connection that was accepted here, or has a core do it that has less to do.
     fn open(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr, others: &[Option<UnboundedSender<Moved>>]) {
         let better = self.loads.better_than(self.number);
@@ -301,7 +318,7 @@ impl Connections {
 
     fn serve(
         self: &Rc<Self>,
-        stream: TcpStream,
+        stream: impl Into<Tcp>,
         peer: SocketAddr,
         (place, seat): (Place, Seat),
         stage: Stage,

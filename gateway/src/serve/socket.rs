@@ -22,9 +22,9 @@ use std::{
 };
 
 use bytes::{Buf, BytesMut};
+use rouse::tcp::Tcp;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
     time::Instant,
 };
 
@@ -122,7 +122,7 @@ impl Flushed {
 }
 
 impl Socket {
-    pub(crate) fn new(stream: TcpStream, stage: Stage) -> Rc<Self> {
+    pub(crate) fn new(stream: impl Into<Tcp>, stage: Stage) -> Rc<Self> {
         Rc::new(Self {
             stream: RefCell::new(Stream::plain(stream)),
             ahead: RefCell::default(),

@@ -6,9 +6,9 @@ use std::{
     task::{Context, Poll},
 };
 
+use rouse::tcp::Tcp;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
     time::Instant,
 };
 use tokio_rustls::server::TlsStream;
@@ -23,12 +23,12 @@ pub(super) enum Stream {
 /// A TCP connection that knows since when its client has taken nothing. This is measured below TLS, which takes bytes
 /// into a buffer of its own when the client does not.
 pub(super) struct Wire {
-    tcp: TcpStream,
+    tcp: Tcp,
     blocked: Option<Instant>,
 }
 
 impl Stream {
-    pub(super) const fn plain(tcp: TcpStream) -> Self {
+    pub(super) fn plain(tcp: impl Into<Tcp>) -> Self {
         Self::Plain(Wire::new(tcp))
     }
 
@@ -51,8 +51,8 @@ impl Stream {
 }
 
 impl Wire {
-    pub(super) const fn new(tcp: TcpStream) -> Self {
-        Self { tcp, blocked: None }
+    pub(super) fn new(tcp: impl Into<Tcp>) -> Self {
+        Self { tcp: tcp.into(), blocked: None }
     }
 
     /// The first byte that the client sent, left where it is; `None` when it sent nothing and left.

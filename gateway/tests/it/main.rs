@@ -14,6 +14,7 @@ mod docs;
 mod fairness;
 mod faults;
 mod http2;
+mod idle;
 mod keys;
 mod live;
 mod operators;

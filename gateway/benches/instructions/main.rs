@@ -1,0 +1,54 @@
+//! What a request and an event cost, in instructions.
+//!
+//! ```text
+//!   instructions                    count every case and hold it to what is recorded
+//!   instructions --record           count, and record
+//!   instructions --annotate CASE    where they go, function by function
+//!   instructions --case CASE UNITS  what runs under valgrind
+//! ```
+//!
+//! Times on shared machines say little; a count says the same every time. Each case is run twice under callgrind, with N
+//! units and with 2 N, so that what does not belong to a unit falls out. Clients and the engine are scripts on the same
+//! thread, at the other ends of pipes in memory; the little that they cost is counted along. The kernel's share is not
+//! counted, and no time is.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+
+mod count;
+mod http2;
+mod record;
+mod script;
+mod world;
+
+use script::{CASES, Case};
+
+fn main() -> ExitCode {
+    run().unwrap_or_else(|error| {
+        eprintln!("{error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run() -> anyhow::Result<ExitCode> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        [] => record::check(),
+        ["--record"] => record::write(),
+        ["--annotate", case] => count::annotate(named(case)?).map(|()| ExitCode::SUCCESS),
+        ["--case", case, units] => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let units = units.parse()?;
+            tokio::task::LocalSet::new().block_on(&runtime, named(case)?.run(units))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        _ => bail!("usage: instructions [--record | --annotate CASE | --case CASE UNITS]"),
+    }
+}
+
+fn named(name: &str) -> anyhow::Result<&'static Case> {
+    let names = || CASES.iter().map(|case| case.name).collect::<Vec<_>>().join(", ");
+    CASES.iter().find(|case| case.name == name).with_context(|| format!("the cases are {}", names()))
+}

@@ -1,0 +1,144 @@
+//! A gateway without a network: its real core, its real driver, and an engine that is a script.
+//!
+//! Everything is on one thread and every step waits for the one before, so two runs do the same.
+
+use std::{fmt::Write as _, net::SocketAddr, sync::Arc};
+
+use anyhow::Context as _;
+use arc_swap::ArcSwap;
+use aws_lc_rs::digest;
+use rouse::{
+    fleet::{
+        command::Command,
+        event::{Event, Verdict},
+    },
+    lease::Clock,
+    tcp::pipe,
+    units::{Bytes, Tick},
+};
+use rouse_gateway::{
+    config,
+    driver::{Handle, Journal},
+    http,
+    metrics::{Lost, Metrics},
+    platform::Platform,
+    serve::{Stage, api::pipe::Here},
+    telemetry::Telemetry,
+};
+use tokio::{
+    io::DuplexStream,
+    sync::{
+        mpsc::{self, UnboundedReceiver},
+        watch,
+    },
+    time::Instant,
+};
+
+/// What clients call the model.
+pub(crate) const MODEL: &str = "org/model-7b-instruct";
+/// The key that the client shows, one of many.
+pub(crate) const KEY: &str = "sk-rouse-key-0500";
+const KEYS: usize = 1000;
+const ENGINE: &str = "127.0.0.1:9";
+const CLIENT: &str = "10.0.0.1:50000";
+/// Any moment; the driver's clock begins here.
+const BEGIN: Tick = Tick(1_800_000_000_000);
+
+pub(crate) struct World {
+    here: Here,
+    engine: UnboundedReceiver<DuplexStream>,
+    _stage: watch::Sender<Stage>,
+}
+
+impl World {
+    /// Within a `LocalSet`. `model`: one more line of the model's configuration.
+    pub(crate) fn start(model: &str) -> anyhow::Result<Self> {
+        let config = config::parse(&configuration(model)?, "the count")?;
+        let clock = Clock::new(Instant::now(), BEGIN);
+        let lost = Lost::new();
+        let metrics = Arc::new(Metrics::with(&lost));
+        let (events, received) = mpsc::channel(1024);
+        let platform = Arc::new(Obliging { address: ENGINE.parse()?, events });
+        let journal = Journal::open(None)?;
+        let (handle, driver) =
+            Handle::new(Arc::clone(&platform) as _, received, journal, Arc::clone(&metrics), clock);
+        handle.tell(Event::Configured { configuration: Box::new(config.core.clone()) });
+        handle.tell(Event::AdoptionDone);
+        let telemetry = Telemetry::start(&config, &lost)?;
+        let config = Arc::new(ArcSwap::from_pointee(config));
+        let shared = http::Shared::told(Arc::new(handle), config, metrics, telemetry);
+        tokio::task::spawn_local(driver.run());
+        let (stage, watched) = watch::channel(Stage::Serving);
+        let engine = pipe::listen(ENGINE.parse()?);
+        Ok(Self { here: Here::new(shared, watched), engine, _stage: stage })
+    }
+
+    pub(crate) fn connect(&self) -> anyhow::Result<DuplexStream> {
+        self.here.connect(CLIENT.parse()?).context("refused")
+    }
+
+    /// The next connection to the engine.
+    pub(crate) async fn accept(&mut self) -> anyhow::Result<DuplexStream> {
+        self.engine.recv().await.context("nobody listens")
+    }
+}
+
+/// Everything that a request pays for is on, but for the access log. No limit is ever reached.
+fn configuration(model: &str) -> anyhow::Result<String> {
+    let mut text = format!(
+        "listen: {{api: 127.0.0.1:0, admin: 127.0.0.1:0}}
+state: /nonexistent
+accelerators: [{{id: gpu-0, memory: 24Gi}}]
+host: {{sleepMemory: 0}}
+models:
+  - name: {MODEL}
+    engine: {{kind: custom, command: [engine, \"${{PORT}}\"]}}
+    memory: {{awake: 10Gi}}
+    pinned: true
+    {model}
+keys:
+"
+    );
+    for number in 0..KEYS {
+        let key = format!("sk-rouse-key-{number:04}");
+        let hash = digest::digest(&digest::SHA256, key.as_bytes());
+        write!(
+            text,
+            "  - {{name: key-{number}, requestsPerMinute: 1000000000, tokensPerMinute: 1000000000000, sha256: \""
+        )?;
+        for byte in hash.as_ref() {
+            write!(text, "{byte:02x}")?;
+        }
+        text.push_str("\"}\n");
+    }
+    Ok(text)
+}
+
+/// Does at once whatever it is told, and runs one engine.
+struct Obliging {
+    address: SocketAddr,
+    events: mpsc::Sender<Event>,
+}
+
+impl Platform for Obliging {
+    fn submit(&self, command: Command) {
+        let tell = |event| drop(self.events.try_send(event));
+        match command {
+            Command::Reserve { engine, generation, accelerators, .. } => {
+                tell(Event::Placed { engine, generation, accelerators });
+            }
+            Command::Launch { engine, generation, .. } => {
+                tell(Event::Started { engine: engine.clone(), generation, address: self.address });
+                tell(Event::Profiled { engine: engine.clone(), generation });
+                tell(Event::Ready { engine, generation });
+            }
+            Command::Probe { engine, generation } => {
+                tell(Event::Canary { engine, generation, verdict: Verdict::Passed });
+            }
+            Command::Meter { accelerator, .. } => {
+                tell(Event::Memory { accelerator, used: Bytes::ZERO, by_engine: None });
+            }
+            _ => {}
+        }
+    }
+}
