@@ -122,6 +122,11 @@ impl Reply {
         self
     }
 
+    /// It lasts, and is not a text of ours.
+    pub(crate) const fn is_live(&self) -> bool {
+        matches!(self.content, Content::Live(_))
+    }
+
     pub(crate) fn live(live: Rc<Live>, exchange: InExchange) -> Self {
         exchange.handed();
         Self { track: Rc::clone(&live.track), content: Content::Live(live), exchange }

@@ -105,6 +105,7 @@ async fn failing(patience: Duration) -> (TcpStream, Rc<Socket>, Rc<Live>) {
         grace: rouse::units::Millis(0),
         heartbeat: rouse::units::Millis::secs(9),
         responses_events: false,
+        take_over: false,
     };
     let live = Live::waiting(job, &stream, parts);
     let event = poll_fn(|cx| live.poll(cx)).await;
