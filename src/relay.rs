@@ -71,12 +71,13 @@ pub struct Target {
     pub authorization: Option<HeaderValue>,
 }
 
-/// What is sent. `headers` are the client's own: [`headers::to_engine`] is applied here.
+/// What is sent. `headers` are the client's own: what must not pass is left out as they are written. All of it but the
+/// body is borrowed until the answer's head is there.
 #[derive(Clone, Debug)]
-pub struct Outgoing {
-    pub method: Method,
-    pub path: PathAndQuery,
-    pub headers: HeaderMap,
+pub struct Outgoing<'a> {
+    pub method: &'a Method,
+    pub path: &'a PathAndQuery,
+    pub headers: &'a HeaderMap,
     pub body: Payload,
     /// The client asked for a stream: other deadlines hold, and the engine is asked not to compress.
     pub stream: bool,
@@ -101,9 +102,9 @@ pub struct Timeouts {
 
 /// One attempt at one engine.
 #[derive(Debug)]
-pub struct Exchange<O> {
+pub struct Exchange<'a, O> {
     pub target: Target,
-    pub outgoing: Outgoing,
+    pub outgoing: Outgoing<'a>,
     pub lease: Lease,
     pub timeouts: Timeouts,
     pub observer: O,

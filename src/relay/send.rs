@@ -32,7 +32,7 @@ use crate::{
 /// There is no answer: the engine could not be reached, closed, was too slow, or the lease was revoked.
 pub async fn exchange<O: Observer + Unpin>(
     pool: &Pool,
-    exchange: Exchange<O>,
+    exchange: Exchange<'_, O>,
 ) -> Result<Response<RelayBody<O>>, Failed> {
     let Exchange { target, outgoing, lease, timeouts, observer } = exchange;
     let wanted = Wanted { stream: outgoing.stream, watch_json: outgoing.watch_json, form: outgoing.form };
@@ -51,8 +51,8 @@ pub async fn exchange<O: Observer + Unpin>(
 }
 
 /// What is sent, in a form that can be sent twice.
-struct Request {
-    method: Method,
+struct Request<'a> {
+    method: &'a Method,
     head: Bytes,
     body: Payload,
 }
@@ -69,7 +69,7 @@ enum Silence {
 async fn run<O: Observer>(
     pool: &Pool,
     target: &Target,
-    outgoing: Outgoing,
+    outgoing: Outgoing<'_>,
     timeouts: &Timeouts,
     record: &mut Record<O>,
 ) -> Result<(Head, Flow), Fault> {
@@ -110,7 +110,7 @@ async fn run<O: Observer>(
         open.observer.connected();
         let mut unsent = Unsent::new(&request.head, &request.body);
         let answer = poll_fn(|cx| {
-            let answer = poll_answer(&mut connection, &mut unsent, &request.method, cx);
+            let answer = poll_answer(&mut connection, &mut unsent, request.method, cx);
             match answer {
                 Poll::Ready(answer) => Poll::Ready(answer),
                 Poll::Pending => {
@@ -144,11 +144,12 @@ async fn run<O: Observer>(
     }
 }
 
-impl Request {
-    fn new(outgoing: Outgoing, target: &Target) -> Self {
-        let Outgoing { method, path, mut headers, body, stream, watch_json, .. } = outgoing;
+impl<'a> Request<'a> {
+    fn new(outgoing: Outgoing<'a>, target: &Target) -> Self {
+        let Outgoing { method, path, headers, body, stream, watch_json, .. } = outgoing;
+        let mut headers = headers.clone();
         headers::to_engine(&mut headers, target, body.len(), stream || watch_json);
-        Self { head: head::encode(&method, &path, &headers), method, body }
+        Self { head: head::encode(method, path, &headers), method, body }
     }
 }
 
