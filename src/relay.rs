@@ -23,8 +23,8 @@
 //! takes nothing, its server does not ask, and the body cannot end by itself, not even when its lease is revoked. So a
 //! server must cut a client that takes nothing, by a deadline of its own that is a short one once the gate is closed.
 //!
-//! **Memory.** An idle stream holds 8 KiB to read into and a few hundred bytes. Frames share that memory until they are
-//! written; a server that copies small frames (hyper's `writev(false)`) lets it be used again at once.
+//! **Memory.** A core reads into memory of its own, and what was read is copied out, or passed on at once where the client's
+//! socket is at hand ([`RelayBody::poll_piece`]). An idle stream holds no buffer.
 //!
 //! **Time is coarse.** An exchange has one timer. Each frame moves a deadline, a plain number; the timer looks at it
 //! only when it fires.
@@ -56,7 +56,7 @@ mod record;
 mod send;
 mod watch;
 
-pub use body::{Broken, RelayBody};
+pub use body::{Broken, Piece, RelayBody};
 pub use payload::Payload;
 pub use pool::Pool;
 pub use send::exchange;

@@ -7,9 +7,9 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 use tokio::{
-    io::{AsyncReadExt, AsyncWrite},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     net::TcpStream,
 };
 
@@ -63,6 +63,27 @@ impl Connection {
             self.room = LARGE;
         }
         Poll::Ready(Ok(read))
+    }
+
+    /// The next bytes that were read, or are to be read, into the beginning of `memory`; 0 is the end. No buffer is kept:
+    /// that is what an idle stream would hold.
+    pub(super) fn poll_take(&mut self, memory: &mut [u8], cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if !self.buffer.is_empty() {
+            let here = self.buffer.len().min(memory.len());
+            self.buffer.copy_to_slice(&mut memory[..here]);
+            self.trim();
+            return Poll::Ready(Ok(here));
+        }
+        let mut room = ReadBuf::new(memory);
+        ready!(Pin::new(&mut self.stream).poll_read(cx, &mut room))?;
+        Poll::Ready(Ok(room.filled().len()))
+    }
+
+    /// Gives back memory in which nothing is left to be taken.
+    pub(super) fn trim(&mut self) {
+        if self.buffer.is_empty() {
+            self.buffer = BytesMut::new();
+        }
     }
 
     /// Sends until nothing is left.

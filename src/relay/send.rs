@@ -122,8 +122,8 @@ async fn run<O: Observer>(
         let silence = match answer {
             Ok(head) => {
                 open.observer.head(head.status);
-                let home = head.keep.then(|| (pool.clone(), key));
-                return Ok((head, Flow::new(connection, unsent, watch, home)));
+                let home = head.keep.then_some(key);
+                return Ok((head, Flow::new(connection, unsent, watch, pool.clone(), home)));
             }
             Err(silence) => silence,
         };

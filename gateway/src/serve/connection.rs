@@ -194,7 +194,8 @@ async fn http1(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
         let service = offering(core, socket, &offer);
         Box::new(builder.serve_connection(TokioIo::new(socket.io()), service))
     };
-    let http1 = Http1 { socket, now: Now::Hyper(hyper()), hyper, offer: Rc::clone(&offer), closing: false };
+    let now = Now::Hyper(hyper());
+    let http1 = Http1 { core, socket, now, hyper, offer: Rc::clone(&offer), closing: false };
     drive(http1, socket, limits).await
 }
 
@@ -282,6 +283,7 @@ where
 
 /// A connection of HTTP/1.1: hyper's, but for the length of an answer that was offered.
 struct Http1<'a, S: HttpService<Incoming>, H> {
+    core: &'a Core,
     socket: &'a Rc<Socket>,
     now: Now<S>,
     /// Makes hyper's side anew.
@@ -348,7 +350,7 @@ where
             return;
         };
         self.socket.unread(&connection.into_parts().read_buf);
-        self.now = Now::Passing(Passing::new(Rc::clone(self.socket), answer));
+        self.now = Now::Passing(Passing::new(Rc::clone(self.socket), self.core.pool.clone(), answer));
     }
 }
 
