@@ -127,7 +127,8 @@ pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>, handshakes: Option
             return;
         }
         Ok(Ok(Protocol::Plaintext)) => End::Plaintext,
-        Ok(Ok(Protocol::Http2)) => http2(&core, &socket, &limits).await,
+        // Apart, since it is large and most connections are none.
+        Ok(Ok(Protocol::Http2)) => Box::pin(http2(&core, &socket, &limits)).await,
         Ok(Ok(Protocol::Http1)) => http1(&core, &socket, &limits).await,
     };
     finish(&core, &socket, &limits, &end).await;
@@ -243,13 +244,13 @@ fn offering(
     let (core, socket, offer) = (Rc::clone(core), Rc::clone(socket), Rc::clone(offer));
     service_fn(move |request| {
         let offer = (core.shared.config.load().stream.take_over && offer::can_follow(&request))
-            .then(|| Rc::clone(&offer));
+            .then(|| (Rc::clone(&offer), offer::closes(request.headers())));
         let answer = api::serve(Rc::clone(&core), Rc::clone(&socket), request);
         async move {
             let answer = answer.await;
             match offer {
-                Some(offer) if offer::is_open(&answer) => {
-                    offer.make(answer);
+                Some((offer, closes)) if offer::is_open(&answer) => {
+                    offer.make(answer, closes);
                     std::future::pending().await
                 }
                 _ => Ok(answer),
@@ -349,6 +350,7 @@ where
         let (Now::Hyper(connection), Some(answer)) = (now, self.offer.take()) else {
             return;
         };
+        self.closing |= offer::closes(answer.headers());
         self.socket.unread(&connection.into_parts().read_buf);
         self.now = Now::Passing(Passing::new(Rc::clone(self.socket), self.core.pool.clone(), answer));
     }

@@ -14,6 +14,7 @@ use std::{
     cell::{Cell, OnceCell, RefCell},
     future::poll_fn,
     io,
+    mem::MaybeUninit,
     net::SocketAddr,
     pin::Pin,
     rc::{Rc, Weak},
@@ -384,8 +385,8 @@ impl Socket {
     }
 
     fn poll_fill(&self, cx: &mut Context<'_>, room: usize) -> Poll<io::Result<usize>> {
-        let mut scratch = [0_u8; 2048];
-        let mut buf = ReadBuf::new(&mut scratch[..room.min(2048)]);
+        let mut scratch = [const { MaybeUninit::uninit() }; 2048];
+        let mut buf = ReadBuf::uninit(&mut scratch[..room.min(2048)]);
         match Pin::new(&mut *self.stream.borrow_mut()).poll_read(cx, &mut buf) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
@@ -433,7 +434,10 @@ impl InExchange {
         let before = self.handed.replace(handed);
         let others = self.socket.handed.get() - u32::from(before);
         self.socket.handed.set(others + u32::from(handed));
-        self.socket.moved.set(Instant::now());
+        // Where there is one exchange, whoever stalls blocks a write.
+        if self.socket.is_multiplexed() {
+            self.socket.moved.set(Instant::now());
+        }
     }
 }
 

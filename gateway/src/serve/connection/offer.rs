@@ -5,13 +5,12 @@
 //! until the stream is over. So the service keeps such an answer back, as an offer, and never returns; the task of the
 //! connection finds the offer, takes its socket back and lets the answer pass itself (`passing.rs`).
 //!
-//! Offered is only what hyper would have sent as chunks on a connection that stays open: a request whose body was read to
-//! its end, an answer of unknown length. All else is left to hyper, with everything that is rare: HTTP/1.0, HEAD, upgrades,
-//! `Connection: close`.
+//! Offered is only what hyper would have sent as chunks: an answer of unknown length to a request whose body was read to its
+//! end. All else is left to hyper, with everything that is rare: HTTP/1.0, HEAD, upgrades.
 
 use std::{cell::RefCell, time::SystemTime};
 
-use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, Version, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body::Body as _;
 
 use crate::http::reply::Reply;
@@ -21,7 +20,11 @@ use crate::http::reply::Reply;
 pub(super) struct Offer(RefCell<Option<Response<Reply>>>);
 
 impl Offer {
-    pub(super) fn make(&self, answer: Response<Reply>) {
+    /// `closes`: the client said that it wants no more.
+    pub(super) fn make(&self, mut answer: Response<Reply>, closes: bool) {
+        if closes {
+            answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
         *self.0.borrow_mut() = Some(answer);
     }
 
@@ -34,17 +37,17 @@ impl Offer {
     }
 }
 
-/// The client is one to whom chunks can be sent, and whose connection stays open behind them.
+/// The client is one to whom chunks can be sent.
 pub(super) fn can_follow<B>(request: &Request<B>) -> bool {
     let headers = request.headers();
     request.version() == Version::HTTP_11
         && !matches!(*request.method(), Method::HEAD | Method::CONNECT)
         && !headers.contains_key(header::UPGRADE)
         && !(headers.contains_key(header::TRANSFER_ENCODING) && headers.contains_key(header::CONTENT_LENGTH))
-        && !closes(headers)
 }
 
-fn closes(headers: &HeaderMap) -> bool {
+/// Said by either side: the connection ends with this answer.
+pub(super) fn closes(headers: &HeaderMap) -> bool {
     let mut tokens = headers
         .get_all(header::CONNECTION)
         .iter()
@@ -54,13 +57,8 @@ fn closes(headers: &HeaderMap) -> bool {
 
 /// The answer would be sent in chunks, and its head says nothing of how it is sent.
 pub(super) fn is_open(answer: &Response<Reply>) -> bool {
-    const FRAMING: [HeaderName; 5] = [
-        header::CONNECTION,
-        header::CONTENT_LENGTH,
-        header::TRANSFER_ENCODING,
-        header::TRAILER,
-        header::UPGRADE,
-    ];
+    const FRAMING: [HeaderName; 4] =
+        [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::TRAILER, header::UPGRADE];
     let status = answer.status();
     let has_body =
         !status.is_informational() && !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
@@ -107,12 +105,11 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_requests_of_connections_that_stay_open_are_followed() {
+    fn only_plain_requests_of_clients_that_take_chunks_are_followed() {
         for (version, method, headers, follow) in [
             (Version::HTTP_11, "POST", &[][..], true),
             (Version::HTTP_11, "GET", &[("connection", "keep-alive")], true),
-            (Version::HTTP_11, "POST", &[("connection", "x, Close")], false),
-            (Version::HTTP_11, "POST", &[("connection", "x"), ("connection", "close")], false),
+            (Version::HTTP_11, "POST", &[("connection", "close")], true),
             (Version::HTTP_11, "POST", &[("transfer-encoding", "chunked")], true),
             (Version::HTTP_11, "POST", &[("transfer-encoding", "chunked"), ("content-length", "1")], false),
             (Version::HTTP_11, "GET", &[("upgrade", "h2c")], false),
@@ -126,14 +123,27 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_ends_with_an_answer_if_any_of_its_tokens_says_so() {
+        for (values, ends) in
+            [(&["x, Close"][..], true), (&["x", "close"], true), (&["closed, keep-alive"], false)]
+        {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(header::CONNECTION, HeaderValue::from_static(value));
+            }
+            assert_eq!(closes(&headers), ends, "{values:?}");
+        }
+    }
+
+    #[test]
     fn a_head_has_a_date_of_ours_only_where_the_engine_gave_none() {
         let mut headers = HeaderMap::new();
-        headers.append("x-a", header::HeaderValue::from_static("1"));
-        headers.append("x-a", header::HeaderValue::from_static("2"));
+        headers.append("x-a", HeaderValue::from_static("1"));
+        headers.append("x-a", HeaderValue::from_static("2"));
         let ours = String::from_utf8(head(StatusCode::OK, &headers)).unwrap();
         let start = "HTTP/1.1 200 OK\r\nx-a: 1\r\nx-a: 2\r\ntransfer-encoding: chunked\r\ndate: ";
         assert!(ours.starts_with(start) && ours.ends_with(" GMT\r\n\r\n"), "{ours}");
-        headers.insert(header::DATE, header::HeaderValue::from_static("today"));
+        headers.insert(header::DATE, HeaderValue::from_static("today"));
         let theirs = String::from_utf8(head(StatusCode::from_u16(299).unwrap(), &headers)).unwrap();
         assert!(theirs.starts_with("HTTP/1.1 299 <none>\r\n") && theirs.matches("date: ").count() == 1);
     }

@@ -143,22 +143,4 @@ fn frame(memory: &mut [u8], payload: Range<usize>, ends: bool) -> Range<usize> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_payload_becomes_a_chunk_where_it_lies() {
-        for (length, ends, wire) in
-            [(1, false, "1\r\nx\r\n"), (17, true, "11\r\nxxxxxxxxxxxxxxxxx\r\n0\r\n\r\n")]
-        {
-            let mut memory = vec![b'?'; BEFORE];
-            memory.resize(BEFORE + length, b'x');
-            memory.resize(BEFORE + length + BEHIND, b'?');
-            let chunk = frame(&mut memory, BEFORE..BEFORE + length, ends);
-            assert_eq!(memory[chunk], *wire.as_bytes());
-        }
-        let mut memory = vec![b'x'; BEFORE + (64 << 10) + BEHIND];
-        let chunk = frame(&mut memory, BEFORE..BEFORE + (64 << 10), false);
-        assert!(memory[chunk].starts_with(b"10000\r\nxx"));
-    }
-}
+mod tests;
