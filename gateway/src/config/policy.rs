@@ -81,7 +81,7 @@ pub(super) fn stream(reader: &mut Reader, root: &mut Section) -> Stream {
             grace: grace.unwrap_or(Millis::secs(2)),
             heartbeat: heartbeat.unwrap_or(Millis::secs(10)),
             responses_events: events.unwrap_or(false),
-            take_over: take_over.unwrap_or(false),
+            take_over: take_over.unwrap_or(true),
         }
     })
 }

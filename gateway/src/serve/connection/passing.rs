@@ -102,7 +102,7 @@ impl Passing {
         let out = self.unwritten.get_mut();
         if !payload.is_empty() {
             // A vector takes all.
-            drop(write!(out, "{:x}\r\n", payload.len()));
+            drop(write!(out, "{:X}\r\n", payload.len()));
             out.extend_from_slice(payload);
             out.extend_from_slice(b"\r\n");
         }
@@ -133,7 +133,7 @@ fn frame(memory: &mut [u8], payload: Range<usize>, ends: bool) -> Range<usize> {
     memory[start..start + 2].copy_from_slice(b"\r\n");
     while left > 0 {
         start -= 1;
-        memory[start] = b"0123456789abcdef"[left % 16];
+        memory[start] = b"0123456789ABCDEF"[left % 16];
         left /= 16;
     }
     let behind: &[u8] = if ends { b"\r\n0\r\n\r\n" } else { b"\r\n" };

@@ -208,7 +208,7 @@ async fn a_stream_that_was_taken_over_ends_in_order_while_the_gateway_drains() {
         engine.write_all(&chunk(b"data: [DONE]\n\n", "")).await.unwrap();
         engine.write_all(b"0\r\n\r\n").await.unwrap();
         let rest = tokio::time::timeout(4 * SOON, client.rest()).await.expect("it stays open");
-        assert_eq!(String::from_utf8(rest).unwrap(), "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n");
+        assert_eq!(String::from_utf8(rest).unwrap(), "E\r\ndata: [DONE]\n\n\r\n0\r\n\r\n");
         until_free(&gate).await;
     }
 }
