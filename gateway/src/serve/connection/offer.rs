@@ -40,10 +40,12 @@ impl Offer {
 /// The client is one to whom chunks can be sent.
 pub(super) fn can_follow<B>(request: &Request<B>) -> bool {
     let headers = request.headers();
-    request.version() == Version::HTTP_11
-        && !matches!(*request.method(), Method::HEAD | Method::CONNECT)
-        && !headers.contains_key(header::UPGRADE)
-        && !(headers.contains_key(header::TRANSFER_ENCODING) && headers.contains_key(header::CONTENT_LENGTH))
+    // hyper keeps no connection open behind a head with both, and nor do we.
+    let twice =
+        headers.contains_key(header::TRANSFER_ENCODING) && headers.contains_key(header::CONTENT_LENGTH);
+    let rare =
+        matches!(*request.method(), Method::HEAD | Method::CONNECT) || headers.contains_key(header::UPGRADE);
+    request.version() == Version::HTTP_11 && !twice && !rare
 }
 
 /// Said by either side: the connection ends with this answer.
