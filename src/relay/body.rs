@@ -15,7 +15,7 @@ use super::{
     Observer, Outcome, Pool, Target, Timeouts,
     connection::Connection,
     decode::Decoder,
-    head::Head,
+    head::{Head, Malformed},
     headers,
     payload::Unsent,
     pool::Key,
@@ -82,8 +82,9 @@ pub(super) struct Flow {
     /// What the engine had not read of the request when it began to answer.
     unsent: Unsent,
     watch: Pin<Box<Watch>>,
-    /// Where the connection goes afterwards, when it can be used again.
-    home: Option<(Pool, Key)>,
+    pool: Pool,
+    /// Where in the pool the connection goes afterwards, when it can be used again.
+    home: Option<Key>,
 }
 
 impl<O: Observer + Unpin> RelayBody<O> {
@@ -252,9 +253,10 @@ impl Flow {
         connection: Connection,
         unsent: Unsent,
         watch: Pin<Box<Watch>>,
-        home: Option<(Pool, Key)>,
+        pool: Pool,
+        home: Option<Key>,
     ) -> Self {
-        Self { connection, unsent, watch, home }
+        Self { connection, unsent, watch, pool, home }
     }
 
     /// The next piece of payload, as much as is there; `None` at the end.
@@ -268,31 +270,42 @@ impl Flow {
         if let Some(fault) = lease.revoked() {
             return Poll::Ready(Err(fault.clone()));
         }
-        loop {
-            match decoder.decode(&mut self.connection.buffer) {
-                Ok(None) if decoder.is_done() => return Poll::Ready(Ok(None)),
-                Ok(None) => {}
-                Ok(Some(payload)) => return Poll::Ready(Ok(Some(payload))),
-                Err(_) => return Poll::Ready(Err(broke_off(target))),
+        let held = &mut self.connection.held;
+        if !held.is_empty() {
+            let payload = decoder.decode_held(held).map_err(|_| broke_off(target))?;
+            if !payload.is_empty() {
+                return Poll::Ready(Ok(Some(payload)));
             }
+        }
+        while !decoder.is_done() {
             if let Poll::Ready(Err(_)) = self.connection.poll_send(&mut self.unsent, cx) {
                 self.connection.spent = true;
                 self.unsent.abandon();
             }
-            match self.connection.poll_fill(cx) {
-                Poll::Ready(Ok(1..)) => {}
-                Poll::Ready(Ok(0)) if matches!(decoder, Decoder::UntilClose) => return Poll::Ready(Ok(None)),
+            let read = self.connection.poll_read(&self.pool, cx, |connection, read| {
+                if read.is_empty() {
+                    return Ok(None);
+                }
+                let (payload, used) = decoder.decode(read)?;
+                connection.spent |= used < read.len();
+                Ok::<_, Malformed>(Some(Bytes::copy_from_slice(&read[payload])))
+            });
+            match read {
+                Poll::Ready(Ok(Ok(Some(payload)))) if payload.is_empty() => {}
+                Poll::Ready(Ok(Ok(Some(payload)))) => return Poll::Ready(Ok(Some(payload))),
+                Poll::Ready(Ok(Ok(None))) if matches!(decoder, Decoder::UntilClose) => break,
                 Poll::Ready(_) => return Poll::Ready(Err(broke_off(target))),
                 Poll::Pending => return self.watch.as_mut().poll(lease, target, cx).map(Err),
             }
         }
+        Poll::Ready(Ok(None))
     }
 
     /// The answer is complete: the connection waits for its next use, if there can be one.
     fn finish(self) {
-        let clean = self.unsent.is_empty() && self.connection.buffer.is_empty() && !self.connection.spent;
-        if let (Some((pool, key)), true) = (self.home, clean) {
-            pool.put(key, self.connection);
+        let clean = self.unsent.is_empty() && self.connection.held.is_empty() && !self.connection.spent;
+        if let (Some(key), true) = (self.home, clean) {
+            self.pool.put(key, self.connection);
         }
     }
 }
