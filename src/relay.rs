@@ -18,13 +18,13 @@
 //! was picked. When it gave no byte at all, the request goes out once more on a new one. After the first byte nothing
 //! is ever sent again.
 //!
-//! **Frames pass.** One read of the socket is one frame, in the memory it was read into. The next read happens when
+//! **Frames pass.** One read of the socket is one frame. The next read happens when
 //! the client's side asks for it, so a slow client slows its engine and fills no buffer here. The price: while a client
 //! takes nothing, its server does not ask, and the body cannot end by itself, not even when its lease is revoked. So a
 //! server must cut a client that takes nothing, by a deadline of its own that is a short one once the gate is closed.
 //!
-//! **Memory.** An idle stream holds 8 KiB to read into and a few hundred bytes. Frames share that memory until they are
-//! written; a server that copies small frames (hyper's `writev(false)`) lets it be used again at once.
+//! **Memory.** What is read goes through memory of the core's, and a frame is as large as what came: an idle stream holds
+//! a few hundred bytes and nothing to read into.
 //!
 //! **Time is coarse.** An exchange has one timer. Each frame moves a deadline, a plain number; the timer looks at it
 //! only when it fires.
@@ -45,6 +45,8 @@ use crate::{
     units::{Generation, Millis},
 };
 
+#[doc(hidden)]
+pub mod bench;
 mod body;
 mod connection;
 mod decode;

@@ -142,7 +142,8 @@ impl<O: Observer + Unpin> RelayBody<O> {
             scanner.feed(frame);
         }
         let Some(open) = self.record.open() else { return };
-        open.lease.progress();
+        let now = Instant::now();
+        open.lease.progress(now);
         if !self.begun {
             open.observer.first_byte();
         }
@@ -150,7 +151,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
         open.observer.frame(frame.len(), facts);
         self.begun = true;
         if let (Some(idle), Stage::Flowing { flow, .. }) = (self.idle, &mut self.stage) {
-            let deadline = Deadline::after(Timer::Idle, idle, Instant::now());
+            let deadline = Deadline::after(Timer::Idle, idle, now);
             flow.watch.as_mut().set(deadline);
         }
     }

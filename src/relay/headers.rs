@@ -97,7 +97,7 @@ fn is_for_engine(name: &str) -> bool {
         17 => name == "transfer-encoding",
         _ => false,
     };
-    !stays && !(name.starts_with(OURS) || name.starts_with("proxy-") || name.starts_with("x-forwarded-"))
+    !(stays || name.starts_with(OURS) || name.starts_with("proxy-") || name.starts_with("x-forwarded-"))
 }
 
 /// An answer's header of this name (in lower case) passes on.
@@ -110,7 +110,7 @@ pub(super) fn is_for_client(name: &str) -> bool {
         _ => false,
     };
     // Which pages may use the API, and what a browser keeps for it, is not for an engine to say: many allow everybody.
-    !stays && !(name.starts_with(OURS) || name.starts_with("proxy-") || name.starts_with("access-control-"))
+    !(stays || name.starts_with(OURS) || name.starts_with("proxy-") || name.starts_with("access-control-"))
 }
 
 /// What a peer's `Connection` names: it goes no further either.

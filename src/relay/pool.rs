@@ -120,8 +120,7 @@ impl Pool {
     }
 
     /// The most recently used connection that is still good.
-    pub(super) fn take(&self, key: &Key) -> Option<Connection> {
-        let now = Instant::now();
+    pub(super) fn take(&self, key: &Key, now: Instant) -> Option<Connection> {
         let mut idle = self.0.idle.borrow_mut();
         let stack = idle.get_mut(key)?;
         let mut found = None;

@@ -66,16 +66,17 @@ async fn run<O: Observer>(
     record: &mut Record<O>,
 ) -> Result<(Head, Flow), Fault> {
     let key = Key { address: target.address, generation: target.generation };
+    let now = Instant::now();
     let deadline = if outgoing.stream {
-        Deadline::after(Timer::FirstByte, timeouts.first_byte, Instant::now())
+        Deadline::after(Timer::FirstByte, timeouts.first_byte, now)
     } else {
-        Deadline::after(Timer::NonStream, timeouts.non_stream, Instant::now())
+        Deadline::after(Timer::NonStream, timeouts.non_stream, now)
     };
     let Some(open) = record.open() else {
         return Err(Fault::Internal);
     };
     let mut watch = Box::pin(Watch::new(&open.lease, deadline));
-    let mut pooled = pool.take(&key);
+    let mut pooled = pool.take(&key, now);
     loop {
         record.phase = Phase::Connecting;
         let Some(open) = record.open() else {
