@@ -18,7 +18,7 @@
 //! was picked. When it gave no byte at all, the request goes out once more on a new one. After the first byte nothing
 //! is ever sent again.
 //!
-//! **Frames pass.** One read of the socket is one frame, in the memory it was read into. The next read happens when
+//! **Frames pass.** One read of the socket is one frame. The next read happens when
 //! the client's side asks for it, so a slow client slows its engine and fills no buffer here. The price: while a client
 //! takes nothing, its server does not ask, and the body cannot end by itself, not even when its lease is revoked. So a
 //! server must cut a client that takes nothing, by a deadline of its own that is a short one once the gate is closed.
@@ -45,6 +45,8 @@ use crate::{
     units::{Generation, Millis},
 };
 
+#[doc(hidden)]
+pub mod bench;
 mod body;
 mod connection;
 mod decode;

@@ -56,7 +56,7 @@ pub struct RelayBody<O: Observer> {
 pub enum Piece {
     /// It lies in the memory that was lent, here.
     Here(Range<usize>),
-    /// It is ours: the last word of a stream that broke.
+    /// It has memory of its own: it came along with the head, or is the last word of a stream that broke.
     Own(Bytes),
 }
 
@@ -100,7 +100,7 @@ pub(super) struct Flow {
 impl<O: Observer + Unpin> RelayBody<O> {
     pub(super) fn respond(
         head: Head,
-        mut flow: Flow,
+        flow: Flow,
         record: Record<O>,
         target: Target,
         timeouts: &Timeouts,
@@ -122,7 +122,6 @@ impl<O: Observer + Unpin> RelayBody<O> {
             idle: wanted.stream.then_some(timeouts.idle),
             begun: false,
         };
-        flow.connection.trim();
         if decoder.is_done() {
             body.complete(flow);
         } else {
@@ -153,7 +152,8 @@ impl<O: Observer + Unpin> RelayBody<O> {
             scanner.feed(frame);
         }
         let Some(open) = self.record.open() else { return };
-        open.lease.progress();
+        let now = Instant::now();
+        open.lease.progress(now);
         if !self.begun {
             open.observer.first_byte();
         }
@@ -161,7 +161,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
         open.observer.frame(frame.len(), facts);
         self.begun = true;
         if let (Some(idle), Stage::Flowing { flow, .. }) = (self.idle, &mut self.stage) {
-            let deadline = Deadline::after(Timer::Idle, idle, Instant::now());
+            let deadline = Deadline::after(Timer::Idle, idle, now);
             flow.watch.as_mut().set(deadline);
         }
     }
@@ -204,23 +204,23 @@ impl<O: Observer + Unpin> RelayBody<O> {
                         }
                         next => next,
                     };
-                    let frame = match next {
-                        Ok(frame) => frame,
+                    let piece = match next {
+                        Ok(piece) => piece,
                         Err(fault) => match self.fail(fault) {
                             Some(event) => return Poll::Ready(Some(Ok(Piece::Own(event)))),
                             None => continue,
                         },
                     };
-                    let last = frame.is_none() || decoder.is_done();
-                    if let Some(frame) = &frame {
-                        self.passes(&memory[frame.clone()]);
+                    let last = piece.is_none() || decoder.is_done();
+                    if let Some(piece) = &piece {
+                        self.passes(piece.bytes(memory));
                     }
                     if last
                         && let Stage::Flowing { flow, .. } = std::mem::replace(&mut self.stage, Stage::Ended)
                     {
                         self.complete(*flow);
                     }
-                    return Poll::Ready(frame.map(|frame| Ok(Piece::Here(frame))));
+                    return Poll::Ready(piece.map(Ok));
                 }
             }
         }
@@ -285,7 +285,7 @@ impl Flow {
         Self { connection, unsent, watch, pool, home }
     }
 
-    /// The next piece of payload, as much as is there, and where in `memory` it lies; `None` at the end.
+    /// The next piece of payload, as much as is there; `None` at the end.
     fn poll_next(
         &mut self,
         decoder: &mut Decoder,
@@ -293,17 +293,24 @@ impl Flow {
         target: &Target,
         memory: &mut [u8],
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<Range<usize>>, Fault>> {
+    ) -> Poll<Result<Option<Piece>, Fault>> {
         if let Some(fault) = lease.revoked() {
             return Poll::Ready(Err(fault.clone()));
+        }
+        let held = &mut self.connection.held;
+        if !held.is_empty() {
+            let payload = decoder.decode_held(held).map_err(|_| broke_off(target))?;
+            if !payload.is_empty() {
+                return Poll::Ready(Ok(Some(Piece::Own(payload))));
+            }
         }
         while !decoder.is_done() {
             if let Poll::Ready(Err(_)) = self.connection.poll_send(&mut self.unsent, cx) {
                 self.connection.spent = true;
                 self.unsent.abandon();
             }
-            let read = match self.connection.poll_take(memory, cx) {
-                Poll::Ready(Ok(0)) if matches!(decoder, Decoder::UntilClose) => return Poll::Ready(Ok(None)),
+            let read = match self.connection.poll_read(memory, cx) {
+                Poll::Ready(Ok(0)) if matches!(decoder, Decoder::UntilClose) => break,
                 Poll::Ready(Ok(read @ 1..)) => read,
                 Poll::Ready(_) => return Poll::Ready(Err(broke_off(target))),
                 Poll::Pending => return self.watch.as_mut().poll(lease, target, cx).map(Err),
@@ -314,7 +321,7 @@ impl Flow {
             // It says more than it was asked.
             self.connection.spent |= found.used < read;
             if !found.payload.is_empty() {
-                return Poll::Ready(Ok(Some(found.payload)));
+                return Poll::Ready(Ok(Some(Piece::Here(found.payload))));
             }
         }
         Poll::Ready(Ok(None))
@@ -322,7 +329,7 @@ impl Flow {
 
     /// The answer is complete: the connection waits for its next use, if there can be one.
     fn finish(self) {
-        let clean = self.unsent.is_empty() && self.connection.buffer.is_empty() && !self.connection.spent;
+        let clean = self.unsent.is_empty() && self.connection.held.is_empty() && !self.connection.spent;
         if let (Some(key), true) = (self.home, clean) {
             self.pool.put(key, self.connection);
         }
@@ -345,6 +352,15 @@ impl Piece {
     }
 
     /// `memory`: what was lent when it was asked for.
+    #[must_use]
+    pub fn bytes<'a>(&'a self, memory: &'a [u8]) -> &'a [u8] {
+        match self {
+            Self::Here(range) => &memory[range.clone()],
+            Self::Own(bytes) => bytes,
+        }
+    }
+
+    /// The same, to be kept.
     #[must_use]
     pub fn into_bytes(self, memory: &[u8]) -> Bytes {
         match self {

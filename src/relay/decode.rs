@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
+
 use super::head::Malformed;
 
 /// What ends a body, and how much is left of it.
@@ -95,6 +97,24 @@ impl Decoder {
             }
             Self::Chunked(chunks) => chunks.decode(bytes),
         }
+    }
+
+    /// The same for what came with the head; the bytes that were looked at are taken from `held`.
+    pub(super) fn decode_held(&mut self, held: &mut Bytes) -> Result<Bytes, Malformed> {
+        if let Self::Chunked(chunks) = self {
+            let mut bytes = held.to_vec();
+            let found = chunks.decode(&mut bytes)?;
+            drop(held.split_to(found.used));
+            return Ok(Bytes::from(bytes).slice(found.payload));
+        }
+        let here = match self {
+            Self::Length(left) => usize::try_from(*left).unwrap_or(usize::MAX).min(held.len()),
+            _ => held.len(),
+        };
+        if let Self::Length(left) = self {
+            *left -= here as u64;
+        }
+        Ok(held.split_to(here))
     }
 }
 

@@ -44,6 +44,8 @@ struct Inner {
     filled: Notify,
     /// Empty while it is lent, and before it is asked for.
     scratch: Cell<Vec<u8>>,
+    /// The same for what is written.
+    draft: Cell<Vec<u8>>,
 }
 
 /// One engine's life.
@@ -69,6 +71,7 @@ impl Pool {
             per_engine,
             filled: Notify::new(),
             scratch: Cell::default(),
+            draft: Cell::default(),
         }))
     }
 
@@ -82,6 +85,15 @@ impl Pool {
         }
         let result = with(&mut scratch);
         self.0.scratch.set(scratch);
+        result
+    }
+
+    /// Lends memory to put a request together in.
+    pub(super) fn with_draft<T>(&self, with: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        let mut draft = self.0.draft.take();
+        draft.clear();
+        let result = with(&mut draft);
+        self.0.draft.set(draft);
         result
     }
 
@@ -108,8 +120,7 @@ impl Pool {
     }
 
     /// The most recently used connection that is still good.
-    pub(super) fn take(&self, key: &Key) -> Option<Connection> {
-        let now = Instant::now();
+    pub(super) fn take(&self, key: &Key, now: Instant) -> Option<Connection> {
         let mut idle = self.0.idle.borrow_mut();
         let stack = idle.get_mut(key)?;
         let mut found = None;

@@ -30,6 +30,25 @@ fn chunks_that_arrive_together_are_one_frame() {
 }
 
 #[test]
+fn what_came_with_the_head_is_taken_from_what_is_held() {
+    let mut decoder = Decoder::chunked();
+    let mut held = Bytes::from_static(b"2\r\nhi\r\n0\r\n\r\nnext");
+    assert_eq!(decoder.decode_held(&mut held).unwrap(), "hi");
+    assert!(decoder.is_done());
+    assert_eq!(held, "next");
+}
+
+#[test]
+fn a_body_of_known_length_ends_where_it_was_said() {
+    let mut decoder = Decoder::Length(5);
+    let mut held = Bytes::from_static(b"abc");
+    assert_eq!(decoder.decode_held(&mut held).unwrap(), "abc");
+    assert_eq!((held.len(), decoder.left()), (0, Some(2)));
+    assert_eq!(decoder.decode(&mut b"denext".to_vec()).unwrap(), Found { payload: 0..2, used: 2 });
+    assert!(decoder.is_done());
+}
+
+#[test]
 fn what_is_not_chunked_is_refused() {
     for wire in [
         "\r\n",
