@@ -3,6 +3,13 @@
 //! One thread carries: hyper's server, the `model` probe, a lease, the relay. Another one is client and engine. CPU time of
 //! the carrying thread comes from the kernel (`/proc/thread-self/schedstat`), so what else the machine does disturbs it
 //! little. Figures of an unoptimised build mean nothing.
+//!
+//! `relay_cost request 16 500` and `relay_cost event 8 500` do one of the two, with so many clients and so many requests or
+//! events of each. Counted twice, the difference is what a unit costs, and no noise is in it:
+//!
+//! ```sh
+//! valgrind --tool=callgrind --separate-threads=yes relay_cost request 16 500
+//! ```
 
 use std::{convert::Infallible, fs, io, net::SocketAddr, rc::Rc, sync::Arc, thread, time::Duration};
 
@@ -42,9 +49,17 @@ fn main() -> anyhow::Result<()> {
     let address = engine.local_addr()?;
     load.spawn(serve_engine(engine));
 
-    for (what, clients, requests, events) in
-        [("request", CLIENTS, REQUESTS, 0), ("event", STREAMS, 1, EVENTS)]
+    let mut words = std::env::args().skip(1);
+    let only = words.next();
+    let mut number = || words.next().and_then(|word| word.parse().ok());
+    let (clients, units): (Option<usize>, Option<usize>) = (number(), number());
+    for (what, usually, requests, events) in
+        [("request", CLIENTS, units.unwrap_or(REQUESTS), 0), ("event", STREAMS, 1, units.unwrap_or(EVENTS))]
     {
+        if only.as_ref().is_some_and(|only| only != what) {
+            continue;
+        }
+        let clients = clients.unwrap_or(usually);
         let (tell, told) = oneshot::channel();
         let (stop, stopped) = oneshot::channel();
         let gate = thread::spawn(move || carry(address, tell, stopped));
@@ -101,6 +116,7 @@ async fn answer(
 ) -> Result<Response<Either<RelayBody<()>, Full<Bytes>>>, Infallible> {
     let (pool, gate, address) = core;
     let (parts, body) = request.into_parts();
+    let path = PathAndQuery::from_static("/v1/chat/completions");
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let asked = head::peek(&body).map(|head| head.stream);
     let (Ok(stream), Some(lease)) = (asked, gate.take()) else {
@@ -116,9 +132,9 @@ async fn answer(
                 authorization: None,
             },
             outgoing: Outgoing {
-                method: Method::POST,
-                path: PathAndQuery::from_static("/v1/chat/completions"),
-                headers: parts.headers,
+                method: &Method::POST,
+                path: &path,
+                headers: &parts.headers,
                 body: body.into(),
                 stream,
                 form: Form::OpenAi,
@@ -206,7 +222,7 @@ async fn serve_engine(listener: TcpListener) {
                     }
                 }
                 let sent = if request.windows(13).any(|window| window == b"\"stream\":true") {
-                    stream(&mut socket).await
+                    stream(&mut socket, asked(&request)).await
                 } else {
                     socket.write_all(whole.as_bytes()).await
                 };
@@ -218,13 +234,20 @@ async fn serve_engine(listener: TcpListener) {
     }
 }
 
-async fn stream(socket: &mut TcpStream) -> io::Result<()> {
+/// How many events a request asks for: its `max_tokens`, which stands last.
+fn asked(request: &[u8]) -> usize {
+    let digits: Vec<u8> =
+        request.iter().rev().skip(1).take_while(|byte| byte.is_ascii_digit()).copied().collect();
+    digits.iter().rev().fold(0, |number, digit| number * 10 + usize::from(digit - b'0'))
+}
+
+async fn stream(socket: &mut TcpStream, events: usize) -> io::Result<()> {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
     socket.write_all(head.as_bytes()).await?;
     let event = format!("data: {{\"choices\":[{{\"delta\":{{\"content\":\"{}\"}}}}]}}\n\n", "t".repeat(175));
     let chunk = format!("{:x}\r\n{event}\r\n", event.len());
     let mut pace = tokio::time::interval(PACE);
-    for _ in 0..EVENTS {
+    for _ in 0..events {
         pace.tick().await;
         socket.write_all(chunk.as_bytes()).await?;
     }

@@ -71,7 +71,13 @@ impl Clock {
 
     #[must_use]
     pub fn now(&self) -> Tick {
-        self.at + Millis::from(Instant::now().duration_since(self.origin))
+        self.at(Instant::now())
+    }
+
+    /// The tick of a moment that was read already.
+    #[must_use]
+    pub fn at(&self, moment: Instant) -> Tick {
+        self.at + Millis::from(moment.duration_since(self.origin))
     }
 
     /// When `tick` is due on the runtime's clock; now, when it has passed.
@@ -210,9 +216,9 @@ impl Lease {
         self
     }
 
-    /// A response byte passed just now: the engine makes progress.
-    pub fn progress(&self) {
-        self.gate.last_byte.store(self.gate.clock.now().0, Ordering::Relaxed);
+    /// A response byte passed at `now`: the engine makes progress.
+    pub fn progress(&self, now: Instant) {
+        self.gate.last_byte.store(self.gate.clock.at(now).0, Ordering::Relaxed);
     }
 
     /// Why this exchange must end at once, if it must.

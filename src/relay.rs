@@ -18,13 +18,13 @@
 //! was picked. When it gave no byte at all, the request goes out once more on a new one. After the first byte nothing
 //! is ever sent again.
 //!
-//! **Frames pass.** One read of the socket is one frame, in the memory it was read into. The next read happens when
+//! **Frames pass.** One read of the socket is one frame. The next read happens when
 //! the client's side asks for it, so a slow client slows its engine and fills no buffer here. The price: while a client
 //! takes nothing, its server does not ask, and the body cannot end by itself, not even when its lease is revoked. So a
 //! server must cut a client that takes nothing, by a deadline of its own that is a short one once the gate is closed.
 //!
-//! **Memory.** An idle stream holds 8 KiB to read into and a few hundred bytes. Frames share that memory until they are
-//! written; a server that copies small frames (hyper's `writev(false)`) lets it be used again at once.
+//! **Memory.** A core reads into memory of its own, and what was read is copied out, or passed on at once where the client's
+//! socket is at hand ([`RelayBody::poll_piece`]). An idle stream holds no buffer.
 //!
 //! **Time is coarse.** An exchange has one timer. Each frame moves a deadline, a plain number; the timer looks at it
 //! only when it fires.
@@ -45,6 +45,8 @@ use crate::{
     units::{Generation, Millis},
 };
 
+#[doc(hidden)]
+pub mod bench;
 mod body;
 mod connection;
 mod decode;
@@ -56,7 +58,7 @@ mod record;
 mod send;
 mod watch;
 
-pub use body::{Broken, RelayBody};
+pub use body::{Broken, Piece, RelayBody};
 pub use payload::Payload;
 pub use pool::Pool;
 pub use send::exchange;
@@ -71,12 +73,13 @@ pub struct Target {
     pub authorization: Option<HeaderValue>,
 }
 
-/// What is sent. `headers` are the client's own: [`headers::to_engine`] is applied here.
+/// What is sent. `headers` are the client's own: what must not pass is left out as they are written. All of it but the
+/// body is borrowed until the answer's head is there.
 #[derive(Clone, Debug)]
-pub struct Outgoing {
-    pub method: Method,
-    pub path: PathAndQuery,
-    pub headers: HeaderMap,
+pub struct Outgoing<'a> {
+    pub method: &'a Method,
+    pub path: &'a PathAndQuery,
+    pub headers: &'a HeaderMap,
     pub body: Payload,
     /// The client asked for a stream: other deadlines hold, and the engine is asked not to compress.
     pub stream: bool,
@@ -101,9 +104,9 @@ pub struct Timeouts {
 
 /// One attempt at one engine.
 #[derive(Debug)]
-pub struct Exchange<O> {
+pub struct Exchange<'a, O> {
     pub target: Target,
-    pub outgoing: Outgoing,
+    pub outgoing: Outgoing<'a>,
     pub lease: Lease,
     pub timeouts: Timeouts,
     pub observer: O,

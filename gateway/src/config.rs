@@ -193,6 +193,8 @@ pub struct Stream {
     pub heartbeat: Millis,
     /// On `/v1/responses` a heartbeat is an event, for clients that drop comments.
     pub responses_events: bool,
+    /// Streams to HTTP/1.1 clients pass without hyper.
+    pub take_over: bool,
 }
 
 /// Deadlines of one exchange and of probes.

@@ -105,7 +105,7 @@ async fn the_idle_clock_starts_when_a_lease_ends() {
     let lease = f.gate.take().unwrap();
     assert_eq!((f.gate.last_end(), f.gate.last_byte()), (Tick(0), Tick(0)));
     tokio::time::sleep(Duration::from_millis(5)).await;
-    lease.progress();
+    lease.progress(Instant::now());
     let byte = f.gate.last_byte();
     assert!(byte >= Tick(1005));
     tokio::time::sleep(Duration::from_millis(5)).await;

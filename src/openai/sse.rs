@@ -142,6 +142,13 @@ impl Scanner {
 
     /// Takes some of `bytes`, which begin inside a line, and returns the rest.
     fn in_line<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+        // As nearly every line begins, and most arrive whole.
+        if let (Line::Name { at: 0, .. }, Some(rest)) = (self.line, bytes.strip_prefix(b"data: ")) {
+            self.open = true;
+            self.begin_data();
+            self.line = Line::Data;
+            return rest;
+        }
         if !matches!((self.line, self.data), (Line::Other, _) | (Line::Data, Data::Json)) {
             self.byte(bytes[0]);
             return &bytes[1..];

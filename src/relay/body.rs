@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    ops::Range,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -50,6 +51,15 @@ pub struct RelayBody<O: Observer> {
     begun: bool,
 }
 
+/// What passes next.
+#[derive(Debug)]
+pub enum Piece {
+    /// It lies in the memory that was lent, here.
+    Here(Range<usize>),
+    /// It has memory of its own: it came along with the head, or is the last word of a stream that broke.
+    Own(Bytes),
+}
+
 /// The client must not take what it has for the whole: the exchange broke. The fault was told in the stream already,
 /// where that was possible.
 #[derive(Debug, thiserror::Error)]
@@ -82,8 +92,9 @@ pub(super) struct Flow {
     /// What the engine had not read of the request when it began to answer.
     unsent: Unsent,
     watch: Pin<Box<Watch>>,
-    /// Where the connection goes afterwards, when it can be used again.
-    home: Option<(Pool, Key)>,
+    pool: Pool,
+    /// Where in the pool the connection goes afterwards, when it can be used again.
+    home: Option<Key>,
 }
 
 impl<O: Observer + Unpin> RelayBody<O> {
@@ -136,12 +147,13 @@ impl<O: Observer + Unpin> RelayBody<O> {
     }
 
     /// Takes note of a frame that is about to pass.
-    fn passes(&mut self, frame: &Bytes) {
+    fn passes(&mut self, frame: &[u8]) {
         if let Some(scanner) = &mut self.scanner {
             scanner.feed(frame);
         }
         let Some(open) = self.record.open() else { return };
-        open.lease.progress();
+        let now = Instant::now();
+        open.lease.progress(now);
         if !self.begun {
             open.observer.first_byte();
         }
@@ -149,8 +161,68 @@ impl<O: Observer + Unpin> RelayBody<O> {
         open.observer.frame(frame.len(), facts);
         self.begun = true;
         if let (Some(idle), Stage::Flowing { flow, .. }) = (self.idle, &mut self.stage) {
-            let deadline = Deadline::after(Timer::Idle, idle, Instant::now());
+            let deadline = Deadline::after(Timer::Idle, idle, now);
             flow.watch.as_mut().set(deadline);
+        }
+    }
+
+    /// The next of the answer, as a body gives it, and for those who pass it on at once without a copy: it is read into
+    /// `memory`, which is lent for this call, and left there.
+    pub fn poll_piece(
+        &mut self,
+        memory: &mut [u8],
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Piece, Broken>>> {
+        loop {
+            match &mut self.stage {
+                Stage::Ended => return Poll::Ready(None),
+                Stage::Farewell(pause, fault) => {
+                    ready!(pause.as_mut().poll(cx));
+                    self.stage = Stage::Broken(fault.clone());
+                }
+                Stage::Broken(fault) => {
+                    let broken = Broken(fault.clone());
+                    self.stage = Stage::Ended;
+                    return Poll::Ready(Some(Err(broken)));
+                }
+                Stage::Flowing { flow, decoder } => {
+                    let Some(open) = self.record.open() else {
+                        self.stage = Stage::Broken(Fault::Internal);
+                        continue;
+                    };
+                    if !self.begun {
+                        // An engine that floods never makes this wait, and yet a revocation must find its task.
+                        flow.watch.as_mut().register(&open.lease, cx);
+                    }
+                    let next = match ready!(flow.poll_next(decoder, &open.lease, &self.target, memory, cx)) {
+                        // An end by closing looks the same when the engine died: only the stream can tell.
+                        Ok(None)
+                            if !decoder.is_done()
+                                && self.events.and(self.scanner.as_ref()).is_some_and(is_cut_short) =>
+                        {
+                            Err(broke_off(&self.target))
+                        }
+                        next => next,
+                    };
+                    let piece = match next {
+                        Ok(piece) => piece,
+                        Err(fault) => match self.fail(fault) {
+                            Some(event) => return Poll::Ready(Some(Ok(Piece::Own(event)))),
+                            None => continue,
+                        },
+                    };
+                    let last = piece.is_none() || decoder.is_done();
+                    if let Some(piece) = &piece {
+                        self.passes(piece.bytes(memory));
+                    }
+                    if last
+                        && let Stage::Flowing { flow, .. } = std::mem::replace(&mut self.stage, Stage::Ended)
+                    {
+                        self.complete(*flow);
+                    }
+                    return Poll::Ready(piece.map(Ok));
+                }
+            }
         }
     }
 
@@ -179,57 +251,12 @@ impl<O: Observer + Unpin> Body for RelayBody<O> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let this = &mut *self;
-        loop {
-            match &mut this.stage {
-                Stage::Ended => return Poll::Ready(None),
-                Stage::Farewell(pause, fault) => {
-                    ready!(pause.as_mut().poll(cx));
-                    this.stage = Stage::Broken(fault.clone());
-                }
-                Stage::Broken(fault) => {
-                    let broken = Broken(fault.clone());
-                    this.stage = Stage::Ended;
-                    return Poll::Ready(Some(Err(broken)));
-                }
-                Stage::Flowing { flow, decoder } => {
-                    let Some(open) = this.record.open() else {
-                        this.stage = Stage::Broken(Fault::Internal);
-                        continue;
-                    };
-                    if !this.begun {
-                        // An engine that floods never makes this wait, and yet a revocation must find its task.
-                        flow.watch.as_mut().register(&open.lease, cx);
-                    }
-                    let next = match ready!(flow.poll_next(decoder, &open.lease, &this.target, cx)) {
-                        // An end by closing looks the same when the engine died: only the stream can tell.
-                        Ok(None)
-                            if !decoder.is_done()
-                                && this.events.and(this.scanner.as_ref()).is_some_and(is_cut_short) =>
-                        {
-                            Err(broke_off(&this.target))
-                        }
-                        next => next,
-                    };
-                    let frame = match next {
-                        Ok(frame) => frame,
-                        Err(fault) => match this.fail(fault) {
-                            Some(event) => return Poll::Ready(Some(Ok(Frame::data(event)))),
-                            None => continue,
-                        },
-                    };
-                    let last = frame.is_none() || decoder.is_done();
-                    if let Some(frame) = &frame {
-                        this.passes(frame);
-                    }
-                    if last
-                        && let Stage::Flowing { flow, .. } = std::mem::replace(&mut this.stage, Stage::Ended)
-                    {
-                        this.complete(*flow);
-                    }
-                    return Poll::Ready(frame.map(|frame| Ok(Frame::data(frame))));
-                }
-            }
-        }
+        let Stage::Flowing { flow, .. } = &this.stage else {
+            return this.poll_piece(&mut [], cx).map_ok(|piece| Frame::data(piece.into_bytes(&[])));
+        };
+        flow.pool.clone().with_scratch(|memory| {
+            this.poll_piece(memory, cx).map_ok(|piece| Frame::data(piece.into_bytes(memory)))
+        })
     }
 
     fn is_end_stream(&self) -> bool {
@@ -252,9 +279,10 @@ impl Flow {
         connection: Connection,
         unsent: Unsent,
         watch: Pin<Box<Watch>>,
-        home: Option<(Pool, Key)>,
+        pool: Pool,
+        home: Option<Key>,
     ) -> Self {
-        Self { connection, unsent, watch, home }
+        Self { connection, unsent, watch, pool, home }
     }
 
     /// The next piece of payload, as much as is there; `None` at the end.
@@ -263,36 +291,81 @@ impl Flow {
         decoder: &mut Decoder,
         lease: &Lease,
         target: &Target,
+        memory: &mut [u8],
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<Bytes>, Fault>> {
+    ) -> Poll<Result<Option<Piece>, Fault>> {
         if let Some(fault) = lease.revoked() {
             return Poll::Ready(Err(fault.clone()));
         }
-        loop {
-            match decoder.decode(&mut self.connection.buffer) {
-                Ok(None) if decoder.is_done() => return Poll::Ready(Ok(None)),
-                Ok(None) => {}
-                Ok(Some(payload)) => return Poll::Ready(Ok(Some(payload))),
-                Err(_) => return Poll::Ready(Err(broke_off(target))),
+        let held = &mut self.connection.held;
+        if !held.is_empty() {
+            let payload = decoder.decode_held(held).map_err(|_| broke_off(target))?;
+            if !payload.is_empty() {
+                return Poll::Ready(Ok(Some(Piece::Own(payload))));
             }
+        }
+        while !decoder.is_done() {
             if let Poll::Ready(Err(_)) = self.connection.poll_send(&mut self.unsent, cx) {
                 self.connection.spent = true;
                 self.unsent.abandon();
             }
-            match self.connection.poll_fill(cx) {
-                Poll::Ready(Ok(1..)) => {}
-                Poll::Ready(Ok(0)) if matches!(decoder, Decoder::UntilClose) => return Poll::Ready(Ok(None)),
+            let read = match self.connection.poll_read(memory, cx) {
+                Poll::Ready(Ok(0)) if matches!(decoder, Decoder::UntilClose) => break,
+                Poll::Ready(Ok(read @ 1..)) => read,
                 Poll::Ready(_) => return Poll::Ready(Err(broke_off(target))),
                 Poll::Pending => return self.watch.as_mut().poll(lease, target, cx).map(Err),
+            };
+            let Ok(found) = decoder.decode(&mut memory[..read]) else {
+                return Poll::Ready(Err(broke_off(target)));
+            };
+            // It says more than it was asked.
+            self.connection.spent |= found.used < read;
+            if !found.payload.is_empty() {
+                return Poll::Ready(Ok(Some(Piece::Here(found.payload))));
             }
         }
+        Poll::Ready(Ok(None))
     }
 
     /// The answer is complete: the connection waits for its next use, if there can be one.
     fn finish(self) {
-        let clean = self.unsent.is_empty() && self.connection.buffer.is_empty() && !self.connection.spent;
-        if let (Some((pool, key)), true) = (self.home, clean) {
-            pool.put(key, self.connection);
+        let clean = self.unsent.is_empty() && self.connection.held.is_empty() && !self.connection.spent;
+        if let (Some(key), true) = (self.home, clean) {
+            self.pool.put(key, self.connection);
+        }
+    }
+}
+
+impl Piece {
+    /// In bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Here(range) => range.len(),
+            Self::Own(bytes) => bytes.len(),
+        }
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// `memory`: what was lent when it was asked for.
+    #[must_use]
+    pub fn bytes<'a>(&'a self, memory: &'a [u8]) -> &'a [u8] {
+        match self {
+            Self::Here(range) => &memory[range.clone()],
+            Self::Own(bytes) => bytes,
+        }
+    }
+
+    /// The same, to be kept.
+    #[must_use]
+    pub fn into_bytes(self, memory: &[u8]) -> Bytes {
+        match self {
+            Self::Here(range) => Bytes::copy_from_slice(&memory[range]),
+            Self::Own(bytes) => bytes,
         }
     }
 }

@@ -3,31 +3,31 @@
 use std::{
     io,
     net::SocketAddr,
-    pin::{Pin, pin},
+    pin::Pin,
     task::{Context, Poll, ready},
 };
 
-use bytes::BytesMut;
-use tokio::io::{AsyncReadExt, AsyncWrite};
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::payload::Unsent;
+use super::{
+    Payload, Pool,
+    payload::{self, Unsent},
+};
 use crate::tcp::Tcp;
-
-/// Room for a read to begin with; a stream of tokens never needs more, and this is what an idle stream costs.
-const SMALL: usize = 8 << 10;
-/// Room for a read of a large answer.
-const LARGE: usize = 64 << 10;
 
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: Tcp,
-    pub(super) buffer: BytesMut,
-    room: usize,
+    /// What was read and nobody has taken yet: a head that is not all there, or what came along with one.
+    pub(super) held: Bytes,
+    /// Whom it leads to, as a `Host` names it.
+    pub(super) host: Box<str>,
     /// It has carried an exchange before.
     pub(super) reused: bool,
     /// Bytes of an answer to the present request came.
     pub(super) answered: bool,
-    /// The engine no longer reads from it.
+    /// It can carry no other exchange: the engine no longer reads from it, or said more than was asked.
     pub(super) spent: bool,
 }
 
@@ -37,30 +37,57 @@ impl Connection {
         stream.set_nodelay(true)?;
         Ok(Self {
             stream,
-            buffer: BytesMut::new(),
-            room: SMALL,
+            held: Bytes::new(),
+            host: address.to_string().into(),
             reused: false,
             answered: false,
             spent: false,
         })
     }
 
-    /// The engine has neither closed it nor said anything unasked, as far as is known.
+    /// The engine has neither closed it nor said anything unasked, as far as is known. Asks the kernel only when the
+    /// runtime has heard of something: the last read took all there was.
     pub(super) fn is_quiet(&self) -> bool {
         let read = self.stream.try_read(&mut [0]);
         read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Reads what is there into the buffer; 0 is the end. The buffer's memory is used again as soon as the frames cut
-    /// from it are gone, so a stream whose client keeps up allocates nothing.
-    pub(super) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        self.buffer.reserve(self.room);
-        let room = self.buffer.capacity() - self.buffer.len();
-        let read = ready!(pin!(self.stream.read_buf(&mut self.buffer)).poll(cx))?;
-        if read == room {
-            self.room = LARGE;
-        }
-        Poll::Ready(Ok(read))
+    /// Reads what is there into the beginning of `memory`; 0 is the end. No buffer is kept: that is what an idle stream
+    /// would hold.
+    pub(super) fn poll_read(&mut self, memory: &mut [u8], cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut room = ReadBuf::new(memory);
+        ready!(Pin::new(&mut self.stream).poll_read(cx, &mut room))?;
+        Poll::Ready(Ok(room.filled().len()))
+    }
+
+    /// Reads what is there, behind what is held already; 0 is the end.
+    pub(super) fn poll_hold(&mut self, pool: &Pool, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        pool.with_scratch(|scratch| {
+            let length = ready!(self.poll_read(scratch, cx))?;
+            let read = &scratch[..length];
+            self.held = if self.held.is_empty() {
+                Bytes::copy_from_slice(read)
+            } else {
+                [&self.held, read].concat().into()
+            };
+            Poll::Ready(Ok(length))
+        })
+    }
+
+    /// Sends head and body as far as the socket takes them at once. A small body is written behind the head in the same
+    /// memory: the kernel takes one piece more cheaply than two.
+    pub(super) fn begin(&mut self, head: &mut Vec<u8>, body: &Payload, cx: &mut Context<'_>) -> Unsent {
+        let length = head.len();
+        let stream = Pin::new(&mut self.stream);
+        let written = if body.len() <= payload::SMALL {
+            body.append_to(head);
+            stream.poll_write(cx, head)
+        } else {
+            stream.poll_write_vectored(cx, &body.behind(head))
+        };
+        // An error comes again when the rest is sent.
+        let sent = if let Poll::Ready(Ok(sent)) = written { sent } else { 0 };
+        Unsent::after(sent, &head[..length], body)
     }
 
     /// Sends until nothing is left.
@@ -75,11 +102,9 @@ impl Connection {
         Poll::Ready(Ok(()))
     }
 
-    /// Gives back what a large answer needed, before it waits for its next use.
-    pub(super) fn rest(&mut self) {
+    /// Before it waits for its next use.
+    pub(super) const fn rest(&mut self) {
         self.reused = true;
         self.answered = false;
-        self.room = SMALL;
-        self.buffer = BytesMut::new();
     }
 }

@@ -1,9 +1,11 @@
 //! Takes the payload out of an HTTP/1.1 body's framing, in place.
 //!
-//! Several chunks that arrived in one read become one frame: their payloads are moved together inside the buffer they
+//! Several chunks that arrived in one read become one frame: their payloads are moved together inside the memory they
 //! were read into, which costs a short `memmove` and saves a wake-up and a write for each of them.
 
-use bytes::{Buf, Bytes, BytesMut};
+use std::ops::Range;
+
+use bytes::Bytes;
 
 use super::head::Malformed;
 
@@ -13,6 +15,15 @@ pub(super) enum Decoder {
     Length(u64),
     Chunked(Chunks),
     UntilClose,
+}
+
+/// What some bytes turned out to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Where their payload now lies, as one piece. What they held besides it is no longer whole.
+    pub(super) payload: Range<usize>,
+    /// So many of them belong to the body: all, but at its end.
+    pub(super) used: usize,
 }
 
 /// Where one is in a chunked body.
@@ -75,32 +86,49 @@ impl Decoder {
         }
     }
 
-    /// All payload that is in `buffer`, as one piece; `None` when more must be read.
-    pub(super) fn decode(&mut self, buffer: &mut BytesMut) -> Result<Option<Bytes>, Malformed> {
-        let payload = match self {
-            Self::UntilClose => buffer.split().freeze(),
+    /// Takes the next bytes, cut anywhere.
+    pub(super) fn decode(&mut self, bytes: &mut [u8]) -> Result<Found, Malformed> {
+        match self {
+            Self::UntilClose => Ok(Found { payload: 0..bytes.len(), used: bytes.len() }),
             Self::Length(left) => {
-                let here = usize::try_from(*left).unwrap_or(usize::MAX).min(buffer.len());
+                let here = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
                 *left -= here as u64;
-                buffer.split_to(here).freeze()
+                Ok(Found { payload: 0..here, used: here })
             }
-            Self::Chunked(chunks) => chunks.decode(buffer)?,
+            Self::Chunked(chunks) => chunks.decode(bytes),
+        }
+    }
+
+    /// The same for what came with the head; the bytes that were looked at are taken from `held`.
+    pub(super) fn decode_held(&mut self, held: &mut Bytes) -> Result<Bytes, Malformed> {
+        if let Self::Chunked(chunks) = self {
+            let mut bytes = held.to_vec();
+            let found = chunks.decode(&mut bytes)?;
+            drop(held.split_to(found.used));
+            return Ok(Bytes::from(bytes).slice(found.payload));
+        }
+        let here = match self {
+            Self::Length(left) => usize::try_from(*left).unwrap_or(usize::MAX).min(held.len()),
+            _ => held.len(),
         };
-        Ok(Some(payload).filter(|payload| !payload.is_empty()))
+        if let Self::Length(left) = self {
+            *left -= here as u64;
+        }
+        Ok(held.split_to(here))
     }
 }
 
 impl Chunks {
-    fn decode(&mut self, buffer: &mut BytesMut) -> Result<Bytes, Malformed> {
+    fn decode(&mut self, bytes: &mut [u8]) -> Result<Found, Malformed> {
         // Payload found so far lies at begin..end; everything before `at` has been looked at.
         let (mut begin, mut end, mut at) = (0, 0, 0);
-        while at < buffer.len() && self.at != At::Done {
+        while at < bytes.len() && self.at != At::Done {
             if let At::Data { left } = self.at {
-                let here = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len() - at);
+                let here = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len() - at);
                 if begin == end {
                     (begin, end) = (at, at + here);
                 } else {
-                    buffer.copy_within(at..at + here, end);
+                    bytes.copy_within(at..at + here, end);
                     end += here;
                 }
                 at += here;
@@ -110,7 +138,7 @@ impl Chunks {
                     left => At::Data { left },
                 };
             } else {
-                self.at = self.at.after(buffer[at])?;
+                self.at = self.at.after(bytes[at])?;
                 self.framing += 1;
                 at += 1;
             }
@@ -118,10 +146,7 @@ impl Chunks {
         if self.framing > MOST_FRAMING {
             return Err(Malformed);
         }
-        let mut payload = buffer.split_to(end);
-        payload.advance(begin);
-        buffer.advance(at - end);
-        Ok(payload.freeze())
+        Ok(Found { payload: begin..end, used: at })
     }
 }
 

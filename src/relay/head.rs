@@ -1,15 +1,19 @@
 //! Heads as they stand on the wire: ours written, the engine's read.
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, uri::PathAndQuery};
 
-use super::decode::Decoder;
+use super::{
+    decode::Decoder,
+    headers::{Named, is_for_client},
+};
 
 /// An engine whose head is larger is not one.
 const LARGEST: usize = 64 << 10;
 const MOST_HEADERS: usize = 128;
+const FEW_HEADERS: usize = 24;
 
-/// An engine's answer, up to its body.
+/// An engine's answer, up to its body. Of its headers only those that may reach a client.
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) status: StatusCode,
@@ -24,92 +28,129 @@ pub(super) struct Head {
 #[error("malformed answer")]
 pub(super) struct Malformed;
 
-/// A request's head. `headers` must have passed [`super::headers::to_engine`].
-pub(super) fn encode(method: &Method, path: &PathAndQuery, headers: &HeaderMap) -> Bytes {
-    let mut out = Vec::with_capacity(512);
+/// Writes the first line of a request.
+pub(super) fn line(out: &mut Vec<u8>, method: &Method, path: &PathAndQuery) {
     for piece in [method.as_str(), " ", path.as_str(), " HTTP/1.1\r\n"] {
         out.extend_from_slice(piece.as_bytes());
     }
-    for (name, value) in headers {
-        for piece in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
-            out.extend_from_slice(piece);
-        }
-    }
-    out.extend_from_slice(b"\r\n");
-    out.into()
 }
 
-/// Takes a head from the front of `buffer`, when it is all there. Interim answers (1xx) are skipped: they are between
+/// Takes a head from the front of `held`, when it is all there. Interim answers (1xx) are skipped: they are between
 /// two hops, and the client was not asked whether it understands them.
-pub(super) fn parse(buffer: &mut BytesMut, method: &Method) -> Result<Option<Head>, Malformed> {
+///
+/// The values share the memory they were read into: an answer's head takes no memory of its own but the table.
+pub(super) fn parse(held: &mut Bytes, method: &Method) -> Result<Option<Head>, Malformed> {
     loop {
-        let mut fields = [httparse::EMPTY_HEADER; MOST_HEADERS];
-        let mut answer = httparse::Response::new(&mut fields);
-        let length = match answer.parse(buffer) {
-            Ok(httparse::Status::Complete(length)) => length,
-            Ok(httparse::Status::Partial) if buffer.len() < LARGEST => return Ok(None),
-            Ok(httparse::Status::Partial) | Err(_) => return Err(Malformed),
+        // Clearing room for many takes longer than most heads take to read.
+        let parsed = match parse_with(&mut [httparse::EMPTY_HEADER; FEW_HEADERS], held, method) {
+            Err(httparse::Error::TooManyHeaders) => {
+                parse_with(&mut [httparse::EMPTY_HEADER; MOST_HEADERS], held, method)
+            }
+            parsed => parsed,
         };
-        let status = StatusCode::from_u16(answer.code.unwrap_or(0)).map_err(|_| Malformed)?;
-        if status == StatusCode::SWITCHING_PROTOCOLS {
+        match parsed.map_err(|_| Malformed)? {
+            httparse::Status::Complete((length, head)) => {
+                drop(held.split_to(length));
+                if let Some(head) = head {
+                    return head.map(Some);
+                }
+            }
+            httparse::Status::Partial if held.len() < LARGEST => return Ok(None),
+            httparse::Status::Partial => return Err(Malformed),
+        }
+    }
+}
+
+/// A head and its length, `None` for that of an interim answer.
+type Parsed = httparse::Status<(usize, Option<Result<Head, Malformed>>)>;
+
+fn parse_with<'a>(
+    fields: &mut [httparse::Header<'a>],
+    held: &'a Bytes,
+    method: &Method,
+) -> Result<Parsed, httparse::Error> {
+    let mut answer = httparse::Response::new(fields);
+    let httparse::Status::Complete(length) = answer.parse(held)? else {
+        return Ok(httparse::Status::Partial);
+    };
+    let code = answer.code.unwrap_or(0);
+    let interim = (100..200).contains(&code) && code != 101;
+    let head = (!interim).then(|| read(&answer, held, method));
+    Ok(httparse::Status::Complete((length, head)))
+}
+
+/// What decides over the body and the connection, gathered while the headers are.
+#[derive(Default)]
+struct Framing<'a> {
+    named: Named,
+    close: bool,
+    keep_alive: bool,
+    coding: Option<&'a [u8]>,
+    codings: usize,
+    length: Option<&'a [u8]>,
+    lengths_differ: bool,
+}
+
+fn read(answer: &httparse::Response<'_, '_>, held: &Bytes, method: &Method) -> Result<Head, Malformed> {
+    let status = StatusCode::from_u16(answer.code.unwrap_or(0)).map_err(|_| Malformed)?;
+    if status == StatusCode::SWITCHING_PROTOCOLS {
+        return Err(Malformed);
+    }
+    let mut framing = Framing::default();
+    let mut headers = HeaderMap::with_capacity(answer.headers.len());
+    for field in &*answer.headers {
+        let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| Malformed)?;
+        framing.sees(&name, field.value);
+        if is_for_client(name.as_str()) {
+            let value = held.slice_ref(field.value);
+            headers.append(name, HeaderValue::from_maybe_shared(value).map_err(|_| Malformed)?);
+        }
+    }
+    if !framing.named.is_empty() {
+        framing.named.remove_from(&mut headers);
+    }
+    let decoder = framing.decoder(status, method)?;
+    let by_version = answer.version == Some(1);
+    let keep =
+        !matches!(decoder, Decoder::UntilClose) && !framing.close && (by_version || framing.keep_alive);
+    Ok(Head { status, headers, decoder, keep })
+}
+
+impl<'a> Framing<'a> {
+    fn sees(&mut self, name: &HeaderName, value: &'a [u8]) {
+        if *name == header::CONTENT_LENGTH {
+            self.lengths_differ |= self.length.is_some_and(|other| other != value);
+            self.length = Some(value);
+        } else if *name == header::TRANSFER_ENCODING {
+            self.codings += 1;
+            self.coding = Some(value);
+        } else if *name == header::CONNECTION {
+            for token in value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
+                self.close |= token.eq_ignore_ascii_case(b"close");
+                self.keep_alive |= token.eq_ignore_ascii_case(b"keep-alive");
+            }
+            self.named.add(value);
+        }
+    }
+
+    /// How the body ends (RFC 9112, 6.3). Chunked goes before a length; anything but plain chunked is refused.
+    fn decoder(&self, status: StatusCode, method: &Method) -> Result<Decoder, Malformed> {
+        if *method == Method::HEAD || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED {
+            return Ok(Decoder::Length(0));
+        }
+        if let Some(coding) = self.coding {
+            let plain = coding.eq_ignore_ascii_case(b"chunked") && self.codings == 1;
+            return if plain { Ok(Decoder::chunked()) } else { Err(Malformed) };
+        }
+        let Some(digits) = self.length else {
+            return Ok(Decoder::UntilClose);
+        };
+        if self.lengths_differ || digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
             return Err(Malformed);
         }
-        if status.is_informational() {
-            drop(buffer.split_to(length));
-            continue;
-        }
-        let keep_by_version = answer.version == Some(1);
-        let headers = collect(answer.headers)?;
-        drop(buffer.split_to(length));
-        let decoder = framing(&headers, status, method)?;
-        let keep = !matches!(decoder, Decoder::UntilClose) && keep_alive(&headers, keep_by_version);
-        return Ok(Some(Head { status, headers, decoder, keep }));
+        let digits = str::from_utf8(digits).map_err(|_| Malformed)?;
+        digits.parse().map(Decoder::Length).map_err(|_| Malformed)
     }
-}
-
-fn collect(fields: &[httparse::Header<'_>]) -> Result<HeaderMap, Malformed> {
-    let mut headers = HeaderMap::with_capacity(fields.len());
-    for field in fields {
-        let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| Malformed)?;
-        let value = HeaderValue::from_bytes(field.value).map_err(|_| Malformed)?;
-        headers.append(name, value);
-    }
-    Ok(headers)
-}
-
-/// How the body ends (RFC 9112, 6.3). Chunked goes before a length; anything but plain chunked is refused.
-fn framing(headers: &HeaderMap, status: StatusCode, method: &Method) -> Result<Decoder, Malformed> {
-    if *method == Method::HEAD || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED {
-        return Ok(Decoder::Length(0));
-    }
-    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
-    if let Some(coding) = codings.next() {
-        let plain = coding.as_bytes().eq_ignore_ascii_case(b"chunked") && codings.next().is_none();
-        return if plain { Ok(Decoder::chunked()) } else { Err(Malformed) };
-    }
-    let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
-    let Some(length) = lengths.next() else {
-        return Ok(Decoder::UntilClose);
-    };
-    if lengths.any(|other| other != length) {
-        return Err(Malformed);
-    }
-    let digits = length.to_str().map_err(|_| Malformed)?;
-    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(Malformed);
-    }
-    digits.parse().map(Decoder::Length).map_err(|_| Malformed)
-}
-
-fn keep_alive(headers: &HeaderMap, by_version: bool) -> bool {
-    let named = |token: &[u8]| {
-        headers
-            .get_all(header::CONNECTION)
-            .iter()
-            .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
-            .any(|one| one.trim_ascii().eq_ignore_ascii_case(token))
-    };
-    !named(b"close") && (by_version || named(b"keep-alive"))
 }
 
 #[cfg(test)]
@@ -117,6 +158,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::relay::headers::{Host, to_engine};
 
     const INTERIM: &[u8] = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n";
     const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nX-A: 1\r\nx-a: 2\r\n\r\nabc";
@@ -126,25 +168,29 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.append("x-a", HeaderValue::from_static("1"));
         headers.append("x-a", HeaderValue::from_static("2"));
-        let head = encode(&Method::POST, &PathAndQuery::from_static("/v1/x?y=z"), &headers);
-        assert_eq!(head, "POST /v1/x?y=z HTTP/1.1\r\nx-a: 1\r\nx-a: 2\r\n\r\n");
+        let mut head = Vec::new();
+        line(&mut head, &Method::POST, &PathAndQuery::from_static("/v1/x?y=z"));
+        let host = Host { name: "a:1", authorization: None };
+        to_engine(&mut head, &headers, host, 0, false);
+        let wanted = "POST /v1/x?y=z HTTP/1.1\r\nx-a: 1\r\nx-a: 2\r\nhost: a:1\r\ncontent-length: 0\r\n";
+        assert_eq!(str::from_utf8(&head), Ok(wanted));
     }
 
     #[test]
     fn a_head_without_end_is_given_up() {
         let endless = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(LARGEST));
-        assert_eq!(parse(&mut BytesMut::from(endless.as_bytes()), &Method::GET).unwrap_err(), Malformed);
+        assert_eq!(parse(&mut endless.into(), &Method::GET).unwrap_err(), Malformed);
         let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(MOST_HEADERS + 1));
-        assert_eq!(parse(&mut BytesMut::from(many.as_bytes()), &Method::GET).unwrap_err(), Malformed);
+        assert_eq!(parse(&mut many.into(), &Method::GET).unwrap_err(), Malformed);
     }
 
     proptest! {
         #[test]
         fn a_head_is_found_whole_however_it_arrives(cut in 0..INTERIM.len() + ANSWER.len() - 3) {
             let wire = [INTERIM, ANSWER].concat();
-            let mut buffer = BytesMut::from(&wire[..cut]);
+            let mut buffer = Bytes::copy_from_slice(&wire[..cut]);
             prop_assert!(parse(&mut buffer, &Method::POST).unwrap().is_none());
-            buffer.extend_from_slice(&wire[cut..]);
+            buffer = [&buffer, &wire[cut..]].concat().into();
             let head = parse(&mut buffer, &Method::POST).unwrap().unwrap();
             prop_assert_eq!(head.status, 200);
             prop_assert_eq!(head.headers.get_all("x-a").iter().count(), 2);
@@ -155,9 +201,8 @@ mod tests {
 
         #[test]
         fn no_bytes_make_it_panic(tail in prop::collection::vec(any::<u8>(), 0..120)) {
-            let mut wire = BytesMut::from(&b"HTTP/1.1 "[..]);
-            wire.extend_from_slice(&tail);
-            drop(parse(&mut wire, &Method::GET));
+            let wire = [&b"HTTP/1.1 "[..], &tail].concat();
+            drop(parse(&mut wire.into(), &Method::GET));
         }
     }
 }

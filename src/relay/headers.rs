@@ -8,8 +8,6 @@ use std::{cell::Cell, collections::hash_map::RandomState, hash::BuildHasher};
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-use super::Target;
-
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 const OURS: &str = "x-rouse-";
@@ -26,50 +24,134 @@ const HOP_BY_HOP: [HeaderName; 7] = [
     header::UPGRADE,
 ];
 
-/// Of a request, not passed on for other reasons: consumed here, made anew, or private.
-const CONSUMED: [HeaderName; 11] = [
-    header::AUTHORIZATION,
-    HeaderName::from_static("x-api-key"),
-    HeaderName::from_static("api-key"),
-    header::COOKIE,
-    header::EXPECT,
-    header::HOST,
-    header::CONTENT_LENGTH,
-    header::FORWARDED,
-    // An engine that trusts some origins would judge the gateway's clients by them.
-    header::ORIGIN,
-    header::VIA,
-    HeaderName::from_static("x-real-ip"),
-];
+/// What of the engine's a request is written with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Host<'a> {
+    /// Address and port.
+    pub(super) name: &'a str,
+    /// Sent instead of the client's key.
+    pub(super) authorization: Option<&'a HeaderValue>,
+}
 
-/// Makes a client's headers fit for an engine: what must not pass is removed, `Host`, `Content-Length` and the
-/// engine's own key are set. `identity`: the answer will be read on the way, so it must not be compressed.
-pub fn to_engine(headers: &mut HeaderMap, target: &Target, length: usize, identity: bool) {
-    remove_hop_by_hop(headers);
-    for name in &CONSUMED {
-        headers.remove(name);
+/// Writes a client's headers as they go to an engine: what must not pass is left out, `Host`, `Content-Length` and the
+/// engine's own key are set. `identity`: the answer will be read on the way, so it must not be compressed. One pass, and
+/// nothing is copied but the bytes that leave.
+pub(super) fn to_engine(
+    out: &mut Vec<u8>,
+    headers: &HeaderMap,
+    host: Host<'_>,
+    length: usize,
+    identity: bool,
+) {
+    let named = Named::by(headers.get_all(header::CONNECTION).iter().map(HeaderValue::as_bytes));
+    for (name, value) in headers {
+        if is_for_engine(name.as_str()) && !named.has(name) && !(identity && name == header::ACCEPT_ENCODING)
+        {
+            line(out, name.as_str(), value.as_bytes());
+        }
     }
-    remove_prefixed(headers, &[OURS, "proxy-", "x-forwarded-"]);
     if identity {
-        headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        line(out, "accept-encoding", b"identity");
     }
-    // An address and port are always a valid value.
-    if let Ok(host) = HeaderValue::from_maybe_shared(bytes::Bytes::from(target.address.to_string())) {
-        headers.insert(header::HOST, host);
+    line(out, "host", host.name.as_bytes());
+    if let Some(key) = host.authorization {
+        line(out, "authorization", key.as_bytes());
     }
-    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
-    if let Some(key) = &target.authorization {
-        headers.insert(header::AUTHORIZATION, key.clone());
+    let mut digits = [0; 20];
+    line(out, "content-length", decimal(length, &mut digits));
+}
+
+fn line(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+    out.reserve(name.len() + value.len() + 4);
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn decimal(mut number: usize, digits: &mut [u8; 20]) -> &[u8] {
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b"0123456789"[number % 10];
+        number /= 10;
+        if number == 0 {
+            return &digits[at..];
+        }
     }
 }
 
-/// Makes an engine's headers fit for a client. `events`: the body is a stream of events, which no proxy in between may
-/// hold back. `unsized_body`: its length is not known, whatever the engine said.
-pub fn to_client(headers: &mut HeaderMap, events: bool, unsized_body: bool) {
-    remove_hop_by_hop(headers);
+/// A request's header of this name (in lower case) passes on. By length first: most names meet one comparison.
+fn is_for_engine(name: &str) -> bool {
+    let stays = match name.len() {
+        2 => name == "te",
+        3 => name == "via",
+        4 => name == "host",
+        // An engine that trusts some origins would judge the gateway's clients by them.
+        6 => matches!(name, "cookie" | "expect" | "origin"),
+        7 => matches!(name, "trailer" | "upgrade" | "api-key"),
+        9 => matches!(name, "forwarded" | "x-api-key" | "x-real-ip"),
+        10 => matches!(name, "connection" | "keep-alive"),
+        13 => name == "authorization",
+        14 => name == "content-length",
+        17 => name == "transfer-encoding",
+        _ => false,
+    };
+    !(stays || name.starts_with(OURS) || name.starts_with("proxy-") || name.starts_with("x-forwarded-"))
+}
+
+/// An answer's header of this name (in lower case) passes on.
+pub(super) fn is_for_client(name: &str) -> bool {
+    let stays = match name.len() {
+        2 => name == "te",
+        7 => matches!(name, "trailer" | "upgrade"),
+        10 => matches!(name, "connection" | "keep-alive" | "set-cookie"),
+        17 => name == "transfer-encoding",
+        _ => false,
+    };
     // Which pages may use the API, and what a browser keeps for it, is not for an engine to say: many allow everybody.
-    remove_prefixed(headers, &[OURS, "proxy-", "access-control-"]);
-    headers.remove(header::SET_COOKIE);
+    !(stays || name.starts_with(OURS) || name.starts_with("proxy-") || name.starts_with("access-control-"))
+}
+
+/// What a peer's `Connection` names: it goes no further either.
+#[derive(Debug, Default)]
+pub(super) struct Named(Vec<HeaderName>);
+
+impl Named {
+    pub(super) fn by<'a>(values: impl Iterator<Item = &'a [u8]>) -> Self {
+        let mut named = Self::default();
+        for value in values {
+            named.add(value);
+        }
+        named
+    }
+
+    pub(super) fn add(&mut self, value: &[u8]) {
+        // These two are no headers that pass, and nearly always the only ones.
+        let tokens = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii).filter(|token| {
+            !token.eq_ignore_ascii_case(b"keep-alive") && !token.eq_ignore_ascii_case(b"close")
+        });
+        self.0.extend(tokens.filter_map(|name| HeaderName::from_bytes(name).ok()));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn has(&self, name: &HeaderName) -> bool {
+        self.0.contains(name)
+    }
+
+    pub(super) fn remove_from(&self, headers: &mut HeaderMap) {
+        for name in &self.0 {
+            headers.remove(name);
+        }
+    }
+}
+
+/// Makes an engine's headers, of which [`is_for_client`] was asked, fit for a client. `events`: the body is a stream of
+/// events, which no proxy in between may hold back. `unsized_body`: its length is not known, whatever the engine said.
+pub(super) fn to_client(headers: &mut HeaderMap, events: bool, unsized_body: bool) {
     if unsized_body {
         headers.remove(header::CONTENT_LENGTH);
     }
@@ -164,17 +246,6 @@ pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
         .collect();
     for name in named.iter().chain(&HOP_BY_HOP) {
-        headers.remove(name);
-    }
-}
-
-fn remove_prefixed(headers: &mut HeaderMap, prefixes: &[&str]) {
-    let ours: Vec<HeaderName> = headers
-        .keys()
-        .filter(|name| prefixes.iter().any(|prefix| name.as_str().starts_with(prefix)))
-        .cloned()
-        .collect();
-    for name in ours {
         headers.remove(name);
     }
 }

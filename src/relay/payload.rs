@@ -4,6 +4,9 @@ use std::io::IoSlice;
 
 use bytes::Bytes;
 
+/// A body up to this size, in bytes, is copied behind its head.
+pub(super) const SMALL: usize = 8 << 10;
+
 /// A request's body. Three pieces, because a body whose model name was replaced is the bytes before, the name and the
 /// bytes after, and joining them would copy a prompt that may be hundreds of mebibytes. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +23,16 @@ impl Payload {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    pub(super) fn append_to(&self, head: &mut Vec<u8>) {
+        self.0.iter().for_each(|piece| head.extend_from_slice(piece));
+    }
+
+    /// For one write of both.
+    pub(super) fn behind<'a>(&'a self, head: &'a [u8]) -> [IoSlice<'a>; 4] {
+        let [a, b, c] = self.0.each_ref().map(|piece| IoSlice::new(piece));
+        [IoSlice::new(head), a, b, c]
+    }
 }
 
 impl From<Bytes> for Payload {
@@ -34,44 +47,58 @@ impl From<[Bytes; 3]> for Payload {
     }
 }
 
-/// Head and body on their way out. Head and body leave in one write where the socket takes them.
+/// What of head and body the socket has not taken. Usually nothing, and then it costs nothing.
 #[derive(Debug)]
 pub(super) struct Unsent {
-    pieces: [Bytes; 4],
+    pieces: Option<Box<[Bytes; 4]>>,
     /// The socket took some of it: whoever is at the other end may have read that.
     begun: bool,
 }
 
 impl Unsent {
-    pub(super) fn new(head: &Bytes, body: &Payload) -> Self {
-        let [a, b, c] = body.0.clone();
-        Self { pieces: [head.clone(), a, b, c], begun: false }
+    /// What is left when the first `sent` bytes are out.
+    pub(super) fn after(sent: usize, head: &[u8], body: &Payload) -> Self {
+        let mut unsent = Self { pieces: None, begun: sent > 0 };
+        if sent < head.len() + body.len() {
+            let [a, b, c] = body.0.clone();
+            let of_head = sent.min(head.len());
+            unsent.pieces = Some(Box::new([Bytes::copy_from_slice(&head[of_head..]), a, b, c]));
+            unsent.advance(sent - of_head);
+        }
+        unsent
     }
 
     pub(super) const fn is_begun(&self) -> bool {
         self.begun
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.pieces.iter().all(Bytes::is_empty)
+    pub(super) const fn is_empty(&self) -> bool {
+        self.pieces.is_none()
     }
 
     pub(super) fn slices(&self) -> [IoSlice<'_>; 4] {
-        self.pieces.each_ref().map(|piece| IoSlice::new(piece))
+        let Some(pieces) = &self.pieces else {
+            return [IoSlice::new(&[]); 4];
+        };
+        pieces.each_ref().map(|piece| IoSlice::new(piece))
     }
 
     pub(super) fn advance(&mut self, mut sent: usize) {
         self.begun |= sent > 0;
-        for piece in &mut self.pieces {
+        let Some(pieces) = &mut self.pieces else { return };
+        for piece in pieces.iter_mut() {
             let of_this = sent.min(piece.len());
             drop(piece.split_to(of_this));
             sent -= of_this;
+        }
+        if pieces.iter().all(Bytes::is_empty) {
+            self.pieces = None;
         }
     }
 
     /// The engine reads no more of it.
     pub(super) fn abandon(&mut self) {
-        self.pieces = Default::default();
+        self.pieces = None;
     }
 }
 
@@ -83,7 +110,17 @@ mod tests {
     fn pieces_leave_in_order_whatever_the_socket_takes() {
         let body = Payload::from([Bytes::from_static(b"abc"), Bytes::new(), Bytes::from_static(b"defg")]);
         assert_eq!(body.len(), 7);
-        let mut unsent = Unsent::new(&Bytes::from_static(b"HEAD"), &body);
+        let mut head = b"HEAD".to_vec();
+        let whole: Vec<u8> = body.behind(&head).iter().flat_map(|slice| slice.to_vec()).collect();
+        for sent in 0..=whole.len() {
+            let unsent = Unsent::after(sent, &head, &body);
+            let left: Vec<u8> = unsent.slices().iter().flat_map(|slice| slice.to_vec()).collect();
+            assert_eq!((&left[..], unsent.is_begun()), (&whole[sent..], sent > 0));
+            assert_eq!(unsent.is_empty(), left.is_empty());
+        }
+        let mut unsent = Unsent::after(0, &head, &body);
+        body.append_to(&mut head);
+        assert_eq!(head, whole);
         let mut seen = Vec::new();
         for take in [0, 1, 5, 0, 2, 3] {
             assert_eq!(unsent.is_begun(), !seen.is_empty());

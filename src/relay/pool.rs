@@ -9,7 +9,14 @@
 //!
 //! Not shared between cores, hence no lock: a clone is the same pool.
 
-use std::{cell::RefCell, collections::BTreeMap, net::SocketAddr, rc::Rc, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    fmt,
+    net::SocketAddr,
+    rc::Rc,
+    time::Duration,
+};
 
 use tokio::{
     sync::Notify,
@@ -23,17 +30,22 @@ use crate::units::{Generation, Millis};
 pub const IDLE: Millis = Millis::secs(4);
 /// Idle connections kept for one engine. More than an engine runs requests at a time.
 pub const PER_ENGINE: usize = 256;
+/// What a core reads into, in bytes.
+pub const SCRATCH: usize = 64 << 10;
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Pool(Rc<Inner>);
 
-#[derive(Debug)]
 struct Inner {
     idle: RefCell<BTreeMap<Key, Vec<Idle>>>,
     age: Duration,
     per_engine: usize,
     /// The pool was empty and is no longer.
     filled: Notify,
+    /// Empty while it is lent, and before it is asked for.
+    scratch: Cell<Vec<u8>>,
+    /// The same for what is written.
+    draft: Cell<Vec<u8>>,
 }
 
 /// One engine's life.
@@ -58,7 +70,31 @@ impl Pool {
             age: age.duration(),
             per_engine,
             filled: Notify::new(),
+            scratch: Cell::default(),
+            draft: Cell::default(),
         }))
+    }
+
+    /// Lends the core's memory for reads, [`SCRATCH`] bytes of anything, for the length of one call. What shall outlive the
+    /// call is copied out: then an idle stream holds no memory to read into, however many there are. Asked for inside of
+    /// `with`, there is another one for that time.
+    pub fn with_scratch<T>(&self, with: impl FnOnce(&mut [u8]) -> T) -> T {
+        let mut scratch = self.0.scratch.take();
+        if scratch.is_empty() {
+            scratch = vec![0; SCRATCH];
+        }
+        let result = with(&mut scratch);
+        self.0.scratch.set(scratch);
+        result
+    }
+
+    /// Lends memory to put a request together in.
+    pub(super) fn with_draft<T>(&self, with: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        let mut draft = self.0.draft.take();
+        draft.clear();
+        let result = with(&mut draft);
+        self.0.draft.set(draft);
+        result
     }
 
     /// Connections now idle.
@@ -84,8 +120,7 @@ impl Pool {
     }
 
     /// The most recently used connection that is still good.
-    pub(super) fn take(&self, key: &Key) -> Option<Connection> {
-        let now = Instant::now();
+    pub(super) fn take(&self, key: &Key, now: Instant) -> Option<Connection> {
         let mut idle = self.0.idle.borrow_mut();
         let stack = idle.get_mut(key)?;
         let mut found = None;
@@ -125,6 +160,12 @@ impl Pool {
             !stack.is_empty()
         });
         idle.values().filter_map(|stack| stack.first()).map(|oldest| oldest.since + age).min()
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("idle", &self.0.idle).finish_non_exhaustive()
     }
 }
 

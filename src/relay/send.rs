@@ -6,16 +6,15 @@ use std::{
     task::{Context, Poll},
 };
 
-use bytes::Bytes;
 use http::{Method, Response};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Exchange, Failed, Observer, Outcome, Outgoing, Payload, Pool, RelayBody, Target, Timeouts,
+    Exchange, Failed, Observer, Outcome, Outgoing, Pool, RelayBody, Target, Timeouts,
     body::{Flow, Wanted},
     connection::Connection,
     head::{self, Head},
-    headers,
+    headers::{self, Host},
     payload::Unsent,
     pool::Key,
     record::Record,
@@ -32,7 +31,7 @@ use crate::{
 /// There is no answer: the engine could not be reached, closed, was too slow, or the lease was revoked.
 pub async fn exchange<O: Observer + Unpin>(
     pool: &Pool,
-    exchange: Exchange<O>,
+    exchange: Exchange<'_, O>,
 ) -> Result<Response<RelayBody<O>>, Failed> {
     let Exchange { target, outgoing, lease, timeouts, observer } = exchange;
     let wanted = Wanted { stream: outgoing.stream, watch_json: outgoing.watch_json, form: outgoing.form };
@@ -50,13 +49,6 @@ pub async fn exchange<O: Observer + Unpin>(
     }
 }
 
-/// What is sent, in a form that can be sent twice.
-struct Request {
-    method: Method,
-    head: Bytes,
-    body: Payload,
-}
-
 /// Why a connection gave no head.
 enum Silence {
     /// It closed, or never opened, without a byte of an answer.
@@ -69,22 +61,22 @@ enum Silence {
 async fn run<O: Observer>(
     pool: &Pool,
     target: &Target,
-    outgoing: Outgoing,
+    outgoing: Outgoing<'_>,
     timeouts: &Timeouts,
     record: &mut Record<O>,
 ) -> Result<(Head, Flow), Fault> {
     let key = Key { address: target.address, generation: target.generation };
+    let now = Instant::now();
     let deadline = if outgoing.stream {
-        Deadline::after(Timer::FirstByte, timeouts.first_byte, Instant::now())
+        Deadline::after(Timer::FirstByte, timeouts.first_byte, now)
     } else {
-        Deadline::after(Timer::NonStream, timeouts.non_stream, Instant::now())
+        Deadline::after(Timer::NonStream, timeouts.non_stream, now)
     };
     let Some(open) = record.open() else {
         return Err(Fault::Internal);
     };
     let mut watch = Box::pin(Watch::new(&open.lease, deadline));
-    let request = Request::new(outgoing, target);
-    let mut pooled = pool.take(&key);
+    let mut pooled = pool.take(&key, now);
     loop {
         record.phase = Phase::Connecting;
         let Some(open) = record.open() else {
@@ -108,9 +100,9 @@ async fn run<O: Observer>(
             return Err(Fault::Internal);
         };
         open.observer.connected();
-        let mut unsent = Unsent::new(&request.head, &request.body);
+        let mut unsent = poll_fn(|cx| Poll::Ready(begin(pool, &mut connection, &outgoing, target, cx))).await;
         let answer = poll_fn(|cx| {
-            let answer = poll_answer(&mut connection, &mut unsent, &request.method, cx);
+            let answer = poll_answer(pool, &mut connection, &mut unsent, outgoing.method, cx);
             match answer {
                 Poll::Ready(answer) => Poll::Ready(answer),
                 Poll::Pending => {
@@ -122,8 +114,8 @@ async fn run<O: Observer>(
         let silence = match answer {
             Ok(head) => {
                 open.observer.head(head.status);
-                let home = head.keep.then(|| (pool.clone(), key));
-                return Ok((head, Flow::new(connection, unsent, watch, home)));
+                let home = head.keep.then_some(key);
+                return Ok((head, Flow::new(connection, unsent, watch, pool.clone(), home)));
             }
             Err(silence) => silence,
         };
@@ -144,12 +136,22 @@ async fn run<O: Observer>(
     }
 }
 
-impl Request {
-    fn new(outgoing: Outgoing, target: &Target) -> Self {
-        let Outgoing { method, path, mut headers, body, stream, watch_json, .. } = outgoing;
-        headers::to_engine(&mut headers, target, body.len(), stream || watch_json);
-        Self { head: head::encode(&method, &path, &headers), method, body }
-    }
+/// Sends what the socket takes at once, which is nearly always all.
+fn begin(
+    pool: &Pool,
+    connection: &mut Connection,
+    outgoing: &Outgoing<'_>,
+    target: &Target,
+    cx: &mut Context<'_>,
+) -> Unsent {
+    let Outgoing { method, path, headers, body, stream, watch_json, .. } = outgoing;
+    pool.with_draft(|draft| {
+        head::line(draft, method, path);
+        let host = Host { name: &connection.host, authorization: target.authorization.as_ref() };
+        headers::to_engine(draft, headers, host, body.len(), *stream || *watch_json);
+        draft.extend_from_slice(b"\r\n");
+        connection.begin(draft, body, cx)
+    })
 }
 
 async fn connect(
@@ -177,6 +179,7 @@ async fn connect(
 
 /// Sends and listens at once: an engine may answer before it has read the body, and may then never read it.
 fn poll_answer(
+    pool: &Pool,
     connection: &mut Connection,
     unsent: &mut Unsent,
     method: &Method,
@@ -188,11 +191,11 @@ fn poll_answer(
         connection.spent = true;
     }
     loop {
-        let Poll::Ready(read) = connection.poll_fill(cx) else {
+        let Poll::Ready(read) = connection.poll_hold(pool, cx) else {
             return Poll::Pending;
         };
         let closed = !matches!(read, Ok(1..));
-        match head::parse(&mut connection.buffer, method) {
+        match head::parse(&mut connection.held, method) {
             Ok(Some(head)) => return Poll::Ready(Ok(head)),
             Ok(None) if !closed => connection.answered = true,
             Ok(None) if !connection.answered => return Poll::Ready(Err(Silence::Empty)),

@@ -48,6 +48,8 @@ struct Core {
     gate: Arc<Gate>,
     target: Target,
     timeouts: Timeouts,
+    path: PathAndQuery,
+    headers: HeaderMap,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -162,16 +164,18 @@ impl Core {
                 non_stream: Millis::secs(10),
                 idle: Millis::secs(10),
             },
+            path: PathAndQuery::from_static("/v1/chat/completions?x=1"),
+            headers: HeaderMap::new(),
         }
     }
 
-    fn order(&self, stream: bool, seen: &Seen) -> Exchange<Seen> {
+    fn order(&self, stream: bool, seen: &Seen) -> Exchange<'_, Seen> {
         Exchange {
             target: self.target.clone(),
             outgoing: Outgoing {
-                method: Method::POST,
-                path: PathAndQuery::from_static("/v1/chat/completions?x=1"),
-                headers: HeaderMap::new(),
+                method: &Method::POST,
+                path: &self.path,
+                headers: &self.headers,
                 body: Bytes::from_static(b"{\"model\":\"m\"}").into(),
                 stream,
                 form: Form::OpenAi,

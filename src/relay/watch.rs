@@ -30,6 +30,8 @@ pin_project! {
         revoked: OwnedNotified,
         // Whom the notification will wake.
         registered: Option<Waker>,
+        // The timer will wake the same one.
+        timed: bool,
         deadline: Deadline,
     }
 }
@@ -50,7 +52,13 @@ impl Deadline {
 
 impl Watch {
     pub(super) fn new(lease: &Lease, deadline: Deadline) -> Self {
-        Self { timer: sleep_until(deadline.at), revoked: lease.on_revoke(), registered: None, deadline }
+        Self {
+            timer: sleep_until(deadline.at),
+            revoked: lease.on_revoke(),
+            registered: None,
+            timed: false,
+            deadline,
+        }
     }
 
     /// Moves the deadline. The timer learns of a later one when it fires; an earlier one waits for a poll.
@@ -59,6 +67,7 @@ impl Watch {
         *this.deadline = deadline;
         if deadline.at < this.timer.deadline() {
             this.timer.as_mut().reset(deadline.at);
+            *this.timed = false;
         }
     }
 
@@ -67,6 +76,7 @@ impl Watch {
         let this = self.project();
         let same = this.registered.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
         // A notification that has come must not be polled again; the fault itself tells that it has.
+        *this.timed &= same;
         if !same && lease.revoked().is_none() && this.revoked.poll(cx).is_pending() {
             *this.registered = Some(cx.waker().clone());
         }
@@ -85,6 +95,10 @@ impl Watch {
         if let Some(fault) = lease.revoked() {
             return Poll::Ready(fault.clone());
         }
+        // Once per frame, where to poll a timer that has nothing new to say would be a good part of the frame's cost.
+        if *this.timed && !this.timer.is_elapsed() {
+            return Poll::Pending;
+        }
         while this.timer.as_mut().poll(cx).is_ready() {
             let deadline = *this.deadline;
             if Instant::now() >= deadline.at {
@@ -96,6 +110,7 @@ impl Watch {
             }
             this.timer.as_mut().reset(deadline.at);
         }
+        *this.timed = true;
         Poll::Pending
     }
 }

@@ -76,10 +76,12 @@ pub(super) fn stream(reader: &mut Reader, root: &mut Section) -> Stream {
         let events = section.read(reader, "responsesHeartbeat", |reader, node| {
             reader.choice(node, &[("comment", false), ("event", true)])
         });
+        let take_over = section.read(reader, "takeOver", Reader::flag);
         Stream {
             grace: grace.unwrap_or(Millis::secs(2)),
             heartbeat: heartbeat.unwrap_or(Millis::secs(10)),
             responses_events: events.unwrap_or(false),
+            take_over: take_over.unwrap_or(true),
         }
     })
 }

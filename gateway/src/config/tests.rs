@@ -164,6 +164,13 @@ fn heartbeats_of_responses_are_comments_unless_asked_otherwise() {
 }
 
 #[test]
+fn streams_are_taken_over_unless_asked_otherwise() {
+    assert!(read("stream: {takeOver: true}\n").unwrap().stream.take_over);
+    assert!(!read("stream: {takeOver: false}\n").unwrap().stream.take_over);
+    assert!(read("{}\n").unwrap().stream.take_over);
+}
+
+#[test]
 fn a_custom_engine_opens_the_paths_that_are_named_and_the_others_have_their_own() {
     let with = |kind: &str, passage: &str| {
         format!(

@@ -304,9 +304,9 @@ impl Job {
         let exchange = Exchange {
             target,
             outgoing: Outgoing {
-                method: self.method.clone(),
-                path: self.path.clone(),
-                headers: self.headers.clone(),
+                method: &self.method,
+                path: &self.path,
+                headers: &self.headers,
                 body,
                 stream: self.stream,
                 form: self.form,

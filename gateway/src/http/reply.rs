@@ -25,7 +25,7 @@ use rouse::{
     fault::{Fault, Phase},
     lease::Gate,
     openai::{self, Form, heartbeat::heartbeat},
-    relay::{RelayBody, headers::is_readable_stream},
+    relay::{Piece, RelayBody, headers::is_readable_stream},
 };
 use tokio::time::{Instant, Sleep};
 
@@ -122,9 +122,49 @@ impl Reply {
         self
     }
 
+    /// It lasts, and is not a text of ours.
+    pub(crate) const fn is_live(&self) -> bool {
+        matches!(self.content, Content::Live(_))
+    }
+
     pub(crate) fn live(live: Rc<Live>, exchange: InExchange) -> Self {
         exchange.handed();
         Self { track: Rc::clone(&live.track), content: Content::Live(live), exchange }
+    }
+
+    /// The next frame. `memory`: lent by somebody who writes at once what comes, and does not ask again before; what can be
+    /// is left there.
+    pub(crate) fn poll_next(&mut self, memory: Option<&mut [u8]>, cx: &mut Context<'_>) -> Next {
+        self.exchange.asked();
+        let next = match &mut self.content {
+            Content::Text(text) => {
+                let text = text.take();
+                self.track.over();
+                self.track.sent(text.as_ref().map_or(0, Bytes::len));
+                Poll::Ready(text.map(|text| Ok(Piece::Own(text))))
+            }
+            Content::Live(live) => live.poll(memory, cx),
+        };
+        if matches!(next, Poll::Ready(Some(Ok(_)))) {
+            self.exchange.handed();
+        }
+        next
+    }
+}
+
+/// The next of an answer, as it was asked for.
+type Next = Poll<Option<Result<Piece, Broken>>>;
+
+fn next(
+    body: &mut Upstream,
+    memory: Option<&mut [u8]>,
+    cx: &mut Context<'_>,
+) -> Poll<Option<Result<Piece, rouse::relay::Broken>>> {
+    match memory {
+        Some(memory) => body.poll_piece(memory, cx),
+        None => {
+            Pin::new(body).poll_frame(cx).map_ok(|frame| Piece::Own(frame.into_data().unwrap_or_default()))
+        }
     }
 }
 
@@ -182,19 +222,16 @@ impl Live {
         self.socket.note_cut();
     }
 
-    fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    /// `memory`: lent by somebody who writes what comes at once, and asks again when it is written.
+    fn poll(&self, mut memory: Option<&mut [u8]>, cx: &mut Context<'_>) -> Next {
         self.handed.set(None);
         let mut state = self.state.borrow_mut();
         loop {
             match &mut *state {
-                State::Relayed(body) => match ready!(Pin::new(&mut *body).poll_frame(cx)) {
-                    Some(Ok(frame)) => {
-                        if !body.is_broken() {
-                            return self.hand(frame);
-                        }
-                        // That is its last word. When it is out is known here, and not to the relay.
-                        return self.last(&mut state, frame.into_data().unwrap_or_default());
-                    }
+                State::Relayed(body) => match ready!(next(body, memory.as_deref_mut(), cx)) {
+                    // That is its last word. When it is out is known here, and not to the relay.
+                    Some(Ok(Piece::Own(event))) if body.is_broken() => return self.last(&mut state, event),
+                    Some(Ok(piece)) => return self.hand(piece),
                     Some(Err(_)) => *state = State::Broken,
                     None => *state = State::Over,
                 },
@@ -204,7 +241,7 @@ impl Live {
                         Poll::Pending => {
                             ready!(waiting.beat.as_mut().poll(cx));
                             waiting.beat.as_mut().reset(Instant::now() + waiting.every);
-                            return self.hand(Frame::data(Bytes::from_static(waiting.heartbeat)));
+                            return self.hand(Piece::Own(Bytes::from_static(waiting.heartbeat)));
                         }
                     };
                     match result {
@@ -244,7 +281,7 @@ impl Live {
                 }
                 State::Failing { rest, flushed, until } => {
                     if let Some(rest) = rest.take() {
-                        return self.hand(Frame::data(rest));
+                        return self.hand(Piece::Own(rest));
                     }
                     if !flushed.poll(&self.socket, cx) {
                         ready!(until.as_mut().poll(cx));
@@ -267,12 +304,12 @@ impl Live {
     /// Hands over the last event. On HTTP/2 its last byte comes after it: hyper takes one frame beyond what the stream's
     /// window has room for, and asks again once that frame has some; so when it asks for what follows that byte, all may be
     /// written.
-    fn last(&self, state: &mut State, mut event: Bytes) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn last(&self, state: &mut State, mut event: Bytes) -> Next {
         let split = self.socket.is_multiplexed() && event.len() > 1;
         let rest = split.then(|| event.split_off(event.len() - 1));
         let until = Box::pin(tokio::time::sleep(self.patience));
         *state = State::Failing { rest, flushed: Rc::default(), until };
-        self.hand(Frame::data(event))
+        self.hand(Piece::Own(event))
     }
 
     /// Nobody reads on. An engine that must not be interrupted is read to its end all the same.
@@ -285,19 +322,14 @@ impl Live {
         }
     }
 
-    fn hand(&self, frame: Frame<Bytes>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn hand(&self, piece: Piece) -> Next {
         self.handed.set(Some(Instant::now()));
-        self.track.sent(frame.data_ref().map_or(0, Bytes::len));
-        Poll::Ready(Some(Ok(frame)))
+        self.track.sent(piece.len());
+        Poll::Ready(Some(Ok(piece)))
     }
 
     /// An engine's answer that cannot stand in the stream, as its last event.
-    fn refused(
-        &self,
-        state: &mut State,
-        status: StatusCode,
-        body: &[u8],
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn refused(&self, state: &mut State, status: StatusCode, body: &[u8]) -> Next {
         self.track.code(openai::error::ENGINE_REFUSED);
         self.last(state, openai::error::event_of_engine(status, body, self.form))
     }
@@ -342,20 +374,8 @@ impl Body for Reply {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        self.exchange.asked();
-        let frame = match &mut self.content {
-            Content::Text(text) => {
-                let text = text.take();
-                self.track.over();
-                self.track.sent(text.as_ref().map_or(0, Bytes::len));
-                Poll::Ready(text.map(|text| Ok(Frame::data(text))))
-            }
-            Content::Live(live) => live.poll(cx),
-        };
-        if matches!(frame, Poll::Ready(Some(Ok(_)))) {
-            self.exchange.handed();
-        }
-        frame
+        // Only what lies in memory that was lent would have to be copied out of it.
+        self.poll_next(None, cx).map_ok(|piece| Frame::data(piece.into_bytes(&[])))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -325,7 +325,12 @@ fn config() -> Config {
         meters: BTreeMap::new(),
         accelerators_auto: false,
         headroom: Bytes::ZERO,
-        stream: config::Stream { grace: Millis(200), heartbeat: Millis(100), responses_events: false },
+        stream: config::Stream {
+            grace: Millis(200),
+            heartbeat: Millis(100),
+            responses_events: false,
+            take_over: take_over(),
+        },
         timeouts: config::Timeouts {
             connect: Millis::secs(2),
             first_byte: Millis::secs(10),
@@ -363,4 +368,9 @@ fn config() -> Config {
 pub(crate) fn change_model(config: &mut Config, change: impl FnOnce(&mut config::Model)) {
     let model = config.models.get_mut(MODEL).unwrap();
     change(Arc::make_mut(model));
+}
+
+/// All tests hold either way: `ROUSE_TAKE_OVER=false` and `true` say which, and else what is usual.
+fn take_over() -> bool {
+    std::env::var("ROUSE_TAKE_OVER").map_or(true, |asked| asked == "true")
 }

@@ -13,7 +13,7 @@ use std::{
     pin::{Pin, pin},
     rc::Rc,
     sync::Arc,
-    task::Poll,
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -21,7 +21,7 @@ use http::{Request, Response};
 use hyper::{
     body::Incoming,
     server::conn::{http1, http2},
-    service::service_fn,
+    service::{HttpService, service_fn},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rouse::{fault::Fault, openai};
@@ -29,16 +29,20 @@ use tokio::time::Instant;
 
 use super::{
     Stage,
-    socket::{Rest, Socket},
+    socket::{Io, Rest, Socket},
     tls::{self, Handshakes, Opened},
 };
 use crate::{
     config::Limits,
-    http::{self as api, Core},
+    http::{self as api, Core, reply::Reply},
 };
 
+mod offer;
+mod passing;
 mod watch;
 
+use offer::Offer;
+use passing::Passing;
 use watch::Watch;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -123,7 +127,8 @@ pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>, handshakes: Option
             return;
         }
         Ok(Ok(Protocol::Plaintext)) => End::Plaintext,
-        Ok(Ok(Protocol::Http2)) => http2(&core, &socket, &limits).await,
+        // Apart, since it is large and most connections are none.
+        Ok(Ok(Protocol::Http2)) => Box::pin(http2(&core, &socket, &limits)).await,
         Ok(Ok(Protocol::Http1)) => http1(&core, &socket, &limits).await,
     };
     finish(&core, &socket, &limits, &end).await;
@@ -175,18 +180,24 @@ async fn begin(
 }
 
 async fn http1(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
-    let service = service(core, socket);
+    let offer = Rc::<Offer>::default();
     // Room for a head of the largest size; bodies are passed on frame by frame and never fill it.
     let room = usize::try_from(limits.header.0).unwrap_or(usize::MAX).max(8 << 10);
-    let connection = http1::Builder::new()
+    let mut builder = http1::Builder::new();
+    builder
         .timer(TokioTimer::new())
         // Measured from the first byte of a head by the task below; hyper's would also end idle connections.
         .header_read_timeout(None)
         .max_header_size(room)
         .max_buf_size(room.saturating_add(8 << 10))
-        .writev(false)
-        .serve_connection(TokioIo::new(socket.io()), service);
-    drive(pin!(connection), socket, limits, |connection| connection.graceful_shutdown()).await
+        .writev(false);
+    let hyper = || {
+        let service = offering(core, socket, &offer);
+        Box::new(builder.serve_connection(TokioIo::new(socket.io()), service))
+    };
+    let now = Now::Hyper(hyper());
+    let http1 = Http1 { core, socket, now, hyper, offer: Rc::clone(&offer), closing: false };
+    drive(http1, socket, limits).await
 }
 
 async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
@@ -200,7 +211,7 @@ async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
         // A slow client slows its engine; it does not fill our memory.
         .max_send_buf_size(64 << 10)
         .serve_connection(TokioIo::new(socket.io()), service);
-    drive(pin!(connection), socket, limits, |connection| connection.graceful_shutdown()).await
+    drive(Box::pin(connection), socket, limits).await
 }
 
 fn service(
@@ -208,9 +219,9 @@ fn service(
     socket: &Rc<Socket>,
 ) -> impl hyper::service::Service<
     Request<Incoming>,
-    Response = Response<api::reply::Reply>,
+    Response = Response<Reply>,
     Error = Infallible,
-    Future = impl Future<Output = Result<Response<api::reply::Reply>, Infallible>> + 'static,
+    Future = impl Future<Output = Result<Response<Reply>, Infallible>> + 'static,
 > + 'static {
     let (core, socket) = (Rc::clone(core), Rc::clone(socket));
     service_fn(move |request| {
@@ -219,21 +230,139 @@ fn service(
     })
 }
 
-/// Polls hyper and looks at the socket until the connection is over.
-async fn drive<C>(
-    mut connection: Pin<&mut C>,
-    socket: &Socket,
-    limits: &Limits,
-    graceful: impl Fn(Pin<&mut C>),
-) -> End
+/// The same for HTTP/1.1, where an answer may be kept back for the connection's task to take over.
+fn offering(
+    core: &Rc<Core>,
+    socket: &Rc<Socket>,
+    offer: &Rc<Offer>,
+) -> impl hyper::service::Service<
+    Request<Incoming>,
+    Response = Response<Reply>,
+    Error = Infallible,
+    Future = impl Future<Output = Result<Response<Reply>, Infallible>> + 'static,
+> + 'static {
+    let (core, socket, offer) = (Rc::clone(core), Rc::clone(socket), Rc::clone(offer));
+    service_fn(move |request| {
+        let offer = (core.shared.config.load().stream.take_over && offer::can_follow(&request))
+            .then(|| (Rc::clone(&offer), offer::closes(request.headers())));
+        let answer = api::serve(Rc::clone(&core), Rc::clone(&socket), request);
+        async move {
+            let answer = answer.await;
+            match offer {
+                Some((offer, closes)) if offer::is_open(&answer) => {
+                    offer.make(answer, closes);
+                    std::future::pending().await
+                }
+                _ => Ok(answer),
+            }
+        }
+    })
+}
+
+/// What serves a connection once its protocol is known.
+trait Serves {
+    /// Ready when it is over.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>>;
+
+    /// Ends it when what is under way is done.
+    fn close(&mut self);
+}
+
+impl<S> Serves for Pin<Box<http2::Connection<TokioIo<Io>, S, Here>>>
 where
-    C: Future<Output = hyper::Result<()>>,
+    S: HttpService<Incoming, ResBody = Reply, Error = Infallible>,
+    S::Future: 'static,
 {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
+        Future::poll(self.as_mut(), cx)
+    }
+
+    fn close(&mut self) {
+        self.as_mut().graceful_shutdown();
+    }
+}
+
+/// A connection of HTTP/1.1: hyper's, but for the length of an answer that was offered.
+struct Http1<'a, S: HttpService<Incoming>, H> {
+    core: &'a Core,
+    socket: &'a Rc<Socket>,
+    now: Now<S>,
+    /// Makes hyper's side anew.
+    hyper: H,
+    offer: Rc<Offer>,
+    closing: bool,
+}
+
+/// Boxed, so that what is not there takes no room.
+enum Now<S: HttpService<Incoming>> {
+    Hyper(Box<http1::Connection<TokioIo<Io>, S>>),
+    Passing(Box<Passing>),
+    Over,
+}
+
+impl<S, H> Serves for Http1<'_, S, H>
+where
+    S: HttpService<Incoming, ResBody = Reply, Error = Infallible>,
+    H: Fn() -> Box<http1::Connection<TokioIo<Io>, S>>,
+{
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
+        loop {
+            match &mut self.now {
+                Now::Hyper(connection) => {
+                    if let Poll::Ready(result) = Pin::new(&mut **connection).poll(cx) {
+                        return Poll::Ready(result);
+                    }
+                    // Never while hyper still holds something of an earlier answer: it writes until the socket takes no
+                    // more.
+                    if !self.offer.is_made() || self.socket.write_blocked().is_some() {
+                        return Poll::Pending;
+                    }
+                    self.take_over();
+                }
+                Now::Passing(passing) => {
+                    if ready!(passing.poll(cx)).is_err() {
+                        return Poll::Ready(Ok(()));
+                    }
+                    self.now = Now::Hyper((self.hyper)());
+                    if self.closing {
+                        self.close();
+                    }
+                }
+                Now::Over => return Poll::Ready(Ok(())),
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        self.closing = true;
+        if let Now::Hyper(connection) = &mut self.now {
+            Pin::new(&mut **connection).graceful_shutdown();
+        }
+    }
+}
+
+impl<S, H> Http1<'_, S, H>
+where
+    S: HttpService<Incoming, ResBody = Reply, Error = Infallible>,
+{
+    fn take_over(&mut self) {
+        let now = std::mem::replace(&mut self.now, Now::Over);
+        let (Now::Hyper(connection), Some(answer)) = (now, self.offer.take()) else {
+            return;
+        };
+        self.closing |= offer::closes(answer.headers());
+        self.socket.unread(&connection.into_parts().read_buf);
+        self.now = Now::Passing(Passing::new(Rc::clone(self.socket), self.core.pool.clone(), answer));
+    }
+}
+
+/// Polls what serves the connection and looks at the socket until it is over.
+async fn drive(mut connection: impl Serves, socket: &Socket, limits: &Limits) -> End {
     let mut watch = Watch::new(limits);
     let mut timer = pin!(tokio::time::sleep(limits.header_read.duration()));
     poll_fn(|cx| {
         socket.before_poll();
-        if let Poll::Ready(result) = connection.as_mut().poll(cx) {
+        if let Poll::Ready(result) = connection.poll(cx) {
             if result.is_err_and(|error| breaks_http2(&error)) {
                 socket.offends();
             }
@@ -244,14 +373,14 @@ where
         }
         socket.wake_with(cx);
         if socket.stage() > Stage::Serving && watch.asks() {
-            graceful(connection.as_mut());
+            connection.close();
             // It may be over at once.
             cx.waker().wake_by_ref();
         }
         match watch.poll(socket, timer.as_mut(), cx) {
             // A client that asks for more at this very moment is told whether it was heard, by a GOAWAY.
             Poll::Ready(End::Idle) if socket.is_multiplexed() && watch.asks() => {
-                graceful(connection.as_mut());
+                connection.close();
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }

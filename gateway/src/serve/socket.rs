@@ -14,6 +14,7 @@ use std::{
     cell::{Cell, OnceCell, RefCell},
     future::poll_fn,
     io,
+    mem::MaybeUninit,
     net::SocketAddr,
     pin::Pin,
     rc::{Rc, Weak},
@@ -343,6 +344,35 @@ impl Socket {
         }
     }
 
+    /// What hyper had read and not used, before it went.
+    pub(crate) fn unread(&self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let mut ahead = self.ahead.borrow_mut();
+        let mut all = BytesMut::with_capacity(bytes.len() + ahead.len());
+        all.extend_from_slice(bytes);
+        all.extend_from_slice(&ahead);
+        *ahead = all;
+    }
+
+    /// Writes past hyper, which must be gone.
+    pub(crate) fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut *self.stream.borrow_mut()).poll_write(cx, bytes)
+    }
+
+    /// Sends what TLS may hold of what was written, and says so to those who asked.
+    pub(crate) fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut *self.stream.borrow_mut()).poll_flush(cx))?;
+        for flushed in self.flushed.take() {
+            flushed.done.set(true);
+            if let Some(waker) = flushed.waker.take() {
+                waker.wake();
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
     /// Writes past hyper, which must be gone.
     pub(crate) async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
@@ -365,8 +395,8 @@ impl Socket {
     }
 
     fn poll_fill(&self, cx: &mut Context<'_>, room: usize) -> Poll<io::Result<usize>> {
-        let mut scratch = [0_u8; 2048];
-        let mut buf = ReadBuf::new(&mut scratch[..room.min(2048)]);
+        let mut scratch = [const { MaybeUninit::uninit() }; 2048];
+        let mut buf = ReadBuf::uninit(&mut scratch[..room.min(2048)]);
         match Pin::new(&mut *self.stream.borrow_mut()).poll_read(cx, &mut buf) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
@@ -414,7 +444,10 @@ impl InExchange {
         let before = self.handed.replace(handed);
         let others = self.socket.handed.get() - u32::from(before);
         self.socket.handed.set(others + u32::from(handed));
-        self.socket.moved.set(Instant::now());
+        // Where there is one exchange, whoever stalls blocks a write.
+        if self.socket.is_multiplexed() {
+            self.socket.moved.set(Instant::now());
+        }
     }
 }
 
@@ -469,15 +502,7 @@ impl AsyncWrite for Io {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // TLS may still hold what hyper has written.
-        ready!(Pin::new(&mut *self.0.stream.borrow_mut()).poll_flush(cx))?;
-        for flushed in self.0.flushed.take() {
-            flushed.done.set(true);
-            if let Some(waker) = flushed.waker.take() {
-                waker.wake();
-            }
-        }
-        Poll::Ready(Ok(()))
+        self.0.poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -136,7 +136,7 @@ impl Fixture {
         for (id, bytes) in &self.accelerators {
             writeln!(text, "  - {{id: {id}, memory: {bytes}, meter: {meter:?}}}").unwrap();
         }
-        text.push_str(&self.settings);
+        text.push_str(&taking_over(&self.settings));
         text.push_str("models:\n");
         text.extend(self.models.iter().map(String::as_str));
         text
@@ -157,6 +157,18 @@ impl Fixture {
         let mut gateway = Gateway::spawn_as(self.dir.path(), &self.flags, change);
         gateway._fixture = Some(self.dir);
         gateway
+    }
+}
+
+/// All tests hold either way: `ROUSE_TAKE_OVER=false` and `true` say which, and else what is usual.
+fn taking_over(settings: &str) -> String {
+    match std::env::var("ROUSE_TAKE_OVER") {
+        Err(_) => settings.to_owned(),
+        Ok(_) if settings.contains("takeOver") => settings.to_owned(),
+        Ok(asked) if settings.contains("stream: {") => {
+            settings.replace("stream: {", &format!("stream: {{takeOver: {asked}, "))
+        }
+        Ok(asked) => format!("{settings}stream: {{takeOver: {asked}}}\n"),
     }
 }
 

@@ -5,28 +5,47 @@ use super::*;
 /// Decodes `wire` in pieces cut at `places`; gives the payload, whether it is done, and what is left over.
 fn decoded(wire: &[u8], places: &[usize]) -> Result<(Vec<u8>, bool, Vec<u8>), Malformed> {
     let mut decoder = Decoder::chunked();
-    let (mut buffer, mut payload) = (BytesMut::new(), Vec::new());
+    let (mut payload, mut rest) = (Vec::new(), Vec::new());
     let mut from = 0;
     for &to in places.iter().chain([&wire.len()]) {
-        buffer.extend_from_slice(&wire[from..to]);
+        let mut bytes = wire[from..to].to_vec();
         from = to;
-        while let Some(piece) = decoder.decode(&mut buffer)? {
-            payload.extend_from_slice(&piece);
-        }
+        let found = decoder.decode(&mut bytes)?;
+        payload.extend_from_slice(&bytes[found.payload]);
+        rest.extend_from_slice(&bytes[found.used..]);
     }
-    Ok((payload, decoder.is_done(), buffer.to_vec()))
+    Ok((payload, decoder.is_done(), rest))
 }
 
 #[test]
 fn chunks_that_arrive_together_are_one_frame() {
-    let mut buffer = BytesMut::from(&b"3\r\nabc\r\n2\r\nde\r\n4\r\nfg"[..]);
     let mut decoder = Decoder::chunked();
-    assert_eq!(decoder.decode(&mut buffer).unwrap().unwrap(), "abcdefg");
-    assert!(buffer.is_empty());
-    buffer.extend_from_slice(b"hi\r\n0\r\n\r\nnext");
-    assert_eq!(decoder.decode(&mut buffer).unwrap().unwrap(), "hi");
+    let mut bytes = b"3\r\nabc\r\n2\r\nde\r\n4\r\nfg".to_vec();
+    let found = decoder.decode(&mut bytes).unwrap();
+    assert_eq!((&bytes[found.payload], found.used), (&b"abcdefg"[..], bytes.len()));
+    let mut bytes = b"hi\r\n0\r\n\r\nnext".to_vec();
+    let found = decoder.decode(&mut bytes).unwrap();
+    assert_eq!((&bytes[found.payload], &bytes[found.used..]), (&b"hi"[..], &b"next"[..]));
     assert!(decoder.is_done());
-    assert_eq!(buffer, "next");
+}
+
+#[test]
+fn what_came_with_the_head_is_taken_from_what_is_held() {
+    let mut decoder = Decoder::chunked();
+    let mut held = Bytes::from_static(b"2\r\nhi\r\n0\r\n\r\nnext");
+    assert_eq!(decoder.decode_held(&mut held).unwrap(), "hi");
+    assert!(decoder.is_done());
+    assert_eq!(held, "next");
+}
+
+#[test]
+fn a_body_of_known_length_ends_where_it_was_said() {
+    let mut decoder = Decoder::Length(5);
+    let mut held = Bytes::from_static(b"abc");
+    assert_eq!(decoder.decode_held(&mut held).unwrap(), "abc");
+    assert_eq!((held.len(), decoder.left()), (0, Some(2)));
+    assert_eq!(decoder.decode(&mut b"denext".to_vec()).unwrap(), Found { payload: 0..2, used: 2 });
+    assert!(decoder.is_done());
 }
 
 #[test]

@@ -1,15 +1,29 @@
 use http::HeaderMap;
 
 use super::*;
-use crate::{model::EngineId, units::Generation};
+use crate::relay::head;
 
-fn target(authorization: Option<HeaderValue>) -> Target {
-    Target {
-        engine: EngineId::new("m".into(), 0),
-        generation: Generation(1),
-        address: "127.0.0.1:8000".parse().unwrap(),
-        authorization,
+/// What arrives of a client's headers.
+fn to_engine(headers: &mut HeaderMap, authorization: Option<HeaderValue>, length: usize, identity: bool) {
+    let mut out = Vec::new();
+    let host = Host { name: "127.0.0.1:8000", authorization: authorization.as_ref() };
+    super::to_engine(&mut out, headers, host, length, identity);
+    *headers = HeaderMap::new();
+    for line in std::str::from_utf8(&out).unwrap().split_terminator("\r\n") {
+        let (name, value) = line.split_once(": ").unwrap();
+        headers.append(HeaderName::try_from(name).unwrap(), HeaderValue::from_str(value).unwrap());
     }
+}
+
+/// What arrives of an engine's headers.
+fn to_client(headers: &mut HeaderMap, events: bool, unsized_body: bool) {
+    let mut wire = "HTTP/1.1 200 OK\r\n".to_owned();
+    for (name, value) in &*headers {
+        wire += &format!("{name}: {}\r\n", value.to_str().unwrap());
+    }
+    wire += "\r\n";
+    *headers = head::parse(&mut wire.into(), &http::Method::GET).unwrap().unwrap().headers;
+    super::to_client(headers, events, unsized_body);
 }
 
 fn map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -61,7 +75,7 @@ fn what_belongs_to_the_clients_connection_or_person_does_not_reach_the_engine() 
         ("x-request-id", "abc"),
         ("x-custom", "1"),
     ]);
-    to_engine(&mut headers, &target(None), 12, true);
+    to_engine(&mut headers, None, 12, true);
     assert_eq!(
         sorted(&headers),
         [
@@ -79,7 +93,7 @@ fn what_belongs_to_the_clients_connection_or_person_does_not_reach_the_engine() 
 #[test]
 fn the_engines_own_key_takes_the_place_of_the_clients() {
     let mut headers = map(&[("authorization", "Bearer client"), ("accept-encoding", "gzip")]);
-    to_engine(&mut headers, &target(Some(HeaderValue::from_static("Bearer engine"))), 0, false);
+    to_engine(&mut headers, Some(HeaderValue::from_static("Bearer engine")), 0, false);
     assert_eq!(headers["authorization"], "Bearer engine");
     assert_eq!(headers["accept-encoding"], "gzip");
 }

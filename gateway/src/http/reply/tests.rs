@@ -105,15 +105,16 @@ async fn failing(patience: Duration) -> (TcpStream, Rc<Socket>, Rc<Live>) {
         grace: rouse::units::Millis(0),
         heartbeat: rouse::units::Millis::secs(9),
         responses_events: false,
+        take_over: false,
     };
     let live = Live::waiting(job, &stream, parts);
-    let event = poll_fn(|cx| live.poll(cx)).await;
+    let event = poll_fn(|cx| live.poll(None, cx)).await;
     assert!(matches!(event, Some(Ok(_))));
     (client, socket, live)
 }
 
-fn poll(live: &Live) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-    live.poll(&mut Context::from_waker(std::task::Waker::noop()))
+fn poll(live: &Live) -> Next {
+    live.poll(None, &mut Context::from_waker(std::task::Waker::noop()))
 }
 
 #[tokio::test]
@@ -131,6 +132,6 @@ async fn a_broken_answer_ends_when_its_last_event_is_written_and_not_when_it_is_
 async fn a_broken_answer_does_not_wait_for_ever_to_be_written() {
     let (_client, _socket, live) = failing(Duration::from_millis(200)).await;
     let since = Instant::now();
-    assert!(matches!(poll_fn(|cx| live.poll(cx)).await, Some(Err(Broken))));
+    assert!(matches!(poll_fn(|cx| live.poll(None, cx)).await, Some(Err(Broken))));
     assert!(since.elapsed() >= Duration::from_millis(200));
 }

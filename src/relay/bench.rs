@@ -1,0 +1,45 @@
+//! What `benches/wire.rs` measures of what is nobody else's business.
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, uri::PathAndQuery};
+
+use super::{
+    decode::Decoder,
+    head,
+    headers::{self, Host},
+};
+
+/// The head of an engine's answer is at the front of `held` and was read.
+pub fn read_head(held: &mut Bytes) -> bool {
+    matches!(head::parse(held, &Method::POST), Ok(Some(_)))
+}
+
+/// The head of a request as an engine gets it, the empty line apart.
+pub fn write_head(
+    out: &mut Vec<u8>,
+    method: &Method,
+    path: &PathAndQuery,
+    headers: &HeaderMap,
+    host: &str,
+    length: usize,
+) {
+    head::line(out, method, path);
+    headers::to_engine(out, headers, Host { name: host, authorization: None }, length, true);
+}
+
+/// A chunked body.
+#[derive(Debug)]
+pub struct Chunked(Decoder);
+
+impl Default for Chunked {
+    fn default() -> Self {
+        Self(Decoder::chunked())
+    }
+}
+
+impl Chunked {
+    /// How long the payload in `wire` is, which it is moved together in; `None` when it is not chunked.
+    pub fn decode(&mut self, wire: &mut [u8]) -> Option<usize> {
+        self.0.decode(wire).ok().map(|found| found.payload.len())
+    }
+}
