@@ -71,7 +71,13 @@ impl Clock {
 
     #[must_use]
     pub fn now(&self) -> Tick {
-        self.at + Millis::from(Instant::now().duration_since(self.origin))
+        self.at(Instant::now())
+    }
+
+    /// The tick of a moment that was read already.
+    #[must_use]
+    pub fn at(&self, moment: Instant) -> Tick {
+        self.at + Millis::from(moment.duration_since(self.origin))
     }
 
     /// When `tick` is due on the runtime's clock; now, when it has passed.

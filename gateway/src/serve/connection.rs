@@ -214,7 +214,7 @@ fn service(
 > + 'static {
     let (core, socket) = (Rc::clone(core), Rc::clone(socket));
     service_fn(move |request| {
-        let answer = api::serve(Rc::clone(&core), Rc::clone(&socket), request);
+        let answer = api::serve(&core, &socket, request);
         async move { Ok(answer.await) }
     })
 }
