@@ -145,14 +145,14 @@ impl RequestIds {
 /// request costs.
 fn uuid(bits: u128) -> [u8; 36] {
     let bits = bits & !(0xf << 76 | 0x3 << 62) | 4 << 76 | 2 << 62;
-    let mut left = 128;
-    std::array::from_fn(|at| match at {
-        8 | 13 | 18 | 23 => b'-',
-        _ => {
-            left -= 4;
-            b"0123456789abcdef"[(bits >> left & 0xf) as usize]
-        }
-    })
+    let (mut id, mut at) = ([b'-'; 36], 0);
+    for (index, byte) in bits.to_be_bytes().into_iter().enumerate() {
+        at += usize::from(matches!(index, 4 | 6 | 8 | 10));
+        id[at] = b"0123456789abcdef"[usize::from(byte >> 4)];
+        id[at + 1] = b"0123456789abcdef"[usize::from(byte & 0xf)];
+        at += 2;
+    }
+    id
 }
 
 /// 8-4-4-4-12 hexadecimal digits.
