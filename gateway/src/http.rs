@@ -9,9 +9,9 @@
 //! connection, since what follows on it is a body that nobody wants. A request whose client leaves is not told so: its
 //! future is dropped, and everything it holds goes with it.
 
-use std::{rc::Rc, sync::Arc};
+use std::{pin::Pin, rc::Rc, sync::Arc};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request};
 use hyper::body::Incoming;
@@ -20,14 +20,14 @@ use rouse::{
     openai::{self, Form},
     relay::{
         Pool,
-        headers::{REQUEST_ID, RequestIds, is_uuid, remove_hop_by_hop},
+        headers::{REQUEST_ID, RequestIds},
     },
     units::Tick,
 };
-use tokio::sync::{Notify, watch};
+use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    config::{Config, Kind},
+    config::Config,
     driver::Known,
     keys::{self, Key, Keys},
     routes::{Authors, Lots},
@@ -46,8 +46,10 @@ mod call;
 mod control;
 mod cors;
 mod exchange;
+mod fields;
 mod framing;
 mod head;
+mod infer;
 mod intake;
 mod models;
 mod origin;
@@ -59,14 +61,14 @@ pub(crate) mod testing;
 pub(crate) mod text;
 mod track;
 
-use access::Wish;
 pub(crate) use answer::bare;
-use answer::{close, note_wait, streaming};
+use answer::{close, note_wait};
 use call::Call;
 pub use control::{Asked, Control};
+use fields::{Field, Fields};
+use infer::Asking;
 pub(crate) use intake::InFlight;
-use intake::Payers;
-use reply::{Answer, Live, LiveParts, Reply};
+use reply::Reply;
 use route::Route;
 use track::Track;
 pub use track::{Finished, Meter, Unmetered};
@@ -138,69 +140,100 @@ impl Core {
     }
 }
 
-/// Serves one request.
-pub(crate) async fn serve(core: Rc<Core>, socket: Rc<Socket>, request: Request<Incoming>) -> Response<Reply> {
-    let exchange = socket.begin();
+/// Serves one request. All that its head decides is decided at once; what is left for later, and kept by the connection
+/// until then, is small where there is nothing to wait for.
+pub(crate) fn serve(
+    core: &Rc<Core>,
+    socket: &Rc<Socket>,
+    request: Request<Incoming>,
+) -> impl Future<Output = Response<Reply>> + use<> {
+    let begun = begin(core, socket, request);
+    async move {
+        match begun {
+            Begun::Answered(response) => response,
+            Begun::Asking(answer) => answer.await,
+        }
+    }
+}
+
+/// A request whose head was looked at.
+enum Begun {
+    Answered(Response<Reply>),
+    Asking(Pin<Box<dyn Future<Output = Response<Reply>>>>),
+}
+
+fn begin(core: &Rc<Core>, socket: &Rc<Socket>, request: Request<Incoming>) -> Begun {
+    let arrived = Instant::now();
+    let exchange = socket.begin(arrived);
     let (parts, body) = request.into_parts();
-    let is_head = parts.method == Method::HEAD;
-    let id = core.ids.keep_or_make(&parts.headers);
+    let fields = Fields::of(&parts.headers);
+    let shared = &core.shared;
+    let config = shared.config.load();
+    let id = core.ids.keep_or_make(fields.first(Field::RequestId));
     let path = parts.uri.path();
-    let origin = cors::Origin::of(&core.shared.config.load().cors, &parts);
-    let framed = framing::check(&parts);
+    let framed = framing::check(&parts, &fields);
     let ambiguous = framed.is_err();
+    let upgrades = fields.first(Field::Upgrade).is_some();
     let found =
-        framed.map_err(|fault| (fault, None)).and_then(|()| route::find(&parts.method, path, &parts.headers));
-    let track = Track::new(
-        &core.shared.meter,
-        core.shared.control.clock(),
-        id,
-        found.as_ref().map_or("other", Route::label),
-    );
+        framed.map_err(|fault| (fault, None)).and_then(|()| route::find(&parts.method, path, upgrades));
+    let label = found.as_ref().map_or("other", Route::label);
+    let track = Track::new(&shared.meter, shared.control.clock(), arrived, id, label);
     let probe = matches!(found, Ok(Route::Healthz | Route::Readyz));
     let seen = Seen { peer: socket.peer(), secure: socket.is_secure(), probe };
-    track.keep_notes(core.shared.telemetry.begin(&core.trace_ids, &parts, seen));
-    let form = route::form(path);
-    let request =
-        Served { core: Rc::clone(&core), socket: Rc::clone(&socket), track: Rc::clone(&track), form };
+    track.keep_notes(shared.telemetry.begin(&core.trace_ids, &parts, seen));
+    let request = Served {
+        core: Rc::clone(core),
+        socket: Rc::clone(socket),
+        track,
+        form: route::form(path),
+        origin: cors::Origin::of(&config.cors, &parts),
+        ambiguous,
+        is_head: parts.method == Method::HEAD,
+    };
     let unread = !hyper::body::Body::is_end_stream(&body);
-    let preflight = if ambiguous { None } else { origin.preflight(&parts) };
-    let admitted = found.map(|route| (request.authenticate(&route, &parts), route));
-    let mut response = match (preflight, admitted) {
-        (Some(headers), _) => {
-            let mut response = request.preflight(headers, exchange);
-            request.close_unread(&mut response, unread);
-            response
+    let preflight = if ambiguous { None } else { request.origin.preflight(&parts) };
+    if let Some(headers) = preflight {
+        let mut response = request.preflight(headers, exchange);
+        request.close_unread(&mut response, unread);
+        return Begun::Answered(request.finish(response));
+    }
+    let admitted = found.and_then(|route| {
+        let key = request.authenticate(&route, &parts, &fields, &config).map_err(|fault| (fault, None))?;
+        Ok((route, key))
+    });
+    let call = match admitted {
+        Ok((Route::Inference(inference), key)) => {
+            Call::on_route(inference, &parts).map(|call| (call, key)).map_err(|fault| (fault, None))
         }
-        (None, Err((fault, allow))) => request.refuse_route(&fault, allow, unread, exchange),
-        (None, Ok((Err(fault), _))) => request.refuse_route(&fault, None, unread, exchange),
-        (None, Ok((Ok(key), Route::Inference(inference)))) => {
-            let call = Call::on_route(inference, &parts).map_err(|fault| (fault, None));
-            request.infer(call, parts, body, key, exchange).await
+        Ok((Route::Passage(_), key)) => {
+            request.through(&parts, key.as_deref(), &config).map(|call| (call, key))
         }
-        (None, Ok((Ok(key), Route::Passage(_)))) => {
-            let call = request.through(&parts, key.as_deref());
-            request.infer(call, parts, body, key, exchange).await
-        }
-        (None, Ok((Ok(key), route))) => {
+        Ok((route, key)) => {
             let mut response = request.look_up(&route, key.as_deref(), exchange);
             request.close_unread(&mut response, unread);
-            response
+            return Begun::Answered(request.finish(response));
+        }
+        Err(misrouted) => Err(misrouted),
+    };
+    let (call, key) = match call {
+        Ok(called) => called,
+        Err((fault, allow)) => {
+            let response = request.refuse_route(&fault, allow, unread, exchange);
+            return Begun::Answered(request.finish(response));
         }
     };
-    track.head(response.status().as_u16());
-    response.headers_mut().insert(REQUEST_ID, track.id.clone());
-    if form == Form::Anthropic {
-        // Under this name its SDKs look for it.
-        response.headers_mut().entry("request-id").or_insert_with(|| track.id.clone());
+    match head::check(&fields).and_then(|()| head::timeout(&fields)) {
+        Ok(timeout) => {
+            let config = Guard::into_inner(config);
+            let names_hops = fields.first(Field::Connection).is_some();
+            let asking = Asking { call, timeout, names_hops, headers: parts.headers, body, key, config };
+            Begun::Asking(Box::pin(request.infer(asking, exchange)))
+        }
+        Err(fault) => {
+            let response = request.refuse_unread(&fault, exchange);
+            Begun::Answered(request.finish(response))
+        }
     }
-    origin.note(response.headers_mut());
-    if ambiguous {
-        socket.offends();
-    }
-    if (ambiguous || core.draining()) && !socket.is_multiplexed() {
-        close(&mut response);
-    }
-    if is_head && socket.is_multiplexed() { headless(response) } else { response }
 }
 
 /// What hyper does by itself on HTTP/1.1 only: an answer to HEAD has the length of its body, and not the body.
@@ -221,9 +254,32 @@ struct Served {
     socket: Rc<Socket>,
     track: Rc<Track>,
     form: Form,
+    origin: cors::Origin,
+    /// Where its connection's next request begins is a matter of opinion.
+    ambiguous: bool,
+    is_head: bool,
 }
 
 impl Served {
+    /// What every answer says, whoever gave it.
+    fn finish(self, mut response: Response<Reply>) -> Response<Reply> {
+        let Self { core, socket, track, form, origin, ambiguous, is_head } = self;
+        track.head(response.status().as_u16());
+        response.headers_mut().insert(REQUEST_ID, track.id.clone());
+        if form == Form::Anthropic {
+            // Under this name its SDKs look for it.
+            response.headers_mut().entry("request-id").or_insert_with(|| track.id.clone());
+        }
+        origin.note(response.headers_mut());
+        if ambiguous {
+            socket.offends();
+        }
+        if (ambiguous || core.draining()) && !socket.is_multiplexed() {
+            close(&mut response);
+        }
+        if is_head && socket.is_multiplexed() { headless(response) } else { response }
+    }
+
     /// The routes that need no body.
     fn look_up(&self, route: &Route, key: Option<&Key>, exchange: InExchange) -> Response<Reply> {
         let routes = self.core.shared.control.routes();
@@ -259,155 +315,12 @@ impl Served {
     }
 
     /// A request on a path of an engine's own.
-    fn through(&self, parts: &request::Parts, key: Option<&Key>) -> Result<Call, Misrouted> {
-        let config = self.core.shared.config.load();
+    fn through(&self, parts: &request::Parts, key: Option<&Key>, config: &Config) -> Result<Call, Misrouted> {
         let routes = self.core.shared.control.routes();
-        let found = passage::find(&parts.method, &parts.uri, &routes.registry, &config, |model| {
+        let found = passage::find(&parts.method, &parts.uri, &routes.registry, config, |model| {
             key.is_none_or(|key| key.lets_use(model))
         })?;
         Call::through(found, parts).map_err(|fault| (fault, None))
-    }
-
-    /// A request for an engine.
-    async fn infer(
-        &self,
-        call: Result<Call, Misrouted>,
-        parts: request::Parts,
-        body: Incoming,
-        key: Option<Arc<Key>>,
-        exchange: InExchange,
-    ) -> Response<Reply> {
-        let call = match call {
-            Ok(call) => call,
-            Err((fault, allow)) => {
-                return self.refuse_route(&fault, allow, !hyper::body::Body::is_end_stream(&body), exchange);
-            }
-        };
-        let config = self.core.shared.config.load_full();
-        let early = head::check(&parts.headers).and_then(|()| head::timeout(&parts.headers));
-        let timeout = match early {
-            Ok(timeout) => timeout,
-            Err(fault) => return self.refuse_unread(&fault, exchange),
-        };
-        let payers = Payers {
-            all: Arc::clone(&self.core.shared.bodies),
-            address: self.socket.bodies(),
-            key: key.as_ref().map(|key| Arc::clone(&key.bodies)),
-        };
-        let (body, charge) = match intake::read(body, &config.limits, payers).await {
-            Ok(read) => read,
-            Err(fault) => return self.refuse_unread(&fault, exchange),
-        };
-        self.track.received(body.len());
-        let longest = config.core.settings.queue.max_wait;
-        let wait = timeout.map_or(longest, |asked| asked.min(longest));
-        let deadline = self.track.arrived + wait;
-        let job = self.job(call, parts, (body, charge), key.clone(), config, deadline).await;
-        let mut response = match job {
-            Ok(job) => self.run(job, exchange).await,
-            Err(fault) => self.refuse(&fault, exchange),
-        };
-        if let Some(key) = &key {
-            keys::note_limits(key, self.core.shared.control.clock().now(), response.headers_mut());
-        }
-        response
-    }
-
-    /// Finds out which model is meant and what exactly is to be sent.
-    async fn job(
-        &self,
-        call: Call,
-        mut parts: request::Parts,
-        (body, charge): (Bytes, intake::Charge),
-        key: Option<Arc<Key>>,
-        config: Arc<Config>,
-        deadline: Tick,
-    ) -> Result<exchange::Job, Fault> {
-        let head = call.read(&body).await?;
-        let model = call.model(&head, &self.core.shared.control.routes().registry)?;
-        self.track.model(&model);
-        let spec = config.models.get(&model).cloned();
-        let spec = spec.ok_or_else(|| Fault::ModelNotFound { model: text::cut(call.spelled(&head)) })?;
-        remove_hop_by_hop(&mut parts.headers);
-        parts.headers.remove(REQUEST_ID);
-        // llama-cpp-python answers 400, without a word, to an id that is no UUID.
-        if spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id) {
-            parts.headers.insert(REQUEST_ID, self.track.id.clone());
-        }
-        self.track.place_in_trace(&mut parts.headers);
-        let stream = head.stream;
-        let ties = affinity::Ties::of(&head, config.affinity);
-        let wish = Wish {
-            spelled: call.spelled(&head),
-            model: &model,
-            max_tokens: head.max_tokens,
-            generates: call.streams,
-            computes: call.computes,
-            stream,
-        };
-        let bill = self.admit(key.as_ref(), wish, (&parts.headers, &body)).await?;
-        Ok(exchange::Job {
-            core: Rc::clone(&self.core),
-            track: Rc::clone(&self.track),
-            config,
-            model,
-            body: call.content(body, &head),
-            spec,
-            method: call.method,
-            path: call.path,
-            headers: parts.headers,
-            _charge: charge,
-            stream,
-            form: self.form,
-            ties,
-            key,
-            bill,
-            deadline,
-            waits: call.waits,
-            parked: stream.then(|| Rc::new(Notify::new())),
-        })
-    }
-
-    /// Runs the request; a stream that is parked for long gets its head meanwhile.
-    async fn run(&self, job: exchange::Job, exchange: InExchange) -> Response<Reply> {
-        let live = LiveParts {
-            socket: Rc::clone(&self.socket),
-            track: Rc::clone(&self.track),
-            on_disconnect: job.spec.on_disconnect,
-            form: self.form,
-            patience: job.config.limits.client_stall.duration(),
-        };
-        let stream = job.config.stream;
-        let answer = if let Some(parked) = job.parked.clone() {
-            let mut running: reply::Job = Box::pin(job.run());
-            let grace = async {
-                parked.notified().await;
-                tokio::time::sleep(stream.grace.duration()).await;
-            };
-            tokio::select! {
-                biased;
-                answer = &mut running => answer,
-                () = grace => {
-                    return streaming(Reply::live(Live::waiting(running, &stream, live), exchange));
-                }
-            }
-        } else {
-            Box::pin(job.run()).await
-        };
-        match answer {
-            Ok(answer) => self.pass_on(answer, live, exchange),
-            Err(fault) => self.refuse(&fault, exchange),
-        }
-    }
-
-    fn pass_on(&self, mut answer: Answer, live: LiveParts, exchange: InExchange) -> Response<Reply> {
-        let mut head = Response::new(());
-        *head.status_mut() = answer.response.status();
-        std::mem::swap(head.headers_mut(), answer.response.headers_mut());
-        if let Some(waited) = self.track.was_parked() {
-            note_wait(&mut head, waited, &self.track);
-        }
-        head.map(|()| Reply::live(Live::relayed(answer, live), exchange))
     }
 
     /// There is no such route, or not with this method; `allow`: with which.

@@ -156,7 +156,7 @@ impl Draft<'_> {
     fn weigh(&mut self, id: &EngineId) {
         let Some(e) = self.engine(id) else { return };
         let unread = |a: &&AcceleratorId| {
-            self.planner.ledger.accelerators.get(*a).is_some_and(|account| {
+            self.planner.ledger.accelerators.get(a).is_some_and(|account| {
                 account.metered
                     && account.asked.is_none()
                     && account.reading.as_ref().is_none_or(|r| r.at < e.turn)

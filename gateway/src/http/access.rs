@@ -4,10 +4,13 @@ use std::{rc::Rc, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, request};
-use rouse::{fault::Fault, model::ModelName};
+use rouse::{fault::Fault, model::ModelName, units::Tick};
 
-use super::{Served, head, origin, route::Route, text};
-use crate::keys::{self, Bill, Key, Need};
+use super::{Served, fields::Fields, head, origin, route::Route, text};
+use crate::{
+    config::Config,
+    keys::{self, Bill, Key, Need},
+};
 
 /// What a request wants of a model.
 pub(super) struct Wish<'a> {
@@ -28,27 +31,29 @@ impl Served {
         &self,
         route: &Route,
         parts: &request::Parts,
+        fields: &Fields<'_>,
+        config: &Config,
     ) -> Result<Option<Arc<Key>>, Fault> {
         if matches!(route, Route::Healthz | Route::Readyz) {
             return Ok(None);
         }
         let shared = &self.core.shared;
-        let config = shared.config.load();
         let table = shared.keys.table(&config.keys, |name| shared.meter.key(name));
-        let key = table.authenticate(head::key(&parts.headers)?, &self.socket.key)?;
+        let key = table.authenticate(head::key(fields)?, &self.socket.key)?;
         match &key {
             Some(key) => self.track.key(&key.name),
-            None => origin::check(&config, parts)?,
+            None => origin::check(config, parts)?,
         }
         Ok(key)
     }
 
-    /// Lets a request in, if its key may use the model and has used less than its limits.
+    /// Lets a request in, if its key may use the model and has used less than its limits. `now`: when its body was there.
     pub(super) async fn admit(
         &self,
         key: Option<&Arc<Key>>,
         wish: Wish<'_>,
         (headers, body): (&HeaderMap, &Bytes),
+        now: Tick,
     ) -> Result<Option<Rc<Bill>>, Fault> {
         let Some(key) = key else { return Ok(None) };
         let Wish { spelled, model, max_tokens, generates, computes, stream } = wish;
@@ -59,6 +64,6 @@ impl Served {
         let need = Need { text, max_tokens, generates };
         let control = &self.core.shared.control;
         let served = self.core.served.counter(control.served(), model, &key.name);
-        Bill::open(key, model, need, stream, (served, control.clock())).map(Some)
+        Bill::open(key, model, need, stream, (served, control.clock(), now)).map(Some)
     }
 }

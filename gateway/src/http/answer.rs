@@ -1,6 +1,6 @@
 //! Heads of responses that are ours.
 
-use http::{HeaderMap, HeaderValue, Response, header};
+use http::{HeaderValue, Response, header};
 use rouse::{fault::Fault, openai, relay::headers::REQUEST_ID};
 
 use super::{Core, reply::Reply, track::Track};
@@ -20,7 +20,7 @@ pub(crate) fn bare(core: &Core, fault: &Fault) -> Vec<u8> {
     }
     bytes.extend_from_slice(REQUEST_ID.as_str().as_bytes());
     bytes.extend_from_slice(b": ");
-    bytes.extend_from_slice(core.ids.keep_or_make(&HeaderMap::new()).as_bytes());
+    bytes.extend_from_slice(core.ids.keep_or_make(None).as_bytes());
     let rest = format!("\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
     bytes.extend_from_slice(rest.as_bytes());
     bytes.extend_from_slice(&body);

@@ -137,25 +137,26 @@ impl Drop for Untaken {
 
 impl Job {
     /// Sees the request through to the head of an answer. A refusal says nothing that its client may not know.
-    pub(crate) async fn run(self) -> Result<Answer, Fault> {
-        let key = self.key.clone();
-        let answer = self.see_through().await;
-        answer.map_err(|fault| match key {
-            Some(key) => keys::discreet(fault, &key),
-            None => fault,
-        })
-    }
-
-    async fn see_through(self) -> Result<Answer, Fault> {
+    pub(crate) async fn run(self: Box<Self>) -> Result<Answer, Fault> {
         if self.spec.on_disconnect == OnDisconnect::Drain {
             return self.run_apart().await;
         }
-        let place = self.place().await?;
-        self.attempts(place, None).await
+        let answer = match self.place().await {
+            Ok(place) => self.attempts(place, None).await,
+            Err(fault) => Err(fault),
+        };
+        answer.map_err(|fault| self.discreet(fault))
+    }
+
+    fn discreet(&self, fault: Fault) -> Fault {
+        match &self.key {
+            Some(key) => keys::discreet(fault, key),
+            None => fault,
+        }
     }
 
     /// In a task of its own, so that the engine is read to its end although the client left.
-    async fn run_apart(self) -> Result<Answer, Fault> {
+    async fn run_apart(self: Box<Self>) -> Result<Answer, Fault> {
         let (mut tell, told) = oneshot::channel();
         tokio::task::spawn_local(async move {
             // Until a lease is held there is nothing to be read to its end: a client that leaves leaves the queue.
@@ -168,6 +169,7 @@ impl Job {
                 Ok(place) => self.attempts(place, Some(&mut tell)).await,
                 Err(fault) => Err(fault),
             };
+            let answer = answer.map_err(|fault| self.discreet(fault));
             drop(tell.send(answer.map(Untaken::new)));
         });
         told.await.unwrap_or(Err(Fault::Internal)).and_then(Untaken::take)

@@ -4,33 +4,33 @@
 //! understood, with a length of its own. But a proxy before us may have understood something else, and one that is told
 //! so loudly is one that gets mended.
 
-use http::{HeaderMap, Method, Uri, Version, header, request, uri::Authority};
+use http::{Method, Uri, Version, request, uri::Authority};
 use rouse::fault::Fault;
 
+use super::fields::{Field, Fields};
+
 /// Refuses what is ambiguous. The connection is then to be closed: where its next request begins is a matter of opinion.
-pub(super) fn check(parts: &request::Parts) -> Result<(), Fault> {
+pub(super) fn check(parts: &request::Parts, fields: &Fields<'_>) -> Result<(), Fault> {
     let because = |why: &str| {
         Err(Fault::InvalidRequest { message: format!("the request's head is ambiguous: {why}"), param: None })
     };
-    if !coded_plainly(&parts.headers) {
+    if !coded_plainly(fields) {
         return because("the only Transfer-Encoding understood is chunked, once");
     }
-    let mut hosts = parts.headers.get_all(header::HOST).iter();
-    let (host, more) = (hosts.next(), hosts.next());
-    if more.is_some() {
+    if fields.is_repeated(Field::Host) {
         return because("there are several Host fields");
     }
-    let named = match host.map(|host| host.to_str().ok().and_then(authority)) {
-        None if parts.version == Version::HTTP_11 => return because("there is no Host"),
-        Some(None) => return because("Host is no host"),
-        None => None,
-        Some(Some(host)) => Some(host),
-    };
     // In HTTP/1 the target goes before Host; in HTTP/2 there is no target to have been rewritten by a proxy in between.
-    if parts.version < Version::HTTP_2 || parts.method == Method::CONNECT {
-        return Ok(());
-    }
-    if let (Some(named), Some(asked)) = (named.flatten(), parts.uri.authority())
+    let compared = parts.version >= Version::HTTP_2 && parts.method != Method::CONNECT;
+    let named = match fields.first(Field::Host) {
+        None if parts.version == Version::HTTP_11 => return because("there is no Host"),
+        None => return Ok(()),
+        Some(host) if !compared && is_plain(host.as_bytes()) => return Ok(()),
+        Some(host) => host.to_str().ok().and_then(authority),
+    };
+    let Some(named) = named else { return because("Host is no host") };
+    if compared
+        && let (Some(named), Some(asked)) = (named, parts.uri.authority())
         && !same(&named, asked, &parts.uri)
     {
         return because("Host is not what the request's target names");
@@ -38,10 +38,22 @@ pub(super) fn check(parts: &request::Parts) -> Result<(), Fault> {
     Ok(())
 }
 
-fn coded_plainly(headers: &HeaderMap) -> bool {
-    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
-    let first = codings.next();
-    codings.next().is_none() && first.is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
+/// A name or an address and perhaps a port, as nearly everybody sends it: an [`Authority`] is not worth making to learn
+/// that it would be one.
+fn is_plain(host: &[u8]) -> bool {
+    let mut parts = host.splitn(2, |byte| *byte == b':');
+    let is_name = |name: &[u8]| {
+        !name.is_empty()
+            && name.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'))
+    };
+    let is_port = |port: &[u8]| (1..=5).contains(&port.len()) && port.iter().all(u8::is_ascii_digit);
+    parts.next().is_some_and(is_name) && parts.next().is_none_or(is_port)
+}
+
+fn coded_plainly(fields: &Fields<'_>) -> bool {
+    let first = fields.first(Field::TransferEncoding);
+    !fields.is_repeated(Field::TransferEncoding)
+        && first.is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
 }
 
 /// `Some(None)` for an empty one, which a client sends when its target has none.
@@ -75,7 +87,8 @@ mod tests {
     fn asked_in(version: Version, target: &str, headers: &[(&str, &str)]) -> Result<(), Fault> {
         let request = Request::builder().uri(target).version(version);
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
-        check(&request.body(()).unwrap().into_parts().0)
+        let parts = request.body(()).unwrap().into_parts().0;
+        check(&parts, &Fields::of(&parts.headers))
     }
 
     #[test]

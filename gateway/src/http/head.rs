@@ -1,26 +1,29 @@
 //! What a request's head settles before a byte of its body is read.
 
-use http::{HeaderMap, HeaderValue, header};
+use http::HeaderValue;
 use rouse::{fault::Fault, units::Millis};
 
-use super::text;
+use super::{
+    fields::{Field, Fields},
+    text,
+};
 
 const X_REQUEST_TIMEOUT: &str = "x-request-timeout";
 
-/// Refuses what the gateway cannot read or cannot attribute: an encoded body, two different keys.
-pub(crate) fn check(headers: &HeaderMap) -> Result<(), Fault> {
-    for encoding in headers.get_all(header::CONTENT_ENCODING) {
+/// Refuses what the gateway cannot read: an encoded body.
+pub(super) fn check(fields: &Fields<'_>) -> Result<(), Fault> {
+    for encoding in fields.all(Field::ContentEncoding) {
         let spelled = encoding.to_str().unwrap_or("?").trim();
         if !spelled.is_empty() && !spelled.eq_ignore_ascii_case("identity") {
             return Err(Fault::UnsupportedEncoding { encoding: text::cut(spelled) });
         }
     }
-    key(headers).map(drop)
+    Ok(())
 }
 
 /// The wait a client asked for with `x-request-timeout`, in seconds.
-pub(crate) fn timeout(headers: &HeaderMap) -> Result<Option<Millis>, Fault> {
-    let Some(value) = headers.get(X_REQUEST_TIMEOUT) else {
+pub(super) fn timeout(fields: &Fields<'_>) -> Result<Option<Millis>, Fault> {
+    let Some(value) = fields.first(Field::RequestTimeout) else {
         return Ok(None);
     };
     value
@@ -36,12 +39,12 @@ pub(crate) fn timeout(headers: &HeaderMap) -> Result<Option<Millis>, Fault> {
 }
 
 /// The key that was sent. Two different ones are a client that does not know what it sends.
-pub(crate) fn key(headers: &HeaderMap) -> Result<Option<&[u8]>, Fault> {
+pub(super) fn key<'a>(fields: &Fields<'a>) -> Result<Option<&'a [u8]>, Fault> {
     let mut seen: Option<&[u8]> = None;
-    let authorization = headers.get_all(header::AUTHORIZATION).iter().map(bearer);
-    let plain = ["x-api-key", "api-key"]
-        .into_iter()
-        .flat_map(|name| headers.get_all(name))
+    let authorization = fields.all(Field::Authorization).map(bearer);
+    let plain = fields
+        .all(Field::XApiKey)
+        .chain(fields.all(Field::ApiKey))
         .map(|value| value.as_bytes().trim_ascii());
     for key in authorization.chain(plain) {
         if seen.is_some_and(|earlier| earlier != key) {
@@ -65,7 +68,7 @@ fn bearer(value: &HeaderValue) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderName;
+    use http::{HeaderMap, HeaderName};
 
     use super::*;
 
@@ -76,10 +79,10 @@ mod tests {
     #[test]
     fn only_unencoded_bodies_are_taken() {
         for fine in ["identity", "Identity", ""] {
-            assert!(check(&headers(&[("content-encoding", fine)])).is_ok(), "{fine}");
+            assert!(check(&Fields::of(&headers(&[("content-encoding", fine)]))).is_ok(), "{fine}");
         }
         for bad in ["gzip", "identity, gzip", "br"] {
-            let fault = check(&headers(&[("content-encoding", bad)])).unwrap_err();
+            let fault = check(&Fields::of(&headers(&[("content-encoding", bad)]))).unwrap_err();
             assert!(matches!(fault, Fault::UnsupportedEncoding { .. }), "{bad}");
         }
     }
@@ -87,16 +90,16 @@ mod tests {
     #[test]
     fn two_different_keys_conflict_and_the_same_one_twice_does_not() {
         let same = headers(&[("authorization", "Bearer a"), ("x-api-key", "a"), ("api-key", " a")]);
-        assert!(check(&same).is_ok());
+        assert_eq!(key(&Fields::of(&same)).unwrap(), Some(&b"a"[..]));
         let conflict = headers(&[("authorization", "bearer a"), ("api-key", "b")]);
-        assert!(matches!(check(&conflict), Err(Fault::InvalidRequest { .. })));
+        assert!(matches!(key(&Fields::of(&conflict)), Err(Fault::InvalidRequest { .. })));
     }
 
     #[test]
     fn a_timeout_is_seconds_and_anything_else_is_refused() {
-        let asked = |value| timeout(&headers(&[("x-request-timeout", value)]));
+        let asked = |value| timeout(&Fields::of(&headers(&[("x-request-timeout", value)])));
         assert_eq!(asked("1.5").unwrap(), Some(Millis(1500)));
-        assert_eq!(timeout(&HeaderMap::new()).unwrap(), None);
+        assert_eq!(timeout(&Fields::of(&HeaderMap::new())).unwrap(), None);
         for bad in ["", "soon", "-1", "0", "NaN", "inf"] {
             assert!(asked(bad).is_err(), "{bad}");
         }

@@ -8,6 +8,9 @@
 //! would keep everybody else out. For the same reason the least rate grows with what is held. Both counts are atomics
 //! that the connection and the key bring along: there is nothing to look up.
 //!
+//! A large body disturbs nobody: its memory grows, is read and is given back away from the core, which only copies what
+//! comes, and no more than [`TURN`] at a time.
+//!
 //! Memory of one parked request beside its body, at most and with the default limits: its head (64 KiB, usually below
 //! 2 KiB), hyper's two buffers (16 KiB, grown to 80 KiB by a large body), what its client pipelined (16 KiB), its state
 //! and its connection's (about 4 KiB): 164 KiB, usually 22 KiB. So 1000 waiting requests hold 164 MiB at most beside
@@ -25,14 +28,15 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body::Body;
 use http_body_util::BodyExt;
 use rouse::{
     fault::{Fault, Phase},
+    openai::head::OFF_CORE as LARGE,
     units,
 };
-use tokio::time::Instant;
+use tokio::{runtime::Handle, time::Instant};
 
 use crate::config::Limits;
 
@@ -43,6 +47,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const SHARE: u64 = 4;
 /// Beyond `limits.bodyRate`, a body must grow by this part of what it holds in each second.
 const GROWTH: u64 = 1000;
+
+/// So many bytes of one body are taken before others have their turn.
+const TURN: usize = 1 << 20;
 
 /// The bytes of bodies that are held now: of all, or of one client's.
 #[derive(Debug, Default)]
@@ -76,7 +83,7 @@ where
         return Err(too_large());
     }
     let mut body = pin!(body);
-    let mut whole = Gathered::Nothing;
+    let (mut whole, mut turn) = (Gathered::Nothing, 0);
     let mut pace = Pace::new(limits.body_rate);
     while let Some(frame) = pace.next(body.frame(), charge.bytes).await? {
         let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() else {
@@ -86,7 +93,13 @@ where
             return Err(too_large());
         }
         charge.add(data.len() as u64, limits)?;
-        whole.add(data, declared);
+        turn += data.len();
+        whole.add(data, declared).await?;
+        if turn > TURN {
+            // However fast its client is: it is one of many.
+            turn = 0;
+            tokio::task::yield_now().await;
+        }
     }
     Ok((whole.finish(), charge))
 }
@@ -95,33 +108,70 @@ where
 enum Gathered {
     Nothing,
     One(Bytes),
-    Many(BytesMut),
+    Many(Vec<u8>),
 }
 
+/// The memory of a large body: to give it back takes milliseconds, for which a core's streams would stand still.
+struct Large(Vec<u8>);
+
 impl Gathered {
-    fn add(&mut self, data: Bytes, declared: Option<u64>) {
-        *self = match std::mem::replace(self, Self::Nothing) {
-            Self::Nothing => Self::One(data),
+    async fn add(&mut self, data: Bytes, declared: Option<u64>) -> Result<(), Fault> {
+        let declared = usize::try_from(declared.unwrap_or(0)).unwrap_or(usize::MAX);
+        let mut many = match std::mem::replace(self, Self::Nothing) {
+            Self::Nothing => {
+                *self = Self::One(data);
+                return Ok(());
+            }
             Self::One(first) => {
                 // What a client declares is believed up to 1 MiB; beyond, memory follows what it sends.
-                let expected = usize::try_from(declared.unwrap_or(0)).unwrap_or(0).min(1 << 20);
-                let mut many = BytesMut::with_capacity(expected.max(first.len() + data.len()));
+                let mut many = Vec::with_capacity(declared.min(LARGE).max(first.len() + data.len()));
                 many.extend_from_slice(&first);
-                many.extend_from_slice(&data);
-                Self::Many(many)
+                many
             }
-            Self::Many(mut many) => {
-                many.extend_from_slice(&data);
-                Self::Many(many)
-            }
+            Self::Many(many) => many,
         };
+        if many.capacity() - many.len() < data.len() && many.len() + data.len() > LARGE {
+            many = grown(many, data.len(), declared).await?;
+        }
+        many.extend_from_slice(&data);
+        *self = Self::Many(many);
+        Ok(())
     }
 
     fn finish(self) -> Bytes {
         match self {
             Self::Nothing => Bytes::new(),
             Self::One(data) => data,
-            Self::Many(many) => many.freeze(),
+            Self::Many(many) if many.len() > LARGE => Bytes::from_owner(Large(many)),
+            Self::Many(many) => many.into(),
+        }
+    }
+}
+
+/// With room for `more`, twice what it had, but for no more than was declared. Away from this core, since all that came may
+/// have to be copied.
+async fn grown(mut many: Vec<u8>, more: usize, declared: usize) -> Result<Vec<u8>, Fault> {
+    let left = declared.checked_sub(many.len()).filter(|left| *left > 0).unwrap_or(usize::MAX);
+    let more = many.len().min(left).max(more);
+    let grow = move || {
+        many.reserve_exact(more);
+        many
+    };
+    tokio::task::spawn_blocking(grow).await.map_err(|_| Fault::Internal)
+}
+
+impl AsRef<[u8]> for Large {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Large {
+    fn drop(&mut self) {
+        let memory = std::mem::take(&mut self.0);
+        // Without a runtime there are no streams to disturb.
+        if let Ok(runtime) = Handle::try_current() {
+            drop(runtime.spawn_blocking(move || drop(memory)));
         }
     }
 }
@@ -131,15 +181,16 @@ impl Gathered {
 struct Pace {
     least: u64,
     window: Duration,
-    /// When the present window began, and how many bytes had come by then.
-    since: Instant,
+    /// When the present window began, and how many bytes had come by then. The first begins when there is something to
+    /// wait for.
+    since: Option<Instant>,
     before: u64,
     timer: Option<Pin<Box<tokio::time::Sleep>>>,
 }
 
 impl Pace {
     fn new(least: units::Bytes) -> Self {
-        Self { least: least.0, window: PATIENCE, since: Instant::now(), before: 0, timer: None }
+        Self { least: least.0, window: PATIENCE, since: None, before: 0, timer: None }
     }
 
     async fn next<F: Future>(&mut self, frame: F, so_far: u64) -> Result<F::Output, Fault> {
@@ -148,14 +199,17 @@ impl Pace {
             return Ok(ready);
         }
         loop {
-            let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.window)));
+            let since = *self.since.get_or_insert_with(Instant::now);
+            let timer =
+                self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(since + self.window)));
             tokio::select! {
                 biased;
                 ready = &mut frame => return Ok(ready),
                 () = timer.as_mut() => {
                     // 0 asks for nothing, however much is held.
                     let least = if self.least == 0 { 0 } else { self.least + so_far / GROWTH };
-                    let wanted = self.since.elapsed().as_millis() * u128::from(least) / 1000;
+                    let now = Instant::now();
+                    let wanted = (now - since).as_millis() * u128::from(least) / 1000;
                     if u128::from(so_far - self.before) < wanted {
                         return Err(Fault::RequestTimeout {
                             what: format!(
@@ -164,8 +218,8 @@ impl Pace {
                             ),
                         });
                     }
-                    (self.since, self.before) = (Instant::now(), so_far);
-                    timer.as_mut().reset(self.since + self.window);
+                    (self.since, self.before) = (Some(now), so_far);
+                    timer.as_mut().reset(now + self.window);
                 }
             }
         }
@@ -223,41 +277,4 @@ fn broken(error: &(dyn std::error::Error + 'static)) -> Fault {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_burst_is_no_credit_for_dribs_after_it() {
-        let mut pace = Pace { window: Duration::from_millis(100), ..Pace::new(units::Bytes(1000)) };
-        let drib = || tokio::time::sleep(Duration::from_millis(20));
-        let mut so_far = 1_000_000;
-        // Fast enough, and so for as long as it likes.
-        for _ in 0..20 {
-            assert!(pace.next(drib(), so_far).await.is_ok());
-            so_far += 1000;
-        }
-        let slow = async {
-            while pace.next(drib(), so_far).await.is_ok() {
-                so_far += 1;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(2), slow).await.expect("still read");
-    }
-
-    #[tokio::test]
-    async fn what_holds_much_must_come_faster() {
-        let mut pace = Pace { window: Duration::from_millis(100), ..Pace::new(units::Bytes(1000)) };
-        let mut so_far = 100 << 20;
-        let slow = async {
-            loop {
-                let drib = tokio::time::sleep(Duration::from_millis(20));
-                if pace.next(drib, so_far).await.is_err() {
-                    break;
-                }
-                // Fifty times `limits.bodyRate`.
-                so_far += 1000;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(2), slow).await.expect("still read");
-    }
-}
+mod tests;

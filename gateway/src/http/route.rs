@@ -4,7 +4,7 @@
 //! A path is compared as it came, byte for byte: nothing is decoded, collapsed or trimmed before, so there is one
 //! spelling for each route, and none that an engine behind reads differently.
 
-use http::{HeaderMap, Method, header};
+use http::Method;
 use rouse::{
     fault::Fault,
     model::{ModelName, Registry},
@@ -52,11 +52,11 @@ impl Route {
     }
 }
 
-/// The route, or 404, 405, 501. With a 405 goes what would be allowed.
+/// The route, or 404, 405, 501. `upgrades`: the client asks for another protocol. With a 405 goes what would be allowed.
 pub(crate) fn find(
     method: &Method,
     path: &str,
-    headers: &HeaderMap,
+    upgrades: bool,
 ) -> Result<Route, (Fault, Option<&'static str>)> {
     let known = known(path);
     let methods = known.as_ref().map_or(&[Method::GET, Method::HEAD][..], Route::methods);
@@ -67,7 +67,7 @@ pub(crate) fn find(
     if matches!(*method, Method::CONNECT | Method::TRACE) {
         return not_allowed();
     }
-    if headers.contains_key(header::UPGRADE) {
+    if upgrades {
         let fault = Fault::NotImplemented { what: "a protocol upgrade".into() };
         return Err((fault, None));
     }

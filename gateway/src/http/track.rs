@@ -112,17 +112,16 @@ impl Track {
     pub(crate) fn new(
         meter: &Arc<dyn Meter>,
         clock: Clock,
+        arrived: Instant,
         id: HeaderValue,
         route: &'static str,
     ) -> Rc<Self> {
-        // A client's own is a part of its head, and would keep all of it for as long as the record waits.
-        let id = HeaderValue::from_bytes(id.as_bytes()).unwrap_or(id);
         Rc::new(Self {
             meter: Arc::clone(meter),
             clock,
             id,
             route,
-            arrived: clock.now(),
+            arrived: clock.at(arrived),
             model: RefCell::default(),
             metrics: OnceCell::new(),
             key: OnceCell::new(),
@@ -204,10 +203,13 @@ impl Track {
         self.key.get_or_init(|| Arc::clone(name));
     }
 
-    pub(crate) fn received(&self, bytes: usize) {
+    /// The request's body is here. Gives the moment, for whatever else is to happen at it.
+    pub(crate) fn received(&self, bytes: usize) -> Tick {
+        let now = Instant::now();
         self.bytes_in.set(bytes as u64);
-        self.complete.set(Some(Instant::now()));
+        self.complete.set(Some(now));
         self.note(Notes::received);
+        self.clock.at(now)
     }
 
     /// It goes to an engine without having waited.
@@ -364,18 +366,4 @@ impl Meter for Unmetered {
     }
     fn refused(&self, _: u16) {}
     fn connections(&self, _: i64) {}
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_clients_id_is_kept_without_its_head() {
-        let head = bytes::Bytes::from(b"an-id and all that stood beside it".to_vec());
-        let id = HeaderValue::from_maybe_shared(head.slice(..5)).unwrap();
-        let meter: Arc<dyn Meter> = Arc::new(Unmetered);
-        let track = Track::new(&meter, Clock::new(Instant::now(), Tick(0)), id, "other");
-        assert!(track.id == "an-id" && head.is_unique());
-    }
 }

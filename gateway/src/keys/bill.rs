@@ -73,16 +73,6 @@ impl Bill {
         model: &ModelName,
         need: Need,
         stream: bool,
-        (served, clock): (Arc<AtomicU64>, Clock),
-    ) -> Result<Rc<Self>, Fault> {
-        Self::open_at(key, model, need, stream, (served, clock, clock.now()))
-    }
-
-    pub(super) fn open_at(
-        key: &Arc<Key>,
-        model: &ModelName,
-        need: Need,
-        stream: bool,
         (served, clock, now): (Arc<AtomicU64>, Clock, Tick),
     ) -> Result<Rc<Self>, Fault> {
         let reserved = key.account.reserve(&key.limits, model, need, now);
@@ -156,7 +146,7 @@ impl Bill {
         self.course.set(course);
         if course == Course::Complete {
             // Nothing more can come, and whoever holds the body may take its time.
-            self.settle(self.clock.now());
+            self.settle(|| self.clock.now());
         }
     }
 
@@ -194,8 +184,9 @@ impl Bill {
     }
 
     /// Once; afterwards nothing happens.
-    pub(super) fn settle(&self, now: Tick) {
+    pub(super) fn settle(&self, now: impl FnOnce() -> Tick) {
         let Some(reservation) = self.reservation.take() else { return };
+        let now = now();
         let key = &self.key;
         if self.course.get() == Course::Waiting {
             key.account.give_back(&key.limits, reservation, now);
@@ -213,7 +204,7 @@ impl Bill {
 
 impl Drop for Bill {
     fn drop(&mut self) {
-        self.settle(self.clock.now());
+        self.settle(|| self.clock.now());
     }
 }
 
@@ -235,7 +226,7 @@ mod tests {
     fn open(key: &Arc<Key>, stream: bool) -> Rc<Bill> {
         let need = Need { text: 400, max_tokens: Some(50), generates: true };
         let clock = Clock::new(Instant::now(), Tick(1_000_000));
-        Bill::open(key, &"m".into(), need, stream, (Arc::default(), clock)).unwrap()
+        Bill::open(key, &"m".into(), need, stream, (Arc::default(), clock, clock.now())).unwrap()
     }
 
     /// Requests and tokens that count now.

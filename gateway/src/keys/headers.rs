@@ -26,11 +26,11 @@ pub(crate) fn challenge(headers: &mut HeaderMap) {
 }
 
 /// How much the key has left, where it has limits.
-pub(crate) fn note_limits(key: &Key, now: Tick, headers: &mut HeaderMap) {
+pub(crate) fn note_limits(key: &Key, now: impl FnOnce() -> Tick, headers: &mut HeaderMap) {
     if key.limits.requests.is_none() && key.limits.tokens.is_none() {
         return;
     }
-    for (standing, names) in key.account.standing(&key.limits, now).into_iter().zip(LIMITS) {
+    for (standing, names) in key.account.standing(&key.limits, now()).into_iter().zip(LIMITS) {
         let Some(standing) = standing else { continue };
         let [limit, remaining, reset] = names;
         headers.insert(limit, standing.limit.into());

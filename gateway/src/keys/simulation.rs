@@ -150,7 +150,7 @@ fn arrive(key: &Arc<Key>, now: Tick, random: &mut Random, world: World) -> Optio
     };
     let clock = Clock::new(Instant::now(), now);
     let need = Need { text, max_tokens, generates: true };
-    let bill = Bill::open_at(key, &"m".into(), need, true, (Arc::default(), clock, now)).ok()?;
+    let bill = Bill::open(key, &"m".into(), need, true, (Arc::default(), clock, now)).ok()?;
     bill.answered(true);
     let taken = if random.chance(world.leave) { answer / 2 } else { answer };
     Some(Stream {
@@ -177,7 +177,7 @@ fn step(place: &mut Option<Stream>, now: Tick) -> (u64, bool) {
     }
     let whole = stream.taken == stream.answer;
     stream.bill.ended(&if whole { Outcome::Complete } else { Outcome::ClientLeft(Phase::Streaming) });
-    stream.bill.settle(now);
+    stream.bill.settle(|| now);
     *place = None;
     (more, false)
 }

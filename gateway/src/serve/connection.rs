@@ -225,7 +225,7 @@ fn service(
 > + 'static {
     let (core, socket) = (Rc::clone(core), Rc::clone(socket));
     service_fn(move |request| {
-        let answer = api::serve(Rc::clone(&core), Rc::clone(&socket), request);
+        let answer = api::serve(&core, &socket, request);
         async move { Ok(answer.await) }
     })
 }
@@ -245,7 +245,7 @@ fn offering(
     service_fn(move |request| {
         let offer = (core.shared.config.load().stream.take_over && offer::can_follow(&request))
             .then(|| (Rc::clone(&offer), offer::closes(request.headers())));
-        let answer = api::serve(Rc::clone(&core), Rc::clone(&socket), request);
+        let answer = api::serve(&core, &socket, request);
         async move {
             let answer = answer.await;
             match offer {

@@ -198,10 +198,10 @@ impl Socket {
         Io(Rc::clone(self))
     }
 
-    pub(crate) fn begin(self: &Rc<Self>) -> InExchange {
+    pub(crate) fn begin(self: &Rc<Self>, now: Instant) -> InExchange {
         self.exchanges.set(self.exchanges.get() + 1);
         self.core.get().inspect(|core| core.begun());
-        self.moved.set(Instant::now());
+        self.moved.set(now);
         InExchange { socket: Rc::clone(self), handed: Cell::new(false) }
     }
 

@@ -95,7 +95,7 @@ async fn failing(patience: Duration) -> (TcpStream, Rc<Socket>, Rc<Live>) {
     let clock = rouse::lease::Clock::new(Instant::now(), rouse::units::Tick(0));
     let parts = LiveParts {
         socket: Rc::clone(&socket),
-        track: Track::new(&meter, clock, http::HeaderValue::from_static("id"), "chat"),
+        track: Track::new(&meter, clock, Instant::now(), http::HeaderValue::from_static("id"), "chat"),
         on_disconnect: OnDisconnect::Abort,
         form: Form::OpenAi,
         patience,

@@ -1,7 +1,7 @@
 use super::*;
 
 fn status_of(method: &str, path: &str) -> Result<Route, (Fault, Option<&'static str>)> {
-    find(&method.parse().unwrap(), path, &HeaderMap::new())
+    find(&method.parse().unwrap(), path, false)
 }
 
 #[test]
@@ -39,9 +39,7 @@ fn routes_are_told_from_methods_that_do_not_fit_and_paths_that_do_not_exist() {
 
 #[test]
 fn an_upgrade_is_not_implemented() {
-    let mut headers = HeaderMap::new();
-    headers.insert(header::UPGRADE, "websocket".parse().unwrap());
-    let (fault, _) = find(&Method::GET, "/v1/models", &headers).unwrap_err();
+    let (fault, _) = find(&Method::GET, "/v1/models", true).unwrap_err();
     assert!(matches!(fault, Fault::NotImplemented { .. }));
 }
 

@@ -1,0 +1,184 @@
+//! A request for an engine, from its body to the head of its answer.
+
+use std::{rc::Rc, sync::Arc};
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+use hyper::body::Incoming;
+use rouse::{
+    fault::Fault,
+    relay::headers::{REQUEST_ID, is_uuid, remove_hop_by_hop},
+    units::{Millis, Tick},
+};
+use tokio::sync::Notify;
+
+use super::{
+    Served,
+    access::Wish,
+    affinity,
+    answer::{note_wait, streaming},
+    call::Call,
+    exchange::Job,
+    intake::{self, Charge, Payers},
+    reply::{self, Answer, Live, LiveParts, Reply},
+    text,
+};
+use crate::{
+    config::{Config, Kind},
+    keys::{self, Key},
+    serve::socket::InExchange,
+};
+
+/// What a head asked for, and the body that is to come.
+pub(super) struct Asking {
+    pub(super) call: Call,
+    /// How long the client would wait, if it said so.
+    pub(super) timeout: Option<Millis>,
+    /// There is a `Connection`, which may name any field.
+    pub(super) names_hops: bool,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Incoming,
+    pub(super) key: Option<Arc<Key>>,
+    pub(super) config: Arc<Config>,
+}
+
+/// A body that is here.
+struct Received {
+    body: Bytes,
+    charge: Charge,
+    at: Tick,
+}
+
+impl Served {
+    pub(super) async fn infer(self, asking: Asking, exchange: InExchange) -> Response<Reply> {
+        let Asking { call, timeout, names_hops, mut headers, body, key, config } = asking;
+        if names_hops {
+            // Before anything of ours is added: a client may name that as well.
+            remove_hop_by_hop(&mut headers);
+        }
+        let payers = Payers {
+            all: Arc::clone(&self.core.shared.bodies),
+            address: self.socket.bodies(),
+            key: key.as_ref().map(|key| Arc::clone(&key.bodies)),
+        };
+        let (body, charge) = match intake::read(body, &config.limits, payers).await {
+            Ok(read) => read,
+            Err(fault) => {
+                let response = self.refuse_unread(&fault, exchange);
+                return self.finish(response);
+            }
+        };
+        let at = self.track.received(body.len());
+        let longest = config.core.settings.queue.max_wait;
+        let deadline = self.track.arrived + timeout.map_or(longest, |asked| asked.min(longest));
+        let received = Received { body, charge, at };
+        let job = self.job(call, headers, received, key.clone(), config, deadline).await;
+        let mut response = match job {
+            Ok(job) => self.run(job, exchange).await,
+            Err(fault) => self.refuse(&fault, exchange),
+        };
+        if let Some(key) = &key {
+            keys::note_limits(key, || self.core.now(), response.headers_mut());
+        }
+        self.finish(response)
+    }
+
+    /// Finds out which model is meant and what exactly is to be sent.
+    async fn job(
+        &self,
+        call: Call,
+        mut headers: HeaderMap,
+        received: Received,
+        key: Option<Arc<Key>>,
+        config: Arc<Config>,
+        deadline: Tick,
+    ) -> Result<Box<Job>, Fault> {
+        let Received { body, charge, at } = received;
+        let head = call.read(&body).await?;
+        let model = call.model(&head, &self.core.shared.control.routes().registry)?;
+        self.track.model(&model);
+        let spec = config.models.get(&model).cloned();
+        let spec = spec.ok_or_else(|| Fault::ModelNotFound { model: text::cut(call.spelled(&head)) })?;
+        // llama-cpp-python answers 400, without a word, to an id that is no UUID.
+        if spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id) {
+            headers.insert(REQUEST_ID, self.track.id.clone());
+        } else {
+            headers.remove(REQUEST_ID);
+        }
+        self.track.place_in_trace(&mut headers);
+        let stream = head.stream;
+        let ties = affinity::Ties::of(&head, config.affinity);
+        let wish = Wish {
+            spelled: call.spelled(&head),
+            model: &model,
+            max_tokens: head.max_tokens,
+            generates: call.streams,
+            computes: call.computes,
+            stream,
+        };
+        let bill = self.admit(key.as_ref(), wish, (&headers, &body), at).await?;
+        Ok(Box::new(Job {
+            core: Rc::clone(&self.core),
+            track: Rc::clone(&self.track),
+            config,
+            model,
+            body: call.content(body, &head),
+            spec,
+            method: call.method,
+            path: call.path,
+            headers,
+            _charge: charge,
+            stream,
+            form: self.form,
+            ties,
+            key,
+            bill,
+            deadline,
+            waits: call.waits,
+            parked: stream.then(|| Rc::new(Notify::new())),
+        }))
+    }
+
+    /// Runs the request; a stream that is parked for long gets its head meanwhile.
+    async fn run(&self, job: Box<Job>, exchange: InExchange) -> Response<Reply> {
+        let live = LiveParts {
+            socket: Rc::clone(&self.socket),
+            track: Rc::clone(&self.track),
+            on_disconnect: job.spec.on_disconnect,
+            form: self.form,
+            patience: job.config.limits.client_stall.duration(),
+        };
+        let stream = job.config.stream;
+        let parked = job.parked.clone();
+        let mut running: reply::Job = Box::pin(job.run());
+        let answer = if let Some(parked) = parked {
+            let grace = async {
+                parked.notified().await;
+                tokio::time::sleep(stream.grace.duration()).await;
+            };
+            tokio::select! {
+                biased;
+                answer = &mut running => answer,
+                () = grace => {
+                    return streaming(Reply::live(Live::waiting(running, &stream, live), exchange));
+                }
+            }
+        } else {
+            running.await
+        };
+        match answer {
+            Ok(answer) => self.pass_on(answer, live, exchange),
+            Err(fault) => self.refuse(&fault, exchange),
+        }
+    }
+
+    fn pass_on(&self, mut answer: Answer, live: LiveParts, exchange: InExchange) -> Response<Reply> {
+        let mut head = Response::new(());
+        *head.status_mut() = answer.response.status();
+        std::mem::swap(head.headers_mut(), answer.response.headers_mut());
+        if let Some(waited) = self.track.was_parked() {
+            note_wait(&mut head, waited, &self.track);
+        }
+        head.map(|()| Reply::live(Live::relayed(answer, live), exchange))
+    }
+}

@@ -1,0 +1,154 @@
+use std::{cell::Cell, convert::Infallible, rc::Rc, task::Context};
+
+use http_body::{Frame, SizeHint};
+use tokio::task::{LocalSet, spawn_local};
+
+use super::*;
+
+const MIB: usize = 1 << 20;
+
+/// A body whose client is as fast as it can be: every frame is there when it is asked for.
+struct Fast {
+    left: usize,
+    declares: bool,
+    given: Rc<Cell<usize>>,
+}
+
+impl Body for Fast {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let next = self.left.min(64 << 10);
+        self.left -= next;
+        self.given.set(self.given.get() + next);
+        Poll::Ready((next > 0).then(|| Ok(Frame::data(Bytes::from(vec![b' '; next])))))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.declares { SizeHint::with_exact(self.left as u64) } else { SizeHint::default() }
+    }
+}
+
+fn fast(length: usize, declares: bool) -> (Fast, Rc<Cell<usize>>) {
+    let given = Rc::default();
+    (Fast { left: length, declares, given: Rc::clone(&given) }, given)
+}
+
+fn payers() -> Payers {
+    Payers { all: Arc::default(), address: None, key: None }
+}
+
+fn limits() -> Limits {
+    crate::config::parse("limits: {body: 1Gi, bodyTotal: 2Gi}", "test").unwrap().limits
+}
+
+#[tokio::test]
+async fn a_body_arrives_whole_whether_its_length_was_declared_or_not() {
+    let limits = limits();
+    for length in [0, 1, 64 << 10, 220_000, MIB, MIB + 1, 5 * MIB + 7] {
+        for declares in [false, true] {
+            let (body, _) = fast(length, declares);
+            let (read, charge) = read(body, &limits, payers()).await.unwrap();
+            assert_eq!((read.len(), charge.bytes), (length, length as u64));
+        }
+    }
+}
+
+#[tokio::test]
+async fn memory_follows_what_is_sent_and_not_what_is_declared() {
+    let first = Bytes::from(vec![0; 64 << 10]);
+    let mut whole = Gathered::One(first.clone());
+    whole.add(first, Some(1 << 40)).await.unwrap();
+    let Gathered::Many(many) = whole else { panic!("one frame") };
+    assert!(many.capacity() <= MIB);
+    let many = grown(many, MIB, 1 << 40).await.unwrap();
+    assert!(many.capacity() <= 2 * MIB, "{}", many.capacity());
+}
+
+#[tokio::test]
+async fn no_turn_takes_more_of_a_body_than_the_others_can_wait_for() {
+    let limits = limits();
+    let (body, given) = fast(64 * MIB, true);
+    let mut reading = pin!(read(body, &limits, payers()));
+    let mut before = 0;
+    let (whole, _) = poll_fn(|cx| {
+        let polled = reading.as_mut().poll(cx);
+        let taken = given.get() - std::mem::replace(&mut before, given.get());
+        assert!(taken <= TURN + (64 << 10), "{taken} bytes in one turn");
+        polled
+    })
+    .await
+    .unwrap();
+    assert_eq!(whole.len(), 64 * MIB);
+}
+
+#[tokio::test]
+async fn other_tasks_of_the_core_go_on_while_a_large_body_comes_is_read_and_goes() {
+    let limits = limits();
+    LocalSet::new()
+        .run_until(async {
+            let longest = Rc::new(Cell::new(Duration::ZERO));
+            let seen = Rc::clone(&longest);
+            let ticking = spawn_local(async move {
+                let mut last = Instant::now();
+                loop {
+                    tokio::task::yield_now().await;
+                    let now = Instant::now();
+                    seen.set(seen.get().max(now - last));
+                    last = now;
+                }
+            });
+            let (body, _) = fast(96 * MIB, true);
+            let (whole, charge) = read(body, &limits, payers()).await.unwrap();
+            let parsed = tokio::task::spawn_blocking({
+                let whole = whole.clone();
+                move || rouse::openai::head::peek_any(&whole).is_err()
+            });
+            assert!(parsed.await.unwrap(), "blanks are no document");
+            drop((whole, charge));
+            tokio::task::yield_now().await;
+            ticking.abort();
+            // What one turn takes is some milliseconds even unoptimised and on a busy machine.
+            assert!(longest.get() < Duration::from_millis(100), "{:?}", longest.get());
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_burst_is_no_credit_for_dribs_after_it() {
+    let mut pace = Pace { window: Duration::from_millis(100), ..Pace::new(units::Bytes(1000)) };
+    let drib = || tokio::time::sleep(Duration::from_millis(20));
+    let mut so_far = 1_000_000;
+    // Fast enough, and so for as long as it likes.
+    for _ in 0..20 {
+        assert!(pace.next(drib(), so_far).await.is_ok());
+        so_far += 1000;
+    }
+    let slow = async {
+        while pace.next(drib(), so_far).await.is_ok() {
+            so_far += 1;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(2), slow).await.expect("still read");
+}
+
+#[tokio::test]
+async fn what_holds_much_must_come_faster() {
+    let mut pace = Pace { window: Duration::from_millis(100), ..Pace::new(units::Bytes(1000)) };
+    let mut so_far = 100 << 20;
+    let slow = async {
+        loop {
+            let drib = tokio::time::sleep(Duration::from_millis(20));
+            if pace.next(drib, so_far).await.is_err() {
+                break;
+            }
+            // Fifty times `limits.bodyRate`.
+            so_far += 1000;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(2), slow).await.expect("still read");
+}
