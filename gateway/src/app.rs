@@ -98,7 +98,10 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     let (stage, watched) = watch::channel(Stage::Serving);
     let mut driver = tokio::spawn(driver.run());
     let keeper = tokio::spawn(keep(handle.clone(), Arc::clone(&platform)));
-    let mut api = tokio::spawn(api.run(watched.clone()));
+    let mut serving = api.start(watched.clone())?;
+    // Operators are told that it is ready by the listener that comes up next.
+    serving.up().await;
+    let mut api = tokio::spawn(serving.ended());
     let mut admin = tokio::spawn(admin.run(watched));
     let mut reload =
         Reload { source, config: Arc::clone(&config), handle: handle.clone(), metrics, platform, looks: 0 };

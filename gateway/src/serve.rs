@@ -12,9 +12,9 @@ mod addresses;
 mod admin;
 #[cfg(not(feature = "pipe"))]
 mod api;
-pub(crate) mod balance;
 #[cfg(feature = "pipe")]
 pub mod api;
+pub(crate) mod balance;
 mod connection;
 mod listener;
 pub(crate) mod socket;
@@ -22,7 +22,7 @@ mod stream;
 pub mod tls;
 
 pub use admin::Admin;
-pub use api::Api;
+pub use api::{Api, Serving};
 
 /// How far the gateway is in its end. Only ever moves forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -110,7 +110,7 @@ impl Gateway {
         let api = bind(shared);
         let (address, loads) = (api.address(), api.loads());
         let (stage, stages) = watch::channel(Stage::Serving);
-        let run = tokio::spawn(async move { api.run(stages).await.unwrap() });
+        let run = tokio::spawn(async move { api.start(stages).unwrap().ended().await.unwrap() });
         let gateway = Self { address, clock, parked, ended, stage, run, control, config, loads };
         gateway.route(&[]);
         gateway

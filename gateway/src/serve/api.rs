@@ -79,11 +79,13 @@ struct Start {
     /// To the other cores, by number. Unbounded by type; what is in them holds a descriptor each.
     others: Vec<Option<UnboundedSender<Moved>>>,
     moved: UnboundedReceiver<Moved>,
+    /// Told when it accepts.
+    begun: oneshot::Sender<()>,
 }
 
 impl Api {
     /// Binds `cores` listeners to one address (`None`: as many as there are cores). Connections queue from here on and
-    /// are accepted once [`Self::run`] is polled.
+    /// are accepted after [`Self::start`].
     pub fn bind(address: SocketAddr, cores: Option<usize>, shared: Arc<Shared>) -> Result<Self, Error> {
         let cores = cores.or_else(|| thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
         Self::over(address, listener::bind_shared(address, cores)?, shared)
@@ -115,15 +117,15 @@ impl Api {
         Arc::clone(&self.loads)
     }
 
-    /// Serves until `stage` says that the gateway goes and every connection is closed: at [`Stage::Draining`] when
-    /// their exchanges are over, at [`Stage::Ending`] two seconds later at most.
-    pub async fn run(self, stage: watch::Receiver<Stage>) -> Result<(), Error> {
+    /// Starts the serving threads.
+    pub fn start(self, stage: watch::Receiver<Stage>) -> Result<Serving, Error> {
         let addresses = Arc::<Addresses>::default();
-        let mut ends = Vec::new();
+        let (mut ups, mut ends) = (Vec::new(), Vec::new());
         let (ways, arrivals): (Vec<_>, Vec<_>) =
             self.listeners.iter().map(|_| mpsc::unbounded_channel()).unzip();
         for ((number, listener), moved) in self.listeners.into_iter().enumerate().zip(arrivals) {
             let (tell, end) = oneshot::channel();
+            let (begun, up) = oneshot::channel();
             // Not to itself: a core has all of its connections when nobody can send it any more.
             let others = ways.iter().enumerate().map(|(at, way)| (at != number).then(|| way.clone()));
             let start = Start {
@@ -136,6 +138,7 @@ impl Api {
                 loads: Arc::clone(&self.loads),
                 others: others.collect(),
                 moved,
+                begun,
             };
             thread::Builder::new()
                 .name(format!("api-{number}"))
@@ -144,10 +147,31 @@ impl Api {
                     drop(tell.send(run_core(start)));
                 })
                 .map_err(Error::Thread)?;
+            ups.push(up);
             ends.push(end);
         }
-        drop(ways);
-        for end in ends {
+        Ok(Serving { ups, ends })
+    }
+}
+
+/// The threads that serve.
+pub struct Serving {
+    ups: Vec<oneshot::Receiver<()>>,
+    ends: Vec<oneshot::Receiver<io::Result<()>>>,
+}
+
+impl Serving {
+    /// Returns when each of them accepts connections, or has ended already.
+    pub async fn up(&mut self) {
+        for up in self.ups.drain(..) {
+            up.await.unwrap_or_default();
+        }
+    }
+
+    /// Returns when the gateway's stage says that it goes and every connection is closed: at [`Stage::Draining`] when
+    /// their exchanges are over, at [`Stage::Ending`] two seconds later at most. Errors: one of them broke.
+    pub async fn ended(self) -> Result<(), Error> {
+        for end in self.ends {
             end.await
                 .unwrap_or_else(|_| Err(io::Error::other("a serving thread panicked")))
                 .map_err(|error| Error::Ended("api", error))?;
@@ -159,19 +183,32 @@ impl Api {
 fn run_core(start: Start) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = LocalSet::new();
-    runtime.block_on(local.run_until(async move {
-        let Start { listener, shared, stage, addresses, handshakes, number, loads, others, mut moved } =
-            start;
-        let listener = TcpListener::from_std(listener)?;
-        let core = Core::new(shared, stage.clone());
-        let pool = core.pool.clone();
-        tokio::task::spawn_local(async move { pool.expire().await });
-        let connections = Connections::new(core, addresses, handshakes, loads, number);
-        accept(listener, &connections, &others, &mut moved, stage.clone()).await;
-        drop(others);
-        connections.drain(stage, moved).await;
-        Ok(())
-    }))
+    runtime.block_on(
+        local.run_until(async move {
+            let Start {
+                listener,
+                shared,
+                stage,
+                addresses,
+                handshakes,
+                number,
+                loads,
+                others,
+                mut moved,
+                begun,
+            } = start;
+            let listener = TcpListener::from_std(listener)?;
+            let core = Core::new(shared, stage.clone());
+            let pool = core.pool.clone();
+            tokio::task::spawn_local(async move { pool.expire().await });
+            let connections = Connections::new(core, addresses, handshakes, loads, number);
+            begun.send(()).unwrap_or_default();
+            accept(listener, &connections, &others, &mut moved, stage.clone()).await;
+            drop(others);
+            connections.drain(stage, moved).await;
+            Ok(())
+        }),
+    )
 }
 
 /// Accepts until the gateway drains, and then what already queued.
