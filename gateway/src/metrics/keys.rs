@@ -3,13 +3,20 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
-use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{
+    Registry,
+    core::{Collector, Desc},
+    proto::{Counter, LabelPair, Metric, MetricFamily, MetricType},
+};
 use rouse::openai::sse::Usage;
 
-use super::{register, valid};
+use super::valid;
 
 /// What became of a request of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,40 +33,47 @@ const OUTCOMES: [&str; 4] = ["admitted", "over_requests", "over_tokens", "forbid
 const KINDS: [&str; 2] = ["prompt", "completion"];
 const COUNTED: [&str; 2] = ["engine", "estimated"];
 
+const REQUESTS: (&str, &str) =
+    ("rouse_key_requests_total", "Requests of each key that named a model, by what became of them");
+const TOKENS: (&str, &str) =
+    ("rouse_key_tokens_total", "Tokens that each key used, by kind and by who counted them");
+
 /// The counters of one key.
+#[derive(Debug)]
 pub struct KeyMetrics {
     families: Arc<Families>,
     name: String,
-    requests: [IntCounter; 4],
+    requests: [AtomicU64; 4],
     /// By [`COUNTED`], then by [`KINDS`].
-    tokens: [[IntCounter; 2]; 2],
+    tokens: [[AtomicU64; 2]; 2],
 }
 
+/// Plain numbers that become series when they are asked for. Kept as series, eight for each key, the counters of a
+/// thousand keys took 12 MB and as many milliseconds to make.
+#[derive(Debug, Default)]
 pub(super) struct Families {
-    requests: IntCounterVec,
-    tokens: IntCounterVec,
     /// So that a key that comes back while an old request of its name still runs goes on with the same series.
     known: Mutex<BTreeMap<String, Weak<KeyMetrics>>>,
 }
 
+/// What the registry asks.
+struct Collected {
+    families: Arc<Families>,
+    descriptions: [Desc; 2],
+}
+
 impl Families {
     pub(super) fn new(registry: &Registry) -> Arc<Self> {
-        let counters = |name: &str, help: &str, labels: &[&str]| {
-            register(registry, valid(IntCounterVec::new(Opts::new(name, help), labels)))
+        let families = Arc::<Self>::default();
+        let described = |(name, help): (&str, &str), labels: &[&str]| {
+            let labels = labels.iter().map(|&label| label.to_owned()).collect();
+            valid(Desc::new(name.to_owned(), help.to_owned(), labels, std::collections::HashMap::new()))
         };
-        Arc::new(Self {
-            requests: counters(
-                "rouse_key_requests_total",
-                "Requests of each key that named a model, by what became of them",
-                &["key", "outcome"],
-            ),
-            tokens: counters(
-                "rouse_key_tokens_total",
-                "Tokens that each key used, by kind and by who counted them",
-                &["key", "kind", "counted"],
-            ),
-            known: Mutex::default(),
-        })
+        let descriptions =
+            [described(REQUESTS, &["key", "outcome"]), described(TOKENS, &["counted", "key", "kind"])];
+        let collected = Collected { families: Arc::clone(&families), descriptions };
+        valid(registry.register(Box::new(collected)));
+        families
     }
 
     pub(super) fn of(self: &Arc<Self>, name: &str) -> Arc<KeyMetrics> {
@@ -70,9 +84,8 @@ impl Families {
         let metrics = Arc::new(KeyMetrics {
             families: Arc::clone(self),
             name: name.to_owned(),
-            requests: OUTCOMES.map(|outcome| self.requests.with_label_values(&[name, outcome])),
-            tokens: COUNTED
-                .map(|counted| KINDS.map(|kind| self.tokens.with_label_values(&[name, kind, counted]))),
+            requests: Default::default(),
+            tokens: Default::default(),
         });
         known.insert(name.to_owned(), Arc::downgrade(&metrics));
         metrics
@@ -85,34 +98,75 @@ impl Families {
 
 impl KeyMetrics {
     pub fn request(&self, outcome: KeyOutcome) {
-        self.requests[outcome as usize].inc();
+        self.requests[outcome as usize].fetch_add(1, Relaxed);
     }
 
     /// `counted`: by the engine; otherwise it is an estimate.
     pub fn tokens(&self, used: Usage, counted: bool) {
         let [prompt, completion] = &self.tokens[usize::from(!counted)];
-        prompt.inc_by(used.prompt);
-        completion.inc_by(used.completion);
+        prompt.fetch_add(used.prompt, Relaxed);
+        completion.fetch_add(used.completion, Relaxed);
     }
 }
 
 impl Drop for KeyMetrics {
     fn drop(&mut self) {
         let mut known = self.families.known();
-        if known.get(&self.name).is_some_and(|metrics| metrics.strong_count() > 0) {
-            return;
-        }
-        known.remove(&self.name);
-        // A series that is not there cannot be removed, and need not.
-        for outcome in OUTCOMES {
-            drop(self.families.requests.remove_label_values(&[&self.name, outcome]));
-        }
-        for counted in COUNTED {
-            for kind in KINDS {
-                drop(self.families.tokens.remove_label_values(&[&self.name, kind, counted]));
-            }
+        if known.get(&self.name).is_some_and(|metrics| metrics.strong_count() == 0) {
+            known.remove(&self.name);
         }
     }
+}
+
+impl Collector for Collected {
+    fn desc(&self) -> Vec<&Desc> {
+        self.descriptions.iter().collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        // Held on to until the lock is open again: the last one to go takes it.
+        let keys: Vec<_> = self.families.known().values().filter_map(Weak::upgrade).collect();
+        let mut requests = Vec::with_capacity(keys.len() * OUTCOMES.len());
+        let mut tokens = Vec::with_capacity(keys.len() * COUNTED.len() * KINDS.len());
+        for key in &keys {
+            for (outcome, count) in OUTCOMES.iter().zip(&key.requests) {
+                requests.push(series(&[("key", &key.name), ("outcome", outcome)], count));
+            }
+            for (counted, by_kind) in COUNTED.iter().zip(&key.tokens) {
+                for (kind, count) in KINDS.iter().zip(by_kind) {
+                    tokens.push(series(&[("counted", counted), ("key", &key.name), ("kind", kind)], count));
+                }
+            }
+        }
+        [(REQUESTS, requests), (TOKENS, tokens)]
+            .into_iter()
+            .map(|(named, series)| family(named, series))
+            .collect()
+    }
+}
+
+/// `labels` in the order of their names.
+fn series(labels: &[(&str, &str)], count: &AtomicU64) -> Metric {
+    let labels = labels.iter().map(|(name, value)| {
+        let mut pair = LabelPair::default();
+        pair.set_name((*name).to_owned());
+        pair.set_value((*value).to_owned());
+        pair
+    });
+    let mut counter = Counter::default();
+    counter.set_value(count.load(Relaxed) as f64);
+    let mut metric = Metric::from_label(labels.collect());
+    metric.set_counter(counter);
+    metric
+}
+
+fn family((name, help): (&str, &str), series: Vec<Metric>) -> MetricFamily {
+    let mut family = MetricFamily::default();
+    family.set_name(name.to_owned());
+    family.set_help(help.to_owned());
+    family.set_field_type(MetricType::COUNTER);
+    family.set_metric(series);
+    family
 }
 
 #[cfg(test)]
