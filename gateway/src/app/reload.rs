@@ -44,7 +44,6 @@ impl Reload {
         if diff.is_empty() {
             return;
         }
-        tracing::info!("configuration reloaded: {diff}");
         if diff.settings.contains(&"tls") {
             for doubt in
                 config::check(&new).warnings.iter().filter(|problem| problem.text.starts_with("tls."))
@@ -61,6 +60,8 @@ impl Reload {
         self.platform.reconfigure(Arc::clone(&new));
         self.handle.tell(Event::Configured { configuration: Box::new(new.core.clone()) });
         self.metrics.reloaded(Outcome::Done);
+        // Last, so that whoever reads it can count on it.
+        tracing::info!("configuration reloaded: {diff}");
     }
 
     /// The certificates' files: those that are in use, and those that the source names by now. The latter may come after
