@@ -6,14 +6,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem::Discriminant,
+    net::SocketAddr,
     sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    engine::{Engine, state::State},
+    engine::{Door, Engine, state::State},
     model::{AcceleratorId, EngineId, ModelName},
+    units::Generation,
 };
 
 type Map = BTreeMap<EngineId, Arc<Engine>>;
@@ -28,6 +31,8 @@ pub(super) struct Engines {
     restless: Arc<BTreeSet<EngineId>>,
     /// One has come, or holds nothing any more: it may have to be forgotten.
     loose: bool,
+    /// Models with an engine that requests see otherwise than when this was last taken.
+    moved: Arc<BTreeSet<ModelName>>,
 }
 
 impl Engines {
@@ -105,7 +110,14 @@ impl Engines {
         self.loose = true;
     }
 
+    pub(super) fn take_moved(&mut self) -> Arc<BTreeSet<ModelName>> {
+        std::mem::take(&mut self.moved)
+    }
+
     fn index(&mut self, id: &EngineId, before: &Facts, after: &Facts) {
+        if before.seen != after.seen && !self.moved.contains(&id.model) {
+            Arc::make_mut(&mut self.moved).insert(id.model.clone());
+        }
         if before.near != after.near {
             let near = Arc::make_mut(&mut self.near);
             for accelerator in &before.near {
@@ -134,7 +146,11 @@ struct Facts {
     near: Vec<AcceleratorId>,
     restless: bool,
     holds: bool,
+    seen: Option<Seen>,
 }
+
+/// What those who send requests see of an engine.
+type Seen = (Generation, Discriminant<State>, Door, Option<SocketAddr>, u64);
 
 impl Facts {
     fn of(engine: &Engine) -> Self {
@@ -143,6 +159,13 @@ impl Facts {
             near: engine.accelerators.iter().chain(to_be).cloned().collect(),
             restless: engine.failures > 0 || matches!(engine.state, State::Backoff { .. }),
             holds: engine.state.has_process() || engine.orphan.is_some() || engine.placing.is_some(),
+            seen: Some((
+                engine.generation,
+                std::mem::discriminant(&engine.state),
+                engine.door,
+                engine.address,
+                engine.fingerprint,
+            )),
         }
     }
 }
