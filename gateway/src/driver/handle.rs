@@ -54,6 +54,9 @@ pub(super) struct Shared {
     pub(super) served: Served,
 }
 
+/// Looks at the state and at the last plan.
+pub(super) type Reading = dyn FnOnce(&Fleet, &Plan) + Send;
+
 pub(super) enum Ask {
     Park {
         waiter: Waiter,
@@ -69,7 +72,7 @@ pub(super) enum Ask {
     /// A turn is wanted, so that what is shown is of now.
     Look(oneshot::Sender<()>),
     /// What the last turn left is enough.
-    Read(Box<dyn FnOnce(&Fleet, &Plan) + Send>),
+    Read(Box<Reading>),
 }
 
 /// A request that must wait.
