@@ -14,8 +14,7 @@ use crate::{
 
 impl Draft<'_> {
     pub(super) fn advance(&mut self) {
-        let ids: Vec<EngineId> = self.planner.engines.values().map(|e| e.id.clone()).collect();
-        for id in &ids {
+        for id in &self.planner.astir(self.now) {
             self.bury(id);
             self.step(id);
             self.settle_residue(id);
@@ -156,11 +155,7 @@ impl Draft<'_> {
     fn weigh(&mut self, id: &EngineId) {
         let Some(e) = self.engine(id) else { return };
         let unread = |a: &&AcceleratorId| {
-            self.planner.ledger.accelerators.get(*a).is_some_and(|account| {
-                account.metered
-                    && account.asked.is_none()
-                    && account.reading.as_ref().is_none_or(|r| r.at < e.turn)
-            })
+            self.planner.ledger.accelerators.get(*a).is_some_and(|account| account.is_unread_since(e.turn))
         };
         for accelerator in e.accelerators.iter().filter(unread).cloned().collect::<Vec<_>>() {
             self.emit(Command::Meter { accelerator, after: Millis::ZERO });
