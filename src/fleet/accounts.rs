@@ -110,6 +110,15 @@ impl Accounts {
         }
     }
 
+    /// The indexes are what they would be, were they made anew.
+    pub(super) fn is_indexed(&self) -> bool {
+        let anew = Self::from(Map::clone(&self.all));
+        self.by_free == anew.by_free
+            && self.places == anew.places
+            && self.awaited == anew.awaited
+            && self.largest == anew.largest
+    }
+
     /// All of them may change, come and go.
     pub(super) fn rewrite(&mut self, change: impl FnOnce(&mut Map)) {
         change(Arc::make_mut(&mut self.all));

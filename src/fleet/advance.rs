@@ -14,12 +14,30 @@ use crate::{
 
 impl Draft<'_> {
     pub(super) fn advance(&mut self) {
-        for id in &self.planner.astir(self.now) {
-            self.bury(id);
-            self.step(id);
-            self.settle_residue(id);
+        let astir = self.planner.astir(self.now);
+        if cfg!(debug_assertions) {
+            self.advance_all(&astir);
+        } else {
+            astir.iter().for_each(|id| self.live(id));
         }
         self.seek_lost();
+    }
+
+    fn live(&mut self, id: &EngineId) {
+        self.bury(id);
+        self.step(id);
+        self.settle_residue(id);
+    }
+
+    /// Looks at every engine, and finds that those who were passed by demand nothing indeed.
+    fn advance_all(&mut self, astir: &[EngineId]) {
+        let all: Vec<EngineId> = self.planner.engines.values().map(|e| e.id.clone()).collect();
+        for id in &all {
+            let before = self.decided();
+            self.live(id);
+            let calm = self.decided() == before;
+            debug_assert!(calm || astir.binary_search(id).is_ok(), "{id} was passed by and is not calm");
+        }
     }
 
     fn seek_lost(&mut self) {

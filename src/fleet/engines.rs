@@ -17,13 +17,18 @@ use crate::{
 };
 
 type Map = BTreeMap<EngineId, Arc<Engine>>;
+type Index = BTreeMap<AcceleratorId, BTreeSet<EngineId>>;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "Map", into = "Map")]
 pub(super) struct Engines {
     known: Arc<Map>,
     /// Who is on an accelerator, or is to be.
-    near: Arc<BTreeMap<AcceleratorId, BTreeSet<EngineId>>>,
+    near: Arc<Index>,
+    /// Who will give memory back on an accelerator without any further decision.
+    leaving: Arc<Index>,
+    /// Who must prove itself, and has nobody to do it with.
+    unproven: Arc<BTreeSet<EngineId>>,
     /// To whom the passing of time alone does something, whatever they do.
     restless: Arc<BTreeSet<EngineId>>,
     /// One has come, or holds nothing any more: it may have to be forgotten.
@@ -57,6 +62,27 @@ impl Engines {
             ids.dedup();
         }
         ids.into_iter().filter_map(|id| self.get(id)).collect()
+    }
+
+    /// Those who will give memory back on this accelerator without any further decision.
+    pub(super) fn leaving(&self, accelerator: &AcceleratorId) -> impl Iterator<Item = &Engine> {
+        self.leaving.get(accelerator).into_iter().flatten().filter_map(|id| self.get(id))
+    }
+
+    pub(super) fn unproven(&self) -> Vec<EngineId> {
+        self.unproven.iter().cloned().collect()
+    }
+
+    /// The indexes are what they would be, were they made anew.
+    pub(super) fn is_indexed(&self) -> bool {
+        let anew = Self::from(Map::clone(&self.known));
+        let holds = |index: &Index| -> Index {
+            index.iter().filter(|(_, ids)| !ids.is_empty()).map(|(a, ids)| (a.clone(), ids.clone())).collect()
+        };
+        holds(&self.near) == holds(&anew.near)
+            && holds(&self.leaving) == holds(&anew.leaving)
+            && self.unproven == anew.unproven
+            && self.restless == anew.restless
     }
 
     pub(super) fn restless(&self) -> Vec<EngineId> {
@@ -106,25 +132,36 @@ impl Engines {
     }
 
     fn index(&mut self, id: &EngineId, before: &Facts, after: &Facts) {
-        if before.near != after.near {
-            let near = Arc::make_mut(&mut self.near);
-            for accelerator in &before.near {
-                if let Some(engines) = near.get_mut(accelerator) {
-                    engines.remove(id);
-                }
-            }
-            for accelerator in &after.near {
-                near.entry(accelerator.clone()).or_default().insert(id.clone());
-            }
+        place(&mut self.near, id, &before.near, &after.near);
+        place(&mut self.leaving, id, &before.leaving, &after.leaving);
+        note(&mut self.unproven, id, before.unproven, after.unproven);
+        note(&mut self.restless, id, before.restless, after.restless);
+    }
+}
+
+fn place(index: &mut Arc<Index>, id: &EngineId, before: &[AcceleratorId], after: &[AcceleratorId]) {
+    if before == after {
+        return;
+    }
+    let index = Arc::make_mut(index);
+    for accelerator in before {
+        if let Some(engines) = index.get_mut(accelerator) {
+            engines.remove(id);
         }
-        if before.restless != after.restless {
-            let restless = Arc::make_mut(&mut self.restless);
-            if after.restless {
-                restless.insert(id.clone());
-            } else {
-                restless.remove(id);
-            }
-        }
+    }
+    for accelerator in after {
+        index.entry(accelerator.clone()).or_default().insert(id.clone());
+    }
+}
+
+fn note(index: &mut Arc<BTreeSet<EngineId>>, id: &EngineId, before: bool, after: bool) {
+    if before == after {
+        return;
+    }
+    if after {
+        Arc::make_mut(index).insert(id.clone());
+    } else {
+        Arc::make_mut(index).remove(id);
     }
 }
 
@@ -132,6 +169,8 @@ impl Engines {
 #[derive(Default, PartialEq, Eq)]
 struct Facts {
     near: Vec<AcceleratorId>,
+    leaving: Vec<AcceleratorId>,
+    unproven: bool,
     restless: bool,
     holds: bool,
 }
@@ -139,7 +178,11 @@ struct Facts {
 impl Facts {
     fn of(engine: &Engine) -> Self {
         let to_be = engine.placing.iter().flat_map(|placing| &placing.accelerators);
+        let leaves = engine.state.is_leaving()
+            || (matches!(engine.state, State::Asleep { .. }) && engine.shrinking.is_some());
         Self {
+            leaving: if leaves { engine.accelerators.clone() } else { Vec::new() },
+            unproven: engine.wants_proof(),
             near: engine.accelerators.iter().chain(to_be).cloned().collect(),
             restless: engine.failures > 0 || matches!(engine.state, State::Backoff { .. }),
             holds: engine.state.has_process() || engine.orphan.is_some() || engine.placing.is_some(),

@@ -159,6 +159,11 @@ impl<'a> Draft<'a> {
         self.planner.apply(command, self.now);
     }
 
+    /// How many commands were decided on, and not taken yet.
+    pub(super) const fn decided(&self) -> usize {
+        self.commands.len()
+    }
+
     pub(super) fn take_commands(&mut self) -> Vec<Command> {
         std::mem::take(&mut self.commands)
     }
@@ -183,7 +188,7 @@ impl<'a> Draft<'a> {
 
     /// Engines that must prove themselves and have nobody to do it with.
     pub(super) fn unproven(&self) -> Vec<EngineId> {
-        self.planner.engines.values().filter(|e| e.wants_proof()).map(|e| e.id.clone()).collect()
+        self.planner.engines.unproven()
     }
 
     pub(super) fn probe(&mut self, engine: &EngineId) {
