@@ -155,6 +155,7 @@ impl Fleet {
             }
             self.planner.apply(command, now);
         }
+        self.planner.glance();
     }
 
     /// The next moment at which planning may give something without an event in between.

@@ -20,6 +20,7 @@ impl Planner {
         if !self.ledger.accelerators.is_indexed() {
             broken.push("the accounts are not as their indexes say".to_owned());
         }
+        broken.extend(self.uncalm().into_iter().map(|id| format!("{id} would be passed by, and is astir")));
         for e in self.engines.values() {
             let id = &e.id;
             let booked = |a: &AcceleratorId| {

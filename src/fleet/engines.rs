@@ -31,6 +31,10 @@ pub(super) struct Engines {
     unproven: Arc<BTreeSet<EngineId>>,
     /// To whom the passing of time alone does something, whatever they do.
     restless: Arc<BTreeSet<EngineId>>,
+    /// Who has been changed since somebody took note of it.
+    touched: Vec<EngineId>,
+    /// More than one engine.
+    plural: Arc<BTreeSet<ModelName>>,
     /// One has come, or holds nothing any more: it may have to be forgotten.
     loose: bool,
 }
@@ -81,6 +85,7 @@ impl Engines {
         };
         holds(&self.near) == holds(&anew.near)
             && holds(&self.leaving) == holds(&anew.leaving)
+            && self.plural == anew.plural
             && self.unproven == anew.unproven
             && self.restless == anew.restless
     }
@@ -97,6 +102,7 @@ impl Engines {
         let before = Facts::of(engine);
         let result = change(engine);
         let after = Facts::of(engine);
+        self.touched.push(id.clone());
         if before != after {
             self.loose |= before.holds && !after.holds;
             self.index(id, &before, &after);
@@ -110,6 +116,36 @@ impl Engines {
         let before = Arc::make_mut(&mut self.known).insert(id.clone(), Arc::new(engine));
         self.index(&id, &before.map(|e| Facts::of(&e)).unwrap_or_default(), &after);
         self.loose = true;
+        self.touched.push(id.clone());
+        self.count(&id.model);
+    }
+
+    /// Who has been changed since this was last asked.
+    pub(super) fn take_touched(&mut self) -> Vec<EngineId> {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// What is asked of them all has changed.
+    pub(super) fn touch(&mut self, model: &ModelName) {
+        let ids: Vec<EngineId> = self.of(model).map(|e| e.id.clone()).collect();
+        self.touched.extend(ids);
+    }
+
+    /// Models with more than one engine.
+    pub(super) fn plural(&self) -> impl Iterator<Item = &ModelName> {
+        self.plural.iter()
+    }
+
+    fn count(&mut self, model: &ModelName) {
+        let plural = self.of(model).nth(1).is_some();
+        if plural != self.plural.contains(model) {
+            let all = Arc::make_mut(&mut self.plural);
+            if plural {
+                all.insert(model.clone())
+            } else {
+                all.remove(model)
+            };
+        }
     }
 
     /// Forgets those that do not stay, if there can be any; they are returned. `None`: nothing has changed in that.
@@ -122,6 +158,8 @@ impl Engines {
         for engine in &left {
             Arc::make_mut(&mut self.known).remove(&engine.id);
             self.index(&engine.id, &Facts::of(engine), &Facts::default());
+            self.touched.push(engine.id.clone());
+            self.count(&engine.id.model);
         }
         Some(left)
     }
@@ -202,6 +240,12 @@ impl From<Map> for Engines {
         for (id, engine) in &known {
             engines.index(id, &Facts::default(), &Facts::of(engine));
         }
+        let ids: Vec<&EngineId> = known.keys().collect();
+        let plural = ids.windows(2).filter_map(|pair| match pair {
+            [a, b] if a.model == b.model => Some(a.model.clone()),
+            _ => None,
+        });
+        engines.plural = Arc::new(plural.collect());
         Self { known: Arc::new(known), ..engines }
     }
 }

@@ -13,7 +13,10 @@
 //! that was put away by idleness while its model was in use has been found superfluous, and comes back when somebody
 //! waits. One that failed has not: it is tried again, ever more rarely when nothing comes of it.
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use super::plan::{Draft, Planner};
 use crate::{
@@ -28,26 +31,29 @@ type Turn = (bool, Reverse<i32>, u32, Tick, EngineId);
 impl Draft<'_> {
     /// Every engine that is wanted and not awake, the first in line first.
     pub(super) fn wanted_in_order(&self) -> Vec<EngineId> {
-        let mut line: Vec<Turn> = Vec::new();
-        self.planner.each_model(|model, engines| {
-            let Some((model, spec)) = model.and_then(|m| Some((m, m.spec.as_deref()?))) else { return };
-            let resting = engines.iter().filter(|e| e.id.replica < spec.replicas && !e.serves());
-            line.extend(resting.filter_map(|e| {
-                let place = match self.demand.get(&e.id.model) {
-                    Some(demand) => (demand.band, demand.oldest),
-                    None if model.pinned()
-                        || self.ordered_awake(&e.id.model)
-                        || (engines.len() > 1 && self.planner.joins(e, self.now)) =>
-                    {
-                        (spec.priority, model.since)
-                    }
-                    None => return None,
-                };
-                let spare = !self.planner.leads(&e.id);
-                let replica = if spare { e.id.replica } else { 0 };
-                Some((spare, Reverse(place.0), replica, place.1, e.id.clone()))
-            }));
+        let planner = &self.planner;
+        let pinned = planner.models.iter().filter(|(_, model)| model.pinned()).map(|(name, _)| name);
+        let ordered = planner.operations.values().map(|op| &op.model);
+        let models = self.demand.keys().chain(pinned).chain(ordered).chain(planner.engines.plural());
+        let models: BTreeSet<&ModelName> = models.collect();
+        let wanted = models.into_iter().flat_map(|name| planner.engines_of(name)).filter_map(|e| {
+            let model = planner.models.get(&e.id.model)?;
+            let spec = model.spec.as_deref().filter(|s| e.id.replica < s.replicas)?;
+            if e.serves() {
+                return None;
+            }
+            let place = match self.demand.get(&e.id.model) {
+                Some(demand) => (demand.band, demand.oldest),
+                None if model.pinned() || self.ordered_awake(&e.id.model) || planner.joins(e, self.now) => {
+                    (spec.priority, model.since)
+                }
+                None => return None,
+            };
+            let spare = !planner.leads(&e.id);
+            let replica = if spare { e.id.replica } else { 0 };
+            Some((spare, Reverse(place.0), replica, place.1, e.id.clone()))
         });
+        let mut line: Vec<Turn> = wanted.collect();
         let asked: BTreeMap<EngineId, (Reverse<i32>, Tick)> =
             line.iter().map(|(_, band, _, oldest, id)| (id.clone(), (*band, *oldest))).collect();
         for (_, band, _, place, id) in &mut line {

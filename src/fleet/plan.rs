@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     budget::Ledger,
+    calm::Calm,
     command::Command,
     engines::Engines,
     event::{Learned, OperationId},
@@ -37,6 +38,9 @@ pub struct Planner {
     pub(super) shutdown: Option<bool>,
     #[serde(with = "super::orders::listed")]
     pub(super) operations: BTreeMap<OperationId, Operation>,
+    /// Made from the rest.
+    #[serde(skip)]
+    pub(super) calm: Calm,
     /// When a plan was last recorded.
     pub(super) planned: Tick,
     /// The last life of any engine that is no longer known. One that enters under the same name goes on from here, or what
