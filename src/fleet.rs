@@ -25,6 +25,7 @@ mod advance;
 mod apply;
 mod bookings;
 mod budget;
+mod calm;
 mod check;
 mod engines;
 mod eviction;
@@ -166,17 +167,14 @@ impl Fleet {
             }
             self.planner.apply(command, now);
         }
+        self.planner.glance();
     }
 
     /// The next moment at which planning may give something without an event in between.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let planned = self.planner.planned;
-        self.planner
-            .deadlines()
-            .filter(|at| *at > planned)
-            .chain(self.dispatch.deadlines_after(planned))
-            .min()
+        self.planner.deadline_after(planned).into_iter().chain(self.dispatch.deadlines_after(planned)).min()
     }
 
     /// The plan's reasons in words, once its commands are recorded and before anything else is. Most turns are decided
