@@ -25,6 +25,7 @@ mod advance;
 mod apply;
 mod bookings;
 mod budget;
+mod calm;
 mod check;
 mod engines;
 mod eviction;
@@ -38,13 +39,13 @@ mod residue;
 mod seats;
 mod share;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use command::Command;
 use dispatch::Dispatch;
 use event::{Event, Learned, Order};
 use plan::{Planner, Why};
-use report::{Report, View};
+use report::{ModelState, Report, View};
 
 use crate::{
     engine::Engine,
@@ -58,6 +59,17 @@ use crate::{
 pub struct Fleet {
     planner: Planner,
     dispatch: Dispatch,
+    /// A configuration has come since [`Self::take_changes`].
+    configured: bool,
+}
+
+/// What became different for those who send requests: most events and decisions change nothing of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Models may have come and gone, and anything of what is configured of them may be another.
+    pub configured: bool,
+    /// Models of which an engine has come or gone, or another state, door, address or life.
+    pub models: BTreeSet<ModelName>,
 }
 
 /// More looks than this at one moment would be decisions that contradict each other.
@@ -85,6 +97,7 @@ impl Fleet {
                 self.dispatch.served(model, key, *tokens, self.planner.leases_of(model));
             }
             Event::Shares { model, band, shares } => self.dispatch.set_shares(model, *band, shares),
+            Event::Configured { .. } | Event::Resumed { .. } => self.configured = true,
             _ => {}
         }
         self.planner.observe(event, now);
@@ -154,17 +167,14 @@ impl Fleet {
             }
             self.planner.apply(command, now);
         }
+        self.planner.glance();
     }
 
     /// The next moment at which planning may give something without an event in between.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Tick> {
         let planned = self.planner.planned;
-        self.planner
-            .deadlines()
-            .filter(|at| *at > planned)
-            .chain(self.dispatch.deadlines_after(planned))
-            .min()
+        self.planner.deadline_after(planned).into_iter().chain(self.dispatch.deadlines_after(planned)).min()
     }
 
     /// The plan's reasons in words, once its commands are recorded and before anything else is. Most turns are decided
@@ -172,6 +182,12 @@ impl Fleet {
     #[must_use]
     pub fn report(&self, plan: &Plan) -> Report {
         self.planner.report(&plan.why)
+    }
+
+    /// What has changed since this was last called.
+    pub fn take_changes(&mut self) -> Changes {
+        let models = std::sync::Arc::unwrap_or_clone(self.planner.engines.take_moved());
+        Changes { configured: std::mem::take(&mut self.configured), models }
     }
 
     /// The state, for people.
@@ -221,6 +237,10 @@ impl Fleet {
         self.planner.engines.values()
     }
 
+    pub fn engines_of(&self, model: &ModelName) -> impl Iterator<Item = &Engine> {
+        self.planner.engines.of(model)
+    }
+
     #[must_use]
     pub fn engine(&self, id: &EngineId) -> Option<&Engine> {
         self.planner.engines.get(id)
@@ -232,10 +252,15 @@ impl Fleet {
         self.planner.settings.queue.max_waiting as usize
     }
 
-    /// Requests of this model queue here.
+    /// Models whose requests queue here.
+    pub fn queued(&self) -> impl Iterator<Item = &ModelName> {
+        self.dispatch.queued()
+    }
+
+    /// The best of the states of its engines.
     #[must_use]
-    pub fn is_queued(&self, model: &ModelName) -> bool {
-        self.dispatch.waiting(model) > 0
+    pub fn state(&self, model: &ModelName) -> ModelState {
+        self.planner.model_state(model)
     }
 
     /// What this key is served by this model counts, since its requests waited there and the model is busy still.

@@ -6,7 +6,8 @@
 use rouse::{
     fleet::{
         Fleet,
-        event::{Event, Found, OperationId, Order, Waiter, WaiterId},
+        command::{Command, Then, Why},
+        event::{Event, Found, Waiter, WaiterId},
     },
     model::{
         Accelerator, AcceleratorId, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory,
@@ -66,8 +67,10 @@ pub(crate) fn fleet(engines: usize, waiting: Waiting) -> Fleet {
         fleet.on(&used(n, if idle { 0 } else { PLACES }), NOW);
     }
     for n in (2 * accelerators..3 * accelerators).step_by(4) {
-        let order = Order::Sleep { level: None };
-        fleet.on(&Event::Operator { operation: OperationId(n as u64), model: name(n), order }, NOW);
+        let (engine, generation) = (id(n), Generation(1));
+        let close =
+            Command::CloseGate { engine, generation, why: Why::Turn, then: Then::Sleep(None), to: None };
+        fleet.issued(&[close], NOW);
     }
     settle(&mut fleet);
     match waiting {

@@ -155,11 +155,17 @@ fn parts(
     metrics: &Arc<Metrics>,
     platform: &Arc<Local>,
 ) -> Parts {
-    let (metrics, platform) = (Arc::clone(metrics), Arc::downgrade(platform));
+    let (metrics, measured, platform) = (Arc::clone(metrics), handle.clone(), Arc::downgrade(platform));
     Parts {
         control: Arc::new(handle.clone()),
         config: Arc::clone(config),
-        metrics: Arc::new(move || metrics.encode()),
+        metrics: Arc::new(move || {
+            let (handle, metrics) = (measured.clone(), Arc::clone(&metrics));
+            Box::pin(async move {
+                handle.measure().await;
+                metrics.encode()
+            })
+        }),
         logs: Arc::new(move |model, replica| {
             let engine = EngineId::new(model.clone(), replica);
             platform.upgrade().map(|platform| platform.log(&engine))
@@ -192,8 +198,7 @@ async fn keep(handle: Handle, platform: Arc<Local>) {
                 if endpoint.gate.leases() > 0 { handle.clock().now() } else { endpoint.gate.last_end() };
             platform.note_idle(&endpoint.engine, endpoint.generation, used);
         }
-        let learned = handle.view().models.iter().map(|model| (model.name.clone(), model.learned)).collect();
-        platform.save_learned(learned);
+        platform.save_learned(handle.learned().await);
     }
 }
 

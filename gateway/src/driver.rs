@@ -23,6 +23,7 @@ use crate::platform::Platform;
 mod gates;
 mod handle;
 mod journal;
+mod publish;
 mod queue;
 mod record;
 mod served;
@@ -49,8 +50,12 @@ pub struct Driver {
     queue: Queue,
     journal: Journal,
     recorder: Recorder,
+    /// The last one, for those who ask why; what it ordered is done.
+    plan: Plan,
     /// Who waits for the next turn's view.
     looking: Vec<oneshot::Sender<()>>,
+    /// An order is judged by what the fleet is: this one came behind events that it has not heard yet.
+    held: Option<Ask>,
 }
 
 impl Driver {
@@ -59,22 +64,35 @@ impl Driver {
         let mut batch = Vec::new();
         while !self.fleet.is_finished() {
             self.receive(&mut batch).await;
-            let now = self.shared.clock.now();
-            self.gates.sample(&mut batch);
-            self.shared.served.sample(&self.fleet, &mut batch);
-            for event in &batch {
-                self.fleet.on(event, now);
-            }
-            let plan = self.fleet.plan(now);
-            self.journal.write(now, &batch, &self.fleet);
-            self.fleet.issued(&plan.commands, now);
-            debug_assert!(self.fleet.check().is_empty(), "{:?}", self.fleet.check());
-            self.recorder.turn(&batch, &plan.commands, now);
-            batch.clear();
-            self.execute(plan, now, &mut batch);
+            self.turn(&mut batch);
+        }
+        // What is seen from now on.
+        self.shared.show(&self.fleet, &self.plan);
+        self.queue.close();
+    }
+
+    /// Decides about these events; they are replaced by those that follow from what was done.
+    fn turn(&mut self, batch: &mut Vec<Event>) {
+        let now = self.shared.clock.now();
+        self.gates.sample(batch);
+        self.shared.served.sample(&self.fleet, batch);
+        for event in &*batch {
+            self.fleet.on(event, now);
+        }
+        self.plan = self.fleet.plan(now);
+        self.journal.write(now, batch, &self.fleet);
+        self.fleet.issued(&self.plan.commands, now);
+        debug_assert!(self.fleet.check().is_empty(), "{:?}", self.fleet.check());
+        self.recorder.turn(batch, &self.plan.commands, now);
+        batch.clear();
+        self.execute(now, batch);
+        debug_assert!(
+            self.gates.are_current(&self.fleet) && self.shared.is_current(&self.fleet, &self.gates)
+        );
+        if !self.looking.is_empty() {
+            self.shared.show(&self.fleet, &self.plan);
             self.looking.drain(..).for_each(|reply| reply.send(()).unwrap_or_default());
         }
-        self.queue.close();
     }
 
     /// Waits for anything to happen, then takes all that has.
@@ -86,20 +104,30 @@ impl Driver {
                 None => std::future::pending().await,
             }
         };
-        if batch.is_empty() {
+        tokio::pin!(sleep);
+        let mut happened = !batch.is_empty();
+        if let Some(order) = self.held.take_if(|_| !happened) {
+            happened = self.take(order, batch);
+        }
+        while !happened {
+            happened = true;
             tokio::select! {
                 biased;
-                Some(ask) = self.asks.recv() => self.take(ask, batch),
+                Some(ask) = self.asks.recv() => happened = self.take(ask, batch),
                 Some(event) = self.events.recv() => batch.push(event),
                 () = self.gates.changed() => {}
-                () = sleep => {}
+                () = &mut sleep => {}
             }
         }
         // Also a turn that has something to do already lets others run.
         tokio::task::consume_budget().await;
-        while batch.len() < BATCH {
+        while batch.len() < BATCH && self.held.is_none() {
             if let Ok(ask) = self.asks.try_recv() {
-                self.take(ask, batch);
+                if matches!(ask, Ask::Order { .. }) && !batch.is_empty() {
+                    self.held = Some(ask);
+                } else {
+                    self.take(ask, batch);
+                }
             } else if let Ok(event) = self.events.try_recv() {
                 batch.push(event);
             } else {
@@ -108,7 +136,8 @@ impl Driver {
         }
     }
 
-    fn take(&mut self, ask: Ask, batch: &mut Vec<Event>) {
+    /// Whether a turn is wanted for it.
+    fn take(&mut self, ask: Ask, batch: &mut Vec<Event>) -> bool {
         match ask {
             Ask::Park { waiter, reply } => {
                 self.queue.add(waiter.clone(), reply);
@@ -130,11 +159,18 @@ impl Driver {
             }
             Ask::Event(event) => batch.push(event),
             Ask::Look(reply) => self.looking.push(reply),
+            // Nothing was told to the fleet since the last plan: its reasons hold.
+            Ask::Read(read) => {
+                read(&self.fleet, &self.plan);
+                return false;
+            }
         }
+        true
     }
 
-    fn execute(&mut self, plan: Plan, now: Tick, again: &mut Vec<Event>) {
-        for command in &plan.commands {
+    fn execute(&mut self, now: Tick, again: &mut Vec<Event>) {
+        let commands = std::mem::take(&mut self.plan.commands);
+        for command in &commands {
             match command {
                 Command::CloseGate { engine, generation, .. } => {
                     again.extend(self.gates.close(engine, *generation))
@@ -145,9 +181,10 @@ impl Driver {
                 _ => {}
             }
         }
-        self.gates.follow(&self.fleet, self.platform.as_ref());
-        self.shared.publish(&self.fleet, self.fleet.report(&plan), &self.gates);
-        for command in plan.commands {
+        let changes = self.fleet.take_changes();
+        self.gates.follow(&self.fleet, &changes, self.platform.as_ref());
+        self.shared.publish(&self.fleet, &changes, &self.gates);
+        for command in commands {
             match command {
                 Command::OpenGate { engine, .. } => {
                     // A plan may open a gate and close it again; closes went first, so the last word is the fleet's.
@@ -199,3 +236,6 @@ impl Driver {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -29,7 +29,12 @@ use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector, process_collector::ProcessCollector,
 };
-use rouse::{fault::Phase, fleet::report::View, model::ModelName, units::Millis};
+use rouse::{
+    fault::Phase,
+    fleet::report::{EngineView, View},
+    model::ModelName,
+    units::Millis,
+};
 
 pub use self::{
     keys::{KeyMetrics, KeyOutcome},
@@ -204,12 +209,15 @@ impl Metrics {
         self.keys.of(name)
     }
 
-    /// Sets every gauge that follows from the state of the fleet.
+    /// Sets every gauge that follows from the state of the fleet. Engines of a view are in the order of their names.
     pub fn observe_view(&self, view: &View) {
         self.view.observe(view);
+        let by_model = view.engines.chunk_by(|a, b| a.engine.model == b.engine.model);
+        let by_model: BTreeMap<&ModelName, &[EngineView]> =
+            by_model.filter_map(|engines| Some((&engines.first()?.engine.model, engines))).collect();
         for model in &view.models {
             if let Some(metrics) = self.known(&model.name) {
-                metrics.observe(model, &view.engines);
+                metrics.observe(model, by_model.get(&model.name).copied().unwrap_or_default());
             }
         }
     }

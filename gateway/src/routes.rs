@@ -1,4 +1,5 @@
-//! What the hot path reads: one immutable snapshot, swapped whole by the driver.
+//! What the hot path reads: one immutable snapshot, swapped whole by the driver. Snapshots share what is the same in both:
+//! a change of one model makes one new route.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
@@ -30,8 +31,8 @@ pub use witness::Witness;
 /// Every model with the engines that may be used right now.
 #[derive(Debug, Default)]
 pub struct Routes {
-    pub registry: Registry,
-    pub models: BTreeMap<ModelName, Route>,
+    pub registry: Arc<Registry>,
+    pub models: BTreeMap<ModelName, Arc<Route>>,
     /// Accept requests at all; false while draining or before the first view is complete.
     pub ready: bool,
 }
@@ -60,24 +61,15 @@ pub struct Endpoint {
     pub reported: Arc<Reported>,
 }
 
-impl Routes {
-    /// The same models in the same states with the same engines: nobody would notice an exchange.
+impl Route {
+    /// In the same state with the same engines: nobody would notice an exchange.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
-        let alike = |a: &Route, b: &Route| {
-            let ends =
-                |r: &Route| r.endpoints.iter().map(|e| (e.address, Arc::as_ptr(&e.gate))).collect::<Vec<_>>();
-            let facts = |r: &Route| (r.priority, r.state, r.replicas);
-            facts(a) == facts(b) && ends(a) == ends(b)
-        };
-        self.ready == other.ready
-            && self.registry == other.registry
-            && self.models.len() == other.models.len()
-            && self.models.iter().all(|(name, route)| other.models.get(name).is_some_and(|r| alike(route, r)))
+        let facts = |route: &Self| (route.priority, route.state, route.replicas);
+        let ends = |endpoint: &Endpoint| (endpoint.address, Arc::as_ptr(&endpoint.gate));
+        facts(self) == facts(other) && self.endpoints.iter().map(ends).eq(other.endpoints.iter().map(ends))
     }
-}
 
-impl Route {
     /// `before`: the route that this one replaces, whose ring is taken over when the engines are the same.
     #[must_use]
     pub fn new(

@@ -29,6 +29,21 @@ pub(super) struct Accounts {
     awaited: Arc<BTreeSet<AcceleratorId>>,
     /// The largest capacity.
     largest: Bytes,
+    /// What has been changed since somebody took note of it.
+    touched: Touched,
+}
+
+/// Accounts that have been changed.
+#[derive(Clone, Debug)]
+pub(super) enum Touched {
+    These(Vec<AcceleratorId>),
+    All,
+}
+
+impl Default for Touched {
+    fn default() -> Self {
+        Self::These(Vec::new())
+    }
 }
 
 impl Accounts {
@@ -76,6 +91,9 @@ impl Accounts {
         let account = Arc::make_mut(Arc::make_mut(&mut self.all).get_mut(id)?);
         let (free, awaited) = (account.free(), is_awaited(account));
         let result = change(account);
+        if let Touched::These(ids) = &mut self.touched {
+            ids.push(id.clone());
+        }
         let (now_free, now_awaited) = (account.free(), is_awaited(account));
         if free != now_free {
             let by_free = Arc::make_mut(&mut self.by_free);
@@ -108,6 +126,20 @@ impl Accounts {
                 places.remove(engine);
             }
         }
+    }
+
+    /// The indexes are what they would be, were they made anew.
+    pub(super) fn is_indexed(&self) -> bool {
+        let anew = Self::from(Map::clone(&self.all));
+        self.by_free == anew.by_free
+            && self.places == anew.places
+            && self.awaited == anew.awaited
+            && self.largest == anew.largest
+    }
+
+    /// What has been changed since this was last asked.
+    pub(super) fn take_touched(&mut self) -> Touched {
+        std::mem::take(&mut self.touched)
     }
 
     /// All of them may change, come and go.
@@ -144,6 +176,7 @@ impl From<Map> for Accounts {
             largest: all.values().map(|a| a.capacity).max().unwrap_or_default(),
             places: Arc::new(places),
             all: Arc::new(all),
+            touched: Touched::All,
         }
     }
 }

@@ -79,7 +79,9 @@ impl Planner {
             }),
             Command::Refuse { .. } => {}
             Command::Finish { operation, .. } => {
-                self.operations.remove(operation);
+                if let Some(operation) = self.operations.remove(operation) {
+                    self.engines.touch(&operation.model);
+                }
             }
         }
     }

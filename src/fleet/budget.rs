@@ -141,6 +141,12 @@ impl Account {
         self.asked.is_none_or(|at| at + LOST > now)
     }
 
+    /// It could be read, was not since this moment, and nobody is about to.
+    #[must_use]
+    pub(super) fn is_unread_since(&self, moment: Tick) -> bool {
+        self.metered && self.asked.is_none() && self.reading.as_ref().is_none_or(|r| r.at < moment)
+    }
+
     /// When a lost accelerator is next looked for: only a reading can tell that it is back.
     #[must_use]
     pub(super) fn sought_at(&self) -> Option<Tick> {

@@ -14,6 +14,13 @@ impl Planner {
             let lost = account.booked.iter().map(|(id, _)| id).filter(|id| !self.engines.contains_key(id));
             broken.extend(lost.map(|id| format!("{id} is unknown and has a booking on {accelerator}")));
         }
+        if !self.engines.is_indexed() {
+            broken.push("the engines are not as their indexes say".to_owned());
+        }
+        if !self.ledger.accelerators.is_indexed() {
+            broken.push("the accounts are not as their indexes say".to_owned());
+        }
+        broken.extend(self.uncalm().into_iter().map(|id| format!("{id} would be passed by, and is astir")));
         for e in self.engines.values() {
             let id = &e.id;
             let booked = |a: &AcceleratorId| {

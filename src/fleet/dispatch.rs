@@ -90,6 +90,11 @@ impl Dispatch {
         waiters.chain(shares)
     }
 
+    /// Models that somebody waits for.
+    pub(super) fn queued(&self) -> impl Iterator<Item = &ModelName> {
+        self.queues.iter().filter(|(_, queue)| !queue.is_empty()).map(|(model, _)| model)
+    }
+
     #[must_use]
     pub fn waiting(&self, model: &ModelName) -> usize {
         self.queues.get(model).map_or(0, |queue| queue.len())

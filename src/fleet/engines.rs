@@ -6,28 +6,42 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem::Discriminant,
+    net::SocketAddr,
     sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    engine::{Engine, state::State},
+    engine::{Door, Engine, state::State},
     model::{AcceleratorId, EngineId, ModelName},
+    units::Generation,
 };
 
 type Map = BTreeMap<EngineId, Arc<Engine>>;
+type Index = BTreeMap<AcceleratorId, BTreeSet<EngineId>>;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "Map", into = "Map")]
 pub(super) struct Engines {
     known: Arc<Map>,
     /// Who is on an accelerator, or is to be.
-    near: Arc<BTreeMap<AcceleratorId, BTreeSet<EngineId>>>,
+    near: Arc<Index>,
+    /// Who will give memory back on an accelerator without any further decision.
+    leaving: Arc<Index>,
+    /// Who must prove itself, and has nobody to do it with.
+    unproven: Arc<BTreeSet<EngineId>>,
     /// To whom the passing of time alone does something, whatever they do.
     restless: Arc<BTreeSet<EngineId>>,
+    /// Who has been changed since somebody took note of it.
+    touched: Vec<EngineId>,
+    /// More than one engine.
+    plural: Arc<BTreeSet<ModelName>>,
     /// One has come, or holds nothing any more: it may have to be forgotten.
     loose: bool,
+    /// Models with an engine that requests see otherwise than when this was last taken.
+    moved: Arc<BTreeSet<ModelName>>,
 }
 
 impl Engines {
@@ -59,6 +73,28 @@ impl Engines {
         ids.into_iter().filter_map(|id| self.get(id)).collect()
     }
 
+    /// Those who will give memory back on this accelerator without any further decision.
+    pub(super) fn leaving(&self, accelerator: &AcceleratorId) -> impl Iterator<Item = &Engine> {
+        self.leaving.get(accelerator).into_iter().flatten().filter_map(|id| self.get(id))
+    }
+
+    pub(super) fn unproven(&self) -> Vec<EngineId> {
+        self.unproven.iter().cloned().collect()
+    }
+
+    /// The indexes are what they would be, were they made anew.
+    pub(super) fn is_indexed(&self) -> bool {
+        let anew = Self::from(Map::clone(&self.known));
+        let holds = |index: &Index| -> Index {
+            index.iter().filter(|(_, ids)| !ids.is_empty()).map(|(a, ids)| (a.clone(), ids.clone())).collect()
+        };
+        holds(&self.near) == holds(&anew.near)
+            && holds(&self.leaving) == holds(&anew.leaving)
+            && self.plural == anew.plural
+            && self.unproven == anew.unproven
+            && self.restless == anew.restless
+    }
+
     pub(super) fn restless(&self) -> Vec<EngineId> {
         self.restless.iter().cloned().collect()
     }
@@ -71,6 +107,7 @@ impl Engines {
         let before = Facts::of(engine);
         let result = change(engine);
         let after = Facts::of(engine);
+        self.touched.push(id.clone());
         if before != after {
             self.loose |= before.holds && !after.holds;
             self.index(id, &before, &after);
@@ -84,6 +121,36 @@ impl Engines {
         let before = Arc::make_mut(&mut self.known).insert(id.clone(), Arc::new(engine));
         self.index(&id, &before.map(|e| Facts::of(&e)).unwrap_or_default(), &after);
         self.loose = true;
+        self.touched.push(id.clone());
+        self.count(&id.model);
+    }
+
+    /// Who has been changed since this was last asked.
+    pub(super) fn take_touched(&mut self) -> Vec<EngineId> {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// What is asked of them all has changed.
+    pub(super) fn touch(&mut self, model: &ModelName) {
+        let ids: Vec<EngineId> = self.of(model).map(|e| e.id.clone()).collect();
+        self.touched.extend(ids);
+    }
+
+    /// Models with more than one engine.
+    pub(super) fn plural(&self) -> impl Iterator<Item = &ModelName> {
+        self.plural.iter()
+    }
+
+    fn count(&mut self, model: &ModelName) {
+        let plural = self.of(model).nth(1).is_some();
+        if plural != self.plural.contains(model) {
+            let all = Arc::make_mut(&mut self.plural);
+            if plural {
+                all.insert(model.clone())
+            } else {
+                all.remove(model)
+            };
+        }
     }
 
     /// Forgets those that do not stay, if there can be any; they are returned. `None`: nothing has changed in that.
@@ -96,6 +163,8 @@ impl Engines {
         for engine in &left {
             Arc::make_mut(&mut self.known).remove(&engine.id);
             self.index(&engine.id, &Facts::of(engine), &Facts::default());
+            self.touched.push(engine.id.clone());
+            self.count(&engine.id.model);
         }
         Some(left)
     }
@@ -105,26 +174,44 @@ impl Engines {
         self.loose = true;
     }
 
+    pub(super) fn take_moved(&mut self) -> Arc<BTreeSet<ModelName>> {
+        std::mem::take(&mut self.moved)
+    }
+
     fn index(&mut self, id: &EngineId, before: &Facts, after: &Facts) {
-        if before.near != after.near {
-            let near = Arc::make_mut(&mut self.near);
-            for accelerator in &before.near {
-                if let Some(engines) = near.get_mut(accelerator) {
-                    engines.remove(id);
-                }
-            }
-            for accelerator in &after.near {
-                near.entry(accelerator.clone()).or_default().insert(id.clone());
-            }
+        if before.seen != after.seen && !self.moved.contains(&id.model) {
+            Arc::make_mut(&mut self.moved).insert(id.model.clone());
         }
-        if before.restless != after.restless {
-            let restless = Arc::make_mut(&mut self.restless);
-            if after.restless {
-                restless.insert(id.clone());
-            } else {
-                restless.remove(id);
-            }
+        place(&mut self.near, id, &before.near, &after.near);
+        place(&mut self.leaving, id, &before.leaving, &after.leaving);
+        note(&mut self.unproven, id, before.unproven, after.unproven);
+        note(&mut self.restless, id, before.restless, after.restless);
+    }
+}
+
+fn place(index: &mut Arc<Index>, id: &EngineId, before: &[AcceleratorId], after: &[AcceleratorId]) {
+    if before == after {
+        return;
+    }
+    let index = Arc::make_mut(index);
+    for accelerator in before {
+        if let Some(engines) = index.get_mut(accelerator) {
+            engines.remove(id);
         }
+    }
+    for accelerator in after {
+        index.entry(accelerator.clone()).or_default().insert(id.clone());
+    }
+}
+
+fn note(index: &mut Arc<BTreeSet<EngineId>>, id: &EngineId, before: bool, after: bool) {
+    if before == after {
+        return;
+    }
+    if after {
+        Arc::make_mut(index).insert(id.clone());
+    } else {
+        Arc::make_mut(index).remove(id);
     }
 }
 
@@ -132,17 +219,34 @@ impl Engines {
 #[derive(Default, PartialEq, Eq)]
 struct Facts {
     near: Vec<AcceleratorId>,
+    leaving: Vec<AcceleratorId>,
+    unproven: bool,
     restless: bool,
     holds: bool,
+    seen: Option<Seen>,
 }
+
+/// What those who send requests see of an engine.
+type Seen = (Generation, Discriminant<State>, Door, Option<SocketAddr>, u64);
 
 impl Facts {
     fn of(engine: &Engine) -> Self {
         let to_be = engine.placing.iter().flat_map(|placing| &placing.accelerators);
+        let leaves = engine.state.is_leaving()
+            || (matches!(engine.state, State::Asleep { .. }) && engine.shrinking.is_some());
         Self {
+            leaving: if leaves { engine.accelerators.clone() } else { Vec::new() },
+            unproven: engine.wants_proof(),
             near: engine.accelerators.iter().chain(to_be).cloned().collect(),
             restless: engine.failures > 0 || matches!(engine.state, State::Backoff { .. }),
             holds: engine.state.has_process() || engine.orphan.is_some() || engine.placing.is_some(),
+            seen: Some((
+                engine.generation,
+                std::mem::discriminant(&engine.state),
+                engine.door,
+                engine.address,
+                engine.fingerprint,
+            )),
         }
     }
 }
@@ -159,6 +263,12 @@ impl From<Map> for Engines {
         for (id, engine) in &known {
             engines.index(id, &Facts::default(), &Facts::of(engine));
         }
+        let ids: Vec<&EngineId> = known.keys().collect();
+        let plural = ids.windows(2).filter_map(|pair| match pair {
+            [a, b] if a.model == b.model => Some(a.model.clone()),
+            _ => None,
+        });
+        engines.plural = Arc::new(plural.collect());
         Self { known: Arc::new(known), ..engines }
     }
 }

@@ -56,7 +56,7 @@ impl Draft<'_> {
         let short: Vec<(AcceleratorId, Bytes)> = candidate
             .accelerators
             .iter()
-            .map(|a| (a.clone(), self.shortfall(id, candidate, a, true)))
+            .map(|a| (a.clone(), self.shortfalls(id, candidate, a).1))
             .filter(|(_, short)| *short > Bytes::ZERO)
             .collect();
         let options: Vec<Victim> = self

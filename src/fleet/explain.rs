@@ -127,10 +127,7 @@ impl Draft<'_> {
         let holders: Vec<&Engine> =
             near.into_iter().filter(|e| e.id != *id && e.state.has_process()).filter(on).collect();
         let words: Vec<String> = holders.iter().map(|e| self.hold(e)).collect();
-        let short = |a| {
-            self.shortfall(id, candidate, a, true) > Bytes::ZERO
-                || self.shortfall(id, candidate, a, false) > Bytes::ZERO
-        };
+        let short = |a| self.shortfalls(id, candidate, a).0 > Bytes::ZERO;
         let wanted: Vec<&str> =
             candidate.accelerators.iter().filter(|a| short(a)).map(|a| a.as_str()).collect();
         let places = if wanted.is_empty() { "its accelerators".to_owned() } else { wanted.join(", ") };

@@ -13,7 +13,10 @@
 //! that was put away by idleness while its model was in use has been found superfluous, and comes back when somebody
 //! waits. One that failed has not: it is tried again, ever more rarely when nothing comes of it.
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use super::plan::{Draft, Planner};
 use crate::{
@@ -28,23 +31,25 @@ type Turn = (bool, Reverse<i32>, u32, Tick, EngineId);
 impl Draft<'_> {
     /// Every engine that is wanted and not awake, the first in line first.
     pub(super) fn wanted_in_order(&self) -> Vec<EngineId> {
-        let wanted = self.planner.engines.values().filter_map(|e| {
-            let model = self.planner.models.get(&e.id.model)?;
+        let planner = &self.planner;
+        let pinned = planner.models.iter().filter(|(_, model)| model.pinned()).map(|(name, _)| name);
+        let ordered = planner.operations.values().map(|op| &op.model);
+        let models = self.demand.keys().chain(pinned).chain(ordered).chain(planner.engines.plural());
+        let models: BTreeSet<&ModelName> = models.collect();
+        let wanted = models.into_iter().flat_map(|name| planner.engines_of(name)).filter_map(|e| {
+            let model = planner.models.get(&e.id.model)?;
             let spec = model.spec.as_deref().filter(|s| e.id.replica < s.replicas)?;
             if e.serves() {
                 return None;
             }
             let place = match self.demand.get(&e.id.model) {
                 Some(demand) => (demand.band, demand.oldest),
-                None if model.pinned()
-                    || self.ordered_awake(&e.id.model)
-                    || self.planner.joins(e, self.now) =>
-                {
+                None if model.pinned() || self.ordered_awake(&e.id.model) || planner.joins(e, self.now) => {
                     (spec.priority, model.since)
                 }
                 None => return None,
             };
-            let spare = !self.planner.leads(&e.id);
+            let spare = !planner.leads(&e.id);
             let replica = if spare { e.id.replica } else { 0 };
             Some((spare, Reverse(place.0), replica, place.1, e.id.clone()))
         });

@@ -20,9 +20,14 @@ impl Planner {
     pub(super) fn observe(&mut self, event: &Event, now: Tick) {
         if let Event::Resumed { state } = event {
             self.clone_from(state);
-            return;
+            return self.glance();
         }
         self.settle(now);
+        self.note(event, now);
+        self.glance();
+    }
+
+    fn note(&mut self, event: &Event, now: Tick) {
         match event {
             Event::Configured { configuration } => self.configure(configuration, now),
             Event::Recalled { model, learned } => {
@@ -105,6 +110,7 @@ impl Planner {
             }
         }
         self.engines.loosen();
+        self.calm.forget();
         self.settle(now);
     }
 
@@ -249,6 +255,7 @@ impl Planner {
                 _ => {}
             }
         }
+        self.engines.touch(model);
         self.operations.insert(operation, Operation { model: model.clone(), order, given: now });
     }
 }

@@ -1,6 +1,6 @@
 //! Where an engine may go: candidate sets of accelerators, and whether one has room.
 
-use super::plan::Draft;
+use super::{budget::Account, plan::Draft};
 use crate::{
     engine::{Engine, Proof, state::State},
     model::{AcceleratorId, Accelerators, EngineId, Eviction, ModelSpec},
@@ -99,30 +99,26 @@ impl Draft<'_> {
         sets.into_iter().filter(fits).map(|accelerators| Candidate { accelerators, need }).collect()
     }
 
-    /// What is still missing on one accelerator of a candidate, after what is free and (`coming`) on its way out.
-    pub(super) fn shortfall(
+    /// What is still missing on one accelerator of a candidate: first after what is free, then after what is on its way
+    /// out as well, which is never more.
+    pub(super) fn shortfalls(
         &self,
         id: &EngineId,
         candidate: &Candidate,
         on: &AcceleratorId,
-        coming: bool,
-    ) -> Bytes {
+    ) -> (Bytes, Bytes) {
         let Some(account) = self.planner.ledger.accelerators.get(on) else {
-            return candidate.need;
+            return (candidate.need, candidate.need);
         };
         let claimed = self.claims.get(on).copied().unwrap_or_default();
         let extra = candidate.need.saturating_sub(account.booked_by(id));
-        let free = self.unused(id, on);
-        let coming_in = if coming { self.coming(id, on) } else { Bytes::ZERO };
-        let all = free + self.coming(id, on);
-        extra.saturating_sub((free + coming_in).min(all.saturating_sub(claimed)))
+        let (free, coming) = (self.unused(id, on, account), self.coming(id, on));
+        let most = (free + coming).saturating_sub(claimed);
+        (extra.saturating_sub(free.min(most)), extra.saturating_sub((free + coming).min(most)))
     }
 
     /// What is neither booked nor known to be somebody else's.
-    fn unused(&self, id: &EngineId, on: &AcceleratorId) -> Bytes {
-        let Some(account) = self.planner.ledger.accelerators.get(on) else {
-            return Bytes::ZERO;
-        };
+    fn unused(&self, id: &EngineId, on: &AcceleratorId, account: &Account) -> Bytes {
         let mut free = account.free();
         if account.is_settled() {
             free = free.min(
@@ -166,7 +162,7 @@ impl Draft<'_> {
             let others = account.booked.iter().filter(|(other, _)| *other != id);
             let may_go = others.filter(|(other, _)| self.engine(other).is_some_and(|e| self.may_ever_go(e)));
             let may_go: Bytes = may_go.map(|(_, bytes)| bytes).sum();
-            account.booked_by(id) + self.unused(id, on) + may_go >= candidate.need
+            account.booked_by(id) + self.unused(id, on, account) + may_go >= candidate.need
         })
     }
 
@@ -181,8 +177,7 @@ impl Draft<'_> {
 
     /// Memory on an accelerator that engines on their way out will give back.
     fn coming(&self, id: &EngineId, on: &AcceleratorId) -> Bytes {
-        let near = self.planner.engines.near(std::slice::from_ref(on)).into_iter();
-        near.filter(|e| e.id != *id && e.accelerators.contains(on)).map(|e| self.will_free(e, on)).sum()
+        self.planner.engines.leaving(on).filter(|e| e.id != *id).map(|e| self.will_free(e, on)).sum()
     }
 
     /// What this engine will give back on its own.
@@ -205,13 +200,15 @@ impl Draft<'_> {
 
     /// Whether the engine can be started on this candidate, and if not why.
     pub(super) fn room(&self, id: &EngineId, spec: &ModelSpec, candidate: &Candidate) -> Room {
-        let short = |coming| {
-            candidate.accelerators.iter().any(|a| self.shortfall(id, candidate, a, coming) > Bytes::ZERO)
-        };
-        if short(true) {
-            return Room::No;
+        let mut awaits = false;
+        for on in &candidate.accelerators {
+            let (now, then) = self.shortfalls(id, candidate, on);
+            if then > Bytes::ZERO {
+                return Room::No;
+            }
+            awaits |= now > Bytes::ZERO;
         }
-        if short(false) {
+        if awaits {
             return Room::Coming;
         }
         if let Some(by) = self.excluded(id, spec, candidate) {

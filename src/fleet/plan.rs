@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     budget::Ledger,
+    calm::Calm,
     command::Command,
     engines::Engines,
     event::{Learned, OperationId},
@@ -37,6 +38,9 @@ pub struct Planner {
     pub(super) shutdown: Option<bool>,
     #[serde(with = "super::orders::listed")]
     pub(super) operations: BTreeMap<OperationId, Operation>,
+    /// Made from the rest.
+    #[serde(skip)]
+    pub(super) calm: Calm,
     /// When a plan was last recorded.
     pub(super) planned: Tick,
     /// The last life of any engine that is no longer known. One that enters under the same name goes on from here, or what
@@ -159,6 +163,11 @@ impl<'a> Draft<'a> {
         self.planner.apply(command, self.now);
     }
 
+    /// How many commands were decided on, and not taken yet.
+    pub(super) const fn decided(&self) -> usize {
+        self.commands.len()
+    }
+
     pub(super) fn take_commands(&mut self) -> Vec<Command> {
         std::mem::take(&mut self.commands)
     }
@@ -183,7 +192,7 @@ impl<'a> Draft<'a> {
 
     /// Engines that must prove themselves and have nobody to do it with.
     pub(super) fn unproven(&self) -> Vec<EngineId> {
-        self.planner.engines.values().filter(|e| e.wants_proof()).map(|e| e.id.clone()).collect()
+        self.planner.engines.unproven()
     }
 
     pub(super) fn probe(&mut self, engine: &EngineId) {
@@ -283,7 +292,7 @@ impl Planner {
     /// It should have gone further by now.
     pub(super) fn overdue(&self, id: &EngineId, now: Tick) -> bool {
         let Some(e) = self.engines.get(id) else { return false };
-        self.due(e).is_some_and(|at| at <= now)
+        self.due(e, self.spec(&id.model)).is_some_and(|at| at <= now)
     }
 
     /// Its model is no longer configured, or configured otherwise, or everything is to be stopped.
@@ -340,16 +349,21 @@ impl Planner {
         }
     }
 
-    /// Every moment at which some decision may change. More than needed is harmless; one too few is a stall.
-    pub(super) fn deadlines(&self) -> impl Iterator<Item = Tick> + '_ {
+    /// The first moment after this one at which some decision may change. More than needed is harmless; one too few is a stall.
+    pub(super) fn deadline_after(&self, after: Tick) -> Option<Tick> {
         let awaited = self.ledger.accelerators.awaited();
         let lost = awaited.flat_map(|(_, a)| a.lost_at().into_iter().chain(a.sought_at()));
         let orders = self.operations.values().map(|op| op.given + self.settings.queue.max_wait);
-        self.engines.values().flat_map(|e| self.deadlines_of(e)).chain(lost).chain(orders)
+        let mut engines = None;
+        self.each_model(|model, of| {
+            let spec = model.and_then(|m| m.spec.as_deref());
+            let first = of.iter().flat_map(|e| self.deadlines_of(e, spec)).filter(|at| *at > after).min();
+            engines = engines.into_iter().chain(first).min();
+        });
+        lost.chain(orders).filter(|at| *at > after).chain(engines).min()
     }
 
-    fn deadlines_of(&self, e: &Engine) -> impl Iterator<Item = Tick> + use<> {
-        let spec = self.spec(&e.id.model);
+    fn deadlines_of(&self, e: &Engine, spec: Option<&ModelSpec>) -> impl Iterator<Item = Tick> + use<> {
         let idle = spec.map(|s| s.idle);
         let turns = &self.settings.turns;
         let timeouts = &self.settings.timeouts;
@@ -371,7 +385,7 @@ impl Planner {
             _ => [None; 4],
         };
         let any: [Option<Tick>; 5] = [
-            self.due(e),
+            self.due(e, spec),
             e.hung_at(timeouts),
             // Only one that serves is tried; any other is asked about again when it does.
             e.left_out.filter(|at| *at != NOT_DUE && e.serves()),
@@ -382,9 +396,9 @@ impl Planner {
     }
 
     /// By when it should have gone further.
-    fn due(&self, e: &Engine) -> Option<Tick> {
+    fn due(&self, e: &Engine, spec: Option<&ModelSpec>) -> Option<Tick> {
         // What it holds is looked up only where its size matters.
         let held = if e.state.moves_memory() { self.ledger.held(&e.id) } else { Bytes::ZERO };
-        e.deadline(self.spec(&e.id.model), held, &self.settings.timeouts)
+        e.deadline(spec, held, &self.settings.timeouts)
     }
 }

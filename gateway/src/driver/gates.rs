@@ -1,14 +1,22 @@
 //! The gates of all engines that run, and the routes made of them.
 //!
+//! Looked at in every turn are the gates' own numbers, which requests move without a word, and the gates of models that
+//! somebody waits for. All else is gone through when the fleet has changed in it, and only where.
+//!
 //! A gate belongs to one life of an engine. Within that life the engine may sleep and wake; a gate whose leases were
 //! revoked is replaced before it opens again, since a revocation is for ever.
 
-use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroU32,
+    ops::RangeInclusive,
+    sync::Arc,
+};
 
 use rouse::{
-    engine::{Door, NOT_DUE},
+    engine::{Door, Engine, NOT_DUE},
     fault::Fault,
-    fleet::{Fleet, event::Event},
+    fleet::{Changes, Fleet, event::Event},
     lease::{Clock, Gate, Lease},
     model::{EngineId, ModelName},
     units::{Generation, Tick},
@@ -23,6 +31,10 @@ use crate::{
 
 pub(super) struct Gates {
     held: BTreeMap<EngineId, Held>,
+    /// Held for their last leases alone: the engine is gone.
+    leaving: BTreeSet<EngineId>,
+    /// Models whose gates know that requests queue for them.
+    queued: BTreeSet<ModelName>,
     clock: Clock,
     changed: Arc<Notify>,
 }
@@ -63,7 +75,13 @@ impl Place {
 
 impl Gates {
     pub(super) fn new(clock: Clock) -> Self {
-        Self { held: BTreeMap::new(), clock, changed: Arc::default() }
+        Self {
+            held: BTreeMap::new(),
+            leaving: BTreeSet::new(),
+            queued: BTreeSet::new(),
+            clock,
+            changed: Arc::default(),
+        }
     }
 
     /// A release matters: a drain is complete, or a place came free that somebody waits for.
@@ -112,9 +130,26 @@ impl Gates {
     }
 
     /// Makes gates for engines that are about to open, forgets those of lives that ended.
-    pub(super) fn follow(&mut self, fleet: &Fleet, platform: &dyn Platform) {
-        for engine in fleet.engines() {
-            let Some(address) = engine.address else { continue };
+    pub(super) fn follow(&mut self, fleet: &Fleet, changes: &Changes, platform: &dyn Platform) {
+        if changes.configured {
+            fleet.engines().for_each(|engine| self.follow_one(engine, fleet, platform));
+            let all: Vec<EngineId> = self.held.keys().cloned().collect();
+            self.forget(&all, fleet);
+            return;
+        }
+        for model in &changes.models {
+            fleet.engines_of(model).for_each(|engine| self.follow_one(engine, fleet, platform));
+            let of_model: Vec<EngineId> = self.held.range(of(model)).map(|(id, _)| id.clone()).collect();
+            self.forget(&of_model, fleet);
+        }
+        if !self.leaving.is_empty() {
+            let leaving: Vec<EngineId> = self.leaving.iter().cloned().collect();
+            self.forget(&leaving, fleet);
+        }
+    }
+
+    fn follow_one(&mut self, engine: &Engine, fleet: &Fleet, platform: &dyn Platform) {
+        if let Some(address) = engine.address {
             let stale = self.held.get(&engine.id).is_some_and(|h| {
                 h.endpoint.generation != engine.generation || (h.revoked && engine.door != Door::Closed)
             });
@@ -142,17 +177,39 @@ impl Gates {
             });
             held.endpoint.gate.set_limit(limit);
         }
-        for engine in fleet.engines() {
-            if let Some(held) = self.held.get_mut(&engine.id) {
-                held.public = engine.door == Door::Public && held.endpoint.generation == engine.generation;
+        if let Some(held) = self.held.get_mut(&engine.id) {
+            held.public = engine.door == Door::Public && held.endpoint.generation == engine.generation;
+        }
+    }
+
+    /// Those of these that nothing is left of.
+    fn forget(&mut self, engines: &[EngineId], fleet: &Fleet) {
+        for id in engines {
+            let lives = fleet.engine(id).is_some_and(|e| e.address.is_some());
+            let used = self.held.get(id).is_some_and(|h| h.endpoint.gate.leases() > 0 || h.closing);
+            if lives || !used {
+                self.leaving.remove(id);
+            } else {
+                self.leaving.insert(id.clone());
+            }
+            if !lives && !used {
+                self.held.remove(id);
             }
         }
-        let known = |id: &EngineId, held: &Held| {
-            held.endpoint.gate.leases() > 0
-                || held.closing
-                || fleet.engine(id).is_some_and(|e| e.address.is_some())
+    }
+
+    /// Nothing is missing that [`Self::follow`] would find if it looked everywhere.
+    pub(super) fn are_current(&self, fleet: &Fleet) -> bool {
+        let held = |engine: &Engine| {
+            self.held.get(&engine.id).is_some_and(|held| held.endpoint.generation == engine.generation)
         };
-        self.held.retain(|id, held| known(id, held));
+        let right = |(id, held): (&EngineId, &Held)| {
+            let engine = fleet.engine(id).filter(|e| e.generation == held.endpoint.generation);
+            let public = engine.is_some_and(|e| e.door == Door::Public);
+            let lives = fleet.engine(id).is_some_and(|e| e.address.is_some());
+            held.public == public && lives != self.leaving.contains(id)
+        };
+        fleet.engines().filter(|engine| engine.address.is_some()).all(held) && self.held.iter().all(right)
     }
 
     pub(super) fn open(&mut self, engine: &EngineId) {
@@ -181,12 +238,16 @@ impl Gates {
     /// so a gate that learns of a queue is looked at once more. `returning`: waiters whose grant came too late, and
     /// who are on their way back to the queue.
     pub(super) fn set_queued(&mut self, fleet: &Fleet, returning: &[Event]) {
-        let returns = |model: &ModelName| {
-            returning.iter().any(|event| matches!(event, Event::Arrived { waiter } if waiter.model == *model))
-        };
-        for (engine, held) in &mut self.held {
-            let queued = fleet.is_queued(&engine.model) || returns(&engine.model);
-            if queued != held.queued {
+        let returning = returning.iter().filter_map(|event| match event {
+            Event::Arrived { waiter } => Some(&waiter.model),
+            _ => None,
+        });
+        let queued: BTreeSet<ModelName> = fleet.queued().chain(returning).cloned().collect();
+        let before = std::mem::replace(&mut self.queued, queued);
+        // Also of those that were told: one of their gates may be new.
+        for model in before.union(&self.queued) {
+            let queued = self.queued.contains(model);
+            for (_, held) in self.held.range_mut(of(model)).filter(|(_, held)| held.queued != queued) {
                 held.queued = queued;
                 held.endpoint.gate.set_queued(queued);
                 if queued {
@@ -197,7 +258,12 @@ impl Gates {
     }
 
     pub(super) fn endpoints(&self, model: &ModelName) -> Vec<Endpoint> {
-        let of = self.held.iter().filter(|(id, held)| id.model == *model && held.public);
-        of.map(|(_, held)| held.endpoint.clone()).collect()
+        let public = self.held.range(of(model)).filter(|(_, held)| held.public);
+        public.map(|(_, held)| held.endpoint.clone()).collect()
     }
+}
+
+/// The names of all engines that this model can have.
+fn of(model: &ModelName) -> RangeInclusive<EngineId> {
+    EngineId::new(model.clone(), 0)..=EngineId::new(model.clone(), u32::MAX)
 }

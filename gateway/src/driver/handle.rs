@@ -14,22 +14,18 @@ use rouse::{
     engine::Engine,
     fault::{Fault, Wait},
     fleet::{
-        Fleet,
-        event::{Event, OperationId, Order, Verdict, Waiter, WaiterId},
+        Changes, Fleet, Plan,
+        event::{Event, Learned, OperationId, Order, Verdict, Waiter, WaiterId},
         report::{Report, View},
     },
     lease::{Clock, Lease},
-    model::{EngineId, ModelName, Registry},
+    model::{EngineId, ModelName},
     units::{Generation, Millis, Tick},
 };
 use tokio::sync::{broadcast, mpsc, oneshot};
 
-use super::{Driver, Journal, Served, gates::Gates, queue::Queue, record::Recorder};
-use crate::{
-    metrics::Metrics,
-    platform::Platform,
-    routes::{Route, Routes},
-};
+use super::{Driver, Journal, Served, gates::Gates, publish, queue::Queue, record::Recorder};
+use crate::{metrics::Metrics, platform::Platform, routes::Routes};
 
 /// Parked requests beyond `queue.maxWaiting` that may be on their way to the driver or from it: a bound on memory, not
 /// a policy; the fleet refuses what is above the configured number.
@@ -58,6 +54,9 @@ pub(super) struct Shared {
     pub(super) served: Served,
 }
 
+/// Looks at the state and at the last plan.
+pub(super) type Reading = dyn FnOnce(&Fleet, &Plan) + Send;
+
 pub(super) enum Ask {
     Park {
         waiter: Waiter,
@@ -72,6 +71,8 @@ pub(super) enum Ask {
     Event(Event),
     /// A turn is wanted, so that what is shown is of now.
     Look(oneshot::Sender<()>),
+    /// What the last turn left is enough.
+    Read(Box<Reading>),
 }
 
 /// A request that must wait.
@@ -173,7 +174,9 @@ impl Handle {
             queue: Queue::default(),
             journal,
             recorder: Recorder::new(metrics),
+            plan: Plan::default(),
             looking: Vec::new(),
+            held: None,
         };
         (Self(shared), driver)
     }
@@ -223,14 +226,44 @@ impl Handle {
         }
     }
 
-    /// The state of the fleet, as of the last plan.
+    /// The state of the fleet, as of the last [`Self::refresh`].
     pub fn view(&self) -> Arc<View> {
         self.0.view.load_full()
     }
 
-    /// The last plan's report.
+    /// Why it is so, as of the last [`Self::refresh`].
     pub fn report(&self) -> Arc<Report> {
         self.0.report.load_full()
+    }
+
+    /// What was learned of every model, to be kept over restarts.
+    pub async fn learned(&self) -> BTreeMap<ModelName, Learned> {
+        self.read(|fleet, _| fleet.learned()).await.unwrap_or_else(|| {
+            self.view().models.iter().map(|model| (model.name.clone(), model.learned)).collect()
+        })
+    }
+
+    /// Sets every gauge that follows from the state of the fleet and of its routes, as of the last turn.
+    pub async fn measure(&self) {
+        let view = self.read(|fleet, plan| Arc::new(fleet.view(&fleet.report(plan)))).await;
+        let metrics = self.metrics();
+        metrics.observe_view(&view.unwrap_or_else(|| self.view()));
+        for (model, route) in &self.routes().models {
+            if let Some(metrics) = metrics.known(model) {
+                metrics.left_out(route.left_out());
+            }
+        }
+    }
+
+    /// What is read of the state and of the last plan, without a turn; `None` when the driver has ended.
+    async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Fleet, &Plan) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        let read = move |fleet: &Fleet, plan: &Plan| drop(reply.send(read(fleet, plan)));
+        self.0.asks.send(Ask::Read(Box::new(read))).ok()?;
+        answer.await.ok()
     }
 
     /// How an order went; `None` when unknown or older than an hour.
@@ -280,33 +313,24 @@ impl Shared {
         }
     }
 
-    /// Swaps what others read. The routes are exchanged as a whole, and only when they differ.
-    pub(super) fn publish(&self, fleet: &Fleet, report: Report, gates: &Gates) {
+    /// Swaps what requests read, when it differs.
+    pub(super) fn publish(&self, fleet: &Fleet, changes: &Changes, gates: &Gates) {
         self.most_parked.store(fleet.max_waiting() + IN_TRANSIT, Ordering::Relaxed);
-        let view = fleet.view(&report);
-        self.metrics.observe_view(&view);
-        let before = self.routes.load();
-        let routes = Routes {
-            registry: Registry::new(fleet.specs()),
-            models: fleet
-                .specs()
-                .map(|spec| {
-                    let state = report.models.get(&spec.name).map(|l| l.state).unwrap_or_default();
-                    let endpoints = gates.endpoints(&spec.name);
-                    let before = before.models.get(&spec.name);
-                    let route = Route::new(spec.priority, state, spec.replicas, endpoints, before);
-                    if let Some(metrics) = self.metrics.known(&spec.name) {
-                        metrics.left_out(route.left_out());
-                    }
-                    (spec.name.clone(), route)
-                })
-                .collect(),
-            ready: fleet.is_ready(),
-        };
-        if !routes.is_like(&before) {
+        if let Some(routes) = publish::routes(&self.routes.load(), fleet, changes, gates) {
             self.routes.store(Arc::new(routes));
         }
-        self.view.store(Arc::new(view));
+    }
+
+    /// No change was missed: whoever looked everywhere would find the same.
+    pub(super) fn is_current(&self, fleet: &Fleet, gates: &Gates) -> bool {
+        let everything = Changes { configured: true, ..Changes::default() };
+        publish::routes(&self.routes.load(), fleet, &everything, gates).is_none()
+    }
+
+    /// Swaps what people read: for those who look, and at the end.
+    pub(super) fn show(&self, fleet: &Fleet, plan: &Plan) {
+        let report = fleet.report(plan);
+        self.view.store(Arc::new(fleet.view(&report)));
         self.report.store(Arc::new(report));
     }
 }

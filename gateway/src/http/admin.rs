@@ -28,7 +28,7 @@ use serde_json::json;
 use tokio::sync::{broadcast, watch};
 use tower_service::Service as _;
 
-use super::{Control, route, text};
+use super::{Control, control, route, text};
 use crate::{config::Config, serve::Stage};
 
 pub(super) mod guard;
@@ -41,7 +41,7 @@ pub struct Parts {
     pub control: Arc<dyn Control>,
     pub config: Arc<ArcSwap<Config>>,
     /// The metrics in Prometheus' text format.
-    pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
+    pub metrics: Arc<dyn Fn() -> control::Asked<'static, String> + Send + Sync>,
     /// Where the output of a model's engine is; `None` when there is none.
     pub logs: Arc<Logs>,
 }
@@ -131,7 +131,7 @@ async fn ready(State(shared): State<Shared>) -> Response {
 
 async fn metrics(State(shared): State<Shared>) -> Response {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    (kind, (shared.parts.metrics)()).into_response()
+    (kind, (shared.parts.metrics)().await).into_response()
 }
 
 async fn fleet(State(shared): State<Shared>) -> Response {

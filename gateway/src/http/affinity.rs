@@ -161,7 +161,7 @@ impl Attempted {
             Change::Back => tracing::info!(%engine, "answers again: it gets its share of requests"),
         }
         let routes = self.core.shared.control.routes();
-        let left_out = routes.models.get(&engine.model).map_or(0, Route::left_out);
+        let left_out = routes.models.get(&engine.model).map_or(0, |route| route.left_out());
         track.left_out(left_out, change != Change::Back);
     }
 }

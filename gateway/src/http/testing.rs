@@ -134,8 +134,8 @@ impl Gateway {
         let replicas = u32::try_from(engines.len()).unwrap();
         let route = Route::new(3, ModelState::Awake, replicas, endpoints, None);
         self.control.routes.store(Arc::new(Routes {
-            registry: Registry::new([&spec()]),
-            models: BTreeMap::from([(MODEL.into(), route)]),
+            registry: Arc::new(Registry::new([&spec()])),
+            models: BTreeMap::from([(MODEL.into(), Arc::new(route))]),
             ready: true,
         }));
     }

@@ -212,6 +212,7 @@ impl ModelMetrics {
         self.ejections.inc();
     }
 
+    /// `engines`: its own.
     pub(super) fn observe(&self, model: &ModelView, engines: &[EngineView]) {
         self.declared.set(integer(model.declared.0));
         let peak = model.learned.peak.unwrap_or_default();
@@ -224,9 +225,8 @@ impl ModelMetrics {
             self.state.with_label_values(&[state.as_str()]).set(is);
         }
         self.engine_state.reset();
-        let own = engines.iter().filter(|engine| engine.engine.model == model.name);
         let mut replicas = 0;
-        for engine in own {
+        for engine in engines {
             replicas += i64::from(engine.state != "Cold");
             let state = short(&engine.state);
             let replica = engine.engine.replica.to_string();

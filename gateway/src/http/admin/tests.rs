@@ -14,7 +14,7 @@ pub(super) async fn start(gateway: &Gateway, logs: Option<std::path::PathBuf>) -
     let parts = Parts {
         control: Arc::clone(&gateway.control) as _,
         config: Arc::clone(&gateway.config),
-        metrics: Arc::new(|| "rouse_build_info 1\n".to_owned()),
+        metrics: Arc::new(|| Box::pin(std::future::ready("rouse_build_info 1\n".to_owned()))),
         logs: Arc::new(move |_, _| logs.clone()),
     };
     let admin = Admin::bind("127.0.0.1:0".parse().unwrap(), parts).unwrap();

@@ -1,0 +1,243 @@
+//! What a turn costs beside the decision: nothing that grows with what it does not touch.
+
+use rouse::{
+    fleet::event::{Found, Order},
+    lease::{Clock, Lease},
+    model::{
+        Accelerator, AcceleratorId, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory,
+        ModelName, ModelSpec, Settings,
+    },
+    units::{Bytes, Millis},
+};
+use tokio::time::Instant;
+
+use super::*;
+use crate::{metrics::Metrics, routes::Routes};
+
+const MODELS: usize = 500;
+const START: Tick = Tick(1_000_000_000);
+
+/// Does nothing of what it is told.
+struct Deaf;
+
+impl Platform for Deaf {
+    fn submit(&self, _: Command) {}
+}
+
+struct World {
+    handle: Handle,
+    driver: Driver,
+    batch: Vec<Event>,
+}
+
+impl World {
+    /// So many models, of which the first few are awake, each on an accelerator of its own.
+    fn new(models: usize, awake: usize) -> Self {
+        let (_, events) = mpsc::channel(1);
+        let metrics = Arc::new(Metrics::new());
+        let clock = Clock::new(Instant::now(), START);
+        let journal = Journal::open(None).unwrap();
+        let (handle, driver) = Handle::new(Arc::new(Deaf), events, journal, metrics, clock);
+        let mut world = Self { handle, driver, batch: Vec::new() };
+        world.turn([configured(models, awake, 0)]);
+        world.turn((0..awake).map(adopted).chain([Event::AdoptionDone]));
+        for _ in 0..4 {
+            world.turn([]);
+        }
+        assert_eq!(world.routes().models.values().filter(|route| !route.endpoints.is_empty()).count(), awake);
+        world
+    }
+
+    fn turn(&mut self, events: impl IntoIterator<Item = Event>) {
+        self.batch.extend(events);
+        self.driver.turn(&mut self.batch);
+    }
+
+    /// One turn about whatever has come.
+    async fn step(&mut self) {
+        self.driver.receive(&mut self.batch).await;
+        self.driver.turn(&mut self.batch);
+    }
+
+    fn routes(&self) -> Arc<Routes> {
+        Arc::clone(&self.handle.routes())
+    }
+
+    fn lease(&self, n: usize) -> Lease {
+        self.routes().models[&name(n)].endpoints[0].gate.take().unwrap()
+    }
+
+    fn park(&self, n: usize) -> tokio::task::JoinHandle<Granted> {
+        let (handle, arrived) = (self.handle.clone(), self.handle.clock().now());
+        let parking = Parking {
+            model: name(n),
+            band: 0,
+            key: String::new(),
+            arrived,
+            deadline: arrived + Millis::secs(60),
+            stream: true,
+            only: None,
+        };
+        tokio::spawn(async move { handle.park(parking).await.unwrap() })
+    }
+}
+
+fn configured(models: usize, awake: usize, priority: i32) -> Event {
+    let gpu = |n| Accelerator { id: gpu(n), capacity: Bytes::gib(24), metered: false };
+    let accelerators = (0..awake).map(gpu).collect();
+    let models = (0..models).map(|n| model(n, if n == 7 { priority } else { 0 })).collect();
+    let configuration = Configuration { settings: Settings::default(), accelerators, models };
+    Event::Configured { configuration: Box::new(configuration) }
+}
+
+fn adopted(n: usize) -> Event {
+    let found = Found {
+        address: ([127, 0, 0, 1], 9).into(),
+        accelerators: vec![gpu(n)],
+        asleep: None,
+        ready: true,
+        fingerprint: 1,
+        last_end: START,
+        started: START,
+    };
+    Event::Adopted { engine: EngineId::new(name(n), 0), generation: Generation(1), found }
+}
+
+fn model(n: usize, priority: i32) -> ModelSpec {
+    ModelSpec {
+        name: name(n),
+        aliases: vec![format!("alias-{n}")],
+        accelerators: Accelerators::Count(1),
+        memory: Memory { awake: Bytes::gib(20), asleep: Bytes::gib(1), host: Bytes::gib(1) },
+        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        replicas: 1,
+        pinned: false,
+        priority,
+        max_concurrency: Some(1),
+        start_timeout: Millis::secs(600),
+        explicit_memory: true,
+        can_sleep: true,
+        fingerprint: 1,
+    }
+}
+
+fn name(n: usize) -> ModelName {
+    format!("model-{n:05}").into()
+}
+
+fn gpu(n: usize) -> AcceleratorId {
+    format!("gpu-{n}").into()
+}
+
+#[tokio::test]
+async fn who_waits_and_is_granted_a_place_makes_nothing_anew_that_others_read() {
+    let mut world = World::new(MODELS, 1);
+    let (routes, view, report) = (world.routes(), world.handle.view(), world.handle.report());
+    let lease = world.lease(0);
+    let waiting = world.park(0);
+    world.step().await;
+    assert!(!waiting.is_finished() && world.driver.fleet.queued().eq([&name(0)]));
+    drop(lease);
+    world.step().await;
+    drop(waiting.await.unwrap());
+    world.step().await;
+    assert!(Arc::ptr_eq(&routes, &world.routes()));
+    assert!(Arc::ptr_eq(&view, &world.handle.view()) && Arc::ptr_eq(&report, &world.handle.report()));
+}
+
+#[tokio::test]
+async fn what_happens_to_one_model_makes_one_route_anew() {
+    let mut world = World::new(MODELS, 2);
+    let before = world.routes();
+    let engine = EngineId::new(name(1), 0);
+    let cause = rouse::fault::Cause::Stopped;
+    world.turn([Event::Gone { engine, generation: Generation(1), cause }]);
+    let after = world.routes();
+    let same = |model: &ModelName| Arc::ptr_eq(&before.models[model], &after.models[model]);
+    assert!(before.models.keys().filter(|model| !same(model)).eq([&name(1)]));
+    assert!(after.models[&name(1)].endpoints.is_empty());
+    assert!(Arc::ptr_eq(&before.registry, &after.registry));
+}
+
+#[tokio::test]
+async fn a_reload_makes_anew_what_is_configured_otherwise() {
+    let mut world = World::new(MODELS, 1);
+    let before = world.routes();
+    world.turn([configured(MODELS, 1, 0)]);
+    assert!(Arc::ptr_eq(&before, &world.routes()));
+    world.turn([configured(MODELS, 1, 5)]);
+    let after = world.routes();
+    assert_eq!(after.models[&name(7)].priority, 5);
+    assert!(Arc::ptr_eq(&before.models[&name(8)], &after.models[&name(8)]));
+    assert!(Arc::ptr_eq(&before.registry, &after.registry));
+    world.turn([configured(MODELS - 1, 1, 5)]);
+    assert_eq!(world.routes().models.len(), MODELS - 1);
+    assert!(world.routes().registry.find("alias-499").is_none());
+}
+
+#[tokio::test]
+async fn the_gate_of_a_life_that_ended_is_kept_until_its_last_lease_is_gone() {
+    let mut world = World::new(2, 1);
+    let lease = world.lease(0);
+    let engine = EngineId::new(name(0), 0);
+    let gate = Arc::downgrade(&world.routes().models[&name(0)].endpoints[0].gate);
+    let cause = rouse::fault::Cause::Stopped;
+    world.turn([Event::Gone { engine, generation: Generation(1), cause }]);
+    world.turn([]);
+    assert!(gate.upgrade().is_some_and(|gate| !gate.is_open()));
+    drop(lease);
+    world.turn([]);
+    world.turn([]);
+    assert!(gate.upgrade().is_none());
+}
+
+#[tokio::test]
+async fn gauges_show_the_last_turn_whenever_they_are_asked_for() {
+    let mut world = World::new(3, 1);
+    let lease = world.lease(0);
+    world.turn([]);
+    let handle = world.handle.clone();
+    let mut lines = handle.journal();
+    let measuring = tokio::spawn(async move { handle.measure().await });
+    tokio::task::yield_now().await;
+    let asked = world.driver.asks.try_recv().unwrap();
+    assert!(!world.driver.take(asked, &mut world.batch), "no turn is taken for it");
+    measuring.await.unwrap();
+    let text = world.handle.metrics().encode();
+    for line in [
+        "rouse_leases{model=\"model-00000\"} 1",
+        "rouse_model_state{model=\"model-00000\",state=\"awake\"} 1",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+    }
+    assert!(lines.try_recv().is_err());
+    drop(lease);
+}
+
+#[tokio::test]
+async fn what_is_shown_when_the_driver_has_ended_is_its_end() {
+    let world = World::new(3, 1);
+    let handle = world.handle.clone();
+    handle.tell(Event::Shutdown { stop_engines: false });
+    world.driver.run().await;
+    handle.refresh().await;
+    assert_eq!(handle.view().models.len(), 3);
+    assert_eq!(handle.learned().await.len(), 3);
+    handle.measure().await;
+    assert!(handle.metrics().encode().contains("rouse_model_state{model=\"model-00002\",state=\"cold\"} 1"));
+}
+
+#[tokio::test]
+async fn an_order_is_judged_by_all_that_was_heard_before_it() {
+    let mut world = World::new(1, 1);
+    let handle = world.handle.clone();
+    handle.tell(configured(2, 1, 0));
+    // Until now there is no such model.
+    let order = tokio::spawn(async move { handle.order(name(1), Order::Stop).await });
+    tokio::task::yield_now().await;
+    while !order.is_finished() {
+        world.step().await;
+        tokio::task::yield_now().await;
+    }
+    order.await.unwrap().unwrap();
+}
