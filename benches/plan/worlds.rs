@@ -34,15 +34,6 @@ pub(crate) enum Waiting {
 
 impl Waiting {
     pub(crate) const ALL: [Self; 4] = [Self::Nobody, Self::One, Self::Thousand, Self::Evicting];
-
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Nobody => "nobody waits",
-            Self::One => "one waits",
-            Self::Thousand => "1000 wait",
-            Self::Evicting => "makes room",
-        }
-    }
 }
 
 /// A fleet of so many engines, one for each model, for which everything was decided that could be.
