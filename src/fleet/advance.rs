@@ -173,7 +173,7 @@ impl Draft<'_> {
     fn weigh(&mut self, id: &EngineId) {
         let Some(e) = self.engine(id) else { return };
         let unread = |a: &&AcceleratorId| {
-            self.planner.ledger.accelerators.get(*a).is_some_and(|account| account.is_unread_since(e.turn))
+            self.planner.ledger.accelerators.get(a).is_some_and(|account| account.is_unread_since(e.turn))
         };
         for accelerator in e.accelerators.iter().filter(unread).cloned().collect::<Vec<_>>() {
             self.emit(Command::Meter { accelerator, after: Millis::ZERO });

@@ -286,7 +286,7 @@ impl Planner {
         engine
             .accelerators
             .iter()
-            .find(|a| self.ledger.accelerators.get(*a).is_none_or(|account| !account.healthy))
+            .find(|a| self.ledger.accelerators.get(a).is_none_or(|account| !account.healthy))
     }
 
     /// It should have gone further by now.
