@@ -34,15 +34,6 @@ pub(crate) enum Waiting {
 
 impl Waiting {
     pub(crate) const ALL: [Self; 4] = [Self::Nobody, Self::One, Self::Thousand, Self::Evicting];
-
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Nobody => "nobody waits",
-            Self::One => "one waits",
-            Self::Thousand => "1000 wait",
-            Self::Evicting => "makes room",
-        }
-    }
 }
 
 /// A fleet of so many engines, one for each model, for which everything was decided that could be.
@@ -51,8 +42,7 @@ pub(crate) fn fleet(engines: usize, waiting: Waiting) -> Fleet {
     let accelerators = (engines / 8).max(1);
     let models = (0..engines).map(model).collect();
     let gpu = |n| Accelerator { id: gpu(n), capacity: Bytes::gib(82), metered: true };
-    let mut settings = Settings::default();
-    settings.host_memory = Bytes::gib(1 << 20);
+    let mut settings = Settings { host_memory: Bytes::gib(1 << 20), ..Settings::default() };
     settings.queue.max_waiting = 100_000;
     let configuration =
         Configuration { settings, accelerators: (0..accelerators).map(gpu).collect(), models };
