@@ -135,6 +135,7 @@ async fn answer(
                 method: &Method::POST,
                 path: &path,
                 headers: &parts.headers,
+                request_id: None,
                 body: body.into(),
                 stream,
                 form: Form::OpenAi,

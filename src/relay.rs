@@ -80,6 +80,8 @@ pub struct Outgoing<'a> {
     pub method: &'a Method,
     pub path: &'a PathAndQuery,
     pub headers: &'a HeaderMap,
+    /// Goes as `x-request-id`, instead of what the headers say; without one, what they say passes.
+    pub request_id: Option<&'a HeaderValue>,
     pub body: Payload,
     /// The client asked for a stream: other deadlines hold, and the engine is asked not to compress.
     pub stream: bool,

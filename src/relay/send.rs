@@ -14,7 +14,7 @@ use super::{
     body::{Flow, Wanted},
     connection::Connection,
     head::{self, Head},
-    headers::{self, Host},
+    headers::{self, Ours},
     payload::Unsent,
     pool::Key,
     record::Record,
@@ -144,11 +144,17 @@ fn begin(
     target: &Target,
     cx: &mut Context<'_>,
 ) -> Unsent {
-    let Outgoing { method, path, headers, body, stream, watch_json, .. } = outgoing;
+    let Outgoing { method, path, headers, request_id, body, stream, watch_json, .. } = outgoing;
     pool.with_draft(|draft| {
         head::line(draft, method, path);
-        let host = Host { name: &connection.host, authorization: target.authorization.as_ref() };
-        headers::to_engine(draft, headers, host, body.len(), *stream || *watch_json);
+        let ours = Ours {
+            host: &connection.host,
+            authorization: target.authorization.as_ref(),
+            request_id: *request_id,
+            length: body.len(),
+            identity: *stream || *watch_json,
+        };
+        headers::to_engine(draft, headers, ours);
         draft.extend_from_slice(b"\r\n");
         connection.begin(draft, body, cx)
     })

@@ -176,6 +176,7 @@ impl Core {
                 method: &Method::POST,
                 path: &self.path,
                 headers: &self.headers,
+                request_id: None,
                 body: Bytes::from_static(b"{\"model\":\"m\"}").into(),
                 stream,
                 form: Form::OpenAi,

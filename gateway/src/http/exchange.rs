@@ -60,6 +60,8 @@ pub(crate) struct Job {
     pub(crate) method: Method,
     pub(crate) path: PathAndQuery,
     pub(crate) headers: HeaderMap,
+    /// The engine is told the request's id.
+    pub(crate) names_id: bool,
     pub(crate) body: Content,
     /// The body's share of what all bodies may hold. Goes with the job, which ends with the answer's head.
     pub(crate) _charge: Charge,
@@ -309,6 +311,7 @@ impl Job {
                 method: &self.method,
                 path: &self.path,
                 headers: &self.headers,
+                request_id: self.names_id.then_some(&self.track.id),
                 body,
                 stream: self.stream,
                 form: self.form,

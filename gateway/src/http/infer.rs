@@ -100,9 +100,8 @@ impl Served {
         let spec = config.models.get(&model).cloned();
         let spec = spec.ok_or_else(|| Fault::ModelNotFound { model: text::cut(call.spelled(&head)) })?;
         // llama-cpp-python answers 400, without a word, to an id that is no UUID.
-        if spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id) {
-            headers.insert(REQUEST_ID, self.track.id.clone());
-        } else {
+        let names_id = spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id);
+        if !names_id {
             headers.remove(REQUEST_ID);
         }
         self.track.place_in_trace(&mut headers);
@@ -127,6 +126,7 @@ impl Served {
             method: call.method,
             path: call.path,
             headers,
+            names_id,
             _charge: charge,
             stream,
             form: self.form,
