@@ -25,23 +25,22 @@ pub(crate) struct Hasher {
 
 impl Hasher {
     pub(crate) fn write(&mut self, mut bytes: &[u8]) {
-        while !self.length.is_multiple_of(8) || bytes.len() < 8 {
-            let Some((&byte, rest)) = bytes.split_first() else { return };
+        while !bytes.is_empty() {
             let pending = self.length % 8;
-            self.word |= u64::from(byte) << (8 * pending);
-            self.length += 1;
-            bytes = rest;
-            if pending == 7 {
-                let word = std::mem::take(&mut self.word);
-                self.fold(word);
+            if let (0, Some((word, rest))) = (pending, bytes.split_first_chunk::<8>()) {
+                self.fold(u64::from_le_bytes(*word));
+                self.length += 8;
+                bytes = rest;
+            } else if let Some((&byte, rest)) = bytes.split_first() {
+                self.word |= u64::from(byte) << (8 * pending);
+                self.length += 1;
+                bytes = rest;
+                if pending == 7 {
+                    let word = std::mem::take(&mut self.word);
+                    self.fold(word);
+                }
             }
         }
-        let (words, rest) = bytes.as_chunks::<8>();
-        for word in words {
-            self.fold(u64::from_le_bytes(*word));
-        }
-        self.length += 8 * words.len() as u64;
-        self.write(rest);
     }
 
     pub(crate) const fn finish(mut self) -> u64 {
