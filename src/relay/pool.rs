@@ -105,7 +105,7 @@ impl Pool {
 
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.idle.borrow().is_empty()
+        self.0.idle.borrow().values().all(Vec::is_empty)
     }
 
     /// Closes connections as they grow too old; never returns. To be run once per pool, beside the core's listeners:
@@ -123,17 +123,13 @@ impl Pool {
     pub(super) fn take(&self, key: &Key, now: Instant) -> Option<Connection> {
         let mut idle = self.0.idle.borrow_mut();
         let stack = idle.get_mut(key)?;
-        let mut found = None;
+        // An empty stack stays until the next sweep: its memory is wanted again as soon as this exchange ends.
         while let Some(top) = stack.pop() {
             if now < top.since + self.0.age && top.connection.is_quiet() {
-                found = Some(top.connection);
-                break;
+                return Some(top.connection);
             }
         }
-        if stack.is_empty() {
-            idle.remove(key);
-        }
-        found
+        None
     }
 
     pub(super) fn put(&self, key: Key, mut connection: Connection) {
