@@ -125,6 +125,7 @@ async fn answer(
     let sent = exchange(
         pool,
         Exchange {
+            now: Instant::now(),
             target: Target {
                 engine: EngineId::new("m".into(), 0),
                 generation: Generation(1),

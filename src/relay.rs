@@ -36,6 +36,7 @@
 use std::net::SocketAddr;
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, uri::PathAndQuery};
+use tokio::time::Instant;
 
 use crate::{
     fault::{Fault, Phase},
@@ -107,6 +108,8 @@ pub struct Timeouts {
 /// One attempt at one engine.
 #[derive(Debug)]
 pub struct Exchange<'a, O> {
+    /// Its deadlines count from here.
+    pub now: Instant,
     pub target: Target,
     pub outgoing: Outgoing<'a>,
     pub lease: Lease,

@@ -270,9 +270,15 @@ struct Served {
 
 impl Served {
     /// What every answer says, whoever gave it.
-    fn finish(self, mut response: Response<Reply>) -> Response<Reply> {
+    fn finish(self, response: Response<Reply>) -> Response<Reply> {
+        let now = self.core.now();
+        self.finish_at(response, now)
+    }
+
+    /// The same, by a clock that was read just before.
+    fn finish_at(self, mut response: Response<Reply>, now: Tick) -> Response<Reply> {
         let Self { core, socket, track, form, origin, ambiguous, is_head } = self;
-        track.head(response.status().as_u16());
+        track.head(response.status().as_u16(), now);
         response.headers_mut().insert(REQUEST_ID, track.id.clone());
         if form == Form::Anthropic {
             // Under this name its SDKs look for it.

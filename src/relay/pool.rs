@@ -132,7 +132,7 @@ impl Pool {
         None
     }
 
-    pub(super) fn put(&self, key: Key, mut connection: Connection) {
+    pub(super) fn put(&self, key: Key, mut connection: Connection, now: Instant) {
         connection.rest();
         let mut idle = self.0.idle.borrow_mut();
         if idle.is_empty() {
@@ -143,8 +143,7 @@ impl Pool {
             // The oldest lies at the bottom.
             drop(stack.remove(0));
         }
-        let since = Instant::now();
-        stack.push(Idle { connection, since });
+        stack.push(Idle { connection, since: now });
     }
 
     /// Closes what is too old at `now`; tells when the next one will be.

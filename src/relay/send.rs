@@ -33,10 +33,10 @@ pub async fn exchange<O: Observer + Unpin>(
     pool: &Pool,
     exchange: Exchange<'_, O>,
 ) -> Result<Response<RelayBody<O>>, Failed> {
-    let Exchange { target, outgoing, lease, timeouts, observer } = exchange;
+    let Exchange { now, target, outgoing, lease, timeouts, observer } = exchange;
     let wanted = Wanted { stream: outgoing.stream, watch_json: outgoing.watch_json, form: outgoing.form };
     let mut record = Record::new(lease, observer);
-    match run(pool, &target, outgoing, &timeouts, &mut record).await {
+    match run(pool, &target, outgoing, (&timeouts, now), &mut record).await {
         Ok((head, flow)) => {
             record.phase = Phase::Streaming;
             Ok(RelayBody::respond(head, flow, record, target, &timeouts, wanted))
@@ -62,11 +62,10 @@ async fn run<O: Observer>(
     pool: &Pool,
     target: &Target,
     outgoing: Outgoing<'_>,
-    timeouts: &Timeouts,
+    (timeouts, now): (&Timeouts, Instant),
     record: &mut Record<O>,
 ) -> Result<(Head, Flow), Fault> {
     let key = Key { address: target.address, generation: target.generation };
-    let now = Instant::now();
     let deadline = if outgoing.stream {
         Deadline::after(Timer::FirstByte, timeouts.first_byte, now)
     } else {

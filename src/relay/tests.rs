@@ -171,6 +171,7 @@ impl Core {
 
     fn order(&self, stream: bool, seen: &Seen) -> Exchange<'_, Seen> {
         Exchange {
+            now: Instant::now(),
             target: self.target.clone(),
             outgoing: Outgoing {
                 method: &Method::POST,

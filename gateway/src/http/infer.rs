@@ -77,10 +77,11 @@ impl Served {
             Ok(job) => self.run(job, exchange).await,
             Err(fault) => self.refuse(&fault, exchange),
         };
+        let now = self.core.now();
         if let Some(key) = &key {
-            keys::note_limits(key, || self.core.now(), response.headers_mut());
+            keys::note_limits(key, now, response.headers_mut());
         }
-        self.finish(response)
+        self.finish_at(response, now)
     }
 
     /// Finds out which model is meant and what exactly is to be sent.
@@ -172,7 +173,7 @@ impl Served {
         }
     }
 
-    fn pass_on(&self, mut answer: Answer, live: LiveParts, exchange: InExchange) -> Response<Reply> {
+    fn pass_on(&self, mut answer: Box<Answer>, live: LiveParts, exchange: InExchange) -> Response<Reply> {
         let mut head = Response::new(());
         *head.status_mut() = answer.response.status();
         std::mem::swap(head.headers_mut(), answer.response.headers_mut());

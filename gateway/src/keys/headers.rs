@@ -30,13 +30,13 @@ pub(crate) fn challenge(headers: &mut HeaderMap) {
 }
 
 /// How much the key has left, where it has limits.
-pub(crate) fn note_limits(key: &Key, now: impl FnOnce() -> Tick, headers: &mut HeaderMap) {
+pub(crate) fn note_limits(key: &Key, now: Tick, headers: &mut HeaderMap) {
     if key.limits.requests.is_none() && key.limits.tokens.is_none() {
         return;
     }
     // One piece of memory for all six, where each would take two of its own.
     let mut text = Vec::with_capacity(6 * DIGITS);
-    let standings = key.account.standing(&key.limits, now());
+    let standings = key.account.standing(&key.limits, now);
     let ranges = standings.map(|standing| {
         standing.map(|standing| {
             let begin = text.len();
