@@ -122,7 +122,7 @@ impl Served {
             track: Rc::clone(&self.track),
             config,
             model,
-            body: call.content(body, &head),
+            body: call.content(body, head),
             spec,
             method: call.method,
             path: call.path,
