@@ -125,6 +125,7 @@ async fn answer(
     let sent = exchange(
         pool,
         Exchange {
+            now: Instant::now(),
             target: Target {
                 engine: EngineId::new("m".into(), 0),
                 generation: Generation(1),
@@ -135,6 +136,7 @@ async fn answer(
                 method: &Method::POST,
                 path: &path,
                 headers: &parts.headers,
+                request_id: None,
                 body: body.into(),
                 stream,
                 form: Form::OpenAi,

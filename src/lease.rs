@@ -61,6 +61,8 @@ pub struct Lease {
     gate: Arc<Gate>,
     /// Its end is the engine's last use.
     counts: bool,
+    /// When it ends, where that is known before it does.
+    ends: Option<Instant>,
 }
 
 impl Clock {
@@ -106,17 +108,21 @@ impl Gate {
     /// A lease for a request that did not queue. `None` when the gate is closed, full, or others queue already.
     #[must_use]
     pub fn take(self: &Arc<Self>) -> Option<Lease> {
-        self.count
-            .take(self.limit.load(Ordering::Relaxed), false)
-            .then(|| Lease { gate: Arc::clone(self), counts: true })
+        self.count.take(self.limit.load(Ordering::Relaxed), false).then(|| Lease {
+            gate: Arc::clone(self),
+            counts: true,
+            ends: None,
+        })
     }
 
     /// A lease for a request that queued: goes before newcomers. `None` when the gate is closed or full.
     #[must_use]
     pub fn take_queued(self: &Arc<Self>) -> Option<Lease> {
-        self.count
-            .take(self.limit.load(Ordering::Relaxed), true)
-            .then(|| Lease { gate: Arc::clone(self), counts: true })
+        self.count.take(self.limit.load(Ordering::Relaxed), true).then(|| Lease {
+            gate: Arc::clone(self),
+            counts: true,
+            ends: None,
+        })
     }
 
     pub fn open(&self) {
@@ -216,9 +222,18 @@ impl Lease {
         self
     }
 
+    /// It is about to end, at `now`: it need not read the clock itself.
+    pub const fn ends(&mut self, now: Instant) {
+        self.ends = Some(now);
+    }
+
     /// A response byte passed at `now`: the engine makes progress.
     pub fn progress(&self, now: Instant) {
-        self.gate.last_byte.store(self.gate.clock.at(now).0, Ordering::Relaxed);
+        let now = self.gate.clock.at(now).0;
+        // Of many streams most find it as it should be: then no line of memory goes from core to core.
+        if self.gate.last_byte.load(Ordering::Relaxed) != now {
+            self.gate.last_byte.store(now, Ordering::Relaxed);
+        }
     }
 
     /// Why this exchange must end at once, if it must.
@@ -236,7 +251,8 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if self.counts {
-            self.gate.last_end.store(self.gate.clock.now().0, Ordering::Relaxed);
+            let now = self.ends.unwrap_or_else(Instant::now);
+            self.gate.last_end.store(self.gate.clock.at(now).0, Ordering::Relaxed);
         }
         match self.gate.count.release() {
             Released::Unnoticed => {}

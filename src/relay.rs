@@ -36,6 +36,7 @@
 use std::net::SocketAddr;
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, uri::PathAndQuery};
+use tokio::time::Instant;
 
 use crate::{
     fault::{Fault, Phase},
@@ -80,6 +81,8 @@ pub struct Outgoing<'a> {
     pub method: &'a Method,
     pub path: &'a PathAndQuery,
     pub headers: &'a HeaderMap,
+    /// Goes as `x-request-id`, instead of what the headers say; without one, what they say passes.
+    pub request_id: Option<&'a HeaderValue>,
     pub body: Payload,
     /// The client asked for a stream: other deadlines hold, and the engine is asked not to compress.
     pub stream: bool,
@@ -105,6 +108,8 @@ pub struct Timeouts {
 /// One attempt at one engine.
 #[derive(Debug)]
 pub struct Exchange<'a, O> {
+    /// Its deadlines count from here.
+    pub now: Instant,
     pub target: Target,
     pub outgoing: Outgoing<'a>,
     pub lease: Lease,

@@ -90,6 +90,8 @@ pub(crate) struct Core {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Pool,
     pub(crate) stage: watch::Receiver<Stage>,
+    /// What the stage was when this core began to look at it.
+    began_serving: bool,
     ids: RequestIds,
     lots: Lots,
     /// Where the decisions hear what keys are served.
@@ -114,16 +116,20 @@ impl Shared {
     ) -> Arc<Self> {
         let started = control.clock().now();
         let (bodies, keys, authors) = (Arc::default(), Keys::new(), Authors::default());
+        // With many keys this takes as long as many requests: the first one is not to wait for it.
+        drop(keys.table(&config.load().keys, |name| meter.key(name)));
         Arc::new(Self { control, config, meter, telemetry, bodies, authors, keys, started })
     }
 }
 
 impl Core {
     pub(crate) fn new(shared: Arc<Shared>, stage: watch::Receiver<Stage>) -> Rc<Self> {
+        let began_serving = *stage.borrow() == Stage::Serving;
         Rc::new(Self {
             shared,
             pool: Pool::default(),
             stage,
+            began_serving,
             ids: RequestIds::new(),
             lots: Lots::new(),
             served: Known::default(),
@@ -136,7 +142,9 @@ impl Core {
     }
 
     fn draining(&self) -> bool {
-        *self.stage.borrow() > Stage::Serving
+        // Which locks, and so writes where all cores read. Until the stage changes there is nothing new to see.
+        let unchanged = self.began_serving && matches!(self.stage.has_changed(), Ok(false));
+        !unchanged && *self.stage.borrow() > Stage::Serving
     }
 }
 
@@ -262,9 +270,15 @@ struct Served {
 
 impl Served {
     /// What every answer says, whoever gave it.
-    fn finish(self, mut response: Response<Reply>) -> Response<Reply> {
+    fn finish(self, response: Response<Reply>) -> Response<Reply> {
+        let now = self.core.now();
+        self.finish_at(response, now)
+    }
+
+    /// The same, by a clock that was read just before.
+    fn finish_at(self, mut response: Response<Reply>, now: Tick) -> Response<Reply> {
         let Self { core, socket, track, form, origin, ambiguous, is_head } = self;
-        track.head(response.status().as_u16());
+        track.head(response.status().as_u16(), now);
         response.headers_mut().insert(REQUEST_ID, track.id.clone());
         if form == Form::Anthropic {
             // Under this name its SDKs look for it.

@@ -6,7 +6,7 @@ use http::{HeaderMap, Method, uri::PathAndQuery};
 use super::{
     decode::Decoder,
     head,
-    headers::{self, Host},
+    headers::{self, Ours},
 };
 
 /// The head of an engine's answer is at the front of `held` and was read.
@@ -24,7 +24,8 @@ pub fn write_head(
     length: usize,
 ) {
     head::line(out, method, path);
-    headers::to_engine(out, headers, Host { name: host, authorization: None }, length, true);
+    let ours = Ours { host, authorization: None, request_id: None, length, identity: true };
+    headers::to_engine(out, headers, ours);
 }
 
 /// A chunked body.

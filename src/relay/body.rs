@@ -123,7 +123,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
             begun: false,
         };
         if decoder.is_done() {
-            body.complete(flow);
+            body.complete(flow, Instant::now());
         } else {
             let flow = Box::new(flow);
             body.stage = Stage::Flowing { flow, decoder };
@@ -141,18 +141,17 @@ impl<O: Observer + Unpin> RelayBody<O> {
         matches!(self.stage, Stage::Farewell(..) | Stage::Broken(_))
     }
 
-    fn complete(&mut self, flow: Flow) {
-        flow.finish();
-        self.record.end(Outcome::Complete);
+    fn complete(&mut self, flow: Flow, now: Instant) {
+        flow.finish(now);
+        self.record.complete(now);
     }
 
-    /// Takes note of a frame that is about to pass.
-    fn passes(&mut self, frame: &[u8]) {
+    /// Takes note of a frame that is about to pass at `now`.
+    fn passes(&mut self, frame: &[u8], now: Instant) {
         if let Some(scanner) = &mut self.scanner {
             scanner.feed(frame);
         }
         let Some(open) = self.record.open() else { return };
-        let now = Instant::now();
         open.lease.progress(now);
         if !self.begun {
             open.observer.first_byte();
@@ -212,13 +211,14 @@ impl<O: Observer + Unpin> RelayBody<O> {
                         },
                     };
                     let last = piece.is_none() || decoder.is_done();
+                    let now = Instant::now();
                     if let Some(piece) = &piece {
-                        self.passes(piece.bytes(memory));
+                        self.passes(piece.bytes(memory), now);
                     }
                     if last
                         && let Stage::Flowing { flow, .. } = std::mem::replace(&mut self.stage, Stage::Ended)
                     {
-                        self.complete(*flow);
+                        self.complete(*flow, now);
                     }
                     return Poll::Ready(piece.map(Ok));
                 }
@@ -328,10 +328,10 @@ impl Flow {
     }
 
     /// The answer is complete: the connection waits for its next use, if there can be one.
-    fn finish(self) {
+    fn finish(self, now: Instant) {
         let clean = self.unsent.is_empty() && self.connection.held.is_empty() && !self.connection.spent;
         if let (Some(key), true) = (self.home, clean) {
-            self.pool.put(key, self.connection);
+            self.pool.put(key, self.connection, now);
         }
     }
 }

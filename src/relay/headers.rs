@@ -24,38 +24,43 @@ const HOP_BY_HOP: [HeaderName; 7] = [
     header::UPGRADE,
 ];
 
-/// What of the engine's a request is written with.
+/// What a request is written with that its client did not say.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Host<'a> {
-    /// Address and port.
-    pub(super) name: &'a str,
+pub(super) struct Ours<'a> {
+    /// Address and port of the engine.
+    pub(super) host: &'a str,
     /// Sent instead of the client's key.
     pub(super) authorization: Option<&'a HeaderValue>,
+    /// Sent instead of the client's id.
+    pub(super) request_id: Option<&'a HeaderValue>,
+    /// Of the body.
+    pub(super) length: usize,
+    /// The answer will be read on the way, so it must not be compressed.
+    pub(super) identity: bool,
 }
 
 /// Writes a client's headers as they go to an engine: what must not pass is left out, `Host`, `Content-Length` and the
-/// engine's own key are set. `identity`: the answer will be read on the way, so it must not be compressed. One pass, and
-/// nothing is copied but the bytes that leave.
-pub(super) fn to_engine(
-    out: &mut Vec<u8>,
-    headers: &HeaderMap,
-    host: Host<'_>,
-    length: usize,
-    identity: bool,
-) {
+/// engine's own key are set. One pass, and nothing is copied but the bytes that leave.
+pub(super) fn to_engine(out: &mut Vec<u8>, headers: &HeaderMap, ours: Ours<'_>) {
+    let Ours { host, authorization, request_id, length, identity } = ours;
     let named = Named::by(headers.get_all(header::CONNECTION).iter().map(HeaderValue::as_bytes));
+    let replaced = |name: &HeaderName| {
+        (identity && name == header::ACCEPT_ENCODING) || (request_id.is_some() && *name == REQUEST_ID)
+    };
     for (name, value) in headers {
-        if is_for_engine(name.as_str()) && !named.has(name) && !(identity && name == header::ACCEPT_ENCODING)
-        {
+        if is_for_engine(name.as_str()) && !named.has(name) && !replaced(name) {
             line(out, name.as_str(), value.as_bytes());
         }
     }
     if identity {
         line(out, "accept-encoding", b"identity");
     }
-    line(out, "host", host.name.as_bytes());
-    if let Some(key) = host.authorization {
+    line(out, "host", host.as_bytes());
+    if let Some(key) = authorization {
         line(out, "authorization", key.as_bytes());
+    }
+    if let Some(id) = request_id {
+        line(out, "x-request-id", id.as_bytes());
     }
     let mut digits = [0; 20];
     line(out, "content-length", decimal(length, &mut digits));

@@ -105,7 +105,7 @@ impl Pool {
 
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.idle.borrow().is_empty()
+        self.0.idle.borrow().values().all(Vec::is_empty)
     }
 
     /// Closes connections as they grow too old; never returns. To be run once per pool, beside the core's listeners:
@@ -123,20 +123,16 @@ impl Pool {
     pub(super) fn take(&self, key: &Key, now: Instant) -> Option<Connection> {
         let mut idle = self.0.idle.borrow_mut();
         let stack = idle.get_mut(key)?;
-        let mut found = None;
+        // An empty stack stays until the next sweep: its memory is wanted again as soon as this exchange ends.
         while let Some(top) = stack.pop() {
             if now < top.since + self.0.age && top.connection.is_quiet() {
-                found = Some(top.connection);
-                break;
+                return Some(top.connection);
             }
         }
-        if stack.is_empty() {
-            idle.remove(key);
-        }
-        found
+        None
     }
 
-    pub(super) fn put(&self, key: Key, mut connection: Connection) {
+    pub(super) fn put(&self, key: Key, mut connection: Connection, now: Instant) {
         connection.rest();
         let mut idle = self.0.idle.borrow_mut();
         if idle.is_empty() {
@@ -147,8 +143,7 @@ impl Pool {
             // The oldest lies at the bottom.
             drop(stack.remove(0));
         }
-        let since = Instant::now();
-        stack.push(Idle { connection, since });
+        stack.push(Idle { connection, since: now });
     }
 
     /// Closes what is too old at `now`; tells when the next one will be.

@@ -2,6 +2,8 @@
 //!
 //! One value holds both, so that there is one place where an exchange ends: by name, or by being dropped.
 
+use tokio::time::Instant;
+
 use super::{Observer, Outcome};
 use crate::{fault::Phase, lease::Lease};
 
@@ -27,6 +29,14 @@ impl<O: Observer> Record<O> {
     /// `None` once it has ended.
     pub(super) const fn open(&mut self) -> Option<&mut Open<O>> {
         self.open.as_mut()
+    }
+
+    /// Ends it at `now`, by a whole answer.
+    pub(super) fn complete(&mut self, now: Instant) {
+        if let Some(open) = &mut self.open {
+            open.lease.ends(now);
+        }
+        self.end(Outcome::Complete);
     }
 
     /// Ends it; a second time nothing happens. The caller has closed or given away the connection before.

@@ -14,7 +14,7 @@ use super::{
     body::{Flow, Wanted},
     connection::Connection,
     head::{self, Head},
-    headers::{self, Host},
+    headers::{self, Ours},
     payload::Unsent,
     pool::Key,
     record::Record,
@@ -33,10 +33,10 @@ pub async fn exchange<O: Observer + Unpin>(
     pool: &Pool,
     exchange: Exchange<'_, O>,
 ) -> Result<Response<RelayBody<O>>, Failed> {
-    let Exchange { target, outgoing, lease, timeouts, observer } = exchange;
+    let Exchange { now, target, outgoing, lease, timeouts, observer } = exchange;
     let wanted = Wanted { stream: outgoing.stream, watch_json: outgoing.watch_json, form: outgoing.form };
     let mut record = Record::new(lease, observer);
-    match run(pool, &target, outgoing, &timeouts, &mut record).await {
+    match run(pool, &target, outgoing, (&timeouts, now), &mut record).await {
         Ok((head, flow)) => {
             record.phase = Phase::Streaming;
             Ok(RelayBody::respond(head, flow, record, target, &timeouts, wanted))
@@ -62,11 +62,10 @@ async fn run<O: Observer>(
     pool: &Pool,
     target: &Target,
     outgoing: Outgoing<'_>,
-    timeouts: &Timeouts,
+    (timeouts, now): (&Timeouts, Instant),
     record: &mut Record<O>,
 ) -> Result<(Head, Flow), Fault> {
     let key = Key { address: target.address, generation: target.generation };
-    let now = Instant::now();
     let deadline = if outgoing.stream {
         Deadline::after(Timer::FirstByte, timeouts.first_byte, now)
     } else {
@@ -144,11 +143,17 @@ fn begin(
     target: &Target,
     cx: &mut Context<'_>,
 ) -> Unsent {
-    let Outgoing { method, path, headers, body, stream, watch_json, .. } = outgoing;
+    let Outgoing { method, path, headers, request_id, body, stream, watch_json, .. } = outgoing;
     pool.with_draft(|draft| {
         head::line(draft, method, path);
-        let host = Host { name: &connection.host, authorization: target.authorization.as_ref() };
-        headers::to_engine(draft, headers, host, body.len(), *stream || *watch_json);
+        let ours = Ours {
+            host: &connection.host,
+            authorization: target.authorization.as_ref(),
+            request_id: *request_id,
+            length: body.len(),
+            identity: *stream || *watch_json,
+        };
+        headers::to_engine(draft, headers, ours);
         draft.extend_from_slice(b"\r\n");
         connection.begin(draft, body, cx)
     })

@@ -171,11 +171,13 @@ impl Core {
 
     fn order(&self, stream: bool, seen: &Seen) -> Exchange<'_, Seen> {
         Exchange {
+            now: Instant::now(),
             target: self.target.clone(),
             outgoing: Outgoing {
                 method: &Method::POST,
                 path: &self.path,
                 headers: &self.headers,
+                request_id: None,
                 body: Bytes::from_static(b"{\"model\":\"m\"}").into(),
                 stream,
                 form: Form::OpenAi,

@@ -162,11 +162,11 @@ impl Call {
     }
 
     /// What is sent to whichever engine it turns out to be.
-    pub(super) fn content(&self, body: Bytes, head: &Head<'_>) -> Content {
+    pub(super) fn content(&self, body: Bytes, head: Head<'_>) -> Content {
         Content {
             body,
-            range: head.range.clone(),
-            name: head.model.clone().into_owned(),
+            range: head.range,
+            name: head.model.into_owned(),
             is_form: matches!(self.body, Shape::Multipart { .. }),
         }
     }

@@ -26,7 +26,10 @@ use rouse::{
     relay::{self, Exchange, Observer, Outcome, Outgoing, Payload, Target},
     units::{Millis, Tick},
 };
-use tokio::sync::{Notify, oneshot};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
 
 use super::{
     Core,
@@ -60,6 +63,8 @@ pub(crate) struct Job {
     pub(crate) method: Method,
     pub(crate) path: PathAndQuery,
     pub(crate) headers: HeaderMap,
+    /// The engine is told the request's id.
+    pub(crate) names_id: bool,
     pub(crate) body: Content,
     /// The body's share of what all bodies may hold. Goes with the job, which ends with the answer's head.
     pub(crate) _charge: Charge,
@@ -115,14 +120,14 @@ enum Again {
 
 /// An answer on its way to a client that may leave before it has it: sent, and not yet received, it would go with its
 /// receiver.
-struct Untaken(Option<Answer>);
+struct Untaken(Option<Box<Answer>>);
 
 impl Untaken {
-    const fn new(answer: Answer) -> Self {
+    const fn new(answer: Box<Answer>) -> Self {
         Self(Some(answer))
     }
 
-    fn take(mut self) -> Result<Answer, Fault> {
+    fn take(mut self) -> Result<Box<Answer>, Fault> {
         self.0.take().ok_or(Fault::Internal)
     }
 }
@@ -137,7 +142,7 @@ impl Drop for Untaken {
 
 impl Job {
     /// Sees the request through to the head of an answer. A refusal says nothing that its client may not know.
-    pub(crate) async fn run(self: Box<Self>) -> Result<Answer, Fault> {
+    pub(crate) async fn run(self: Box<Self>) -> Result<Box<Answer>, Fault> {
         if self.spec.on_disconnect == OnDisconnect::Drain {
             return self.run_apart().await;
         }
@@ -156,7 +161,7 @@ impl Job {
     }
 
     /// In a task of its own, so that the engine is read to its end although the client left.
-    async fn run_apart(self: Box<Self>) -> Result<Answer, Fault> {
+    async fn run_apart(self: Box<Self>) -> Result<Box<Answer>, Fault> {
         let (mut tell, told) = oneshot::channel();
         tokio::task::spawn_local(async move {
             // Until a lease is held there is nothing to be read to its end: a client that leaves leaves the queue.
@@ -190,12 +195,12 @@ impl Job {
         &self,
         first: Place,
         mut client: Option<&mut oneshot::Sender<Result<Untaken, Fault>>>,
-    ) -> Result<Answer, Fault> {
+    ) -> Result<Box<Answer>, Fault> {
         let mut place = first;
         let (mut canaries, mut absences) = (0, 0);
         loop {
             match self.attempt(place).await {
-                Attempt::Answered(answer) => return Ok(*answer),
+                Attempt::Answered(answer) => return Ok(answer),
                 Attempt::Failed(fault) => return Err(fault),
                 Attempt::Again(fault, Again::Canary) => {
                     canaries += 1;
@@ -303,12 +308,16 @@ impl Job {
         let Place { target, body, lease, gate, canary, attempted } = place;
         let engine = target.engine.clone();
         let timeouts = &self.config.timeouts;
+        let now = Instant::now();
+        self.track.goes(now);
         let exchange = Exchange {
+            now,
             target,
             outgoing: Outgoing {
                 method: &self.method,
                 path: &self.path,
                 headers: &self.headers,
+                request_id: self.names_id.then_some(&self.track.id),
                 body,
                 stream: self.stream,
                 form: self.form,

@@ -77,10 +77,11 @@ impl Served {
             Ok(job) => self.run(job, exchange).await,
             Err(fault) => self.refuse(&fault, exchange),
         };
+        let now = self.core.now();
         if let Some(key) = &key {
-            keys::note_limits(key, || self.core.now(), response.headers_mut());
+            keys::note_limits(key, now, response.headers_mut());
         }
-        self.finish(response)
+        self.finish_at(response, now)
     }
 
     /// Finds out which model is meant and what exactly is to be sent.
@@ -100,9 +101,8 @@ impl Served {
         let spec = config.models.get(&model).cloned();
         let spec = spec.ok_or_else(|| Fault::ModelNotFound { model: text::cut(call.spelled(&head)) })?;
         // llama-cpp-python answers 400, without a word, to an id that is no UUID.
-        if spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id) {
-            headers.insert(REQUEST_ID, self.track.id.clone());
-        } else {
+        let names_id = spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id);
+        if !names_id {
             headers.remove(REQUEST_ID);
         }
         self.track.place_in_trace(&mut headers);
@@ -122,11 +122,12 @@ impl Served {
             track: Rc::clone(&self.track),
             config,
             model,
-            body: call.content(body, &head),
+            body: call.content(body, head),
             spec,
             method: call.method,
             path: call.path,
             headers,
+            names_id,
             _charge: charge,
             stream,
             form: self.form,
@@ -172,7 +173,7 @@ impl Served {
         }
     }
 
-    fn pass_on(&self, mut answer: Answer, live: LiveParts, exchange: InExchange) -> Response<Reply> {
+    fn pass_on(&self, mut answer: Box<Answer>, live: LiveParts, exchange: InExchange) -> Response<Reply> {
         let mut head = Response::new(());
         *head.status_mut() = answer.response.status();
         std::mem::swap(head.headers_mut(), answer.response.headers_mut());

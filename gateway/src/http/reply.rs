@@ -44,7 +44,7 @@ const DRAIN: Duration = Duration::from_secs(300);
 pub(crate) type Upstream = RelayBody<Watcher>;
 
 /// A future for the answer of a request that may still be waiting.
-pub(crate) type Job = Pin<Box<dyn Future<Output = Result<Answer, Fault>>>>;
+pub(crate) type Job = Pin<Box<dyn Future<Output = Result<Box<Answer>, Fault>>>>;
 
 /// An engine's answer and what its body is tied to.
 pub(crate) struct Answer {
@@ -169,7 +169,7 @@ fn next(
 }
 
 impl Live {
-    pub(crate) fn relayed(answer: Answer, parts: LiveParts) -> Rc<Self> {
+    pub(crate) fn relayed(answer: Box<Answer>, parts: LiveParts) -> Rc<Self> {
         parts.track.phase(Phase::Streaming);
         Self::new(State::Relayed(answer.response.into_body()), Some(answer.gate), parts)
     }

@@ -97,6 +97,7 @@ pub(crate) struct Track {
     parked: Cell<Option<Millis>>,
     first_byte: Cell<Option<Millis>>,
     complete: Cell<Option<Instant>>,
+    at_once: Cell<bool>,
     added_micros: Cell<Option<u64>>,
     replays: Cell<u32>,
     bytes_in: Cell<u64>,
@@ -132,6 +133,7 @@ impl Track {
             parked: Cell::new(None),
             first_byte: Cell::new(None),
             complete: Cell::new(None),
+            at_once: Cell::new(false),
             added_micros: Cell::new(None),
             replays: Cell::new(0),
             bytes_in: Cell::new(0),
@@ -212,10 +214,18 @@ impl Track {
         self.clock.at(now)
     }
 
-    /// It goes to an engine without having waited.
+    /// It will go to an engine without having waited.
     pub(crate) fn forwarded_at_once(&self) {
-        let added = self.complete.get().map(|at| at.elapsed().as_micros());
-        self.added_micros.set(added.and_then(|micros| u64::try_from(micros).ok()));
+        self.at_once.set(true);
+    }
+
+    /// It goes to an engine.
+    pub(crate) fn goes(&self, now: Instant) {
+        // The first time only: what comes after is no work of the gateway's.
+        if self.at_once.take() {
+            let added = self.complete.get().map(|at| now.duration_since(at).as_micros());
+            self.added_micros.set(added.and_then(|micros| u64::try_from(micros).ok()));
+        }
     }
 
     pub(crate) fn sent(&self, bytes: usize) {
@@ -261,9 +271,9 @@ impl Track {
     }
 
     /// The response's head is handed to the client's connection.
-    pub(crate) fn head(&self, status: u16) {
+    pub(crate) fn head(&self, status: u16, now: Tick) {
         self.status.set(Some(status));
-        self.first_byte.set(Some(self.since_arrival()));
+        self.first_byte.set(Some(now.since(self.arrived)));
         self.note(Notes::answered);
     }
 

@@ -4,6 +4,8 @@ use bytes::Bytes;
 use http::{HeaderMap, header};
 use rouse::openai::head::OFF_CORE;
 
+/// How the content type of an upload begins.
+const MULTIPART: &[u8] = b"multipart/";
 /// How a JSON string begins that is an image or a sound: its tokens have nothing to do with its length.
 const DATA: &str = "\"data:";
 /// What stands between the media type and the data.
@@ -17,7 +19,8 @@ const SMALL: usize = 16 << 10;
 pub(crate) async fn text(headers: &HeaderMap, body: &Bytes) -> usize {
     let json = headers
         .get(header::CONTENT_TYPE)
-        .is_none_or(|kind| !kind.as_bytes().to_ascii_lowercase().starts_with(b"multipart/"));
+        .and_then(|kind| kind.as_bytes().get(..MULTIPART.len()))
+        .is_none_or(|kind| !kind.eq_ignore_ascii_case(MULTIPART));
     if !json {
         return 0;
     }
@@ -31,7 +34,9 @@ pub(crate) async fn text(headers: &HeaderMap, body: &Bytes) -> usize {
 /// Whoever writes a prompt chooses its words, so a word in the middle of a text makes nothing after it data: only a
 /// string that is a data URL from its first character is skipped, and only as far as it is base64.
 fn count(body: &[u8]) -> usize {
-    let Some(body) = std::str::from_utf8(body).ok().filter(|body| body.len() > SMALL) else {
+    // By its length first: that it is text takes long to see, and matters of a large one only.
+    let Some(body) = Some(body).filter(|body| body.len() > SMALL).and_then(|body| str::from_utf8(body).ok())
+    else {
         return body.len();
     };
     let (mut text, mut from) = (0, 0);

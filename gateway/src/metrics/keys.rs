@@ -1,5 +1,5 @@
-//! What is counted for each key. A key's series are there from its first request until its name is configured no more
-//! and the last request that was made with it is over.
+//! What is counted for each key. A key's series are there from the start, or from the first request after the reload that
+//! brought it, until its name is configured no more and the last request that was made with it is over.
 
 use std::{
     collections::BTreeMap,

@@ -185,7 +185,10 @@ impl ModelMetrics {
 
     /// A request was sent so many times more.
     pub fn replayed(&self, times: u32) {
-        self.replays.inc_by(u64::from(times));
+        // Hardly any is, and what is not written need not leave the caches of other cores.
+        if times > 0 {
+            self.replays.inc_by(u64::from(times));
+        }
     }
 
     /// An engine was launched, woken, put to sleep or stopped, or could not be.

@@ -6,8 +6,8 @@ use crate::relay::head;
 /// What arrives of a client's headers.
 fn to_engine(headers: &mut HeaderMap, authorization: Option<HeaderValue>, length: usize, identity: bool) {
     let mut out = Vec::new();
-    let host = Host { name: "127.0.0.1:8000", authorization: authorization.as_ref() };
-    super::to_engine(&mut out, headers, host, length, identity);
+    let (host, authorization) = ("127.0.0.1:8000", authorization.as_ref());
+    super::to_engine(&mut out, headers, Ours { host, authorization, request_id: None, length, identity });
     *headers = HeaderMap::new();
     for line in std::str::from_utf8(&out).unwrap().split_terminator("\r\n") {
         let (name, value) = line.split_once(": ").unwrap();
@@ -96,6 +96,17 @@ fn the_engines_own_key_takes_the_place_of_the_clients() {
     to_engine(&mut headers, Some(HeaderValue::from_static("Bearer engine")), 0, false);
     assert_eq!(headers["authorization"], "Bearer engine");
     assert_eq!(headers["accept-encoding"], "gzip");
+}
+
+#[test]
+fn the_id_that_is_given_takes_the_place_of_the_clients() {
+    let headers = map(&[("x-request-id", "a"), ("x-request-id", "b"), ("x-custom", "1")]);
+    let id = HeaderValue::from_static("ours");
+    let ours = Ours { host: "h", authorization: None, request_id: Some(&id), length: 0, identity: false };
+    let mut out = Vec::new();
+    super::to_engine(&mut out, &headers, ours);
+    let wanted = "x-custom: 1\r\nhost: h\r\nx-request-id: ours\r\ncontent-length: 0\r\n";
+    assert_eq!(std::str::from_utf8(&out), Ok(wanted));
 }
 
 #[test]
