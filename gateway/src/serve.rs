@@ -12,9 +12,9 @@ mod addresses;
 mod admin;
 #[cfg(not(feature = "pipe"))]
 mod api;
-pub(crate) mod balance;
 #[cfg(feature = "pipe")]
 pub mod api;
+pub(crate) mod balance;
 mod connection;
 mod listener;
 pub(crate) mod socket;

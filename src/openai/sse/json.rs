@@ -109,7 +109,7 @@ impl Json {
     }
 
     fn in_text<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
-        let end = memchr2(b'"', b'\\', bytes).unwrap_or(bytes.len());
+        let end = run_length(bytes);
         let (run, rest) = bytes.split_at(end);
         self.run(run);
         let Some((&byte, rest)) = rest.split_first() else {
@@ -244,6 +244,16 @@ impl Json {
         self.word.clear();
     }
 }
+
+/// So many bytes of a string are neither its end nor the beginning of an escape.
+fn run_length(bytes: &[u8]) -> usize {
+    // Most are short, and over before a search for the far end has set out.
+    let (near, far) = bytes.split_at(NEAR.min(bytes.len()));
+    let turn = |&byte: &u8| byte == b'"' || byte == b'\\';
+    near.iter().position(turn).unwrap_or_else(|| near.len() + memchr2(b'"', b'\\', far).unwrap_or(far.len()))
+}
+
+const NEAR: usize = 16;
 
 /// The bytes that change something where nothing else matters.
 const TURNS: [bool; 256] = {
