@@ -164,7 +164,7 @@ impl Scanner {
             rest = &after[1..];
         }
         let datum = rest.strip_prefix(b"data: {")?;
-        let (datum, after) = datum.split_at(memchr(b'\n', datum)?);
+        let (datum, after) = datum.split_at(memchr2(b'\n', b'\r', datum)?);
         let rest = after.strip_prefix(b"\n\n")?;
         if !dull::is_dull(datum, self.facts.id.is_some()) {
             return None;

@@ -366,6 +366,9 @@ impl Socket {
     /// Sends what TLS may hold of what was written, and says so to those who asked.
     pub(crate) fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut *self.stream.borrow_mut()).poll_flush(cx))?;
+        if self.flushed.borrow().is_empty() {
+            return Poll::Ready(Ok(()));
+        }
         for flushed in self.flushed.take() {
             flushed.done.set(true);
             if let Some(waker) = flushed.waker.take() {

@@ -72,8 +72,7 @@ impl Json {
                     rest
                 }
                 Text::Outside if self.is_deep() => {
-                    let skipped = bytes.iter().position(|byte| TURNS[usize::from(*byte)]);
-                    let (_, turn) = bytes.split_at(skipped.unwrap_or(bytes.len()));
+                    let turn = self.skip(bytes);
                     match turn.split_first() {
                         Some((&byte, rest)) => {
                             self.outside(byte);
@@ -98,6 +97,30 @@ impl Json {
     /// No key here matters, nor any number.
     const fn is_deep(&self) -> bool {
         !self.keys_matter() && matches!(self.slot, Slot::None)
+    }
+
+    /// To the next byte that does not stay where nothing matters, or that begins a string which is not all here.
+    fn skip<'a>(&mut self, mut bytes: &'a [u8]) -> &'a [u8] {
+        while let Some(place) = bytes.iter().position(|byte| TURNS[usize::from(*byte)]) {
+            let (_, turn) = bytes.split_at(place);
+            let after = &turn[1..];
+            bytes = match turn[0] {
+                b'"' => match after_string(after) {
+                    Some(rest) => rest,
+                    None => return turn,
+                },
+                b'{' | b'[' if self.depth > 1 => {
+                    self.depth = self.depth.saturating_add(1);
+                    after
+                }
+                b'}' | b']' if self.depth > 3 && self.usage != self.depth - 1 => {
+                    self.depth -= 1;
+                    after
+                }
+                _ => return turn,
+            };
+        }
+        b""
     }
 
     const fn keys_matter(&self) -> bool {
@@ -254,6 +277,18 @@ fn run_length(bytes: &[u8]) -> usize {
 }
 
 const NEAR: usize = 16;
+
+/// What follows the string that `bytes` are in.
+fn after_string(mut bytes: &[u8]) -> Option<&[u8]> {
+    loop {
+        bytes = bytes.get(run_length(bytes)..)?;
+        match bytes {
+            [b'"', rest @ ..] => return Some(rest),
+            [b'\\', _, rest @ ..] => bytes = rest,
+            _ => return None,
+        }
+    }
+}
 
 /// The bytes that change something where nothing else matters.
 const TURNS: [bool; 256] = {
