@@ -24,21 +24,28 @@ pub(crate) struct Hasher {
 }
 
 impl Hasher {
-    pub(crate) fn write(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        let missing = self.length.wrapping_neg() % 8;
+        let (first, rest) = bytes.split_at(bytes.len().min(missing as usize));
+        self.write_bytes(first);
+        // Word by word where they lie on words, which is nearly all of a long text.
+        let (words, last) = rest.as_chunks::<8>();
+        for word in words {
+            self.fold(u64::from_le_bytes(*word));
+        }
+        self.length += 8 * words.len() as u64;
+        self.write_bytes(last);
+    }
+
+    /// Fewer than fill a second word.
+    fn write_bytes(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
             let pending = self.length % 8;
-            if let (0, Some((word, rest))) = (pending, bytes.split_first_chunk::<8>()) {
-                self.fold(u64::from_le_bytes(*word));
-                self.length += 8;
-                bytes = rest;
-            } else if let Some((&byte, rest)) = bytes.split_first() {
-                self.word |= u64::from(byte) << (8 * pending);
-                self.length += 1;
-                bytes = rest;
-                if pending == 7 {
-                    let word = std::mem::take(&mut self.word);
-                    self.fold(word);
-                }
+            self.word |= u64::from(byte) << (8 * pending);
+            self.length += 1;
+            if pending == 7 {
+                let word = std::mem::take(&mut self.word);
+                self.fold(word);
             }
         }
     }

@@ -9,10 +9,15 @@
 //! with one of three events, and none of them uses the others' words for anything else. So the scanner need not be told
 //! what it follows. Clients go by the event's name on one API and by the `type` in its data on another: either counts.
 //!
-//! Only what stands at the top of an event's JSON counts: `usage` and `error` inside a message's text are text.
+//! Only what stands at the top of an event's JSON counts: `usage` and `error` inside a message's text are text. A key
+//! that is written with escapes is legal JSON, but no engine's habit, and is not recognised.
+//!
+//! Nearly every event arrives whole and says nothing of interest. One that has none of the words that could matter is
+//! only counted; see [`dull`]. Every other one is followed byte by byte, and only that decides.
 
-use memchr::memchr2;
+use memchr::{memchr, memchr2};
 
+mod dull;
 mod json;
 mod word;
 
@@ -123,6 +128,13 @@ impl Scanner {
             return self.learn();
         }
         while let Some((&byte, rest)) = bytes.split_first() {
+            if byte != b'\n'
+                && self.at_border()
+                && let Some(rest) = self.pass_dull(bytes)
+            {
+                bytes = rest;
+                continue;
+            }
             bytes = match byte {
                 b'\n' | b'\r' => {
                     let second = byte == b'\n' && self.after_cr;
@@ -138,6 +150,28 @@ impl Scanner {
                 }
             };
         }
+    }
+
+    /// Takes an event, if `bytes` begin with one that has nothing to tell but that it is one, and returns the rest.
+    /// To be called between two events.
+    fn pass_dull<'a>(&mut self, bytes: &'a [u8]) -> Option<&'a [u8]> {
+        let mut rest = bytes;
+        if let Some(line) = bytes.strip_prefix(b"event: ") {
+            let (name, after) = line.split_at(memchr(b'\n', line)?);
+            if word::end(name) != End::No || name.contains(&b'\r') {
+                return None;
+            }
+            rest = &after[1..];
+        }
+        let datum = rest.strip_prefix(b"data: {")?;
+        let (datum, after) = datum.split_at(memchr2(b'\n', b'\r', datum)?);
+        let rest = after.strip_prefix(b"\n\n")?;
+        if !dull::is_dull(datum, self.facts.id.is_some()) {
+            return None;
+        }
+        self.after_cr = false;
+        self.facts.events += 1;
+        Some(rest)
     }
 
     /// Takes some of `bytes`, which begin inside a line, and returns the rest.

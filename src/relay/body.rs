@@ -48,7 +48,8 @@ pub struct RelayBody<O: Observer> {
     events: Option<Form>,
     /// Between two frames; `None` where one deadline covers the whole answer.
     idle: Option<Millis>,
-    begun: bool,
+    /// When its last frame passed.
+    passed: Option<Instant>,
 }
 
 /// What passes next.
@@ -120,7 +121,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
             scanner,
             events: events.then_some(wanted.form),
             idle: wanted.stream.then_some(timeouts.idle),
-            begun: false,
+            passed: None,
         };
         if decoder.is_done() {
             body.complete(flow, Instant::now());
@@ -141,6 +142,12 @@ impl<O: Observer + Unpin> RelayBody<O> {
         matches!(self.stage, Stage::Farewell(..) | Stage::Broken(_))
     }
 
+    /// When its last frame passed; a server need not ask the clock again for each.
+    #[must_use]
+    pub const fn passed(&self) -> Option<Instant> {
+        self.passed
+    }
+
     fn complete(&mut self, flow: Flow, now: Instant) {
         flow.finish(now);
         self.record.complete(now);
@@ -153,12 +160,12 @@ impl<O: Observer + Unpin> RelayBody<O> {
         }
         let Some(open) = self.record.open() else { return };
         open.lease.progress(now);
-        if !self.begun {
+        if self.passed.is_none() {
             open.observer.first_byte();
         }
         let facts = self.scanner.as_ref().map(Scanner::facts);
         open.observer.frame(frame.len(), facts);
-        self.begun = true;
+        self.passed = Some(now);
         if let (Some(idle), Stage::Flowing { flow, .. }) = (self.idle, &mut self.stage) {
             let deadline = Deadline::after(Timer::Idle, idle, now);
             flow.watch.as_mut().set(deadline);
@@ -189,7 +196,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
                         self.stage = Stage::Broken(Fault::Internal);
                         continue;
                     };
-                    if !self.begun {
+                    if self.passed.is_none() {
                         // An engine that floods never makes this wait, and yet a revocation must find its task.
                         flow.watch.as_mut().register(&open.lease, cx);
                     }

@@ -61,6 +61,8 @@ enum At {
 }
 
 const MOST_FRAMING: usize = 64 << 10;
+/// Of a chunk's size.
+const MOST_DIGITS: usize = 15;
 
 const SIZE: At = At::Size { value: 0, digits: 0 };
 
@@ -134,9 +136,18 @@ impl Chunks {
                 at += here;
                 self.framing = 0;
                 self.at = match left - here as u64 {
+                    0 if bytes[at..].starts_with(b"\r\n") => {
+                        at += 2;
+                        self.framing = 2;
+                        SIZE
+                    }
                     0 => At::DataCr,
                     left => At::Data { left },
                 };
+            } else if let (SIZE, Some((left, length))) = (self.at, size_line(&bytes[at..])) {
+                self.at = At::Data { left };
+                self.framing += length;
+                at += length;
             } else {
                 self.at = self.at.after(bytes[at])?;
                 self.framing += 1;
@@ -150,11 +161,30 @@ impl Chunks {
     }
 }
 
+/// The size of a chunk that is not the last, and the length of its line, when `bytes` begin with one that is whole and says
+/// nothing else, as nearly all do.
+fn size_line(bytes: &[u8]) -> Option<(u64, usize)> {
+    let mut size = 0;
+    for (digits, &byte) in bytes.iter().enumerate().take(MOST_DIGITS + 1) {
+        let digit = match byte {
+            b'0'..=b'9' => byte - b'0',
+            b'a'..=b'f' => byte - b'a' + 10,
+            b'A'..=b'F' => byte - b'A' + 10,
+            b'\r' if size > 0 && bytes.get(digits + 1) == Some(&b'\n') => return Some((size, digits + 2)),
+            _ => return None,
+        };
+        size = size << 4 | u64::from(digit);
+    }
+    None
+}
+
 impl At {
     /// One byte of framing.
     fn after(self, byte: u8) -> Result<Self, Malformed> {
         Ok(match (self, byte) {
-            (Self::Size { value, digits }, _) if byte.is_ascii_hexdigit() && digits < 15 => {
+            (Self::Size { value, digits }, _)
+                if byte.is_ascii_hexdigit() && usize::from(digits) < MOST_DIGITS =>
+            {
                 let digit = char::from(byte).to_digit(16).map_or(0, u64::from);
                 Self::Size { value: value << 4 | digit, digits: digits + 1 }
             }

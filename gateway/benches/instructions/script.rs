@@ -22,9 +22,10 @@ const EVENT: usize = 226;
 const STUCK: Duration = Duration::from_secs(300);
 
 /// What is counted, by the name under which its number is kept.
-pub(crate) const CASES: [Case; 5] = [
+pub(crate) const CASES: [Case; 6] = [
     Case { name: "request", unit: "request", units: 500, http2: false, what: What::Request },
     Case { name: "event", unit: "event", units: 2000, http2: false, what: What::Event },
+    Case { name: "event-hyper", unit: "event", units: 2000, http2: false, what: What::EventOfHyper },
     Case { name: "request-http2", unit: "request", units: 500, http2: true, what: What::Request },
     Case { name: "event-http2", unit: "event", units: 2000, http2: true, what: What::Event },
     Case {
@@ -52,6 +53,8 @@ enum What {
     Request,
     /// One stream; an event is written when its client has the one before.
     Event,
+    /// The same while answers stay with the library that parses requests.
+    EventOfHyper,
     /// A model with one place: a request that waits for the one before it.
     Parked,
 }
@@ -63,7 +66,8 @@ impl Case {
 
     async fn play(&self, units: usize) -> anyhow::Result<()> {
         let model = if matches!(self.what, What::Parked) { "maxConcurrency: 1" } else { "" };
-        let mut world = World::start(model)?;
+        let more = if matches!(self.what, What::EventOfHyper) { "stream: {takeOver: false}" } else { "" };
+        let mut world = World::start(model, more)?;
         let mut client = Client::new(&world, self.http2).await?;
         client.send(false).await?;
         let mut engine = Wire::new(world.accept().await?);
@@ -78,7 +82,7 @@ impl Case {
                     client.ask(&mut engine).await?;
                 }
             }
-            What::Event => {
+            What::Event | What::EventOfHyper => {
                 client.send(true).await?;
                 engine.request().await?;
                 engine.write(STREAM_HEAD.as_bytes()).await?;

@@ -51,9 +51,9 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Within a `LocalSet`. `model`: one more line of the model's configuration.
-    pub(crate) fn start(model: &str) -> anyhow::Result<Self> {
-        let config = config::parse(&configuration(model)?, "the count")?;
+    /// Within a `LocalSet`. `model`: one more line of the model's configuration; `more`: one of the whole.
+    pub(crate) fn start(model: &str, more: &str) -> anyhow::Result<Self> {
+        let config = config::parse(&configuration(model, more)?, "the count")?;
         let clock = Clock::new(Instant::now(), BEGIN);
         let lost = Lost::new();
         let metrics = Arc::new(Metrics::with(&lost));
@@ -84,7 +84,7 @@ impl World {
 }
 
 /// Everything that a request pays for is on, but for the access log. No limit is ever reached.
-fn configuration(model: &str) -> anyhow::Result<String> {
+fn configuration(model: &str, more: &str) -> anyhow::Result<String> {
     let mut text = format!(
         "listen: {{api: 127.0.0.1:0, admin: 127.0.0.1:0}}
 state: /nonexistent
@@ -96,6 +96,7 @@ models:
     memory: {{awake: 10Gi}}
     pinned: true
     {model}
+{more}
 keys:
 "
     );

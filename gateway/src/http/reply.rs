@@ -231,7 +231,9 @@ impl Live {
                 State::Relayed(body) => match ready!(next(body, memory.as_deref_mut(), cx)) {
                     // That is its last word. When it is out is known here, and not to the relay.
                     Some(Ok(Piece::Own(event))) if body.is_broken() => return self.last(&mut state, event),
-                    Some(Ok(piece)) => return self.hand(piece),
+                    Some(Ok(piece)) => {
+                        return self.hand(piece, body.passed().unwrap_or_else(Instant::now));
+                    }
                     Some(Err(_)) => *state = State::Broken,
                     None => *state = State::Over,
                 },
@@ -240,8 +242,9 @@ impl Live {
                         Poll::Ready(result) => result,
                         Poll::Pending => {
                             ready!(waiting.beat.as_mut().poll(cx));
-                            waiting.beat.as_mut().reset(Instant::now() + waiting.every);
-                            return self.hand(Piece::Own(Bytes::from_static(waiting.heartbeat)));
+                            let now = Instant::now();
+                            waiting.beat.as_mut().reset(now + waiting.every);
+                            return self.hand(Piece::Own(Bytes::from_static(waiting.heartbeat)), now);
                         }
                     };
                     match result {
@@ -281,7 +284,7 @@ impl Live {
                 }
                 State::Failing { rest, flushed, until } => {
                     if let Some(rest) = rest.take() {
-                        return self.hand(Piece::Own(rest));
+                        return self.hand(Piece::Own(rest), Instant::now());
                     }
                     if !flushed.poll(&self.socket, cx) {
                         ready!(until.as_mut().poll(cx));
@@ -309,7 +312,7 @@ impl Live {
         let rest = split.then(|| event.split_off(event.len() - 1));
         let until = Box::pin(tokio::time::sleep(self.patience));
         *state = State::Failing { rest, flushed: Rc::default(), until };
-        self.hand(Piece::Own(event))
+        self.hand(Piece::Own(event), Instant::now())
     }
 
     /// Nobody reads on. An engine that must not be interrupted is read to its end all the same.
@@ -322,8 +325,8 @@ impl Live {
         }
     }
 
-    fn hand(&self, piece: Piece) -> Next {
-        self.handed.set(Some(Instant::now()));
+    fn hand(&self, piece: Piece, now: Instant) -> Next {
+        self.handed.set(Some(now));
         self.track.sent(piece.len());
         Poll::Ready(Some(Ok(piece)))
     }

@@ -371,7 +371,7 @@ async fn drive(mut connection: impl Serves, socket: &Socket, limits: &Limits) ->
         if socket.poll_left(cx) {
             return Poll::Ready(End::Left);
         }
-        socket.wake_with(cx);
+        watch.is_of(socket.wake_with(cx));
         if socket.stage() > Stage::Serving && watch.asks() {
             connection.close();
             // It may be over at once.

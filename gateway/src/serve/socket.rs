@@ -281,12 +281,14 @@ impl Socket {
         }
     }
 
-    /// The task that [`Self::set_stage`] wakes.
-    pub(crate) fn wake_with(&self, cx: &Context<'_>) {
+    /// The task that [`Self::set_stage`] wakes. Returns whether it was that one before.
+    pub(crate) fn wake_with(&self, cx: &Context<'_>) -> bool {
         let mut task = self.task.borrow_mut();
-        if !task.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+        let same = task.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
+        if !same {
             *task = Some(cx.waker().clone());
         }
+        same
     }
 
     /// Completes at this stage. To be awaited by the connection's task only.
@@ -364,6 +366,9 @@ impl Socket {
     /// Sends what TLS may hold of what was written, and says so to those who asked.
     pub(crate) fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut *self.stream.borrow_mut()).poll_flush(cx))?;
+        if self.flushed.borrow().is_empty() {
+            return Poll::Ready(Ok(()));
+        }
         for flushed in self.flushed.take() {
             flushed.done.set(true);
             if let Some(waker) = flushed.waker.take() {

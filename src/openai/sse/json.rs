@@ -72,8 +72,7 @@ impl Json {
                     rest
                 }
                 Text::Outside if self.is_deep() => {
-                    let skipped = bytes.iter().position(|byte| TURNS[usize::from(*byte)]);
-                    let (_, turn) = bytes.split_at(skipped.unwrap_or(bytes.len()));
+                    let turn = self.skip(bytes);
                     match turn.split_first() {
                         Some((&byte, rest)) => {
                             self.outside(byte);
@@ -100,6 +99,30 @@ impl Json {
         !self.keys_matter() && matches!(self.slot, Slot::None)
     }
 
+    /// To the next byte that does not stay where nothing matters, or that begins a string which is not all here.
+    fn skip<'a>(&mut self, mut bytes: &'a [u8]) -> &'a [u8] {
+        while let Some(place) = bytes.iter().position(|byte| TURNS[usize::from(*byte)]) {
+            let (_, turn) = bytes.split_at(place);
+            let after = &turn[1..];
+            bytes = match turn[0] {
+                b'"' => match after_string(after) {
+                    Some(rest) => rest,
+                    None => return turn,
+                },
+                b'{' | b'[' if self.depth > 1 => {
+                    self.depth = self.depth.saturating_add(1);
+                    after
+                }
+                b'}' | b']' if self.depth > 3 && self.usage != self.depth - 1 => {
+                    self.depth -= 1;
+                    after
+                }
+                _ => return turn,
+            };
+        }
+        b""
+    }
+
     const fn keys_matter(&self) -> bool {
         match self.depth {
             1 => true,
@@ -109,7 +132,7 @@ impl Json {
     }
 
     fn in_text<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
-        let end = memchr2(b'"', b'\\', bytes).unwrap_or(bytes.len());
+        let end = run_length(bytes);
         let (run, rest) = bytes.split_at(end);
         self.run(run);
         let Some((&byte, rest)) = rest.split_first() else {
@@ -242,6 +265,28 @@ impl Json {
         self.number = None;
         self.key_next = comma && self.keys_matter();
         self.word.clear();
+    }
+}
+
+/// So many bytes of a string are neither its end nor the beginning of an escape.
+fn run_length(bytes: &[u8]) -> usize {
+    // Most are short, and over before a search for the far end has set out.
+    let (near, far) = bytes.split_at(NEAR.min(bytes.len()));
+    let turn = |&byte: &u8| byte == b'"' || byte == b'\\';
+    near.iter().position(turn).unwrap_or_else(|| near.len() + memchr2(b'"', b'\\', far).unwrap_or(far.len()))
+}
+
+const NEAR: usize = 16;
+
+/// What follows the string that `bytes` are in.
+fn after_string(mut bytes: &[u8]) -> Option<&[u8]> {
+    loop {
+        bytes = bytes.get(run_length(bytes)..)?;
+        match bytes {
+            [b'"', rest @ ..] => return Some(rest),
+            [b'\\', _, rest @ ..] => bytes = rest,
+            _ => return None,
+        }
     }
 }
 

@@ -228,8 +228,71 @@ fn an_answer_that_is_no_stream_is_read_as_one_document() {
 }
 
 #[test]
+fn events_that_say_nothing_are_passed_over_at_once_and_others_never() {
+    let nothing = r#"{"id":"c","object":"chat.completion.chunk","choices":[{"delta":{"content":" used"},"finish_reason":null}]}"#;
+    let mut scanner = Scanner::new();
+    assert!(
+        scanner.pass_dull(format!("data: {nothing}\n\n").as_bytes()).is_none(),
+        "its id is not known yet"
+    );
+    scanner.facts.id = Some(1);
+    for (event, dull) in [
+        (format!("data: {nothing}\n\nrest"), true),
+        (format!("event: content_block_delta\ndata: {nothing}\n\nrest"), true),
+        (r#"data: {"type":"content_block_delta","delta":{"text":"x"}}"#.to_owned() + "\n\nrest", true),
+        (r#"data: {"type":"message_stop"}"#.to_owned() + "\n\nrest", false),
+        (r#"data: {"usage":null}"#.to_owned() + "\n\nrest", false),
+        (r#"data: {"a":{"error":1}}"#.to_owned() + "\n\nrest", false),
+        (format!("event: error\ndata: {nothing}\n\nrest"), false),
+        (format!("data: {nothing}\ndata: 1\n\n"), false),
+        (format!("data: {nothing}\n"), false),
+        (format!("data: {nothing}\r\n\r\n"), false),
+        ("data: [DONE]\n\n".to_owned(), false),
+    ] {
+        assert_eq!(scanner.pass_dull(event.as_bytes()), dull.then_some(&b"rest"[..]), "{event}");
+    }
+}
+
+#[test]
 fn a_frame_of_any_size_costs_no_memory() {
     assert!(size_of::<Scanner>() <= 256, "{}", size_of::<Scanner>());
+}
+
+/// Values with the words that matter as keys and as text, plain, in escapes, and at any depth.
+fn value() -> impl Strategy<Value = String> {
+    let word = prop_oneof![
+        Just(r#""usage""#.to_owned()),
+        Just(r#""error""#.to_owned()),
+        Just(r#""type""#.to_owned()),
+        Just(r#""id""#.to_owned()),
+        Just(r#""message""#.to_owned()),
+        Just(r#""response""#.to_owned()),
+        Just(r#""prompt_tokens""#.to_owned()),
+        Just(r#""output_tokens""#.to_owned()),
+        Just(r#""response.completed""#.to_owned()),
+        Just(r#""message_stop""#.to_owned()),
+        Just(r#""\u0075sage""#.to_owned()),
+        Just(r#""usag\u0065""#.to_owned()),
+        Just(r#""\"usage\":{\"prompt_tokens\":3}""#.to_owned()),
+        Just(r#""\\\"id\"""#.to_owned()),
+        "[a-z]{0,9}".prop_map(|word| format!("\"{word}\"")),
+        "\\PC{0,30}".prop_map(|text| serde_json::json!(text).to_string()),
+    ];
+    let leaf = prop_oneof![word.clone(), Just("null".to_owned()), any::<u16>().prop_map(|n| n.to_string())];
+    leaf.prop_recursive(4, 40, 6, move |inner| {
+        let member = (word.clone(), inner.clone()).prop_map(|(key, value)| format!("{key}:{value}"));
+        prop_oneof![
+            4 => prop::collection::vec(member, 0..6).prop_map(|members| format!("{{{}}}", members.join(","))),
+            1 => prop::collection::vec(inner, 0..4).prop_map(|values| format!("[{}]", values.join(","))),
+        ]
+    })
+}
+
+/// As it arrives: an event of one line, sometimes with a name.
+fn event() -> impl Strategy<Value = String> {
+    let name = prop_oneof![3 => Just(""), 1 => Just("event: ping\n"), 1 => Just("event: message_stop\n"), 1 => Just("event: x\r\n")];
+    let end = prop_oneof![8 => Just("\n\n"), 1 => Just("\r\n\r\n"), 1 => Just("\r\n"), 1 => Just("\n"), 1 => Just("\r\r")];
+    (name, value(), end).prop_map(|(name, value, end)| format!("{name}data: {value}{end}"))
 }
 
 fn piece() -> impl Strategy<Value = String> {
@@ -240,12 +303,21 @@ fn piece() -> impl Strategy<Value = String> {
         Just(RESPONSES.to_owned()),
         Just(MESSAGES.to_owned()),
         Just(": beat\n".to_owned()),
+        event(),
         "(data|event|id|:| |\\[DONE\\]|error|\\{|\\}|\\[|\\]|\"usage\"|\\\\|\"|,|:|1|\r|\n){0,12}",
         "\\PC{0,20}\r?\n",
     ]
 }
 
 proptest! {
+    #[test]
+    fn what_is_passed_over_at_once_is_what_following_every_byte_finds(events in prop::collection::vec(event(), 0..8)) {
+        let stream = events.concat().into_bytes();
+        let mut followed = Scanner::new();
+        stream.chunks(1).for_each(|byte| followed.feed(byte));
+        prop_assert_eq!((*followed.facts(), followed.at_border()), scan(&stream), "{:?}", events);
+    }
+
     #[test]
     fn any_cutting_gives_the_same_result(
         pieces in prop::collection::vec(piece(), 0..12),

@@ -47,18 +47,22 @@ impl Word {
         self.bytes.get(..usize::from(self.length)).unwrap_or_default()
     }
 
-    /// As the name of an event, or as the `type` in its data.
     pub(super) fn end(&self) -> End {
-        match self.bytes() {
-            b"error" | b"response.failed" => End::Failure,
-            b"response.completed"
-            | b"response.incomplete"
-            | b"message_stop"
-            | b"transcript.text.done"
-            | b"speech.audio.done"
-            | b"image_generation.completed"
-            | b"image_edit.completed" => End::Whole,
-            _ => End::No,
-        }
+        end(self.bytes())
+    }
+}
+
+/// What `word` says as the name of an event, or as the `type` in its data.
+pub(super) fn end(word: &[u8]) -> End {
+    match word {
+        b"error" | b"response.failed" => End::Failure,
+        b"response.completed"
+        | b"response.incomplete"
+        | b"message_stop"
+        | b"transcript.text.done"
+        | b"speech.audio.done"
+        | b"image_generation.completed"
+        | b"image_edit.completed" => End::Whole,
+        _ => End::No,
     }
 }

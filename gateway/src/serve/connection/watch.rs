@@ -28,11 +28,29 @@ pub(super) struct Watch<'a> {
     ending: Option<Instant>,
     /// When the client was asked to end the connection.
     asked: Option<Instant>,
+    /// The timer fires within [`COARSE`] of when a client was first found to stall; until then nothing need be looked at.
+    soon: bool,
+    /// The timer wakes the present task.
+    timed: bool,
+}
+
+/// When the connection is to be looked at again.
+struct Due {
+    at: Option<Instant>,
+    /// Or within [`COARSE`], whichever comes first.
+    soon: bool,
+}
+
+impl Due {
+    fn earliest(&self) -> Option<Instant> {
+        let soon = self.soon.then(|| Instant::now() + COARSE);
+        self.at.into_iter().chain(soon).min()
+    }
 }
 
 impl<'a> Watch<'a> {
     pub(super) const fn new(limits: &'a Limits) -> Self {
-        Self { limits, ending: None, asked: None }
+        Self { limits, ending: None, asked: None, soon: false, timed: false }
     }
 
     /// True the first time: the client is to be asked to end the connection.
@@ -40,6 +58,11 @@ impl<'a> Watch<'a> {
         let first = self.asked.is_none();
         self.asked.get_or_insert_with(Instant::now);
         first
+    }
+
+    /// Whether the task is the one of the last poll.
+    pub(super) const fn is_of(&mut self, same: bool) {
+        self.timed &= same;
     }
 
     /// The timer is set only when something is due before it; one that fires for nothing is set again.
@@ -52,10 +75,19 @@ impl<'a> Watch<'a> {
         if socket.stage() == Stage::Ending && self.ending.is_none() {
             self.ending = Some(Instant::now() + 2 * COARSE);
         }
-        if let Some(due) = self.due(socket)
-            && due < timer.deadline()
-        {
-            timer.as_mut().reset(due);
+        // Once per frame, where asking the clock, or a timer that has nothing new to say, would be a good part of its cost.
+        if !self.soon || socket.exchanges() == 0 {
+            let due = self.due(socket);
+            if let Some(at) = due.earliest()
+                && at < timer.deadline()
+            {
+                self.soon = due.soon;
+                self.timed = false;
+                timer.as_mut().reset(at);
+            }
+        }
+        if self.timed && !timer.is_elapsed() {
+            return Poll::Pending;
         }
         while timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
@@ -66,24 +98,23 @@ impl<'a> Watch<'a> {
                 }
                 return Poll::Ready(end);
             }
-            let next = self.due(socket).map_or(now + 60 * COARSE, |due| due.max(now + COARSE / 20));
-            timer.as_mut().reset(next);
+            let due = self.due(socket);
+            self.soon = due.soon;
+            timer.as_mut().reset(due.earliest().map_or(now + 60 * COARSE, |due| due.max(now + COARSE / 20)));
         }
+        self.timed = true;
         Poll::Pending
     }
 
-    fn due(&self, socket: &Socket) -> Option<Instant> {
-        let own = if socket.exchanges() == 0 {
-            Some(self.rest_ends(socket).0)
-        } else if socket.write_blocked().is_some()
+    fn due(&self, socket: &Socket) -> Due {
+        if socket.exchanges() == 0 {
+            let rest = self.rest_ends(socket).0;
+            return Due { at: Some(self.ending.map_or(rest, |ending| ending.min(rest))), soon: false };
+        }
+        let soon = socket.write_blocked().is_some()
             || socket.any_stalled()
-            || (socket.is_multiplexed() && socket.unasked_since().is_some())
-        {
-            Some(Instant::now() + COARSE)
-        } else {
-            None
-        };
-        own.into_iter().chain(self.ending).min()
+            || (socket.is_multiplexed() && socket.unasked_since().is_some());
+        Due { at: self.ending, soon }
     }
 
     pub(super) fn rest_ends(&self, socket: &Socket) -> (Instant, End) {
