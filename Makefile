@@ -55,6 +55,10 @@ test-all: test test-bench test-admin test-engines test-clients ## Everything: te
 test-crates:
 	@echo "== the four crates: units, the simulator's seeds, the gateway against engine-sim"
 	time cargo test --workspace --locked
+	@echo "== streams without the take-over: what serves them is hyper alone"
+	export ROUSE_TAKE_OVER=false; \
+	    time cargo test --locked -p rouse-gateway --lib serve:: | $(SOME_TEST_RAN); \
+	    time cargo test --locked -p rouse-gateway --test it -- stream waiting | $(SOME_TEST_RAN)
 
 # Its own target directory: RUSTFLAGS are part of every crate's fingerprint, and sharing one would rebuild the world twice.
 .PHONY: test-loom

@@ -29,9 +29,9 @@ use rouse::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    runtime::Builder,
+    runtime::{Builder, LocalOptions},
     sync::{Notify, oneshot},
-    task::{JoinSet, LocalSet},
+    task::JoinSet,
     time::Instant,
 };
 
@@ -79,8 +79,8 @@ fn carry(
     tell: oneshot::Sender<SocketAddr>,
     stopped: oneshot::Receiver<()>,
 ) -> anyhow::Result<Duration> {
-    let runtime = Builder::new_current_thread().enable_all().build()?;
-    LocalSet::new().block_on(&runtime, async {
+    let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
+    runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let gate = Gate::new(None, Clock::new(Instant::now(), Tick(0)), Arc::new(Notify::new()));
         gate.open();

@@ -1,10 +1,8 @@
 // Long streams, half of whose clients leave in the middle. What stays must arrive whole, and afterwards nothing may be held
-// for those that left: at the end the gateway's own metrics must show no request in flight (ADMIN, http://127.0.0.1:9090).
+// for those that left: at the end the gateway's own metrics must show no request in flight (ADMIN).
 import http from 'k6/http';
 import { check, sleep } from 'k6';
-import { leave, models, seconds, stream, thresholds } from './common.js';
-
-const admin = __ENV.ADMIN || 'http://127.0.0.1:9090';
+import { admin, leave, models, seconds, stream, thresholds } from './common.js';
 
 export const options = {
   scenarios: {

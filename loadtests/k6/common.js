@@ -1,18 +1,23 @@
 // What all scenarios share: where the gateway is, what is asked, and what an answer must look like.
 //
-//   GATEWAY  http://127.0.0.1:8080   KEY  none   MODELS  tiny-llama,tiny-qwen,tiny-mistral   SECONDS  30
+//   GATEWAY  http://127.0.0.1:8080   KEY  none   MODELS  tiny-llama,tiny-qwen,tiny-mistral   ADMIN  http://127.0.0.1:9090   LASTS  30
 //
 // Only this machine is a target: a scenario that floods somebody else's server is no test of this one.
 import http from 'k6/http';
 import { check, fail } from 'k6';
 
-export const gateway = __ENV.GATEWAY || 'http://127.0.0.1:8080';
 export const models = (__ENV.MODELS || 'tiny-llama,tiny-qwen,tiny-mistral').split(',');
-export const seconds = Number(__ENV.SECONDS || 30);
+export const seconds = Number(__ENV.LASTS || 30);
 
-if (!/^https?:\/\/(localhost|127(\.\d+){3}|\[::1\])(:\d+)?$/.test(gateway)) {
-  fail(`GATEWAY is ${gateway}: these scenarios load this machine only (http://127.0.0.1:8080, say)`);
+function here(name, address) {
+  if (!/^https?:\/\/(localhost|127(\.\d+){3}|\[::1\])(:\d+)?$/.test(address)) {
+    fail(`${name} is ${address}: these scenarios load this machine only (http://127.0.0.1:8080, say)`);
+  }
+  return address;
 }
+
+export const gateway = here('GATEWAY', __ENV.GATEWAY || 'http://127.0.0.1:8080');
+export const admin = here('ADMIN', __ENV.ADMIN || 'http://127.0.0.1:9090');
 
 const headers = { 'Content-Type': 'application/json' };
 if (__ENV.KEY) headers.Authorization = `Bearer ${__ENV.KEY}`;

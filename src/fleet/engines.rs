@@ -38,8 +38,8 @@ pub(super) struct Engines {
     touched: Vec<EngineId>,
     /// More than one engine.
     plural: Arc<BTreeSet<ModelName>>,
-    /// One has come, or holds nothing any more: it may have to be forgotten.
-    loose: bool,
+    /// Who has come, or holds nothing any more: it may have to be forgotten.
+    loose: BTreeSet<EngineId>,
     /// Models with an engine that requests see otherwise than when this was last taken.
     moved: Arc<BTreeSet<ModelName>>,
 }
@@ -109,8 +109,10 @@ impl Engines {
         let after = Facts::of(engine);
         self.touched.push(id.clone());
         if before != after {
-            self.loose |= before.holds && !after.holds;
             self.index(id, &before, &after);
+            if before.holds && !after.holds {
+                self.loose.insert(id.clone());
+            }
         }
         Some(result)
     }
@@ -120,7 +122,7 @@ impl Engines {
         let id = engine.id.clone();
         let before = Arc::make_mut(&mut self.known).insert(id.clone(), Arc::new(engine));
         self.index(&id, &before.map(|e| Facts::of(&e)).unwrap_or_default(), &after);
-        self.loose = true;
+        self.loose.insert(id.clone());
         self.touched.push(id.clone());
         self.count(&id.model);
     }
@@ -153,25 +155,25 @@ impl Engines {
         }
     }
 
-    /// Forgets those that do not stay, if there can be any; they are returned. `None`: nothing has changed in that.
-    pub(super) fn retain(&mut self, stays: impl Fn(&Engine) -> bool) -> Option<Vec<Arc<Engine>>> {
-        if !std::mem::take(&mut self.loose) {
-            return None;
-        }
+    /// Forgets those that do not stay; they are returned. Only those that may have to go are asked about: a fleet adopts
+    /// its engines one event after the other, and would look at each of them each time.
+    pub(super) fn retain(&mut self, stays: impl Fn(&Engine) -> bool) -> Vec<Arc<Engine>> {
+        let loose = std::mem::take(&mut self.loose);
         let leave = |e: &&Arc<Engine>| !stays(e);
-        let left: Vec<Arc<Engine>> = self.known.values().filter(leave).cloned().collect();
+        let left: Vec<Arc<Engine>> =
+            loose.iter().filter_map(|id| self.known.get(id)).filter(leave).cloned().collect();
         for engine in &left {
             Arc::make_mut(&mut self.known).remove(&engine.id);
             self.index(&engine.id, &Facts::of(engine), &Facts::default());
             self.touched.push(engine.id.clone());
             self.count(&engine.id.model);
         }
-        Some(left)
+        left
     }
 
-    /// What is configured has changed.
-    pub(super) const fn loosen(&mut self) {
-        self.loose = true;
+    /// What is configured has changed: any of them may have to be forgotten.
+    pub(super) fn loosen(&mut self) {
+        self.loose = self.known.keys().cloned().collect();
     }
 
     pub(super) fn take_moved(&mut self) -> Arc<BTreeSet<ModelName>> {
@@ -259,7 +261,7 @@ impl PartialEq for Engines {
 
 impl From<Map> for Engines {
     fn from(known: Map) -> Self {
-        let mut engines = Self { loose: true, ..Self::default() };
+        let mut engines = Self { loose: known.keys().cloned().collect(), ..Self::default() };
         for (id, engine) in &known {
             engines.index(id, &Facts::default(), &Facts::of(engine));
         }

@@ -112,6 +112,10 @@ impl Planner {
         self.engines.loosen();
         self.calm.forget();
         self.settle(now);
+        // A model can have been configured without a replica: no engine leaves with it.
+        for name in before.keys() {
+            self.forget(name);
+        }
     }
 
     fn forgive(&mut self, model: &ModelName, now: Tick) {

@@ -339,13 +339,18 @@ impl Planner {
             let wanted = spec.is_some_and(|s| engine.id.replica < s.replicas);
             wanted || engine.state.has_process() || engine.orphan.is_some() || engine.placing.is_some()
         });
-        let Some(left) = left else { return };
-        self.last_life = left.iter().map(|engine| engine.generation).fold(self.last_life, Generation::max);
-        let engines = &self.engines;
-        let gone =
-            |(name, model): &(&ModelName, &Model)| model.spec.is_none() && engines.of(name).next().is_none();
-        if self.models.iter().any(|model| gone(&model)) {
-            Arc::make_mut(&mut self.models).retain(|name, model| !gone(&(name, model)));
+        for engine in &left {
+            self.last_life = self.last_life.max(engine.generation);
+            self.forget(&engine.id.model);
+        }
+    }
+
+    /// Unless it is configured, or something of it still runs.
+    pub(super) fn forget(&mut self, name: &ModelName) {
+        let gone = self.models.get(name).is_some_and(|model| model.spec.is_none())
+            && self.engines.of(name).next().is_none();
+        if gone {
+            Arc::make_mut(&mut self.models).remove(name);
         }
     }
 

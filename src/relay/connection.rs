@@ -16,6 +16,9 @@ use super::{
 };
 use crate::tcp::Tcp;
 
+/// So many bytes are sent in one turn.
+const TURN: usize = 1 << 20;
+
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: Tcp,
@@ -90,14 +93,21 @@ impl Connection {
         Unsent::after(sent, &head[..length], body)
     }
 
-    /// Sends until nothing is left.
+    /// Sends until nothing is left. A long prompt goes in turns with what else its core has to do, however fast the
+    /// engine takes it.
     pub(super) fn poll_send(&mut self, unsent: &mut Unsent, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut sent = 0;
         while !unsent.is_empty() {
+            if sent >= TURN {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &unsent.slices()))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
             unsent.advance(written);
+            sent += written;
         }
         Poll::Ready(Ok(()))
     }

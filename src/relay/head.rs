@@ -113,8 +113,10 @@ fn read(answer: &httparse::Response<'_, '_>, held: &Bytes, method: &Method) -> R
     }
     let decoder = framing.decoder(status, method)?;
     let by_version = answer.version == Some(1);
-    let keep =
-        !matches!(decoder, Decoder::UntilClose) && !framing.close && (by_version || framing.keep_alive);
+    let keep = !matches!(decoder, Decoder::UntilClose)
+        && !framing.close
+        && (by_version || framing.keep_alive)
+        && !framing.may_go_on(&decoder, method);
     Ok(Head { status, headers, decoder, keep })
 }
 
@@ -133,6 +135,13 @@ impl<'a> Framing<'a> {
             }
             self.named.add(value);
         }
+    }
+
+    /// There is no body, by the rules, and yet its head speaks of one: an engine that sends it all the same would put it
+    /// in front of the next answer.
+    fn may_go_on(&self, decoder: &Decoder, method: &Method) -> bool {
+        let speaks = self.coding.is_some() || self.length.is_some_and(|length| length != b"0");
+        matches!(decoder, Decoder::Length(0)) && (*method == Method::HEAD || speaks)
     }
 
     /// How the body ends (RFC 9112, 6.3). Chunked goes before a length; anything but plain chunked is refused.

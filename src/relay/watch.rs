@@ -12,6 +12,7 @@ use std::{
 use pin_project_lite::pin_project;
 use tokio::{
     sync::futures::OwnedNotified,
+    task::coop,
     time::{Instant, Sleep, sleep_until},
 };
 
@@ -110,7 +111,8 @@ impl Watch {
             }
             this.timer.as_mut().reset(deadline.at);
         }
-        *this.timed = true;
+        // Without it the timer was not asked, and wakes nobody.
+        *this.timed = coop::has_budget_remaining();
         Poll::Pending
     }
 }

@@ -39,9 +39,9 @@ fn run() -> anyhow::Result<ExitCode> {
         ["--record"] => record::write(),
         ["--annotate", case] => count::annotate(named(case)?).map(|()| ExitCode::SUCCESS),
         ["--case", case, units] => {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let units = units.parse()?;
-            tokio::task::LocalSet::new().block_on(&runtime, named(case)?.run(units))?;
+            let options = tokio::runtime::LocalOptions::default();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build_local(options)?;
+            runtime.block_on(named(case)?.run(units.parse()?))?;
             Ok(ExitCode::SUCCESS)
         }
         _ => bail!("usage: instructions [--record | --annotate CASE | --case CASE UNITS]"),

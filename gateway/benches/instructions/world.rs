@@ -51,7 +51,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Within a `LocalSet`. `model`: one more line of the model's configuration; `more`: one of the whole.
+    /// On a local runtime. `model`: one more line of the model's configuration; `more`: one of the whole.
     pub(crate) fn start(model: &str, more: &str) -> anyhow::Result<Self> {
         let config = config::parse(&configuration(model, more)?, "the count")?;
         let clock = Clock::new(Instant::now(), BEGIN);

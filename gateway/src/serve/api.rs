@@ -23,12 +23,12 @@ use rouse::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    runtime::LocalOptions,
     sync::{
         Notify,
         mpsc::{self, UnboundedReceiver, UnboundedSender},
         oneshot, watch,
     },
-    task::LocalSet,
 };
 
 use super::{
@@ -181,10 +181,10 @@ impl Serving {
 }
 
 fn run_core(start: Start) -> io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let local = LocalSet::new();
-    runtime.block_on(
-        local.run_until(async move {
+    // What is spawned here stays here, without a second scheduler (a `LocalSet`) inside the first.
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
+    runtime.block_on(async move {
             let Start {
                 listener,
                 shared,
@@ -207,8 +207,7 @@ fn run_core(start: Start) -> io::Result<()> {
             drop(others);
             connections.drain(stage, moved).await;
             Ok(())
-        }),
-    )
+        })
 }
 
 /// Accepts until the gateway drains, and then what already queued.
@@ -322,7 +321,8 @@ impl Connections {
         let moved = Moved { stream, peer, place, seat: self.loads.seat(better) };
         if let Err(back) = way.send(moved) {
             // That core has ended, which only a defect or the gateway's end explains.
-            self.take_over(back.0, Stage::Serving);
+            let seat = self.loads.seat(self.number);
+            self.take_over(Moved { seat, ..back.0 }, Stage::Serving);
         }
     }
 

@@ -22,7 +22,7 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
-use bytes::{Buf, BytesMut};
+use bytes::BytesMut;
 use rouse::tcp::Tcp;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},

@@ -13,7 +13,7 @@ use crate::{
     serve::{Stage, balance::Loads},
 };
 
-/// One core. To be used within a `LocalSet`, which runs what serves its clients.
+/// One core. To be used on a local runtime, which runs what serves its clients.
 pub struct Here(Rc<Connections>);
 
 impl Here {

@@ -102,7 +102,8 @@ impl<'a> Watch<'a> {
             self.soon = due.soon;
             timer.as_mut().reset(due.earliest().map_or(now + 60 * COARSE, |due| due.max(now + COARSE / 20)));
         }
-        self.timed = true;
+        // Without it the timer was not asked, and wakes nobody.
+        self.timed = tokio::task::coop::has_budget_remaining();
         Poll::Pending
     }
 
