@@ -17,6 +17,7 @@
 
 use memchr::{memchr, memchr2};
 
+mod document;
 mod dull;
 mod json;
 mod word;
@@ -123,7 +124,10 @@ impl Scanner {
     /// Takes the next bytes, cut anywhere.
     pub fn feed(&mut self, mut bytes: &[u8]) {
         if self.is_document {
-            self.json.feed(bytes);
+            match self.json.is_fresh().then(|| document::read(bytes)).flatten() {
+                Some(read) => self.json = read,
+                None => self.json.feed(bytes),
+            }
             self.facts.done |= self.json.whole;
             return self.learn();
         }

@@ -50,6 +50,9 @@ const BACK_OFF: Duration = Duration::from_millis(500);
 const TURNED_AWAY: u32 = 64;
 const TELLING: Duration = Duration::from_secs(1);
 
+/// What threads beside a serving one add to their niceness.
+const LESS_URGENT: i32 = 10;
+
 /// The bound listeners.
 pub struct Api {
     address: SocketAddr,
@@ -182,8 +185,10 @@ impl Serving {
 
 fn run_core(start: Start) -> io::Result<()> {
     // What is spawned here stays here, without a second scheduler (a `LocalSet`) inside the first.
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .on_thread_start(step_back)
+        .build_local(LocalOptions::default())?;
     runtime.block_on(async move {
             let Start {
                 listener,
@@ -208,6 +213,13 @@ fn run_core(start: Start) -> io::Result<()> {
             connections.drain(stage, moved).await;
             Ok(())
         })
+}
+
+/// For threads that work off long things for a serving one: where they share its processor, it goes first.
+fn step_back() {
+    if let Err(error) = rustix::process::nice(LESS_URGENT) {
+        tracing::debug!(%error, "a thread stays as urgent as those that serve");
+    }
 }
 
 /// Accepts until the gateway drains, and then what already queued.

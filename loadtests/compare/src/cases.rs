@@ -108,7 +108,8 @@ impl Case {
                 Target::Haproxy | Target::Smg,
             ) => false,
             (Self::Start, target) => target != Target::Direct,
-            (Self::Workers | Self::Stall, target) => matches!(target, Target::Rouse | Target::Nginx),
+            (Self::Workers, target) => matches!(target, Target::Rouse | Target::Nginx),
+            (Self::Stall, target) => matches!(target, Target::Direct | Target::Rouse | Target::Nginx),
             _ => true,
         }
     }

@@ -62,6 +62,16 @@ enum Slot {
 }
 
 impl Json {
+    /// Of a whole document that says this.
+    pub(super) fn of(id: Option<u64>, error: bool, prompt: Option<u64>, completion: Option<u64>) -> Self {
+        Self { whole: true, error, prompt, completion, id, ..Self::default() }
+    }
+
+    /// Nothing has come yet.
+    pub(super) const fn is_fresh(&self) -> bool {
+        self.depth == 0 && !self.whole && matches!(self.text, Text::Outside)
+    }
+
     pub(super) fn feed(&mut self, mut bytes: &[u8]) {
         while let Some((&byte, rest)) = bytes.split_first() {
             bytes = match self.text {

@@ -352,3 +352,38 @@ proptest! {
         prop_assert_eq!(scanner.facts().events, 1);
     }
 }
+
+#[test]
+fn a_document_in_one_piece_says_what_it_says_byte_by_byte() {
+    let usage = r#""usage":{"prompt_tokens":7,"completion_tokens":3,"details":{"prompt_tokens":9}}"#;
+    for document in [
+        format!(
+            r#"{{"id":"chatcmpl-1","choices":[{{"message":{{"content":"say \"usage\": {{"}}}}],{usage}}}"#
+        ),
+        format!(r#"{{"id":"chatcmpl-1","choices":[{{"id":"x","usage":{{"prompt_tokens":1}}}}],{usage}}}"#),
+        format!(r#" {{"id":5,"error":null,{usage}}} "#),
+        format!(r#"{{"id":"a","id":"b",{usage}}}"#),
+        format!(r#"{{"\u0069d":"a",{usage}}}"#),
+        format!(r#"{{"response":{{"id":"inner",{usage}}}}}"#),
+        format!(r#"{{"message":{{"id":"inner",{usage}}},"id":"outer"}}"#),
+        r#"{"error":{"message":"no"}}"#.into(),
+        r#"{"error":"no","id":"é"}"#.into(),
+        r#"{"usage":{"input_tokens":7,"output_tokens":3}}"#.into(),
+        r#"{"usage":{"input_tokens":7,"prompt_tokens":3}}"#.into(),
+        r#"{"usage":{"input_tokens":7.5,"output_tokens":null}}"#.into(),
+        r#"{"usage":{"input_tokens":99999999999999999999999}}"#.into(),
+        r#"{"usage":{"prompt_tokens":-1}}"#.into(),
+        r#"{"usage":null}"#.into(),
+        r#"{"usage":[{"prompt_tokens":4}]}"#.into(),
+        format!(r#"[{{{usage}}}]"#),
+        format!(r#"{{{usage}}} and more"#),
+        r#"{"usage":{"prompt_tokens":4"#.into(),
+        "no JSON".into(),
+        String::new(),
+    ] {
+        let (mut whole, mut pieces) = (Scanner::of_json(), Scanner::of_json());
+        whole.feed(document.as_bytes());
+        document.bytes().for_each(|byte| pieces.feed(&[byte]));
+        assert_eq!(whole.facts(), pieces.facts(), "{document}");
+    }
+}
