@@ -13,7 +13,7 @@
 //! that is written with escapes is legal JSON, but no engine's habit, and is not recognised.
 //!
 //! Nearly every event arrives whole and says nothing of interest. One that has none of the words that could matter is
-//! only counted; see [`dull`]. Every other one is followed byte by byte, and only that decides.
+//! only counted; see `dull`. Every other one is followed byte by byte, and only that decides.
 
 use memchr::{memchr, memchr2};
 
