@@ -49,7 +49,15 @@ run: ## Build the gateway and start its embedded demonstration (ARGS="--config F
 test: test-crates test-loom ## Tests of the four crates and of the lease in every interleaving; minutes, needs only cargo
 
 .PHONY: test-all
-test-all: test test-bench test-admin test-engines test-clients ## Everything: test, what valgrind counts, then what needs Python
+test-all: test test-bench test-images test-admin test-engines test-clients ## Everything: test, what valgrind counts, the images, then what needs Python
+
+# What goes through a stub as well, and what of it cannot.
+ROW := passage:: smuggling:: http2:: surface:: waiting:: stream stub_row::
+# They put an engine to sleep, and no such order passes a stub.
+NOT_IN_A_ROW := asking_wakes_a_model_and_looking_does_not models_are_listed_with_their_states who_waited_is_told_for_what
+# Their engine ends, or is killed by its pid; the process that the gateway has is the stub, which lives on.
+NOT_IN_A_ROW += a_failure_after_the an_engine_killed_mid_stream an_engine_that_dies_mid_stream \
+    a_stream_that_ran_when_the_gateway_was_killed
 
 .PHONY: test-crates
 test-crates:
@@ -59,6 +67,11 @@ test-crates:
 	export ROUSE_TAKE_OVER=false; \
 	    time cargo test --locked -p rouse-gateway --lib serve:: | $(SOME_TEST_RAN); \
 	    time cargo test --locked -p rouse-gateway --test it -- stream waiting | $(SOME_TEST_RAN)
+	@echo "== gateway and stub in a row: bytes, framing, waits and cancellation, with a stub before each engine"
+	export ROUSE_STUB=1; \
+	    time cargo test --locked -p rouse-gateway --test it -- $(ROW) $(addprefix --skip ,$(NOT_IN_A_ROW)) \
+	        | $(SOME_TEST_RAN); \
+	    time cargo test --locked -p rouse-gateway --test timed -- disconnects_http2:: | $(SOME_TEST_RAN)
 
 # Its own target directory: RUSTFLAGS are part of every crate's fingerprint, and sharing one would rebuild the world twice.
 .PHONY: test-loom
@@ -110,18 +123,34 @@ soak-sim: ## The simulator for longer: SEEDS=200000 STEPS=1000
 soak: ## The recorded trace of 200 clients for ten minutes instead of one
 	ROUSE_SOAK_SECONDS=$(SECONDS_OF_SOAK) cargo test --locked -p rouse-gateway --test it trace -- --nocapture | $(SOME_TEST_RAN)
 
+# ---- images
+
+# OCI archives of both programs, made of what is built here: no registry is asked for anything.
+.PHONY: images
+images: ## OCI archives of gateway and stub in target/images (needs buildah, or a running docker)
+	cargo build --release --locked -p rouse-gateway -p rouse-stub
+	images/build "$(TARGET)/release" "$(TARGET)/images"
+
+# The programs as the other tests have built them: what is tested is the image, and a release build takes ten minutes.
+.PHONY: test-images
+test-images: ## The images, run with their own files only, read-only and as nobody's root
+	@echo "== images: built from this tree's programs, and run"
+	cargo build --locked -p rouse-gateway -p rouse-stub
+	time images/build "$(TARGET)/debug" "$(TARGET)/debug/images"
+	time images/test "$(TARGET)/debug/images"
+
 # ---- measure
 
 # A machine that does nothing else meanwhile, and two cores of it: what others use is seen and marked, not undone.
 .PHONY: compare
 compare: ## The gateway beside nginx, haproxy and sglang-router: the goals' table and plots (ARGS="--rounds 5 --only saturated")
-	loadtests/compare/install
-	cargo build --release --locked -p rouse-gateway -p engine-sim -p rouse-compare
+	loadtests/compare/install $(INSTALL)
+	cargo build --release --locked -p rouse-gateway -p rouse-stub -p engine-sim -p rouse-compare
 	"$(TARGET)/release/compare" run $(ARGS)
 
 .PHONY: compare-quick
 compare-quick: ## The same for a first impression: two short rounds, beside nginx alone
-	@$(MAKE) compare ARGS="--rounds 2 --seconds 1 --peers nginx --report-only $(ARGS)"
+	@$(MAKE) compare INSTALL="--only nginx" ARGS="--rounds 2 --seconds 1 --peers nginx --report-only $(ARGS)"
 
 # ---- what a change must pass besides tests
 

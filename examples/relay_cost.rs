@@ -23,7 +23,7 @@ use rouse::{
     lease::{Clock, Gate},
     model::EngineId,
     openai::{Form, error, head},
-    relay::{Exchange, Outgoing, Pool, RelayBody, Target, Timeouts, exchange},
+    relay::{Exchange, Look, Outgoing, Pool, RelayBody, Target, Timeouts, exchange},
     units::{Generation, Millis, Tick},
 };
 use tokio::{
@@ -140,8 +140,9 @@ async fn answer(
                 body: body.into(),
                 stream,
                 form: Form::OpenAi,
-                watch_json: false,
+                look: Look::Events,
             },
+            upload: None,
             lease,
             timeouts: Timeouts {
                 connect: Millis::secs(2),

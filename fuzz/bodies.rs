@@ -40,9 +40,10 @@ pub(crate) fn head(data: &[u8]) {
     let again = head::peek(&spliced).expect("a spliced body is still one");
     assert_eq!(again.model, "an \"other\"\n");
     assert_eq!(
-        (again.stream, again.background, again.session, again.prefix, again.previous, again.max_tokens),
-        (head.stream, head.background, head.session, head.prefix, head.previous, head.max_tokens),
+        (again.stream, again.background, again.session, again.previous, again.max_tokens),
+        (head.stream, head.background, head.session, head.previous, head.max_tokens),
     );
+    assert_eq!(again.beginning.hash(&spliced), head.beginning.hash(&body));
     let back = head::splice(&spliced, &again.range, &head.model).concat();
     assert_eq!(head::peek(&back).map(|head| head.model.into_owned()), Ok(raw));
 }

@@ -23,6 +23,8 @@ use state::State;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Door {
     Closed,
+    /// Nobody, for as long as the gate of the stub in front of it is closed; those who are in stay.
+    Held,
     /// Granted waiters only: the engine has not proved itself yet.
     Waiters,
     Public,
@@ -75,6 +77,12 @@ pub struct Engine {
     pub failing_since: Option<Tick>,
     /// Those who send requests to it say that they fail: it gets none before this moment, and then one.
     pub left_out: Option<Tick>,
+    /// The stub in front of it lets nobody in, as it was last heard.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gated: bool,
+    /// The platform watches for its stub's opening.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stub_watched: bool,
     /// Failures in a row: how long it is left alone.
     pub failures: u32,
     /// Those of them since it last proved that it serves: whether anything will come of waiting for it.
@@ -126,6 +134,8 @@ impl Engine {
             yielded_to: None,
             failing_since: None,
             left_out: None,
+            gated: false,
+            stub_watched: false,
             failures: 0,
             fruitless: 0,
             shrinking: None,
@@ -141,6 +151,8 @@ impl Engine {
         debug_assert!(self.state.may_become(&next), "{}: {} may not become {next}", self.id, self.state);
         self.state = next;
         self.since = now;
+        // What a stub said says nothing of what comes after a sleep: whoever is sent to it then finds out.
+        self.gated &= self.state == State::Awake;
     }
 
     /// Since when nobody has used it: never before it woke.
@@ -155,10 +167,24 @@ impl Engine {
         self.state == State::Awake && self.door == Door::Public
     }
 
+    /// Awake, and proven, and its stub lets nobody in.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.state == State::Awake && self.gated
+    }
+
+    /// Its stub lets nobody in, and neither the driver nor the platform were told so.
+    #[must_use]
+    pub fn is_to_be_held(&self) -> bool {
+        self.gated && !(self.door == Door::Held && self.stub_watched)
+    }
+
     /// It is about to prove itself, and nobody was sent to it yet.
     #[must_use]
     pub fn wants_proof(&self) -> bool {
-        matches!(self.state, State::Loading | State::Waking { .. }) && self.proof == Proof::Wanted
+        let ready =
+            matches!(self.state, State::Loading | State::Waking { .. }) && self.proof == Proof::Wanted;
+        ready && !self.gated
     }
 
     /// A request goes to it. When it was left out, that is the one that tries.
@@ -188,8 +214,9 @@ impl Engine {
         };
         match self.proof {
             Proof::Out(sent) if self.state.is_starting() => Some(sent + timeouts.first_byte + PROOF_SLACK),
-            // It answers in time; that nobody was there to prove it with, or left, is not its fault.
-            Proof::Wanted if self.state.is_starting() => None,
+            // It answers in time; that nobody was there to prove it with, or left, is not its fault. Behind a closed gate it
+            // is as good as not up.
+            Proof::Wanted if self.state.is_starting() && !self.gated => None,
             _ => Some(by),
         }
     }
@@ -220,6 +247,13 @@ impl Engine {
         self.become_state(State::Failing { cause, drained }, now);
     }
 
+    /// A stub answered for it that its gate is closed. Whoever is out to prove it may have got in before.
+    pub fn is_turned_away(&mut self) {
+        let asked = self.state == State::Awake
+            || matches!(self.state, State::Loading | State::Waking { .. }) && self.proof != Proof::NotReady;
+        self.gated |= asked;
+    }
+
     /// Forgets everything that belonged to the process that is gone.
     pub fn forget_process(&mut self) {
         self.accelerators.clear();
@@ -238,6 +272,20 @@ impl Engine {
 mod tests {
     use super::*;
     use crate::model::Settings;
+
+    /// Two requests were turned away, the stub opened after the first, and nobody planned in between.
+    #[test]
+    fn a_stub_that_closes_again_before_anybody_planned_is_watched_anew() {
+        let mut engine = Engine::new(EngineId::new("m".into(), 0), Tick(0));
+        engine.state = State::Awake;
+        engine.is_turned_away();
+        assert!(engine.is_to_be_held());
+        (engine.door, engine.stub_watched) = (Door::Held, true);
+        assert!(!engine.is_to_be_held());
+        (engine.gated, engine.stub_watched) = (false, false);
+        engine.is_turned_away();
+        assert!(engine.is_to_be_held());
+    }
 
     #[test]
     fn a_canary_has_as_long_as_its_exchange_and_waiting_for_one_has_no_end() {

@@ -69,6 +69,9 @@ pub enum Fault {
     /// It was asked for something that is not worth waking it for.
     #[error("Model '{model}' has no awake engine that is free, and a GET waits for none")]
     NotAwake { model: ModelName },
+    /// A stub with a closed gate, or without an engine.
+    #[error("{why}")]
+    NotServing { why: String },
     #[error("the gateway is shutting down")]
     ShuttingDown,
     #[error("the control plane does not answer")]

@@ -12,6 +12,7 @@ pub mod form;
 mod hash;
 pub mod head;
 pub mod heartbeat;
+mod members;
 pub mod multipart;
 pub mod sse;
 

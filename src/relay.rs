@@ -57,10 +57,11 @@ mod payload;
 pub mod pool;
 mod record;
 mod send;
+mod tail;
 mod watch;
 
 pub use body::{Broken, Piece, RelayBody};
-pub use payload::Payload;
+pub use payload::{Payload, Upload};
 pub use pool::Pool;
 pub use send::exchange;
 
@@ -88,9 +89,20 @@ pub struct Outgoing<'a> {
     pub stream: bool,
     /// In whose words a stream that breaks is told why.
     pub form: Form,
-    /// An answer that is one JSON document is looked into as well, for its id and usage; the engine is asked not to
-    /// compress it.
-    pub watch_json: bool,
+    pub look: Look,
+}
+
+/// How much of an answer is looked into as it passes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Look {
+    /// Nothing but where a stream of events stands, so that it can be told why it breaks: for whoever passes on to
+    /// somebody that looks. There are no [`Facts`]. A stream of the responses API is followed all the same, since its
+    /// events are numbered.
+    Ends,
+    #[default]
+    Events,
+    /// An answer that is one JSON document as well, for its id and usage; the engine is asked not to compress it.
+    Documents,
 }
 
 /// How long an engine may take.
@@ -112,10 +124,18 @@ pub struct Exchange<'a, O> {
     pub now: Instant,
     pub target: Target,
     pub outgoing: Outgoing<'a>,
+    /// What follows its body, which is then the beginning of one; its first chunk, where the whole has no length.
+    pub upload: Option<Upload>,
     pub lease: Lease,
     pub timeouts: Timeouts,
     pub observer: O,
 }
+
+/// Stands in the extensions of a 503 which says that it is a stub's, whose gate is closed or which was not told of an engine
+/// yet: no engine has seen the request. To be believed only of an engine that is known to be behind a stub, which lets no
+/// such mark of the engine's own through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gated;
 
 /// There is no answer to pass on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,8 +170,8 @@ pub trait Observer {
         let _ = (bytes, facts);
     }
 
-    /// It is over, and the lease is given back.
-    fn end(&mut self, outcome: Outcome);
+    /// It is over at `now`, and the lease is given back.
+    fn end(&mut self, outcome: Outcome, now: Instant);
 }
 
 /// How an exchange ended.
@@ -165,7 +185,7 @@ pub enum Outcome {
 
 /// Nobody looks on.
 impl Observer for () {
-    fn end(&mut self, _: Outcome) {}
+    fn end(&mut self, _: Outcome, _: Instant) {}
 }
 
 #[cfg(test)]

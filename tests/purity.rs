@@ -28,7 +28,7 @@ const DECIDE: [&str; 11] = [
 ];
 
 /// What acts, by the beginning of its path.
-const FORBIDDEN: [&[&str]; 22] = [
+const FORBIDDEN: [&[&str]; 30] = [
     &["tokio"],
     &["tokio_util"],
     &["futures_util"],
@@ -40,6 +40,10 @@ const FORBIDDEN: [&[&str]; 22] = [
     &["axum"],
     &["kube"],
     &["k8s_openapi"],
+    &["nix"],
+    &["nvml_wrapper"],
+    &["rustix"],
+    &["socket2"],
     &["rand"],
     &["getrandom"],
     &["std", "fs"],
@@ -48,9 +52,13 @@ const FORBIDDEN: [&[&str]; 22] = [
     &["std", "thread"],
     &["std", "os"],
     // The carrying half, from inside the crate.
+    &["crate", "adapter"],
     &["crate", "lease"],
+    &["crate", "nvml"],
     &["crate", "openai"],
+    &["crate", "process"],
     &["crate", "relay"],
+    &["crate", "tcp"],
     &["crate", "wire"],
 ];
 

@@ -29,7 +29,6 @@ use crate::{
     telemetry::{Telemetry, Wall},
 };
 
-mod files;
 mod reload;
 mod signals;
 

@@ -27,8 +27,8 @@ mod tests;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, sync::Arc};
 
-#[cfg(test)]
-pub(crate) use self::passage::MANAGEMENT;
+pub use rouse::adapter::{Kind, SleepApi, Task};
+
 pub use self::{
     check::{Findings, check, misfits},
     cors::Cors,
@@ -45,6 +45,7 @@ pub(crate) use self::{file::parse_address, telemetry::collector_fault};
 pub use crate::demo::config as demo;
 
 use rouse::{
+    adapter::Manner,
     model::{AcceleratorId, Configuration, ModelName},
     units::{Bytes, Millis},
 };
@@ -116,6 +117,8 @@ pub struct Model {
     pub on_disconnect: OnDisconnect,
     /// Sent to the engine as a bearer token instead of the client's key.
     pub api_key: Option<String>,
+    /// A stub stands in front of the engine: what it says of its gate is believed.
+    pub stub: bool,
     /// The engine may listen on every interface.
     pub allow_public: bool,
     /// Which calls put it to sleep and wake it.
@@ -124,6 +127,20 @@ pub struct Model {
     pub passage: Vec<Passage>,
     /// Of what an engine is started with: as `ModelSpec` has it.
     pub fingerprint: u64,
+}
+
+impl Model {
+    /// How its engines are spoken to.
+    #[must_use]
+    pub fn manner(&self) -> Manner {
+        Manner {
+            kind: self.kind,
+            sleep: self.sleep,
+            served_name: self.served_name.clone(),
+            task: self.task,
+            api_key: self.api_key.clone(),
+        }
+    }
 }
 
 impl Config {
@@ -136,36 +153,6 @@ impl Config {
         let former = || self.former.iter().rev().filter(|spec| spec.name == *model).find(started_so);
         present.filter(started_so).or_else(former).or(present)
     }
-}
-
-/// The calls that an engine understands for sleep and wake.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SleepApi {
-    /// It cannot sleep: it is stopped instead.
-    #[default]
-    None,
-    /// `/sleep`, `/wake_up`, `/is_sleeping`.
-    Vllm,
-    /// `/release_memory_occupation`, `/resume_memory_occupation`.
-    Sglang,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Vllm,
-    Sglang,
-    LlamaCpp,
-    Custom,
-}
-
-/// What the readiness probe asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Task {
-    Generate,
-    Embed,
-    Score,
-    Transcribe,
-    None,
 }
 
 /// What becomes of an engine's work when its client leaves.
@@ -254,6 +241,7 @@ impl fmt::Debug for Model {
             .field("task", &self.task)
             .field("on_disconnect", &self.on_disconnect)
             .field("api_key", &self.api_key.as_ref().map(|_| "…"))
+            .field("stub", &self.stub)
             .field("allow_public", &self.allow_public)
             .field("sleep", &self.sleep)
             .field("passage", &self.passage)

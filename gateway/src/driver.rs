@@ -106,8 +106,9 @@ impl Driver {
         };
         tokio::pin!(sleep);
         let mut happened = !batch.is_empty();
-        if let Some(order) = self.held.take_if(|_| !happened) {
-            happened = self.take(order, batch);
+        // What it came behind was heard in the last turn. What that turn made of it is newer than the order.
+        if let Some(order) = self.held.take() {
+            happened |= self.take(order, batch);
         }
         while !happened {
             happened = true;
@@ -178,6 +179,7 @@ impl Driver {
                 Command::Revoke { engine, generation, fault } => {
                     self.gates.revoke(engine, *generation, fault)
                 }
+                Command::Hold { engine, generation } => self.gates.hold(engine, *generation),
                 _ => {}
             }
         }
@@ -188,7 +190,11 @@ impl Driver {
             match command {
                 Command::OpenGate { engine, .. } => {
                     // A plan may open a gate and close it again; closes went first, so the last word is the fleet's.
-                    if self.fleet.engine(&engine).is_some_and(|e| e.door != Door::Closed) {
+                    if self
+                        .fleet
+                        .engine(&engine)
+                        .is_some_and(|e| !matches!(e.door, Door::Closed | Door::Held))
+                    {
                         self.gates.open(&engine);
                     }
                 }

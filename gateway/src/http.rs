@@ -16,6 +16,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request};
 use hyper::body::Incoming;
 use rouse::{
+    client::Dates,
     fault::Fault,
     openai::{self, Form},
     relay::{
@@ -90,6 +91,7 @@ pub(crate) struct Core {
     pub(crate) shared: Arc<Shared>,
     pub(crate) pool: Pool,
     pub(crate) stage: watch::Receiver<Stage>,
+    pub(crate) dates: Rc<Dates>,
     /// What the stage was when this core began to look at it.
     began_serving: bool,
     ids: RequestIds,
@@ -129,6 +131,7 @@ impl Core {
             shared,
             pool: Pool::default(),
             stage,
+            dates: Rc::default(),
             began_serving,
             ids: RequestIds::new(),
             lots: Lots::new(),

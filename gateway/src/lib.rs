@@ -7,7 +7,6 @@ pub mod demo;
 pub mod driver;
 pub mod http;
 pub mod keys;
-pub mod limits;
 pub mod metrics;
 pub mod platform;
 pub mod routes;

@@ -1,6 +1,5 @@
 //! Where engines run. A platform executes and observes; it decides nothing.
 
-pub mod adapter;
 pub mod local;
 
 use std::sync::Arc;

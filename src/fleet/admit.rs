@@ -69,6 +69,7 @@ impl Draft<'_> {
             State::Cold | State::Asleep { .. } if e.shrinking.is_none() => self.start(id, &spec, may_evict),
             State::Backoff { until, cause } => self.because(id, self.backing_off(id, until, cause)),
             state if state.is_starting() => self.because(id, self.under_way(id, &spec)),
+            State::Awake if e.gated => self.because(id, Reason::gated(id)),
             state => {
                 // On its way down while it is wanted: it comes back in its turn, and its place is kept for it.
                 let text = format!("it is {state}, and starts again afterwards");

@@ -78,6 +78,9 @@ impl Draft<'_> {
                     // It goes on starting; only its first exchange ends.
                     self.close(id, Why::Shutdown, Then::Stop);
                     self.revoke(id, Fault::ShuttingDown);
+                } else if e.is_to_be_held() && self.planner.shutdown.is_none() {
+                    // Once everything ends nobody is let in anyhow, and a closed gate stays so.
+                    self.emit(Command::Hold { engine: id.clone(), generation });
                 }
             }
             State::Awake => self.awake(id),
@@ -162,6 +165,10 @@ impl Draft<'_> {
             self.close(id, Why::Order, Then::Sleep(level));
         } else if let Some(then) = self.idle(id) {
             self.close(id, Why::Idle, then);
+        } else if e.is_to_be_held() {
+            self.emit(Command::Hold { engine: id.clone(), generation });
+        } else if e.gated {
+            // Until its stub says otherwise.
         } else if e.door != Door::Public {
             self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
         } else {

@@ -71,6 +71,10 @@ impl Planner {
                     *revoked = true;
                 }
             }),
+            Command::Hold { engine, .. } => self.with(engine, |e| {
+                e.door = Door::Held;
+                e.stub_watched = true;
+            }),
             Command::Grant { engine, canary, .. } => self.with(engine, |e| {
                 e.granted(now);
                 if *canary {

@@ -137,14 +137,16 @@ impl Planner {
         let (rests, until) = match &e.state {
             State::Cold | State::Backoff { .. } => (!e.placing.as_ref().is_some_and(|p| p.confirmed), None),
             State::Launching | State::Loading => {
-                (self.stands(e, |_| true), e.deadline(Some(spec), Bytes::ZERO, timeouts))
+                let rests = !e.is_to_be_held() && self.stands(e, |_| true);
+                (rests, e.deadline(Some(spec), Bytes::ZERO, timeouts))
             }
             State::Awake => {
                 let idle = [spec.idle.sleep_after, spec.idle.stop_after];
                 let idle = idle.into_iter().flatten().map(|after| e.idle_since() + after);
                 let idle = idle.filter(|_| e.leases == 0);
                 let stands = self.stands(e, |account| !account.is_unread_since(e.turn));
-                (e.door == Door::Public && stands, idle.chain(e.hung_at(timeouts)).min())
+                let door = if e.gated { Door::Held } else { Door::Public };
+                (e.door == door && !e.is_to_be_held() && stands, idle.chain(e.hung_at(timeouts)).min())
             }
             State::Asleep { .. } => {
                 let held = e.placing.is_none() && e.shrinking.is_none() && !self.keeps_too_much(e, spec);

@@ -37,6 +37,12 @@ impl Planner {
             if e.door == Door::Public && !matches!(e.state, State::Awake | State::Failing { .. }) {
                 broken.push(format!("{id} is {} and in the routes", e.state));
             }
+            if e.gated && !(e.state == State::Awake || e.state.is_starting()) {
+                broken.push(format!("{id} is {} and waits for its stub", e.state));
+            }
+            if e.is_to_be_held() && self.adopted && self.shutdown.is_none() {
+                broken.push(format!("{id} is not held, and its stub lets nobody in"));
+            }
             if e.state.has_process()
                 && e.accelerators.iter().any(|a| booked(a) == Bytes::ZERO)
                 && self.needs_memory(e)

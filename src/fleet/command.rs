@@ -86,6 +86,12 @@ pub enum Command {
         generation: Generation,
         grace: Millis,
     },
+    /// The stub in front of the engine lets nobody in: neither does the driver until it does, and the platform watches for
+    /// that. Leases that are out stay out. Outcome: `Ungated`.
+    Hold {
+        engine: EngineId,
+        generation: Generation,
+    },
     /// Read the meter once, after this pause. Outcome: `Memory`.
     Meter {
         accelerator: AcceleratorId,
@@ -153,6 +159,7 @@ impl fmt::Display for Command {
             }
             Self::Wake { engine, level, .. } => write!(f, "wake {engine} from level {}", level.number()),
             Self::Stop { engine, grace, .. } => write!(f, "stop {engine}, by force after {grace}"),
+            Self::Hold { engine, .. } => write!(f, "let nobody in to {engine} until its stub does"),
             Self::Meter { accelerator, after } if after.0 == 0 => {
                 write!(f, "read the meter of {accelerator}")
             }

@@ -177,7 +177,7 @@ impl Dispatch {
 fn grant(seated: &Seated<'_>, draft: &mut Draft<'_>, out: &mut Vec<Command>) {
     let Seated { waiter, engine, canary } = seated;
     let (generation, canary) = (draft.generation(engine), *canary);
-    if canary && draft.door(engine) == Door::Closed {
+    if canary && matches!(draft.door(engine), Door::Closed | Door::Held) {
         draft.emit(Command::OpenGate { engine: engine.clone(), generation, public: false });
     }
     let grant = Command::Grant { waiter: waiter.id, engine: engine.clone(), generation, canary };

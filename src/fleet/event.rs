@@ -81,6 +81,16 @@ pub enum Event {
         generation: Generation,
         until: Option<Tick>,
     },
+    /// The stub in front of the engine lets nobody in, as it answered a request or a probe; no engine has seen that one.
+    Gated {
+        engine: EngineId,
+        generation: Generation,
+    },
+    /// It lets requests in again.
+    Ungated {
+        engine: EngineId,
+        generation: Generation,
+    },
     /// What a key was served by a model since this was told last, in weighted tokens.
     Served {
         model: ModelName,
@@ -274,6 +284,8 @@ impl fmt::Display for Event {
                 write!(f, "{engine} is left out: requests to it fail")
             }
             Self::LeftOut { engine, .. } => write!(f, "{engine} is not left out"),
+            Self::Gated { engine, .. } => write!(f, "{engine} is behind a closed gate, says its stub"),
+            Self::Ungated { engine, .. } => write!(f, "the stub of {engine} has opened its gate"),
             Self::Served { model, key, tokens } => write!(f, "{model} served {tokens} tokens to {key}"),
             Self::Shares { model, .. } => write!(f, "what keys were served by {model} before"),
             Self::Resumed { state } => write!(f, "what was known before: {}", state.summary()),

@@ -95,7 +95,7 @@ impl Draft<'_> {
             comes_back_in,
             tier,
             spare: planner.is_spare(e) || e.state.is_starting(),
-            at_once: !e.serves(),
+            at_once: e.state != State::Awake,
         };
         let start = model.learned.start.unwrap_or(Millis::secs(60));
         let wake = model.learned.wake.unwrap_or(Millis::secs(1));
@@ -107,7 +107,7 @@ impl Draft<'_> {
                     vec![victim(Then::Stop, held, 1, start)]
                 }
             }
-            State::Awake if e.serves() => {
+            State::Awake if e.serves() || e.is_held() => {
                 // In use in a higher band, it is waited for: taking turns would let the lower band in by halves, with a
                 // swap each time.
                 let above = self.band(&e.id) > self.band(requester);

@@ -63,6 +63,11 @@ impl Reason {
         Self::starting("every place of its maxConcurrency is taken")
     }
 
+    /// It is awake, and its stub lets nobody in: the stub, or whoever closed its gate, knows until when.
+    pub(super) fn gated(id: &EngineId) -> Self {
+        Self::starting(&format!("{id} is awake, and its gate is closed by its stub"))
+    }
+
     pub(super) fn failed(cause: Cause, failures: u32, until: Tick, refuse: bool) -> Self {
         let text = format!("it failed ({cause}), {failures} in a row; tried again at {until}");
         Self { text, retry_after: Some(until), refuse, class: Class::Failed { cause }, ..Self::default() }
@@ -232,6 +237,7 @@ impl Planner {
         };
         let limit = spec.and_then(|s| s.max_concurrency);
         let text = match &e.state {
+            State::Awake if e.gated => format!("{awake}; its gate is closed by its stub"),
             State::Awake if pinned => format!("{awake}; pinned"),
             State::Awake if limit.is_some_and(|n| serving().all(|e| e.leases >= n)) => {
                 format!("{awake}; every place of its maxConcurrency is taken")

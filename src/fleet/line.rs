@@ -85,12 +85,12 @@ impl Draft<'_> {
 }
 
 impl Planner {
-    /// The engine that others may be put away for: one that is awake or on its way, else a sleeper, else one that stands
-    /// behind those it made room for, else the first. One that is left alone for a while leads only when all are.
+    /// The engine that others may be put away for: one that is awake, though its stub be closed, or on its way, else a
+    /// sleeper, else one that stands behind those it made room for, else the first. One that is left alone for a while leads only when all are.
     pub(super) fn leads(&self, id: &EngineId) -> bool {
         let rank = |e: &Engine| match &e.state {
             _ if e.serves() && e.failing_since.is_none() => 0,
-            _ if e.serves() => 1,
+            _ if e.serves() || e.is_held() => 1,
             state if state.is_starting() || e.placing.is_some() => 2,
             State::Asleep { .. } => 3,
             state if state.is_leaving() => 4,
@@ -101,9 +101,9 @@ impl Planner {
         leader.is_some_and(|leader| leader.id == *id)
     }
 
-    /// It serves beside another of its model that does.
+    /// It serves, or would if its stub let anybody in, beside another of its model that leads.
     pub(super) fn is_spare(&self, e: &Engine) -> bool {
-        e.serves() && !self.leads(&e.id)
+        (e.serves() || e.is_held()) && !self.leads(&e.id)
     }
 
     /// Its model is in use, and it has not been awake since that began, or no longer because another model needed room or

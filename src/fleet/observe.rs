@@ -47,6 +47,8 @@ impl Planner {
             Event::Shutdown { stop_engines } => self.shutdown = Some(*stop_engines),
             Event::Used { engine, generation, .. }
             | Event::LeftOut { engine, generation, .. }
+            | Event::Gated { engine, generation }
+            | Event::Ungated { engine, generation }
             | Event::Drained { engine, generation }
             | Event::Canary { engine, generation, .. }
             | Event::Placed { engine, generation, .. }
@@ -133,7 +135,7 @@ impl Planner {
 
     /// A request came that had to wait: how long had nobody asked?
     fn wanted(&mut self, model: &ModelName, now: Tick) {
-        let awake = self.engines.of(model).any(Engine::serves);
+        let awake = self.engines.of(model).any(|e| e.serves() || e.is_held());
         let last = self.engines.of(model).map(|e| e.last_end).max();
         if let (Some(last), false) = (last, awake)
             && last > Tick(0)
@@ -275,6 +277,9 @@ impl Engine {
                 self.last_progress = self.last_progress.max(*last_byte);
             }
             Event::LeftOut { until, .. } => self.left_out = *until,
+            Event::Gated { .. } => self.is_turned_away(),
+            // Nobody watches for its opening any more: should it be closed by now, that is to be ordered anew.
+            Event::Ungated { .. } => (self.gated, self.stub_watched) = (false, false),
             Event::Drained { .. } => self.drained(),
             Event::Placed { accelerators, .. } => {
                 if let Some(placing) = &mut self.placing {

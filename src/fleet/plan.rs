@@ -323,9 +323,18 @@ impl Planner {
     /// Time alone: back-offs that ended, models that are gone for good.
     pub(super) fn settle(&mut self, now: Tick) {
         self.planned = self.planned.max(now);
+        let rested = |engine: &Engine| matches!(engine.state, State::Backoff { until, .. } if until <= now);
         for id in self.engines.restless() {
+            // Looked at first: a change copies what others still read.
+            if !self
+                .engines
+                .get(&id)
+                .is_some_and(|engine| rested(engine) || (engine.failures > 0 && engine.is_forgiven(now)))
+            {
+                continue;
+            }
             self.engines.change(&id, |engine| {
-                if matches!(engine.state, State::Backoff { until, .. } if until <= now) {
+                if rested(engine) {
                     engine.become_state(State::Cold, now);
                 }
                 if engine.is_forgiven(now) {

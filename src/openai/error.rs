@@ -179,6 +179,7 @@ const fn row(fault: &Fault) -> Row {
         // With a wait it was refused while parked; without, it failed under a running exchange.
         Fault::EngineFailed { wait, .. } => (503, "engine_failed", wait.is_some()),
         Fault::ModelNotReady { .. } | Fault::NotAwake { .. } => (503, "model_not_ready", true),
+        Fault::NotServing { .. } => (503, "not_serving", true),
         Fault::ShuttingDown => (503, "shutting_down", true),
         Fault::ControlPlane => (503, "control_plane", true),
         Fault::EngineTimeout { .. } => (504, "engine_timeout", false),

@@ -21,7 +21,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use super::hash;
+use super::{hash, members};
 use crate::fault::Fault;
 
 mod prefix;
@@ -41,9 +41,8 @@ pub struct Head<'a> {
     pub background: bool,
     /// The hash of `prompt_cache_key`.
     pub session: Option<u64>,
-    /// The hash of the conversation's beginning, which is the same on its every turn: what the system says and the
-    /// first message of somebody else, the first 4 KiB of each as they stand in the body.
-    pub prefix: Option<u64>,
+    /// Where in the body the conversation begins.
+    pub beginning: Beginning,
     /// The hash of `previous_response_id`.
     pub previous: Option<u64>,
     /// The most tokens the answer may have: `max_completion_tokens`, `max_output_tokens` or `max_tokens`.
@@ -77,19 +76,18 @@ pub fn peek(body: &[u8]) -> Result<Head<'_>, Error> {
 
 /// As [`peek`], of a body that need not name a model: the name and its range are empty then.
 pub fn peek_any(body: &[u8]) -> Result<Head<'_>, Error> {
-    let found: Found<'_> = serde_json::from_slice(body).map_err(|error| {
-        if error.is_data() { Error::NotAnObject } else { Error::Syntax(error.to_string()) }
-    })?;
+    let found = match Found::plainly(body) {
+        Some(found) => found,
+        None => serde_json::from_slice(body).map_err(|error| {
+            if error.is_data() { Error::NotAnObject } else { Error::Syntax(error.to_string()) }
+        })?,
+    };
     if let Some(key) = found.twice {
         return Err(Error::Duplicate(key));
     }
     let (model, range) = match found.get(Key::Model) {
         None => (Cow::Borrowed(""), 0..0),
-        Some(raw) => {
-            // The raw value is borrowed from the body, so the distance of the two addresses is its place.
-            let start = raw.as_ptr().addr() - body.as_ptr().addr();
-            (text(raw)?, start..start + raw.len())
-        }
+        Some(raw) => (text(raw)?, place(raw, body)),
     };
     if model.is_empty() && !range.is_empty() {
         return Err(Error::ModelEmpty);
@@ -97,24 +95,24 @@ pub fn peek_any(body: &[u8]) -> Result<Head<'_>, Error> {
     // Many engines take `1` or `"yes"` for true. Not to know what such a request is would be to give it the limits and
     // the deadlines of another kind.
     let stream = match found.given(Key::Stream) {
-        None | Some("false") => false,
-        Some("true") => true,
+        None | Some(b"false") => false,
+        Some(b"true") => true,
         Some(_) => return Err(Error::StreamUnclear),
     };
     Ok(Head {
         model,
         stream,
         range,
-        background: found.given(Key::Background).is_some_and(|raw| raw != "false"),
+        background: found.given(Key::Background).is_some_and(|raw| raw != b"false"),
         session: found.given(Key::Session).map(name),
-        prefix: prefix::hash(
-            [found.given(Key::System), found.given(Key::Instructions)],
-            found.given(Key::Messages),
+        beginning: Beginning(
+            [Key::System, Key::Instructions, Key::Messages]
+                .map(|key| found.given(key).map(|raw| place(raw, body))),
         ),
         previous: found.given(Key::Previous).map(name),
         max_tokens: [Key::MaxCompletion, Key::MaxOutput, Key::MaxTokens]
             .into_iter()
-            .find_map(|key| found.given(key)?.parse::<u64>().ok())
+            .find_map(|key| str::from_utf8(found.given(key)?).ok()?.parse::<u64>().ok())
             .map(|most| u32::try_from(most).unwrap_or(u32::MAX)),
     })
 }
@@ -124,6 +122,24 @@ pub fn peek_any(body: &[u8]) -> Result<Head<'_>, Error> {
 pub fn splice(body: &Bytes, range: &Range<usize>, name: &str) -> [Bytes; 3] {
     let name = serde_json::Value::from(name).to_string();
     [body.slice(..range.start), name.into(), body.slice(range.end..)]
+}
+
+/// Where in a body stands what a conversation begins with: what the system says apart from the messages, and these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beginning([Option<Range<usize>>; 3]);
+
+impl Beginning {
+    /// There is no conversation.
+    pub const NONE: Self = Self([const { None }; 3]);
+
+    /// Its hash, which is the same on the conversation's every turn: of what the system says and of the first message of
+    /// somebody else, the first 4 KiB of each as they stand in the body.
+    #[must_use]
+    pub fn hash(&self, body: &[u8]) -> Option<u64> {
+        let [system, instructions, messages] =
+            self.0.each_ref().map(|range| range.clone().and_then(|range| body.get(range)));
+        prefix::hash([system, instructions], messages)
+    }
 }
 
 impl Head<'_> {
@@ -153,7 +169,14 @@ impl From<Error> for Fault {
     }
 }
 
-fn text(raw: &str) -> Result<Cow<'_, str>, Error> {
+/// Where a part of the body stands in it, which is the distance of the two addresses.
+fn place(part: &[u8], body: &[u8]) -> Range<usize> {
+    let start = part.as_ptr().addr() - body.as_ptr().addr();
+    start..start + part.len()
+}
+
+fn text(raw: &[u8]) -> Result<Cow<'_, str>, Error> {
+    let raw = str::from_utf8(raw).map_err(|error| Error::Syntax(error.to_string()))?;
     let inner = raw.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).ok_or(Error::ModelNotText)?;
     if inner.contains('\\') {
         serde_json::from_str(raw).map(Cow::Owned).map_err(|error| Error::Syntax(error.to_string()))
@@ -163,26 +186,45 @@ fn text(raw: &str) -> Result<Cow<'_, str>, Error> {
 }
 
 /// The hash of a name: of what stands between the quotes, so that it is found again in a stream.
-fn name(raw: &str) -> u64 {
-    hash(raw.trim_matches('"').as_bytes())
+fn name(raw: &[u8]) -> u64 {
+    let inner = raw.strip_prefix(b"\"").unwrap_or(raw);
+    hash(inner.strip_suffix(b"\"").unwrap_or(inner))
 }
 
 /// The values as they stand, and the first key that decides something and came twice. A duplicate does not end the
 /// pass: that the body is no JSON at all is the more useful thing to hear.
 #[derive(Default)]
 struct Found<'a> {
-    values: [Option<&'a str>; KEYS.len()],
+    values: [Option<&'a [u8]>; KEYS.len()],
     twice: Option<&'static str>,
 }
 
 impl<'a> Found<'a> {
-    const fn get(&self, key: Key) -> Option<&'a str> {
+    /// Of nearly every body; of any other the general parser has to say more.
+    fn plainly(body: &'a [u8]) -> Option<Self> {
+        let mut found = Self::default();
+        members::each(body, |key, value| {
+            if let Some(key) = Key::named(key) {
+                found.sees(key, &body[value]);
+            }
+        })?;
+        Some(found)
+    }
+
+    fn sees(&mut self, key: Key, value: &'a [u8]) {
+        let before = self.values[key as usize].replace(value);
+        if before.is_some() && key <= LAST_TO_DECIDE {
+            self.twice.get_or_insert(KEYS[key as usize]);
+        }
+    }
+
+    const fn get(&self, key: Key) -> Option<&'a [u8]> {
         self.values[key as usize]
     }
 
     /// Unless it is `null`.
-    fn given(&self, key: Key) -> Option<&'a str> {
-        self.get(key).filter(|raw| *raw != "null")
+    fn given(&self, key: Key) -> Option<&'a [u8]> {
+        self.get(key).filter(|raw| *raw != b"null")
     }
 }
 
@@ -205,10 +247,7 @@ impl<'de> Deserialize<'de> for Found<'de> {
                         continue;
                     };
                     let value: &RawValue = map.next_value()?;
-                    let before = found.values[key as usize].replace(value.get());
-                    if before.is_some() && key <= LAST_TO_DECIDE {
-                        found.twice.get_or_insert(KEYS[key as usize]);
-                    }
+                    found.sees(key, value.get().as_bytes());
                 }
                 Ok(found)
             }
@@ -233,6 +272,25 @@ enum Key {
     Instructions,
     /// Or `input`, or `prompt`: no API has two of them.
     Messages,
+}
+
+impl Key {
+    fn named(name: &[u8]) -> Option<Self> {
+        Some(match name {
+            b"model" => Self::Model,
+            b"stream" => Self::Stream,
+            b"background" => Self::Background,
+            b"prompt_cache_key" => Self::Session,
+            b"previous_response_id" => Self::Previous,
+            b"max_completion_tokens" => Self::MaxCompletion,
+            b"max_output_tokens" => Self::MaxOutput,
+            b"max_tokens" => Self::MaxTokens,
+            b"system" => Self::System,
+            b"instructions" => Self::Instructions,
+            b"messages" | b"input" | b"prompt" => Self::Messages,
+            _ => return None,
+        })
+    }
 }
 
 /// The names, in the order of [`Key`].
@@ -268,20 +326,7 @@ impl<'de> Deserialize<'de> for Named {
             }
 
             fn visit_str<E>(self, name: &str) -> Result<Named, E> {
-                Ok(Named(match name {
-                    "model" => Some(Key::Model),
-                    "stream" => Some(Key::Stream),
-                    "background" => Some(Key::Background),
-                    "prompt_cache_key" => Some(Key::Session),
-                    "previous_response_id" => Some(Key::Previous),
-                    "max_completion_tokens" => Some(Key::MaxCompletion),
-                    "max_output_tokens" => Some(Key::MaxOutput),
-                    "max_tokens" => Some(Key::MaxTokens),
-                    "system" => Some(Key::System),
-                    "instructions" => Some(Key::Instructions),
-                    "messages" | "input" | "prompt" => Some(Key::Messages),
-                    _ => None,
-                }))
+                Ok(Named(Key::named(name.as_bytes())))
             }
         }
 

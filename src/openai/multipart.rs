@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::HeaderValue;
 use memchr::memmem;
 
-use super::head::Head;
+use super::head::{Beginning, Head};
 use crate::fault::Fault;
 
 mod part;
@@ -111,7 +111,7 @@ pub fn peek_any<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Head<'a>, Error> 
         range,
         background: false,
         session: None,
-        prefix: None,
+        beginning: Beginning::NONE,
         previous: None,
         max_tokens: None,
     })

@@ -24,7 +24,8 @@ pub fn write_head(
     length: usize,
 ) {
     head::line(out, method, path);
-    let ours = Ours { host, authorization: None, request_id: None, length, identity: true };
+    let ours =
+        Ours { host, authorization: None, request_id: None, length: Some(length as u64), identity: true };
     headers::to_engine(out, headers, ours);
 }
 

@@ -10,10 +10,11 @@ use std::{
 use bytes::{BufMut, Bytes, BytesMut};
 use http::Response;
 use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::{
-    Observer, Outcome, Pool, Target, Timeouts,
+    Gated, Look, Observer, Outcome, Pool, Target, Timeouts,
     connection::Connection,
     decode::Decoder,
     head::Head,
@@ -21,6 +22,7 @@ use super::{
     payload::Unsent,
     pool::Key,
     record::Record,
+    tail::Tail,
     watch::{Deadline, Watch},
 };
 use crate::{
@@ -42,8 +44,8 @@ pub struct RelayBody<O: Observer> {
     stage: Stage,
     record: Record<O>,
     target: Target,
-    /// Follows what can be read of it: the events of a stream, or one document.
-    scanner: Option<Scanner>,
+    /// Follows what can be read of it.
+    follow: Option<Follow>,
     /// It is a stream of events with room for one of ours, and in whose words that is written.
     events: Option<Form>,
     /// Between two frames; `None` where one deadline covers the whole answer.
@@ -71,14 +73,23 @@ pub struct Broken(pub Fault);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) stream: bool,
-    pub(super) watch_json: bool,
+    pub(super) look: Look,
     pub(super) form: Form,
+}
+
+/// What follows an answer as it passes.
+#[derive(Debug)]
+enum Follow {
+    /// The events of a stream, or one document.
+    Events(Scanner),
+    /// Only where a stream stands.
+    Tail(Tail),
 }
 
 #[derive(Debug)]
 enum Stage {
     Flowing {
-        flow: Box<Flow>,
+        flow: Pin<Box<Flow>>,
         decoder: Decoder,
     },
     /// The error event is out, and is given time to leave.
@@ -87,38 +98,46 @@ enum Stage {
     Ended,
 }
 
-/// The connection while it carries an answer.
-pub(super) struct Flow {
-    connection: Connection,
-    /// What the engine had not read of the request when it began to answer.
-    unsent: Unsent,
-    watch: Pin<Box<Watch>>,
-    pool: Pool,
-    /// Where in the pool the connection goes afterwards, when it can be used again.
-    home: Option<Key>,
+pin_project! {
+    /// An exchange's watch, and from the answer's head on the connection that carries the answer: in one piece of memory,
+    /// made when the exchange begins and never moved.
+    pub(super) struct Flow {
+        #[pin]
+        watch: Watch,
+        pool: Pool,
+        connection: Option<Connection>,
+        // What the engine had not read of the request when it began to answer.
+        unsent: Unsent,
+        // Where in the pool the connection goes afterwards, when it can be used again.
+        home: Option<Key>,
+    }
 }
 
 impl<O: Observer + Unpin> RelayBody<O> {
     pub(super) fn respond(
         head: Head,
-        flow: Flow,
+        flow: Pin<Box<Flow>>,
         record: Record<O>,
         target: Target,
         timeouts: &Timeouts,
         wanted: Wanted,
     ) -> Response<Self> {
-        let Head { status, mut headers, decoder, .. } = head;
+        let Head { status, mut headers, decoder, gated, .. } = head;
         let readable = headers::is_readable_stream(&headers);
-        let document = wanted.watch_json && headers::is_readable_json(&headers);
-        let scanner = readable.then(Scanner::new).or_else(|| document.then(Scanner::of_json));
+        let document = wanted.look == Look::Documents && headers::is_readable_json(&headers);
         // With a length given there is no room for an event of ours; encoded, nothing can be read or written.
         let events = readable && decoder.left().is_none();
+        let follow = match (wanted.look, wanted.form) {
+            (Look::Ends, Form::OpenAi | Form::Anthropic) => events.then(|| Follow::Tail(Tail::default())),
+            _ if readable => Some(Follow::Events(Scanner::new())),
+            _ => document.then(|| Follow::Events(Scanner::of_json())),
+        };
         headers::to_client(&mut headers, events, decoder.left().is_none());
         let mut body = Self {
             stage: Stage::Ended,
             record,
             target,
-            scanner,
+            follow,
             events: events.then_some(wanted.form),
             idle: wanted.stream.then_some(timeouts.idle),
             passed: None,
@@ -126,12 +145,14 @@ impl<O: Observer + Unpin> RelayBody<O> {
         if decoder.is_done() {
             body.complete(flow, Instant::now());
         } else {
-            let flow = Box::new(flow);
             body.stage = Stage::Flowing { flow, decoder };
         }
         let mut response = Response::new(body);
         *response.status_mut() = status;
         *response.headers_mut() = headers;
+        if gated {
+            response.extensions_mut().insert(Gated);
+        }
         response
     }
 
@@ -148,27 +169,33 @@ impl<O: Observer + Unpin> RelayBody<O> {
         self.passed
     }
 
-    fn complete(&mut self, flow: Flow, now: Instant) {
-        flow.finish(now);
+    fn complete(&mut self, mut flow: Pin<Box<Flow>>, now: Instant) {
+        flow.as_mut().finish(now);
+        drop(flow);
         self.record.complete(now);
     }
 
     /// Takes note of a frame that is about to pass at `now`.
     fn passes(&mut self, frame: &[u8], now: Instant) {
-        if let Some(scanner) = &mut self.scanner {
-            scanner.feed(frame);
+        match &mut self.follow {
+            Some(Follow::Events(scanner)) => scanner.feed(frame),
+            Some(Follow::Tail(tail)) => tail.feed(frame),
+            None => {}
         }
         let Some(open) = self.record.open() else { return };
         open.lease.progress(now);
         if self.passed.is_none() {
             open.observer.first_byte();
         }
-        let facts = self.scanner.as_ref().map(Scanner::facts);
+        let facts = match &self.follow {
+            Some(Follow::Events(scanner)) => Some(scanner.facts()),
+            _ => None,
+        };
         open.observer.frame(frame.len(), facts);
         self.passed = Some(now);
         if let (Some(idle), Stage::Flowing { flow, .. }) = (self.idle, &mut self.stage) {
             let deadline = Deadline::after(Timer::Idle, idle, now);
-            flow.watch.as_mut().set(deadline);
+            flow.as_mut().watch().set(deadline);
         }
     }
 
@@ -198,13 +225,17 @@ impl<O: Observer + Unpin> RelayBody<O> {
                     };
                     if self.passed.is_none() {
                         // An engine that floods never makes this wait, and yet a revocation must find its task.
-                        flow.watch.as_mut().register(&open.lease, cx);
+                        flow.as_mut().watch().register(&open.lease, cx);
                     }
-                    let next = match ready!(flow.poll_next(decoder, &open.lease, &self.target, memory, cx)) {
+                    let next = flow.as_mut().poll_next(decoder, &open.lease, &self.target, memory, cx);
+                    let next = match ready!(next) {
                         // An end by closing looks the same when the engine died: only the stream can tell.
                         Ok(None)
                             if !decoder.is_done()
-                                && self.events.and(self.scanner.as_ref()).is_some_and(is_cut_short) =>
+                                && self
+                                    .events
+                                    .and(self.follow.as_ref())
+                                    .is_some_and(Follow::is_cut_short) =>
                         {
                             Err(broke_off(&self.target))
                         }
@@ -225,7 +256,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
                     if last
                         && let Stage::Flowing { flow, .. } = std::mem::replace(&mut self.stage, Stage::Ended)
                     {
-                        self.complete(*flow, now);
+                        self.complete(flow, now);
                     }
                     return Poll::Ready(piece.map(Ok));
                 }
@@ -235,10 +266,10 @@ impl<O: Observer + Unpin> RelayBody<O> {
 
     /// Ends the exchange with a fault. Gives the last event, where the stream has room for one.
     fn fail(&mut self, fault: Fault) -> Option<Bytes> {
-        let farewell = self.events.zip(self.scanner.as_ref()).and_then(|(form, scanner)| {
-            let open = !scanner.facts().done && !scanner.facts().error;
-            open.then(|| last_event(&fault, form, scanner))
-        });
+        let farewell = self
+            .events
+            .zip(self.follow.as_ref())
+            .and_then(|(form, follow)| (!follow.is_over()).then(|| last_event(&fault, form, follow)));
         self.stage = if farewell.is_some() {
             Stage::Farewell(Box::pin(sleep(FAREWELL.duration())), fault.clone())
         } else {
@@ -282,19 +313,25 @@ impl<O: Observer + Unpin> Body for RelayBody<O> {
 }
 
 impl Flow {
-    pub(super) const fn new(
-        connection: Connection,
-        unsent: Unsent,
-        watch: Pin<Box<Watch>>,
-        pool: Pool,
-        home: Option<Key>,
-    ) -> Self {
-        Self { connection, unsent, watch, pool, home }
+    pub(super) fn new(watch: Watch, pool: Pool) -> Pin<Box<Self>> {
+        Box::pin(Self { watch, pool, connection: None, unsent: Unsent::nothing(), home: None })
+    }
+
+    pub(super) fn watch(self: Pin<&mut Self>) -> Pin<&mut Watch> {
+        self.project().watch
+    }
+
+    /// The answer's head came over this connection.
+    pub(super) fn carry(self: Pin<&mut Self>, connection: Connection, unsent: Unsent, home: Option<Key>) {
+        let this = self.project();
+        *this.connection = Some(connection);
+        *this.unsent = unsent;
+        *this.home = home;
     }
 
     /// The next piece of payload, as much as is there; `None` at the end.
     fn poll_next(
-        &mut self,
+        self: Pin<&mut Self>,
         decoder: &mut Decoder,
         lease: &Lease,
         target: &Target,
@@ -304,7 +341,11 @@ impl Flow {
         if let Some(fault) = lease.revoked() {
             return Poll::Ready(Err(fault.clone()));
         }
-        let held = &mut self.connection.held;
+        let this = self.project();
+        let Some(connection) = this.connection else {
+            return Poll::Ready(Err(Fault::Internal));
+        };
+        let held = &mut connection.held;
         if !held.is_empty() {
             let payload = decoder.decode_held(held).map_err(|_| broke_off(target))?;
             if !payload.is_empty() {
@@ -312,21 +353,24 @@ impl Flow {
             }
         }
         while !decoder.is_done() {
-            if let Poll::Ready(Err(_)) = self.connection.poll_send(&mut self.unsent, cx) {
-                self.connection.spent = true;
-                self.unsent.abandon();
+            if let Poll::Ready(Err(_)) = connection.poll_send(this.unsent, cx) {
+                connection.spent = true;
+                this.unsent.abandon();
+                if let Some(fault) = this.unsent.take_fault() {
+                    return Poll::Ready(Err(fault));
+                }
             }
-            let read = match self.connection.poll_read(memory, cx) {
+            let read = match connection.poll_read(memory, cx) {
                 Poll::Ready(Ok(0)) if matches!(decoder, Decoder::UntilClose) => break,
                 Poll::Ready(Ok(read @ 1..)) => read,
                 Poll::Ready(_) => return Poll::Ready(Err(broke_off(target))),
-                Poll::Pending => return self.watch.as_mut().poll(lease, target, cx).map(Err),
+                Poll::Pending => return this.watch.poll(lease, target, cx).map(Err),
             };
             let Ok(found) = decoder.decode(&mut memory[..read]) else {
                 return Poll::Ready(Err(broke_off(target)));
             };
             // It says more than it was asked.
-            self.connection.spent |= found.used < read;
+            connection.spent |= found.used < read;
             if !found.payload.is_empty() {
                 return Poll::Ready(Ok(Some(Piece::Here(found.payload))));
             }
@@ -335,11 +379,32 @@ impl Flow {
     }
 
     /// The answer is complete: the connection waits for its next use, if there can be one.
-    fn finish(self, now: Instant) {
-        let clean = self.unsent.is_empty() && self.connection.held.is_empty() && !self.connection.spent;
-        if let (Some(key), true) = (self.home, clean) {
-            self.pool.put(key, self.connection, now);
+    fn finish(self: Pin<&mut Self>, now: Instant) {
+        let this = self.project();
+        let Some(connection) = this.connection.take() else { return };
+        let clean = this.unsent.is_empty() && connection.held.is_empty() && !connection.spent;
+        if let (Some(key), true) = (*this.home, clean) {
+            this.pool.put(key, connection, now);
         }
+    }
+}
+
+impl Follow {
+    /// It came to its own end, or to an error of its own.
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Events(scanner) => scanner.facts().done || scanner.facts().error,
+            Self::Tail(tail) => tail.is_over(),
+        }
+    }
+
+    /// Events came, and not the last one.
+    fn is_cut_short(&self) -> bool {
+        let began = match self {
+            Self::Events(scanner) => scanner.facts().events > 0 || !scanner.at_border(),
+            Self::Tail(tail) => tail.began(),
+        };
+        began && !self.is_over()
     }
 }
 
@@ -383,21 +448,20 @@ impl std::fmt::Debug for Flow {
     }
 }
 
-/// Events came, and not the last one.
-const fn is_cut_short(events: &Scanner) -> bool {
-    let facts = events.facts();
-    !facts.done && !facts.error && (facts.events > 0 || !events.at_border())
-}
-
 /// The engine died, or what it sends is no longer HTTP. Why it died, others will find out.
 fn broke_off(target: &Target) -> Fault {
     Fault::EngineFailed { model: target.engine.model.clone(), cause: Cause::Unreachable, wait: None }
 }
 
 /// The error event; what the engine left unfinished is closed first, lest ours become a part of it.
-fn last_event(fault: &Fault, form: Form, events: &Scanner) -> Bytes {
-    let event = error::event_after(fault, form, events.facts().events);
-    if events.at_border() {
+fn last_event(fault: &Fault, form: Form, stream: &Follow) -> Bytes {
+    let (events, at_border) = match stream {
+        Follow::Events(scanner) => (scanner.facts().events, scanner.at_border()),
+        // Only the events of the responses API are numbered, and those are followed.
+        Follow::Tail(tail) => (0, tail.at_border()),
+    };
+    let event = error::event_after(fault, form, events);
+    if at_border {
         return event;
     }
     let mut out = BytesMut::with_capacity(event.len() + 2);

@@ -7,6 +7,7 @@ use super::{
     decode::Decoder,
     headers::{Named, is_for_client},
 };
+use crate::wire::{GATED, NOT_READY};
 
 /// An engine whose head is larger is not one.
 const LARGEST: usize = 64 << 10;
@@ -23,6 +24,8 @@ pub(super) struct Head {
     pub(super) decoder: Decoder,
     /// The connection can carry another exchange after this one.
     pub(super) keep: bool,
+    /// A 503 with the mark of a stub that lets nobody in.
+    pub(super) gated: bool,
 }
 
 /// What came is not an answer to the request.
@@ -112,12 +115,19 @@ fn read(answer: &httparse::Response<'_, '_>, held: &Bytes, method: &Method) -> R
         framing.named.remove_from(&mut headers);
     }
     let decoder = framing.decoder(status, method)?;
+    let gated = status == StatusCode::SERVICE_UNAVAILABLE && is_marked(answer);
     let by_version = answer.version == Some(1);
     let keep = !matches!(decoder, Decoder::UntilClose)
         && !framing.close
         && (by_version || framing.keep_alive)
         && !framing.may_go_on(&decoder, method);
-    Ok(Head { status, headers, decoder, keep })
+    Ok(Head { status, headers, decoder, keep, gated })
+}
+
+/// Asked of the few answers that may be: the mark itself passes on to nobody.
+fn is_marked(answer: &httparse::Response<'_, '_>) -> bool {
+    let marks = |name: &str| [GATED, NOT_READY].iter().any(|mark| name.eq_ignore_ascii_case(mark));
+    answer.headers.iter().any(|field| marks(field.name) && field.value == b"1")
 }
 
 impl<'a> Framing<'a> {
@@ -181,7 +191,8 @@ mod tests {
         headers.append("x-a", HeaderValue::from_static("2"));
         let mut head = Vec::new();
         line(&mut head, &Method::POST, &PathAndQuery::from_static("/v1/x?y=z"));
-        let ours = Ours { host: "a:1", authorization: None, request_id: None, length: 0, identity: false };
+        let ours =
+            Ours { host: "a:1", authorization: None, request_id: None, length: Some(0), identity: false };
         to_engine(&mut head, &headers, ours);
         let wanted = "POST /v1/x?y=z HTTP/1.1\r\nx-a: 1\r\nx-a: 2\r\nhost: a:1\r\ncontent-length: 0\r\n";
         assert_eq!(str::from_utf8(&head), Ok(wanted));

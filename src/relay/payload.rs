@@ -1,8 +1,16 @@
-//! A request's body in up to three pieces, and what of a request is not sent yet.
+//! A request's body in up to three pieces, what may follow them as it comes, and what of a request is not sent yet.
 
-use std::io::IoSlice;
+use std::{
+    fmt, io,
+    io::IoSlice,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
 
 use bytes::Bytes;
+use http_body::Body;
+
+use crate::fault::Fault;
 
 /// A body up to this size, in bytes, is copied behind its head.
 pub(super) const SMALL: usize = 8 << 10;
@@ -28,10 +36,78 @@ impl Payload {
         self.0.iter().for_each(|piece| head.extend_from_slice(piece));
     }
 
-    /// For one write of both.
-    pub(super) fn behind<'a>(&'a self, head: &'a [u8]) -> [IoSlice<'a>; 4] {
-        let [a, b, c] = self.0.each_ref().map(|piece| IoSlice::new(piece));
-        [IoSlice::new(head), a, b, c]
+    /// For one write of both, as far as `most` bytes.
+    pub(super) fn behind<'a>(&'a self, head: &'a [u8], most: usize) -> [IoSlice<'a>; 4] {
+        let [a, b, c] = &self.0;
+        up_to(most, [head, a, b, c])
+    }
+}
+
+impl Payload {
+    /// The same as one chunk; nothing, where there is nothing.
+    pub(super) fn as_chunk(&self) -> Self {
+        if self.is_empty() {
+            return self.clone();
+        }
+        let [a, b, c] = &self.0;
+        let whole = if b.is_empty() && c.is_empty() { a.clone() } else { [&a[..], b, c].concat().into() };
+        Self([format!("{:X}\r\n", self.len()).into(), whole, Bytes::from_static(b"\r\n")])
+    }
+}
+
+/// The first bytes of pieces, `most` of them.
+fn up_to(most: usize, pieces: [&[u8]; 4]) -> [IoSlice<'_>; 4] {
+    let mut room = most;
+    pieces.map(|piece| {
+        let part = piece.get(..room).unwrap_or(piece);
+        room -= part.len();
+        IoSlice::new(part)
+    })
+}
+
+/// The rest of a body that is not all here yet: it is passed on as it comes. A request with one goes out on a connection
+/// of its own and is never sent again.
+pub struct Upload {
+    /// In bytes, where the client said how much there is. All of it must come.
+    pub left: Option<u64>,
+    pub body: Pin<Box<dyn Body<Data = Bytes, Error = Fault>>>,
+}
+
+impl Upload {
+    /// The next of it, as it goes out: in chunks, where its length is not known. `None` when that was all.
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<[Bytes; 4], Fault>>> {
+        loop {
+            let data =
+                match ready!(self.body.as_mut().poll_frame(cx)).map(|frame| frame.map(|f| f.into_data())) {
+                    Some(Ok(Ok(data))) => data,
+                    // Trailers: they are between two hops.
+                    Some(Ok(Err(_))) => continue,
+                    Some(Err(fault)) => return Poll::Ready(Some(Err(fault))),
+                    None => return Poll::Ready(None),
+                };
+            let none = Bytes::new;
+            match &mut self.left {
+                _ if data.is_empty() => {}
+                Some(left) => {
+                    // More than was said would be taken for another request.
+                    *left = match left.checked_sub(data.len() as u64) {
+                        Some(left) => left,
+                        None => return Poll::Ready(Some(Err(Fault::Internal))),
+                    };
+                    return Poll::Ready(Some(Ok([data, none(), none(), none()])));
+                }
+                None => {
+                    let size = format!("{:X}\r\n", data.len()).into();
+                    return Poll::Ready(Some(Ok([size, data, Bytes::from_static(b"\r\n"), none()])));
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Upload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Upload").field("left", &self.left).finish_non_exhaustive()
     }
 }
 
@@ -53,12 +129,20 @@ pub(super) struct Unsent {
     pieces: Option<Box<[Bytes; 4]>>,
     /// The socket took some of it: whoever is at the other end may have read that.
     begun: bool,
+    /// What comes behind.
+    upload: Option<Box<Upload>>,
+    /// Why it does not come.
+    fault: Option<Box<Fault>>,
 }
 
 impl Unsent {
+    pub(super) const fn nothing() -> Self {
+        Self { pieces: None, begun: false, upload: None, fault: None }
+    }
+
     /// What is left when the first `sent` bytes are out.
     pub(super) fn after(sent: usize, head: &[u8], body: &Payload) -> Self {
-        let mut unsent = Self { pieces: None, begun: sent > 0 };
+        let mut unsent = Self { pieces: None, begun: sent > 0, upload: None, fault: None };
         if sent < head.len() + body.len() {
             let [a, b, c] = body.0.clone();
             let of_head = sent.min(head.len());
@@ -72,15 +156,58 @@ impl Unsent {
         self.begun
     }
 
+    #[inline]
     pub(super) const fn is_empty(&self) -> bool {
-        self.pieces.is_none()
+        self.pieces.is_none() && self.upload.is_none()
     }
 
-    pub(super) fn slices(&self) -> [IoSlice<'_>; 4] {
+    /// This comes behind it.
+    pub(super) fn append(&mut self, upload: Upload) {
+        self.upload = Some(Box::new(upload));
+    }
+
+    /// Why the rest of it does not come, when that is the client's doing.
+    pub(super) fn take_fault(&mut self) -> Option<Fault> {
+        self.fault.take().map(|fault| *fault)
+    }
+
+    /// Ready when there is something to send, or nothing at all is left.
+    ///
+    /// # Errors
+    /// The rest does not come.
+    #[inline]
+    pub(super) fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.pieces.is_some() { Poll::Ready(Ok(())) } else { self.poll_upload(cx) }
+    }
+
+    fn poll_upload(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(upload) = &mut self.upload else {
+            return Poll::Ready(Ok(()));
+        };
+        match ready!(upload.poll_next(cx)) {
+            Some(Ok(pieces)) => self.pieces = Some(Box::new(pieces)),
+            None if upload.left.is_none_or(|left| left == 0) => {
+                if upload.left.is_none() {
+                    let last = Bytes::from_static(b"0\r\n\r\n");
+                    self.pieces = Some(Box::new([last, Bytes::new(), Bytes::new(), Bytes::new()]));
+                }
+                self.upload = None;
+            }
+            short => {
+                let cut = || Fault::InvalidRequest { message: "the body broke off".into(), param: None };
+                self.fault = Some(Box::new(short.and_then(Result::err).unwrap_or_else(cut)));
+                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// For one write, as far as `most` bytes.
+    pub(super) fn slices(&self, most: usize) -> [IoSlice<'_>; 4] {
         let Some(pieces) = &self.pieces else {
             return [IoSlice::new(&[]); 4];
         };
-        pieces.each_ref().map(|piece| IoSlice::new(piece))
+        up_to(most, pieces.each_ref().map(|piece| &piece[..]))
     }
 
     pub(super) fn advance(&mut self, mut sent: usize) {
@@ -99,6 +226,7 @@ impl Unsent {
     /// The engine reads no more of it.
     pub(super) fn abandon(&mut self) {
         self.pieces = None;
+        self.upload = None;
     }
 }
 
@@ -107,16 +235,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_body_without_a_length_begins_with_a_chunk() {
+        let chunk = |pieces: [&'static [u8]; 3]| {
+            let chunk = Payload::from(pieces.map(Bytes::from_static)).as_chunk();
+            chunk.0.concat()
+        };
+        assert_eq!(chunk([b"0\r\n\r\nGET /sleep", b"", b""]), b"F\r\n0\r\n\r\nGET /sleep\r\n");
+        assert_eq!(chunk([b"abc", b"d", b"ef"]), b"6\r\nabcdef\r\n");
+        assert_eq!(chunk([b"", b"", b""]), b"");
+    }
+
+    #[test]
     fn pieces_leave_in_order_whatever_the_socket_takes() {
         let body = Payload::from([Bytes::from_static(b"abc"), Bytes::new(), Bytes::from_static(b"defg")]);
         assert_eq!(body.len(), 7);
         let mut head = b"HEAD".to_vec();
-        let whole: Vec<u8> = body.behind(&head).iter().flat_map(|slice| slice.to_vec()).collect();
+        let whole: Vec<u8> = body.behind(&head, 11).iter().flat_map(|slice| slice.to_vec()).collect();
         for sent in 0..=whole.len() {
             let unsent = Unsent::after(sent, &head, &body);
-            let left: Vec<u8> = unsent.slices().iter().flat_map(|slice| slice.to_vec()).collect();
+            let left: Vec<u8> = unsent.slices(usize::MAX).iter().flat_map(|slice| slice.to_vec()).collect();
             assert_eq!((&left[..], unsent.is_begun()), (&whole[sent..], sent > 0));
             assert_eq!(unsent.is_empty(), left.is_empty());
+        }
+        for most in 0..=whole.len() {
+            let offered =
+                |slices: [IoSlice<'_>; 4]| slices.iter().flat_map(|slice| slice.to_vec()).collect::<Vec<_>>();
+            assert_eq!(offered(body.behind(&head, most)), whole[..most]);
+            assert_eq!(offered(Unsent::after(0, &head, &body).slices(most)), whole[..most]);
         }
         let mut unsent = Unsent::after(0, &head, &body);
         body.append_to(&mut head);
@@ -124,7 +269,7 @@ mod tests {
         let mut seen = Vec::new();
         for take in [0, 1, 5, 0, 2, 3] {
             assert_eq!(unsent.is_begun(), !seen.is_empty());
-            let all: Vec<u8> = unsent.slices().iter().flat_map(|slice| slice.to_vec()).collect();
+            let all: Vec<u8> = unsent.slices(usize::MAX).iter().flat_map(|slice| slice.to_vec()).collect();
             seen.extend_from_slice(&all[..take]);
             unsent.advance(take);
         }

@@ -33,17 +33,20 @@ impl<O: Observer> Record<O> {
 
     /// Ends it at `now`, by a whole answer.
     pub(super) fn complete(&mut self, now: Instant) {
-        if let Some(open) = &mut self.open {
-            open.lease.ends(now);
-        }
-        self.end(Outcome::Complete);
+        self.end_at(Outcome::Complete, || now);
     }
 
     /// Ends it; a second time nothing happens. The caller has closed or given away the connection before.
     pub(super) fn end(&mut self, outcome: Outcome) {
-        if let Some(Open { lease, mut observer }) = self.open.take() {
+        self.end_at(outcome, Instant::now);
+    }
+
+    fn end_at(&mut self, outcome: Outcome, now: impl FnOnce() -> Instant) {
+        if let Some(Open { mut lease, mut observer }) = self.open.take() {
+            let now = now();
+            lease.ends(now);
             drop(lease);
-            observer.end(outcome);
+            observer.end(outcome, now);
         }
     }
 }

@@ -10,7 +10,7 @@ use http::{Method, Response};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Exchange, Failed, Observer, Outcome, Outgoing, Pool, RelayBody, Target, Timeouts,
+    Exchange, Failed, Look, Observer, Outcome, Outgoing, Pool, RelayBody, Target, Timeouts, Upload,
     body::{Flow, Wanted},
     connection::Connection,
     head::{self, Head},
@@ -33,10 +33,10 @@ pub async fn exchange<O: Observer + Unpin>(
     pool: &Pool,
     exchange: Exchange<'_, O>,
 ) -> Result<Response<RelayBody<O>>, Failed> {
-    let Exchange { now, target, outgoing, lease, timeouts, observer } = exchange;
-    let wanted = Wanted { stream: outgoing.stream, watch_json: outgoing.watch_json, form: outgoing.form };
+    let Exchange { now, target, outgoing, upload, lease, timeouts, observer } = exchange;
+    let wanted = Wanted { stream: outgoing.stream, look: outgoing.look, form: outgoing.form };
     let mut record = Record::new(lease, observer);
-    match run(pool, &target, outgoing, (&timeouts, now), &mut record).await {
+    match run(pool, &target, outgoing, upload, (&timeouts, now), &mut record).await {
         Ok((head, flow)) => {
             record.phase = Phase::Streaming;
             Ok(RelayBody::respond(head, flow, record, target, &timeouts, wanted))
@@ -62,9 +62,10 @@ async fn run<O: Observer>(
     pool: &Pool,
     target: &Target,
     outgoing: Outgoing<'_>,
+    mut upload: Option<Upload>,
     (timeouts, now): (&Timeouts, Instant),
     record: &mut Record<O>,
-) -> Result<(Head, Flow), Fault> {
+) -> Result<(Head, Pin<Box<Flow>>), Fault> {
     let key = Key { address: target.address, generation: target.generation };
     let deadline = if outgoing.stream {
         Deadline::after(Timer::FirstByte, timeouts.first_byte, now)
@@ -74,8 +75,9 @@ async fn run<O: Observer>(
     let Some(open) = record.open() else {
         return Err(Fault::Internal);
     };
-    let mut watch = Box::pin(Watch::new(&open.lease, deadline));
-    let mut pooled = pool.take(&key, now);
+    let mut flow = Flow::new(Watch::new(&open.lease, deadline), pool.clone());
+    // A kept one may be closed this moment, and what has come of an upload is not kept.
+    let mut pooled = if upload.is_none() { pool.take(&key, now) } else { None };
     loop {
         record.phase = Phase::Connecting;
         let Some(open) = record.open() else {
@@ -87,10 +89,12 @@ async fn run<O: Observer>(
         let mut connection = match pooled.take() {
             Some(connection) => connection,
             None => {
-                connect(target, timeouts, &open.lease, watch.as_mut()).await.map_err(|fault| match fault {
-                    // That nobody is there any more follows from what happened: it took the request and closed.
-                    Fault::EngineUnreachable { model } if record.sent => Fault::EngineClosed { model },
-                    fault => fault,
+                connect(target, timeouts, &open.lease, flow.as_mut().watch()).await.map_err(|fault| {
+                    match fault {
+                        // That nobody is there any more follows from what happened: it took the request and closed.
+                        Fault::EngineUnreachable { model } if record.sent => Fault::EngineClosed { model },
+                        fault => fault,
+                    }
                 })?
             }
         };
@@ -99,13 +103,19 @@ async fn run<O: Observer>(
             return Err(Fault::Internal);
         };
         open.observer.connected();
-        let mut unsent = poll_fn(|cx| Poll::Ready(begin(pool, &mut connection, &outgoing, target, cx))).await;
+        let mut unsent =
+            poll_fn(|cx| Poll::Ready(begin(pool, &mut connection, (&outgoing, upload.as_ref()), target, cx)))
+                .await;
+        if let Some(upload) = upload.take() {
+            unsent.append(upload);
+        }
         let answer = poll_fn(|cx| {
             let answer = poll_answer(pool, &mut connection, &mut unsent, outgoing.method, cx);
             match answer {
                 Poll::Ready(answer) => Poll::Ready(answer),
                 Poll::Pending => {
-                    watch.as_mut().poll(&open.lease, target, cx).map(|fault| Err(Silence::Ended(fault)))
+                    let watch = flow.as_mut().watch();
+                    watch.poll(&open.lease, target, cx).map(|fault| Err(Silence::Ended(fault)))
                 }
             }
         })
@@ -114,7 +124,8 @@ async fn run<O: Observer>(
             Ok(head) => {
                 open.observer.head(head.status);
                 let home = head.keep.then_some(key);
-                return Ok((head, Flow::new(connection, unsent, watch, pool.clone(), home)));
+                flow.as_mut().carry(connection, unsent, home);
+                return Ok((head, flow));
             }
             Err(silence) => silence,
         };
@@ -139,19 +150,23 @@ async fn run<O: Observer>(
 fn begin(
     pool: &Pool,
     connection: &mut Connection,
-    outgoing: &Outgoing<'_>,
+    (outgoing, upload): (&Outgoing<'_>, Option<&Upload>),
     target: &Target,
     cx: &mut Context<'_>,
 ) -> Unsent {
-    let Outgoing { method, path, headers, request_id, body, stream, watch_json, .. } = outgoing;
+    let Outgoing { method, path, headers, request_id, body, stream, look, .. } = outgoing;
+    // What has come of a body without a length is its first chunk.
+    let chunk = upload.is_some_and(|upload| upload.left.is_none()).then(|| body.as_chunk());
+    let length = upload.map_or(Some(0), |upload| upload.left).map(|left| body.len() as u64 + left);
+    let body = chunk.as_ref().unwrap_or(body);
     pool.with_draft(|draft| {
         head::line(draft, method, path);
         let ours = Ours {
             host: &connection.host,
             authorization: target.authorization.as_ref(),
             request_id: *request_id,
-            length: body.len(),
-            identity: *stream || *watch_json,
+            length,
+            identity: *stream || *look == Look::Documents,
         };
         headers::to_engine(draft, headers, ours);
         draft.extend_from_slice(b"\r\n");
@@ -194,6 +209,9 @@ fn poll_answer(
         // It reads no more. It may have said why, so what it said is read first.
         unsent.abandon();
         connection.spent = true;
+        if let Some(fault) = unsent.take_fault() {
+            return Poll::Ready(Err(Silence::Ended(fault)));
+        }
     }
     loop {
         let Poll::Ready(read) = connection.poll_hold(pool, cx) else {

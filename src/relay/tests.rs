@@ -84,7 +84,7 @@ impl Observer for Seen {
         notes.facts = facts.copied();
     }
 
-    fn end(&mut self, outcome: Outcome) {
+    fn end(&mut self, outcome: Outcome, _: Instant) {
         self.0.borrow_mut().ends.push(outcome);
     }
 }
@@ -181,8 +181,9 @@ impl Core {
                 body: Bytes::from_static(b"{\"model\":\"m\"}").into(),
                 stream,
                 form: Form::OpenAi,
-                watch_json: false,
+                look: Look::Events,
             },
+            upload: None,
             lease: self.gate.take().unwrap(),
             timeouts: self.timeouts,
             observer: seen.clone(),

@@ -362,6 +362,10 @@ impl World {
 
     pub(super) fn probed(&mut self, engine: EngineId, generation: Generation) {
         let verdict = match self.machine.process(&engine, generation) {
+            Some(process) if process.gated => {
+                self.tell(Event::Gated { engine: engine.clone(), generation });
+                Verdict::Inconclusive
+            }
             None => Verdict::Failed(Cause::Unreachable),
             Some(process) if process.hung => Verdict::Failed(Cause::Timeout),
             Some(process) if process.corrupt => Verdict::Failed(Cause::Unhealthy),
@@ -436,6 +440,11 @@ impl World {
                 self.violations.push(format!("{engine} has {} leases at the end", gate.leases.len()));
             }
             let awake = self.machine.processes.get(engine).is_some_and(|p| p.phase == Phase::Awake);
+            let gated = self.machine.processes.get(engine).is_some_and(|p| p.gated);
+            if gate.held && awake && !gated {
+                self.violations
+                    .push(format!("{engine} is held at the end, and its stub would let everybody in"));
+            }
             if gate.open && !awake {
                 self.violations.push(format!("the gate of {engine} is open at the end, but it is not awake"));
             }

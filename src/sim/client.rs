@@ -82,6 +82,8 @@ pub(super) enum End {
     /// The engine died, hung or refused.
     Broken,
     Revoked,
+    /// By the stub in front of the engine, which lets nobody in.
+    TurnedAway,
 }
 
 impl End {
@@ -92,6 +94,7 @@ impl End {
             Self::Stalled => "exchanges ended by the stall rule",
             Self::Broken => "exchanges broken by their engine",
             Self::Revoked => "exchanges revoked",
+            Self::TurnedAway => "requests turned away by a stub at their end",
         }
     }
 }

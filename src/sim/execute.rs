@@ -48,6 +48,7 @@ impl World {
                 self.close_gate(&engine, generation);
             }
             Command::Revoke { engine, generation, .. } => self.revoke(&engine, generation),
+            Command::Hold { engine, generation } => self.hold_gate(&engine, generation),
             Command::Grant { waiter, engine, generation, canary } => {
                 self.grant(waiter, engine, generation, canary)
             }
@@ -143,6 +144,7 @@ impl World {
             started: self.now,
             hung: false,
             corrupt: false,
+            gated: false,
             ignores_term: self.random.chance(faults.ignores_term),
             refuse_wake: false,
             late: None,
@@ -273,6 +275,7 @@ impl World {
             return self.violation(format!("a gate is opened that is not there: {engine} {generation}"));
         };
         gate.open = true;
+        gate.held = false;
         gate.public = public;
         gate.served = true;
         gate.told = false;
@@ -284,9 +287,25 @@ impl World {
             return self.violation(format!("a gate is closed that is not there: {engine} {generation}"));
         };
         gate.open = false;
+        gate.held = false;
         gate.public = false;
         if gate.leases.is_empty() {
             self.emptied(engine);
+        }
+    }
+
+    /// Nobody is let in, those inside stay, and one poll at a time asks the stub whether that is over.
+    fn hold_gate(&mut self, engine: &EngineId, generation: Generation) {
+        self.tally.add("holds");
+        let Some(gate) = self.gates.get_mut(engine).filter(|g| g.generation == generation) else {
+            return self.violation(format!("a gate is held that is not there: {engine} {generation}"));
+        };
+        (gate.open, gate.public) = (false, false);
+        gate.held = true;
+        // What was said of an earlier closing says nothing of the one that ends this.
+        (gate.told, gate.drained) = (false, false);
+        if !std::mem::replace(&mut gate.watched, true) {
+            self.agenda.add(self.now, Happening::AskStub { engine: engine.clone(), generation });
         }
     }
 

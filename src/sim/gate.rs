@@ -20,6 +20,9 @@ pub(super) struct Gate {
     pub(super) generation: Generation,
     pub(super) open: bool,
     pub(super) public: bool,
+    /// Closed for as long as the engine's stub lets nobody in, and the platform asks the stub about that.
+    pub(super) held: bool,
+    pub(super) watched: bool,
     /// It was open at some time.
     pub(super) served: bool,
     /// `Drained` has been sent, and delivered, since it was closed last.
@@ -39,6 +42,9 @@ pub(super) struct Gate {
 const SILENCE: Millis = Millis::secs(60);
 /// How long a canary may take to its first byte.
 const CANARY: Millis = Millis::secs(10);
+/// How long a stub takes to say that it lets nobody in, and how often it is asked.
+const TURNED_AWAY: Millis = Millis(1);
+const ASKED: (Millis, Millis) = (Millis(10), Millis(500));
 
 impl Gate {
     pub(super) const fn new(generation: Generation, limit: Option<u32>) -> Self {
@@ -46,6 +52,8 @@ impl Gate {
             generation,
             open: false,
             public: false,
+            held: false,
+            watched: false,
             served: false,
             told: false,
             drained: false,
@@ -174,10 +182,13 @@ impl World {
             return;
         };
         client.serial += 1;
-        client.state = State::Holding { engine, generation, canary };
+        client.state = State::Holding { engine: engine.clone(), generation, canary };
         let (serial, request) = (client.serial, &client.request);
         let ends = if request.stalls { SILENCE } else { first + request.exchange };
         let leaves = request.leaves_after;
+        if self.machine.process(&engine, generation).is_some_and(|process| process.gated) {
+            return self.agenda.add(self.now + TURNED_AWAY, Happening::TurnedAway { client: id, serial });
+        }
         if canary {
             self.agenda.add(self.now + first, Happening::FirstByte { client: id, serial });
         }
@@ -239,21 +250,22 @@ impl World {
             return;
         };
         self.release(id, &engine, generation);
-        let again = canary && matches!(end, End::Broken | End::Revoked);
+        let turned_away = end == End::TurnedAway;
+        let again =
+            turned_away || canary && client.request.stream && matches!(end, End::Broken | End::Revoked);
+        if turned_away {
+            self.tell(Event::Gated { engine: engine.clone(), generation });
+        }
         if canary {
             let verdict = match end {
                 End::Broken => Verdict::Failed(Cause::Unhealthy),
                 End::Served | End::Stalled => Verdict::Passed,
-                End::Left | End::Revoked => Verdict::Inconclusive,
+                End::Left | End::Revoked | End::TurnedAway => Verdict::Inconclusive,
             };
             self.tell(Event::Canary { engine, generation, verdict });
         }
-        if again
-            && client.request.stream
-            && self.now < client.deadline
-            && self.spec_known(&client.request.model)
-        {
-            self.tally.add("canaries replayed");
+        if again && self.now < client.deadline && self.spec_known(&client.request.model) {
+            self.tally.add(if turned_away { "requests turned away by a stub" } else { "canaries replayed" });
             client.request.patience = None;
             self.park(id, client);
         } else {
@@ -277,7 +289,7 @@ impl World {
         if flowing {
             gate.last_byte = now;
         }
-        if !gate.open && gate.leases.is_empty() {
+        if !gate.open && !gate.held && gate.leases.is_empty() {
             self.emptied(engine);
         } else if queued || (gate.leases.is_empty() && std::mem::take(&mut gate.seen_busy)) {
             self.notified = true;
@@ -292,6 +304,28 @@ impl World {
             gate.told = true;
             let generation = gate.generation;
             self.tell(Event::Drained { engine: engine.clone(), generation });
+        }
+    }
+
+    pub(super) fn turned_away(&mut self, id: ClientId, serial: u32) {
+        if self.clients.get(&id).is_some_and(|client| client.serial == serial) {
+            self.end_exchange(id, End::TurnedAway);
+        }
+    }
+
+    /// The stub in front of an engine is asked whether it lets requests in.
+    pub(super) fn ask_stub(&mut self, engine: EngineId, generation: Generation) {
+        let awake = self.machine.process(&engine, generation).filter(|process| process.phase == Phase::Awake);
+        let gated = awake.map(|process| process.gated);
+        let again = self.now + self.draw(ASKED);
+        let Some(gate) = self.gates.get_mut(&engine).filter(|gate| gate.generation == generation) else {
+            return;
+        };
+        gate.watched = gated == Some(true);
+        match gated {
+            Some(true) => self.agenda.add(again, Happening::AskStub { engine, generation }),
+            Some(false) => self.tell(Event::Ungated { engine, generation }),
+            None => {}
         }
     }
 

@@ -27,6 +27,7 @@ pub(super) enum Injection {
     Reload,
     Order,
     Restart,
+    Gate,
 }
 
 impl World {
@@ -52,6 +53,7 @@ impl World {
             Injection::Reload,
             Injection::Order,
             Injection::Restart,
+            Injection::Gate,
         ] {
             self.plan_injection(injection);
         }
@@ -67,6 +69,7 @@ impl World {
             Injection::Reload => faults.reload,
             Injection::Order => faults.order,
             Injection::Restart => faults.restart,
+            Injection::Gate => faults.gated,
         };
         if let Some(mean) = mean {
             let after = Millis(self.random.exponential(mean.0) + 1);
@@ -111,6 +114,17 @@ impl World {
             Injection::Reload => self.reload_by_chance(),
             Injection::Order => self.order_by_chance(),
             Injection::Restart => self.deed(Deed::Restart),
+            Injection::Gate => {
+                if let Some(engine) = self.some_engine() {
+                    // Now and then for ever.
+                    if self.random.chance(0.9) {
+                        let opens = Millis(self.random.between(1, 20_000));
+                        let deed = Deed::Gate(engine.clone(), false);
+                        self.agenda.add(self.now + opens, Happening::Deed(deed));
+                    }
+                    self.deed(Deed::Gate(engine, true));
+                }
+            }
         }
     }
 
@@ -148,6 +162,16 @@ impl World {
                 {
                     self.tally.add("fault: engine hung");
                     process.hung = true;
+                }
+            }
+            Deed::Gate(engine, closed) => {
+                if let Some(process) = self.machine.processes.get_mut(&engine) {
+                    process.gated = closed;
+                    self.tally.add(if closed {
+                        "fault: a stub's gate closed"
+                    } else {
+                        "a stub's gate opened"
+                    });
                 }
             }
             Deed::Lose(id) => self.lose(id),
@@ -300,7 +324,11 @@ impl World {
         // Of processes that are gone nothing is to come either: their engine's next life may have the same number.
         let lives = &self.machine.processes;
         self.agenda.retain(|happening| match happening {
-            Happening::Tell(_) | Happening::Probed { .. } | Happening::Read(_) | Happening::ReadAll => false,
+            Happening::Tell(_)
+            | Happening::Probed { .. }
+            | Happening::AskStub { .. }
+            | Happening::Read(_)
+            | Happening::ReadAll => false,
             Happening::Process { engine, generation, .. } | Happening::Health { engine, generation, .. } => {
                 lives.get(engine).is_some_and(|process| process.generation == *generation)
             }

@@ -32,6 +32,8 @@ pub(super) struct Process {
     /// Health answers, requests fail.
     pub(super) corrupt: bool,
     pub(super) ignores_term: bool,
+    /// The stub in front of it lets nobody in.
+    pub(super) gated: bool,
     /// The next wake is refused, or the next sleep late, by a scenario's order.
     pub(super) refuse_wake: bool,
     pub(super) late: Option<Millis>,
@@ -286,8 +288,11 @@ impl World {
         if process.serial != serial || process.phase != Phase::Awake {
             return;
         }
-        let ok = !process.hung;
+        let (ok, gated) = (!process.hung, process.gated);
         self.watch(&engine);
+        if gated {
+            return self.tell(Event::Gated { engine, generation });
+        }
         self.tell(Event::Health { engine, generation, ok, progressed: ok && leases > 0 });
     }
 }

@@ -71,6 +71,8 @@ pub struct Faults {
     pub reload: Option<Millis>,
     pub order: Option<Millis>,
     pub restart: Option<Millis>,
+    /// A stub closes its gate.
+    pub gated: Option<Millis>,
 }
 
 /// Something that happens to the world at a fixed time.
@@ -84,6 +86,8 @@ pub enum Deed {
     LateMemory(EngineId, Millis),
     Die(EngineId),
     Hang(EngineId),
+    /// The stub in front of the engine lets nobody in from now on (`true`), or everybody.
+    Gate(EngineId, bool),
     Lose(AcceleratorId),
     Return(AcceleratorId),
     /// Somebody else uses so much of the accelerator; zero ends it.

@@ -126,6 +126,16 @@ pub(super) enum Happening {
         engine: EngineId,
         generation: Generation,
     },
+    /// The stub turns the client's request away.
+    TurnedAway {
+        client: ClientId,
+        serial: u32,
+    },
+    /// The platform asks an engine's stub whether it lets requests in.
+    AskStub {
+        engine: EngineId,
+        generation: Generation,
+    },
     Read(AcceleratorId),
     ReadAll,
     Inject(Injection),
@@ -337,6 +347,8 @@ impl World {
             }
             Happening::Health { engine, generation, serial } => self.health(engine, generation, serial),
             Happening::Probed { engine, generation } => self.probed(engine, generation),
+            Happening::TurnedAway { client, serial } => self.turned_away(client, serial),
+            Happening::AskStub { engine, generation } => self.ask_stub(engine, generation),
             Happening::Read(accelerator) => self.read(&accelerator),
             Happening::ReadAll => self.read_all(),
             Happening::Inject(injection) => self.inject(injection),

@@ -7,12 +7,11 @@ use std::{
 };
 
 use nix::sys::inotify::AddWatchFlags;
+use rouse::files::{WRITTEN, Watch};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::{Instant, Interval, MissedTickBehavior},
 };
-
-use super::files::{WRITTEN, Watch};
 
 /// A certificate and its key are two files: with only one of them replaced they do not fit.
 const SETTLE: Duration = Duration::from_millis(200);

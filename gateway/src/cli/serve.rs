@@ -3,10 +3,11 @@
 use std::{io::IsTerminal as _, path::Path, process::ExitCode};
 
 use anyhow::Context as _;
+use rouse::limits;
 use tracing_subscriber::EnvFilter;
 
 use super::{LogFormat, Serve, USAGE};
-use crate::{app, config, demo, limits, metrics::Lost, telemetry::Log};
+use crate::{app, config, demo, metrics::Lost, telemetry::Log};
 
 pub(super) fn serve(serve: Serve) -> anyhow::Result<ExitCode> {
     // The log has a thread, and the table of descriptors is grown before there are any.

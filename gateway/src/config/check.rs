@@ -153,6 +153,8 @@ fn engine(model: &Model, warn: &mut impl FnMut(String)) {
     let words: Vec<_> = model.command.iter().flat_map(|text| text.split_whitespace()).collect();
     let has = |word: &str| words.contains(&word);
     match model.kind {
+        // Whoever orders the stub about puts the engine to sleep.
+        Kind::Vllm | Kind::Sglang if model.stub => {}
         Kind::Vllm => {
             if model.sleep == SleepApi::None {
                 warn(

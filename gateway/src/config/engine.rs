@@ -40,7 +40,8 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
     });
     let api_key = section.read(reader, "apiKey", Reader::text);
     let allow_public = section.read(reader, "allowPublic", Reader::flag).unwrap_or(false);
-    let sleep = section.read(reader, "sleepMode", sleep_mode);
+    let stub = section.read(reader, "stub", Reader::flag).unwrap_or(false);
+    let sleep = section.read(reader, "sleepMode", |reader, node| sleep_mode(reader, node, stub));
     let passage = section.read(reader, "passage", |reader, node| passage(reader, node, kind));
 
     let (kind, command) = (kind?, command?);
@@ -48,12 +49,13 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
         served_name: served_name.unwrap_or_else(|| name.to_string()),
         name,
         kind,
-        sleep: sleep.flatten().unwrap_or_else(|| sleep_by_command(kind, &command)),
+        sleep: sleep.flatten().unwrap_or_else(|| sleep_by_command(kind, stub, &command)),
         command,
         env: env.unwrap_or_default(),
         task,
         on_disconnect: on_disconnect.unwrap_or(OnDisconnect::Abort),
         api_key: api_key.filter(|key| !key.is_empty()),
+        stub,
         allow_public,
         passage: passage.unwrap_or_default(),
         fingerprint: 0,
@@ -100,6 +102,9 @@ fn fingerprint(model: &Model) -> u64 {
     for part in variables {
         feed(part.as_bytes());
         feed(&[0]);
+    }
+    if model.stub {
+        feed(&[2]);
     }
     hash
 }
@@ -162,8 +167,8 @@ fn task(reader: &mut Reader, node: &Node) -> Option<Task> {
 }
 
 /// `auto` is `Some(None)`.
-fn sleep_mode(reader: &mut Reader, node: &Node) -> Option<Option<SleepApi>> {
-    reader.choice(
+fn sleep_mode(reader: &mut Reader, node: &Node, stub: bool) -> Option<Option<SleepApi>> {
+    let mode = reader.choice(
         node,
         &[
             ("auto", None),
@@ -171,12 +176,20 @@ fn sleep_mode(reader: &mut Reader, node: &Node) -> Option<Option<SleepApi>> {
             ("sglang", Some(SleepApi::Sglang)),
             ("none", Some(SleepApi::None)),
         ],
-    )
+    )?;
+    if stub && matches!(mode, Some(SleepApi::Vllm | SleepApi::Sglang)) {
+        reader.note(
+            node.at,
+            "an engine behind a stub is not put to sleep through it: no management path passes",
+        );
+    }
+    Some(mode)
 }
 
-fn sleep_by_command(kind: Kind, command: &[String]) -> SleepApi {
+fn sleep_by_command(kind: Kind, stub: bool, command: &[String]) -> SleepApi {
     let has = |flag: &str| command.iter().any(|text| text.split_whitespace().any(|word| word == flag));
     match kind {
+        _ if stub => SleepApi::None,
         Kind::Vllm if has("--enable-sleep-mode") => SleepApi::Vllm,
         Kind::Sglang if has("--enable-memory-saver") => SleepApi::Sglang,
         _ => SleepApi::None,

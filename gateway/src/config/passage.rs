@@ -3,6 +3,8 @@
 //! They are compared byte for byte with what a client asks, so a path is taken only in a spelling that no router reads
 //! in two ways; and what steers engines cannot be opened by mistake.
 
+use rouse::adapter::paths::MANAGEMENT;
+
 /// One path of an engine that clients may ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Passage {
@@ -10,79 +12,6 @@ pub struct Passage {
     pub reads: bool,
     pub path: String,
 }
-
-/// Segments by which engines are steered or tell of their inside, of any kind. No configuration opens a path with one.
-pub(crate) const MANAGEMENT: &[&str] = &[
-    "abort",
-    "abort_request",
-    "abort_requests",
-    "add_external_corpus",
-    "attach_hicache_storage_backend",
-    "begin_weight_update",
-    "clear_hicache_storage_backend",
-    "close_session",
-    "collective_rpc",
-    "configure_logging",
-    "continue_generation",
-    "cors-proxy",
-    "destroy_weights_update_group",
-    "dump_expert_distribution_record",
-    "dumper",
-    "finish_weight_update",
-    "flush_cache",
-    "freeze_gc",
-    "get_internal_state",
-    "get_server_info",
-    "get_weights_by_name",
-    "get_world_size",
-    "hicache",
-    "init_weight_transfer_engine",
-    "init_weights_send_group_for_remote_instance",
-    "init_weights_update_group",
-    "is_paused",
-    "is_scaling_elastic_ep",
-    "is_sleeping",
-    "load",
-    "load_lora_adapter",
-    "load_lora_adapter_from_tensors",
-    "lora-adapters",
-    "metrics",
-    "open_session",
-    "parse_function_call",
-    "pause",
-    "pause_generation",
-    "props",
-    "release_memory_occupation",
-    "reset_encoder_cache",
-    "reset_mm_cache",
-    "reset_prefix_cache",
-    "resume",
-    "resume_memory_occupation",
-    "scale_elastic_ep",
-    "send_weights_to_remote_instance",
-    "server_info",
-    "set_internal_state",
-    "set_trace_level",
-    "shutdown",
-    "sleep",
-    "slots",
-    "slow_down",
-    "start_expert_distribution_record",
-    "start_profile",
-    "start_weight_update",
-    "stop_expert_distribution_record",
-    "stop_profile",
-    "tools",
-    "unload_lora_adapter",
-    "update_weight_version",
-    "update_weights",
-    "update_weights_from_disk",
-    "update_weights_from_distributed",
-    "update_weights_from_ipc",
-    "update_weights_from_tensor",
-    "wake_up",
-    "weights_checker",
-];
 
 /// Why a path that somebody configures cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

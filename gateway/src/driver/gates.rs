@@ -122,6 +122,13 @@ impl Gates {
         None
     }
 
+    /// Nobody is let in, and those inside stay: no drain, and its end is no event.
+    pub(super) fn hold(&mut self, engine: &EngineId, generation: Generation) {
+        if let Some(held) = self.held.get_mut(engine).filter(|h| h.endpoint.generation == generation) {
+            held.endpoint.gate.close();
+        }
+    }
+
     pub(super) fn revoke(&mut self, engine: &EngineId, generation: Generation, fault: &Fault) {
         if let Some(held) = self.held.get_mut(engine).filter(|h| h.endpoint.generation == generation) {
             held.endpoint.gate.revoke(fault.clone());

@@ -42,7 +42,7 @@ pub(super) struct Shared {
     routes: ArcSwap<Routes>,
     view: ArcSwap<View>,
     report: ArcSwap<Report>,
-    /// Unbounded by type, bounded by use: two messages for each parked request, which `parked` bounds, and one for
+    /// Unbounded by type, bounded by use: three messages for each parked request, which `parked` bounds, and one for
     /// each canary and order.
     asks: mpsc::UnboundedSender<Ask>,
     parked: AtomicUsize,

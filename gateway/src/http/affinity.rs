@@ -4,11 +4,16 @@
 
 use std::rc::Rc;
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, StatusCode, uri::PathAndQuery};
 use rouse::{
     lease::Lease,
     model::EngineId,
-    openai::{self, head::Head, sse::Facts},
+    openai::{
+        self,
+        head::{Beginning, Head, OFF_CORE},
+        sse::Facts,
+    },
     relay::Outcome,
     units::Generation,
 };
@@ -34,8 +39,11 @@ pub(crate) struct Ties {
 }
 
 impl Ties {
-    pub(super) const fn of(head: &Head<'_>, affinity: Affinity) -> Self {
-        Self { previous: head.previous, session: head.session, prefix: head.prefix, affinity }
+    /// `plural`: its model may have several engines.
+    pub(super) async fn of(head: &Head<'_>, body: &Bytes, plural: bool, affinity: Affinity) -> Self {
+        let prefix =
+            if affinity == Affinity::Prefix && plural { prefix(&head.beginning, body).await } else { None };
+        Self { previous: head.previous, session: head.session, prefix, affinity }
     }
 
     /// A lease on the engine that suits best.
@@ -166,7 +174,17 @@ impl Attempted {
     }
 }
 
-fn is_plural(route: &Route) -> bool {
+async fn prefix(beginning: &Beginning, body: &Bytes) -> Option<u64> {
+    if body.len() <= OFF_CORE {
+        return beginning.hash(body);
+    }
+    // The first message may be nearly all of it: away from this core's streams.
+    let (beginning, body) = (beginning.clone(), body.clone());
+    tokio::task::spawn_blocking(move || beginning.hash(&body)).await.ok()?
+}
+
+/// Its model may have several engines.
+pub(super) fn is_plural(route: &Route) -> bool {
     route.replicas > 1 || route.endpoints.len() > 1
 }
 

@@ -13,7 +13,7 @@ use rouse::{
     fault::Fault,
     model::{ModelName, Registry},
     openai::{
-        head::{self, Head},
+        head::{self, Beginning, Head},
         multipart,
     },
     relay::Payload,
@@ -50,7 +50,8 @@ pub(crate) struct Content {
     body: Bytes,
     /// Empty where there is none.
     range: Range<usize>,
-    name: String,
+    /// Where it is not what stands there.
+    name: Option<String>,
     /// It is no JSON.
     is_form: bool,
 }
@@ -121,13 +122,14 @@ impl Call {
     }
 
     /// Reads what routing needs of the body. A head without a name has an empty range.
-    pub(super) async fn read(&self, body: &Bytes) -> Result<Head<'static>, Fault> {
+    pub(super) async fn read<'a>(&self, body: &'a Bytes) -> Result<Head<'a>, Fault> {
         let mut head = if body.len() <= head::OFF_CORE {
             self.body.read(body)
         } else {
             // Away from this core's streams.
             let (shape, body) = (self.body.clone(), body.clone());
-            tokio::task::spawn_blocking(move || shape.read(&body)).await.map_err(|_| Fault::Internal)?
+            let read = tokio::task::spawn_blocking(move || shape.read(&body).map(Head::into_owned));
+            read.await.map_err(|_| Fault::Internal)?
         }?;
         if head.background && self.defers {
             let message = "background responses are not kept: send the request without 'background'";
@@ -162,13 +164,9 @@ impl Call {
     }
 
     /// What is sent to whichever engine it turns out to be.
-    pub(super) fn content(&self, body: Bytes, head: Head<'_>) -> Content {
-        Content {
-            body,
-            range: head.range,
-            name: head.model.into_owned(),
-            is_form: matches!(self.body, Shape::Multipart { .. }),
-        }
+    /// `name`: the model's, unless it stands at `range` as it is.
+    pub(super) const fn content(&self, body: Bytes, range: Range<usize>, name: Option<String>) -> Content {
+        Content { body, range, name, is_form: matches!(self.body, Shape::Multipart { .. }) }
     }
 }
 
@@ -176,9 +174,18 @@ impl Content {
     /// The body, with the engine's own name for the model.
     pub(super) fn payload(&self, served: &str) -> Payload {
         match &self.body {
-            body if self.range.is_empty() || self.name == served => body.clone().into(),
+            body if self.range.is_empty() || self.names(served) => body.clone().into(),
             body if self.is_form => multipart::splice(body, &self.range, served).into(),
             body => head::splice(body, &self.range, served).into(),
+        }
+    }
+
+    fn names(&self, served: &str) -> bool {
+        let stands = &self.body[self.range.clone()];
+        match &self.name {
+            Some(name) => name == served,
+            None if self.is_form => stands == served.as_bytes(),
+            None => stands.get(1..stands.len() - 1) == Some(served.as_bytes()),
         }
     }
 }
@@ -195,8 +202,8 @@ impl Shape {
         Ok(Self::Multipart { boundary: Bytes::copy_from_slice(multipart::boundary(kind)?), named })
     }
 
-    fn read(&self, body: &Bytes) -> Result<Head<'static>, Fault> {
-        let head = match self {
+    fn read<'a>(&self, body: &'a [u8]) -> Result<Head<'a>, Fault> {
+        Ok(match self {
             Self::Json => head::peek(body)?,
             Self::Multipart { boundary, named: true } => multipart::peek(body, boundary)?,
             Self::Multipart { boundary, named: false } => multipart::peek_any(body, boundary)?,
@@ -209,8 +216,7 @@ impl Shape {
             },
             Self::Nothing if body.is_empty() => nameless(),
             Self::Nothing => return Err(invalid("this method takes no body".into(), None)),
-        };
-        Ok(head.into_owned())
+        })
     }
 }
 
@@ -221,7 +227,7 @@ const fn nameless() -> Head<'static> {
         range: 0..0,
         background: false,
         session: None,
-        prefix: None,
+        beginning: Beginning::NONE,
         previous: None,
         max_tokens: None,
     }

@@ -6,11 +6,12 @@ use arc_swap::Guard;
 use rouse::{
     fault::Fault,
     fleet::{
-        event::{OperationId, Order},
+        event::{Event, OperationId, Order},
         report::{Report, View},
     },
     lease::Clock,
-    model::ModelName,
+    model::{EngineId, ModelName},
+    units::Generation,
 };
 use tokio::sync::broadcast;
 
@@ -22,13 +23,15 @@ use crate::{
 /// An answer that the driver takes its time for.
 pub type Asked<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// As the methods of [`Handle`] with the same names.
+/// As the methods of [`Handle`] with the same names, and what it is told by requests.
 pub trait Control: Send + Sync {
     fn routes(&self) -> Guard<Arc<Routes>>;
     fn clock(&self) -> Clock;
     fn served(&self) -> &Served;
     /// Waits for a lease. Dropping the future leaves the queue.
     fn park(&self, parking: Parking) -> Asked<'_, Result<Granted, Fault>>;
+    /// The stub in front of an engine turned a request away.
+    fn gated(&self, engine: EngineId, generation: Generation);
     /// Completes when [`Self::view`] and [`Self::report`] show the present.
     fn refresh(&self) -> Asked<'_, ()>;
     fn view(&self) -> Arc<View>;
@@ -53,6 +56,10 @@ impl Control for Handle {
 
     fn park(&self, parking: Parking) -> Asked<'_, Result<Granted, Fault>> {
         Box::pin(self.park(parking))
+    }
+
+    fn gated(&self, engine: EngineId, generation: Generation) {
+        self.tell(Event::Gated { engine, generation });
     }
 
     fn refresh(&self) -> Asked<'_, ()> {

@@ -10,20 +10,26 @@
 //!   begun, goes to another engine of the model at once; where there is none to be had, it waits until the dead engine's
 //!   gate closes and queues again. Once, either way.
 //!
+//! * An engine behind a stub whose gate is closed has not seen the request at all: it goes back to its old place in the queue
+//!   as often as that happens, until its deadline. The mark that says so is believed only where a stub is configured. The
+//!   stub lets no such mark of its engine through; an engine alone could park everybody with it.
+//!
 //! Every other request that an engine may have begun fails with it: only its client can know whether twice is harmless. An
 //! engine's own refusal is an answer, also a 503 with a `Retry-After`: it passes on as it is, since the engine looked at
 //! the request, and a crowd that is sent on from one full engine to the next makes all of them full.
 
+mod watcher;
+
 use std::{pin::pin, rc::Rc, sync::Arc, time::Duration};
 
-use http::{HeaderMap, HeaderValue, Method, StatusCode, uri::PathAndQuery};
+use http::{HeaderMap, HeaderValue, Method, uri::PathAndQuery};
 use rouse::{
     fault::{Cause, Fault, Phase, Timer},
     fleet::event::Verdict,
     lease::{Gate, Lease},
     model::{EngineId, ModelName},
-    openai::{self, Form, sse::Facts},
-    relay::{self, Exchange, Observer, Outcome, Outgoing, Payload, Target},
+    openai::Form,
+    relay::{self, Exchange, Gated, Look, Outgoing, Payload, Target},
     units::{Millis, Tick},
 };
 use tokio::{
@@ -44,6 +50,8 @@ use crate::{
     driver::{Canary, Granted, Parking},
     keys::{self, Bill, Key},
 };
+
+pub(crate) use watcher::Watcher;
 
 /// How often one request may be the canary of an engine that fails it.
 const CANARIES: u32 = 3;
@@ -83,15 +91,6 @@ pub(crate) struct Job {
     pub(crate) parked: Option<Rc<Notify>>,
 }
 
-/// Tells the account of a request what its exchange does.
-pub(crate) struct Watcher {
-    track: Rc<Track>,
-    attempted: Option<Attempted>,
-    bill: Option<Rc<Bill>>,
-    /// The engine's head came: a failure from here on is the client's to see, one before may yet be made good.
-    answered: bool,
-}
-
 /// A lease, where to go with it, and whether the outcome is wanted.
 struct Place {
     target: Target,
@@ -100,6 +99,8 @@ struct Place {
     lease: Lease,
     gate: Arc<Gate>,
     canary: Option<Canary>,
+    /// A stub stands in front of it.
+    stub: bool,
     /// For a model that may have several engines.
     attempted: Option<Attempted>,
 }
@@ -108,6 +109,8 @@ struct Place {
 enum Attempt {
     Answered(Box<Answer>),
     Failed(Fault),
+    /// The stub in front of the engine turned it away.
+    Gated,
     /// The engine is at fault and not the request.
     Again(Fault, Again),
 }
@@ -142,10 +145,15 @@ impl Drop for Untaken {
 
 impl Job {
     /// Sees the request through to the head of an answer. A refusal says nothing that its client may not know.
-    pub(crate) async fn run(self: Box<Self>) -> Result<Box<Answer>, Fault> {
+    pub(crate) async fn run(self) -> Result<Box<Answer>, Fault> {
         if self.spec.on_disconnect == OnDisconnect::Drain {
-            return self.run_apart().await;
+            return Box::pin(self.run_apart()).await;
         }
+        self.run_here().await
+    }
+
+    /// The same for a client that may interrupt its engine. Without a move: a job is large.
+    pub(crate) async fn run_here(&self) -> Result<Box<Answer>, Fault> {
         let answer = match self.place().await {
             Ok(place) => self.attempts(place, None).await,
             Err(fault) => Err(fault),
@@ -161,7 +169,7 @@ impl Job {
     }
 
     /// In a task of its own, so that the engine is read to its end although the client left.
-    async fn run_apart(self: Box<Self>) -> Result<Box<Answer>, Fault> {
+    async fn run_apart(self) -> Result<Box<Answer>, Fault> {
         let (mut tell, told) = oneshot::channel();
         tokio::task::spawn_local(async move {
             // Until a lease is held there is nothing to be read to its end: a client that leaves leaves the queue.
@@ -208,6 +216,7 @@ impl Job {
                         return Err(fault);
                     }
                 }
+                Attempt::Gated => {}
                 Attempt::Again(fault, Again::Absent(engine, gate)) => {
                     absences += 1;
                     if absences > 1 {
@@ -258,6 +267,7 @@ impl Job {
             lease,
             gate: Arc::clone(&endpoint.gate),
             canary: None,
+            stub: spec.stub,
             attempted: Attempted::new(&self.core, route, endpoint, &self.path),
         })
     }
@@ -298,6 +308,7 @@ impl Job {
             gate: Arc::clone(lease.gate()),
             lease,
             canary,
+            stub: spec.stub,
             attempted,
         })
     }
@@ -305,8 +316,8 @@ impl Job {
     async fn attempt(&self, place: Place) -> Attempt {
         self.track.engine(&place.target.engine);
         self.track.phase(Phase::Connecting);
-        let Place { target, body, lease, gate, canary, attempted } = place;
-        let engine = target.engine.clone();
+        let Place { target, body, lease, gate, canary, stub, attempted } = place;
+        let (engine, generation) = (target.engine.clone(), target.generation);
         let timeouts = &self.config.timeouts;
         let now = Instant::now();
         self.track.goes(now);
@@ -321,10 +332,16 @@ impl Job {
                 body,
                 stream: self.stream,
                 form: self.form,
-                watch_json: self.bill.is_some()
+                look: if self.bill.is_some()
                     || self.track.is_noted()
-                    || attempted.as_ref().is_some_and(Attempted::learns),
+                    || attempted.as_ref().is_some_and(Attempted::learns)
+                {
+                    Look::Documents
+                } else {
+                    Look::Events
+                },
             },
+            upload: None,
             lease,
             timeouts: relay::Timeouts {
                 connect: timeouts.connect,
@@ -340,6 +357,13 @@ impl Job {
             },
         };
         match (relay::exchange(&self.core.pool, exchange).await, canary) {
+            (Ok(response), canary) if stub && response.extensions().get() == Some(&Gated) => {
+                // In this order: the lease ends, the engine is known to be gated, and its canary has proved nothing.
+                drop(response);
+                self.core.shared.control.gated(engine, generation);
+                drop(canary);
+                Attempt::Gated
+            }
             (Ok(response), Some(canary)) if response.status().is_server_error() => {
                 canary.tell(Verdict::Failed(Cause::Unhealthy));
                 let fault =
@@ -418,61 +442,5 @@ async fn until_revoked(gate: &Gate) {
     if gate.revoked().is_none() && gate.is_open() {
         // Not revoked in this time, it is not dead: it closed a connection, and may be asked again.
         drop(tokio::time::timeout(NOTICED, revoked).await);
-    }
-}
-
-impl Observer for Watcher {
-    fn connected(&mut self) {
-        self.track.phase(Phase::Headers);
-    }
-
-    fn replayed(&mut self) {
-        self.track.replayed();
-        self.track.phase(Phase::Connecting);
-    }
-
-    fn head(&mut self, status: StatusCode) {
-        self.answered = true;
-        if let Some(bill) = &self.bill {
-            bill.answered(status.is_success());
-        }
-        self.track.phase(Phase::Streaming);
-        if let Some(attempted) = &mut self.attempted {
-            attempted.head(status, &self.track);
-        }
-    }
-
-    fn first_byte(&mut self) {
-        if let Some(attempted) = &mut self.attempted {
-            attempted.first_byte(&self.track);
-        }
-    }
-
-    fn frame(&mut self, _: usize, facts: Option<&Facts>) {
-        let Some(facts) = facts else { return };
-        if let Some(usage) = facts.usage {
-            self.track.usage(usage);
-        }
-        if let Some(attempted) = &mut self.attempted {
-            attempted.frame(facts);
-        }
-        if let Some(bill) = &self.bill {
-            bill.shows(facts);
-        }
-    }
-
-    fn end(&mut self, outcome: Outcome) {
-        if let Some(attempted) = &mut self.attempted {
-            attempted.ended(&outcome, &self.track);
-        }
-        if let Some(bill) = &self.bill {
-            bill.ended(&outcome);
-        }
-        match outcome {
-            Outcome::Failed(fault) if self.answered => self.track.fault(&fault),
-            Outcome::ClientLeft(phase) => self.track.phase(phase),
-            Outcome::Failed(fault) => self.track.failed(openai::error::code(&fault)),
-            Outcome::Complete => {}
-        }
     }
 }

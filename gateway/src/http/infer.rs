@@ -1,6 +1,6 @@
 //! A request for an engine, from its body to the head of its answer.
 
-use std::{rc::Rc, sync::Arc};
+use std::{borrow::Cow, rc::Rc, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, Response};
@@ -10,7 +10,7 @@ use rouse::{
     relay::headers::{REQUEST_ID, is_uuid, remove_hop_by_hop},
     units::{Millis, Tick},
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use super::{
     Served,
@@ -24,7 +24,7 @@ use super::{
     text,
 };
 use crate::{
-    config::{Config, Kind},
+    config::{Config, Kind, OnDisconnect},
     keys::{self, Key},
     serve::socket::InExchange,
 };
@@ -73,11 +73,11 @@ impl Served {
         let deadline = self.track.arrived + timeout.map_or(longest, |asked| asked.min(longest));
         let received = Received { body, charge, at };
         let job = self.job(call, headers, received, key.clone(), config, deadline).await;
-        let mut response = match job {
+        let (mut response, now) = match job {
             Ok(job) => self.run(job, exchange).await,
-            Err(fault) => self.refuse(&fault, exchange),
+            Err(fault) => (self.refuse(&fault, exchange), Instant::now()),
         };
-        let now = self.core.now();
+        let now = self.core.shared.control.clock().at(now);
         if let Some(key) = &key {
             keys::note_limits(key, now, response.headers_mut());
         }
@@ -93,10 +93,15 @@ impl Served {
         key: Option<Arc<Key>>,
         config: Arc<Config>,
         deadline: Tick,
-    ) -> Result<Box<Job>, Fault> {
+    ) -> Result<Job, Fault> {
         let Received { body, charge, at } = received;
         let head = call.read(&body).await?;
-        let model = call.model(&head, &self.core.shared.control.routes().registry)?;
+        let (model, plural) = {
+            let routes = self.core.shared.control.routes();
+            let model = call.model(&head, &routes.registry)?;
+            let plural = routes.models.get(&model).is_some_and(|route| affinity::is_plural(route));
+            (model, plural)
+        };
         self.track.model(&model);
         let spec = config.models.get(&model).cloned();
         let spec = spec.ok_or_else(|| Fault::ModelNotFound { model: text::cut(call.spelled(&head)) })?;
@@ -107,7 +112,7 @@ impl Served {
         }
         self.track.place_in_trace(&mut headers);
         let stream = head.stream;
-        let ties = affinity::Ties::of(&head, config.affinity);
+        let ties = affinity::Ties::of(&head, &body, plural, config.affinity).await;
         let wish = Wish {
             spelled: call.spelled(&head),
             model: &model,
@@ -117,12 +122,14 @@ impl Served {
             stream,
         };
         let bill = self.admit(key.as_ref(), wish, (&headers, &body), at).await?;
-        Ok(Box::new(Job {
+        let name = if let Cow::Owned(name) = head.model { Some(name) } else { None };
+        let range = head.range;
+        Ok(Job {
             core: Rc::clone(&self.core),
             track: Rc::clone(&self.track),
             config,
             model,
-            body: call.content(body, head),
+            body: call.content(body, range, name),
             spec,
             method: call.method,
             path: call.path,
@@ -137,11 +144,11 @@ impl Served {
             deadline,
             waits: call.waits,
             parked: stream.then(|| Rc::new(Notify::new())),
-        }))
+        })
     }
 
-    /// Runs the request; a stream that is parked for long gets its head meanwhile.
-    async fn run(&self, job: Box<Job>, exchange: InExchange) -> Response<Reply> {
+    /// Runs the request; a stream that is parked for long gets its head meanwhile. Tells as well when the head was there.
+    async fn run(&self, job: Job, exchange: InExchange) -> (Response<Reply>, Instant) {
         let live = LiveParts {
             socket: Rc::clone(&self.socket),
             track: Rc::clone(&self.track),
@@ -150,9 +157,8 @@ impl Served {
             patience: job.config.limits.client_stall.duration(),
         };
         let stream = job.config.stream;
-        let parked = job.parked.clone();
-        let mut running: reply::Job = Box::pin(job.run());
-        let answer = if let Some(parked) = parked {
+        let answer = if let Some(parked) = job.parked.clone() {
+            let mut running: reply::Job = Box::pin(job.run());
             let grace = async {
                 parked.notified().await;
                 tokio::time::sleep(stream.grace.duration()).await;
@@ -161,25 +167,36 @@ impl Served {
                 biased;
                 answer = &mut running => answer,
                 () = grace => {
-                    return streaming(Reply::live(Live::waiting(running, &stream, live), exchange));
+                    let reply = Reply::live(Live::waiting(running, &stream, live), exchange);
+                    return (streaming(reply), Instant::now());
                 }
             }
+        } else if job.spec.on_disconnect == OnDisconnect::Drain {
+            job.run().await
         } else {
-            running.await
+            job.run_here().await
         };
-        match answer {
-            Ok(answer) => self.pass_on(answer, live, exchange),
+        let now = Instant::now();
+        let response = match answer {
+            Ok(answer) => self.pass_on(answer, live, exchange, now),
             Err(fault) => self.refuse(&fault, exchange),
-        }
+        };
+        (response, now)
     }
 
-    fn pass_on(&self, mut answer: Box<Answer>, live: LiveParts, exchange: InExchange) -> Response<Reply> {
+    fn pass_on(
+        &self,
+        mut answer: Box<Answer>,
+        live: LiveParts,
+        exchange: InExchange,
+        now: Instant,
+    ) -> Response<Reply> {
         let mut head = Response::new(());
         *head.status_mut() = answer.response.status();
         std::mem::swap(head.headers_mut(), answer.response.headers_mut());
         if let Some(waited) = self.track.was_parked() {
             note_wait(&mut head, waited, &self.track);
         }
-        head.map(|()| Reply::live(Live::relayed(answer, live), exchange))
+        head.map(|()| Reply::live(Live::relayed(answer, live, now), exchange))
     }
 }

@@ -108,11 +108,12 @@ where
 enum Gathered {
     Nothing,
     One(Bytes),
-    Many(Vec<u8>),
+    Many(Memory),
 }
 
-/// The memory of a large body: to give it back takes milliseconds, for which a core's streams would stand still.
-struct Large(Vec<u8>);
+/// What a body was copied together into. To give back that of a large one takes milliseconds, for which a core's streams
+/// would stand still, so it goes elsewhere: also when the body is cut, too long or given up half way.
+struct Memory(Vec<u8>);
 
 impl Gathered {
     async fn add(&mut self, data: Bytes, declared: Option<u64>) -> Result<(), Fault> {
@@ -124,16 +125,17 @@ impl Gathered {
             }
             Self::One(first) => {
                 // What a client declares is believed up to 1 MiB; beyond, memory follows what it sends.
-                let mut many = Vec::with_capacity(declared.min(LARGE).max(first.len() + data.len()));
-                many.extend_from_slice(&first);
+                let mut many = Memory(Vec::with_capacity(declared.min(LARGE).max(first.len() + data.len())));
+                many.0.extend_from_slice(&first);
                 many
             }
             Self::Many(many) => many,
         };
-        if many.capacity() - many.len() < data.len() && many.len() + data.len() > LARGE {
+        let length = many.0.len();
+        if many.0.capacity() - length < data.len() && length + data.len() > LARGE {
             many = grown(many, data.len(), declared).await?;
         }
-        many.extend_from_slice(&data);
+        many.0.extend_from_slice(&data);
         *self = Self::Many(many);
         Ok(())
     }
@@ -142,32 +144,42 @@ impl Gathered {
         match self {
             Self::Nothing => Bytes::new(),
             Self::One(data) => data,
-            Self::Many(many) if many.len() > LARGE => Bytes::from_owner(Large(many)),
-            Self::Many(many) => many.into(),
+            Self::Many(many) if many.is_large() => Bytes::from_owner(many),
+            Self::Many(mut many) => std::mem::take(&mut many.0).into(),
         }
     }
 }
 
 /// With room for `more`, twice what it had, but for no more than was declared. Away from this core, since all that came may
 /// have to be copied.
-async fn grown(mut many: Vec<u8>, more: usize, declared: usize) -> Result<Vec<u8>, Fault> {
-    let left = declared.checked_sub(many.len()).filter(|left| *left > 0).unwrap_or(usize::MAX);
-    let more = many.len().min(left).max(more);
+async fn grown(mut many: Memory, more: usize, declared: usize) -> Result<Memory, Fault> {
+    let length = many.0.len();
+    let left = declared.checked_sub(length).filter(|left| *left > 0).unwrap_or(usize::MAX);
+    let more = length.min(left).max(more);
     let grow = move || {
-        many.reserve_exact(more);
+        many.0.reserve_exact(more);
         many
     };
     tokio::task::spawn_blocking(grow).await.map_err(|_| Fault::Internal)
 }
 
-impl AsRef<[u8]> for Large {
+impl Memory {
+    fn is_large(&self) -> bool {
+        self.0.capacity() > LARGE
+    }
+}
+
+impl AsRef<[u8]> for Memory {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl Drop for Large {
+impl Drop for Memory {
     fn drop(&mut self) {
+        if !self.is_large() {
+            return;
+        }
         let memory = std::mem::take(&mut self.0);
         // Without a runtime there are no streams to disturb.
         if let Ok(runtime) = Handle::try_current() {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use http::{Method, uri::PathAndQuery};
 use rouse::{
+    adapter::{Kind, paths},
     fault::Fault,
     model::{ModelName, Registry},
 };
@@ -16,10 +17,7 @@ use super::{
     route::{self, unescape},
     text,
 };
-use crate::{
-    config::{self, Config},
-    platform::adapter::paths,
-};
+use crate::config::{self, Config};
 
 /// A name has at most 256 bytes, and each may be escaped.
 const LONGEST_NAME: usize = 3 * 256;
@@ -54,7 +52,7 @@ pub(super) fn find(
         return Err((Fault::ModelForbidden { model: text::cut(&spelled) }, None));
     }
     let spec = config.models.get(model).ok_or_else(unknown)?;
-    let methods = paths::methods(spec, path).ok_or_else(unknown)?;
+    let methods = methods(spec, path).ok_or_else(unknown)?;
     if !methods.contains(method) {
         let fault =
             Fault::MethodNotAllowed { method: text::cut(method.as_str()), path: text::cut(uri.path()) };
@@ -66,6 +64,15 @@ pub(super) fn find(
     };
     let path = path.map_err(|_| unknown())?;
     Ok(Found { model: model.clone(), spelled, spec: Arc::clone(spec), path })
+}
+
+/// The methods with which this path of the model's engine may be asked; `None` when it may not be at all.
+fn methods(model: &config::Model, path: &str) -> Option<&'static [Method]> {
+    if model.kind != Kind::Custom {
+        return paths::methods(model.kind, path);
+    }
+    let passage = model.passage.iter().find(|passage| passage.path == path)?;
+    Some(if passage.reads { paths::READ } else { paths::ASK })
 }
 
 /// The longest configured name at the beginning of `rest`, whose it is, and the path behind it, from its slash on.

@@ -22,6 +22,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use rouse::{
+    client,
     fault::{Fault, Phase},
     lease::Gate,
     openai::{self, Form, heartbeat::heartbeat},
@@ -67,6 +68,8 @@ enum Content {
 pub(crate) struct Live {
     state: RefCell<State>,
     handed: Cell<Option<Instant>>,
+    /// When the last of it was handed over, where it was known to be the last.
+    ended: Cell<Option<Instant>>,
     gate: RefCell<Option<Arc<Gate>>>,
     socket: Rc<Socket>,
     track: Rc<Track>,
@@ -134,7 +137,7 @@ impl Reply {
 
     /// The next frame. `memory`: lent by somebody who writes at once what comes, and does not ask again before; what can be
     /// is left there.
-    pub(crate) fn poll_next(&mut self, memory: Option<&mut [u8]>, cx: &mut Context<'_>) -> Next {
+    fn poll_next(&mut self, memory: Option<&mut [u8]>, cx: &mut Context<'_>) -> Next {
         self.exchange.asked();
         let next = match &mut self.content {
             Content::Text(text) => {
@@ -155,23 +158,11 @@ impl Reply {
 /// The next of an answer, as it was asked for.
 type Next = Poll<Option<Result<Piece, Broken>>>;
 
-fn next(
-    body: &mut Upstream,
-    memory: Option<&mut [u8]>,
-    cx: &mut Context<'_>,
-) -> Poll<Option<Result<Piece, rouse::relay::Broken>>> {
-    match memory {
-        Some(memory) => body.poll_piece(memory, cx),
-        None => {
-            Pin::new(body).poll_frame(cx).map_ok(|frame| Piece::Own(frame.into_data().unwrap_or_default()))
-        }
-    }
-}
-
 impl Live {
-    pub(crate) fn relayed(answer: Box<Answer>, parts: LiveParts) -> Rc<Self> {
+    /// `now`: its head goes out.
+    pub(crate) fn relayed(answer: Box<Answer>, parts: LiveParts, now: Instant) -> Rc<Self> {
         parts.track.phase(Phase::Streaming);
-        Self::new(State::Relayed(answer.response.into_body()), Some(answer.gate), parts)
+        Self::new(State::Relayed(answer.response.into_body()), Some(answer.gate), parts, now)
     }
 
     /// The first heartbeat comes at once.
@@ -179,14 +170,15 @@ impl Live {
         let beat = Box::pin(tokio::time::sleep(Duration::ZERO));
         let heartbeat = heartbeat(parts.form, stream.responses_events);
         let waiting = Waiting { job, beat, every: stream.heartbeat.duration(), heartbeat };
-        Self::new(State::Waiting(waiting), None, parts)
+        Self::new(State::Waiting(waiting), None, parts, Instant::now())
     }
 
-    fn new(state: State, gate: Option<Arc<Gate>>, parts: LiveParts) -> Rc<Self> {
+    fn new(state: State, gate: Option<Arc<Gate>>, parts: LiveParts, now: Instant) -> Rc<Self> {
         let live = Rc::new(Self {
             state: RefCell::new(state),
             // The head is: nobody may ever ask for what follows it.
-            handed: Cell::new(Some(Instant::now())),
+            handed: Cell::new(Some(now)),
+            ended: Cell::new(None),
             gate: RefCell::new(gate),
             socket: parts.socket,
             track: parts.track,
@@ -228,15 +220,21 @@ impl Live {
         let mut state = self.state.borrow_mut();
         loop {
             match &mut *state {
-                State::Relayed(body) => match ready!(next(body, memory.as_deref_mut(), cx)) {
-                    // That is its last word. When it is out is known here, and not to the relay.
-                    Some(Ok(Piece::Own(event))) if body.is_broken() => return self.last(&mut state, event),
-                    Some(Ok(piece)) => {
-                        return self.hand(piece, body.passed().unwrap_or_else(Instant::now));
+                State::Relayed(body) => {
+                    match ready!(client::Answer::poll_piece(body, memory.as_deref_mut(), cx)) {
+                        // That is its last word. When it is out is known here, and not to the relay.
+                        Some(Ok(Piece::Own(event))) if body.is_broken() => {
+                            return self.last(&mut state, event);
+                        }
+                        Some(Ok(piece)) => {
+                            let now = body.passed().unwrap_or_else(Instant::now);
+                            self.ended.set(body.is_end_stream().then_some(now));
+                            return self.hand(piece, now);
+                        }
+                        Some(Err(_)) => *state = State::Broken,
+                        None => *state = State::Over,
                     }
-                    Some(Err(_)) => *state = State::Broken,
-                    None => *state = State::Over,
-                },
+                }
                 State::Waiting(waiting) => {
                     let result = match waiting.job.as_mut().poll(cx) {
                         Poll::Ready(result) => result,
@@ -404,12 +402,28 @@ impl Body for Reply {
     }
 }
 
+impl client::Answer for Reply {
+    fn is_relayed(&self) -> bool {
+        matches!(&self.content, Content::Live(live) if matches!(*live.state.borrow(), State::Relayed(_)))
+    }
+
+    fn poll_piece(&mut self, memory: Option<&mut [u8]>, cx: &mut Context<'_>) -> Next {
+        self.poll_next(memory, cx)
+    }
+}
+
 impl Drop for Reply {
     fn drop(&mut self) {
-        // hyper asks no more once a body says that it is at its end, and never for the body of an answer to HEAD.
-        if self.is_end_stream() || matches!(self.content, Content::Text(_)) {
-            self.track.over();
-        }
+        let ended = match &self.content {
+            Content::Text(_) => None,
+            // hyper asks no more once a body says that it is at its end, and never for the body of an answer to HEAD.
+            Content::Live(live) if self.is_end_stream() => live.ended.get(),
+            Content::Live(_) => return,
+        };
+        // One look at the clock for both, or none.
+        let now = ended.unwrap_or_else(Instant::now);
+        self.track.over_at(now);
+        self.exchange.ends(now);
     }
 }
 

@@ -1,6 +1,11 @@
 //! A gateway without a driver, engines that do as they are told, and clients that write raw bytes.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use arc_swap::{ArcSwap, Guard};
 use rouse::{
@@ -78,6 +83,8 @@ pub(crate) struct Scripted {
     parked: mpsc::UnboundedSender<Parked>,
     pub(crate) journal: broadcast::Sender<Arc<str>>,
     served: Served,
+    /// Engines that a stub's answer was heard of.
+    pub(crate) gated: Mutex<Vec<EngineId>>,
 }
 
 struct Heard(mpsc::UnboundedSender<Ended>);
@@ -101,6 +108,7 @@ impl Gateway {
             parked: parked_in,
             journal: broadcast::channel(16).0,
             served: Served::default(),
+            gated: Mutex::default(),
         });
         let shared = Shared::new(
             Arc::clone(&control) as Arc<dyn Control>,
@@ -215,6 +223,10 @@ impl Control for Scripted {
         Box::pin(async move { told.await.unwrap_or(Err(Fault::ControlPlane)) })
     }
 
+    fn gated(&self, engine: EngineId, _: Generation) {
+        self.gated.lock().unwrap().push(engine);
+    }
+
     fn view(&self) -> Arc<View> {
         Arc::default()
     }
@@ -303,6 +315,7 @@ fn config() -> Config {
         task: Task::Generate,
         on_disconnect: OnDisconnect::Abort,
         api_key: Some("engine-key".into()),
+        stub: false,
         allow_public: false,
         passage: Vec::new(),
         fingerprint: 0,

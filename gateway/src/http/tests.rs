@@ -300,6 +300,53 @@ async fn a_request_that_meets_a_dead_engine_queues_again_in_its_old_place() {
     assert_eq!(gateway.next_ended().await.replays, 1);
 }
 
+const TURNED_AWAY: [&str; 2] = ["x-rouse-gated", "x-rouse-not-ready"];
+
+fn turned_away(mark: &str) -> String {
+    format!("HTTP/1.1 503 Service Unavailable\r\n{mark}: 1\r\ncontent-length: 4\r\n\r\ngate")
+}
+
+#[tokio::test]
+async fn a_request_that_a_stub_turns_away_waits_in_its_old_place_as_often_as_that_happens() {
+    for mark in TURNED_AWAY {
+        let mut gateway = Gateway::start(|config| change_model(config, |model| model.stub = true));
+        let mut stub = Engine::start(turned_away(mark)).await;
+        let engine = Engine::start(json("{}")).await;
+        let gate = gateway.open_gate();
+        gateway.route(&[(stub.address, &gate)]);
+        let mut client = gateway.connect().await;
+        client.send(post(false)).await;
+        let mut arrived = None;
+        for times in 1..=5 {
+            let parked = gateway.next_parked().await;
+            let place = (parked.parking.arrived, parked.parking.deadline);
+            assert_eq!(*arrived.get_or_insert(place), place);
+            assert_eq!(gate.leases(), 0, "a lease is held while its request waits");
+            assert_eq!(gateway.control.gated.lock().unwrap().len(), times);
+            let to = if times < 5 { stub.address } else { engine.address };
+            drop(parked.answer.send(Ok(gateway.grant(to, &gate))));
+        }
+        let answer = client.answer().await;
+        assert_eq!((answer.status, answer.header(mark)), (200, None));
+        assert_eq!(gateway.next_ended().await.replays, 5);
+        let first = stub.seen.recv().await.unwrap();
+        assert!(first.ends_with('}') && stub.seen.recv().await.unwrap().ends_with('}'), "{first}");
+    }
+}
+
+#[tokio::test]
+async fn an_engine_without_a_stub_cannot_park_anybody_by_calling_itself_one() {
+    for mark in TURNED_AWAY {
+        let mut gateway = Gateway::start(|_| {});
+        let engine = Engine::start(turned_away(mark)).await;
+        let gate = gateway.open_gate();
+        gateway.route(&[(engine.address, &gate)]);
+        let answer = ask(&gateway, &post(false)).await;
+        assert_eq!((answer.status, answer.header(mark)), (503, None));
+        assert!(gateway.parked.try_recv().is_err() && gateway.control.gated.lock().unwrap().is_empty());
+    }
+}
+
 #[tokio::test]
 async fn a_request_that_meets_two_dead_engines_is_refused() {
     let mut gateway = Gateway::start(|_| {});

@@ -105,6 +105,8 @@ pub(crate) struct Track {
     /// The client was found to have left while its body was read.
     gone: Cell<bool>,
     over: Cell<bool>,
+    /// When it was over, where somebody had looked at the clock just then.
+    ended: Cell<Option<Instant>>,
     /// There when somebody wants to hear of single requests.
     notes: OnceCell<Box<RefCell<Notes>>>,
 }
@@ -140,6 +142,7 @@ impl Track {
             bytes_out: Cell::new(0),
             gone: Cell::new(false),
             over: Cell::new(false),
+            ended: Cell::new(None),
             notes: OnceCell::new(),
         })
     }
@@ -282,6 +285,12 @@ impl Track {
         self.over.set(!self.gone.get());
     }
 
+    /// The same, and nobody will ask any more: it ended at `now`.
+    pub(crate) fn over_at(&self, now: Instant) {
+        self.over();
+        self.ended.set(Some(now));
+    }
+
     pub(crate) fn since_arrival(&self) -> Millis {
         self.clock.now().since(self.arrived)
     }
@@ -343,7 +352,11 @@ impl Drop for Track {
             cold_start: waited.and_then(|waited| waited.cold_start),
             parked: self.parked.get(),
             first_byte: self.first_byte.get(),
-            duration: self.since_arrival(),
+            duration: self
+                .ended
+                .get()
+                .map_or_else(|| self.clock.now(), |at| self.clock.at(at))
+                .since(self.arrived),
             added_micros: self.added_micros.get(),
             replays: self.replays.get(),
             bytes_in: self.bytes_in.get(),

@@ -28,6 +28,7 @@ use rouse::{
     relay::Outcome,
     units::Tick,
 };
+use tokio::time::Instant;
 
 use super::{Key, Need, account::Reservation};
 use crate::metrics::KeyOutcome;
@@ -132,8 +133,8 @@ impl Bill {
         }
     }
 
-    /// An exchange is over.
-    pub(crate) fn ended(&self, outcome: &Outcome) {
+    /// An exchange is over at `now`.
+    pub(crate) fn ended(&self, outcome: &Outcome, now: Instant) {
         let course = match (outcome, self.course.get()) {
             (Outcome::Complete, Course::Answering) => Course::Complete,
             (Outcome::Failed(Fault::EngineTimeout { which: Timer::Connect, .. }), course) => course,
@@ -146,7 +147,7 @@ impl Bill {
         self.course.set(course);
         if course == Course::Complete {
             // Nothing more can come, and whoever holds the body may take its time.
-            self.settle(|| self.clock.now());
+            self.settle(|| self.clock.at(now));
         }
     }
 
@@ -210,8 +211,6 @@ impl Drop for Bill {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::Instant;
-
     use super::*;
     use crate::{
         config::Models,
@@ -249,7 +248,7 @@ mod tests {
         let served = Arc::clone(&bill.served);
         bill.answered(true);
         bill.shows(&facts(12, Some((90, 11))));
-        bill.ended(&Outcome::Complete);
+        bill.ended(&Outcome::Complete, Instant::now());
         assert_eq!(used(&key), (1, 101), "with its last byte");
         drop(bill);
         assert_eq!(used(&key), (1, 101));
@@ -261,12 +260,12 @@ mod tests {
     fn what_never_reached_an_engine_is_given_back_and_a_refusal_of_an_engine_costs_a_request() {
         let key = key(1000);
         let bill = open(&key, false);
-        bill.ended(&Outcome::Failed(Fault::EngineUnreachable { model: "m".into() }));
+        bill.ended(&Outcome::Failed(Fault::EngineUnreachable { model: "m".into() }), Instant::now());
         drop(bill);
         assert_eq!(used(&key), (0, 0));
         let bill = open(&key, false);
         bill.answered(false);
-        bill.ended(&Outcome::Complete);
+        bill.ended(&Outcome::Complete, Instant::now());
         drop(bill);
         assert_eq!(used(&key), (1, 0));
     }
@@ -278,14 +277,14 @@ mod tests {
             let bill = open(&key, stream);
             bill.answered(false);
             bill.shows(&facts(1, Some((7, 7))));
-            bill.ended(&Outcome::ClientLeft(Phase::Streaming));
+            bill.ended(&Outcome::ClientLeft(Phase::Streaming), Instant::now());
             bill.again();
             bill
         };
         drop(failed(false));
         assert_eq!(used(&key), (0, 0), "refused in the queue afterwards");
         let bill = failed(true);
-        bill.ended(&Outcome::ClientLeft(Phase::Headers));
+        bill.ended(&Outcome::ClientLeft(Phase::Headers), Instant::now());
         drop(bill);
         assert_eq!(used(&key), (1, 100), "the next engine was at work");
     }
@@ -297,13 +296,13 @@ mod tests {
         bill.answered(true);
         bill.shows(&facts(401, None));
         assert_eq!(used(&key), (1, 501 + STEP), "an engine that streams unasked");
-        bill.ended(&Outcome::ClientLeft(Phase::Streaming));
+        bill.ended(&Outcome::ClientLeft(Phase::Streaming), Instant::now());
         drop(bill);
         assert_eq!(used(&key), (1, 500));
         let bill = open(&key, true);
         bill.answered(true);
         bill.shows(&facts(0, None));
-        bill.ended(&Outcome::Complete);
+        bill.ended(&Outcome::Complete, Instant::now());
         drop(bill);
         assert_eq!(used(&key), (2, 650), "a document where a stream was asked for");
     }
@@ -314,11 +313,11 @@ mod tests {
         let bill = open(&key, true);
         bill.answered(true);
         bill.shows(&facts(21, None));
-        bill.ended(&Outcome::ClientLeft(Phase::Streaming));
+        bill.ended(&Outcome::ClientLeft(Phase::Streaming), Instant::now());
         drop(bill);
         assert_eq!(used(&key), (1, 120));
         let bill = open(&key, true);
-        bill.ended(&Outcome::ClientLeft(Phase::Headers));
+        bill.ended(&Outcome::ClientLeft(Phase::Headers), Instant::now());
         drop(bill);
         assert_eq!(used(&key), (2, 220));
     }
@@ -331,7 +330,7 @@ mod tests {
         bill.shows(&facts(500, None));
         assert!(used(&key).1 >= 300, "{:?}", used(&key));
         assert!(key.account.reserve(&key.limits, &"m".into(), asked(), Tick(1_000_001)).is_err());
-        bill.ended(&Outcome::Complete);
+        bill.ended(&Outcome::Complete, Instant::now());
         drop(bill);
     }
 

@@ -2,7 +2,10 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use rouse::units::{Millis, Tick};
+use rouse::{
+    relay::headers::decimal,
+    units::{Millis, Tick},
+};
 
 use super::Key;
 
@@ -24,6 +27,15 @@ const LIMITS: [[HeaderName; 3]; 2] = [
 /// Of the largest number.
 const DIGITS: usize = 20;
 
+/// Of two limits, what is left of them, and two spans of so many hours and `59m59.999s`.
+const MOST: usize = 2 * (3 * DIGITS + 11);
+
+/// What the fields say, one behind the other.
+struct Text {
+    bytes: [u8; MOST],
+    length: usize,
+}
+
 /// Tells how a 401 would not be one.
 pub(crate) fn challenge(headers: &mut HeaderMap) {
     headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -34,21 +46,21 @@ pub(crate) fn note_limits(key: &Key, now: Tick, headers: &mut HeaderMap) {
     if key.limits.requests.is_none() && key.limits.tokens.is_none() {
         return;
     }
-    // One piece of memory for all six, where each would take two of its own.
-    let mut text = Vec::with_capacity(6 * DIGITS);
+    // One piece of memory for all six and their count, where each would take two of its own.
+    let mut text = Text { bytes: [0; MOST], length: 0 };
     let standings = key.account.standing(&key.limits, now);
     let ranges = standings.map(|standing| {
         standing.map(|standing| {
-            let begin = text.len();
+            let begin = text.length;
             number(&mut text, standing.limit);
-            let limit = text.len();
+            let limit = text.length;
             number(&mut text, standing.remaining);
-            let remaining = text.len();
+            let remaining = text.length;
             span(&mut text, standing.reset);
-            [begin..limit, limit..remaining, remaining..text.len()]
+            [begin..limit, limit..remaining, remaining..text.length]
         })
     });
-    let text = Bytes::from(text);
+    let text = Bytes::from_owner(text);
     for (ranges, names) in ranges.into_iter().zip(LIMITS) {
         for (range, name) in ranges.into_iter().flatten().zip(names) {
             if let Ok(value) = HeaderValue::from_maybe_shared(text.slice(range)) {
@@ -58,17 +70,31 @@ pub(crate) fn note_limits(key: &Key, now: Tick, headers: &mut HeaderMap) {
     }
 }
 
+impl Text {
+    fn push(&mut self, more: &[u8]) {
+        let end = self.length + more.len();
+        self.bytes[self.length..end].copy_from_slice(more);
+        self.length = end;
+    }
+}
+
+impl AsRef<[u8]> for Text {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
 /// As its `Display`, which takes ten times as long.
-fn span(out: &mut Vec<u8>, span: Millis) {
+fn span(out: &mut Text, span: Millis) {
     let (seconds, millis) = (span.0 / 1000, span.0 % 1000);
     if seconds == 0 {
         number(out, millis);
-        return out.extend_from_slice(b"ms");
+        return out.push(b"ms");
     }
     let units = [(seconds / 3600, b'h'), (seconds / 60 % 60, b'm')];
     for (count, unit) in units.into_iter().filter(|(count, _)| *count > 0) {
         number(out, count);
-        out.push(unit);
+        out.push(&[unit]);
     }
     let seconds = seconds % 60;
     if seconds == 0 && millis == 0 {
@@ -76,26 +102,14 @@ fn span(out: &mut Vec<u8>, span: Millis) {
     }
     number(out, seconds);
     if millis > 0 {
-        out.push(b'.');
-        out.extend([millis / 100, millis / 10 % 10, millis % 10].map(digit));
+        out.push(b".");
+        out.push(&[millis / 100, millis / 10 % 10, millis % 10].map(|digit| b'0' + digit as u8));
     }
-    out.push(b's');
+    out.push(b"s");
 }
 
-fn number(out: &mut Vec<u8>, mut number: u64) {
-    let (mut digits, mut at) = ([0; DIGITS], DIGITS);
-    loop {
-        at -= 1;
-        digits[at] = digit(number % 10);
-        number /= 10;
-        if number == 0 {
-            return out.extend_from_slice(&digits[at..]);
-        }
-    }
-}
-
-fn digit(of: u64) -> u8 {
-    b"0123456789"[of as usize]
+fn number(out: &mut Text, number: u64) {
+    out.push(decimal(number, &mut [0; DIGITS]));
 }
 
 #[cfg(test)]
@@ -107,12 +121,13 @@ mod tests {
         for millis in
             [0, 1, 999, 1000, 1001, 1010, 59_999, 60_000, 60_250, 119_750, 3_600_000, 3_660_001, u64::MAX]
         {
-            let mut out = Vec::new();
-            span(&mut out, Millis(millis));
-            assert_eq!(String::from_utf8(out).unwrap(), Millis(millis).to_string());
-            let mut out = Vec::new();
-            number(&mut out, millis);
-            assert_eq!(String::from_utf8(out).unwrap(), millis.to_string());
+            let written = |write: fn(&mut Text, u64)| {
+                let mut out = Text { bytes: [0; MOST], length: 0 };
+                write(&mut out, millis);
+                String::from_utf8(out.as_ref().to_vec()).unwrap()
+            };
+            assert_eq!(written(|out, millis| span(out, Millis(millis))), Millis(millis).to_string());
+            assert_eq!(written(number), millis.to_string());
         }
     }
 }

@@ -176,7 +176,8 @@ fn step(place: &mut Option<Stream>, now: Tick) -> (u64, bool) {
         return (more, true);
     }
     let whole = stream.taken == stream.answer;
-    stream.bill.ended(&if whole { Outcome::Complete } else { Outcome::ClientLeft(Phase::Streaming) });
+    let outcome = if whole { Outcome::Complete } else { Outcome::ClientLeft(Phase::Streaming) };
+    stream.bill.ended(&outcome, Instant::now());
     stream.bill.settle(|| now);
     *place = None;
     (more, false)

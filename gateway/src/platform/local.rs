@@ -16,13 +16,10 @@
 //!   with every failing answer, so that a journal of a healthy night is short.
 
 mod adopt;
-mod diag;
 mod launch;
 mod life;
 mod log;
 mod meter;
-mod proc;
-mod process;
 mod ready;
 mod store;
 mod supervisor;

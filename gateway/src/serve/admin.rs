@@ -6,6 +6,7 @@ use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rouse::client::Wire;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{Notify, watch},
@@ -13,7 +14,7 @@ use tokio::{
 
 use super::{
     Error, Stage, listener,
-    stream::{Stream, Wire},
+    stream::Stream,
     tls::{Handshakes, Opened},
 };
 use crate::{

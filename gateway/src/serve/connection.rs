@@ -13,7 +13,7 @@ use std::{
     pin::{Pin, pin},
     rc::Rc,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -24,7 +24,11 @@ use hyper::{
     service::{HttpService, service_fn},
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rouse::{fault::Fault, openai};
+use rouse::{
+    client::{Http1, Offer, offer},
+    fault::Fault,
+    openai,
+};
 use tokio::time::Instant;
 
 use super::{
@@ -37,12 +41,8 @@ use crate::{
     http::{self as api, Core, reply::Reply},
 };
 
-mod offer;
-mod passing;
 mod watch;
 
-use offer::Offer;
-use passing::Passing;
 use watch::Watch;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -180,7 +180,7 @@ async fn begin(
 }
 
 async fn http1(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
-    let offer = Rc::<Offer>::default();
+    let offer = Rc::<Offer<Reply>>::default();
     // Room for a head of the largest size; bodies are passed on frame by frame and never fill it.
     let room = usize::try_from(limits.header.0).unwrap_or(usize::MAX).max(8 << 10);
     let mut builder = http1::Builder::new();
@@ -192,17 +192,17 @@ async fn http1(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
         .max_buf_size(room.saturating_add(8 << 10))
         .writev(false);
     let hyper = || {
-        let service = offering(core, socket, &offer);
+        let service = service(core, socket, Some(&offer));
         Box::new(builder.serve_connection(TokioIo::new(socket.io()), service))
     };
-    let now = Now::Hyper(hyper());
-    let http1 = Http1 { core, socket, now, hyper, offer: Rc::clone(&offer), closing: false };
+    let http1 =
+        Http1::new(Rc::clone(socket), core.pool.clone(), Rc::clone(&core.dates), Rc::clone(&offer), hyper);
     drive(http1, socket, limits).await
 }
 
 async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
     socket.set_multiplexed();
-    let service = service(core, socket);
+    let service = service(core, socket, None);
     let connection = http2::Builder::new(Here)
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(limits.header.0).unwrap_or(u32::MAX))
@@ -214,42 +214,29 @@ async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
     drive(Box::pin(connection), socket, limits).await
 }
 
+/// Answers the requests of a connection. `offer`: where an answer may be kept back for the connection's task to take over;
+/// on HTTP/2 there is no such thing.
 fn service(
     core: &Rc<Core>,
     socket: &Rc<Socket>,
+    offer: Option<&Rc<Offer<Reply>>>,
 ) -> impl hyper::service::Service<
     Request<Incoming>,
     Response = Response<Reply>,
     Error = Infallible,
     Future = impl Future<Output = Result<Response<Reply>, Infallible>> + 'static,
 > + 'static {
-    let (core, socket) = (Rc::clone(core), Rc::clone(socket));
+    let (core, socket, offer) = (Rc::clone(core), Rc::clone(socket), offer.map(Rc::clone));
     service_fn(move |request| {
-        let answer = api::serve(&core, &socket, request);
-        async move { Ok(answer.await) }
-    })
-}
-
-/// The same for HTTP/1.1, where an answer may be kept back for the connection's task to take over.
-fn offering(
-    core: &Rc<Core>,
-    socket: &Rc<Socket>,
-    offer: &Rc<Offer>,
-) -> impl hyper::service::Service<
-    Request<Incoming>,
-    Response = Response<Reply>,
-    Error = Infallible,
-    Future = impl Future<Output = Result<Response<Reply>, Infallible>> + 'static,
-> + 'static {
-    let (core, socket, offer) = (Rc::clone(core), Rc::clone(socket), Rc::clone(offer));
-    service_fn(move |request| {
-        let offer = (core.shared.config.load().stream.take_over && offer::can_follow(&request))
-            .then(|| (Rc::clone(&offer), offer::closes(request.headers())));
+        let offer = offer.as_ref().and_then(|offer| {
+            let follows = core.shared.config.load().stream.take_over && offer::can_follow(&request);
+            follows.then(|| (Rc::clone(offer), offer::closes(request.headers())))
+        });
         let answer = api::serve(&core, &socket, request);
         async move {
             let answer = answer.await;
             match offer {
-                Some((offer, closes)) if offer::is_open(&answer) => {
+                Some((offer, closes)) if answer.body().is_live() && offer::is_open(&answer) => {
                     offer.make(answer, closes);
                     std::future::pending().await
                 }
@@ -282,77 +269,17 @@ where
     }
 }
 
-/// A connection of HTTP/1.1: hyper's, but for the length of an answer that was offered.
-struct Http1<'a, S: HttpService<Incoming>, H> {
-    core: &'a Core,
-    socket: &'a Rc<Socket>,
-    now: Now<S>,
-    /// Makes hyper's side anew.
-    hyper: H,
-    offer: Rc<Offer>,
-    closing: bool,
-}
-
-/// Boxed, so that what is not there takes no room.
-enum Now<S: HttpService<Incoming>> {
-    Hyper(Box<http1::Connection<TokioIo<Io>, S>>),
-    Passing(Box<Passing>),
-    Over,
-}
-
-impl<S, H> Serves for Http1<'_, S, H>
+impl<S, H> Serves for Http1<Socket, Io, S, H>
 where
     S: HttpService<Incoming, ResBody = Reply, Error = Infallible>,
     H: Fn() -> Box<http1::Connection<TokioIo<Io>, S>>,
 {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
-        loop {
-            match &mut self.now {
-                Now::Hyper(connection) => {
-                    if let Poll::Ready(result) = Pin::new(&mut **connection).poll(cx) {
-                        return Poll::Ready(result);
-                    }
-                    // Never while hyper still holds something of an earlier answer: it writes until the socket takes no
-                    // more.
-                    if !self.offer.is_made() || self.socket.write_blocked().is_some() {
-                        return Poll::Pending;
-                    }
-                    self.take_over();
-                }
-                Now::Passing(passing) => {
-                    if ready!(passing.poll(cx)).is_err() {
-                        return Poll::Ready(Ok(()));
-                    }
-                    self.now = Now::Hyper((self.hyper)());
-                    if self.closing {
-                        self.close();
-                    }
-                }
-                Now::Over => return Poll::Ready(Ok(())),
-            }
-        }
+        Self::poll(self, cx)
     }
 
     fn close(&mut self) {
-        self.closing = true;
-        if let Now::Hyper(connection) = &mut self.now {
-            Pin::new(&mut **connection).graceful_shutdown();
-        }
-    }
-}
-
-impl<S, H> Http1<'_, S, H>
-where
-    S: HttpService<Incoming, ResBody = Reply, Error = Infallible>,
-{
-    fn take_over(&mut self) {
-        let now = std::mem::replace(&mut self.now, Now::Over);
-        let (Now::Hyper(connection), Some(answer)) = (now, self.offer.take()) else {
-            return;
-        };
-        self.closing |= offer::closes(answer.headers());
-        self.socket.unread(&connection.into_parts().read_buf);
-        self.now = Now::Passing(Passing::new(Rc::clone(self.socket), self.core.pool.clone(), answer));
+        Self::close(self);
     }
 }
 

@@ -1,11 +1,8 @@
 //! A client's socket that keeps being read while its request is served.
 //!
-//! A client that leaves must be noticed in every phase, because a forgotten generation holds a GPU. hyper sees the end
-//! of a connection only while its own read buffer is empty: one stray byte after the body (a CRLF, as some clients
-//! send) blinds it. So the socket is shared between hyper and the task that drives the connection. Whenever hyper did
-//! not look at the socket during a poll, the task reads on in its place, up to [`AHEAD`] bytes. These belong to a
-//! pipelined request and are handed to hyper later; an end or a reset means that the client left, also when only its
-//! sending half was closed. A client that pipelines more than [`AHEAD`] bytes is noticed once it is written to.
+//! A client that leaves must be noticed in every phase, because a forgotten generation holds a GPU. So the socket is
+//! shared between hyper and the task that drives the connection, which reads on where hyper does not look
+//! ([`rouse::client::Ahead`]).
 //!
 //! The same place knows when a client takes nothing any more, when it dawdles over a request's head, and when hyper
 //! refuses a head by itself with an empty answer, which then gets a body like every other refusal.
@@ -14,7 +11,6 @@ use std::{
     cell::{Cell, OnceCell, RefCell},
     future::poll_fn,
     io,
-    mem::MaybeUninit,
     net::SocketAddr,
     pin::Pin,
     rc::{Rc, Weak},
@@ -22,19 +18,13 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
-use bytes::BytesMut;
-use rouse::tcp::Tcp;
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::Instant,
+use rouse::{
+    client::{Ahead, Peer, Wire},
+    tcp::Tcp,
 };
+use tokio::{io::AsyncWrite, time::Instant};
 
-use super::{
-    Stage,
-    addresses::Offender,
-    balance::OnCore,
-    stream::{Stream, Wire},
-};
+use super::{Stage, addresses::Offender, balance::OnCore, stream::Stream};
 use crate::{
     http::{InFlight, reply::Live},
     keys::Remembered,
@@ -44,13 +34,10 @@ mod duplex;
 
 pub(crate) use duplex::Io;
 
-/// Bytes read ahead of hyper at most, per connection.
-pub(crate) const AHEAD: usize = 16 * 1024;
-
 /// What the connection's task and its exchanges share.
 pub(crate) struct Socket {
     stream: RefCell<Stream>,
-    ahead: RefCell<BytesMut>,
+    ahead: Ahead,
     multiplexed: Cell<bool>,
     exchanges: Cell<u32>,
     /// Of the exchanges, those whose client has not asked for more since it was handed something.
@@ -58,8 +45,8 @@ pub(crate) struct Socket {
     /// When that last changed for any of them.
     moved: Cell<Instant>,
     rest: Cell<Rest>,
-    /// hyper met an empty socket during the present poll, so its waker is registered and nothing is to be read ahead.
-    met_empty: Cell<bool>,
+    /// It rests no more: a part of a head came, and nobody has looked at the clock yet.
+    head: Cell<bool>,
     flushed: RefCell<Vec<Rc<Flushed>>>,
     lives: RefCell<Vec<Weak<Live>>>,
     stage: Cell<Stage>,
@@ -94,6 +81,8 @@ pub(crate) enum Rest {
 pub(crate) struct InExchange {
     socket: Rc<Socket>,
     handed: Cell<bool>,
+    /// When it ended, if it is known when it is dropped.
+    ended: Cell<Option<Instant>>,
 }
 
 /// Whether hyper has written out all that it held since this was first asked. On HTTP/2 that is all it may send: what a
@@ -127,13 +116,13 @@ impl Socket {
     pub(crate) fn new(stream: impl Into<Tcp>, stage: Stage) -> Rc<Self> {
         Rc::new(Self {
             stream: RefCell::new(Stream::plain(stream)),
-            ahead: RefCell::default(),
+            ahead: Ahead::default(),
             multiplexed: Cell::new(false),
             exchanges: Cell::new(0),
             handed: Cell::new(0),
             moved: Cell::new(Instant::now()),
             rest: Cell::new(Rest::Fresh { since: Instant::now() }),
-            met_empty: Cell::new(false),
+            head: Cell::new(false),
             flushed: RefCell::default(),
             lives: RefCell::default(),
             stage: Cell::new(stage),
@@ -202,8 +191,9 @@ impl Socket {
     pub(crate) fn begin(self: &Rc<Self>, now: Instant) -> InExchange {
         self.exchanges.set(self.exchanges.get() + 1);
         self.core.get().inspect(|core| core.begun());
+        self.head.set(false);
         self.moved.set(now);
-        InExchange { socket: Rc::clone(self), handed: Cell::new(false) }
+        InExchange { socket: Rc::clone(self), handed: Cell::new(false), ended: Cell::new(None) }
     }
 
     pub(crate) fn exchanges(&self) -> u32 {
@@ -223,6 +213,10 @@ impl Socket {
     }
 
     pub(crate) fn rest(&self) -> Rest {
+        // Asked for after each poll, so that is when the head began. Most are there whole, and need no clock for it.
+        if self.head.take() {
+            self.rest.set(Rest::Head { since: Instant::now() });
+        }
         self.rest.get()
     }
 
@@ -247,6 +241,7 @@ impl Socket {
 
     pub(crate) fn set_multiplexed(&self) {
         self.multiplexed.set(true);
+        self.head.set(false);
         self.rest.set(Rest::Idle { since: Instant::now() });
     }
 
@@ -303,80 +298,22 @@ impl Socket {
 
     /// To be called before hyper is polled.
     pub(crate) fn before_poll(&self) {
-        self.met_empty.set(false);
+        self.ahead.before_poll();
     }
 
     /// To be called after hyper was polled: true when the client left during an exchange.
     pub(crate) fn poll_left(&self, cx: &mut Context<'_>) -> bool {
-        if self.exchanges.get() == 0 || self.met_empty.get() || self.multiplexed.get() {
-            return false;
-        }
-        loop {
-            let room = AHEAD.saturating_sub(self.ahead.borrow().len());
-            if room == 0 {
-                return false;
-            }
-            match self.poll_fill(cx, room.min(2048)) {
-                Poll::Pending => return false,
-                Poll::Ready(Ok(0) | Err(_)) => return true,
-                Poll::Ready(Ok(_)) => {}
-            }
-        }
+        self.exchanges.get() > 0 && !self.multiplexed.get() && self.ahead.poll_left(&self.stream, cx)
     }
 
     /// Waits until `wanted` bytes or the end have been read ahead; returns whether what came is the start of `wanted`
     /// in full. Used once, before hyper owns the connection, to tell HTTP/2 by its preface.
     pub(crate) fn poll_starts_with(&self, cx: &mut Context<'_>, wanted: &[u8]) -> Poll<io::Result<bool>> {
-        loop {
-            {
-                let ahead = self.ahead.borrow();
-                let common = ahead.iter().zip(wanted).take_while(|(a, b)| a == b).count();
-                if common == wanted.len() {
-                    return Poll::Ready(Ok(true));
-                }
-                if common < ahead.len() {
-                    return Poll::Ready(Ok(false));
-                }
-            }
-            match self.poll_fill(cx, 2048) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Ready(Ok(0)) => return Poll::Ready(Ok(false)),
-                Poll::Ready(Ok(_)) => self.note_head(),
-            }
-        }
-    }
-
-    /// What hyper had read and not used, before it went.
-    pub(crate) fn unread(&self, bytes: &[u8]) {
-        if bytes.is_empty() {
-            return;
-        }
-        let mut ahead = self.ahead.borrow_mut();
-        let mut all = BytesMut::with_capacity(bytes.len() + ahead.len());
-        all.extend_from_slice(bytes);
-        all.extend_from_slice(&ahead);
-        *ahead = all;
-    }
-
-    /// Writes past hyper, which must be gone.
-    pub(crate) fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.stream.borrow_mut()).poll_write(cx, bytes)
-    }
-
-    /// Sends what TLS may hold of what was written, and says so to those who asked.
-    pub(crate) fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut *self.stream.borrow_mut()).poll_flush(cx))?;
-        if self.flushed.borrow().is_empty() {
-            return Poll::Ready(Ok(()));
-        }
-        for flushed in self.flushed.take() {
-            flushed.done.set(true);
-            if let Some(waker) = flushed.waker.take() {
-                waker.wake();
-            }
-        }
-        Poll::Ready(Ok(()))
+        self.ahead.poll_starts_with(&self.stream, cx, wanted, || {
+            self.note_head();
+            // Nobody else looks at the clock for it yet.
+            self.rest();
+        })
     }
 
     /// Writes past hyper, which must be gone.
@@ -395,35 +332,24 @@ impl Socket {
 
     /// Reads some bytes and forgets them; false at the end.
     pub(crate) async fn discard(&self) -> io::Result<bool> {
-        let read = poll_fn(|cx| self.poll_fill(cx, 2048)).await?;
-        self.ahead.borrow_mut().clear();
-        Ok(read > 0)
-    }
-
-    fn poll_fill(&self, cx: &mut Context<'_>, room: usize) -> Poll<io::Result<usize>> {
-        let mut scratch = [const { MaybeUninit::uninit() }; 2048];
-        let mut buf = ReadBuf::uninit(&mut scratch[..room.min(2048)]);
-        match Pin::new(&mut *self.stream.borrow_mut()).poll_read(cx, &mut buf) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Ready(Ok(())) => {
-                self.ahead.borrow_mut().extend_from_slice(buf.filled());
-                Poll::Ready(Ok(buf.filled().len()))
-            }
-        }
+        poll_fn(|cx| self.ahead.poll_discard(&self.stream, cx)).await
     }
 
     fn note_head(&self) {
-        if self.exchanges.get() == 0 && !matches!(self.rest.get(), Rest::Head { .. }) {
-            self.rest.set(Rest::Head { since: Instant::now() });
+        if self.exchanges.get() == 0 && !self.has_head() {
+            self.head.set(true);
         }
+    }
+
+    fn has_head(&self) -> bool {
+        self.head.get() || matches!(self.rest.get(), Rest::Head { .. })
     }
 
     /// hyper answers a head that it cannot parse by itself, bare. While no exchange is open, a head is being read and
     /// no earlier write is stuck, nothing else starts like that; the caller then answers in its place.
     fn refuses(&self, bytes: &[u8]) -> Option<u16> {
         let stuck = self.write_blocked().is_some();
-        if self.exchanges.get() > 0 || stuck || !matches!(self.rest.get(), Rest::Head { .. }) {
+        if self.exchanges.get() > 0 || stuck || !self.has_head() {
             return None;
         }
         match bytes.strip_prefix(b"HTTP/1.1 ")?.get(..3)? {
@@ -432,6 +358,35 @@ impl Socket {
             b"431" => Some(431),
             _ => None,
         }
+    }
+}
+
+impl Peer for Socket {
+    fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut *self.stream.borrow_mut()).poll_write(cx, bytes)
+    }
+
+    /// Says so to those who asked, too.
+    fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut *self.stream.borrow_mut()).poll_flush(cx))?;
+        if self.flushed.borrow().is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        for flushed in self.flushed.take() {
+            flushed.done.set(true);
+            if let Some(waker) = flushed.waker.take() {
+                waker.wake();
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn unread(&self, bytes: &[u8]) {
+        self.ahead.unread(bytes);
+    }
+
+    fn is_blocked(&self) -> bool {
+        self.write_blocked().is_some()
     }
 }
 
@@ -444,6 +399,11 @@ impl InExchange {
     /// The client can take more.
     pub(crate) fn asked(&self) {
         self.note(false);
+    }
+
+    /// It is dropped at `now`.
+    pub(crate) fn ends(&self, now: Instant) {
+        self.ended.set(Some(now));
     }
 
     fn note(&self, handed: bool) {
@@ -464,7 +424,8 @@ impl Drop for InExchange {
         self.socket.exchanges.set(left);
         self.socket.core.get().inspect(|core| core.ended());
         if left == 0 {
-            self.socket.rest.set(Rest::Idle { since: Instant::now() });
+            let since = self.ended.get().unwrap_or_else(Instant::now);
+            self.socket.rest.set(Rest::Idle { since });
         }
     }
 }

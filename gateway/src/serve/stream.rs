@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use rouse::tcp::Tcp;
+use rouse::{client::Wire, tcp::Tcp};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::Instant,
@@ -20,13 +20,6 @@ pub(super) enum Stream {
     Away,
 }
 
-/// A TCP connection that knows since when its client has taken nothing. This is measured below TLS, which takes bytes
-/// into a buffer of its own when the client does not.
-pub(super) struct Wire {
-    tcp: Tcp,
-    blocked: Option<Instant>,
-}
-
 impl Stream {
     pub(super) fn plain(tcp: impl Into<Tcp>) -> Self {
         Self::Plain(Wire::new(tcp))
@@ -35,8 +28,8 @@ impl Stream {
     /// Since when the client has taken none of the bytes that are ready for it.
     pub(super) fn blocked(&self) -> Option<Instant> {
         match self {
-            Self::Plain(wire) => wire.blocked,
-            Self::Tls(stream) => stream.get_ref().0.blocked,
+            Self::Plain(wire) => wire.blocked(),
+            Self::Tls(stream) => stream.get_ref().0.blocked(),
             Self::Away => None,
         }
     }
@@ -47,18 +40,6 @@ impl Stream {
             Self::Tls(stream) => Ok(Pin::new(&mut **stream)),
             Self::Away => Err(io::ErrorKind::NotConnected.into()),
         }
-    }
-}
-
-impl Wire {
-    pub(super) fn new(tcp: impl Into<Tcp>) -> Self {
-        Self { tcp: tcp.into(), blocked: None }
-    }
-
-    /// The first byte that the client sent, left where it is; `None` when it sent nothing and left.
-    pub(super) async fn first_byte(&self) -> io::Result<Option<u8>> {
-        let mut byte = [0];
-        Ok((self.tcp.peek(&mut byte).await? > 0).then_some(byte[0]))
     }
 }
 
@@ -83,28 +64,5 @@ impl AsyncWrite for Stream {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.get_mut().inner()?.poll_shutdown(cx)
-    }
-}
-
-impl AsyncRead for Wire {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().tcp).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Wire {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let wire = self.get_mut();
-        let written = Pin::new(&mut wire.tcp).poll_write(cx, bytes);
-        wire.blocked = written.is_pending().then(|| wire.blocked.unwrap_or_else(Instant::now));
-        written
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().tcp).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().tcp).poll_shutdown(cx)
     }
 }

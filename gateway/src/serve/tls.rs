@@ -10,6 +10,7 @@
 use std::{fmt, fs, io, path::Path, sync::Arc, time::Duration};
 
 use aws_lc_rs::digest::{Context, SHA256};
+use rouse::client::Wire;
 use rustls::{
     CertificateError, InconsistentKeys, RootCertStore, ServerConfig,
     client::verify_server_cert_signed_by_trust_anchor,
@@ -20,7 +21,7 @@ use rustls::{
 use tokio::task::JoinHandle;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::stream::{Stream, Wire};
+use super::stream::Stream;
 use crate::config::Tls;
 
 const HTTP2: &[u8] = b"h2";

@@ -34,6 +34,7 @@ struct Start {
 
 #[test]
 fn a_wake_costs_little_beyond_the_engines_own_time() {
+    let _alone = crate::alone();
     let gateway = with_room_for_one(&["first"]);
     gateway.client().chat("first", true, 1);
     let mut wakes = 0_usize;
@@ -47,6 +48,7 @@ fn a_wake_costs_little_beyond_the_engines_own_time() {
 
 #[test]
 fn a_wake_that_needs_room_costs_little_beyond_both_engines_own_time() {
+    let _alone = crate::alone();
     let gateway = with_room_for_one(&["first", "second"]);
     gateway.client().chat("first", true, 1);
     gateway.client().chat("second", true, 1);
@@ -63,6 +65,7 @@ fn a_wake_that_needs_room_costs_little_beyond_both_engines_own_time() {
 
 #[test]
 fn a_cold_start_hands_the_parked_request_over_at_once() {
+    let _alone = crate::alone();
     let gateway = with_room_for_one(&["first"]);
     measure("cold start", STARTS, (START, BEYOND_A_START), || {
         gateway.admin().post("/admin/v1/models/first/stop", "");

@@ -230,8 +230,10 @@ fn bodies_of_300_mib_cost_bounded_memory_and_only_for_as_long_as_they_come() {
     let peak = memory(&gateway, "VmHWM");
     assert!(peak < level.memory + 600 * MIB, "{} MiB", peak / MIB);
     level.is_back(&gateway);
-    let now = memory(&gateway, "VmRSS");
-    assert!(now < level.memory + 32 * MIB, "{} MiB", now / MIB);
+    // What came of it goes back away from the core that served, and so a moment later.
+    gateway.until("memory is back", Duration::from_secs(10), || {
+        memory(&gateway, "VmRSS") < level.memory + 32 * MIB
+    });
 }
 
 #[test]

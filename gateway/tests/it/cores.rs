@@ -3,8 +3,7 @@
 use std::{fs, time::Duration};
 
 use crate::{
-    disconnects::ALL_FROM_HERE,
-    live::Open,
+    live::{ALL_FROM_HERE, Open},
     support::{Fixture, Gateway, Sim},
 };
 

@@ -13,7 +13,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    live::{Engine, Open},
+    live::{ALL_FROM_HERE, Engine, Open},
     support::{
         Client, Fixture, Gateway, Sim,
         client::{chat_body, request},
@@ -32,12 +32,11 @@ const ENOUGH: usize = 75;
 const MOST: usize = 5 * CLIENTS;
 /// For what another process does in its own time, on a machine that may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// All come from one address, and a gateway that gets no time still holds those that left meanwhile.
-pub(crate) const ALL_FROM_HERE: &str = "limits: {connectionsPerAddress: 100000}";
 const SEED: u64 = 0x5eed_2026;
 
 #[test]
 fn nothing_is_left_of_ten_thousand_clients_that_left() {
+    let _alone = crate::alone();
     let names: Vec<String> = (0..TIMED).map(|n| format!("timed-{n}")).collect();
     let mut fixture = Fixture::new(&["8Gi", "8Gi"])
         .settings(ALL_FROM_HERE)

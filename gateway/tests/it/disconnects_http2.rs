@@ -17,10 +17,9 @@ use tokio::time::Instant;
 
 use crate::{
     disconnects::{
-        ALL_FROM_HERE, Chance, PATIENCE, descriptors, engine_sim_now, left_in_phases, printed,
-        reset_on_close, settled,
+        Chance, PATIENCE, descriptors, engine_sim_now, left_in_phases, printed, reset_on_close, settled,
     },
-    live::Engine,
+    live::{ALL_FROM_HERE, Engine},
     support::{
         Fixture, Gateway, Sim,
         client::chat_body,
@@ -101,12 +100,14 @@ impl Write for Wire {
 
 #[test]
 fn nothing_is_left_of_clients_that_left_in_the_clear() {
+    let _alone = crate::alone();
     let fixture = Fixture::new(&["8Gi", "8Gi"]);
     nothing_is_left(fixture, None);
 }
 
 #[test]
 fn nothing_is_left_of_clients_that_left_under_tls() {
+    let _alone = crate::alone();
     let fixture = Fixture::new(&["8Gi", "8Gi"]);
     let authority = Authority::new(fixture.dir());
     authority.issue("server");

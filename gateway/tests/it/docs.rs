@@ -5,6 +5,7 @@
 //! * `sh run`: is run, block by block and page by page, against a gateway whose models have the names that the
 //!   documents use; addresses and paths are replaced by its own. `sh follow` is run for as long as it takes to say
 //!   something.
+//! * `sh launcher`: is run by the stub's tests, against a launcher.
 //! * `mermaid states`: must be the states of the code.
 //! * `sh` and `text` are read by people alone.
 
@@ -93,7 +94,7 @@ fn every_block_has_a_known_tag_and_configurations_and_json_are_valid() {
                 assert_eq!(findings, config::Findings::default(), "{at}: no example should be warned of");
             }
             "json" => drop(serde_json::from_str::<serde_json::Value>(&text).expect(&at)),
-            "sh run" | "sh follow" | "mermaid states" | "sh" | "text" => {}
+            "sh run" | "sh follow" | "sh launcher" | "mermaid states" | "sh" | "text" => {}
             _ => panic!("{at}: '{tag}' is no known tag"),
         }
     }

@@ -65,6 +65,7 @@ fn ask(client: Client, key: &str, tokens: u32) -> Asked {
 
 #[test]
 fn a_quiet_key_beside_a_hundred_clients_of_another_waits_no_longer_than_one_answer() {
+    let _alone = crate::alone();
     let gateway = start(2, &["flood", "quiet"]);
     let client = gateway.client();
     ask(client, "quiet", 1);
@@ -106,6 +107,7 @@ fn a_quiet_key_beside_a_hundred_clients_of_another_waits_no_longer_than_one_answ
 
 #[test]
 fn eight_equal_keys_are_served_alike_whatever_they_ask_for() {
+    let _alone = crate::alone();
     let names: Vec<String> = (0..8).map(|n| format!("team-{n}")).collect();
     let keys: Vec<&str> = names.iter().map(String::as_str).collect();
     let gateway = start(4, &keys);

@@ -15,6 +15,9 @@ use crate::support::{
     read,
 };
 
+/// All come from one address, and a gateway that gets no time still holds those that left meanwhile.
+pub(crate) const ALL_FROM_HERE: &str = "limits: {connectionsPerAddress: 100000}";
+
 /// An exchange whose answer has not been read to its end.
 pub(crate) struct Open {
     socket: TcpStream,

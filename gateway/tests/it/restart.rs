@@ -158,7 +158,7 @@ fn left_overs_of_models_that_are_gone_are_ended_and_those_of_another_command_rep
     kill(&mut gateway);
     let file = gateway.dir.join("rouse.yaml");
     let text = without(&read(&file), "removed");
-    let changed_text = text.replace("--model, changed,", "--model, changed, --tokens, '3',");
+    let changed_text = text.replace(r#""--model", "changed","#, r#""--model", "changed", "--tokens", "3","#);
     assert_ne!(text, changed_text);
     fs::write(&file, changed_text).unwrap();
     let again = Gateway::spawn(&gateway.dir, &[]);
@@ -285,7 +285,8 @@ fn a_reload_touches_what_changed_and_nothing_else() {
     let awaited = Engine::of(&gateway, "awaited#0");
     let file = gateway.dir.join("rouse.yaml");
     let text = without(&without(&read(&file), "removed"), "awaited");
-    fs::write(&file, text.replace("--model, changed,", "--model, changed, --tokens, '3',")).unwrap();
+    fs::write(&file, text.replace(r#""--model", "changed","#, r#""--model", "changed", "--tokens", "3","#))
+        .unwrap();
     let refused = waiter.rest();
     assert_eq!(
         (refused.status, refused.json()["error"]["code"].as_str()),

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Answer, Fixture, Gateway, read};
+use crate::support::{Answer, Fixture, Gateway, read, row};
 
 mod rows;
 
@@ -38,16 +38,17 @@ impl Recorded {
     pub(crate) fn start(settings: &str) -> Self {
         let fixture = Fixture::new(&["2Gi"]).settings(settings);
         let file = fixture.dir().join("recorded");
-        let exe = std::env::current_exe().unwrap();
+        let told = ["RECORD_AT=${HOST}:${PORT}", &format!("RECORD_TO={}", file.display())];
+        let (command, env, behind) = row::test("smuggling::recorder", &told);
         let gateway = fixture
             .model_yaml(&format!(
                 r#"  - name: m
     engine:
       kind: custom
       task: none
-      command: [{exe:?}, "smuggling::recorder", --exact, --nocapture]
-      env: {{RECORD_AT: "${{HOST}}:${{PORT}}", RECORD_TO: {file:?}}}
-    memory: {{awake: 64Mi}}
+      command: {command}
+      env: {env}
+{behind}    memory: {{awake: 64Mi}}
 "#
             ))
             .start();

@@ -15,6 +15,7 @@ pub(crate) mod client;
 pub(crate) mod engine;
 pub(crate) mod frames;
 pub(crate) mod open;
+pub(crate) mod row;
 pub(crate) mod secure;
 
 pub(crate) use client::{Answer, Client};
@@ -40,6 +41,8 @@ pub(crate) struct Sim<'a> {
     pub(crate) keys: &'a str,
     /// More keys of its engine, likewise.
     pub(crate) engine: &'a str,
+    /// A stub stands in front of its engine, at this admin port. Such an engine does not sleep.
+    pub(crate) stub: Option<u16>,
 }
 
 /// A running gateway; ended by its own pid when dropped.
@@ -53,8 +56,17 @@ pub(crate) struct Gateway {
 
 impl<'a> Sim<'a> {
     /// Fast: starts in 100 ms, wakes and sleeps in 50 ms, holds 1Gi awake and 64Mi asleep on one accelerator.
-    pub(crate) const fn new(name: &'a str) -> Self {
-        Sim { name, awake: "1Gi", asleep: "64Mi", accelerators: 1, flags: "", keys: "", engine: "" }
+    pub(crate) fn new(name: &'a str) -> Self {
+        Sim {
+            name,
+            awake: "1Gi",
+            asleep: "64Mi",
+            accelerators: 1,
+            flags: "",
+            keys: "",
+            engine: "",
+            stub: row::asked(),
+        }
     }
 }
 
@@ -85,27 +97,32 @@ impl Fixture {
     pub(crate) fn model(mut self, sim: &Sim<'_>) -> Self {
         let exe = env!("CARGO_BIN_EXE_rouse-gateway");
         let meter = self.meter();
-        let Sim { name, awake, asleep, accelerators, flags, keys, engine } = sim;
-        let flags: String = flags.split_whitespace().fold(String::new(), |mut text, flag| {
-            write!(text, ", {flag:?}").unwrap();
-            text
-        });
+        let Sim { name, awake, asleep, accelerators, flags, keys, engine, stub } = sim;
         let indent = |text: &str, by: &str| text.lines().fold(String::new(), |t, l| format!("{t}{by}{l}\n"));
+        let meter = meter.display().to_string();
+        let mut words = vec![exe];
+        words.extend("demo-engine --host ${HOST} --port ${PORT} --model".split(' '));
+        words.extend([name]);
+        words.extend("--gpu-memory-utilization ${MEMORY_FRACTION} --accelerator-file".split(' '));
+        words.extend([&*meter, "--memory-awake", awake, "--memory-asleep", asleep, "--memory-host", "16Mi"]);
+        words.extend("--start-time 100ms --profile-time 20ms --wake-time 50ms --sleep-time 50ms".split(' '));
+        words.extend("--ttft 5ms --itl 5ms --enable-sleep-mode".split(' '));
+        words.extend(flags.split_whitespace());
+        let (command, env, behind) = match stub {
+            Some(admin) => row::command(&words, *admin),
+            None => (format!("{words:?}"), r#"{VLLM_SERVER_DEV_MODE: "1"}"#.to_owned(), ""),
+        };
         self.models.push(format!(
             r#"  - name: {name}
     engine:
       kind: vllm
-      command: [{exe:?}, demo-engine, --host, "${{HOST}}", --port, "${{PORT}}", --model, {name}, --enable-sleep-mode,
-        --gpu-memory-utilization, "${{MEMORY_FRACTION}}", --accelerator-file, {meter:?}, --memory-awake, {awake},
-        --memory-asleep, {asleep}, --memory-host, 16Mi, --start-time, 100ms, --profile-time, 20ms, --wake-time, 50ms,
-        --sleep-time, 50ms, --ttft, 5ms, --itl, 5ms{flags}]
-      env: {{VLLM_SERVER_DEV_MODE: "1"}}
-{}    accelerators: {accelerators}
+      command: {command}
+      env: {env}
+{behind}{}    accelerators: {accelerators}
     memory: {{awake: {awake}, asleep: {asleep}, host: 16Mi}}
 {}"#,
             indent(engine, "      "),
             indent(keys, "    "),
-            meter = meter.display().to_string(),
         ));
         self
     }

@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    load::{Check, Pace, Requests, Streams},
+    load::{Check, OPENED, Pace, Requests, Streams},
     peers::{MODEL, Proxy, Target},
 };
 
@@ -26,6 +26,8 @@ pub(crate) enum Case {
     Streams400,
     #[serde(rename = "streams-1000")]
     Streams1000,
+    /// A thousand, with as many events a second as the four hundred have.
+    Opening,
     #[serde(rename = "streams-5000")]
     Streams5000,
     /// 200 streams that never pause.
@@ -52,11 +54,12 @@ pub(crate) enum Work {
 }
 
 impl Case {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::Saturated,
         Self::Fixed,
         Self::Streams400,
         Self::Streams1000,
+        Self::Opening,
         Self::Streams5000,
         Self::Streams0,
         Self::Bodies,
@@ -71,6 +74,7 @@ impl Case {
             Self::Fixed => "fixed",
             Self::Streams400 => "streams-400",
             Self::Streams1000 => "streams-1000",
+            Self::Opening => "opening",
             Self::Streams5000 => "streams-5000",
             Self::Streams0 => "streams-0ms",
             Self::Bodies => "bodies",
@@ -86,6 +90,7 @@ impl Case {
             Self::Fixed => "Requests, 1,000 a second",
             Self::Streams400 => "400 streams, an event each 20 ms",
             Self::Streams1000 => "1,000 streams, an event each 20 ms",
+            Self::Opening => "1,000 streams, an event each 50 ms",
             Self::Streams5000 => "5,000 streams, an event each 200 ms",
             Self::Streams0 => "200 streams without a pause",
             Self::Bodies => "220 KB bodies, 150 in flight through 1 s of engine time",
@@ -98,13 +103,17 @@ impl Case {
     /// Whether it says something about `target`.
     pub(crate) fn takes(self, target: Target) -> bool {
         match (self, target) {
+            // What its log costs shows there.
+            (case, Target::SmgQuiet) => case == Self::Saturated,
             // A hundred requests a second are its most: the rest would time out.
             (case, Target::Litellm) => matches!(case, Self::Saturated | Self::Start),
+            // Judged against Rouse, by the cost of an event: that is what is promised of it.
+            (case, Target::Stub) => matches!(case, Self::Streams400 | Self::Start),
             // Nginx is what every goal is measured against. The others show where one stands, for which these are enough:
             // with all of them in all cases a run would take three quarters of an hour. (sglang-router also writes
             // requests anew, and the engine would not find in a long one how long to take.)
             (
-                Self::Fixed | Self::Streams1000 | Self::Streams0 | Self::Bodies,
+                Self::Fixed | Self::Streams1000 | Self::Opening | Self::Streams0 | Self::Bodies,
                 Target::Haproxy | Target::Smg,
             ) => false,
             (Self::Start, target) => target != Target::Direct,
@@ -134,6 +143,7 @@ impl Case {
             streams,
             interval: Duration::from_millis(interval_ms),
             events,
+            opened: OPENED,
             check: check(target),
         };
         let events = |interval_ms: u64, at_least: u32| {
@@ -143,7 +153,15 @@ impl Case {
             Self::Saturated | Self::Workers => Work::Requests(requests(64, Pace::Closed)),
             Self::Fixed => Work::Requests(requests(32, Pace::Open { per_second: 1000.0 })),
             Self::Streams400 => Work::Streams(streams(400, 20, events(20, 25))),
-            Self::Streams1000 => Work::Streams(streams(1000, 20, events(20, 50))),
+            // Two thousand new streams a second and the fifty thousand events of those that are open fill a core: what is told
+            // of the first event would be how far behind it has fallen. All of them are there together for the time of a
+            // measurement.
+            Self::Streams1000 => {
+                Work::Streams(Streams { opened: 500, ..streams(1000, 20, events(20, 50) + 100) })
+            }
+            // Fifty thousand events a second also fill the core of engine and reader, whose bursts are then what a first event
+            // waits behind. These are as many as those of the four hundred.
+            Self::Opening => Work::Streams(Streams { opened: 500, ..streams(1000, 50, events(50, 20) + 40) }),
             // They are opened over two and a half seconds; all must be there together for a while after that.
             Self::Streams5000 => Work::Streams(streams(5000, 200, events(200, 10) + 20)),
             Self::Streams0 => {

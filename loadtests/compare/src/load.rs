@@ -21,7 +21,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 pub(crate) use ad_hoc::AdHoc;
 pub(crate) use requests::requests;
 pub(crate) use soak::Soak;
-pub(crate) use streams::streams;
+pub(crate) use streams::{OPENED, streams};
 
 /// How requests are spaced.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,6 +71,8 @@ pub(crate) struct Streams {
     pub(crate) interval: Duration,
     /// Events of one stream.
     pub(crate) events: u32,
+    /// Streams opened in a second.
+    pub(crate) opened: u32,
     pub(crate) check: Check,
 }
 

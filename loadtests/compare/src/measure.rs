@@ -14,7 +14,7 @@ use nix::{
 pub(crate) use cpu::Cpu;
 pub(crate) use machine::Machine;
 pub(crate) use memory::Memory;
-pub(crate) use tree::tree;
+pub(crate) use tree::{children, tree};
 
 /// Keeps the calling thread, and the threads and processes that it starts from now on, on one core.
 ///

@@ -35,24 +35,41 @@ pub(crate) enum Target {
     /// No proxy: the load asks the engine itself. What is added is counted from here.
     Direct,
     Rouse,
+    /// The stub's proxy without a gateway before it.
+    Stub,
     Nginx,
     Haproxy,
+    /// sglang-router as its makers start it, which logs several lines a request.
     Smg,
+    /// The same without its log.
+    #[serde(rename = "smg-quiet")]
+    SmgQuiet,
     Envoy,
     Litellm,
 }
 
 impl Target {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Direct, Self::Rouse, Self::Nginx, Self::Haproxy, Self::Smg, Self::Envoy, Self::Litellm];
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Direct,
+        Self::Rouse,
+        Self::Stub,
+        Self::Nginx,
+        Self::Haproxy,
+        Self::Smg,
+        Self::SmgQuiet,
+        Self::Envoy,
+        Self::Litellm,
+    ];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
             Self::Rouse => "rouse",
+            Self::Stub => "stub",
             Self::Nginx => "nginx",
             Self::Haproxy => "haproxy",
             Self::Smg => "smg",
+            Self::SmgQuiet => "smg-quiet",
             Self::Envoy => "envoy",
             Self::Litellm => "litellm",
         }
@@ -203,6 +220,10 @@ impl Place {
                 let path = file("rouse.yaml", text)?;
                 (Command::new(&installed.gateway).args(["--config".as_ref(), path.as_os_str()]), key)
             }
+            Target::Stub => {
+                let path = file("engine", engine.to_string())?;
+                (Command::new(installed.find(target)?).args(config::stub(listen, &path, workers)), key)
+            }
             Target::Nginx => {
                 let path = file("nginx.conf", config::nginx(listen, engine, workers, folder))?;
                 let program = installed.find(target)?;
@@ -228,10 +249,10 @@ impl Place {
                     key,
                 )
             }
-            Target::Smg => {
+            Target::Smg | Target::SmgQuiet => {
                 let metrics = free_address()?.port().to_string();
                 let (port, url) = (listen.port().to_string(), format!("http://{engine}"));
-                let args = config::smg(&port, &url, &metrics);
+                let args = config::smg(&port, &url, &metrics, target == Target::SmgQuiet);
                 (Command::new(installed.find(target)?).args(args), key)
             }
             Target::Envoy => {

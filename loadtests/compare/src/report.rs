@@ -171,6 +171,23 @@ impl Results {
     }
 }
 
+/// A text with no more of each path than the file's own name.
+pub(crate) fn without_folders(text: &str) -> String {
+    let of_path = |c: char| c.is_alphanumeric() || "/._-+@~".contains(c);
+    let (mut plain, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some(at) = rest.find('/') {
+        let (before, path) = rest.split_at(at);
+        plain.push_str(before);
+        let (path, after) = path.split_at(path.find(|c| !of_path(c)).unwrap_or(path.len()));
+        // Not of an address, a fraction or a relative path.
+        let absolute = !path.starts_with("//") && !before.ends_with(of_path);
+        let name = path.trim_end_matches('/').rsplit('/').next().filter(|_| absolute);
+        plain.push_str(name.unwrap_or(path));
+        rest = after;
+    }
+    plain + rest
+}
+
 fn is_false(value: &bool) -> bool {
     !value
 }

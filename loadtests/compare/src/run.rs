@@ -6,7 +6,10 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use nix::{
     sched::sched_getaffinity,
-    sys::resource::{Resource, getrlimit, setrlimit},
+    sys::{
+        prctl::set_child_subreaper,
+        resource::{Resource, getrlimit, setrlimit},
+    },
     unistd::Pid,
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -17,12 +20,14 @@ use crate::{
         run::{Plan, Run as Measuring},
     },
     measure,
-    peers::{Cores, Installed, Place, Target},
+    peers::{Cores, Installed, Place, Target, process::end_strays},
     report::{Machine, Results, table},
 };
 
 /// Compare: start everything, measure everything, write table and plots
 #[derive(Args, Clone, Debug)]
+// What is said last holds, also where a script said it before.
+#[command(args_override_self = true)]
 pub(crate) struct Run {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
@@ -32,8 +37,9 @@ pub(crate) struct Run {
     /// Cases to measure; all without it
     #[arg(long, value_delimiter = ',')]
     only: Vec<Case>,
-    /// Whom to compare with. Nginx is always among them: everything is measured beside it
-    #[arg(long, value_delimiter = ',', default_value = "nginx,haproxy,smg")]
+    /// Whom to compare with. Nginx is always among them: everything is measured beside it [default:
+    /// nginx,haproxy,smg,smg-quiet, and stub where it is built]
+    #[arg(long, value_delimiter = ',')]
     peers: Vec<Target>,
     /// Where results go
     #[arg(long, default_value = "loadtests/results")]
@@ -44,6 +50,9 @@ pub(crate) struct Run {
     /// The gateway's binary; without it the one beside this program
     #[arg(long)]
     gateway: Option<PathBuf>,
+    /// The stub's
+    #[arg(long)]
+    stub: Option<PathBuf>,
     /// The engine's
     #[arg(long)]
     engine: Option<PathBuf>,
@@ -66,10 +75,12 @@ impl Run {
         if !(Duration::from_millis(100)..=Duration::from_secs(60)).contains(&lasts) {
             bail!("--seconds is 0.1 to 60");
         }
+        // Engines of a gateway that crashed are to be ended as well.
+        set_child_subreaper(true)?;
         // A client and an engine's socket for each of 5,000 streams; all that is started inherits it.
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-        let installed = Installed::new(self.gateway.clone(), self.engine.clone())?;
+        let installed = Installed::new(self.gateway.clone(), self.engine.clone(), self.stub.clone())?;
         let targets = self.targets(&installed)?;
         let folder =
             tempfile::Builder::new().prefix("rouse-compare-").tempdir().context("no temporary folder")?;
@@ -83,6 +94,7 @@ impl Run {
             _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
             _ = terminate.recv() => Err(anyhow::anyhow!("told to end")),
         };
+        end_strays();
         if let Err(error) = measured {
             if !results.cells.is_empty() {
                 results.write(&self.out)?;
@@ -107,13 +119,17 @@ impl Run {
         let (engine, address) = place.engine().await.context("the engine does not start")?;
         let cases = if self.only.is_empty() { Case::ALL.to_vec() } else { self.only.clone() };
         let plan = Plan { cases, targets, rounds: self.rounds, lasts, repeats: self.repeats };
-        Measuring::new(place, plan, address).all(results, &self.out).await?;
+        Measuring::new(place, plan, (address, engine.pid())).all(results, &self.out).await?;
         engine.stop().await;
         Ok(())
     }
 
     fn targets(&self, installed: &Installed) -> anyhow::Result<Vec<Target>> {
         let mut targets = vec![Target::Direct, Target::Rouse, Target::Nginx];
+        if self.peers.is_empty() {
+            targets.extend([Target::Haproxy, Target::Smg, Target::SmgQuiet]);
+            targets.extend(installed.has(Target::Stub).then_some(Target::Stub));
+        }
         targets.extend(&self.peers);
         targets.sort();
         targets.dedup();

@@ -86,6 +86,7 @@ const fn unqueued(fault: &Fault) -> &'static str {
         Fault::RateLimited { .. } => "this key's rate limit",
         Fault::Busy { .. } | Fault::BusyClient { .. } => "memory for request bodies",
         Fault::ShuttingDown => "nothing: the gateway is shutting down",
+        Fault::NotServing { .. } => "the gate before the engine",
         Fault::NotAwake { .. } => "nothing: a GET wakes no model",
         Fault::ControlPlane => "the control plane",
         _ => "nothing",

@@ -110,6 +110,7 @@ fn table() -> Vec<Expected> {
             true,
             Some(1),
         ),
+        (Fault::NotServing { why: "closed".into() }, 503, server, "not_serving", true, Some(1)),
         (Fault::ShuttingDown, 503, server, "shutting_down", true, Some(1)),
         (Fault::ControlPlane, 503, server, "control_plane", true, Some(5)),
         (Fault::TurnOver { model: model() }, 503, server, "turn_over", false, Some(1)),

@@ -13,14 +13,14 @@ use crate::openai::hash::Hasher;
 const MOST: usize = 4 << 10;
 
 /// `system`: what is said apart from the messages, in one fixed order. All are valid JSON.
-pub(super) fn hash(system: [Option<&str>; 2], messages: Option<&str>) -> Option<u64> {
+pub(super) fn hash(system: [Option<&[u8]>; 2], messages: Option<&[u8]>) -> Option<u64> {
     let mut hasher = Hasher::default();
     let mut any = false;
     for text in system.into_iter().flatten() {
         any = true;
-        hasher.write(cut(text.as_bytes()));
+        hasher.write(cut(text));
     }
-    let messages = messages.unwrap_or_default().as_bytes();
+    let messages = messages.unwrap_or_default();
     if messages.first() != Some(&b'[') {
         any |= !messages.is_empty();
         hasher.write(cut(messages));

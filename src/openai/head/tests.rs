@@ -101,7 +101,8 @@ fn hints_are_taken_as_they_come_and_never_refused() {
 }
 
 fn prefix(rest: &str) -> Option<u64> {
-    peek(format!(r#"{{"model":"m",{rest}}}"#).as_bytes()).unwrap().prefix
+    let body = format!(r#"{{"model":"m",{rest}}}"#);
+    peek(body.as_bytes()).unwrap().beginning.hash(body.as_bytes())
 }
 
 #[test]

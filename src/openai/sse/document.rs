@@ -1,65 +1,63 @@
-//! What a whole JSON document says, when it arrived in one piece, as nearly every answer of known length does: a parser that
+//! What a whole JSON document says, when it arrived in one piece, as nearly every answer of known length does: a pass that
 //! sees all of it is faster than one that must be ready to be cut at each byte. Where the two might differ this one says
 //! nothing, and the other decides.
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
-
 use super::json::Json;
-use crate::openai::hash::Hasher;
-
-#[derive(Deserialize)]
-struct Document<'a> {
-    #[serde(borrow)]
-    id: Option<&'a RawValue>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
-    #[serde(borrow)]
-    usage: Option<&'a RawValue>,
-    /// What these hold counts as well, and is left to the other one.
-    #[serde(borrow)]
-    response: Option<&'a RawValue>,
-    #[serde(borrow)]
-    message: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Usage<'a> {
-    /// One of the two names; both in one object are a duplicate, and so an error.
-    #[serde(borrow, alias = "input_tokens")]
-    prompt_tokens: Option<&'a RawValue>,
-    #[serde(borrow, alias = "output_tokens")]
-    completion_tokens: Option<&'a RawValue>,
-}
+use crate::openai::{hash::hash, members};
 
 /// The state after all of `bytes`; `None` when they are not one plain document.
 pub(super) fn read(bytes: &[u8]) -> Option<Json> {
-    // A key may be spelled with these, and only this parser would take it for what it means.
-    if memchr::memmem::find(bytes, b"\\u").is_some() {
+    let (mut id, mut error, mut usage) = (None, None, None);
+    let mut plain = true;
+    members::each(bytes, |key, value| {
+        let slot = match key {
+            b"id" => &mut id,
+            b"error" => &mut error,
+            b"usage" => &mut usage,
+            // What these hold counts as well.
+            b"response" | b"message" => return plain &= is_null(&bytes[value]),
+            _ => return,
+        };
+        // Of two the other one knows which counts.
+        plain &= slot.replace(&bytes[value]).is_none();
+    })?;
+    if !plain {
         return None;
     }
-    let Document { id, error, usage, response, message } = serde_json::from_slice(bytes).ok()?;
-    if response.or(message).is_some() {
-        return None;
-    }
-    let id = id.and_then(|id| id.get().strip_prefix('"')?.strip_suffix('"'));
+    let id = id.and_then(|id| id.strip_prefix(b"\"")?.strip_suffix(b"\"")).map(hash);
+    let error = error.is_some_and(|error| !is_null(error));
+    let (prompt, completion) = match usage.filter(|usage| usage.starts_with(b"{")) {
+        Some(usage) => counts(usage)?,
+        None => (None, None),
+    };
+    Some(Json::of(id, error, prompt, completion))
+}
+
+/// Tokens of the prompt and of the answer.
+fn counts(usage: &[u8]) -> Option<(Option<u64>, Option<u64>)> {
     let (mut prompt, mut completion) = (None, None);
-    if let Some(usage) = usage.map(RawValue::get).filter(|usage| usage.starts_with('{')) {
-        let usage: Usage<'_> = serde_json::from_str(usage).ok()?;
-        prompt = number(usage.prompt_tokens)?;
-        completion = number(usage.completion_tokens)?;
+    let mut plain = true;
+    members::each(usage, |key, value| {
+        let slot = match key {
+            b"prompt_tokens" | b"input_tokens" => &mut prompt,
+            b"completion_tokens" | b"output_tokens" => &mut completion,
+            _ => return,
+        };
+        plain &= slot.replace(&usage[value]).is_none();
+    })?;
+    if !plain {
+        return None;
     }
-    let id = id.map(|id| {
-        let mut hasher = Hasher::default();
-        hasher.write(id.as_bytes());
-        hasher.finish()
-    });
-    Some(Json::of(id, error.is_some(), prompt, completion))
+    Some((number(prompt)?, number(completion)?))
 }
 
 /// `None`: it is something, and no plain number.
-fn number(value: Option<&RawValue>) -> Option<Option<u64>> {
-    let Some(digits) = value.map(RawValue::get) else { return Some(None) };
-    let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
-    plain.then(|| digits.parse().ok()).flatten().map(Some)
+fn number(value: Option<&[u8]>) -> Option<Option<u64>> {
+    let Some(digits) = value.filter(|value| !is_null(value)) else { return Some(None) };
+    let plain = digits.iter().all(u8::is_ascii_digit);
+    plain.then(|| str::from_utf8(digits).ok()?.parse().ok()).flatten().map(Some)
+}
+
+fn is_null(value: &[u8]) -> bool {
+    value == b"null"
 }

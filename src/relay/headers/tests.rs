@@ -7,7 +7,11 @@ use crate::relay::head;
 fn to_engine(headers: &mut HeaderMap, authorization: Option<HeaderValue>, length: usize, identity: bool) {
     let mut out = Vec::new();
     let (host, authorization) = ("127.0.0.1:8000", authorization.as_ref());
-    super::to_engine(&mut out, headers, Ours { host, authorization, request_id: None, length, identity });
+    super::to_engine(
+        &mut out,
+        headers,
+        Ours { host, authorization, request_id: None, length: Some(length as u64), identity },
+    );
     *headers = HeaderMap::new();
     for line in std::str::from_utf8(&out).unwrap().split_terminator("\r\n") {
         let (name, value) = line.split_once(": ").unwrap();
@@ -102,7 +106,8 @@ fn the_engines_own_key_takes_the_place_of_the_clients() {
 fn the_id_that_is_given_takes_the_place_of_the_clients() {
     let headers = map(&[("x-request-id", "a"), ("x-request-id", "b"), ("x-custom", "1")]);
     let id = HeaderValue::from_static("ours");
-    let ours = Ours { host: "h", authorization: None, request_id: Some(&id), length: 0, identity: false };
+    let ours =
+        Ours { host: "h", authorization: None, request_id: Some(&id), length: Some(0), identity: false };
     let mut out = Vec::new();
     super::to_engine(&mut out, &headers, ours);
     let wanted = "x-custom: 1\r\nhost: h\r\nx-request-id: ours\r\ncontent-length: 0\r\n";

@@ -188,7 +188,7 @@ async fn a_document_is_looked_into_only_when_that_is_wanted_and_never_touched() 
         let core = Core::new(engine.address());
         let seen = Seen::default();
         let mut order = core.order(false, &seen);
-        order.outgoing.watch_json = watch;
+        order.outgoing.look = if watch { Look::Documents } else { Look::Events };
         let length = document.len();
         let engine = async {
             let mut peer = engine.accept().await;
@@ -220,7 +220,7 @@ async fn a_document_that_breaks_off_gets_no_event() {
     let core = Core::new(engine.address());
     let seen = Seen::default();
     let mut order = core.order(false, &seen);
-    order.outgoing.watch_json = true;
+    order.outgoing.look = Look::Documents;
     let engine = async {
         let mut peer = engine.accept().await;
         peer.request().await;

@@ -23,13 +23,15 @@ impl Scenario {
         let configuration = configuration(&mut random);
         let faults = faults(&mut random);
         let sources = configuration.models.iter().flat_map(|spec| sources(&spec.name, &mut random)).collect();
+        let nature = nature(&mut random, &faults);
+        let gated = random.chance(0.25).then(|| Millis::secs(random.between(5, 40)));
         Self {
             name: format!("seed {seed}"),
             seed,
             start: Tick(1_000_000_000),
-            nature: nature(&mut random, &faults),
+            nature,
             configuration,
-            faults,
+            faults: Faults { gated, ..faults },
             sources,
             deeds: Vec::new(),
         }

@@ -31,6 +31,8 @@ pub fn all() -> Vec<Script> {
         a_replica_makes_room(),
         replicas_by_reload(),
         two_keys_take_turns(),
+        a_stub_closes_its_gate(),
+        a_stub_that_never_opens(),
     ]
 }
 
@@ -167,6 +169,33 @@ fn two_keys_take_turns() -> Script {
         scenario = scenario.at(Millis(12_000 + n * 10), Deed::Ask(request("team-b")));
     }
     (scenario, Millis::secs(30))
+}
+
+/// Streams run when the stub closes its gate; those that come wait, and are let in by their arrival when it opens.
+fn a_stub_closes_its_gate() -> Script {
+    let scenario = world("a-stub-closes-its-gate", 1, vec![model("qwen", 20)]);
+    let scenario = ask(ask(scenario, 1, "qwen", 1), 15, "qwen", 3);
+    let mut scenario = scenario.at(Millis::secs(16), Deed::Gate(engine("qwen"), true));
+    for n in 0..4 {
+        scenario = scenario.at(Millis(17_000 + n * 300), Deed::Ask(Request::stream("qwen", Millis(500))));
+    }
+    (scenario.at(Millis::secs(20), Deed::Gate(engine("qwen"), false)), Millis::secs(25))
+}
+
+/// One of two engines is behind a gate that stays closed: the other serves everybody, and the first falls asleep in its
+/// time and is there for others.
+fn a_stub_that_never_opens() -> Script {
+    let mut twice = model("qwen", 20);
+    twice.replicas = 2;
+    twice.max_concurrency = Some(2);
+    twice.idle.sleep_after = Some(Millis::secs(10));
+    let scenario = world("a-stub-that-never-opens", 2, vec![twice]);
+    let scenario = ask(ask(scenario, 1, "qwen", 2), 12, "qwen", 2);
+    let mut scenario = scenario.at(Millis::secs(15), Deed::Gate(engine("qwen"), true));
+    for n in 0..4 {
+        scenario = scenario.at(Millis(16_000 + n * 100), Deed::Ask(Request::stream("qwen", Millis::secs(1))));
+    }
+    (scenario, Millis::secs(40))
 }
 
 fn ask(scenario: Scenario, at: u64, model: &str, lasts: u64) -> Scenario {

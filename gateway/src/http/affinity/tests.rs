@@ -166,8 +166,9 @@ async fn what_goes_on_from_a_response_goes_to_the_engine_that_made_it() {
             attempted.frame(scanner.facts());
         }
         let body = format!("{{\"model\":\"{MODEL}\",\"input\":\"{n}\",\"previous_response_id\":\"{id}\"}}");
-        let head = openai::head::peek(body.as_bytes()).unwrap();
-        let ties = Ties::of(&head, Affinity::None);
+        let body = Bytes::from(body);
+        let head = openai::head::peek(&body).unwrap();
+        let ties = Ties::of(&head, &body, true, Affinity::None).await;
         let (taken, _lease) = ties.take(&core, route, &HeaderMap::new(), None).unwrap();
         assert_eq!(taken.engine, endpoint.engine);
     }

@@ -1,4 +1,4 @@
-use std::{cell::Cell, convert::Infallible, rc::Rc, task::Context};
+use std::{cell::Cell, convert::Infallible, rc::Rc, sync::atomic::AtomicUsize, task::Context};
 
 use http_body::{Frame, SizeHint};
 use tokio::task::{LocalSet, spawn_local};
@@ -64,9 +64,60 @@ async fn memory_follows_what_is_sent_and_not_what_is_declared() {
     let mut whole = Gathered::One(first.clone());
     whole.add(first, Some(1 << 40)).await.unwrap();
     let Gathered::Many(many) = whole else { panic!("one frame") };
-    assert!(many.capacity() <= MIB);
+    assert!(many.0.capacity() <= MIB);
     let many = grown(many, MIB, 1 << 40).await.unwrap();
-    assert!(many.capacity() <= 2 * MIB, "{}", many.capacity());
+    assert!(many.0.capacity() <= 2 * MIB, "{}", many.0.capacity());
+}
+
+/// So many bytes in two frames, which need no room but what they begin with, and then nothing more.
+struct Stuck(Vec<Bytes>);
+
+impl Body for Stuck {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.pop().map_or(Poll::Pending, |data| Poll::Ready(Some(Ok(Frame::data(data)))))
+    }
+}
+
+/// How many threads beside its own a core needed to begin a body of so many bytes and to give it up again.
+fn threads_for_a_body_given_up(bytes: usize, limits: &Limits) -> usize {
+    let started = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&started);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .on_thread_start(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        })
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let half = Bytes::from(vec![b' '; bytes / 2]);
+        let mut reading = pin!(read(Stuck(vec![half.clone(), half]), limits, payers()));
+        // Between two frames it lets others run; behind the last it waits for what does not come.
+        for _ in 0..4 {
+            poll_fn(|cx| {
+                drop(reading.as_mut().poll(cx));
+                Poll::Ready(())
+            })
+            .await;
+            tokio::task::yield_now().await;
+        }
+    });
+    // Waits for what was started.
+    drop(runtime);
+    started.load(Ordering::Relaxed)
+}
+
+#[test]
+fn what_came_of_a_large_body_that_is_given_up_is_given_back_away_from_the_core() {
+    assert_eq!(threads_for_a_body_given_up(4 * MIB, &limits()), 1);
+    // Where nothing stands still for long, nobody else is asked.
+    assert_eq!(threads_for_a_body_given_up(MIB / 2, &limits()), 0);
 }
 
 #[tokio::test]

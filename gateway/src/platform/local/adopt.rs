@@ -9,8 +9,10 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use rouse::{
+    adapter::Health,
     fleet::event::{Event, Found},
     model::{EngineId, Level},
+    process::{self, Process, table},
 };
 use tokio::{task, time};
 
@@ -18,11 +20,8 @@ use super::{
     Shared,
     launch::{self, MARK},
     life::{Contact, Start},
-    proc,
-    process::{self, Process},
     store::{Entry, Phase},
 };
-use crate::platform::adapter::Health;
 
 /// For all questions to one engine. The whole adoption takes little longer: engines are asked side by side.
 const DEADLINE: Duration = Duration::from_millis(1200);
@@ -113,15 +112,15 @@ async fn examine(
 
 /// Whether the recorded process is the one that has its pid now.
 fn same(entry: &Entry) -> bool {
-    proc::stat(entry.pid).is_some_and(|stat| stat.start == entry.start && !stat.zombie)
+    table::stat(entry.pid).is_some_and(|stat| stat.start == entry.start && !stat.zombie)
 }
 
 /// Whether the engine itself listens on its port yet.
 async fn listens(entry: &Entry, mark: String) -> Result<bool, Leftover> {
     let (port, group) = (entry.address.port(), entry.pid);
     let look = task::spawn_blocking(move || {
-        let all = proc::listeners(port);
-        let own = proc::owned(&all, &proc::members(Some(group), &mark));
+        let all = table::listeners(port);
+        let own = table::owned(&all, &table::members(Some(group), &mark));
         (all.is_empty(), own.is_empty())
     });
     match look.await {
@@ -136,6 +135,12 @@ async fn listens(entry: &Entry, mark: String) -> Result<bool, Leftover> {
 async fn ask(contact: &Arc<Contact>, recorded: Phase) -> Result<(Start, Option<Level>), Leftover> {
     let health = async { tokio::join!(contact.adapter.health(DEADLINE), contact.adapter.asleep(DEADLINE)) };
     let (health, says_asleep) = time::timeout(DEADLINE, health).await.unwrap_or((Health::Silent, None));
+    let health = match health {
+        // Before it closed its gate the stub was there for an engine that served: it is watched as one that does.
+        Health::Gated if contact.model.stub => Health::Good,
+        Health::Gated => Health::Bad,
+        health => health,
+    };
     match (recorded, says_asleep, health) {
         (Phase::Starting, _, _) => Ok((Start::Starting, None)),
         (Phase::Asleep(level), Some(true) | None, Health::Good | Health::Silent)
@@ -145,9 +150,9 @@ async fn ask(contact: &Arc<Contact>, recorded: Phase) -> Result<(Start, Option<L
         }
         // Half awake, and at level 2 perhaps with noise for weights: not to be guessed at.
         (Phase::Moving(_), _, _) => Err(Leftover::Interrupted),
-        (Phase::Asleep(_), Some(false), _) | (Phase::Awake, Some(true), _) | (_, _, Health::Bad) => {
-            Err(Leftover::Unhealthy)
-        }
+        (Phase::Asleep(_), Some(false), _)
+        | (Phase::Awake, Some(true), _)
+        | (_, _, Health::Bad | Health::Gated) => Err(Leftover::Unhealthy),
         (Phase::Awake, _, Health::Good) => Ok((Start::Awake, None)),
         (Phase::Awake, _, Health::Silent) => Ok((Start::Starting, None)),
     }
@@ -171,7 +176,7 @@ async fn end_strays(shared: &Arc<Shared>) {
         .collect();
     let ours = format!("{}|", shared.store.folder().display());
     let find = move || -> BTreeSet<String> {
-        let marks = proc::pids().filter_map(|pid| proc::mark_of(pid, MARK));
+        let marks = table::pids().filter_map(|pid| table::mark_of(pid, MARK));
         marks.filter(|mark| mark.starts_with(&ours) && !known.contains(mark)).collect()
     };
     for mark in task::spawn_blocking(find).await.unwrap_or_default() {

@@ -14,6 +14,7 @@ use rouse::{
     fault::Cause,
     fleet::event::Event,
     model::{AcceleratorId, EngineId, ModelSpec},
+    process::{Process, table},
     units::{Bytes, Generation},
 };
 use tokio::task;
@@ -21,8 +22,7 @@ use tokio::task;
 use super::{
     Shared,
     life::Contact,
-    log, proc,
-    process::Process,
+    log,
     store::{Entry, Phase},
 };
 
@@ -121,7 +121,7 @@ async fn start(
     let entry = Entry {
         generation,
         pid: process.pid(),
-        start: proc::stat(process.pid()).map_or(0, |stat| stat.start),
+        start: table::stat(process.pid()).map_or(0, |stat| stat.start),
         address,
         accelerators: accelerators.to_vec(),
         fingerprint: spec.fingerprint,

@@ -7,9 +7,11 @@ use std::{future::pending, net::SocketAddr, pin::Pin, sync::Arc, time::Duration}
 
 use nix::sys::signal::Signal;
 use rouse::{
+    adapter::Adapter,
     fault::Cause,
     fleet::event::{Event, Learned},
     model::{EngineId, Level},
+    process::Process,
     units::{Generation, Millis},
 };
 use tokio::{
@@ -21,11 +23,10 @@ use super::{
     Shared,
     launch::{self, MARK},
     log,
-    process::Process,
     store::Phase,
     work::{self, After, Watch, Work},
 };
-use crate::{config::Model, platform::adapter::Adapter};
+use crate::config::Model;
 
 /// What a life can be told.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +34,8 @@ pub(super) enum Order {
     Probe,
     Sleep(Level),
     Wake(Level),
+    /// Its stub lets nobody in: tell when it does.
+    Hold,
     Stop(Millis),
 }
 
@@ -68,11 +71,13 @@ pub(super) async fn live(
     let mut health: Option<Watch> = None;
     match start {
         Start::Starting => work = Some(Box::pin(work::become_ready(Arc::clone(&contact)))),
-        Start::Awake => health = Some(Box::pin(work::watch(Arc::clone(&contact)))),
+        Start::Awake => health = Some(Box::pin(work::watch(Arc::clone(&contact), false))),
         Start::Asleep => {}
     }
     let mut kill_at: Option<Instant> = None;
     let mut stopping = false;
+    // Said while the work is not over that the watch begins after.
+    let mut held = false;
     loop {
         tokio::select! {
             biased;
@@ -91,19 +96,24 @@ pub(super) async fn live(
                 }
                 Some(_) if stopping => {}
                 Some(Order::Probe) => probe = Some(Box::pin(work::probe(Arc::clone(&contact)))),
+                Some(Order::Hold) if work.is_some() => held = true,
+                Some(Order::Hold) => {
+                    health = Some(Box::pin(work::watch(Arc::clone(&contact), true)));
+                }
                 Some(Order::Sleep(level)) => {
-                    (probe, health) = (None, None);
+                    (probe, health, held) = (None, None, false);
                     work = Some(Box::pin(work::sleep(Arc::clone(&contact), level)));
                 }
                 Some(Order::Wake(level)) => {
-                    (probe, health) = (None, None);
+                    (probe, health, held) = (None, None, false);
                     work = Some(Box::pin(work::wake(Arc::clone(&contact), level)));
                 }
             },
             after = under_way(&mut work) => {
                 work = None;
                 if after == After::Watch {
-                    health = Some(Box::pin(work::watch(Arc::clone(&contact))));
+                    let held = std::mem::take(&mut held);
+                    health = Some(Box::pin(work::watch(Arc::clone(&contact), held)));
                 }
             }
             _ = under_way(&mut probe) => probe = None,
@@ -164,7 +174,7 @@ impl Contact {
             id,
             generation,
             address,
-            adapter: Adapter::new(&model, address),
+            adapter: Adapter::new(model.manner(), address),
             model,
         })
     }

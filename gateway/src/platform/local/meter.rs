@@ -6,34 +6,27 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock, PoisonError},
-    time::Duration,
+    sync::{Arc, PoisonError},
 };
 
 use engine_sim::accelerator::Book;
-use nvml_wrapper::{Nvml, enums::device::UsedGpuMemory, error::NvmlError};
 use rouse::{
     fleet::event::Event,
     model::{Accelerator, AcceleratorId, EngineId},
+    nvml::{self, Nvml, Reading},
+    process::table,
     units::Bytes,
 };
 use tokio::{task, time};
 
-use super::{Shared, launch, proc};
-
-/// NVML hangs when a driver does; nobody waits longer than this for it.
-const DEADLINE: Duration = Duration::from_secs(5);
+use super::{Shared, launch};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error(
-        "no NVIDIA driver here ({0}): list the accelerators in the configuration, `accelerators: [{{id, memory}}]`"
-    )]
-    NoDriver(String),
-    #[error("accelerator {0} is gone")]
-    Lost(AcceleratorId),
-    #[error("NVML: {0}")]
-    Nvml(#[from] NvmlError),
+    #[error("{0}: list the accelerators in the configuration, `accelerators: [{{id, memory}}]`")]
+    NoDriver(nvml::Error),
+    #[error(transparent)]
+    Nvml(#[from] nvml::Error),
     #[error(transparent)]
     Simulated(#[from] engine_sim::accelerator::Error),
     #[error("accelerator {0} is not in its meter's file")]
@@ -42,40 +35,28 @@ pub enum Error {
     Timeout,
 }
 
-/// One reading.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Reading {
-    pub(super) total: Bytes,
-    pub(super) used: Bytes,
-    /// By process; `None` where the driver does not tell.
-    pub(super) by_pid: Option<BTreeMap<u32, Bytes>>,
-}
-
 /// The meters of this machine.
 #[derive(Debug, Default)]
 pub(super) struct Meters {
-    nvml: OnceLock<Result<Nvml, String>>,
+    nvml: Nvml,
 }
 
 /// Every accelerator NVML knows: id is its UUID, capacity its total less what the driver keeps and `headroom`. Blocks.
 pub fn discover(headroom: Bytes) -> Result<Vec<Accelerator>, Error> {
-    let meters = Meters::default();
-    let nvml = meters.nvml()?;
-    let mut found = Vec::new();
-    for index in 0..nvml.device_count()? {
-        let device = nvml.device_by_index(index)?;
-        let memory = device.memory_info()?;
-        let usable = Bytes(memory.total.saturating_sub(memory.reserved));
-        found.push(Accelerator {
-            id: device.uuid()?.into(),
-            capacity: usable.saturating_sub(headroom),
-            metered: true,
-        });
-    }
+    let no_driver = |error| match error {
+        error @ nvml::Error::NoDriver(_) => Error::NoDriver(error),
+        other => Error::Nvml(other),
+    };
+    let found = Nvml::default().devices().map_err(no_driver)?;
     if found.is_empty() {
-        return Err(Error::NoDriver("NVML lists no accelerator".to_owned()));
+        return Err(Error::NoDriver(nvml::Error::NoDriver("NVML lists no accelerator".to_owned())));
     }
-    Ok(found)
+    let accelerator = |device: nvml::Device| Accelerator {
+        id: device.id,
+        capacity: device.usable.saturating_sub(headroom),
+        metered: true,
+    };
+    Ok(found.into_iter().map(accelerator).collect())
 }
 
 impl Meters {
@@ -88,35 +69,12 @@ impl Meters {
         let meters = Arc::clone(self);
         let reading = task::spawn_blocking(move || match file {
             Some(file) => simulated(&file, &id),
-            None => meters.real(&id),
+            None => Ok(meters.nvml.read(&id)?),
         });
-        match time::timeout(DEADLINE, reading).await {
+        match time::timeout(nvml::DEADLINE, reading).await {
             Ok(Ok(reading)) => reading,
             Ok(Err(_)) | Err(_) => Err(Error::Timeout),
         }
-    }
-
-    fn nvml(&self) -> Result<&Nvml, Error> {
-        let nvml = self.nvml.get_or_init(|| Nvml::init().map_err(|error| error.to_string()));
-        nvml.as_ref().map_err(|error| Error::NoDriver(error.clone()))
-    }
-
-    fn real(&self, id: &AcceleratorId) -> Result<Reading, Error> {
-        let lost = |error| match error {
-            NvmlError::GpuLost | NvmlError::NotFound => Error::Lost(id.clone()),
-            other => Error::Nvml(other),
-        };
-        let device = self.nvml()?.device_by_uuid(id.as_str()).map_err(lost)?;
-        let memory = device.memory_info().map_err(lost)?;
-        let processes = device.running_compute_processes().ok();
-        let by_pid = processes.and_then(|processes| {
-            let used = processes.iter().map(|process| match process.used_gpu_memory {
-                UsedGpuMemory::Used(bytes) => Some((process.pid, Bytes(bytes))),
-                UsedGpuMemory::Unavailable => None,
-            });
-            used.collect()
-        });
-        Ok(Reading { total: Bytes(memory.total), used: Bytes(memory.used), by_pid })
     }
 }
 
@@ -132,7 +90,7 @@ impl Shared {
                 let by_engine = reading.by_pid.and_then(|by_pid| self.by_engine(&accelerator, by_pid));
                 self.tell(Event::Memory { accelerator, used: reading.used, by_engine }).await;
             }
-            Err(Error::Lost(_)) => {
+            Err(Error::Nvml(nvml::Error::Lost(_))) => {
                 if self.set_lost(&accelerator, true) {
                     self.tell(Event::AcceleratorLost { accelerator }).await;
                 }
@@ -157,12 +115,12 @@ impl Shared {
             let Ok(pid) = i32::try_from(pid) else {
                 continue;
             };
-            let Some(stat) = proc::stat(pid) else {
+            let Some(stat) = table::stat(pid) else {
                 continue;
             };
             seen = true;
             // A worker may have left the group; the mark stays with it.
-            let mark = proc::mark_of(pid, launch::MARK);
+            let mark = table::mark_of(pid, launch::MARK);
             let owner = engines.iter().find(|(engine, entry)| {
                 let own = launch::mark(self, engine, entry.generation);
                 entry.pid == stat.group || mark.as_ref() == Some(&own)

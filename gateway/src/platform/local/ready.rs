@@ -3,12 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use rouse::{
+    adapter::Health,
     fault::Cause,
+    process::table,
     units::{Millis, Tick},
 };
 use tokio::time;
 
-use super::{life::Contact, proc};
+use super::life::Contact;
 
 const FIRST: Duration = Duration::from_millis(10);
 const LAST: Duration = Duration::from_millis(500);
@@ -43,6 +45,15 @@ pub(super) async fn up(contact: &Arc<Contact>, expected: Option<Millis>) {
     }
 }
 
+/// Waits until the engine's stub no longer says that it lets nobody in. Whatever else is heard, or nothing, is no closed
+/// gate: requests then go out, and what they meet is judged as ever.
+pub(super) async fn ungated(contact: &Arc<Contact>) {
+    let mut pace = Pace { began: contact.shared.clock.now(), expected: None, gap: FIRST };
+    while contact.adapter.health(contact.health_timeout()).await == Health::Gated {
+        time::sleep(pace.next(contact.shared.clock.now())).await;
+    }
+}
+
 /// What must hold of an engine that answers before it may serve.
 pub(super) async fn fit(contact: &Arc<Contact>) -> Result<(), Cause> {
     if !contact.model.allow_public {
@@ -58,12 +69,12 @@ pub(super) async fn fit(contact: &Arc<Contact>) -> Result<(), Cause> {
 /// Whether the engine's port can be reached from elsewhere. Where the listener is not the engine's own process
 /// (a container runtime's forwarder), whoever listens there counts.
 fn listens_publicly(port: u16, group: Option<i32>, mark: &str) -> bool {
-    let all = proc::listeners(port);
+    let all = table::listeners(port);
     // Whose they are takes a look at every process of the machine, and a parked request waits for this answer.
     if all.iter().all(|listener| listener.address.is_loopback()) {
         return false;
     }
-    let own = proc::owned(&all, &proc::members(group, mark));
+    let own = table::owned(&all, &table::members(group, mark));
     let relevant = if own.is_empty() { all } else { own };
     relevant.iter().any(|listener| !listener.address.is_loopback())
 }

@@ -19,12 +19,11 @@ use nix::fcntl::{Flock, FlockArg};
 use rouse::{
     fleet::event::Learned,
     model::{AcceleratorId, EngineId, Level, ModelName},
+    process::table,
     units::{Generation, Tick},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{sync::Notify, task};
-
-use super::proc;
 
 const ENGINES: &str = "engines.json";
 const LEARNED: &str = "learned.json";
@@ -102,7 +101,7 @@ impl Store {
         let lock = File::options().create(true).truncate(false).write(true).open(folder.join("lock"));
         let lock = Flock::lock(lock.map_err(failed)?, FlockArg::LockExclusiveNonblock);
         let lock = lock.map_err(|_| Error::Locked(folder.clone()))?;
-        let boot = proc::boot();
+        let boot = table::boot();
         let mut saved: Engines = read(&folder.join(ENGINES));
         if saved.boot != boot {
             saved.engines.clear();

@@ -99,6 +99,7 @@ impl Supervisor {
             Command::Stop { engine, generation, grace } => {
                 self.order(engine, generation, Order::Stop(grace)).await
             }
+            Command::Hold { engine, generation } => self.order(engine, generation, Order::Hold).await,
             Command::Meter { accelerator, after } => self.meter(accelerator, after),
             // The ledger is the decisions' own; the rest is the driver's.
             Command::Shrink { .. }
@@ -141,6 +142,8 @@ impl Supervisor {
             Order::Probe => Event::Canary { engine, generation, verdict: Verdict::Failed(cause) },
             Order::Sleep(_) => Event::SleepFailed { engine, generation, cause },
             Order::Wake(_) => Event::WakeFailed { engine, generation, cause },
+            // What is gone is heard of anyhow.
+            Order::Hold => return,
             Order::Stop(_) => Event::Gone { engine, generation, cause: Cause::Stopped },
         };
         self.shared.tell(outcome).await;

@@ -10,6 +10,7 @@ use rouse::{
     fault::Cause,
     fleet::event::Verdict,
     model::{Accelerators, Idle, Level, LevelPolicy, Memory, ModelSpec},
+    process::table,
     units::{Bytes, Millis},
 };
 use tempfile::TempDir;
@@ -131,8 +132,8 @@ struct Engines(PathBuf);
 impl Drop for Engines {
     fn drop(&mut self) {
         let ours = format!("{}|", self.0.display());
-        for pid in proc::pids() {
-            if proc::mark_of(pid, launch::MARK).is_some_and(|mark| mark.starts_with(&ours)) {
+        for pid in table::pids() {
+            if table::mark_of(pid, launch::MARK).is_some_and(|mark| mark.starts_with(&ours)) {
                 let pid = nix::unistd::Pid::from_raw(pid);
                 nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap_or_default();
             }
@@ -173,6 +174,7 @@ fn script(name: &str, command: &[&str]) -> Model {
         task: Task::Generate,
         on_disconnect: OnDisconnect::Abort,
         api_key: None,
+        stub: false,
         allow_public: false,
         passage: Vec::new(),
         fingerprint: 7,

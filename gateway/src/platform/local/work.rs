@@ -2,11 +2,16 @@
 
 use std::{pin::Pin, sync::Arc};
 
-use rouse::{fleet::event::Event, model::Level};
+use rouse::{
+    adapter::Health,
+    fault::Cause,
+    fleet::event::{Event, Verdict},
+    model::Level,
+};
 use tokio::time;
 
 use super::{life::Contact, ready, store::Phase};
-use crate::{platform::adapter::Health, routes::Reported};
+use crate::routes::Reported;
 
 /// Something under way; tells whether the engine is to be watched afterwards.
 pub(super) type Work = Pin<Box<dyn Future<Output = After> + Send>>;
@@ -50,6 +55,15 @@ pub(super) async fn probe(contact: Arc<Contact>) -> After {
     let patience = contact.shared.config.load().timeouts.first_byte.duration();
     let verdict = contact.adapter.probe(patience).await;
     let (engine, generation) = (contact.id.clone(), contact.generation);
+    let verdict = match verdict {
+        Verdict::Inconclusive if contact.model.stub => {
+            contact.shared.tell(Event::Gated { engine: engine.clone(), generation }).await;
+            Verdict::Inconclusive
+        }
+        // An engine without a stub that calls itself one.
+        Verdict::Inconclusive => Verdict::Failed(Cause::Unhealthy),
+        verdict => verdict,
+    };
     contact.shared.tell(Event::Canary { engine, generation, verdict }).await;
     After::AsBefore
 }
@@ -86,15 +100,29 @@ pub(super) async fn wake(contact: Arc<Contact>, level: Level) -> After {
 }
 
 /// Asks an awake engine for its health, for as long as it is polled. See the platform's header for what is sent.
-pub(super) async fn watch(contact: Arc<Contact>) {
+///
+/// `held`: begins by waiting for its stub to let requests in. While a stub lets nobody in, nothing is known of the engine's
+/// health, and nothing is held against it; the stub is asked often, by this one for all who wait.
+pub(super) async fn watch(contact: Arc<Contact>, mut held: bool) {
     let (mut was_ok, mut tokens) = (true, None);
     let reports = Reports(contact.shared.reported(&contact.id, contact.generation));
     loop {
+        if std::mem::take(&mut held) {
+            ready::ungated(&contact).await;
+            let (engine, generation) = (contact.id.clone(), contact.generation);
+            contact.shared.tell(Event::Ungated { engine, generation }).await;
+        }
         let every = contact.shared.config.load().timeouts.health_every;
         time::sleep(every.duration()).await;
         let within = contact.health_timeout();
         let (health, counters) =
             tokio::join!(contact.adapter.health(within), contact.adapter.counters(within));
+        if health == Health::Gated && contact.model.stub {
+            let (engine, generation) = (contact.id.clone(), contact.generation);
+            contact.shared.tell(Event::Gated { engine, generation }).await;
+            held = true;
+            continue;
+        }
         let ok = health == Health::Good;
         match counters {
             Some(counters) => reports.0.waits(counters.waiting),

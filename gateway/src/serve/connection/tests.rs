@@ -6,6 +6,8 @@ use tokio::{
 use super::*;
 use crate::http::testing::Gateway;
 
+mod passing;
+
 #[tokio::test]
 async fn frames_that_are_none_and_floods_of_resets_break_http2_and_leaving_does_not() {
     let stream = |n: u8, reset: bool| {

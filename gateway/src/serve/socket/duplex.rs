@@ -4,10 +4,10 @@ use std::{
     io,
     pin::Pin,
     rc::Rc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
-use bytes::{Buf, BytesMut};
+use rouse::client::Peer as _;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::Socket;
@@ -18,26 +18,11 @@ pub(crate) struct Io(pub(super) Rc<Socket>);
 impl AsyncRead for Io {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let socket = &self.0;
-        let mut ahead = socket.ahead.borrow_mut();
-        if !ahead.is_empty() {
-            let n = ahead.len().min(buf.remaining());
-            buf.put_slice(&ahead[..n]);
-            ahead.advance(n);
-            if ahead.is_empty() {
-                // An idle connection keeps no buffer.
-                *ahead = BytesMut::new();
-            }
+        let read = ready!(socket.ahead.poll_read(&socket.stream, cx, buf))?;
+        if read {
             socket.note_head();
-            return Poll::Ready(Ok(()));
         }
-        let before = buf.filled().len();
-        let read = Pin::new(&mut *socket.stream.borrow_mut()).poll_read(cx, buf);
-        match &read {
-            Poll::Pending => socket.met_empty.set(true),
-            Poll::Ready(Ok(())) if buf.filled().len() > before => socket.note_head(),
-            Poll::Ready(_) => {}
-        }
-        read
+        Poll::Ready(Ok(()))
     }
 }
 

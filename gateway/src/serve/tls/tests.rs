@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use rcgen::KeyPair;
-use rouse::fault::Phase;
+use rouse::{client::Wire, fault::Phase};
 use rustls::pki_types::{PrivatePkcs8KeyDer, ServerName};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Client, Fixture, Gateway, client, read};
+use super::{Client, Fixture, Gateway, client, read, row};
 
 /// What the echoing engine does with a request is told by this header.
 const BEHAVE: &str = "x-behave";
@@ -66,16 +66,16 @@ impl Gateway {
 impl Fixture {
     /// A model whose engine answers with the request as it arrived. `keys`: of the engine, one a line.
     pub(crate) fn echo(self, name: &str, keys: &str) -> Self {
-        let exe = std::env::current_exe().unwrap();
+        let (command, env, behind) = row::test("support::engine::echo", &["ECHO_AT=${HOST}:${PORT}"]);
         let keys = keys.lines().fold(String::new(), |text, line| format!("{text}      {line}\n"));
         self.model_yaml(&format!(
             r#"  - name: {name}
     engine:
       kind: custom
       task: none
-      command: [{exe:?}, "support::engine::echo", --exact, --nocapture]
-      env: {{ECHO_AT: "${{HOST}}:${{PORT}}"}}
-{keys}    memory: {{awake: 64Mi}}
+      command: {command}
+      env: {env}
+{behind}{keys}    memory: {{awake: 64Mi}}
 "#
         ))
     }

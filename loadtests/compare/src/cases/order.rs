@@ -2,7 +2,8 @@
 //!
 //! A machine's pace drifts by more than what is compared here: within a minute for reasons of its own, and by what ran
 //! before. So everything is measured next to nginx in time, each round begins with another one, and each second round runs
-//! backwards; what is kept is the median over rounds of the ratio within a group.
+//! backwards; what is kept is the median over rounds of the ratio within a group. The stub is measured next to the gateway
+//! instead, against which it is judged.
 
 use crate::{cases::Case, peers::Target};
 
@@ -16,8 +17,9 @@ pub(crate) struct Spot {
 /// Groups of neighbours, each with nginx in it once (`workers` has it with one and with two).
 pub(crate) fn groups(case: Case, targets: &[Target], round: u32) -> Vec<Vec<Spot>> {
     let one = |target| Spot { target, workers: 1 };
-    let mut others: Vec<_> =
-        targets.iter().copied().filter(|&target| target != Target::Nginx && case.takes(target)).collect();
+    let mut others: Vec<_> = targets.iter().copied().filter(|&target| case.takes(target)).collect();
+    let with_stub = others.contains(&Target::Stub);
+    others.retain(|target| !matches!(target, Target::Nginx | Target::Stub));
     if !others.is_empty() {
         let places = others.len();
         others.rotate_left(round as usize % places);
@@ -40,7 +42,23 @@ pub(crate) fn groups(case: Case, targets: &[Target], round: u32) -> Vec<Vec<Spot
         groups.reverse();
         groups.iter_mut().for_each(|group| group.reverse());
     }
+    if with_stub {
+        groups.iter_mut().for_each(|group| put_stub_beside_rouse(group, round));
+    }
     groups
+}
+
+/// Into the gateway's group, on the side where nginx is not: that one stays its neighbour too. The stub is the last of the
+/// group and the first in turn.
+fn put_stub_beside_rouse(group: &mut Vec<Spot>, round: u32) {
+    let Some(rouse) = group.iter().position(|spot| spot.target == Target::Rouse) else { return };
+    if rouse == 0 {
+        group.reverse();
+    }
+    group.push(Spot { target: Target::Stub, workers: 1 });
+    if round % 2 == 1 {
+        group.reverse();
+    }
 }
 
 #[cfg(test)]
@@ -61,6 +79,31 @@ mod tests {
             seen.retain(|&target| target != Target::Nginx);
             seen.sort();
             assert_eq!(seen, [Target::Direct, Target::Rouse, Target::Haproxy, Target::Smg]);
+        }
+    }
+
+    #[test]
+    fn the_stub_is_beside_the_gateway_now_after_it_and_now_before() {
+        let mut with_stub = TARGETS.to_vec();
+        with_stub.insert(2, Target::Stub);
+        for round in 0..6 {
+            for case in [Case::Streams400, Case::Start] {
+                let all = groups(case, &with_stub, round);
+                let group = all.iter().find(|group| group.iter().any(|spot| spot.target == Target::Stub));
+                let mut order: Vec<_> = group.unwrap().iter().map(|spot| spot.target).collect();
+                if round % 2 == 1 {
+                    order.reverse();
+                }
+                assert!(order.ends_with(&[Target::Nginx, Target::Rouse, Target::Stub]), "{order:?}");
+                let mut seen: Vec<_> = all.iter().flatten().map(|spot| spot.target).collect();
+                seen.retain(|&target| target != Target::Nginx);
+                seen.sort();
+                let all_but_nginx = with_stub.iter().copied().filter(|&target| target != Target::Nginx);
+                assert!(seen.into_iter().eq(all_but_nginx.filter(|&target| case.takes(target))));
+            }
+            for case in Case::ALL.into_iter().filter(|case| !case.takes(Target::Stub)) {
+                assert_eq!(groups(case, &with_stub, round), groups(case, &TARGETS, round), "{case}");
+            }
         }
     }
 

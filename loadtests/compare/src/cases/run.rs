@@ -16,9 +16,9 @@ use crate::{
         stall,
         watch::{Around, Watched},
     },
-    load::{self, Pace, Requests, Seen, Streams},
-    peers::{Place, Proxy, Target},
-    report::{Cell, Results, Times},
+    load::{self, OPENED, Pace, Requests, Seen, Streams},
+    peers::{Place, Proxy, Target, process::end_strays},
+    report::{Cell, Results, Times, without_folders},
 };
 
 /// Processors that others may use before a measurement counts as disturbed.
@@ -43,14 +43,14 @@ pub(crate) struct Plan {
 pub(crate) struct Run<'a> {
     pub(crate) place: &'a Place,
     pub(crate) plan: Plan,
-    /// For all but Rouse.
-    pub(crate) engine: SocketAddr,
+    /// For all but Rouse: its address and its process.
+    pub(crate) engine: (SocketAddr, u32),
     groups: u32,
     began: Instant,
 }
 
 impl<'a> Run<'a> {
-    pub(crate) fn new(place: &'a Place, plan: Plan, engine: SocketAddr) -> Self {
+    pub(crate) fn new(place: &'a Place, plan: Plan, engine: (SocketAddr, u32)) -> Self {
         Self { place, plan, engine, groups: 0, began: Instant::now() }
     }
 
@@ -103,7 +103,7 @@ impl<'a> Run<'a> {
         let both = [cores.load, cores.proxy];
         allow(if case == Case::Workers { &both } else { &both[..1] })?;
         let mut cell = empty(case, round, spot);
-        match self.place.start(spot.target, spot.workers, self.engine).await {
+        match self.place.start(spot.target, spot.workers, self.engine.0).await {
             Ok(proxy) => {
                 let measured = self.measure(&mut cell, &proxy).await;
                 proxy.stop().await;
@@ -115,6 +115,9 @@ impl<'a> Run<'a> {
             cell.errors += 1;
             cell.complaint = Some(format!("{error:#}"));
         });
+        end_strays();
+        // Results are published.
+        cell.complaint = cell.complaint.as_deref().map(without_folders);
         Ok(cell)
     }
 
@@ -157,7 +160,8 @@ impl<'a> Run<'a> {
             Work::Nothing => bail!("there is nothing to do"),
             Work::Requests(requests) => load::requests(requests).await,
             Work::Stall(streams) => {
-                stall::run(streams, proxy, self.place.cores.load, &self.place.folder).await
+                let engines = watched.engines().unwrap_or_else(|| vec![self.engine.1]);
+                stall::run(streams, proxy, &engines, self.place.cores.load, &self.place.folder).await
             }
             Work::Streams(streams) if cell.case == Case::Streams5000 && !watched.pids.is_empty() => {
                 let (following, open) = watched.open_memory(streams.streams);
@@ -224,8 +228,16 @@ async fn warm(work: &Work) -> anyhow::Result<()> {
         check,
     };
     load::requests(&requests).await?;
-    let streams =
-        Streams { proxy, model, key, streams: 16, interval: Duration::from_millis(2), events: 20, check };
+    let streams = Streams {
+        proxy,
+        model,
+        key,
+        streams: 16,
+        interval: Duration::from_millis(2),
+        events: 20,
+        opened: OPENED,
+        check,
+    };
     load::streams(&streams).await?;
     Ok(())
 }

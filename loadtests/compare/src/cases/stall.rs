@@ -1,17 +1,21 @@
-//! One very long prompt, sent by a process of its own at the lowest priority: what reads the streams must not wait for what
-//! sends the prompt.
+//! One very long prompt beside streams. What is asked is how long the proxy lets an event lie, so nothing else may: on the
+//! load's core, the engine and what sends the prompt run only when the reader of the streams does not want to (`SCHED_IDLE`,
+//! for which nobody needs a privilege), the prompt comes at a pace that leaves room on that core, and the process that sends
+//! it is there before the first stream is. An event carries the moment of its sending, so an engine that waits for its turn
+//! makes none of them late.
 
 use std::{
     env,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     path::Path,
-    time::Duration,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
-use tokio::time::sleep;
 
 use crate::{
     load::{Seen, Streams, streams},
@@ -23,6 +27,8 @@ use crate::{
 
 /// Of the body.
 const BYTES: u64 = 200_000_000;
+/// Of it in a second: as fast as a network brings it, and so that the load's core has room left.
+const PACE: f64 = 1e9;
 /// Streams run for so long before it comes.
 const BEFORE: Duration = Duration::from_millis(700);
 
@@ -35,21 +41,46 @@ pub(crate) struct SendBody {
     key: String,
     #[arg(long, default_value_t = BYTES)]
     bytes: u64,
+    /// In a second, at most
+    #[arg(long, default_value_t = PACE)]
+    pace: f64,
+    /// Seconds until it is sent
+    #[arg(long, default_value_t = BEFORE.as_secs_f64())]
+    after: f64,
 }
 
-/// Streams with the body in their middle. A body that was not answered as it should be is an error.
-pub(crate) async fn run(load: &Streams, proxy: &Proxy, core: usize, folder: &Path) -> anyhow::Result<Seen> {
-    let command = Command::new("nice").args(["-n", "19"]).args([env::current_exe()?.as_os_str()]).args([
-        "send-body",
-        "--to",
-        &proxy.address.to_string(),
-        "--key",
-        &proxy.key,
-    ]);
-    let body = async {
-        sleep(BEFORE).await;
-        Process::spawn("body", command, &core.to_string(), folder)?.ends_well().await
-    };
+/// Streams with the body in their middle; `engines` serve both. A body that was not answered as it should be is an error.
+pub(crate) async fn run(
+    load: &Streams,
+    proxy: &Proxy,
+    engines: &[u32],
+    core: usize,
+    folder: &Path,
+) -> anyhow::Result<Seen> {
+    for engine in engines {
+        scheduled("--idle", *engine)?;
+    }
+    let seen = both(load, proxy, core, folder).await;
+    for engine in engines {
+        scheduled("--other", *engine)?;
+    }
+    seen
+}
+
+/// Sets how the kernel shares a processor with `pid`.
+fn scheduled(policy: &str, pid: u32) -> anyhow::Result<()> {
+    let mut chrt = std::process::Command::new("chrt");
+    chrt.args([policy, "--pid", "0", &pid.to_string()]).stdout(Stdio::null());
+    let done = chrt.status().context("cannot run chrt, which util-linux brings")?;
+    ensure!(done.success(), "chrt {policy} of an engine: {done}");
+    Ok(())
+}
+
+async fn both(load: &Streams, proxy: &Proxy, core: usize, folder: &Path) -> anyhow::Result<Seen> {
+    let (program, to) = (env::current_exe()?, proxy.address.to_string());
+    let sends = ["send-body", "--to", &to, "--key", &proxy.key];
+    let command = Command::new("chrt").args(["--idle", "0"]).args([program.as_os_str()]).args(sends);
+    let body = Process::spawn("body", command, &core.to_string(), folder)?.ends_well();
     let reading = streams(load);
     tokio::pin!(body, reading);
     tokio::select! {
@@ -71,6 +102,7 @@ pub(crate) async fn run(load: &Streams, proxy: &Proxy, core: usize, folder: &Pat
 }
 
 impl SendBody {
+    #[expect(clippy::disallowed_methods, reason = "a process that does nothing but send at a pace")]
     pub(crate) fn run(&self) -> anyhow::Result<()> {
         ensure!(self.to.ip().is_loopback(), "load goes to loopback addresses alone");
         let message = format!(r#"{{"role":"user","content":"{}\nand so on"}},"#, "long words ".repeat(100));
@@ -78,6 +110,7 @@ impl SendBody {
         let back = r#"{"role":"user","content":"end"}]}"#;
         let messages = self.bytes / message.len() as u64;
         let length = (front.len() + back.len()) as u64 + messages * message.len() as u64;
+        thread::sleep(Duration::try_from_secs_f64(self.after)?);
         let mut io = TcpStream::connect(self.to)?;
         io.set_read_timeout(Some(Duration::from_secs(60)))?;
         io.set_write_timeout(Some(Duration::from_secs(60)))?;
@@ -85,16 +118,19 @@ impl SendBody {
         io.write_all(front.as_bytes())?;
         let many = message.repeat(64);
         let mut left = messages as usize * message.len();
+        let (all, began) = (left, Instant::now());
         while left > 0 {
             let piece = many.as_bytes().get(..left).unwrap_or(many.as_bytes());
             io.write_all(piece)?;
             left -= piece.len();
+            let due = began + Duration::from_secs_f64((all - left) as f64 / self.pace);
+            thread::sleep(due.saturating_duration_since(Instant::now()));
         }
         io.write_all(back.as_bytes())?;
         let mut answer = Vec::new();
         io.read_to_end(&mut answer)?;
-        let status = answer.get(9..12).context("no answer to the body")?;
-        ensure!(status == b"200", "the body was answered with {}", String::from_utf8_lossy(status));
+        let status = probe::status(&answer).context("to the body")?;
+        ensure!(status == 200, "the body was answered with {status}");
         Ok(())
     }
 }

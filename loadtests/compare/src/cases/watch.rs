@@ -46,6 +46,11 @@ impl Watched {
         Ok(Self { pids, cpu: Some(Cpu::of(root)), engines })
     }
 
+    /// A gateway's own engines; nothing where the engine is not its child.
+    pub(crate) fn engines(&self) -> Option<Vec<u32>> {
+        (!self.engines.is_empty()).then(|| self.engines.iter().map(Cpu::root).collect())
+    }
+
     /// CPU time so far.
     pub(crate) fn cpu(&mut self) -> anyhow::Result<Duration> {
         let Some(cpu) = &mut self.cpu else { return Ok(Duration::ZERO) };

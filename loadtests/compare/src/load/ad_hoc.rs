@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use engine_sim::units;
 use hdrhistogram::Histogram;
 
-use super::{Check, Pace, Requests, Seen, Streams, requests, streams};
+use super::{Check, OPENED, Pace, Requests, Seen, Streams, requests, streams};
 use crate::measure::{self, Cpu, Machine};
 
 /// Put one load on one address, and print what was seen.
@@ -77,6 +77,9 @@ struct StreamArgs {
     /// Events of one stream.
     #[arg(long, default_value_t = 250)]
     events: u32,
+    /// Streams opened in a second.
+    #[arg(long, default_value_t = OPENED)]
+    opened: u32,
 }
 
 impl AdHoc {
@@ -129,6 +132,7 @@ impl What {
                     streams: args.streams,
                     interval: args.interval,
                     events: args.events,
+                    opened: args.opened,
                     check: args.target.check,
                 };
                 let seen = streams(&load).await?;

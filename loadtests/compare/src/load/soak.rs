@@ -93,6 +93,7 @@ impl Soak {
 
     async fn streams(&self, end: Instant) -> anyhow::Result<Seen> {
         let load = Streams {
+            opened: super::OPENED,
             proxy: self.target.proxy,
             model: self.target.model.clone(),
             key: self.target.key.clone(),

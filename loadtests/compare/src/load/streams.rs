@@ -22,8 +22,9 @@ use super::{
     tally::Tally,
 };
 
-/// Streams opened in a second: backlogs hold a few hundred connections, and the first events of all must not come at one moment.
-const RAMP: f64 = 2000.0;
+/// Streams opened in a second, at most: backlogs hold a few hundred connections, and the first events of all must not come at
+/// one moment.
+pub(crate) const OPENED: u32 = 2000;
 /// Streams without their first event at one time.
 const OPENING: usize = 128;
 /// What a load may take beyond what its ramp and intervals make; then it is over, whatever is missing.
@@ -33,7 +34,13 @@ const PATIENCE: Duration = Duration::from_secs(30);
 ///
 /// Errors: the load is out of bounds or not for this machine. What goes wrong with a stream is counted.
 pub(crate) async fn streams(load: &Streams) -> anyhow::Result<Seen> {
-    let ramp = Duration::from_secs_f64(load.streams as f64 / RAMP);
+    ensure!(
+        (1..=OPENED).contains(&load.opened),
+        "{} streams opened in a second: 1 to {OPENED} can be had",
+        load.opened
+    );
+    let each = Duration::from_secs(1) / load.opened;
+    let ramp = each.saturating_mul(u32::try_from(load.streams)?);
     // An interval more: the engine shifts each stream by a part of one.
     let lasts = ramp + load.interval.saturating_mul(load.events.saturating_add(1));
     bounded(load.proxy, load.streams, 0, lasts)?;
@@ -45,7 +52,7 @@ pub(crate) async fn streams(load: &Streams) -> anyhow::Result<Seen> {
     let last = start + lasts + PATIENCE;
     let mut readers = JoinSet::new();
     for nth in 0..load.streams {
-        sleep_until(start + Duration::from_secs_f64(nth as f64 / RAMP)).await;
+        sleep_until(start + each.saturating_mul(u32::try_from(nth)?)).await;
         let Ok(permit) = timeout_at(last, Arc::clone(&opening).acquire_owned()).await else { break };
         readers.spawn(reader.clone().run(Some(permit?), u32::MAX));
     }

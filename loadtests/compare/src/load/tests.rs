@@ -90,6 +90,7 @@ fn harmed(mut text: Vec<u8>, harm: Harm) -> Vec<u8> {
 
 fn some_streams(proxy: SocketAddr) -> Streams {
     Streams {
+        opened: OPENED,
         proxy,
         model: "m".into(),
         key: "k".into(),

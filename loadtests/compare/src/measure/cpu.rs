@@ -19,6 +19,10 @@ impl Cpu {
         Self { root, threads: BTreeMap::new(), ended: 0 }
     }
 
+    pub(crate) fn root(&self) -> u32 {
+        self.root
+    }
+
     /// All the time until now; never less than it was. A cell's time is the difference of two.
     ///
     /// Errors: the processes cannot be looked at.

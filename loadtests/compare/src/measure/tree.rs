@@ -10,13 +10,9 @@ use super::alive;
 pub(crate) fn tree(root: u32) -> io::Result<Vec<u32>> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let mut there = false;
-    for entry in fs::read_dir("/proc")? {
-        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let Some(stat) = alive(fs::read_to_string(format!("/proc/{pid}/stat")))? else { continue };
+    for (pid, parent) in all()? {
         there |= pid == root;
-        if let Some(parent) = parent(&stat) {
-            children.entry(parent).or_default().push(pid);
-        }
+        children.entry(parent).or_default().push(pid);
     }
     let mut found = if there { vec![root] } else { Vec::new() };
     let mut at = 0;
@@ -25,6 +21,24 @@ pub(crate) fn tree(root: u32) -> io::Result<Vec<u32>> {
         at += 1;
     }
     Ok(found)
+}
+
+/// What has `parent` for its parent now, started by it or fallen to it.
+///
+/// Errors: the process table cannot be read.
+pub(crate) fn children(parent: u32) -> io::Result<Vec<u32>> {
+    Ok(all()?.into_iter().filter(|(_, of)| *of == parent).map(|(pid, _)| pid).collect())
+}
+
+/// All processes, each with its parent.
+fn all() -> io::Result<Vec<(u32, u32)>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Some(stat) = alive(fs::read_to_string(format!("/proc/{pid}/stat")))? else { continue };
+        all.extend(parent(&stat).map(|parent| (pid, parent)));
+    }
+    Ok(all)
 }
 
 /// The name before it is the program's own choice, blanks and parentheses included.

@@ -2,7 +2,8 @@
 //! worker unless said otherwise, and no limit that the load would meet.
 
 use std::{
-    fmt::Write as _, fs::File, io::Read as _, net::SocketAddr, os::unix::fs::MetadataExt as _, path::Path,
+    ffi::OsString, fmt::Write as _, fs::File, io::Read as _, net::SocketAddr, os::unix::fs::MetadataExt as _,
+    path::Path,
 };
 
 use super::MODEL;
@@ -50,6 +51,20 @@ keys:
         writeln!(text, "  - {{name: other-{number}, sha256: \"{number:064x}\"}}").ok();
     }
     text
+}
+
+/// One relay port, and all others that a Pod's stub has, wherever there is room. `engine`: the file that names its address.
+pub(crate) fn stub(listen: SocketAddr, engine: &Path, workers: usize) -> Vec<OsString> {
+    let (host, port) = (listen.ip().to_string(), listen.port().to_string());
+    let workers = workers.to_string();
+    let mut args = vec!["proxy", "--host", &host, "--relay-port", &port, "--relay-threads", &workers];
+    for other in
+        ["--probes-port", "--spi-port", "--proxy-port", "--admin-port", "--metrics-port", "--debug-port"]
+    {
+        args.extend([other, "0"]);
+    }
+    args.extend(["--model", MODEL, "--server-ip-file"]);
+    args.into_iter().map(OsString::from).chain([engine.into()]).collect()
 }
 
 /// Bodies up to a megabyte stay in memory: a temporary file would be no match.
@@ -121,10 +136,14 @@ backend engines
     )
 }
 
-pub(crate) fn smg<'a>(port: &'a str, engine: &'a str, metrics: &'a str) -> Vec<&'a str> {
+/// As its makers start it, but for the ports; `quiet`: with no more in its log than errors.
+pub(crate) fn smg<'a>(port: &'a str, engine: &'a str, metrics: &'a str, quiet: bool) -> Vec<&'a str> {
     let mut args = vec!["-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", port];
     args.extend(["--worker-urls", engine, "--policy", "round_robin", "--max-concurrent-requests", "-1"]);
-    args.extend(["--prometheus-host", "127.0.0.1", "--prometheus-port", metrics, "--log-level", "error"]);
+    args.extend(["--prometheus-host", "127.0.0.1", "--prometheus-port", metrics]);
+    if quiet {
+        args.extend(["--log-level", "error"]);
+    }
     args
 }
 

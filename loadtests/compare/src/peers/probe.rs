@@ -70,7 +70,9 @@ async fn ask(address: SocketAddr, model: &str, key: &str) -> anyhow::Result<u16>
     let mut io = TcpStream::connect(address).await?;
     io.write_all(head(address, key, body.len() as u64).as_bytes()).await?;
     io.write_all(body.as_bytes()).await?;
-    status(&mut io).await
+    let mut answer = Vec::new();
+    io.read_to_end(&mut answer).await?;
+    status(&answer)
 }
 
 /// The head of a chat request after which the connection ends.
@@ -81,10 +83,8 @@ pub(crate) fn head(address: SocketAddr, key: &str, length: u64) -> String {
     )
 }
 
-/// Reads an answer whole; returns its status.
-pub(crate) async fn status(io: &mut TcpStream) -> anyhow::Result<u16> {
-    let mut answer = Vec::new();
-    io.read_to_end(&mut answer).await?;
+/// Of a whole answer.
+pub(crate) fn status(answer: &[u8]) -> anyhow::Result<u16> {
     let text = answer.get(9..12).context("no answer")?;
     std::str::from_utf8(text)?.parse().context("no status")
 }

@@ -1,24 +1,32 @@
 //! A process that is ours: pinned, silent, and gone when we are.
 
 use std::{
+    collections::BTreeSet,
     ffi::{OsStr, OsString},
     fs,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{self, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use anyhow::{Context as _, bail};
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::{
+        signal::{Signal, kill},
+        wait::waitpid,
+    },
     unistd::Pid,
 };
 use tokio::{process::Child, time::timeout};
 
-use crate::measure::tree;
+use crate::measure::{children, tree};
 
 /// After a polite request to end.
 const ENDS: Duration = Duration::from_secs(8);
+
+/// What each [`Process`] that there is was started as.
+static STARTED: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
 /// What to run.
 pub(crate) struct Command {
@@ -63,6 +71,8 @@ impl Process {
     ) -> anyhow::Result<Self> {
         let log = folder.join(format!("{name}.log"));
         let output = fs::File::create(&log).context("cannot make a log file")?;
+        // Held until its number is in it.
+        let mut started = started();
         let child = tokio::process::Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "taskset", "-c", cores])
             .arg(&command.program)
@@ -76,6 +86,7 @@ impl Process {
             .spawn()
             .with_context(|| format!("cannot run {}", command.program.display()))?;
         let pid = child.id().context("it ended at once")?;
+        started.insert(pid);
         Ok(Self { name, pid, child, log })
     }
 
@@ -118,6 +129,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        started().remove(&self.pid);
         // Already waited for: the number may be another's by now.
         if self.child.id().is_none() {
             return;
@@ -125,6 +137,32 @@ impl Drop for Process {
         // A gateway's engines are in groups of their own.
         for pid in tree(self.pid).unwrap_or_default() {
             signal(pid, Signal::SIGKILL);
+        }
+    }
+}
+
+fn started() -> MutexGuard<'static, BTreeSet<u32>> {
+    STARTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Processes that fell to us because the one that started them crashed, such as a gateway's engines: this process is where
+/// orphans go (`PR_SET_CHILD_SUBREAPER`).
+pub(crate) fn strays() -> Vec<u32> {
+    // Before the look at what there is: what is started meanwhile must not be taken for a stray.
+    let ours = started();
+    let mut strays = children(process::id()).unwrap_or_default();
+    strays.retain(|pid| !ours.contains(pid));
+    strays
+}
+
+/// Ends them: they would share the load's core with all that comes later.
+pub(crate) fn end_strays() {
+    for stray in strays() {
+        for pid in tree(stray).unwrap_or_default() {
+            signal(pid, Signal::SIGKILL);
+        }
+        if let Ok(stray) = i32::try_from(stray) {
+            waitpid(Pid::from_raw(stray), None).ok();
         }
     }
 }

@@ -1,4 +1,4 @@
-use std::process::Command;
+use std::{ffi::OsString, process::Command};
 
 use super::*;
 
@@ -45,6 +45,39 @@ fn envoy_accepts_its_configuration() {
     accepted(Target::Envoy, "envoy.yaml", &config::envoy(listen, engine), &args);
 }
 
+#[test]
+fn the_stub_takes_its_flags() {
+    use clap::Parser as _;
+
+    let (listen, _) = addresses();
+    let words = |args| std::iter::once("rouse-stub".into()).chain(args).collect::<Vec<OsString>>();
+    for workers in [1, 2] {
+        let args = config::stub(listen, std::path::Path::new("/folder/engine"), workers);
+        rouse_stub::cli::Args::try_parse_from(words(args)).map(drop).unwrap();
+    }
+    let unknown = words(vec!["proxy".into(), "--relays".into()]);
+    assert!(rouse_stub::cli::Args::try_parse_from(unknown).is_err());
+}
+
+#[test]
+fn a_stub_that_was_given_must_be_there_and_one_that_was_not_need_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, "").unwrap();
+        Some(path.canonicalize().unwrap())
+    };
+    let new = |stub| Installed::new(file("gateway"), file("engine"), stub);
+    assert_eq!(new(file("stub")).unwrap().find(Target::Stub).unwrap(), file("stub").unwrap());
+    let error = format!("{:#}", new(Some(folder.path().join("nowhere"))).unwrap_err());
+    assert!(error.contains("nowhere is not built; `make compare` does"), "{error}");
+    // Beside this test's program there is none.
+    let without = new(None).unwrap();
+    assert!(!without.has(Target::Stub));
+    let error = without.find(Target::Stub).unwrap_err().to_string();
+    assert!(error.contains("`make compare` does"), "{error}");
+}
+
 #[tokio::test]
 async fn a_dropped_process_takes_what_it_started_with_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -64,6 +97,28 @@ async fn a_dropped_process_takes_what_it_started_with_it() {
             tokio::task::yield_now().await;
         }
     }
+}
+
+#[tokio::test]
+async fn what_a_crashed_process_leaves_behind_falls_to_us_and_is_known() {
+    nix::sys::prctl::set_child_subreaper(true).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let command = process::Command::new("sh").args(["-c", "setsid sleep 600 & wait"]);
+    let process = Process::spawn("crashes", command, "0", folder.path()).unwrap();
+    let left = loop {
+        match crate::measure::tree(process.pid()).unwrap()[..] {
+            [_, left] => break left,
+            _ => tokio::task::yield_now().await,
+        }
+    };
+    assert!(!process::strays().contains(&left) && !process::strays().contains(&process.pid()));
+    let kill = |pid: u32| {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), nix::sys::signal::SIGKILL)
+    };
+    kill(process.pid()).unwrap();
+    process.ends_well().await.unwrap_err();
+    assert!(process::strays().contains(&left));
+    kill(left).unwrap();
 }
 
 #[tokio::test]

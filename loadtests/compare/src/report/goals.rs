@@ -2,7 +2,7 @@
 
 use crate::{
     cases::Case,
-    peers::Target::{self, Direct, Nginx, Rouse, Smg},
+    peers::Target::{self, Direct, Nginx, Rouse, Smg, Stub},
     report::{Cell, Results},
 };
 
@@ -131,6 +131,21 @@ fn speed() -> Vec<Goal> {
             paired(results, Case::Streams5000, Cell::cpu_per_unit)
         }),
         Goal {
+            what: "CPU per event of the stub, 400 streams at 20 ms, against the gateway",
+            unit: Unit::Times,
+            goal: 1.0,
+            acceptable: 1.1,
+            at_least: false,
+            judged: |results| beside(results, Case::Streams400, (Stub, Rouse), Cell::cpu_per_unit),
+            behind: Some(Behind {
+                unit: Unit::Micros,
+                case: Case::Streams400,
+                other: Stub,
+                workers: (1, 1),
+                figure: Cell::cpu_per_unit,
+            }),
+        },
+        Goal {
             what: "Requests per second of a core, against sglang-router",
             unit: Unit::Times,
             goal: 6.0,
@@ -202,8 +217,8 @@ fn delays() -> Vec<Goal> {
         lag("Event lag p99 at saturation, 200 streams at 0 ms", Case::Streams0, (1.0, 1.5), |results| {
             paired(results, Case::Streams0, lag_p99_ms)
         }),
-        first_byte("Added time to first byte p99, 1,000 streams", Case::Streams1000, |results| {
-            added(results, Case::Streams1000, latency_p99_ms)
+        first_byte("Added time to first byte p99, 1,000 streams", Case::Opening, |results| {
+            added(results, Case::Opening, latency_p99_ms)
         }),
         first_byte("Added time to first byte p99, 5,000 streams", Case::Streams5000, |results| {
             added(results, Case::Streams5000, latency_p99_ms)
@@ -291,7 +306,7 @@ fn footprint() -> Vec<Goal> {
             results.binary.map(|bytes| bytes as f64 / 1e6).into_iter().collect()
         }),
         alone("Corrupted or reordered events and answers, whole run", Unit::Count, (0.0, 0.0), |results| {
-            let ours = || results.cells.iter().filter(|cell| cell.target == Rouse);
+            let ours = || results.cells.iter().filter(|cell| matches!(cell.target, Rouse | Stub));
             let corrupted: u64 = ours().map(|cell| cell.corrupted).sum();
             ours().next().map(|_| corrupted as f64).into_iter().collect()
         }),
@@ -332,20 +347,20 @@ fn longest_lag_ms(cell: &Cell) -> Option<f64> {
 
 /// Rouse's figure over that of nginx beside it.
 fn paired(results: &Results, case: Case, figure: fn(&Cell) -> Option<f64>) -> Vec<f64> {
-    against_nginx(results, case, Rouse, figure)
+    beside(results, case, (Rouse, Nginx), figure)
 }
 
-/// A target's figure over that of nginx beside it, group by group.
-pub(crate) fn against_nginx(
+/// A target's figure over that of another beside it, group by group.
+pub(crate) fn beside(
     results: &Results,
     case: Case,
-    target: Target,
+    (target, other): (Target, Target),
     figure: fn(&Cell) -> Option<f64>,
 ) -> Vec<f64> {
     results
         .of(case, target)
         .filter_map(|cell| {
-            let beside = results.of(case, Nginx).find(|other| other.group == cell.group)?;
+            let beside = results.of(case, other).find(|other| other.group == cell.group)?;
             let other = figure(beside)?;
             (other > 0.0).then_some(figure(cell)? / other)
         })

@@ -168,8 +168,10 @@ const fn colour(target: Target) -> RGBColor {
     match target {
         Target::Direct => RGBColor(150, 150, 150),
         Target::Rouse => RGBColor(200, 60, 40),
+        Target::Stub => RGBColor(235, 150, 135),
         Target::Nginx => RGBColor(40, 130, 70),
         Target::Haproxy => RGBColor(50, 90, 170),
+        Target::SmgQuiet => RGBColor(235, 200, 120),
         Target::Smg => RGBColor(210, 150, 30),
         Target::Envoy => RGBColor(130, 70, 160),
         Target::Litellm => RGBColor(90, 90, 60),

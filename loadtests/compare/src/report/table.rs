@@ -7,7 +7,7 @@ use crate::{
     peers::Target,
     report::{
         Cell, Results,
-        goals::{Behind, Goal, Spread, Unit, Verdict, against_nginx, goals},
+        goals::{Behind, Goal, Spread, Unit, Verdict, beside, goals},
     },
 };
 
@@ -107,9 +107,12 @@ fn case_table(text: &mut String, results: &Results, case: Case) {
     }
     if !rows.is_empty() {
         let unit = match case {
-            Case::Streams400 | Case::Streams1000 | Case::Streams5000 | Case::Streams0 | Case::Stall => {
-                "event"
-            }
+            Case::Streams400
+            | Case::Streams1000
+            | Case::Opening
+            | Case::Streams5000
+            | Case::Streams0
+            | Case::Stall => "event",
             _ => "request",
         };
         let first = if unit == "event" { "first event" } else { "answer" };
@@ -143,7 +146,7 @@ fn case_row(rows: &mut String, results: &Results, case: Case, target: Target, wo
     let ratio = if workers > 1 || target == Target::Nginx || case == Case::Workers {
         "-".to_owned()
     } else {
-        Spread::of(against_nginx(results, case, target, Cell::cpu_per_unit))
+        Spread::of(beside(results, case, (target, Target::Nginx), Cell::cpu_per_unit))
             .map_or_else(|| "-".to_owned(), |spread| spread_text(spread, Unit::Times))
     };
     let name = if case == Case::Workers { format!("{target}, {workers}") } else { target.to_string() };

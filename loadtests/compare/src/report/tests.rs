@@ -93,6 +93,7 @@ fn the_table_tells_of_each_goal_what_was_measured_and_whether_it_was_kept() {
 | CPU per request, saturated | 22.0 µs | nginx 20.0 µs | 1.10 × [1.10..1.10] | ≤ 1.00 × | ≤ 1.15 × | acceptable |
 | CPU per event, 400 streams at 20 ms |  |  | - | ≤ 1.00 × | ≤ 1.10 × | not measured |
 | CPU per event, 5,000 streams at 200 ms | 10.0 µs | nginx 10.0 µs | 1.00 × | ≤ 1.00 × | ≤ 1.10 × | met |
+| CPU per event of the stub, 400 streams at 20 ms, against the gateway |  |  | - | ≤ 1.00 × | ≤ 1.10 × | not measured |
 | Requests per second of a core, against sglang-router | 50000/s | smg 10000/s | 5.00 × | ≥ 6.00 × | ≥ 4.00 × | acceptable |
 | CPU per request, 2 workers against 1 |  |  | - | ≤ 1.05 × | ≤ 1.10 × | not measured |
 | Event lag p99 at saturation, 200 streams at 0 ms |  |  | - | ≤ 1.00 × | ≤ 1.50 × | not measured |
@@ -114,6 +115,46 @@ fn the_table_tells_of_each_goal_what_was_measured_and_whether_it_was_kept() {
             "Corrupted or reordered events and answers, whole run"
         ]
     );
+}
+
+#[test]
+fn the_stub_is_judged_against_the_gateway_beside_it() {
+    use Target::{Nginx, Rouse, Stub};
+    let mut results = results();
+    results.cells.extend(rounds(Case::Streams400, &[Rouse, Nginx, Stub], |cell| {
+        let pace = f64::from(cell.round + 1);
+        cell.cpu_s = if cell.target == Stub { 1.08 } else { 1.0 } * pace;
+    }));
+    // Measured when nobody stood beside it.
+    results.cells.push(Cell { cpu_s: 9.0, group: 9, ..cell(Case::Streams400, Stub, 0) });
+    let row = |results: &Results| {
+        let text = table::markdown(results);
+        text.lines().find(|line| line.contains("of the stub")).unwrap().to_owned()
+    };
+    let what = "CPU per event of the stub, 400 streams at 20 ms, against the gateway";
+    let limits = "≤ 1.00 × | ≤ 1.10 ×";
+    assert_eq!(
+        row(&results),
+        format!("| {what} | 20.0 µs | stub 27.0 µs | 1.08 × [1.08..1.08] | {limits} | acceptable |")
+    );
+    for cell in results.cells.iter_mut().filter(|cell| cell.target == Stub) {
+        cell.cpu_s *= 1.11 / 1.08;
+    }
+    assert!(row(&results).ends_with("| missed |"), "{}", row(&results));
+    assert!(table::missed(&results).contains(&what));
+}
+
+#[test]
+fn what_the_stub_corrupted_is_ours() {
+    let corrupted = |results: &Results| {
+        let text = table::markdown(results);
+        text.lines().find(|line| line.starts_with("| Corrupted")).unwrap().to_owned()
+    };
+    let mut results = results();
+    assert!(corrupted(&results).ends_with("| 1 | 0 | 0 | missed |"));
+    results.cells.push(Cell { corrupted: 2, ..cell(Case::Streams400, Target::Stub, 0) });
+    results.cells.push(Cell { corrupted: 4, ..cell(Case::Streams400, Target::Nginx, 0) });
+    assert!(corrupted(&results).ends_with("| 3 | 0 | 0 | missed |"));
 }
 
 #[test]
@@ -142,4 +183,14 @@ fn results_survive_being_written_and_make_the_same_table() {
         let text = fs::read_to_string(folder.path().join(picture)).unwrap();
         assert!(text.contains("rouse") && text.contains("nginx"), "{picture}");
     }
+}
+
+#[test]
+fn of_a_path_only_its_name_is_published() {
+    let said = "nginx: [emerg] \"x\" in /tmp/a-b/nginx.conf:3; cannot run '/opt/some one/bin/p', see http://127.0.0.1:80/v1/chat";
+    let plain =
+        "nginx: [emerg] \"x\" in nginx.conf:3; cannot run 'some one/bin/p', see http://127.0.0.1:80/v1/chat";
+    assert_eq!(without_folders(said), plain);
+    assert_eq!(without_folders("/home/me/"), "me");
+    assert_eq!(without_folders("3/4, HTTP/1.1 and a/b"), "3/4, HTTP/1.1 and a/b");
 }

@@ -86,7 +86,7 @@ async fn an_engine_of_a_model_that_is_no_longer_configured_is_ended() {
     let pid = world.pid("m");
     let mut world = world.restart(Vec::new()).await;
     assert_eq!(world.adopted().await, []);
-    assert!(proc::stat(pid).is_none_or(|stat| stat.zombie));
+    assert!(table::stat(pid).is_none_or(|stat| stat.zombie));
 }
 
 /// The pid was recorded, but belongs to something else by now: it is neither adopted nor harmed.
@@ -104,9 +104,9 @@ async fn a_stranger_with_a_recorded_pid_is_left_alone() {
 
     let mut world = world.restart(vec![sim("m", "")]).await;
     assert_eq!(world.adopted().await, []);
-    assert!(proc::stat(pid).is_some_and(|stat| !stat.zombie));
+    assert!(table::stat(pid).is_some_and(|stat| !stat.zombie));
     // What was started under this name is found by its mark, whatever the file says.
-    assert!(proc::stat(real).is_none_or(|stat| stat.zombie));
+    assert!(table::stat(real).is_none_or(|stat| stat.zombie));
     stranger.kill().await.unwrap();
 }
 
@@ -121,7 +121,7 @@ async fn a_process_that_was_started_but_never_recorded_is_ended() {
     fs::remove_file(folder.join("engines.json")).unwrap();
     (world.local, world.events) = start(&world.config);
     assert_eq!(world.adopted().await, []);
-    assert!(proc::stat(pid).is_none_or(|stat| stat.zombie));
+    assert!(table::stat(pid).is_none_or(|stat| stat.zombie));
 }
 
 /// Its process lives, but somebody else listens where it should: requests would go to a stranger.
@@ -136,7 +136,7 @@ async fn an_engine_whose_port_belongs_to_somebody_else_is_ended() {
     let _somebody = std::net::TcpListener::bind(address).unwrap();
     let mut world = world.restart(models()).await;
     assert_eq!(world.adopted().await, []);
-    assert!(proc::stat(pid).is_none_or(|stat| stat.zombie));
+    assert!(table::stat(pid).is_none_or(|stat| stat.zombie));
 }
 
 #[tokio::test]

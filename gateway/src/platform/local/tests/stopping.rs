@@ -20,7 +20,7 @@ async fn worker(folder: &Path) -> i32 {
 }
 
 fn lives(pid: i32) -> bool {
-    proc::stat(pid).is_some_and(|stat| !stat.zombie)
+    table::stat(pid).is_some_and(|stat| !stat.zombie)
 }
 
 #[tokio::test]

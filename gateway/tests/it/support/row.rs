@@ -1,0 +1,93 @@
+//! Gateway, stub and engine in a row: a stub in front of engine, and what its controller would tell it.
+//!
+//! The stub is this test binary itself, started with a filter that runs nothing but [`stub`], as a process of its own; its
+//! engine is its child, so that the gateway starts and ends the two as one engine. Any test goes through such a row when
+//! `ROUSE_STUB` is set, which is for suites whose engines need not sleep: no such order passes a stub.
+
+use std::{ffi::OsString, net::TcpListener, process::Command};
+
+use super::{Answer, Client};
+
+/// The stub's relay port is the engine's, as the gateway knows it.
+const PORT: &str = "ROW_PORT";
+const ADMIN: &str = "ROW_ADMIN";
+/// The engine's words, one a line.
+const ENGINE: &str = "ROW_ENGINE";
+/// Stands in them for the engine's own port.
+const OWN: &str = "ENGINE_PORT";
+
+/// A port for the stub's orders, where rows are asked for.
+pub(crate) fn asked() -> Option<u16> {
+    std::env::var_os("ROUSE_STUB").map(|_| free_port())
+}
+
+/// One that was free a moment ago.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// The command, environment and further keys of an engine that is one test of this binary, which is told by its
+/// environment (`AT=${HOST}:${PORT}`) what it is: behind a stub where rows are asked for.
+pub(crate) fn test(name: &str, env: &[&str]) -> (String, String, &'static str) {
+    let exe = std::env::current_exe().unwrap();
+    let exe = [exe.to_str().unwrap(), name, "--exact", "--nocapture"];
+    match asked() {
+        Some(admin) => command(&[&["env"], env, &exe].concat(), admin),
+        None => {
+            let env = env.iter().filter_map(|pair| pair.split_once('='));
+            let env: Vec<_> = env.map(|(key, value)| format!("{key}: {value:?}")).collect();
+            (format!("{exe:?}"), format!("{{{}}}", env.join(", ")), "")
+        }
+    }
+}
+
+/// The command, environment and further keys of an engine that is these words behind a stub.
+pub(super) fn command(words: &[&str], admin: u16) -> (String, String, &'static str) {
+    let exe = std::env::current_exe().unwrap();
+    let command = format!("[{exe:?}, \"support::row::stub\", --exact, --nocapture]");
+    let engine = words.join("\n").replace("${PORT}", OWN);
+    let env = format!(
+        "{{{PORT}: \"${{PORT}}\", {ADMIN}: \"{admin}\", {ENGINE}: {engine:?}, VLLM_SERVER_DEV_MODE: \"1\"}}"
+    );
+    (command, env, "      stub: true\n")
+}
+
+/// An order to the stub, or a question.
+pub(crate) fn order(admin: u16, method: &str, path: &str, body: &str) -> Answer {
+    let head = format!("{method} {path} HTTP/1.1\r\nHost: stub\r\nConnection: close\r\n");
+    let length = body.len();
+    let request = format!("{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}");
+    Client::new(([127, 0, 0, 1], admin).into()).raw(&request)
+}
+
+/// A stub with its engine, when another test runs this binary as one; among the tests it does nothing.
+#[test]
+fn stub() {
+    let Ok(port) = std::env::var(PORT) else { return };
+    let own = free_port();
+    let words = std::env::var(ENGINE).unwrap().replace(OWN, &own.to_string());
+    let mut words = words.lines();
+    let mut engine = Command::new(words.next().unwrap()).args(words).spawn().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("target");
+    std::fs::write(&target, format!("127.0.0.1:{own}")).unwrap();
+    let admin = std::env::var(ADMIN).unwrap();
+    let flags = [
+        ["rouse-stub", "proxy"],
+        ["--host", "127.0.0.1"],
+        ["--relay-port", &port],
+        ["--admin-port", &admin],
+        ["--metrics-port", "0"],
+        ["--debug-port", "0"],
+        ["--probes-port", "0"],
+        ["--spi-port", "0"],
+        ["--proxy-port", "0"],
+        // Its own paths pass as well, by which a test looks at it.
+        ["--engine-kind", "custom"],
+        ["--server-ip-file", target.to_str().unwrap()],
+    ];
+    let ended = rouse_stub::cli::run_as(flags.into_iter().flatten().map(OsString::from));
+    eprintln!("the stub has ended: {ended:?}");
+    drop(engine.kill());
+    engine.wait().unwrap();
+}

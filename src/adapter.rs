@@ -1,0 +1,180 @@
+//! How each kind of engine is spoken to: health, names, probes, sleep and wake, counters.
+//!
+//! Engines differ in small ways that must not leak into the life of an engine, so everything that asks "which kind?"
+//! is here. An adapter holds no state of the engine: each call asks the engine itself, because what was true before a
+//! restart of either side is not evidence. Calls are rare (probes, transitions), so each has a connection of its own
+//! and cannot meet a stale one.
+
+mod counters;
+mod http;
+pub mod paths;
+mod sleep;
+
+use std::{net::SocketAddr, time::Duration};
+
+use serde_json::{Value, json};
+
+use crate::{fault::Cause, fleet::event::Verdict};
+
+pub use counters::Counters;
+use http::Caller;
+
+/// The calls that an engine understands for sleep and wake.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SleepApi {
+    /// It cannot sleep: it is stopped instead.
+    #[default]
+    None,
+    /// `/sleep`, `/wake_up`, `/is_sleeping`.
+    Vllm,
+    /// `/release_memory_occupation`, `/resume_memory_occupation`.
+    Sglang,
+}
+
+/// Which program it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Vllm,
+    Sglang,
+    LlamaCpp,
+    Custom,
+}
+
+/// What the readiness probe asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    Generate,
+    Embed,
+    Score,
+    Transcribe,
+    None,
+}
+
+/// All that tells one engine from another in how it is spoken to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manner {
+    pub kind: Kind,
+    pub sleep: SleepApi,
+    /// The model's name as the engine knows it.
+    pub served_name: String,
+    pub task: Task,
+    /// Sent as a bearer token, when the engine wants one.
+    pub api_key: Option<String>,
+}
+
+/// Speaks to one engine at one address.
+#[derive(Debug)]
+pub struct Adapter {
+    manner: Manner,
+    caller: Caller,
+}
+
+/// What a health request told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    Good,
+    /// It answered, with something else than success.
+    Bad,
+    /// What answered marks itself as a stub that lets nobody in: nothing is known of the engine. Whether to believe that
+    /// is for whoever knows if there is a stub.
+    Gated,
+    /// No answer in time, or no connection.
+    Silent,
+}
+
+impl Adapter {
+    #[must_use]
+    pub fn new(manner: Manner, address: SocketAddr) -> Self {
+        let caller = Caller::new(address, manner.api_key.clone());
+        Self { manner, caller }
+    }
+
+    /// How it answers a health request.
+    pub async fn health(&self, within: Duration) -> Health {
+        let mut reply = self.caller.get("/health", within).await;
+        // llama-cpp-python has no health route, and a custom engine need not have one: their list of models must do.
+        let absent = reply.as_ref().is_ok_and(|reply| reply.status == 404);
+        if absent && matches!(self.manner.kind, Kind::LlamaCpp | Kind::Custom) {
+            reply = self.caller.get("/v1/models", within).await;
+        }
+        match reply {
+            Ok(reply) if reply.success() => Health::Good,
+            Ok(reply) if reply.gated => Health::Gated,
+            Ok(_) => Health::Bad,
+            Err(_) => Health::Silent,
+        }
+    }
+
+    /// Whether the engine serves the model under the configured name. Engines that keep no list, or ignore the name
+    /// in requests (llama.cpp's do), are believed.
+    pub async fn serves(&self, within: Duration) -> Result<(), Cause> {
+        if self.manner.kind == Kind::LlamaCpp {
+            return Ok(());
+        }
+        let Ok(reply) = self.caller.get("/v1/models", within).await else {
+            return Ok(());
+        };
+        let list: Option<Value> = serde_json::from_slice(&reply.body).ok();
+        let Some(served) = list.as_ref().and_then(|list| list.get("data")?.as_array()) else {
+            return Ok(());
+        };
+        let names: Vec<&str> = served.iter().filter_map(|model| model.get("id")?.as_str()).collect();
+        if names.is_empty() || names.contains(&self.manner.served_name.as_str()) {
+            return Ok(());
+        }
+        Err(Cause::WrongModel { serves: names.join(", ").chars().take(256).collect() })
+    }
+
+    /// Asks for the least work of the model's task: health and the list of models answer before an engine can serve.
+    /// Inconclusive is only what marks itself as the answer of a stub that lets nobody in.
+    pub async fn probe(&self, within: Duration) -> Verdict {
+        let model = &self.manner.served_name;
+        let answer = match self.manner.task {
+            Task::Generate => {
+                let messages = json!([{"role": "user", "content": "1"}]);
+                let chat = json!({"model": model, "messages": messages, "max_tokens": 1, "temperature": 0});
+                let answer = self.caller.post("/v1/chat/completions", Some(&chat), within).await;
+                // A base model has no chat template, and some servers no chat route.
+                if answer.as_ref().is_ok_and(|reply| matches!(reply.status, 400 | 404)) {
+                    let text = json!({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0});
+                    self.caller.post("/v1/completions", Some(&text), within).await
+                } else {
+                    answer
+                }
+            }
+            Task::Embed => {
+                let body = json!({"model": model, "input": "1"});
+                self.caller.post("/v1/embeddings", Some(&body), within).await
+            }
+            Task::Score => {
+                let body = json!({"model": model, "text_1": "1", "text_2": "1"});
+                self.caller.post("/score", Some(&body), within).await
+            }
+            Task::Transcribe | Task::None => return self.health_verdict(within).await,
+        };
+        match answer {
+            Ok(reply) if reply.status < 500 => Verdict::Passed,
+            Ok(reply) if reply.gated => Verdict::Inconclusive,
+            Ok(_) => Verdict::Failed(Cause::Unhealthy),
+            Err(failure) => Verdict::Failed(failure.cause()),
+        }
+    }
+
+    /// What the engine's own counters say; `None` when it has none.
+    pub async fn counters(&self, within: Duration) -> Option<Counters> {
+        let reply = self.caller.get("/metrics", within).await.ok()?;
+        (reply.status == 200).then(|| counters::parse(&reply.body, self.manner.kind))?
+    }
+
+    async fn health_verdict(&self, within: Duration) -> Verdict {
+        match self.health(within).await {
+            Health::Good => Verdict::Passed,
+            Health::Bad => Verdict::Failed(Cause::Unhealthy),
+            Health::Gated => Verdict::Inconclusive,
+            Health::Silent => Verdict::Failed(Cause::Unreachable),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

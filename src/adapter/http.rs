@@ -1,0 +1,122 @@
+//! Small calls to an engine on loopback: one connection each, a deadline over the whole, a bounded answer.
+
+use std::{net::SocketAddr, time::Duration};
+
+use bytes::Bytes;
+use http::{Method, Request, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::{net::TcpStream, time};
+
+use crate::{
+    fault::Cause,
+    wire::{GATED, NOT_READY},
+};
+
+/// Metrics of an engine with many models and histograms run to a few hundred KiB; more than this is not an answer.
+const MOST: usize = 4 << 20;
+
+#[derive(Debug)]
+pub(super) struct Caller {
+    address: SocketAddr,
+    api_key: Option<String>,
+}
+
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) status: u16,
+    pub(super) body: Bytes,
+    /// A 503 with the mark of a stub that lets nobody in.
+    pub(super) gated: bool,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Failure {
+    #[error("no connection")]
+    Unreachable,
+    #[error("no answer in time")]
+    Timeout,
+    #[error("the connection broke")]
+    Broken,
+}
+
+impl Failure {
+    pub(super) const fn cause(&self) -> Cause {
+        match self {
+            Self::Timeout => Cause::Timeout,
+            Self::Unreachable | Self::Broken => Cause::Unreachable,
+        }
+    }
+}
+
+impl Reply {
+    pub(super) const fn success(&self) -> bool {
+        matches!(self.status, 200..=299)
+    }
+}
+
+impl Caller {
+    pub(super) const fn new(address: SocketAddr, api_key: Option<String>) -> Self {
+        Self { address, api_key }
+    }
+
+    pub(super) async fn get(&self, path: &str, within: Duration) -> Result<Reply, Failure> {
+        self.call(Method::GET, path, None, within).await
+    }
+
+    pub(super) async fn post(
+        &self,
+        path: &str,
+        body: Option<&Value>,
+        within: Duration,
+    ) -> Result<Reply, Failure> {
+        self.call(Method::POST, path, body, within).await
+    }
+
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        within: Duration,
+    ) -> Result<Reply, Failure> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, self.address.to_string())
+            .header(header::CONNECTION, "close");
+        if let Some(key) = &self.api_key {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
+        }
+        if body.is_some() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let request = request.body(Full::new(Bytes::from(body))).map_err(|_| Failure::Broken)?;
+        time::timeout(within, exchange(self.address, request)).await.map_err(|_| Failure::Timeout)?
+    }
+}
+
+async fn exchange(address: SocketAddr, request: Request<Full<Bytes>>) -> Result<Reply, Failure> {
+    let stream = TcpStream::connect(address).await.map_err(|_| Failure::Unreachable)?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|_| Failure::Broken)?;
+    let answer = async move {
+        let response = sender.send_request(request).await.map_err(|_| Failure::Broken)?;
+        let status = response.status().as_u16();
+        let marked =
+            [GATED, NOT_READY].iter().any(|mark| response.headers().get(*mark).is_some_and(|v| v == "1"));
+        let gated = status == 503 && marked;
+        let body = Limited::new(response.into_body(), MOST).collect().await;
+        let body = body.map_err(|_| Failure::Broken)?.to_bytes();
+        Ok(Reply { status, body, gated })
+    };
+    // Driven here and not in a task of its own, so that whoever drops the call drops the connection with it.
+    tokio::pin!(answer, connection);
+    tokio::select! {
+        biased;
+        reply = &mut answer => reply,
+        _ = &mut connection => answer.await,
+    }
+}

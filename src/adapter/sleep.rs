@@ -1,0 +1,140 @@
+//! Putting an engine to sleep and waking it, in the sequence of the calls it understands.
+//!
+//! None of these calls has a deadline of its own worth the name: how long a sleep or a wake may take depends on the
+//! bytes it moves, and the decisions hold that clock. What is here only keeps a dead peer from being waited for for
+//! ever; the caller drops the call when it is told to stop.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::{self, Instant};
+
+use super::{Adapter, Health, SleepApi, http::Failure};
+use crate::{fault::Cause, model::Level};
+
+/// Longer than any deadline the decisions set.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// One small question.
+const MOMENT: Duration = Duration::from_secs(5);
+/// Requests that nobody waits for any more are gone from an engine within milliseconds; counters that show some for
+/// longer than this are stuck, or the engine is used behind our back.
+const STUCK: Duration = Duration::from_millis(500);
+/// So long after the order the counters must be still.
+const LINGER: Duration = Duration::from_secs(3);
+
+impl Adapter {
+    /// Puts the engine to sleep; returns when it says that it sleeps.
+    pub async fn sleep(&self, level: Level) -> Result<(), Cause> {
+        match self.manner.sleep {
+            SleepApi::None => return Err(Cause::Refused),
+            // `mode=wait` finishes what runs instead of aborting it. Versions without it ignore the parameter.
+            SleepApi::Vllm => {
+                self.until_unused().await?;
+                let path = format!("/sleep?level={}&mode=wait", level.number());
+                self.order(&path, None).await?;
+            }
+            SleepApi::Sglang => {
+                self.until_unused().await?;
+                self.order("/flush_cache", None).await?;
+                self.order("/release_memory_occupation", Some(&json!({}))).await?;
+            }
+        }
+        // Some versions answer when the order is taken, not when it is carried out.
+        let mut gap = Duration::from_millis(5);
+        while self.asleep(MOMENT).await == Some(false) {
+            time::sleep(gap).await;
+            gap = (gap * 2).min(Duration::from_millis(200));
+        }
+        Ok(())
+    }
+
+    /// Gives the wake orders; the engine is usable once its health is good and [`Self::asleep`] denies.
+    pub async fn wake(&self, level: Level) -> Result<(), Cause> {
+        match (self.manner.sleep, level) {
+            (SleepApi::Vllm, Level::One) => self.order("/wake_up", None).await,
+            // Weights first, then their content, then the cache, which still describes what the engine held before:
+            // without the last two steps a level-2 sleeper answers with noise.
+            (SleepApi::Vllm, Level::Two) => {
+                self.order("/wake_up?tags=weights", None).await?;
+                let reload = json!({"method": "reload_weights"});
+                self.order("/collective_rpc", Some(&reload)).await?;
+                self.order("/wake_up?tags=kv_cache", None).await?;
+                self.order("/reset_prefix_cache", None).await
+            }
+            (SleepApi::Sglang, Level::One) => self.order("/resume_memory_occupation", Some(&json!({}))).await,
+            (SleepApi::Sglang, Level::Two) => {
+                let weights = json!({"tags": ["weights"]});
+                self.order("/resume_memory_occupation", Some(&weights)).await?;
+                let path = self.model_path().await?;
+                let reload = json!({"model_path": path});
+                self.order("/update_weights_from_disk", Some(&reload)).await?;
+                let cache = json!({"tags": ["kv_cache"]});
+                self.order("/resume_memory_occupation", Some(&cache)).await
+            }
+            (SleepApi::None, _) => Err(Cause::Refused),
+        }
+    }
+
+    /// Whether the engine says that it sleeps; `None` when it cannot tell.
+    pub async fn asleep(&self, within: Duration) -> Option<bool> {
+        if self.manner.sleep != SleepApi::Vllm {
+            return None;
+        }
+        let reply = self.caller.get("/is_sleeping", within).await.ok()?;
+        let answer: Value = serde_json::from_slice(&reply.body).ok()?;
+        answer.get("is_sleeping")?.as_bool()
+    }
+
+    /// Health is good and the engine does not say that it sleeps.
+    pub async fn up(&self, within: Duration) -> bool {
+        self.health(within).await == Health::Good && self.asleep(within).await != Some(true)
+    }
+
+    /// Sleep with work in flight crashes engines: their own counters must agree that there is none.
+    ///
+    /// vLLM publishes its gauges with each step, and takes none when the last requests were aborted rather than
+    /// finished: they then stay up until somebody asks for something. So, when they seem stuck, one token is asked for.
+    async fn until_unused(&self) -> Result<(), Cause> {
+        let began = Instant::now();
+        let mut nudged = false;
+        let mut gap = Duration::from_millis(5);
+        while let Some(counters) = self.counters(MOMENT).await {
+            let waited = Instant::now() - began;
+            if counters.running == 0 && counters.waiting == 0 {
+                break;
+            }
+            if waited >= LINGER {
+                return Err(Cause::Refused);
+            }
+            if waited >= STUCK && !nudged {
+                nudged = true;
+                let verdict = self.probe(LINGER - waited).await;
+                tracing::debug!(?verdict, "its counters seemed stuck");
+            }
+            time::sleep(gap).await;
+            gap = (gap * 2).min(Duration::from_millis(200));
+        }
+        Ok(())
+    }
+
+    async fn model_path(&self) -> Result<String, Cause> {
+        let reply = self.caller.get("/get_model_info", MOMENT).await;
+        let reply = reply.map_err(|failure| failure.cause())?;
+        let info: Option<Value> = serde_json::from_slice(&reply.body).ok();
+        let path = info.as_ref().and_then(|info| info.get("model_path")?.as_str());
+        path.map(str::to_owned).ok_or(Cause::Refused)
+    }
+
+    async fn order(&self, path: &str, body: Option<&Value>) -> Result<(), Cause> {
+        match self.caller.post(path, body, PATIENCE).await {
+            Ok(reply) if reply.success() => Ok(()),
+            Ok(reply) => {
+                tracing::warn!(path, status = reply.status, "the engine refused");
+                Err(Cause::Refused)
+            }
+            Err(failure @ (Failure::Timeout | Failure::Unreachable | Failure::Broken)) => {
+                Err(failure.cause())
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Which answers pass without hyper, and their heads.
+//!
+//! hyper holds two buffers for as long as a connection lives and looks at both its halves for every frame. For a stream of
+//! small events to a client of HTTP/1.1 that is most of what the stream costs, and nothing that hyper knows is needed
+//! until the stream is over. So the service keeps such an answer back, as an offer, and never returns; the task of the
+//! connection finds the offer, takes its socket back and lets the answer pass itself (`passing.rs`).
+//!
+//! Offered is only what hyper would have sent as chunks: an answer of unknown length to a request whose body was read to its
+//! end. All else is left to hyper, with everything that is rare: HTTP/1.0, HEAD, upgrades.
+
+use std::cell::RefCell;
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use http_body::Body;
+
+use super::Dates;
+
+/// Where an answer waits to be taken over.
+#[derive(Debug)]
+pub struct Offer<B>(RefCell<Option<Response<B>>>);
+
+impl<B> Default for Offer<B> {
+    fn default() -> Self {
+        Self(RefCell::new(None))
+    }
+}
+
+impl<B> Offer<B> {
+    /// `closes`: the client said that it wants no more.
+    pub fn make(&self, mut answer: Response<B>, closes: bool) {
+        if closes {
+            answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        *self.0.borrow_mut() = Some(answer);
+    }
+
+    #[inline]
+    pub(super) fn is_made(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+
+    pub(super) fn take(&self) -> Option<Response<B>> {
+        self.0.borrow_mut().take()
+    }
+}
+
+/// The client is one to whom chunks can be sent.
+#[must_use]
+pub fn can_follow<B>(request: &Request<B>) -> bool {
+    let headers = request.headers();
+    // hyper keeps no connection open behind a head with both, and nor do we.
+    let twice =
+        headers.contains_key(header::TRANSFER_ENCODING) && headers.contains_key(header::CONTENT_LENGTH);
+    let rare =
+        matches!(*request.method(), Method::HEAD | Method::CONNECT) || headers.contains_key(header::UPGRADE);
+    request.version() == Version::HTTP_11 && !twice && !rare
+}
+
+/// Said by either side: the connection ends with this answer.
+#[must_use]
+pub fn closes(headers: &HeaderMap) -> bool {
+    let mut tokens = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    tokens.any(|token| token.trim_ascii().eq_ignore_ascii_case(b"close"))
+}
+
+/// The answer would be sent in chunks, and its head says nothing of how it is sent.
+#[must_use]
+pub fn is_open(answer: &Response<impl Body>) -> bool {
+    const FRAMING: [HeaderName; 4] =
+        [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::TRAILER, header::UPGRADE];
+    let status = answer.status();
+    let has_body =
+        !status.is_informational() && !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    has_body
+        && !answer.body().is_end_stream()
+        && answer.body().size_hint().exact().is_none()
+        && FRAMING.iter().all(|name| !answer.headers().contains_key(name))
+}
+
+/// The head as hyper would have written it.
+pub(super) fn head(status: StatusCode, headers: &HeaderMap, dates: &Dates) -> Vec<u8> {
+    let mut out = Vec::with_capacity(512);
+    let reason = status.canonical_reason().unwrap_or("<none>");
+    for piece in ["HTTP/1.1 ", status.as_str(), " ", reason, "\r\n"] {
+        out.extend_from_slice(piece.as_bytes());
+    }
+    for (name, value) in headers {
+        for piece in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+            out.extend_from_slice(piece);
+        }
+    }
+    out.extend_from_slice(b"transfer-encoding: chunked\r\n");
+    if !headers.contains_key(header::DATE) {
+        for piece in [&b"date: "[..], &dates.now(), b"\r\n"] {
+            out.extend_from_slice(piece);
+        }
+    }
+    out.extend_from_slice(b"\r\n");
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn follows(version: Version, method: &str, headers: &[(&str, &str)]) -> bool {
+        let request = Request::builder().version(version).method(method).uri("/");
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        can_follow(&request.body(()).unwrap())
+    }
+
+    #[test]
+    fn only_plain_requests_of_clients_that_take_chunks_are_followed() {
+        for (version, method, headers, follow) in [
+            (Version::HTTP_11, "POST", &[][..], true),
+            (Version::HTTP_11, "GET", &[("connection", "keep-alive")], true),
+            (Version::HTTP_11, "POST", &[("connection", "close")], true),
+            (Version::HTTP_11, "POST", &[("transfer-encoding", "chunked")], true),
+            (Version::HTTP_11, "POST", &[("transfer-encoding", "chunked"), ("content-length", "1")], false),
+            (Version::HTTP_11, "GET", &[("upgrade", "h2c")], false),
+            (Version::HTTP_11, "HEAD", &[], false),
+            (Version::HTTP_11, "CONNECT", &[], false),
+            (Version::HTTP_10, "POST", &[("connection", "keep-alive")], false),
+            (Version::HTTP_2, "POST", &[], false),
+        ] {
+            assert_eq!(follows(version, method, headers), follow, "{version:?} {method} {headers:?}");
+        }
+    }
+
+    #[test]
+    fn a_connection_ends_with_an_answer_if_any_of_its_tokens_says_so() {
+        for (values, ends) in
+            [(&["x, Close"][..], true), (&["x", "close"], true), (&["closed, keep-alive"], false)]
+        {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(header::CONNECTION, HeaderValue::from_static(value));
+            }
+            assert_eq!(closes(&headers), ends, "{values:?}");
+        }
+    }
+
+    #[test]
+    fn a_head_has_a_date_of_ours_only_where_the_engine_gave_none() {
+        let (mut headers, dates) = (HeaderMap::new(), Dates::default());
+        headers.append("x-a", HeaderValue::from_static("1"));
+        headers.append("x-a", HeaderValue::from_static("2"));
+        let ours = String::from_utf8(head(StatusCode::OK, &headers, &dates)).unwrap();
+        let start = "HTTP/1.1 200 OK\r\nx-a: 1\r\nx-a: 2\r\ntransfer-encoding: chunked\r\ndate: ";
+        assert!(ours.starts_with(start) && ours.ends_with(" GMT\r\n\r\n"), "{ours}");
+        headers.insert(header::DATE, HeaderValue::from_static("today"));
+        let theirs = String::from_utf8(head(StatusCode::from_u16(299).unwrap(), &headers, &dates)).unwrap();
+        assert!(theirs.starts_with("HTTP/1.1 299 <none>\r\n") && theirs.matches("date: ").count() == 1);
+    }
+}

@@ -1,0 +1,84 @@
+//! The command line. Started as `/proxy`, as the images of an earlier design are, it is `rouse-stub proxy`.
+
+use std::{ffi::OsString, path::Path, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+use crate::{launcher, proxy};
+
+/// What `sysexits.h` calls a service that is not there.
+const UNAVAILABLE: u8 = 69;
+
+#[derive(Debug, Parser)]
+#[command(name = "rouse-stub", version, about = "Rouse's small second binary, for Pods and nodes")]
+pub struct Args {
+    #[command(subcommand)]
+    role: Role,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// Relay, gate and readiness of a requester Pod
+    Proxy(Box<proxy::Args>),
+    /// Starts and stops engines inside a provider Pod
+    Launcher(Box<launcher::Args>),
+    /// Device plugin and node agent
+    Node,
+}
+
+/// Runs the role that the command line names, to its end.
+#[must_use]
+pub fn run() -> ExitCode {
+    run_as(std::env::args_os())
+}
+
+/// As [`run`], with these words for the command line; the first is the program.
+#[must_use]
+pub fn run_as(given: impl Iterator<Item = OsString>) -> ExitCode {
+    match Args::parse_from(words(given)).role {
+        Role::Proxy(args) => proxy::run(*args),
+        Role::Launcher(args) => launcher::run(*args),
+        Role::Node => {
+            eprintln!("rouse-stub node: not built yet in version {}", env!("CARGO_PKG_VERSION"));
+            ExitCode::from(UNAVAILABLE)
+        }
+    }
+}
+
+/// The command line with its role in it, also where the role is the program's name.
+fn words(mut given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let program = given.next().unwrap_or_default();
+    let as_proxy = Path::new(&program).file_name().is_some_and(|name| name == "proxy");
+    let role = as_proxy.then(|| OsString::from("proxy"));
+    std::iter::once(program).chain(role).chain(given.map(unnumbered)).collect()
+}
+
+/// `--relay-port-3` is `--relay-port`: there may be any number of them, and the number says no more.
+fn unnumbered(word: OsString) -> OsString {
+    let plain = || {
+        let rest = word.to_str()?.strip_prefix("--relay-port-")?;
+        let (number, value) =
+            rest.split_once('=').map_or((rest, None), |(number, value)| (number, Some(value)));
+        number.parse::<u16>().ok()?;
+        Some(value.map_or_else(|| "--relay-port".into(), |value| format!("--relay-port={value}").into()))
+    };
+    plain().unwrap_or(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_called_proxy_is_one() {
+        let words = |given: &[&str]| {
+            let words = words(given.iter().map(OsString::from));
+            words.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(words(&["/proxy", "--admin-port=8001"]), ["/proxy", "proxy", "--admin-port=8001"]);
+        let relays = ["x", "proxy", "--relay-port-1=8000", "--relay-port-12", "9", "--relay-port-x=1"];
+        let plain = ["x", "proxy", "--relay-port=8000", "--relay-port", "9", "--relay-port-x=1"];
+        assert_eq!(words(&relays), plain);
+        assert_eq!(words(&["/usr/bin/rouse-stub", "launcher"]), ["/usr/bin/rouse-stub", "launcher"]);
+    }
+}

@@ -1,0 +1,125 @@
+//! The launcher's flags, and what they mean.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use rouse::units::{Bytes, Millis};
+use tracing::level_filters::LevelFilter;
+
+use super::{
+    accelerators::{Accelerators, Source},
+    fence::Token,
+    words,
+};
+
+/// Flags of the launcher.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Listen on this address
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0")]
+    host: String,
+    /// Listen on this port; 0 is any that is free, and is written to stderr
+    #[arg(long, default_value_t = 8001)]
+    port: u16,
+    /// What is written to stderr
+    #[arg(long, value_name = "LEVEL", default_value = "info", value_enum)]
+    log_level: Level,
+    /// Pretend to have accelerators, with the UUIDs GPU-0, GPU-1 and so on
+    #[arg(long)]
+    mock_gpus: bool,
+    /// How many of them
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    mock_gpu_count: usize,
+    /// Take the accelerators' UUIDs from this file instead of the driver: one a line in the order of their indices, or a
+    /// JSON object of UUIDs and indices
+    #[arg(long, value_name = "FILE", conflicts_with = "mock_gpus")]
+    accelerators_file: Option<PathBuf>,
+    /// What an instance's options are appended to; split like them
+    #[arg(long, value_name = "COMMAND", default_value = "vllm serve")]
+    command: String,
+    /// Where engines' output goes [default: the folder for temporary files]
+    #[arg(long, value_name = "FOLDER")]
+    log_dir: Option<PathBuf>,
+    /// How much of each log is kept, from its end; at least 256 KiB
+    #[arg(long, value_name = "SIZE", default_value = "64Mi")]
+    log_cap: Bytes,
+    /// Between SIGTERM and SIGKILL of an engine
+    #[arg(long, value_name = "TIME", default_value = "10s")]
+    grace: Millis,
+    /// Demand the bearer token that this file holds, on all paths but / and /health; a new one counts at once
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Answer an unknown accelerator as the public launcher does: 409 to PUT and 500 to POST, instead of 422
+    #[arg(long)]
+    public_conflicts: bool,
+    /// Split options at white space only, as the public launcher does: quotes and backslashes stay
+    #[arg(long)]
+    plain_options: bool,
+}
+
+/// As the public launcher names them.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Level {
+    Critical,
+    Error,
+    Warning,
+    Info,
+    Debug,
+}
+
+/// What the flags mean.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    pub(crate) accelerators: Accelerators,
+    pub(crate) command: Vec<String>,
+    pub(crate) log_dir: PathBuf,
+    pub(crate) log_cap: u64,
+    pub(crate) grace: Duration,
+    pub(crate) token: Option<Token>,
+    pub(crate) public_conflicts: bool,
+    pub(crate) plain_options: bool,
+}
+
+impl Args {
+    pub(crate) const fn level(&self) -> LevelFilter {
+        match self.log_level {
+            Level::Critical | Level::Error => LevelFilter::ERROR,
+            Level::Warning => LevelFilter::WARN,
+            Level::Info => LevelFilter::INFO,
+            Level::Debug => LevelFilter::DEBUG,
+        }
+    }
+
+    /// # Errors
+    /// What cannot work, before anything is begun.
+    pub(crate) fn settings(self) -> anyhow::Result<Settings> {
+        let command = words::split(&self.command).context("--command")?;
+        ensure!(!command.is_empty(), "--command is empty: say what runs an engine, as in 'vllm serve'");
+        let source = match self.accelerators_file {
+            Some(path) => Source::File(path),
+            None if self.mock_gpus => Source::Mock(self.mock_gpu_count),
+            None => Source::Driver,
+        };
+        let accelerators = source.open().with_context(|| format!("--accelerators-file: {source:?}"))?;
+        let log_dir = self.log_dir.unwrap_or_else(std::env::temp_dir);
+        fs::create_dir_all(&log_dir).with_context(|| format!("--log-dir {}", log_dir.display()))?;
+        let token = self.token_file.map(|path| {
+            let named = format!("--token-file {}", path.display());
+            Token::in_file(path).context(named)
+        });
+        Ok(Settings {
+            host: self.host,
+            port: self.port,
+            accelerators,
+            command,
+            log_dir,
+            log_cap: self.log_cap.0,
+            grace: self.grace.duration(),
+            token: token.transpose()?,
+            public_conflicts: self.public_conflicts,
+            plain_options: self.plain_options,
+        })
+    }
+}

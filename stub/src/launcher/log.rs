@@ -1,0 +1,193 @@
+//! An instance's log: a file that the engine itself appends to, so that nothing stands between it and its output.
+//!
+//! Clients read it by offset, so an offset must mean the same byte for as long as the instance lives. Where a log outgrows
+//! its cap, the blocks at its head are therefore given back to the file system by a hole, and the file keeps its length.
+//! On a file system without holes the whole file is emptied, and what it held is counted in; what the engine writes in
+//! that very instant may be lost there.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::{FileExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{FallocateFlags, fallocate},
+};
+
+use super::range::Range;
+
+/// What an answer holds at most when its end is not named.
+pub(crate) const MOST: u64 = 1 << 20;
+/// Holes are made of whole blocks, and a block is no larger than this anywhere.
+const BLOCK: u64 = 64 << 10;
+
+#[derive(Debug)]
+pub(crate) struct Log {
+    path: PathBuf,
+    file: File,
+    head: Mutex<Head>,
+    removed: AtomicBool,
+}
+
+/// What is no longer there.
+#[derive(Clone, Copy, Debug, Default)]
+struct Head {
+    /// Offset of the first byte that is kept.
+    first: u64,
+    /// Offset of the file's first byte: more than 0 once the file was emptied.
+    base: u64,
+}
+
+/// A part of a log, to be read from a file of its own.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) start: u64,
+    /// The last byte that is part of it.
+    pub(crate) end: u64,
+    /// Length of the whole log, with what is not kept any more.
+    pub(crate) total: u64,
+    file: File,
+    base: u64,
+}
+
+/// No byte of the range is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the log has {total} bytes, and those before {first} are not kept")]
+pub(crate) struct OutOfRange {
+    pub(crate) total: u64,
+    pub(crate) first: u64,
+}
+
+/// Why nothing is read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(transparent)]
+    OutOfRange(#[from] OutOfRange),
+    #[error("the log cannot be read: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl Log {
+    /// An empty log in `folder`; removed with this value at the latest.
+    pub(crate) fn create(folder: &Path, instance: &str) -> io::Result<Self> {
+        let path = folder.join(name(instance));
+        // What engines log may be what clients asked: it is for the launcher's user alone.
+        let file =
+            File::options().create(true).truncate(true).read(true).write(true).mode(0o600).open(&path)?;
+        Ok(Self { path, file, head: Mutex::default(), removed: AtomicBool::new(false) })
+    }
+
+    /// For the engine's output: whoever writes there appends.
+    pub(crate) fn writer(&self) -> io::Result<File> {
+        File::options().append(true).open(&self.path)
+    }
+
+    /// The range, as far as it is there. Without one, from the first byte that is kept.
+    pub(crate) fn part(&self, range: Option<Range>) -> Result<Part, Error> {
+        let head = self.head();
+        let total = head.base + self.file.metadata()?.len();
+        let gone = OutOfRange { total, first: head.first };
+        let start = range.map_or(0, |range| range.start).max(head.first);
+        let last = total.checked_sub(1).ok_or(gone)?;
+        let asked = range.and_then(|range| range.end).unwrap_or_else(|| start.saturating_add(MOST - 1));
+        let end = asked.min(last);
+        if start > end {
+            return Err(gone.into());
+        }
+        Ok(Part { start, end, total, file: self.file.try_clone()?, base: head.base })
+    }
+
+    /// Gives back what is more than `cap`, or four times a block where that is more. Blocks for as long as the file
+    /// system takes.
+    pub(crate) fn trim(&self, cap: u64) -> io::Result<()> {
+        let cap = cap.max(4 * BLOCK);
+        let mut head = self.head();
+        let length = self.file.metadata()?.len();
+        if head.base + length <= head.first + cap {
+            return Ok(());
+        }
+        // More than is needed, or it would be done anew for every line.
+        let keep = cap - cap / 4;
+        let hole = (length - keep) / BLOCK * BLOCK;
+        match self.punch(hole) {
+            Ok(()) => head.first = head.base + hole,
+            Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => self.empty(&mut head, length)?,
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn punch(&self, length: u64) -> nix::Result<()> {
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let length = i64::try_from(length).map_err(|_| Errno::EFBIG)?;
+        fallocate(&self.file, flags, 0, length)
+    }
+
+    /// For file systems that know no holes.
+    fn empty(&self, head: &mut Head, length: u64) -> io::Result<()> {
+        self.file.set_len(0)?;
+        head.base += length;
+        head.first = head.base;
+        Ok(())
+    }
+
+    fn head(&self) -> MutexGuard<'_, Head> {
+        self.head.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes the file, once: another instance may have the name then.
+    pub(crate) fn remove(&self) {
+        if self.removed.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = fs::remove_file(&self.path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %self.path.display(), %error, "the log cannot be removed");
+        }
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+impl Part {
+    pub(crate) const fn len(&self) -> u64 {
+        self.end - self.start + 1
+    }
+
+    /// Fills the buffer from `at`, an offset within the part, as far as the part goes; how much that was.
+    pub(crate) fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from((self.end + 1).saturating_sub(at)).unwrap_or(usize::MAX);
+        let most = left.min(buffer.len());
+        let buffer = buffer.get_mut(..most).unwrap_or_default();
+        self.file.read_at(buffer, at - self.base)
+    }
+}
+
+/// Ids may hold what names of files cannot: that is spelled `%XX`, so that no two share a file.
+fn name(instance: &str) -> String {
+    let mut name = format!("launcher-{}-vllm-", std::process::id());
+    for byte in instance.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.') {
+            name.push(char::from(byte));
+        } else {
+            name.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    name.push_str(".log");
+    name
+}
+
+#[cfg(test)]
+mod tests;

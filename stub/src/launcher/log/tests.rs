@@ -1,0 +1,179 @@
+use std::{io::Write as _, os::unix::fs::MetadataExt as _};
+
+use super::*;
+
+struct Fixture {
+    dir: tempfile::TempDir,
+    log: Log,
+}
+
+fn holding(text: impl AsRef<[u8]>) -> Fixture {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::create(dir.path(), "test-id").unwrap();
+    log.writer().unwrap().write_all(text.as_ref()).unwrap();
+    Fixture { dir, log }
+}
+
+impl Fixture {
+    fn read(&self, start: u64, end: Option<u64>) -> (Vec<u8>, u64) {
+        let part = self.log.part(Some(Range { start, end })).unwrap();
+        (content(&part), part.total)
+    }
+
+    fn refused(&self, start: u64) -> OutOfRange {
+        match self.log.part(Some(Range { start, end: None })) {
+            Err(Error::OutOfRange(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn content(part: &Part) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(part.len()).unwrap() + 10];
+    let read = part.read(part.start, &mut bytes).unwrap();
+    bytes.truncate(read);
+    bytes
+}
+
+#[test]
+fn get_log_bytes_empty_file() {
+    let fixture = holding("");
+    assert!(matches!(fixture.log.part(None), Err(Error::OutOfRange(OutOfRange { total: 0, first: 0 }))));
+    assert_eq!(fixture.refused(0).total, 0);
+    assert_eq!(fixture.refused(10).total, 0);
+}
+
+#[test]
+fn get_log_bytes_with_content() {
+    let fixture = holding("Log 1Log 2");
+    assert_eq!(content(&fixture.log.part(None).unwrap()), b"Log 1Log 2");
+    assert_eq!(fixture.read(0, None), (b"Log 1Log 2".to_vec(), 10));
+}
+
+#[test]
+fn get_log_bytes_with_end() {
+    let fixture = holding([[b'A'; 60], [b'B'; 60]].concat());
+    let (bytes, total) = fixture.read(0, Some(99));
+    assert_eq!((bytes.len(), total), (100, 120));
+    assert_eq!(bytes.last(), Some(&b'B'));
+}
+
+#[test]
+fn get_log_bytes_persists_across_calls() {
+    let fixture = holding("Hello World");
+    assert_eq!(fixture.read(0, None), (b"Hello World".to_vec(), 11));
+    fixture.log.writer().unwrap().write_all(b"!").unwrap();
+    assert_eq!(fixture.read(0, None), (b"Hello World!".to_vec(), 12));
+}
+
+#[test]
+fn end_larger_than_content() {
+    assert_eq!(holding("ShortMessage").read(0, Some(9999)), (b"ShortMessage".to_vec(), 12));
+}
+
+#[test]
+fn partial_retrieval_with_end() {
+    let fixture = holding([[b'A'; 20], [b'B'; 20], [b'C'; 20]].concat());
+    assert_eq!(fixture.read(0, Some(44)).0, [&[b'A'; 20][..], &[b'B'; 20], &[b'C'; 5]].concat());
+}
+
+#[test]
+fn unicode_bytes() {
+    let raw = "Grüße, 世界 🚀".as_bytes();
+    let fixture = holding(raw);
+    assert_eq!(fixture.read(0, None), (raw.to_vec(), raw.len() as u64));
+    // Ranges count bytes, and may cut a character.
+    assert_eq!(fixture.read(2, Some(2)).0, raw[2..3]);
+}
+
+#[test]
+fn start_offset() {
+    let fixture = holding([[b'A'; 10], [b'B'; 10], [b'C'; 10]].concat());
+    assert_eq!(fixture.read(15, None), ([&[b'B'; 5][..], &[b'C'; 10]].concat(), 30));
+}
+
+#[test]
+fn start_at_message_boundary() {
+    let fixture = holding([[b'A'; 10], [b'B'; 10]].concat());
+    assert_eq!(fixture.read(10, None), ([b'B'; 10].to_vec(), 20));
+}
+
+#[test]
+fn start_beyond_available_raises_error() {
+    assert_eq!(holding([b'A'; 20]).refused(50).total, 20);
+}
+
+#[test]
+fn start_equal_to_length_raises_error() {
+    assert_eq!(holding([b'A'; 10]).refused(10).total, 10);
+    assert_eq!(holding([b'A'; 10]).refused(u64::MAX).total, 10);
+}
+
+#[test]
+fn max_log_response_bytes_constant() {
+    assert_eq!(MOST, 1024 * 1024);
+    let fixture = holding(vec![b'x'; 3 << 20]);
+    let open = fixture.log.part(Some(Range { start: 5, end: None })).unwrap();
+    assert_eq!((open.start, open.end), (5, 5 + MOST - 1));
+    let closed = fixture.log.part(Some(Range { start: 0, end: Some((2 << 20) - 1) })).unwrap();
+    assert_eq!(closed.len(), 2 << 20);
+}
+
+#[test]
+fn stop_terminated_cleans_up_log_file() {
+    let fixture = holding("x");
+    drop(fixture.log);
+    assert_eq!(fs::read_dir(fixture.dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn cleanup_missing_file_no_error() {
+    let fixture = holding("x");
+    fs::remove_file(&fixture.log.path).unwrap();
+    drop(fixture.log);
+}
+
+#[test]
+fn ids_that_no_file_can_have_become_different_files() {
+    assert_ne!(name("a/b"), name("a%2Fb"));
+    assert!(!name("../x").contains('/'));
+}
+
+/// Lines of eight bytes, numbered, so that every offset says what should be there.
+fn lines(from: usize, to: usize) -> Vec<u8> {
+    (from..to).flat_map(|n| format!("{n:07}\n").into_bytes()).collect()
+}
+
+#[test]
+fn a_log_over_its_cap_gives_blocks_back_and_keeps_its_offsets() {
+    let cap = 1 << 20;
+    let fixture = holding(lines(0, 200_000));
+    let mut writer = fixture.log.writer().unwrap();
+    fixture.log.trim(cap).unwrap();
+    writer.write_all(&lines(200_000, 200_001)).unwrap();
+    let on_disk = fixture.log.file.metadata().unwrap().blocks() * 512;
+    assert!(on_disk <= cap, "{on_disk}");
+    assert_eq!(fixture.read(8 * 199_999, None), (lines(199_999, 200_001), 8 * 200_001));
+    // From its beginning, and from within what is not kept, one reads from the first byte that is.
+    let part = fixture.log.part(None).unwrap();
+    let first = usize::try_from(part.start).unwrap() / 8;
+    assert!(first > 0 && part.start.is_multiple_of(8));
+    assert!(content(&part).starts_with(&lines(first, first + 100)));
+    let part = fixture.log.part(Some(Range { start: 8, end: None })).unwrap();
+    assert_eq!(part.start / 8, first as u64);
+    let gone = fixture.log.part(Some(Range { start: 0, end: Some(7) }));
+    assert!(matches!(gone, Err(Error::OutOfRange(out)) if out.first == part.start));
+}
+
+#[test]
+fn without_holes_the_file_is_emptied_and_offsets_still_hold() {
+    let fixture = holding(lines(0, 1000));
+    let mut writer = fixture.log.writer().unwrap();
+    let part = fixture.log.part(None).unwrap();
+    fixture.log.empty(&mut fixture.log.head(), 8000).unwrap();
+    assert_eq!(fixture.refused(0), OutOfRange { total: 8000, first: 8000 });
+    writer.write_all(&lines(1000, 1010)).unwrap();
+    assert_eq!(fixture.read(8 * 1003, Some(8 * 1004 - 1)), (lines(1003, 1004), 8 * 1010));
+    assert_eq!(fixture.read(0, None).0, lines(1000, 1010));
+    drop(part);
+}

@@ -1,0 +1,125 @@
+//! Whether an engine can be asked: it answers health requests, and does not say that it sleeps.
+
+use std::{
+    convert::Infallible,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use rouse::{
+    adapter::{Adapter, Health, Kind, Manner, SleepApi, Task},
+    process::table,
+};
+use tokio::{task, time};
+
+/// Between two questions: short at first, since small engines are up in no time, and never longer than the last.
+const FIRST: Duration = Duration::from_millis(10);
+const LAST: Duration = Duration::from_secs(1);
+const GROWTH: f64 = 1.3;
+/// An engine that computes may be slow to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// So many questions in a row without an answer, and a ready engine is no longer that.
+const SILENT: u32 = 3;
+/// vLLM's.
+const PORT: u16 = 8000;
+
+#[derive(Debug)]
+pub(crate) struct Probe {
+    adapter: Adapter,
+    port: u16,
+    group: i32,
+    mark: String,
+}
+
+impl Probe {
+    /// `options`: of the engine, in words; `group` and `mark` tell its processes.
+    pub(crate) fn new(options: &[String], group: i32, mark: String) -> Self {
+        // Not vLLM's: other programs may be told to run, and some have no route for health.
+        let manner = Manner {
+            kind: Kind::Custom,
+            sleep: SleepApi::Vllm,
+            served_name: String::new(),
+            task: Task::None,
+            api_key: None,
+        };
+        let address = address(options);
+        Self { adapter: Adapter::new(manner, address), port: address.port(), group, mark }
+    }
+
+    /// Asks for ever, and tells each change.
+    pub(crate) async fn watch(&self, tell: impl Fn(bool)) -> Infallible {
+        let (mut ready, mut silent, mut gap) = (false, 0_u32, FIRST);
+        loop {
+            let health = self.adapter.health(PATIENCE).await;
+            silent = if health == Health::Silent { silent + 1 } else { 0 };
+            let now = match health {
+                Health::Good => {
+                    self.adapter.asleep(PATIENCE).await != Some(true) && (ready || self.own().await)
+                }
+                // No stub stands here: an engine that says so is none to believe.
+                Health::Bad | Health::Gated => false,
+                Health::Silent => ready && silent < SILENT,
+            };
+            if now != ready {
+                tell(now);
+                gap = FIRST;
+            }
+            ready = now;
+            time::sleep(gap).await;
+            gap = if ready { LAST } else { gap.mul_f64(GROWTH).min(LAST) };
+        }
+    }
+
+    /// Whether it is this engine that listens. With one port in two options the second engine finds it taken, and what
+    /// answers there is the first. Where the kernel does not tell whose a socket is, whoever answers is believed.
+    async fn own(&self) -> bool {
+        let (port, group, mark) = (self.port, self.group, self.mark.clone());
+        let own = task::spawn_blocking(move || {
+            let all = table::listeners(port);
+            all.is_empty() || !table::owned(&all, &table::members(Some(group), &mark)).is_empty()
+        });
+        own.await.unwrap_or(false)
+    }
+}
+
+/// Where the engine will listen, as seen from here.
+fn address(options: &[String]) -> SocketAddr {
+    let port = option(options, "--port").and_then(|port| port.parse().ok()).unwrap_or(PORT);
+    let host = option(options, "--host").and_then(|host| host.parse().ok());
+    let host = match host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)) {
+        IpAddr::V4(host) if host.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(host) if host.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        host => host,
+    };
+    SocketAddr::new(host, port)
+}
+
+/// The value of `--name VALUE` or `--name=VALUE`; the last one counts.
+fn option<'a>(options: &'a [String], name: &str) -> Option<&'a str> {
+    let value = |(at, word): (usize, &'a String)| match word.strip_prefix(name)? {
+        "" => options.get(at + 1).map(String::as_str),
+        rest => rest.strip_prefix('='),
+    };
+    options.iter().enumerate().rev().find_map(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launcher::words;
+
+    #[test]
+    fn an_engine_is_asked_where_its_options_say() {
+        for (options, expected) in [
+            ("--model m", "127.0.0.1:8000"),
+            ("--model m --port 8005", "127.0.0.1:8005"),
+            ("--port=8005 --host 0.0.0.0", "127.0.0.1:8005"),
+            ("--host :: --port 1 --port 2", "[::1]:2"),
+            ("--host=10.1.2.3", "10.1.2.3:8000"),
+            ("--portion 7 --port", "127.0.0.1:8000"),
+        ] {
+            let options = words::split(options).unwrap();
+            assert_eq!(address(&options), expected.parse().unwrap(), "{options:?}");
+        }
+    }
+}

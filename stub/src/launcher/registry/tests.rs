@@ -1,0 +1,185 @@
+use super::*;
+use crate::launcher::{body, events::KEPT, keeper};
+
+struct Fixture {
+    dir: tempfile::TempDir,
+    registry: Arc<Registry>,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), registry: Arc::default() }
+    }
+
+    fn create(&self, id: &str) -> String {
+        let reservation = self.registry.reserve(id).unwrap();
+        let log = Arc::new(Log::create(self.dir.path(), id).unwrap());
+        let spec = Spec { options: "--model m".into(), ..Spec::default() };
+        self.registry.started(reservation, spec, keeper::line().0, log)
+    }
+
+    fn watched(&self, seen: Revision, updates: bool) -> Vec<String> {
+        match self.registry.after(seen, updates) {
+            Next::Lines(lines, _) => String::from_utf8(lines.to_vec()).unwrap().lines().map(kind).collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// `CREATED a`
+fn kind(line: &str) -> String {
+    let event: serde_json::Value = serde_json::from_str(line).unwrap();
+    format!("{} {}", event["type"].as_str().unwrap(), event["object"]["instance_id"].as_str().unwrap())
+}
+
+#[test]
+fn create_instance_custom_id() {
+    let shown =
+        r#"{"status":"running","instance_id":"custom-id","revision":1,"options":"--model m","ready":false}"#;
+    let fixture = Fixture::new();
+    assert_eq!(fixture.create("custom-id"), shown);
+    assert_eq!(fixture.registry.status("custom-id").unwrap(), shown);
+}
+
+#[test]
+fn create_instance_duplicate_id() {
+    let fixture = Fixture::new();
+    fixture.create("duplicate-id");
+    let exists = Refusal::Exists("duplicate-id".into());
+    assert_eq!(fixture.registry.reserve("duplicate-id").unwrap_err(), exists);
+    // Nor may two be made at once.
+    let first = fixture.registry.reserve("x").unwrap();
+    assert_eq!(fixture.registry.reserve("x").unwrap_err(), Refusal::Exists("x".into()));
+    assert!(!fixture.registry.ids().contains("\"x\""));
+    drop(first);
+    fixture.registry.reserve("x").unwrap();
+}
+
+#[test]
+fn stop_nonexistent_instance() {
+    let fixture = Fixture::new();
+    let unknown = Refusal::Unknown("nonexistent-id".into());
+    assert_eq!(fixture.registry.control("nonexistent-id").unwrap_err(), unknown);
+    assert_eq!(fixture.registry.status("nonexistent-id").unwrap_err(), unknown);
+    assert_eq!(fixture.registry.log("nonexistent-id").unwrap_err(), unknown);
+}
+
+#[test]
+fn get_all_instances_status() {
+    let fixture = Fixture::new();
+    fixture.create("id-2");
+    fixture.create("id-1");
+    fixture.registry.stopped("id-2", Some(1));
+    assert_eq!(
+        fixture.registry.list(),
+        concat!(
+            r#"{"revision":3,"total_instances":2,"running_instances":1,"instances":["#,
+            r#"{"status":"stopped","instance_id":"id-2","revision":3,"options":"--model m","ready":false},"#,
+            r#"{"status":"running","instance_id":"id-1","revision":2,"options":"--model m","ready":false}]}"#
+        )
+    );
+}
+
+#[test]
+fn list_instances() {
+    let fixture = Fixture::new();
+    assert_eq!(fixture.registry.ids(), r#"{"revision":0,"instance_ids":[],"count":0}"#);
+    fixture.create("id-2");
+    fixture.create("id-1");
+    assert_eq!(fixture.registry.ids(), r#"{"revision":2,"instance_ids":["id-2","id-1"],"count":2}"#);
+}
+
+#[test]
+fn publish_assigns_sequential_revisions() {
+    let fixture = Fixture::new();
+    fixture.create("a");
+    fixture.registry.ready("a", true);
+    fixture.registry.ready("a", true);
+    fixture.registry.stopped("a", Some(-9));
+    let last = fixture.registry.deleted("a");
+    assert_eq!(
+        last,
+        r#"{"status":"stopped","instance_id":"a","revision":4,"options":"--model m","ready":false}"#
+    );
+    assert_eq!(fixture.watched(0, false), ["CREATED a", "STOPPED a", "DELETED a"]);
+    assert_eq!(fixture.watched(1, true), ["UPDATED a", "STOPPED a", "DELETED a"]);
+    assert_eq!(fixture.watched(3, true), ["DELETED a"]);
+    assert!(fixture.registry.is_empty());
+}
+
+#[test]
+fn stopped_events_carry_the_exit_code() {
+    let fixture = Fixture::new();
+    fixture.create("a");
+    fixture.registry.stopped("a", Some(-9));
+    let Next::Lines(lines, 2) = fixture.registry.after(1, false) else { panic!() };
+    assert_eq!(
+        String::from_utf8(lines.to_vec()).unwrap(),
+        concat!(
+            r#"{"type":"STOPPED","object":{"status":"stopped","instance_id":"a","revision":2,"#,
+            r#""options":"--model m","exit_code":-9,"ready":false}}"#,
+            "\n"
+        )
+    );
+}
+
+#[test]
+fn a_snapshot_and_the_watch_from_there_miss_nothing() {
+    let fixture = Fixture::new();
+    fixture.create("a");
+    fixture.create("b");
+    fixture.registry.deleted("a");
+    let (lines, seen) = fixture.registry.snapshot();
+    assert_eq!(
+        String::from_utf8(lines.to_vec()).unwrap().lines().map(kind).collect::<Vec<_>>(),
+        ["CREATED b"]
+    );
+    assert_eq!(fixture.registry.after(seen, true), Next::Wait);
+    fixture.create("c");
+    assert_eq!(fixture.watched(seen, false), ["CREATED c"]);
+}
+
+#[test]
+fn what_ends_starts_nothing_more_and_lets_watchers_go() {
+    let fixture = Fixture::new();
+    fixture.registry.close();
+    assert_eq!(fixture.registry.reserve("a").unwrap_err(), Refusal::Ending);
+    assert_eq!(fixture.registry.after(0, false), Next::Wait);
+    fixture.registry.finish();
+    assert_eq!(fixture.registry.after(0, false), Next::End);
+}
+
+#[tokio::test]
+async fn multiple_watchers() {
+    let fixture = Fixture::new();
+    let watch = |updates| body::watch(Arc::clone(&fixture.registry), Bytes::new(), (0, updates), None);
+    let watchers = [watch(false), watch(true)];
+    // They wait already when it happens.
+    tokio::task::yield_now().await;
+    fixture.create("1");
+    fixture.registry.stopped("1", Some(0));
+    fixture.registry.finish();
+    for watcher in watchers {
+        let all = http_body_util::BodyExt::collect(watcher).await.unwrap().to_bytes();
+        let text = String::from_utf8(all.to_vec()).unwrap();
+        assert_eq!(text.lines().map(kind).collect::<Vec<_>>(), ["CREATED 1", "STOPPED 1"]);
+    }
+}
+
+/// It gets what it was sent already, and then an end like any other.
+#[tokio::test]
+async fn a_watcher_that_falls_behind_is_closed_silently() {
+    let fixture = Fixture::new();
+    let watcher = body::watch(Arc::clone(&fixture.registry), Bytes::new(), (0, false), None);
+    for n in 0..3 {
+        // Nobody takes what it sends: one line waits, the next is held.
+        fixture.create(&format!("early-{n}"));
+        tokio::task::yield_now().await;
+    }
+    for n in 0..=KEPT {
+        fixture.create(&format!("{n}"));
+    }
+    let all = http_body_util::BodyExt::collect(watcher).await.unwrap().to_bytes();
+    let text = String::from_utf8(all.to_vec()).unwrap();
+    assert_eq!(text.lines().map(kind).collect::<Vec<_>>(), ["CREATED early-0", "CREATED early-1"]);
+}

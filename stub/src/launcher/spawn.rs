@@ -1,0 +1,124 @@
+//! From a spec to a running process.
+
+use std::{
+    fs::File,
+    io,
+    os::unix::process::CommandExt,
+    process::{Command, Stdio},
+};
+
+use rouse::process::Process;
+
+use super::{family::Family, log::Log, spec::Spec};
+
+/// The variable that marks every process of an engine, wherever it moves.
+const MARK: &str = "ROUSE_ENGINE";
+
+/// Everything that a process is made from.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// Program and arguments.
+    pub(crate) words: Vec<String>,
+    /// Told apart from every other engine's on this machine.
+    pub(crate) mark: String,
+}
+
+/// Why no process came of it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("the log cannot be written: {0}")]
+    Log(io::Error),
+    #[error("'{program}' cannot be run: {source}")]
+    Spawn { program: String, source: io::Error },
+}
+
+impl Plan {
+    /// The mark as it stands in the environment.
+    pub(crate) fn marked(&self) -> String {
+        format!("{MARK}={}", self.mark)
+    }
+
+    /// Starts it, in a group of its own, with its output in `log`. Blocks for as long as a process takes to be made.
+    pub(crate) fn carry_out(&self, spec: &Spec, log: &Log, family: &Family) -> Result<Process, Error> {
+        let output = log.writer().map_err(Error::Log)?;
+        let errors = output.try_clone().map_err(Error::Log)?;
+        let (program, _) = self.words.split_first().map_or(("", &[][..]), |(first, rest)| (first, rest));
+        let failed = |source| Error::Spawn { program: program.to_owned(), source };
+        let mut command = tokio::process::Command::from(self.command(spec, output, errors));
+        let start = || {
+            let process = Process::ours(command.spawn()?, self.marked())?;
+            let pid = process.pid();
+            Ok((process, pid))
+        };
+        family.add(start).map_err(failed)
+    }
+
+    fn command(&self, spec: &Spec, output: File, errors: File) -> Command {
+        let mut words = self.words.iter();
+        let mut command = Command::new(words.next().map_or("", String::as_str));
+        // Our own secrets and settings are none of an engine's business.
+        let ours = std::env::vars_os().map(|(name, _)| name);
+        for name in ours.filter(|name| name.as_encoded_bytes().starts_with(b"ROUSE_")) {
+            command.env_remove(name);
+        }
+        // The driver's order, which is what the indices mean: CUDA's own default is the fastest first.
+        let order = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+        command.envs([order]);
+        if let Some(variables) = &spec.env_vars {
+            command.envs(variables.iter());
+        }
+        if spec.gpu_uuids.as_ref().is_some_and(|uuids| !uuids.is_empty()) {
+            command.envs([order]);
+        }
+        command
+            .args(words)
+            .env(MARK, &self.mark)
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(errors);
+        command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a process of this spec would have in its environment beyond ours.
+    fn environment(body: &str) -> Vec<(String, String)> {
+        let dir = tempfile::tempdir().unwrap();
+        let log = Log::create(dir.path(), "x").unwrap();
+        let spec = Spec::read(body.as_bytes()).unwrap();
+        let plan = Plan { words: vec!["/bin/true".into()], mark: "m".into() };
+        let command = plan.command(&spec, log.writer().unwrap(), log.writer().unwrap());
+        let text = |text: &std::ffi::OsStr| text.to_str().unwrap().to_owned();
+        command.get_envs().filter_map(|(name, value)| Some((text(name), text(value?)))).collect()
+    }
+
+    #[test]
+    fn set_env_vars() {
+        let set = environment(
+            r#"{"options":"","env_vars":{"A":"value1","B":"12345","CUDA_DEVICE_ORDER":"FASTEST_FIRST"}}"#,
+        );
+        for (name, value) in
+            [("A", "value1"), ("B", "12345"), ("CUDA_DEVICE_ORDER", "FASTEST_FIRST"), ("ROUSE_ENGINE", "m")]
+        {
+            assert!(set.contains(&(name.to_owned(), value.to_owned())), "{name}: {set:?}");
+        }
+    }
+
+    #[test]
+    fn indices_are_always_those_of_the_bus() {
+        let order = ("CUDA_DEVICE_ORDER".to_owned(), "PCI_BUS_ID".to_owned());
+        assert!(environment(r#"{"options":""}"#).contains(&order));
+        let body = r#"{"options":"","gpu_uuids":["GPU-0"],"env_vars":{"CUDA_DEVICE_ORDER":"FASTEST_FIRST"}}"#;
+        assert!(environment(body).contains(&order));
+    }
+
+    #[test]
+    fn instance_no_uuid_translation_when_gpu_uuids_none() {
+        let set = environment(r#"{"options":"","env_vars":{"SOME_VAR":"value"}}"#);
+        assert!(set.iter().all(|(name, _)| name != "CUDA_VISIBLE_DEVICES"), "{set:?}");
+    }
+}

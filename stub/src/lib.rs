@@ -1,0 +1,14 @@
+//! The stub: the gateway's hand in Pods and on nodes.
+//!
+//! ```text
+//!   proxy      in a requester Pod: relays to the engine in the provider's, holds its gate and its readiness
+//!   launcher   in a provider Pod: starts and stops engines as its child processes
+//!   node       on each node: device plugin and agent (not built yet)
+//! ```
+//!
+//! It decides nothing: whoever leads orders, with an epoch, and the stub does or refuses.
+
+pub mod cli;
+pub mod launcher;
+pub mod proxy;
+mod serve;

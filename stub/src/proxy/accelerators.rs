@@ -1,0 +1,262 @@
+//! Which accelerators this Pod was given: `GET /v1/dual-pods/accelerators`.
+//!
+//! Four may tell, and the first that names any is believed: our own device plugin, by [`PLUGIN`]; NVIDIA's, by
+//! [`RUNTIME`]; the driver, which shows a container only what was put into it; a file, for machines without one. They
+//! are asked once, at the start: what a container was given does not change while it lives.
+//!
+//! The driver may hang. So it is asked on a thread that nobody waits for (not on the runtime's, which would then not
+//! end), while all ports are served already; whoever asks before it has answered waits [`nvml::DEADLINE`] at most.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use rouse::{model::AcceleratorId, nvml};
+use tokio::{sync::watch, time};
+
+use super::driver::Driver;
+
+pub(crate) const PATH: &str = "/v1/dual-pods/accelerators";
+
+/// Set by our device plugin when it allocates: UUIDs with commas between them.
+pub(crate) const PLUGIN: &str = "ROUSE_ACCELERATORS";
+/// Set by NVIDIA's device plugin, or by an image, for NVIDIA's container runtime.
+pub(crate) const RUNTIME: &str = "NVIDIA_VISIBLE_DEVICES";
+
+/// What the accelerators are asked of.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sources {
+    plugin: Option<String>,
+    runtime: Option<String>,
+    file: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Source {
+    Plugin,
+    Runtime,
+    Driver,
+    File,
+}
+
+/// The accelerators, or, where there are none, what each source said instead.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct Found {
+    pub(crate) ids: Vec<AcceleratorId>,
+    pub(crate) source: Option<Source>,
+    pub(crate) silent: Vec<(Source, String)>,
+}
+
+/// Why no accelerators can be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Error {
+    /// The words are a part of the contract.
+    #[error("no GPUs found")]
+    None,
+    #[error("the accelerators are not known yet: NVML has not answered within {0:?}")]
+    Hung(Duration),
+}
+
+/// The accelerators, as soon as they are known.
+#[derive(Clone, Debug)]
+pub(crate) struct Accelerators {
+    found: watch::Receiver<Option<Arc<Found>>>,
+    within: Duration,
+}
+
+impl Sources {
+    /// Those of this process.
+    pub(crate) fn of_environment(file: Option<PathBuf>) -> Self {
+        // Text that is no UTF-8 names no UUID, and saying so is better than to pass it over.
+        let variable = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        Self { plugin: variable(PLUGIN), runtime: variable(RUNTIME), file }
+    }
+
+    #[cfg(test)]
+    pub(super) fn of_file(file: PathBuf) -> Self {
+        Self { file: Some(file), ..Self::default() }
+    }
+
+    /// Asks one after the other. Blocks, and for ever if the driver hangs.
+    fn ask(&self, driver: &dyn Driver) -> Found {
+        let mut silent = Vec::new();
+        let mut ask = |source, answer: Result<Vec<AcceleratorId>, String>| match answer {
+            Ok(ids) if !ids.is_empty() => Some(Found { ids, source: Some(source), silent: Vec::new() }),
+            Ok(_) => {
+                silent.push((source, "names none".to_owned()));
+                None
+            }
+            Err(why) => {
+                silent.push((source, why));
+                None
+            }
+        };
+        let plugin =
+            || self.plugin.as_deref().map_or_else(|| Err("is not set".to_owned()), |it| Ok(listed(it)));
+        let runtime =
+            || self.runtime.as_deref().map_or_else(|| Err("is not set".to_owned()), |it| visible(it, driver));
+        let all = || match self.runtime.as_deref().map(str::trim) {
+            Some("none") => Err(format!("is not asked: {RUNTIME} is 'none'")),
+            _ => driver.all().map_err(|error| error.to_string()),
+        };
+        let file = || self.file.as_deref().map_or_else(|| Err("is not given".to_owned()), read);
+        let found = ask(Source::Plugin, plugin())
+            .or_else(|| ask(Source::Runtime, runtime()))
+            .or_else(|| ask(Source::Driver, all()))
+            .or_else(|| ask(Source::File, file()));
+        match found {
+            Some(found) => Found { silent, ..found },
+            None => Found { ids: Vec::new(), source: None, silent },
+        }
+    }
+}
+
+impl Accelerators {
+    /// Begins to ask, on a thread of its own, and returns at once.
+    pub(crate) fn discover(sources: Sources, driver: Arc<dyn Driver>) -> Self {
+        Self::discover_within(sources, driver, nvml::DEADLINE)
+    }
+
+    pub(super) fn discover_within(sources: Sources, driver: Arc<dyn Driver>, within: Duration) -> Self {
+        let (tell, found) = watch::channel(None);
+        let asking = std::thread::Builder::new().name("accelerators".to_owned()).spawn(move || {
+            let found = sources.ask(&*driver);
+            found.log();
+            tell.send_replace(Some(Arc::new(found)));
+        });
+        if let Err(error) = asking {
+            tracing::error!(%error, "no thread on which to ask for the accelerators");
+        }
+        Self { found, within }
+    }
+
+    /// What was found, as soon as it is.
+    ///
+    /// # Errors
+    /// There are none, or the driver hangs.
+    pub(crate) async fn get(&self) -> Result<Arc<Found>, Error> {
+        let mut found = self.found.clone();
+        let known = time::timeout(self.within, found.wait_for(Option::is_some)).await;
+        match known.map_err(|_| Error::Hung(self.within))? {
+            Ok(found) => found.clone().filter(|found| !found.ids.is_empty()).ok_or(Error::None),
+            Err(_) => Err(Error::None),
+        }
+    }
+
+    /// What is known by now; `None` while the driver is still asked.
+    pub(crate) fn now(&self) -> Option<Arc<Found>> {
+        self.found.borrow().clone()
+    }
+}
+
+impl Found {
+    fn log(&self) {
+        let ids: Vec<&str> = self.ids.iter().map(AcceleratorId::as_str).collect();
+        if let Some(source) = self.source {
+            return tracing::info!(%source, accelerators = ids.join(","), "accelerators");
+        }
+        let said: Vec<String> = self.silent.iter().map(|(source, why)| format!("{source} {why}")).collect();
+        tracing::error!(
+            said = said.join("; "),
+            "no GPUs found: give them with {PLUGIN} or --accelerators-file"
+        );
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Plugin => PLUGIN,
+            Self::Runtime => RUNTIME,
+            Self::Driver => "NVML",
+            Self::File => "--accelerators-file",
+        })
+    }
+}
+
+/// Answers [`PATH`].
+pub(crate) fn routes(accelerators: Accelerators) -> Router {
+    Router::new().route(PATH, get(list)).with_state(accelerators)
+}
+
+async fn list(State(accelerators): State<Accelerators>) -> Response {
+    match accelerators.get().await {
+        Ok(found) => {
+            let json = serde_json::json!(found.ids);
+            ([(header::CONTENT_TYPE, "application/json")], format!("{json}\n")).into_response()
+        }
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+/// Names with commas between them, each once.
+fn listed(text: &str) -> Vec<AcceleratorId> {
+    once(text.split(',').map(str::trim).filter(|name| !name.is_empty()))
+}
+
+fn once<'a>(names: impl Iterator<Item = &'a str>) -> Vec<AcceleratorId> {
+    let mut ids = Vec::new();
+    for id in names.map(AcceleratorId::from) {
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    ids
+}
+
+/// What NVIDIA's runtime is told. UUIDs are taken as they are, numbers are the driver's. `all` names nothing, and
+/// neither does `void`, with which the devices come by another way (CDI): the driver knows.
+fn visible(text: &str, driver: &dyn Driver) -> Result<Vec<AcceleratorId>, String> {
+    let text = text.trim();
+    if matches!(text, "" | "all" | "void" | "none") {
+        return Err(format!("is '{text}'"));
+    }
+    let mut ids = Vec::new();
+    for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        let id = if name.starts_with("GPU-") || name.starts_with("MIG-") {
+            name.into()
+        } else {
+            let (index, part) =
+                number(name).ok_or_else(|| format!("has '{name}', which is no UUID and no number"))?;
+            driver.numbered(index, part).map_err(|error| format!("has '{name}', and {error}"))?
+        };
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    Ok(ids)
+}
+
+/// `3`, or `3:1`: the part 1 of the device 3.
+fn number(name: &str) -> Option<(u32, Option<u32>)> {
+    match name.split_once(':') {
+        Some((index, part)) => Some((index.parse().ok()?, Some(part.parse().ok()?))),
+        None => Some((name.parse().ok()?, None)),
+    }
+}
+
+/// A JSON array of names, or one name a line.
+fn read(file: &Path) -> Result<Vec<AcceleratorId>, String> {
+    let shown = file.display();
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{shown} cannot be read: {error}"))?;
+    if text.trim_start().starts_with('[') {
+        let names: Vec<String> =
+            serde_json::from_str(&text).map_err(|error| format!("{shown} is no array of names: {error}"))?;
+        return Ok(once(names.iter().map(|name| name.trim()).filter(|name| !name.is_empty())));
+    }
+    Ok(once(text.lines().map(str::trim).filter(|name| !name.is_empty())))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+use axum::{body::Body, http::Request};
+use http_body_util::BodyExt as _;
+use tower_service::Service as _;
+
+use super::*;
+use crate::proxy::driver::fake::{Fake, Missing};
+
+const A: &str = "GPU-5a2b8c1e-0000-4000-8000-00000000000a";
+const B: &str = "GPU-5a2b8c1e-0000-4000-8000-00000000000b";
+const PART: &str = "MIG-9d5c1f70-0000-5000-8000-000000000001";
+
+fn sources(plugin: Option<&str>, runtime: Option<&str>, file: Option<&Path>) -> Sources {
+    Sources {
+        plugin: plugin.map(str::to_owned),
+        runtime: runtime.map(str::to_owned),
+        file: file.map(Path::to_owned),
+    }
+}
+
+fn names(found: &Found) -> Vec<&str> {
+    found.ids.iter().map(AcceleratorId::as_str).collect()
+}
+
+#[test]
+fn the_first_source_that_names_any_is_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("accelerators");
+    std::fs::write(&file, "gpu-file\n\n").unwrap();
+    let driver = Fake::new(&[(A, None), (B, None)]);
+    let none = Fake::new(&[]);
+
+    let asked = |plugin, runtime, driver: &dyn Driver| sources(plugin, runtime, Some(&file)).ask(driver);
+    let found = asked(Some("x, y,,x"), Some(A), &driver);
+    assert_eq!((names(&found), found.source), (vec!["x", "y"], Some(Source::Plugin)));
+    let found = asked(Some(" , "), Some(B), &driver);
+    assert_eq!((names(&found), found.source), (vec![B], Some(Source::Runtime)));
+    let found = asked(None, Some("all"), &driver);
+    assert_eq!((names(&found), found.source), (vec![A, B], Some(Source::Driver)));
+    let found = asked(None, None, &none);
+    assert_eq!((names(&found), found.source), (vec!["gpu-file"], Some(Source::File)));
+    let found = asked(None, None, &Missing);
+    assert_eq!((names(&found), found.source), (vec!["gpu-file"], Some(Source::File)));
+}
+
+#[test]
+fn nvidias_variable_is_read_as_nvidias_runtime_reads_it() {
+    let driver = Fake::new(&[(A, None), (B, None)]);
+    let ids = |text: &str| {
+        visible(text, &driver).map(|ids| ids.iter().map(|id| id.as_str().to_owned()).collect::<Vec<_>>())
+    };
+    assert_eq!(ids(&format!("{B}, {PART},{B}")).unwrap(), [B, PART]);
+    assert_eq!(ids("1,0").unwrap(), [B, A]);
+    assert_eq!(ids(&format!("0:2,{B}")).unwrap(), [&A.replace("GPU", "MIG-2"), B]);
+    for silent in ["", "all", "void", "none", "  none "] {
+        assert!(ids(silent).unwrap_err().starts_with("is '"), "{silent}");
+    }
+    assert_eq!(ids("7").unwrap_err(), "has '7', and there is no accelerator number 7");
+    assert!(ids("/var/run/nvidia-container-devices").unwrap_err().contains("no UUID and no number"));
+    assert!(visible("0", &Missing).unwrap_err().contains("no NVIDIA driver here"));
+}
+
+#[test]
+fn with_void_the_driver_is_asked_and_with_none_it_is_not() {
+    let driver = Fake::new(&[(A, None)]);
+    assert_eq!(names(&sources(None, Some("void"), None).ask(&driver)), [A]);
+    let found = sources(None, Some("none"), None).ask(&driver);
+    assert_eq!(names(&found), Vec::<&str>::new());
+    let said: Vec<String> = found.silent.iter().map(|(source, why)| format!("{source} {why}")).collect();
+    assert_eq!(
+        said,
+        [
+            "ROUSE_ACCELERATORS is not set",
+            "NVIDIA_VISIBLE_DEVICES is 'none'",
+            "NVML is not asked: NVIDIA_VISIBLE_DEVICES is 'none'",
+            "--accelerators-file is not given",
+        ]
+    );
+}
+
+#[test]
+fn a_file_is_lines_or_an_array_and_a_bad_one_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("accelerators");
+    let read = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        read(&file).map(|ids| ids.iter().map(|id| id.as_str().to_owned()).collect::<Vec<_>>())
+    };
+    assert_eq!(read("a\r\n b \n\na\n").unwrap(), ["a", "b"]);
+    assert_eq!(read(" [\"a\", \"b\", \"a\"]\n").unwrap(), ["a", "b"]);
+    assert_eq!(read("").unwrap(), Vec::<String>::new());
+    assert!(read("[1]").unwrap_err().contains("is no array of names"));
+    assert!(super::read(Path::new("/nowhere/at/all")).unwrap_err().contains("cannot be read"));
+}
+
+async fn asked(accelerators: &Accelerators) -> (u16, String) {
+    let mut router = routes(accelerators.clone());
+    let response = router.call(Request::get(PATH).body(Body::empty()).unwrap()).await.unwrap();
+    let status = response.status().as_u16();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+#[tokio::test]
+async fn the_answer_is_an_array_and_a_newline_or_that_there_are_none() {
+    let discover = |sources| Accelerators::discover(sources, Arc::new(Missing));
+    let some = discover(sources(Some("a,b"), None, None));
+    assert_eq!(asked(&some).await, (200, "[\"a\",\"b\"]\n".to_owned()));
+    let none = discover(sources(None, None, None));
+    assert_eq!(asked(&none).await, (500, "no GPUs found\n".to_owned()));
+}
+
+#[tokio::test]
+async fn a_driver_that_hangs_is_named_and_believed_when_it_comes_back() {
+    let driver = Arc::new(Fake::new(&[(A, None)]));
+    driver.hang_at(Some("all"));
+    let within = Duration::from_millis(50);
+    let accelerators =
+        Accelerators::discover_within(sources(None, None, None), Arc::clone(&driver) as _, within);
+    let (status, body) = asked(&accelerators).await;
+    assert_eq!(
+        (status, body.as_str()),
+        (500, "the accelerators are not known yet: NVML has not answered within 50ms\n")
+    );
+    assert_eq!(accelerators.now(), None);
+    driver.hang_at(None);
+    accelerators.found.clone().wait_for(Option::is_some).await.unwrap();
+    assert_eq!(asked(&accelerators).await.0, 200);
+}

@@ -1,0 +1,154 @@
+//! The SPI: what controllers call, on the SPI port and on the admin port alike.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension, Json, Router,
+    body::Body,
+    extract::{Query, Request, State},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use rouse::wire::{self, Close, Epoch, Open};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::time::Instant;
+
+use super::{engine, gate, state::Proxy, target};
+use crate::serve::Gone;
+
+/// Why an order was refused, beside the gate as it stands.
+#[derive(Debug, Serialize)]
+struct Reason {
+    reason: String,
+    #[serde(flatten)]
+    gate: wire::Gate,
+}
+
+/// `POST /v1/release`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Release {
+    epoch: Epoch,
+}
+
+/// `?wait=true`
+#[derive(Debug, Default, Deserialize)]
+struct Waits {
+    #[serde(default)]
+    wait: bool,
+}
+
+/// All paths; `more` are those of the proxy's other parts.
+pub(super) fn router(proxy: &Arc<Proxy>, more: Router) -> Router {
+    Router::new()
+        .route("/v1/gate", get(look).post(close).delete(open))
+        .route("/v1/engine/wake", post(engine::wake))
+        .route("/v1/engine/sleep", post(engine::sleep))
+        .route("/v1/release", post(release))
+        .route("/v1/proxy/config", get(target::get).put(target::put))
+        .with_state(Arc::clone(proxy))
+        .merge(more)
+        .layer(middleware::from_fn_with_state(Arc::clone(proxy), guard))
+}
+
+/// Demands the token, where there is one.
+async fn guard(State(proxy): State<Arc<Proxy>>, request: Request, next: Next) -> Response {
+    match &proxy.token {
+        Some(token) if !token.is_shown(request.headers()) => {
+            let wanted = [(header::WWW_AUTHENTICATE, "Bearer")];
+            (StatusCode::UNAUTHORIZED, wanted, "the bearer token of --token-file is wanted\n").into_response()
+        }
+        _ => next.run(request).await,
+    }
+}
+
+async fn look(State(proxy): State<Arc<Proxy>>) -> Json<wire::Gate> {
+    Json(proxy.keeper.view())
+}
+
+async fn close(
+    State(proxy): State<Arc<Proxy>>,
+    query: Query<Waits>,
+    gone: Option<Extension<Gone>>,
+    body: Bytes,
+) -> Response {
+    let order: Close = match parse(&body) {
+        Ok(order) => order,
+        Err(refusal) => return refusal,
+    };
+    match proxy.keeper.close(&order, Instant::now()) {
+        Ok(view) if query.wait => {
+            // The drain goes on without its caller; only the answer does not.
+            let view = match gone {
+                None => proxy.keeper.drained().await,
+                Some(Extension(gone)) => tokio::select! {
+                    drained = proxy.keeper.drained() => drained,
+                    () = gone.wait() => view,
+                },
+            };
+            Json(view).into_response()
+        }
+        Ok(view) => (StatusCode::ACCEPTED, Json(view)).into_response(),
+        Err(refused) => refused.into_response(),
+    }
+}
+
+async fn open(State(proxy): State<Arc<Proxy>>, uri: Uri, body: Bytes) -> Response {
+    let order = if body.is_empty() {
+        Query::<Open>::try_from_uri(&uri).map(|query| query.0).map_err(IntoResponse::into_response)
+    } else {
+        parse(&body)
+    };
+    match order.map(|order| proxy.keeper.open(&order)) {
+        Ok(Ok(view)) => {
+            proxy.released.send_replace(false);
+            Json(view).into_response()
+        }
+        Ok(Err(refused)) => refused.into_response(),
+        Err(refusal) => refusal,
+    }
+}
+
+async fn release(State(proxy): State<Arc<Proxy>>, body: Bytes) -> Response {
+    let order: Release = match parse(&body) {
+        Ok(order) => order,
+        Err(refusal) => return refusal,
+    };
+    if let Err(refused) = proxy.keeper.hear_epoch(order.epoch) {
+        return refused.into_response();
+    }
+    proxy.released.send_replace(true);
+    Json(proxy.keeper.view()).into_response()
+}
+
+/// An order's body; a refusal with what is wrong with it.
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Response> {
+    serde_json::from_slice(body)
+        .map_err(|error| text(StatusCode::BAD_REQUEST, format!("not as expected: {error}")))
+}
+
+/// An answer in words.
+pub(super) fn text(status: StatusCode, words: impl Into<String>) -> Response {
+    let mut words = words.into();
+    words.push('\n');
+    (status, words).into_response()
+}
+
+/// Who orders, where a call says so in its head; `None` for somebody who sends no epochs.
+pub(super) fn epoch(headers: &HeaderMap) -> Result<Option<Epoch>, Response> {
+    let value = headers.get(wire::EPOCH).map(HeaderValue::to_str);
+    let Some(value) = value else { return Ok(None) };
+    let epoch = value.ok().and_then(|value| value.parse().ok());
+    epoch.map(Some).ok_or_else(|| text(StatusCode::BAD_REQUEST, format!("{} must be a number", wire::EPOCH)))
+}
+
+impl IntoResponse for gate::Refused {
+    fn into_response(self) -> Response<Body> {
+        let reason = self.to_string();
+        let (Self::Stale(gate) | Self::Barred(gate, _)) = self;
+        (StatusCode::CONFLICT, Json(Reason { reason, gate })).into_response()
+    }
+}

@@ -1,0 +1,158 @@
+//! The flags: two sets of ports, of two designs that this program stands in for, and what both have in common.
+
+use std::{net::IpAddr, path::PathBuf, time::Duration};
+
+use rouse::{adapter::Kind, units::Millis};
+
+/// What the earlier design's ports are when any of them is named.
+const RELAY: u16 = 8000;
+const ADMIN: u16 = 8001;
+const METRICS: u16 = 8002;
+const DEBUG: u16 = 8003;
+
+/// Flags of the proxy. A port of 0 is any that is free; where each listens is written to stderr.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Listen on this address only [default: all addresses; the debug port always on loopback]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(super) host: Option<IpAddr>,
+    /// Readiness, for the kubelet: GET /ready
+    #[arg(long, env = "PROBES_PORT", value_name = "PORT", default_value_t = 8080)]
+    pub(super) probes_port: u16,
+    /// What controllers call
+    #[arg(long, env = "SPI_PORT", value_name = "PORT", default_value_t = 8081)]
+    pub(super) spi_port: u16,
+    /// Requests for the engine; listens once PUT /v1/proxy/config has named it
+    #[arg(long, value_name = "PORT", default_value_t = 8082)]
+    pub(super) proxy_port: u16,
+    /// Requests for the engine; listens from the start. Repeat it, or write --relay-port-1, --relay-port-2 and so on
+    #[arg(long, value_name = "PORT")]
+    pub(super) relay_port: Vec<u16>,
+    /// The same as the SPI port. Any of --relay-port, --admin-port, --metrics-port and --debug-port opens all four, at
+    /// 8000 to 8003 where nothing else is said
+    #[arg(long, value_name = "PORT")]
+    pub(super) admin_port: Option<u16>,
+    /// Metrics for Prometheus: GET /metrics
+    #[arg(long, value_name = "PORT")]
+    pub(super) metrics_port: Option<u16>,
+    /// What goes on inside, on loopback only
+    #[arg(long, value_name = "PORT")]
+    pub(super) debug_port: Option<u16>,
+    /// Longest time to get a connection to the engine
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "10s")]
+    pub(super) proxy_dial_timeout: Duration,
+    /// Largest body of a request; 0 for any size. Bodies are passed on as they come
+    #[arg(long, value_name = "SIZE", default_value = "256Mi")]
+    pub(super) max_body: rouse::units::Bytes,
+    /// Start with the gate closed and without a target, and hold after SIGTERM until released: for controllers that send
+    /// epochs
+    #[arg(long)]
+    pub(super) epoch_gate: bool,
+    /// How long the hold after SIGTERM lasts at most; requests that still run then are cut
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "25s")]
+    pub(super) hold: Duration,
+    /// Without a hold: how long requests may go on after SIGTERM
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "60s")]
+    pub(super) shutdown: Duration,
+    /// Demand the bearer token of this file on the SPI and admin ports; read again when it changes
+    #[arg(long, value_name = "FILE")]
+    pub(super) token_file: Option<PathBuf>,
+    /// UUIDs of the accelerators, one a line, where nothing else tells them
+    #[arg(long, value_name = "FILE")]
+    pub(super) accelerators_file: Option<PathBuf>,
+    /// Take the engine's address from this file, as the downward API writes it: ADDRESS or ADDRESS:PORT
+    #[arg(long, value_name = "FILE")]
+    pub(super) server_ip_file: Option<PathBuf>,
+    /// The port that belongs to an address without one in --server-ip-file
+    #[arg(long, value_name = "PORT", default_value_t = 8000)]
+    pub(super) server_port: u16,
+    /// Which program the engine is: it decides which paths pass, and how it is put to sleep
+    #[arg(long, value_name = "KIND", default_value = "vllm", value_parser = kind)]
+    pub(super) engine_kind: Kind,
+    /// The model's name as the engine knows it, for messages and for the one token that is asked for when an engine's
+    /// counters are stuck
+    #[arg(long, value_name = "NAME", default_value = "this model")]
+    pub(super) model: String,
+    /// Threads that relay [default: one for each processor, four at most]
+    #[arg(long, value_name = "COUNT")]
+    pub(super) relay_threads: Option<usize>,
+    /// Messages of this level and above: error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub(super) log_level: tracing::Level,
+}
+
+/// The ports of the earlier design.
+pub(super) struct Earlier {
+    pub(super) relay: Vec<u16>,
+    pub(super) admin: u16,
+    pub(super) metrics: u16,
+    pub(super) debug: u16,
+}
+
+impl Args {
+    /// Some, when any of them was named.
+    pub(super) fn earlier(&self) -> Option<Earlier> {
+        let named = !self.relay_port.is_empty()
+            || [self.admin_port, self.metrics_port, self.debug_port].iter().any(Option::is_some);
+        named.then(|| Earlier {
+            relay: if self.relay_port.is_empty() { vec![RELAY] } else { self.relay_port.clone() },
+            admin: self.admin_port.unwrap_or(ADMIN),
+            metrics: self.metrics_port.unwrap_or(METRICS),
+            debug: self.debug_port.unwrap_or(DEBUG),
+        })
+    }
+
+    pub(super) fn threads(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from).min(4);
+        self.relay_threads.unwrap_or_else(cores).max(1)
+    }
+}
+
+fn time(text: &str) -> Result<Duration, rouse::units::Error> {
+    text.parse().map(Millis::duration)
+}
+
+fn kind(name: &str) -> Result<Kind, String> {
+    Ok(match name {
+        "vllm" => Kind::Vllm,
+        "sglang" => Kind::Sglang,
+        "llamacpp" => Kind::LlamaCpp,
+        "custom" => Kind::Custom,
+        _ => return Err("must be vllm, sglang, llamacpp or custom".into()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn earlier(flags: &[&str]) -> Option<(Vec<u16>, u16, u16, u16)> {
+        let line = Line::try_parse_from(std::iter::once(&"proxy").chain(flags)).unwrap();
+        line.args.earlier().map(|ports| (ports.relay, ports.admin, ports.metrics, ports.debug))
+    }
+
+    #[test]
+    fn any_port_of_the_earlier_design_opens_all_of_them() {
+        assert_eq!(earlier(&[]), None);
+        assert_eq!(earlier(&["--spi-port=1"]), None);
+        assert_eq!(earlier(&["--debug-port=7"]), Some((vec![8000], 8001, 8002, 7)));
+        let two = earlier(&["--relay-port=1", "--relay-port=2"]);
+        assert_eq!(two, Some((vec![1, 2], 8001, 8002, 8003)));
+    }
+
+    #[test]
+    fn the_kinds_of_engines_are_those_of_the_gateway() {
+        for name in ["vllm", "sglang", "llamacpp", "custom"] {
+            assert!(kind(name).is_ok(), "{name}");
+        }
+        assert!(kind("vLLM").is_err());
+    }
+}

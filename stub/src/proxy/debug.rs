@@ -1,0 +1,95 @@
+//! The debug port, on loopback: `GET /debug/state`, all that this process believes, and `GET /debug/heap`, where its
+//! memory is.
+//!
+//! The allocator is the C library's, and its own account of itself cannot be had without unsafe code, so the heap is shown
+//! as the kernel sees it: what is resident and what of that is written by this process alone (heap and stacks) tells a
+//! leak from a large file in the cache.
+
+use std::{collections::BTreeMap, io, sync::Arc};
+
+use axum::{
+    Json, Router,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use serde::Serialize;
+use serde_json::Value;
+use tokio::task;
+
+/// Tells all that is believed now.
+pub(crate) type State = Arc<dyn Fn() -> Value + Send + Sync>;
+
+/// Memory of this process, in bytes, by the kernel's own names.
+#[derive(Debug, Serialize)]
+struct Heap {
+    /// From `/proc/self/status`: the sizes, and what they were at most.
+    status: BTreeMap<String, u64>,
+    threads: u64,
+    /// From `/proc/self/smaps_rollup`: the sums over all mappings. Empty where the kernel does not make it.
+    rollup: BTreeMap<String, u64>,
+    /// From `/proc/self/smaps`: of the mapping that grows by brk, from which small pieces are allocated first.
+    brk: BTreeMap<String, u64>,
+}
+
+/// Answers `/debug/state` and `/debug/heap`.
+pub(crate) fn routes(state: State) -> Router {
+    let dump = move || std::future::ready(Json(state()));
+    Router::new().route("/debug/state", get(dump)).route("/debug/heap", get(heap))
+}
+
+async fn heap() -> Response {
+    // The kernel walks all pages for it.
+    match task::spawn_blocking(Heap::read).await {
+        Ok(Ok(heap)) => Json(heap).into_response(),
+        Ok(Err(error)) => failed(&error),
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &dyn std::error::Error) -> Response {
+    (StatusCode::INTERNAL_SERVER_ERROR, format!("/proc/self cannot be read: {error}\n")).into_response()
+}
+
+impl Heap {
+    fn read() -> io::Result<Self> {
+        let status = std::fs::read_to_string("/proc/self/status")?;
+        let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+        let brk = maps.split_once("[heap]\n").map_or("", |(_, after)| after);
+        let threads = status.lines().find_map(|line| line.strip_prefix("Threads:")?.trim().parse().ok());
+        Ok(Self {
+            threads: threads.unwrap_or_default(),
+            status: sizes(status.lines()),
+            rollup: sizes(rollup.lines()),
+            // A mapping ends with its flags.
+            brk: sizes(brk.lines().take_while(|line| !line.starts_with("VmFlags"))),
+        })
+    }
+}
+
+/// Lines like `VmRSS:      5120 kB`.
+fn sizes<'a>(lines: impl Iterator<Item = &'a str>) -> BTreeMap<String, u64> {
+    let size = |line: &'a str| {
+        let (name, rest) = line.split_once(':')?;
+        let kib: u64 = rest.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+        Some((name.to_owned(), kib << 10))
+    };
+    lines.filter_map(size).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_heap_is_shown_in_bytes() {
+        let heap = Heap::read().unwrap();
+        assert!(heap.threads >= 1);
+        let resident = heap.status["VmRSS"];
+        assert!((1 << 20..1 << 32).contains(&resident), "{resident}");
+        assert!(heap.status["VmHWM"] >= heap.status["RssAnon"]);
+        assert!(heap.rollup["Private_Dirty"] > 0);
+        assert!(heap.brk["Rss"] > 0 && heap.brk["Rss"] < heap.rollup["Rss"]);
+    }
+}

@@ -1,0 +1,117 @@
+//! What is asked of the accelerators' driver, so that tests can have one that fails, or hangs.
+
+use rouse::{
+    model::AcceleratorId,
+    nvml::{Error, Nvml},
+    units::Bytes,
+};
+
+/// Every call blocks, and for ever if the driver hangs: only threads call it that nobody waits for.
+pub(crate) trait Driver: Send + Sync + 'static {
+    /// Every accelerator, in the driver's order.
+    fn all(&self) -> Result<Vec<AcceleratorId>, Error>;
+
+    /// The one that `3`, or its part that `3:1`, means.
+    fn numbered(&self, index: u32, part: Option<u32>) -> Result<AcceleratorId, Error>;
+
+    /// How much of its memory is in use now.
+    fn used(&self, id: &AcceleratorId) -> Result<Bytes, Error>;
+}
+
+impl Driver for Nvml {
+    fn all(&self) -> Result<Vec<AcceleratorId>, Error> {
+        Ok(self.devices()?.into_iter().map(|device| device.id).collect())
+    }
+
+    fn numbered(&self, index: u32, part: Option<u32>) -> Result<AcceleratorId, Error> {
+        Self::numbered(self, index, part)
+    }
+
+    fn used(&self, id: &AcceleratorId) -> Result<Bytes, Error> {
+        Ok(self.read(id)?.used)
+    }
+}
+
+/// A driver for tests, and the switch that lets it go on where it hangs.
+#[cfg(test)]
+pub(crate) mod fake {
+    use std::sync::{
+        Condvar, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use super::*;
+
+    /// Knows these accelerators, with MiB in use; `None` fails as one does that fell off the bus.
+    #[derive(Debug, Default)]
+    pub(crate) struct Fake {
+        pub(crate) devices: Mutex<Vec<(&'static str, Option<u64>)>>,
+        /// Calls about this one do not return while it is named here.
+        hangs: Mutex<Option<&'static str>>,
+        released: Condvar,
+        pub(crate) readings: AtomicUsize,
+        inside: AtomicUsize,
+        pub(crate) most_inside: AtomicUsize,
+    }
+
+    impl Fake {
+        pub(crate) fn new(devices: &[(&'static str, Option<u64>)]) -> Self {
+            Self { devices: Mutex::new(devices.to_vec()), ..Self::default() }
+        }
+
+        pub(crate) fn hang_at(&self, id: Option<&'static str>) {
+            *self.hangs.lock().unwrap_or_else(PoisonError::into_inner) = id;
+            self.released.notify_all();
+        }
+
+        fn pass(&self, id: &str) {
+            let inside = self.inside.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most_inside.fetch_max(inside, Ordering::SeqCst);
+            let hangs = self.hangs.lock().unwrap();
+            drop(self.released.wait_while(hangs, |hangs| *hangs == Some(id)).unwrap());
+            self.inside.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    impl Driver for Fake {
+        fn all(&self) -> Result<Vec<AcceleratorId>, Error> {
+            self.pass("all");
+            Ok(self.devices.lock().unwrap().iter().map(|(id, _)| (*id).into()).collect())
+        }
+
+        fn numbered(&self, index: u32, part: Option<u32>) -> Result<AcceleratorId, Error> {
+            let devices = self.devices.lock().unwrap();
+            match (usize::try_from(index).ok().and_then(|index| devices.get(index)), part) {
+                (Some((id, _)), None) => Ok((*id).into()),
+                (Some((id, _)), Some(part)) => Ok(id.replace("GPU", &format!("MIG-{part}")).into()),
+                (None, _) => Err(Error::NoNumber(index.to_string())),
+            }
+        }
+
+        fn used(&self, id: &AcceleratorId) -> Result<Bytes, Error> {
+            self.pass(id.as_str());
+            self.readings.fetch_add(1, Ordering::SeqCst);
+            let devices = self.devices.lock().unwrap();
+            let (_, mib) = devices.iter().find(|(known, _)| *known == id.as_str()).unwrap();
+            mib.map(|mib| Bytes(Bytes::mib(mib).0 + 4096)).ok_or_else(|| Error::Lost(id.clone()))
+        }
+    }
+
+    /// No driver at all.
+    #[derive(Debug)]
+    pub(crate) struct Missing;
+
+    impl Driver for Missing {
+        fn all(&self) -> Result<Vec<AcceleratorId>, Error> {
+            Err(Error::NoDriver("libnvidia-ml.so.1 is not there".to_owned()))
+        }
+
+        fn numbered(&self, _: u32, _: Option<u32>) -> Result<AcceleratorId, Error> {
+            self.all().map(|_| unreachable!("it always fails"))
+        }
+
+        fn used(&self, _: &AcceleratorId) -> Result<Bytes, Error> {
+            self.all().map(|_| unreachable!("it always fails"))
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Sockets that listen.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    time::Duration,
+};
+
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+
+/// How many connections may wait to be accepted.
+const BACKLOG: i32 = 4096;
+/// A peer that is silent for so long is asked whether it is there: a machine that lost its power says nothing, and its
+/// request would hold the engine.
+const SILENT: Duration = Duration::from_secs(30);
+
+/// A port that cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot listen on the {name} port {address}: {source}; free it, or choose another one with --{name}-port"
+)]
+pub(crate) struct Error {
+    pub(crate) name: &'static str,
+    pub(crate) address: SocketAddr,
+    pub(crate) source: io::Error,
+}
+
+/// Binds one port, for IPv4 and IPv6 where `host` says nothing else, and says so in the log.
+pub(super) fn bind(name: &'static str, host: Option<IpAddr>, port: u16) -> Result<TcpListener, Error> {
+    let any = || open(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)));
+    let (address, bound) = match host {
+        Some(host) => (SocketAddr::from((host, port)), open(SocketAddr::from((host, port)))),
+        None => {
+            let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+            let bound = match any() {
+                // A kernel without IPv6.
+                Err(error) if error.kind() != io::ErrorKind::AddrInUse => open(address),
+                bound => bound,
+            };
+            (address, bound)
+        }
+    };
+    let failed = |source| Error { name, address, source };
+    let listener = bound.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    tracing::info!(port = name, %address, "listening");
+    Ok(listener)
+}
+
+fn open(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    // Connections have it from the listener that accepts them.
+    socket.set_tcp_keepalive(
+        &TcpKeepalive::new().with_time(SILENT).with_interval(SILENT / 3).with_retries(3),
+    )?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}

@@ -1,0 +1,119 @@
+use std::sync::atomic::Ordering;
+
+use axum::{body::Body, http::Request};
+use http_body_util::BodyExt as _;
+use tower_service::Service as _;
+
+use super::*;
+use crate::proxy::{
+    accelerators::Sources,
+    driver::fake::{Fake, Missing},
+};
+
+const A: &str = "GPU-a";
+const B: &str = "GPU-b";
+const C: &str = "GPU-c";
+
+/// Over the accelerators a, b and c, whatever the driver knows.
+async fn memory(driver: Arc<dyn Driver>, within: Duration) -> Memory {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("accelerators");
+    std::fs::write(&file, "GPU-a\nGPU-b\nGPU-c\n").unwrap();
+    let accelerators = Accelerators::discover(Sources::of_file(file), Arc::new(Missing));
+    accelerators.get().await.unwrap();
+    Memory::within(accelerators, driver, within)
+}
+
+async fn asked(memory: &Memory) -> (u16, String) {
+    let mut router = routes(memory.clone());
+    let response = router.call(Request::get(PATH).body(Body::empty()).unwrap()).await.unwrap();
+    let status = response.status().as_u16();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+#[tokio::test]
+async fn usage_is_in_mib_by_uuid() {
+    let driver = Fake::new(&[(A, Some(0)), (B, Some(70_000)), (C, Some(512))]);
+    let memory = memory(Arc::new(driver), nvml::DEADLINE).await;
+    assert_eq!(asked(&memory).await, (200, "{\"GPU-a\":0,\"GPU-b\":70000,\"GPU-c\":512}\n".to_owned()));
+}
+
+#[tokio::test]
+async fn each_accelerator_that_fails_is_named_with_its_cause() {
+    let one = memory(Arc::new(Fake::new(&[(A, Some(1)), (B, None), (C, Some(1))])), nvml::DEADLINE).await;
+    assert_eq!(asked(&one).await, (500, "GPU-b: accelerator GPU-b is gone\n".to_owned()));
+
+    let missing = memory(Arc::new(Missing), nvml::DEADLINE).await;
+    let why = "no NVIDIA driver here (libnvidia-ml.so.1 is not there)";
+    assert_eq!(asked(&missing).await, (500, format!("GPU-a: {why}\nGPU-b: {why}\nGPU-c: {why}\n")));
+}
+
+#[tokio::test]
+async fn without_accelerators_there_is_nothing_to_read() {
+    let none = Accelerators::discover(Sources::default(), Arc::new(Missing));
+    let memory = Memory::new(none, Arc::new(Missing));
+    assert_eq!(asked(&memory).await, (500, "no GPUs found\n".to_owned()));
+}
+
+#[tokio::test]
+async fn a_driver_that_hangs_costs_one_thread_however_many_ask() {
+    let driver = Arc::new(Fake::new(&[(A, Some(1)), (B, Some(2)), (C, Some(3))]));
+    driver.hang_at(Some(B));
+    let within = Duration::from_millis(100);
+    let memory = memory(Arc::clone(&driver) as _, within).await;
+
+    let asking: Vec<_> = (0..100)
+        .map(|_| {
+            let memory = memory.clone();
+            tokio::spawn(async move { memory.read().await })
+        })
+        .collect();
+    for answer in asking {
+        let Err(Error::Failed(failed)) = answer.await.unwrap() else { panic!("it hangs") };
+        let failed: Vec<(&str, &str)> = failed.iter().map(|(id, why)| (id.as_str(), why.as_str())).collect();
+        let [(B, why), (C, "not read, since NVML hangs")] = failed[..] else { panic!("{failed:?}") };
+        assert!(why.starts_with("NVML hangs, and has not answered for "), "{why}");
+    }
+    assert_eq!(driver.most_inside.load(Ordering::SeqCst), 1);
+
+    // Who comes now need not wait for it to hang once more.
+    let before = Instant::now();
+    assert!(memory.read().await.is_err());
+    assert!(before.elapsed() < within);
+
+    driver.hang_at(None);
+    let idle = || memory.shared.turn.lock().unwrap().running.is_none();
+    while !idle() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(memory.read().await.unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn nobody_is_given_a_reading_that_began_before_they_asked() {
+    let driver = Arc::new(Fake::new(&[(A, Some(1)), (B, Some(900)), (C, Some(3))]));
+    driver.hang_at(Some(C));
+    let memory = memory(Arc::clone(&driver) as _, nvml::DEADLINE).await;
+    let ask = || {
+        let memory = memory.clone();
+        tokio::spawn(async move { memory.read().await.unwrap() })
+    };
+
+    let first = ask();
+    while driver.readings.load(Ordering::SeqCst) < 2 {
+        tokio::task::yield_now().await;
+    }
+    // B was read; now its engine falls asleep, and two ask.
+    driver.devices.lock().unwrap()[1].1 = Some(7);
+    let (second, third) = (ask(), ask());
+    while memory.shared.turn.lock().unwrap().next.as_ref().is_none_or(|next| next.receiver_count() < 2) {
+        tokio::task::yield_now().await;
+    }
+    driver.hang_at(None);
+    assert_eq!(first.await.unwrap()[B], 900);
+    assert_eq!(second.await.unwrap()[B], 7);
+    assert_eq!(third.await.unwrap()[B], 7);
+    assert_eq!(driver.readings.load(Ordering::SeqCst), 6, "the two shared one reading");
+    assert_eq!(driver.most_inside.load(Ordering::SeqCst), 1);
+}

@@ -1,0 +1,227 @@
+//! The relays: threads that each run their own connections, and take every listener they are given.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    io,
+    net::{SocketAddr, TcpListener},
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
+
+use rouse::{client::Dates, relay::Pool};
+use tokio::{
+    net::TcpStream,
+    runtime::LocalOptions,
+    sync::{
+        Notify,
+        mpsc::{self, UnboundedReceiver, UnboundedSender},
+        oneshot, watch,
+    },
+    time::timeout,
+};
+
+use super::{listen, state::Proxy};
+
+mod body;
+mod connection;
+mod exchange;
+mod policy;
+mod socket;
+
+use socket::Socket;
+
+/// After an accept that failed for want of descriptors: until a connection of ours ends, or so long.
+const BACK_OFF: Duration = Duration::from_millis(500);
+
+/// The way to the threads.
+#[derive(Debug)]
+pub(super) struct Threads {
+    /// A few listeners each, in the life of a process.
+    ways: Vec<UnboundedSender<TcpListener>>,
+    closes: watch::Sender<bool>,
+}
+
+/// What a thread starts with.
+pub(super) struct Start {
+    listeners: UnboundedReceiver<TcpListener>,
+    closes: watch::Receiver<bool>,
+}
+
+/// The threads while they run.
+pub(super) struct Relaying(Vec<oneshot::Receiver<()>>);
+
+impl Threads {
+    pub(super) fn new(count: usize) -> (Self, Vec<Start>) {
+        let closes = watch::Sender::new(false);
+        let (ways, starts) = (0..count)
+            .map(|_| {
+                let (way, listeners) = mpsc::unbounded_channel();
+                (way, Start { listeners, closes: closes.subscribe() })
+            })
+            .unzip();
+        (Self { ways, closes }, starts)
+    }
+
+    /// Has every thread accept from this listener; returns its address.
+    pub(super) fn serve(&self, listener: TcpListener) -> Result<SocketAddr, listen::Error> {
+        let failed = |source| listen::Error { name: "relay", address: ([0; 4], 0).into(), source };
+        let address = listener.local_addr().map_err(failed)?;
+        for way in &self.ways {
+            let one = listener.try_clone().map_err(failed)?;
+            way.send(one).map_err(|_| failed(io::Error::other("a relay's thread has ended")))?;
+        }
+        Ok(address)
+    }
+
+    /// Ends the threads when their requests are over.
+    pub(super) fn close(&self) {
+        self.closes.send_replace(true);
+    }
+}
+
+impl Relaying {
+    /// Completes when no request runs any more.
+    pub(super) async fn ended(self) {
+        for end in self.0 {
+            end.await.unwrap_or_default();
+        }
+    }
+}
+
+/// Starts the threads.
+pub(super) fn start(proxy: &Arc<Proxy>, starts: Vec<Start>) -> io::Result<Relaying> {
+    let mut ends = Vec::new();
+    for (number, start) in starts.into_iter().enumerate() {
+        let (tell, end) = oneshot::channel();
+        let proxy = Arc::clone(proxy);
+        std::thread::Builder::new().name(format!("relay-{number}")).spawn(move || {
+            if let Err(error) = run(proxy, start) {
+                tracing::error!(%error, "a relay's thread ended");
+            }
+            // Nobody listens any more when the control thread has ended.
+            tell.send(()).unwrap_or_default();
+        })?;
+        ends.push(end);
+    }
+    Ok(Relaying(ends))
+}
+
+/// What the connections of one thread share.
+struct Core {
+    proxy: Arc<Proxy>,
+    pool: Pool,
+    dates: Rc<Dates>,
+}
+
+/// The connections of one thread.
+struct Connections {
+    core: Rc<Core>,
+    open: RefCell<BTreeMap<u64, Rc<Socket>>>,
+    next: Cell<u64>,
+    /// One has ended.
+    changed: Notify,
+}
+
+fn run(proxy: Arc<Proxy>, start: Start) -> io::Result<()> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
+    runtime.block_on(async move {
+        let Start { mut listeners, mut closes } = start;
+        let pool = Pool::default();
+        let core = Rc::new(Core { proxy, pool: pool.clone(), dates: Rc::default() });
+        tokio::task::spawn_local(async move { pool.expire().await });
+        let connections = Rc::new(Connections {
+            core,
+            open: RefCell::default(),
+            next: Cell::new(0),
+            changed: Notify::new(),
+        });
+        let mut accepting = Vec::new();
+        loop {
+            let listener = tokio::select! {
+                biased;
+                _ = closes.wait_for(|closes| *closes) => break,
+                Some(listener) = listeners.recv() => listener,
+            };
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            let accept = accept(listener, Rc::clone(&connections), closes.clone());
+            accepting.push(tokio::task::spawn_local(accept));
+        }
+        for accepting in accepting {
+            accepting.await.unwrap_or_default();
+        }
+        connections.drain().await;
+        Ok(())
+    })
+}
+
+/// Accepts until the proxy goes, and then what already queued.
+async fn accept(
+    listener: tokio::net::TcpListener,
+    connections: Rc<Connections>,
+    mut closes: watch::Receiver<bool>,
+) {
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            _ = closes.wait_for(|closes| *closes) => break,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => connections.serve(stream),
+            Err(error) if is_momentary(&error) => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept connections");
+                // The socket stays readable, so trying again at once would spin.
+                drop(timeout(BACK_OFF, connections.changed.notified()).await);
+            }
+        }
+    }
+    // Off the poller, which need not have heard of those that came last.
+    let Ok(listener) = listener.into_std() else { return };
+    while let Ok((stream, _)) = listener.accept() {
+        if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
+            connections.serve(stream);
+        }
+    }
+}
+
+/// The peer was gone before it was accepted.
+fn is_momentary(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
+}
+
+impl Connections {
+    fn serve(self: &Rc<Self>, stream: TcpStream) {
+        if stream.set_nodelay(true).is_err() {
+            return;
+        }
+        let number = self.next.replace(self.next.get() + 1);
+        let socket = Socket::new(stream);
+        self.open.borrow_mut().insert(number, Rc::clone(&socket));
+        let connections = Rc::clone(self);
+        let present = self.core.proxy.metrics.connection();
+        tokio::task::spawn_local(async move {
+            connection::serve(Rc::clone(&connections.core), socket).await;
+            drop(present);
+            connections.open.borrow_mut().remove(&number);
+            connections.changed.notify_waiters();
+        });
+    }
+
+    /// Ends every connection behind its present request; returns when none is left.
+    async fn drain(&self) {
+        loop {
+            let ended = self.changed.notified();
+            let open: Vec<_> = self.open.borrow().values().map(Rc::clone).collect();
+            if open.is_empty() {
+                return;
+            }
+            open.iter().for_each(|socket| socket.close());
+            ended.await;
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The request's body: whole when it is small, and else passed on as it comes.
+//!
+//! Nothing in it is looked at here, so there is no reason to hold it. What is small is held for as long as it takes to
+//! send it, because only then can a request be sent once more when a kept connection turns out to be closed.
+
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use http_body::{Body, Frame};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use rouse::{fault::Fault, relay::Upload, units};
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::proxy::metrics::{Direction, Metrics};
+
+/// How long a client may pause in a body whose beginning an engine has already.
+const IDLE: Duration = Duration::from_secs(60);
+/// Small, in bytes.
+const SMALL: u64 = 64 << 10;
+
+/// Gathers a small body; of a larger one, what has come.
+pub(super) async fn gather(
+    mut body: Incoming,
+    most: u64,
+    metrics: &Arc<Metrics>,
+) -> Result<(Bytes, Option<Upload>), Fault> {
+    let declared = body.size_hint().exact();
+    if declared.is_some_and(|length| length > most) {
+        return Err(too_large(most));
+    }
+    let mut gathered = BytesMut::new();
+    let mut first = Bytes::new();
+    while declared.is_none_or(|length| length <= SMALL) && (gathered.len() + first.len()) as u64 <= SMALL {
+        let Some(frame) = body.frame().await else {
+            return Ok((if gathered.is_empty() { first } else { gathered.freeze() }, None));
+        };
+        let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() else {
+            continue;
+        };
+        if first.is_empty() && gathered.is_empty() {
+            first = data;
+        } else {
+            gathered.extend_from_slice(&std::mem::take(&mut first));
+            gathered.extend_from_slice(&data);
+        }
+    }
+    let gathered = if gathered.is_empty() { first } else { gathered.freeze() };
+    let so_far = gathered.len() as u64;
+    if so_far > most {
+        return Err(too_large(most));
+    }
+    let left = declared.map(|length| length - so_far);
+    let idle = Box::pin(sleep(IDLE));
+    let rest = Rest { body, so_far, most, metrics: Arc::clone(metrics), idle };
+    Ok((gathered, Some(Upload { left, body: Box::pin(rest) })))
+}
+
+/// Takes what has come of a body that nobody wants; true when that was all of it.
+pub(super) async fn is_over(mut body: Incoming) -> bool {
+    let mut taken = 0;
+    poll_fn(|cx| {
+        while taken <= SMALL {
+            match Pin::new(&mut body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => taken += frame.data_ref().map_or(0, |data| data.len() as u64),
+                Poll::Ready(None) => return Poll::Ready(true),
+                Poll::Ready(Some(Err(_))) | Poll::Pending => break,
+            }
+        }
+        Poll::Ready(false)
+    })
+    .await
+}
+
+/// What comes behind, within the limit.
+struct Rest {
+    body: Incoming,
+    so_far: u64,
+    most: u64,
+    metrics: Arc<Metrics>,
+    /// Until nobody waits for its next piece any more.
+    idle: Pin<Box<Sleep>>,
+}
+
+impl Body for Rest {
+    type Data = Bytes;
+    type Error = Fault;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
+        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+            ready!(self.idle.as_mut().poll(cx));
+            let message = format!("no byte of the body came for {} seconds", IDLE.as_secs());
+            return Poll::Ready(Some(Err(Fault::InvalidRequest { message, param: None })));
+        };
+        let next = Instant::now() + IDLE;
+        self.idle.as_mut().reset(next);
+        let frame = frame.map(|frame| frame.map_err(|error| broken(&error)));
+        if let Some(Ok(frame)) = &frame {
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            self.so_far += bytes as u64;
+            if self.so_far > self.most {
+                return Poll::Ready(Some(Err(too_large(self.most))));
+            }
+            self.metrics.passed(Direction::ToEngine, bytes);
+        }
+        Poll::Ready(frame)
+    }
+}
+
+fn too_large(most: u64) -> Fault {
+    Fault::BodyTooLarge { setting: "--max-body".into(), limit: units::Bytes(most) }
+}
+
+fn broken(error: &hyper::Error) -> Fault {
+    Fault::InvalidRequest { message: format!("the body broke off: {error}"), param: None }
+}

@@ -1,0 +1,135 @@
+//! Which requests pass. An engine's listener carries its inference and its management side by side, and whoever reaches
+//! a relay must not reach the latter.
+//!
+//! Of an engine whose kind is known, what its kind opens passes, spelled exactly so. Of any other nothing is known but
+//! which words steer engines: there every path passes that has none of them and that no two routers can read
+//! differently. `GET /metrics` passes besides: the network of a Pod is not the public's, and who scrapes an engine finds it
+//! at its requester.
+
+use http::{Method, Uri};
+use rouse::{
+    adapter::{
+        Kind,
+        paths::{self, MANAGEMENT, READ},
+    },
+    fault::Fault,
+};
+
+/// Longest path that is repeated in an answer, in characters.
+const REPEATED: usize = 256;
+
+/// # Errors
+/// It does not pass; with the methods that would, where there are any.
+pub(super) fn check(kind: Kind, method: &Method, uri: &Uri) -> Result<(), (Fault, Option<&'static str>)> {
+    let path = uri.path();
+    // They are for the connection and not for what is behind it.
+    if matches!(*method, Method::CONNECT | Method::TRACE) {
+        return Err((unknown(method, path), None));
+    }
+    let methods = match (path, kind) {
+        ("/metrics", _) => Some(READ),
+        (_, Kind::Custom) => {
+            return if is_harmless(path) { Ok(()) } else { Err((unknown(method, path), None)) };
+        }
+        _ => paths::methods(kind, path),
+    };
+    match methods {
+        None => Err((unknown(method, path), None)),
+        Some(methods) if methods.contains(method) => Ok(()),
+        Some(methods) => {
+            let allow = if methods == READ { "GET, HEAD" } else { "POST" };
+            Err((Fault::MethodNotAllowed { method: method.to_string(), path: cut(path) }, Some(allow)))
+        }
+    }
+}
+
+/// No router reads it as the path of something that steers an engine.
+fn is_harmless(path: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~:@".contains(&byte);
+    let Some(rest) = path.strip_prefix('/') else { return false };
+    path.bytes().all(plain) && (rest.is_empty() || rest.split('/').all(is_harmless_segment))
+}
+
+fn is_harmless_segment(segment: &str) -> bool {
+    // `sleep.json` and `sleep:now` are the same to some.
+    let words = segment.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-'));
+    let steers = |word: &str| MANAGEMENT.iter().any(|name| name.eq_ignore_ascii_case(word));
+    !matches!(segment, "" | "." | "..") && !words.into_iter().any(steers)
+}
+
+fn unknown(method: &Method, path: &str) -> Fault {
+    Fault::RouteNotFound { method: cut(method.as_str()), path: cut(path) }
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(REPEATED).flat_map(char::escape_default).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn passes(kind: Kind, method: &Method, path: &str) -> bool {
+        path.parse().is_ok_and(|uri| check(kind, method, &uri).is_ok())
+    }
+
+    #[test]
+    fn what_a_kind_opens_passes_with_its_methods() {
+        for kind in [Kind::Vllm, Kind::Sglang, Kind::LlamaCpp, Kind::Custom] {
+            assert!(passes(kind, &Method::POST, "/v1/chat/completions?x=/sleep"), "{kind:?}");
+            assert!(passes(kind, &Method::GET, "/v1/models"));
+            assert!(passes(kind, &Method::GET, "/metrics") && passes(kind, &Method::HEAD, "/metrics"));
+            assert!(!passes(kind, &Method::POST, "/metrics"));
+        }
+        assert!(!passes(Kind::Vllm, &Method::GET, "/v1/chat/completions"));
+        assert!(!passes(Kind::Vllm, &Method::POST, "/v2/models/x/infer"));
+        assert!(passes(Kind::Custom, &Method::POST, "/v2/models/x/infer"));
+        assert!(passes(Kind::Custom, &Method::GET, "/"));
+    }
+
+    #[test]
+    fn what_steers_an_engine_passes_in_no_spelling() {
+        let escape = |name: &str| name.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();
+        for name in MANAGEMENT.iter().filter(|name| **name != "metrics") {
+            let upper = name.to_uppercase();
+            let (initial, rest) = name.split_at(1);
+            let first = escape(initial) + rest;
+            let mut paths = [
+                "/",
+                "//",
+                "/./",
+                "/../",
+                "/v1/",
+                "/v1/../",
+                "/%2e/",
+                "/v1/%2e%2e/",
+                "/%2f",
+                "/;x/",
+                "/v1/models/",
+                "/v1/models/../../",
+                "/x/y/",
+                "/health/",
+            ]
+            .map(|before| format!("{before}{name}"))
+            .to_vec();
+            paths.extend(
+                ["/", "//", "/.", "/0", ";a=b", "%00", "%20", ".json", "?", "?level=1", ":x"]
+                    .map(|after| format!("/{name}{after}")),
+            );
+            paths.extend([
+                format!("/{upper}"),
+                format!("/v1/{upper}"),
+                format!("/{first}"),
+                format!("/{}", escape(name)),
+            ]);
+            paths.push(format!("http://localhost/{name}"));
+            for kind in [Kind::Vllm, Kind::Sglang, Kind::LlamaCpp, Kind::Custom] {
+                for method in [Method::GET, Method::POST] {
+                    for path in &paths {
+                        assert!(!passes(kind, &method, path), "{kind:?} {method} {path}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What it may hold: a stub lies beside each engine's requester and is nobody's affair.
+
+use std::{fs, path::PathBuf};
+
+use crate::world::{Open, Stub, before, client::chat, engine::sim, stub, until};
+
+/// KiB.
+const IDLE: u64 = 15 << 10;
+const BUSY: u64 = 64 << 10;
+
+fn streams(stub: &Stub, count: usize) -> Vec<Open> {
+    let relay = stub.relay();
+    let asked = relay.request("POST", "/v1/chat/completions", "", &chat(1_000_000));
+    let mut open: Vec<Open> = (0..count).map(|_| relay.open(&asked)).collect();
+    open.iter_mut().for_each(|open| open.until("data: "));
+    open
+}
+
+#[test]
+fn an_idle_stub_is_small() {
+    let stub = stub(&[]);
+    stub.gate();
+    let rss = stub.memory("Rss");
+    eprintln!("idle: {rss} KiB");
+    assert!(rss <= IDLE, "{rss} KiB");
+}
+
+#[test]
+fn a_thousand_open_streams_are_small_too() {
+    rouse::limits::raise().unwrap();
+    let engine = sim("--ttft 1ms --itl 500ms");
+    let stub = before(engine.address, &[]);
+    let mut open = streams(&stub, 1000);
+    assert_eq!(stub.leases(), 1000);
+    // Each has passed something since.
+    open.iter_mut().for_each(|open| assert!(open.more()));
+    let rss = stub.memory("Rss");
+    eprintln!("a thousand streams: {rss} KiB");
+    assert!(rss <= BUSY, "{rss} KiB");
+    drop(open);
+    until("all of them have left", || stub.leases() == 0);
+}
+
+/// A memory cgroup of our own with this limit in bytes, where such a one may be made; and the file that tells its peak.
+fn cgroup(limit: u64) -> Result<(PathBuf, PathBuf), String> {
+    let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+    let at = |mark: &str| {
+        own.lines().find_map(|line| line.split_once(mark)).map(|(_, at)| at.trim_start_matches('/'))
+    };
+    let (parent, limits, peak) = match at(":memory:") {
+        Some(at) => (
+            PathBuf::from("/sys/fs/cgroup/memory").join(at),
+            "memory.limit_in_bytes",
+            "memory.max_usage_in_bytes",
+        ),
+        None => (
+            PathBuf::from("/sys/fs/cgroup").join(at("0::").ok_or("there are no cgroups")?),
+            "memory.max",
+            "memory.peak",
+        ),
+    };
+    let made = parent.join(format!("rouse-stub-test-{}", std::process::id()));
+    fs::create_dir(&made).map_err(|error| format!("{}: {error}", made.display()))?;
+    // Not made by the write, where it is no cgroup.
+    let limited = fs::OpenOptions::new().write(true).open(made.join(limits));
+    let limited =
+        limited.and_then(|mut file| std::io::Write::write_all(&mut file, limit.to_string().as_bytes()));
+    limited.map(|()| (made.clone(), made.join(peak))).map_err(|error| {
+        fs::remove_dir(&made).ok();
+        format!("no memory cgroup can be made and limited here: {error}")
+    })
+}
+
+#[test]
+fn in_the_memory_of_the_example_two_thousand_streams_do_not_kill_it() {
+    let (group, peak) = match cgroup(250 << 20) {
+        Ok(made) => made,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    rouse::limits::raise().unwrap();
+    let engine = sim("--ttft 1ms --itl 500ms");
+    let mut stub = before(engine.address, &[]);
+    fs::write(group.join("cgroup.procs"), stub.pid().to_string()).unwrap();
+    let mut open = streams(&stub, 2000);
+    open.iter_mut().for_each(|open| assert!(open.more()));
+    let peak = fs::read_to_string(peak).unwrap_or_default();
+    eprintln!("two thousand streams: {} bytes at most", peak.trim());
+    assert!(stub.runs());
+    assert_eq!(stub.leases(), 2000);
+    drop((open, stub));
+    until("the group is empty", || fs::remove_dir(&group).is_ok());
+}

@@ -1,0 +1,132 @@
+//! A client that leaves takes its request with it, in every phase, within 50 ms: also when stray bytes follow its body,
+//! and when it closes its sending half alone.
+
+use std::{
+    io::Read as _,
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::mpsc,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::world::{Open, Stub, before, client::chat, engine::scripted, until};
+
+const AT_ONCE: Duration = Duration::from_millis(50);
+/// For what another thread does in its own time.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PATH: &str = "/v1/chat/completions";
+const EVENTS: &[u8] =
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\nA\r\ndata: {}\n\n\r\n";
+const SIZED: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 1000\r\n\r\ndata: ";
+
+/// Tells that a request came, says something, and tells when its side of the connection is closed.
+fn engine(says: &'static [u8]) -> (SocketAddr, mpsc::Receiver<()>, mpsc::Receiver<Instant>) {
+    let (meet, met) = mpsc::channel();
+    let (tell, told) = mpsc::channel();
+    let address = scripted(move |mut stream, _| {
+        meet.send(()).unwrap();
+        std::io::Write::write_all(&mut stream, says).unwrap();
+        let mut buffer = [0; 4096];
+        while matches!(stream.read(&mut buffer), Ok(1..)) {}
+        tell.send(Instant::now()).unwrap();
+    });
+    (address, met, told)
+}
+
+/// The best of three: a machine that is busy with something else is late at times.
+fn soon(mut once: impl FnMut() -> Duration) -> Duration {
+    (0..3).map(|_| once()).min().unwrap()
+}
+
+/// How the client goes.
+const WAYS: [fn(Open) -> Option<Open>; 2] = [
+    |open| {
+        drop(open);
+        None
+    },
+    |open| {
+        open.finish();
+        Some(open)
+    },
+];
+
+#[test]
+fn it_leaves_while_the_engine_thinks_or_answers() {
+    for (says, began) in [(&b""[..], false), (EVENTS, true), (SIZED, true)] {
+        let (address, met, told) = engine(says);
+        let stub = before(address, &[]);
+        let relay = stub.relay();
+        for stray in ["", "\r\n", "GET / HT"] {
+            for way in WAYS {
+                let late = soon(|| {
+                    let mut open = relay.open(relay.request("POST", PATH, "", &chat(9)) + stray);
+                    if began {
+                        open.until("data: ");
+                    }
+                    met.recv_timeout(PATIENCE).expect("it is under way");
+                    assert_eq!(stub.leases(), 1);
+                    let left = Instant::now();
+                    let kept = way(open);
+                    let closed = told.recv_timeout(PATIENCE).expect("the engine hears of it");
+                    until("its lease is given back", || stub.leases() == 0);
+                    drop(kept);
+                    closed - left
+                });
+                assert!(late < AT_ONCE, "{late:?} after the client left, {stray:?} behind its body");
+            }
+        }
+    }
+}
+
+#[test]
+fn it_leaves_in_the_midst_of_its_body() {
+    for head in ["Content-Length: 1000000", "Transfer-Encoding: chunked"] {
+        let (address, met, told) = engine(b"");
+        let stub = before(address, &[]);
+        let relay = stub.relay();
+        let late = soon(|| {
+            let mut open = relay.open(format!("POST {PATH} HTTP/1.1\r\nHost: a\r\n{head}\r\n\r\n"));
+            let piece = "x".repeat(100_000);
+            assert!(open.try_write(format!("186A0\r\n{piece}\r\n")));
+            met.recv_timeout(PATIENCE).expect("it is under way");
+            assert_eq!(stub.leases(), 1);
+            let left = Instant::now();
+            drop(open);
+            told.recv_timeout(PATIENCE).expect("the engine hears of it") - left
+        });
+        assert!(late < AT_ONCE, "{late:?} after the client left");
+    }
+}
+
+/// An engine whose queue for new connections is full: to connect takes as long as one lets it.
+fn full() -> (TcpListener, Vec<TcpStream>) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    socket.listen(0).unwrap();
+    let listener = TcpListener::from(socket);
+    let address = listener.local_addr().unwrap();
+    let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok();
+    let held = std::iter::from_fn(connect).take(64).collect();
+    (listener, held)
+}
+
+#[test]
+fn it_leaves_before_there_is_a_connection_and_the_dial_timeout_holds() {
+    let (listener, _held) = full();
+    let stub: Stub = before(listener.local_addr().unwrap(), &["--proxy-dial-timeout=700ms"]);
+    let relay = stub.relay();
+    let late = soon(|| {
+        let open = relay.open(relay.request("POST", PATH, "", &chat(9)));
+        until("it is under way", || stub.leases() == 1);
+        let left = Instant::now();
+        drop(open);
+        until("its lease is given back", || stub.leases() == 0);
+        left.elapsed()
+    });
+    assert!(late < AT_ONCE, "{late:?} after the client left");
+    let asked = Instant::now();
+    let answer = relay.post(PATH, &chat(9));
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (502, &"engine_unreachable".into()));
+    assert!(asked.elapsed() >= Duration::from_millis(700));
+}

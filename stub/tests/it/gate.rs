@@ -1,0 +1,265 @@
+//! The gate under load: from the order on nobody gets in, who is in ends or is cut, and the count is right.
+
+use std::{
+    io::Write as _,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::world::{
+    LONG, Open, before,
+    client::chat,
+    engine::{Sim, scripted, sim},
+    until,
+};
+
+const STREAMS: usize = 100;
+
+fn streams(stub: &crate::world::Stub, count: usize, tokens: u64) -> Vec<Open> {
+    let relay = stub.relay();
+    let asked = relay.request("POST", "/v1/chat/completions", "Connection: close\r\n", &chat(tokens));
+    let mut open: Vec<Open> = (0..count).map(|_| relay.open(&asked)).collect();
+    open.iter_mut().for_each(|open| open.until("data: "));
+    open
+}
+
+fn endless() -> Sim {
+    sim("--ttft 1ms --itl 20ms")
+}
+
+#[test]
+fn with_a_hundred_streams_open_those_beyond_the_deadline_are_cut_and_counted() {
+    let engine = endless();
+    let stub = before(engine.address, &["--epoch-gate"]);
+    let spi = stub.spi();
+    assert_eq!(spi.send("DELETE", "/v1/gate?epoch=1&generation=1", "").status, 200);
+    // 40 end by themselves in time, 60 never would.
+    let (short, long) = (streams(&stub, STREAMS - 60, 40), streams(&stub, 60, 100_000));
+    let closed =
+        spi.post("/v1/gate", r#"{"epoch":1,"generation":1,"drainDeadline":3000,"onDeadline":"cut"}"#);
+    assert_eq!(closed.status, 202);
+    let (leases, deadline) = (closed.json()["leases"].as_u64().unwrap(), closed.json()["deadline"].as_u64());
+    assert!((60..=100).contains(&leases) && deadline.is_some_and(|left| left <= 3000), "{}", closed.text());
+    let refused = stub.relay().post("/v1/chat/completions", &chat(1));
+    assert_eq!(
+        (refused.status, refused.header("x-rouse-gated"), refused.header("retry-after")),
+        (503, "1", "1")
+    );
+    assert_eq!(refused.json()["error"]["code"], "not_serving");
+    let waited = spi.post("/v1/gate?wait=true", r#"{"epoch":1,"generation":1,"drainDeadline":60000}"#);
+    assert_eq!(
+        (waited.status, &waited.json()["leases"], &waited.json()["cut"]),
+        (200, &0.into(), &60.into())
+    );
+    for stream in short {
+        let text = stream.all();
+        assert!(text.contains("data: [DONE]") && !text.contains("turn_over"), "{text}");
+    }
+    for stream in long {
+        let text = stream.all();
+        let last = text.rsplit("data: ").next().unwrap();
+        assert!(last.contains("\"turn_over\"") && !text.contains("[DONE]"), "{last}");
+        assert!(!text.ends_with("0\r\n\r\n"), "it must not look whole");
+    }
+    until("the engine has heard of it", || engine.counter("running") == 0);
+    // The next life counts from the beginning.
+    assert_eq!(spi.send("DELETE", "/v1/gate?epoch=1&generation=2", "").status, 200);
+    drop(streams(&stub, 1, 1));
+    let closed = spi.post("/v1/gate?wait=true", r#"{"epoch":1,"generation":2}"#).json();
+    assert_eq!((&closed["cut"], &closed["generation"]), (&0.into(), &2.into()));
+}
+
+/// A crowd asks without pause while the gate is closed and opened. What begins at the engine behind a closed gate would
+/// show there.
+#[test]
+fn from_the_moment_that_the_gate_is_shown_closed_nobody_gets_in() {
+    let engine = sim("--ttft 0ms --itl 0ms");
+    let stub = before(engine.address, &[]);
+    let (spi, relay) = (stub.spi(), stub.relay());
+    let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let crowd: Vec<_> = (0..4)
+        .map(|_| {
+            let (relay, stop, answered) = (relay.clone(), Arc::clone(&stop), Arc::clone(&answered));
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let status = relay.post("/v1/chat/completions", &chat(1)).status;
+                    assert!(matches!(status, 200 | 503), "{status}");
+                    answered.fetch_add(u64::from(status == 200), Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    let mut quickest = Duration::MAX;
+    for generation in 1..=20 {
+        let before = answered.load(Ordering::Relaxed);
+        until("somebody is answered", || answered.load(Ordering::Relaxed) > before);
+        let said = format!(r#"{{"epoch":1,"generation":{generation}}}"#);
+        let asked = Instant::now();
+        assert_eq!(spi.post("/v1/gate", &said).status, 202);
+        assert_eq!(stub.gate()["gated"], true);
+        quickest = quickest.min(asked.elapsed());
+        assert_eq!(spi.post("/v1/gate?wait=true", &said).json()["leases"], 0);
+        // All that got in before has ended by now.
+        let total = engine.counter("total");
+        for _ in 0..20 {
+            assert_eq!(relay.post("/v1/chat/completions", &chat(1)).status, 503);
+        }
+        assert_eq!(engine.counter("total"), total);
+        let next = format!("/v1/gate?epoch=1&generation={generation}");
+        assert_eq!(spi.send("DELETE", &next, "").status, 200);
+    }
+    stop.store(true, Ordering::Relaxed);
+    crowd.into_iter().for_each(|one| one.join().unwrap());
+    assert!(quickest < Duration::from_millis(5), "closed and shown after {quickest:?} at best");
+}
+
+#[test]
+fn a_caller_that_hangs_up_changes_nothing() {
+    let engine = endless();
+    let stub = before(engine.address, &[]);
+    let spi = stub.spi();
+    let open = streams(&stub, 5, 100_000);
+    let order = r#"{"epoch":4,"generation":2,"drainDeadline":400,"onDeadline":"cut"}"#;
+    drop(spi.open(spi.request("POST", "/v1/gate?wait=true", "", order)));
+    until("it is closed all the same", || stub.gate()["gated"] == true);
+    until("and drained", || stub.gate()["cut"] == 5);
+    assert_eq!(stub.leases(), 0);
+    for stream in open {
+        assert!(stream.all().contains("turn_over"));
+    }
+}
+
+#[test]
+fn what_is_kept_at_the_deadline_goes_on_behind_a_closed_gate_until_it_is_cut_after_all() {
+    let engine = endless();
+    let stub = before(engine.address, &[]);
+    let spi = stub.spi();
+    let mut open = streams(&stub, 2, 100_000);
+    let kept = spi.post("/v1/gate?wait=true", r#"{"epoch":1,"generation":1,"drainDeadline":50}"#);
+    assert_eq!((kept.status, &kept.json()["leases"], &kept.json()["gated"]), (200, &2.into(), &true.into()));
+    assert_eq!(kept.json()["cut"], serde_json::Value::Null);
+    let seen: Vec<usize> = open.iter().map(|open| open.seen.len()).collect();
+    open.iter_mut().zip(seen).for_each(|(open, seen)| {
+        while open.seen.len() == seen {
+            assert!(open.more())
+        }
+    });
+    // Sleep would crash it.
+    let refused = spi.post("/v1/engine/sleep", r#"{"epoch":1,"generation":1}"#);
+    assert_eq!(refused.json()["reason"], "requests are under way: wait until they are drained");
+    let cut =
+        spi.post("/v1/gate?wait=true", r#"{"epoch":1,"generation":1,"drainDeadline":0,"onDeadline":"cut"}"#);
+    assert_eq!((&cut.json()["leases"], &cut.json()["cut"]), (&0.into(), &2.into()));
+}
+
+/// What it waits for does not come any more.
+#[test]
+fn who_waits_for_a_drain_is_answered_when_the_gate_is_opened_again() {
+    let engine = endless();
+    let stub = before(engine.address, &[]);
+    let spi = stub.spi();
+    let _open = streams(&stub, 1, 100_000);
+    let order = r#"{"epoch":1,"generation":1}"#;
+    let caller = spi.clone();
+    let waits = std::thread::spawn(move || caller.post("/v1/gate?wait=true", order));
+    until("the gate is closed", || stub.gate()["gated"] == true);
+    assert_eq!(spi.send("DELETE", "/v1/gate?epoch=1&generation=1", "").status, 200);
+    let answer = waits.join().unwrap();
+    assert_eq!((answer.status, &answer.json()["gated"]), (200, &false.into()), "{}", answer.text());
+}
+
+/// Leases of a life that is over still use the engine.
+#[test]
+fn an_engine_that_got_another_number_is_as_used_as_before() {
+    let engine = endless();
+    let stub = before(engine.address, &[]);
+    let spi = stub.spi();
+    let open = streams(&stub, 3, 100_000);
+    assert_eq!(spi.post("/v1/gate", r#"{"epoch":1,"generation":1}"#).status, 202);
+    assert_eq!(spi.send("DELETE", "/v1/gate?epoch=1&generation=2", "").status, 200);
+    assert_eq!(stub.leases(), 3);
+    let closed = spi.post("/v1/gate", r#"{"epoch":1,"generation":2}"#);
+    assert_eq!(closed.json()["leases"], 3);
+    drop(open);
+    until("they have left", || stub.leases() == 0);
+}
+
+#[test]
+fn a_client_that_takes_nothing_holds_up_no_cut() {
+    let engine = sim("--ttft 0ms --itl 0ms");
+    let stub = before(engine.address, &[]);
+    let relay = stub.relay();
+    let stalled = relay.open(relay.request("POST", "/v1/chat/completions", "", &chat(10_000_000)));
+    until("it has a lease", || stub.leases() == 1);
+    let order = r#"{"epoch":1,"generation":1,"drainDeadline":200,"onDeadline":"cut"}"#;
+    let cut = stub.spi().post("/v1/gate?wait=true", order).json();
+    assert_eq!((&cut["leases"], &cut["cut"]), (&0.into(), &1.into()));
+    drop(stalled);
+}
+
+#[test]
+fn an_engine_sleeps_and_wakes_behind_its_gate() {
+    let engine = endless();
+    let stub = before(engine.address, &["--epoch-gate"]);
+    let spi = stub.spi();
+    let said = r#"{"epoch":1,"generation":1,"level":1}"#;
+    for _ in 0..2 {
+        let slept = spi.post("/v1/engine/sleep", said);
+        assert_eq!((slept.status, &slept.json()["asleep"]), (200, &true.into()), "{}", slept.text());
+        assert!(slept.json()["took"].is_u64());
+    }
+    assert_eq!(
+        (engine.counter("sleeps"), engine.client().get("/is_sleeping").json()["is_sleeping"].as_bool()),
+        (1, Some(true))
+    );
+    // A caller that hangs up: it wakes all the same.
+    drop(spi.open(spi.request("POST", "/v1/engine/wake", "", said)));
+    until("it is awake", || engine.client().get("/is_sleeping").json()["is_sleeping"] == false);
+    let woken = || spi.post("/v1/engine/wake", said);
+    until("and says so", || woken().status == 200);
+    assert_eq!((&woken().json()["asleep"], engine.counter("wakes")), (&false.into(), 1));
+    assert_eq!(spi.send("DELETE", "/v1/gate?epoch=1&generation=1", "").status, 200);
+    assert!(stub.relay().stream(3).all().contains("[DONE]"));
+}
+
+/// An engine that falls asleep when it is told so, and tells when it was asked to.
+fn drowsy() -> (SocketAddr, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let ((tell, told), (go, goes)) = (mpsc::channel(), mpsc::channel());
+    let (goes, asleep) = (Arc::new(Mutex::new(goes)), Arc::new(AtomicBool::new(false)));
+    let address = scripted(move |mut stream, head| {
+        if head.starts_with("POST /sleep") {
+            tell.send(()).unwrap();
+            goes.lock().unwrap().recv().unwrap();
+            asleep.store(true, Ordering::SeqCst);
+        }
+        let body = format!(r#"{{"is_sleeping":{}}}"#, asleep.load(Ordering::SeqCst));
+        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    });
+    (address, told, go)
+}
+
+#[test]
+fn while_the_engine_is_put_to_sleep_nobody_opens_its_gate() {
+    let (address, told, go) = drowsy();
+    let stub = before(address, &["--epoch-gate"]);
+    let spi = stub.spi();
+    let said = r#"{"epoch":1,"generation":1}"#;
+    let ordered = spi.open(spi.request("POST", "/v1/engine/sleep", "Connection: close\r\n", said));
+    told.recv_timeout(LONG).unwrap();
+    for refused in [spi.send("DELETE", "/v1/gate", said), spi.post("/v1/engine/wake", said)] {
+        assert_eq!(
+            (refused.status, &refused.json()["reason"]),
+            (409, &"the engine is being put to sleep".into())
+        );
+    }
+    go.send(()).unwrap();
+    assert_eq!(ordered.rest().json()["asleep"], true);
+    assert_eq!(spi.send("DELETE", "/v1/gate", said).status, 200);
+}

@@ -1,0 +1,77 @@
+//! The probes port, and the two words by which a controller sets what it says.
+
+use super::support::Setting;
+
+#[test]
+fn a_thousand_flips_are_all_seen_in_order() {
+    let stub = Setting::new().start();
+    assert!(!stub.ready());
+    for flip in 1..=1000 {
+        let ready = flip % 2 == 1;
+        let path = if ready { "/v1/become-ready" } else { "/v1/become-unready" };
+        let answer = stub.post(path, "");
+        assert_eq!((answer.status, &*answer.body), (200, "OK\n"));
+        assert_eq!(stub.ready(), ready, "flip {flip}");
+    }
+    // Each again, which changes nothing.
+    assert_eq!(stub.call("admin", "POST", "/v1/become-ready", "").status, 200);
+    assert_eq!(stub.call("admin", "POST", "/v1/become-ready", "").status, 200);
+    assert!(stub.ready());
+    let metrics = stub.get("metrics", "/metrics").body;
+    assert!(metrics.contains("\nrouse_stub_readiness_changes_total 1001\n"), "{metrics}");
+}
+
+#[test]
+fn a_closed_gate_is_unready_whatever_the_engine_is() {
+    let stub = Setting::new().flag("--epoch-gate").start();
+    assert_eq!(stub.post("/v1/become-ready", "").status, 200);
+    assert!(!stub.ready(), "it starts gated");
+    let open = stub.call("spi", "DELETE", "/v1/gate", r#"{"epoch": 3, "generation": 1}"#);
+    assert_eq!(open.status, 200, "{open:?}");
+    assert!(stub.ready());
+    let closed = stub.post("/v1/gate", r#"{"epoch": 3, "generation": 1}"#);
+    assert_eq!(closed.status, 202, "{closed:?}");
+    assert!(!stub.ready());
+}
+
+#[test]
+fn without_epochs_the_word_acts_at_once() {
+    let stub = Setting::with(&[("spi", 0), ("probes", 0)]).start();
+    assert_eq!(stub.post("/v1/become-ready", "").status, 200);
+    assert!(stub.ready());
+}
+
+#[test]
+fn the_stub_itself_is_healthy_and_says_nothing_else() {
+    let stub = Setting::new().start();
+    let health = stub.get("probes", "/health");
+    assert_eq!((health.status, &*health.body), (200, "OK\n"));
+    assert_eq!(stub.get("probes", "/v1/become-ready").status, 404);
+    for path in ["/ready", "/health"] {
+        let answer = stub.call("probes", "POST", path, "");
+        assert_eq!((answer.status, &*answer.headers["allow"]), (405, "GET,HEAD"));
+    }
+    for path in ["/v1/become-ready", "/v1/become-unready"] {
+        let answer = stub.get("spi", path);
+        assert_eq!((answer.status, &*answer.headers["allow"]), (405, "POST"));
+    }
+}
+
+#[test]
+fn the_words_want_the_token_and_the_probes_do_not() {
+    let setting = Setting::new();
+    let file = setting.dir().join("token");
+    std::fs::write(&file, "secret\n").unwrap();
+    let stub = setting.flag(format!("--token-file={}", file.display())).start();
+    for path in ["/v1/become-ready", "/v1/become-unready", "/v1/readiness-url", "/v1/set-log?startPos=0"] {
+        assert_eq!(stub.post(path, "").status, 401, "{path}");
+    }
+    for path in ["/v1/dual-pods/accelerators", "/v1/dual-pods/accelerator-memory-usage"] {
+        assert_eq!(stub.get("spi", path).status, 401, "{path}");
+    }
+    assert!(!stub.ready());
+    let request = b"POST /v1/become-ready HTTP/1.1\r\nhost: stub\r\nauthorization: Bearer secret\r\n\
+        connection: close\r\ncontent-length: 0\r\n\r\n";
+    assert_eq!(super::support::raw(stub.address("spi"), request).status, 200);
+    assert!(stub.ready());
+}

@@ -1,0 +1,113 @@
+//! Logs: what an instance writes, by offset.
+
+use crate::support::{Answer, Launcher, launcher, start, until};
+
+fn range(launcher: &Launcher, range: &str) -> Answer {
+    launcher.ask("GET", "/v2/vllm/instances/test-id/log", &format!("range: {range}\r\n"), "")
+}
+
+/// Thirty bytes on both of its outputs.
+fn with_log() -> Launcher {
+    let launcher = launcher();
+    launcher.run("test-id", "printf \"Log line 1Log line 2\"; printf \"Log line 3\" >&2; exec sleep 100");
+    launcher.logged("test-id", "line 3");
+    launcher
+}
+
+#[test]
+fn get_instance_logs_endpoint() {
+    let answer = with_log().get("/v2/vllm/instances/test-id/log");
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.text(), "Log line 1Log line 2Log line 3");
+    assert_eq!(answer.header("content-type"), Some("application/octet-stream"));
+    assert_eq!(answer.header("content-range"), Some("bytes 0-29/30"));
+    assert_eq!(answer.header("accept-ranges"), Some("bytes"));
+    assert_eq!(answer.header("content-length"), Some("30"));
+}
+
+#[test]
+fn get_instance_logs_partial_content_206() {
+    let answer = range(&with_log(), "bytes=10-14");
+    assert_eq!((answer.status, &*answer.text()), (206, "Log l"));
+    assert_eq!(answer.header("content-range"), Some("bytes 10-14/30"));
+    assert_eq!(answer.header("accept-ranges"), Some("bytes"));
+}
+
+#[test]
+fn get_instance_logs_open_ended_range() {
+    let launcher = with_log();
+    let answer = range(&launcher, "bytes=20-");
+    assert_eq!((answer.status, &*answer.text()), (206, "Log line 3"));
+    assert_eq!(answer.header("content-range"), Some("bytes 20-29/30"));
+    let answer = range(&launcher, "bytes=20-999");
+    assert_eq!(answer.header("content-range"), Some("bytes 20-29/30"));
+}
+
+#[test]
+fn get_instance_logs_range_not_available() {
+    let launcher = with_log();
+    for text in ["bytes=30-", "bytes=5000-", "bytes=30-31"] {
+        let answer = range(&launcher, text);
+        assert_eq!((answer.status, answer.body.len()), (416, 0), "{text}");
+        assert_eq!(answer.header("content-range"), Some("bytes */30"));
+        assert_eq!(answer.header("content-type"), Some("application/octet-stream"));
+    }
+    launcher.run("empty", "exec sleep 100");
+    let answer = launcher.get("/v2/vllm/instances/empty/log");
+    assert_eq!((answer.status, answer.header("content-range")), (416, Some("bytes */0")));
+}
+
+#[test]
+fn get_instance_logs_invalid_range() {
+    let launcher = with_log();
+    for text in ["invalid", "bytes=5-2", "bytes=0-1,4-5", "items=0-1"] {
+        let answer = range(&launcher, text);
+        assert_eq!(answer.status, 400, "{text}");
+        assert!(answer.json()["detail"].is_string(), "{}", answer.text());
+    }
+}
+
+#[test]
+fn get_instance_logs_suffix_range_rejected() {
+    assert_eq!(range(&with_log(), "bytes=-500").status, 400);
+}
+
+#[test]
+fn get_instance_logs_nonexistent_endpoint() {
+    let launcher = launcher();
+    assert_eq!(range(&launcher, "bytes=0-").status, 404);
+    // In this order, as with the public launcher.
+    assert_eq!(range(&launcher, "bytes=-1").status, 400);
+}
+
+/// Numbered lines of eight bytes, so that an offset says what must be there; more than the cap of them, and more than
+/// one answer holds.
+#[test]
+fn a_long_log_is_kept_within_its_cap_and_its_offsets_hold() {
+    let launcher = start(&["--command", "sh -c", "--log-cap", "1Mi"]);
+    let lines = 500_000_u64;
+    launcher.run("test-id", &format!("seq -f %07g 1 {lines}; exec sleep 100"));
+    let total = format!("/{}", lines * 8);
+    let whole = || launcher.get("/v2/vllm/instances/test-id/log");
+    let first = |answer: &Answer| {
+        let range = answer.header("content-range").unwrap().strip_prefix("bytes ").unwrap().to_owned();
+        range.split('-').next().unwrap().parse::<u64>().unwrap()
+    };
+    until("the log is written and its head is given back", || {
+        let answer = whole();
+        answer.status == 200
+            && answer.header("content-range").unwrap().ends_with(&total)
+            && first(&answer) >= lines * 8 - (1 << 20)
+    });
+    let start = first(&whole());
+    assert!(whole().text().starts_with(&format!("{:07}\n", start / 8 + 1)), "{start}");
+    let last = range(&launcher, &format!("bytes={}-", lines * 8 - 8));
+    assert_eq!(last.text(), format!("{lines:07}\n"));
+    // Of what is not kept any more, the rest is given, and none where there is no rest.
+    let across = range(&launcher, &format!("bytes=0-{}", start + 7));
+    assert_eq!((across.status, across.text()), (206, format!("{:07}\n", start / 8 + 1)));
+    let gone = range(&launcher, "bytes=0-7");
+    assert_eq!((gone.status, gone.header("x-rouse-log-start")), (416, Some(&*start.to_string())));
+    // A named end is not held to one mebibyte, a missing one is.
+    assert!(whole().body.len() <= 1 << 20);
+}

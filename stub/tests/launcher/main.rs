@@ -1,0 +1,11 @@
+//! The real launcher, as a process, over small children and engine-sim: what its clients and its node see.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod contract;
+mod docs;
+mod lives;
+mod logs;
+mod readiness;
+mod support;
+mod watch;

@@ -1,0 +1,262 @@
+//! A launcher, a client that speaks to it byte by byte, and the table of processes.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use rouse::process::table;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+/// Longer than anything takes here, also on a busy machine: it only bounds a failure.
+pub(crate) const LONG: Duration = Duration::from_secs(30);
+
+/// In the environment of the launcher, and so of every process it makes.
+const MARK: &str = "LAUNCHER_TEST";
+
+pub(crate) struct Launcher {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    pub(crate) dir: TempDir,
+    mark: String,
+}
+
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+/// One event, and when it came.
+pub(crate) struct Event {
+    pub(crate) at: Instant,
+    pub(crate) line: String,
+}
+
+/// The stream of events, as it comes.
+pub(crate) struct Watch {
+    pub(crate) head: String,
+    lines: Receiver<Event>,
+}
+
+/// Instances are scripts: their options are one.
+pub(crate) fn launcher() -> Launcher {
+    start(&["--command", "sh -c", "--mock-gpus", "--mock-gpu-count", "3"])
+}
+
+pub(crate) fn start(flags: &[&str]) -> Launcher {
+    let dir = tempfile::tempdir().unwrap();
+    let mark = dir.path().display().to_string();
+    let logs = dir.path().join("logs");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rouse-stub"))
+        .args(["launcher", "--host", "127.0.0.1", "--port", "0", "--log-dir"])
+        .arg(&logs)
+        .args(flags)
+        .env(MARK, &mark)
+        .env("ROUSE_SECRET", "not for engines")
+        .env("CUDA_VISIBLE_DEVICES", "7")
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let mut text = String::new();
+    let address = loop {
+        assert!(errors.read_line(&mut text).unwrap() > 0, "it has ended: {text}");
+        if let Some((_, address)) = text.split_once("listening on ") {
+            break address.trim().parse().unwrap();
+        }
+    };
+    // What it says later is shown with a failure, and must not fill the pipe.
+    thread::spawn(move || errors.lines().map_while(Result::ok).for_each(|line| println!("{line}")));
+    Launcher { child, address, dir, mark }
+}
+
+impl Launcher {
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    pub(crate) fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+        ask(self.address, method, path, headers, body)
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, "", "")
+    }
+
+    pub(crate) fn delete(&self, path: &str) -> Answer {
+        self.ask("DELETE", path, "", "")
+    }
+
+    pub(crate) fn put(&self, id: &str, body: &Value) -> Answer {
+        self.ask("PUT", &format!("/v2/vllm/instances/{id}"), "", &body.to_string())
+    }
+
+    /// An instance that runs this script.
+    pub(crate) fn run(&self, id: &str, script: &str) -> Value {
+        assert!(!script.contains('\''));
+        let answer = self.put(id, &json!({"options": format!("'{script}'")}));
+        assert_eq!(answer.status, 201, "{}", answer.text());
+        answer.json()
+    }
+
+    pub(crate) fn instance(&self, id: &str) -> Value {
+        self.get(&format!("/v2/vllm/instances/{id}")).json()
+    }
+
+    pub(crate) fn log(&self, id: &str) -> String {
+        self.get(&format!("/v2/vllm/instances/{id}/log")).text()
+    }
+
+    /// What it logs once it has logged so much of it.
+    pub(crate) fn logged(&self, id: &str, what: &str) -> String {
+        until(&format!("{id} says {what}"), || self.log(id).contains(what));
+        self.log(id)
+    }
+
+    pub(crate) fn watch(&self, query: &str) -> Watch {
+        let mut stream = connect(self.address);
+        // With the earlier version nothing frames the body but its end.
+        write!(stream, "GET /v2/vllm/instances/watch{query} HTTP/1.0\r\n\r\n").unwrap();
+        let mut reader = BufReader::new(stream);
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert!(reader.read_line(&mut head).unwrap() > 0, "{head}");
+        }
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in reader.lines().map_while(Result::ok) {
+                let event = Event { at: Instant::now(), line };
+                if sender.send(event).is_err() {
+                    return;
+                }
+            }
+        });
+        Watch { head, lines }
+    }
+
+    /// Processes that live and were made by this launcher, however far away.
+    pub(crate) fn descendants(&self) -> Vec<i32> {
+        let mark = format!("{MARK}={}", self.mark);
+        table::members(None, &mark).into_iter().filter(|&pid| pid != self.pid()).collect()
+    }
+
+    pub(crate) fn zombies(&self) -> Vec<i32> {
+        let zombie = |stat: table::Stat| stat.zombie && stat.parent == self.pid();
+        table::pids().filter(|&pid| table::stat(pid).is_some_and(zombie)).collect()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid()), signal).unwrap();
+    }
+
+    /// Waits for its end; the exit code.
+    pub(crate) fn wait(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        if self.child.try_wait().unwrap().is_none() {
+            self.signal(Signal::SIGTERM);
+            self.child.wait().unwrap();
+        }
+    }
+}
+
+impl Answer {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        header(&self.head, name)
+    }
+}
+
+impl Watch {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        header(&self.head, name)
+    }
+
+    /// The next event; none, when the stream has ended.
+    pub(crate) fn event(&self) -> Option<Event> {
+        match self.lines.recv_timeout(LONG) {
+            Ok(event) => Some(event),
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => None,
+            Err(timeout) => panic!("no event: {timeout}"),
+        }
+    }
+
+    /// The next event as `CREATED id`.
+    pub(crate) fn next(&self) -> String {
+        self.event().map_or_else(|| "end".into(), |event| event.named())
+    }
+}
+
+impl Event {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.line).unwrap()
+    }
+
+    pub(crate) fn named(&self) -> String {
+        let event = self.json();
+        format!("{} {}", event["type"].as_str().unwrap(), event["object"]["instance_id"].as_str().unwrap())
+    }
+}
+
+fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines().find_map(|line| {
+        let (key, value) = line.split_once(": ")?;
+        key.eq_ignore_ascii_case(name).then_some(value)
+    })
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream
+}
+
+/// `headers`: whole lines.
+pub(crate) fn ask(address: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+    let mut stream = connect(address);
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n{headers}\r\n{body}"
+    )
+    .unwrap();
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").expect("an answer");
+    let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Answer { status, head, body: bytes[end + 4..].to_vec() }
+}
+
+/// Waits until something is so that no event tells of.
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + LONG;
+    while !is_so() {
+        assert!(Instant::now() < end, "not so within {LONG:?}: {what}");
+        thread::park_timeout(Duration::from_millis(5));
+    }
+}
