@@ -81,6 +81,35 @@ fn a_quiet_key_beside_a_flood_waits_no_longer_than_one_answer_takes() {
     }
 }
 
+/// Answers that cost much less than is believed before any was seen: whoever comes while that is still believed is not put
+/// behind a flood by what it learns afterwards.
+#[test]
+fn a_key_that_comes_before_anything_is_known_of_answers_waits_no_longer_than_one() {
+    let longest = Millis(600);
+    let mut met = 0;
+    for places in [1, 2, 4, 8] {
+        for comes in (20_100..22_100).step_by(100) {
+            let mut random = Random::new(comes);
+            let mut scenario = scenario("a first flood", vec![model("m", 20, Some(places))]);
+            // So that the engine is up when it begins. By then nothing is remembered.
+            let first = Request { key: "first".into(), ..Request::stream("m", Millis(200)) };
+            scenario = scenario.at(Millis::ZERO, Deed::Ask(first));
+            for n in 0..100 {
+                let exchange = Millis(random.between(200, longest.0));
+                scenario = scenario
+                    .at(Millis(20_000 + n / 10), client("flood", exchange, exchange.0 / 5, Millis::ZERO));
+            }
+            let scenario = scenario.at(Millis(comes), client("early", Millis(200), 30, Millis(2000)));
+            let first_byte = scenario.nature.first_byte.1;
+            let world = run(scenario, Millis::secs(40));
+            let worst = world.waits("early").iter().copied().fold(Millis::ZERO, Millis::max);
+            assert!(worst <= longest + first_byte, "{places} places, {comes}: it waited {worst}");
+            met += usize::from(worst > Millis::ZERO);
+        }
+    }
+    assert!(met > 60, "it had to wait in {met} of 80 worlds only");
+}
+
 /// Jain's index of what these were given: 1 when all are equal, 1/n when one has it all.
 fn jain(shares: &[u64]) -> f64 {
     let sum: f64 = shares.iter().map(|s| *s as f64).sum();

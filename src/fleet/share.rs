@@ -6,12 +6,13 @@
 //!
 //! * Absence is no credit. A key that comes to wait starts no lower than where the last grant was made (and no higher
 //!   than anybody who waits): else whoever was away all night would have the morning to itself.
-//! * What an answer will cost is known only at its end. A grant is charged what an answer usually takes, and what is
-//!   served is set against that, so that many grants at one moment are as fair as the same grants one by one. Answers
-//!   that turn out shorter leave a charge behind; it is given back beyond what as many answers as are under way could
-//!   still cost.
+//! * What an answer will cost is known only at its end. A grant is charged what an answer usually takes for as long as it
+//!   is under way, so that many grants at one moment are as fair as the same grants one by one. Of a model's grants as
+//!   many are taken to be under way as it has leases, the latest ones: whose answer is over is known for certain only of
+//!   all together. A charge is a guess that changes as more is learned, so it is never mixed with what was served, and
+//!   nobody's start is counted from it: who came while it was too high would be put behind those who had it when it falls.
 //! * Who comes back to the queue was not served: the place was gone before the lease could be taken, or an engine's
-//!   first answer failed. What the grant was charged is given back.
+//!   first answer failed. It is no longer charged.
 //! * Counters live as long as a model is busy. Once nobody waits and nothing runs, nothing is owed.
 //!
 //! The counters are a model's own, not one for all that a key does. What keys compete for here is the next place of one
@@ -41,14 +42,18 @@ const RECENT: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shares {
     keys: BTreeMap<String, Share>,
-    /// Where the last grant was made: the counter of its key before it.
+    /// Where the last grant was made: what its key had been served.
     time: u64,
     /// What a grant is charged.
     charge: u64,
     /// What the charge is learned from.
     tokens: u64,
     grants: u64,
+    /// The latest first.
     recent: VecDeque<Grant>,
+    /// Of these so many are under way.
+    #[serde(default)]
+    under_way: usize,
 }
 
 /// One grant, for as long as its request may come back.
@@ -60,25 +65,35 @@ struct Grant {
     deadline: Tick,
     /// It may come back under another number.
     canary: bool,
-    charge: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Share {
     served: u64,
-    /// Charged at grants, and not served yet.
-    charged: u64,
+    /// Grants that are taken to be under way.
+    #[serde(default)]
+    under_way: u32,
 }
 
 impl Default for Shares {
     fn default() -> Self {
-        Self { keys: BTreeMap::new(), time: 0, charge: USUAL, tokens: 0, grants: 0, recent: VecDeque::new() }
+        Self {
+            keys: BTreeMap::new(),
+            time: 0,
+            charge: USUAL,
+            tokens: 0,
+            grants: 0,
+            recent: VecDeque::new(),
+            under_way: 0,
+        }
     }
 }
 
 impl Shares {
     pub(super) fn counter(&self, key: &str) -> u64 {
-        self.keys.get(key).map_or(0, Share::counter)
+        self.keys.get(key).map_or(0, |share| {
+            share.served.saturating_add(self.charge.saturating_mul(share.under_way.into()))
+        })
     }
 
     /// What the next grant adds to its key's counter.
@@ -96,28 +111,22 @@ impl Shares {
 
     /// The key comes to wait, where it had nobody waiting; the others that have are `waiting`.
     pub(super) fn enter<'k>(&mut self, key: &str, waiting: impl Iterator<Item = &'k str>) {
-        let lowest = waiting.map(|other| self.counter(other)).min();
+        let lowest = waiting.map(|other| self.keys.get(other).map_or(0, |share| share.served)).min();
         let from = lowest.map_or(self.time, |lowest| lowest.min(self.time));
         let share = self.keys.entry(key.to_owned()).or_default();
-        share.served = share.served.max(from.saturating_sub(share.charged));
+        share.served = share.served.max(from);
     }
 
     pub(super) fn granted(&mut self, waiter: &Waiter, canary: bool) {
-        self.time = self.counter(&waiter.key);
         self.grants += 1;
         if let Some(share) = self.keys.get_mut(&waiter.key) {
-            share.charged = share.charged.saturating_add(self.charge);
+            self.time = share.served;
+            share.under_way = share.under_way.saturating_add(1);
         }
-        self.recent.truncate(RECENT - 1);
         let Waiter { id, arrived, deadline, ref key, .. } = *waiter;
-        self.recent.push_front(Grant {
-            id,
-            key: key.clone(),
-            arrived,
-            deadline,
-            canary,
-            charge: self.charge,
-        });
+        self.recent.push_front(Grant { id, key: key.clone(), arrived, deadline, canary });
+        self.under_way += 1;
+        self.recent.truncate(RECENT.max(self.under_way));
     }
 
     /// It waits again, or for the first time.
@@ -126,18 +135,18 @@ impl Shares {
             let came = (&grant.key, grant.arrived, grant.deadline);
             grant.id == waiter.id || (grant.canary && came == (&waiter.key, waiter.arrived, waiter.deadline))
         };
-        let Some(grant) = self.recent.iter().position(same).and_then(|at| self.recent.remove(at)) else {
-            return;
-        };
+        let Some(at) = self.recent.iter().position(same) else { return };
         self.grants = self.grants.saturating_sub(1);
-        if let Some(share) = self.keys.get_mut(&grant.key) {
-            share.charged = share.charged.saturating_sub(grant.charge);
+        if at < self.under_way {
+            self.end(at);
         }
+        self.recent.remove(at);
     }
 
     /// `leases`: how many answers of this model are under way, whoever's they are.
     pub(super) fn served(&mut self, key: &str, tokens: u64, leases: u32) {
         let Some(share) = self.keys.get_mut(key) else { return };
+        share.served = share.served.saturating_add(tokens);
         self.tokens = self.tokens.saturating_add(tokens);
         // Those under way have been granted and not counted to their end.
         if self.grants >= 2 * u64::from(leases).max(1) {
@@ -146,15 +155,18 @@ impl Shares {
         if self.grants >= MEMORY {
             (self.tokens, self.grants) = (self.tokens / 2, self.grants / 2);
         }
-        share.served = share.served.saturating_add(tokens);
-        let most = self.charge.saturating_mul(leases.max(1).into());
-        share.charged = share.charged.saturating_sub(tokens).min(most);
+        while self.under_way > leases as usize {
+            self.end(self.under_way - 1);
+        }
     }
-}
 
-impl Share {
-    const fn counter(&self) -> u64 {
-        self.served.saturating_add(self.charged)
+    /// This grant, one of those under way, no longer is.
+    fn end(&mut self, at: usize) {
+        self.under_way -= 1;
+        let key = self.recent.get(at).map(|grant| grant.key.as_str());
+        if let Some(share) = key.and_then(|key| self.keys.get_mut(key)) {
+            share.under_way = share.under_way.saturating_sub(1);
+        }
     }
 }
 
@@ -201,8 +213,8 @@ mod tests {
         shares.granted(&waiter("a", 1), false);
         assert_eq!(shares.counter("a"), USUAL);
         shares.served("a", 100, 4);
-        assert_eq!(shares.counter("a"), USUAL, "it is not over yet");
-        shares.served("a", USUAL, 4);
+        assert_eq!(shares.counter("a"), 100 + USUAL, "it is not over yet");
+        shares.served("a", USUAL, 0);
         assert_eq!(shares.counter("a"), 100 + USUAL, "it took more than is usual");
     }
 
@@ -230,6 +242,40 @@ mod tests {
         }
         enter(&mut shares, "b", &["a"]);
         assert!(shares.counter("b") <= shares.counter("a"));
+    }
+
+    #[test]
+    fn a_guess_that_falls_puts_nobody_behind_who_came_while_it_was_high() {
+        let mut shares = Shares::default();
+        enter(&mut shares, "flood", &[]);
+        for id in 0..4 {
+            shares.granted(&waiter("flood", id), false);
+            shares.served("flood", 20, 2);
+        }
+        shares.granted(&waiter("flood", 4), false);
+        let before = shares.charge();
+        enter(&mut shares, "quiet", &["flood"]);
+        for id in 5..10 {
+            shares.served("flood", 20, 2);
+            assert!(shares.counter("quiet") < shares.counter("flood"), "the next place is its own");
+            shares.granted(&waiter("flood", id), false);
+        }
+        assert!(shares.charge() <= before && before < USUAL, "{before}, then {}", shares.charge());
+    }
+
+    #[test]
+    fn who_was_served_and_left_is_charged_no_longer() {
+        let mut shares = Shares::default();
+        for key in ["a", "b"] {
+            enter(&mut shares, key, &[]);
+        }
+        shares.granted(&waiter("a", 1), false);
+        for id in 2..6 {
+            shares.granted(&waiter("b", id), false);
+            shares.served("b", 10, 2);
+        }
+        assert_eq!(shares.counter("a"), 0, "two are under way, the latest two");
+        assert_eq!(shares.counter("b"), 40 + 2 * shares.charge());
     }
 
     #[test]
