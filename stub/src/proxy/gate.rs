@@ -239,7 +239,7 @@ impl Keeper {
         self.with(|inner| {
             inner.ends = true;
             let drain = Drain { deadline: Some(deadline), on_deadline: OnDeadline::Cut, stage: Stage::Runs };
-            // A drain that runs already is not given more time by the end.
+            // A drain that is to cut already is not given more time by the end, and one that is not is given all of it.
             inner.close(drain, true);
         });
     }
@@ -361,17 +361,14 @@ impl Inner {
 
 impl Drain {
     /// The same order again. It counts from the first time, or somebody who repeats it would put its deadline off.
+    /// Whoever is cut is cut at a deadline that was given for that, and never at one at which they were to be kept.
     fn hasten(&mut self, again: Self) {
-        let kept = self.stage == Stage::Lapsed && self.on_deadline == OnDeadline::Keep;
-        match (self.stage, again.on_deadline) {
-            (Stage::Runs, on_deadline) => {
+        match (self.stage, self.on_deadline, again.on_deadline) {
+            (Stage::Runs, before, now) if before == now => {
                 self.deadline = [self.deadline, again.deadline].into_iter().flatten().min();
-                if on_deadline == OnDeadline::Cut {
-                    self.on_deadline = on_deadline;
-                }
             }
-            (Stage::Lapsed, OnDeadline::Cut) if kept => *self = again,
-            (Stage::Lapsed | Stage::Over, _) => {}
+            (Stage::Runs | Stage::Lapsed, OnDeadline::Keep, OnDeadline::Cut) => *self = again,
+            (Stage::Runs | Stage::Lapsed | Stage::Over, _, _) => {}
         }
     }
 }
@@ -417,3 +414,6 @@ impl Drop for Part {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
