@@ -22,8 +22,8 @@ const REPEATED: usize = 256;
 /// It does not pass; with the methods that would, where there are any.
 pub(super) fn check(kind: Kind, method: &Method, uri: &Uri) -> Result<(), (Fault, Option<&'static str>)> {
     let path = uri.path();
-    // They are for the connection and not for what is behind it.
-    if matches!(*method, Method::CONNECT | Method::TRACE) {
+    // They are for the connection and not for what is behind it, also for a server that does not look at their case.
+    if [Method::CONNECT, Method::TRACE].iter().any(|it| method.as_str().eq_ignore_ascii_case(it.as_str())) {
         return Err((unknown(method, path), None));
     }
     let methods = match (path, kind) {
@@ -85,6 +85,23 @@ mod tests {
         assert!(!passes(Kind::Vllm, &Method::POST, "/v2/models/x/infer"));
         assert!(passes(Kind::Custom, &Method::POST, "/v2/models/x/infer"));
         assert!(passes(Kind::Custom, &Method::GET, "/"));
+    }
+
+    #[test]
+    fn what_is_for_the_connection_or_for_a_server_as_a_whole_does_not_pass() {
+        for kind in [Kind::Vllm, Kind::Sglang, Kind::LlamaCpp, Kind::Custom] {
+            for name in ["CONNECT", "TRACE", "connect", "Trace"] {
+                let method = Method::from_bytes(name.as_bytes()).unwrap();
+                for path in ["/", "/v1/models", "/v1/chat/completions", "/metrics", "*", "localhost:443"] {
+                    assert!(!passes(kind, &method, path), "{kind:?} {name} {path}");
+                }
+            }
+            for method in [Method::OPTIONS, Method::GET] {
+                assert!(!passes(kind, &method, "*"), "{kind:?} {method} *");
+            }
+        }
+        // Which of its paths a browser may ask is an engine's own affair, where its paths are.
+        assert!(passes(Kind::Custom, &Method::OPTIONS, "/v1/models"));
     }
 
     #[test]
