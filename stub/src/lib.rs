@@ -10,5 +10,7 @@
 
 pub mod cli;
 pub mod launcher;
+#[cfg(test)]
+mod page;
 pub mod proxy;
 mod serve;

@@ -204,3 +204,34 @@ fn flag(words: &BTreeMap<String, String>, name: &str, default: bool) -> Result<b
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::{
+        launcher::{Args, Family},
+        page::Section,
+    };
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn the_page_tells_of_every_flag() {
+        Section::of("launcher", "Launcher").tells_of_every_flag();
+    }
+
+    #[tokio::test]
+    async fn the_page_tells_of_every_path() {
+        let logs = tempfile::tempdir().unwrap();
+        let words = ["launcher", "--mock-gpus", "--log-dir", logs.path().to_str().unwrap()];
+        let settings = Line::try_parse_from(words).unwrap().args.settings().unwrap();
+        let launcher = Arc::new(Launcher::new(settings, Arc::new(Family::new())));
+        Section::of("launcher", "Launcher").tells_of_every_path("Paths", router(launcher, None)).await;
+    }
+}

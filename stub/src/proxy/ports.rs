@@ -80,3 +80,24 @@ impl Proxy {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{page::Section, proxy::admin};
+
+    #[test]
+    fn the_page_tells_of_every_flag() {
+        Section::of("proxy", "Proxy").tells_of_every_flag();
+    }
+
+    #[tokio::test]
+    async fn the_page_tells_of_every_path() {
+        let (page, proxy) = (Section::of("proxy", "Proxy"), Proxy::of_flags(&[]));
+        page.tells_of_every_path("Paths on the probes port", proxy.probes()).await;
+        page.tells_of_every_path("Paths on the SPI and admin ports", admin::router(&proxy, proxy.spi()))
+            .await;
+        page.tells_of_every_path("Paths on the metrics port", proxy.scrapes()).await;
+        page.tells_of_every_path("Paths on the debug port", proxy.insides()).await;
+    }
+}

@@ -117,6 +117,21 @@ impl Proxy {
     }
 }
 
+#[cfg(test)]
+impl Proxy {
+    /// With these flags, and threads that nobody starts.
+    pub(super) fn of_flags(flags: &[&str]) -> Arc<Self> {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let words = std::iter::once(&"proxy").chain(flags);
+        let args = <Line as clap::Parser>::try_parse_from(words).unwrap().args;
+        Self::new(&args, None, relay::Threads::new(1).0)
+    }
+}
+
 impl Counts {
     fn of(metrics: &Metrics) -> Self {
         let count = |outcome| Count(metrics.requests(outcome));
