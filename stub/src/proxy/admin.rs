@@ -152,3 +152,6 @@ impl IntoResponse for gate::Refused {
         (StatusCode::CONFLICT, Json(Reason { reason, gate })).into_response()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,69 @@
+//! From an order to what it does, with nothing in between.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::{Pin, pin},
+    task::{Context, Poll, Waker},
+};
+
+use http::{Method, Request};
+use http_body_util::BodyExt as _;
+use tower_service::Service as _;
+
+use super::*;
+
+type Called<'a> = Pin<&'a mut dyn Future<Output = Result<Response, Infallible>>>;
+
+/// Looks at a call once, as the control thread does when the call has come.
+fn once(call: Called<'_>) -> Poll<Response> {
+    call.poll(&mut Context::from_waker(Waker::noop())).map(|answered| {
+        let Ok(answer) = answered;
+        answer
+    })
+}
+
+fn request(method: Method, path: &str, body: &'static str) -> Request<Body> {
+    Request::builder().method(method).uri(path).body(Body::from(body)).unwrap()
+}
+
+const ORDER: &str = r#"{"epoch":1,"generation":1}"#;
+
+/// The gate is closed in the step in which its order is looked at first: there is no moment between receipt and effect in
+/// which the thread could do something else, or wait for anything.
+#[tokio::test]
+async fn an_order_is_carried_out_when_it_is_looked_at_and_shown_from_then_on() {
+    for path in ["/v1/gate", "/v1/gate?wait=true"] {
+        let proxy = Proxy::of_flags(&[]);
+        let mut router = router(&proxy, Router::new());
+        let under_way = proxy.keeper.route().life.take().unwrap();
+        assert!(proxy.keeper.is_open());
+
+        let mut close = pin!(router.call(request(Method::POST, path, ORDER)));
+        let answer = once(close.as_mut());
+        assert!(!proxy.keeper.is_open(), "{path}");
+        assert!(proxy.keeper.route().life.take().is_none(), "{path}: a lease behind a closed gate");
+        match answer {
+            Poll::Ready(answer) => assert_eq!((answer.status(), path), (StatusCode::ACCEPTED, "/v1/gate")),
+            Poll::Pending => assert_eq!(path, "/v1/gate?wait=true", "it waits for the drain"),
+        }
+
+        let mut look = pin!(router.call(request(Method::GET, "/v1/gate", "")));
+        let Poll::Ready(shown) = once(look.as_mut()) else { panic!("to look takes no time") };
+        let shown = shown.into_body().collect().await.unwrap().to_bytes();
+        let shown: wire::Gate = serde_json::from_slice(&shown).unwrap();
+        assert_eq!((shown.gated, shown.leases), (true, 1));
+        drop(under_way);
+    }
+}
+
+#[tokio::test]
+async fn an_order_to_open_is_carried_out_when_it_is_looked_at_too() {
+    let proxy = Proxy::of_flags(&["--epoch-gate"]);
+    let mut router = router(&proxy, Router::new());
+    assert!(proxy.keeper.route().life.take().is_none());
+    let mut open = pin!(router.call(request(Method::DELETE, "/v1/gate", ORDER)));
+    let Poll::Ready(answer) = once(open.as_mut()) else { panic!("it takes no time") };
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert!(proxy.keeper.route().life.take().is_some());
+}
