@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use crate::world::{Open, Stub, before, client::chat, engine::sim, stub, until};
+use crate::support::{Open, Stub, before, client::chat, engine::sim, stub, until};
 
 /// KiB.
 const IDLE: u64 = 15 << 10;

@@ -10,7 +10,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::world::{Open, Stub, before, client::chat, engine::scripted, until};
+use crate::{
+    alone,
+    support::{Open, Stub, before, client::chat, engine::scripted, until},
+};
 
 const AT_ONCE: Duration = Duration::from_millis(50);
 /// For what another thread does in its own time.
@@ -53,6 +56,7 @@ const WAYS: [fn(Open) -> Option<Open>; 2] = [
 
 #[test]
 fn it_leaves_while_the_engine_thinks_or_answers() {
+    let _alone = alone();
     for (says, began) in [(&b""[..], false), (EVENTS, true), (SIZED, true)] {
         let (address, met, told) = engine(says);
         let stub = before(address, &[]);
@@ -81,6 +85,7 @@ fn it_leaves_while_the_engine_thinks_or_answers() {
 
 #[test]
 fn it_leaves_in_the_midst_of_its_body() {
+    let _alone = alone();
     for head in ["Content-Length: 1000000", "Transfer-Encoding: chunked"] {
         let (address, met, told) = engine(b"");
         let stub = before(address, &[]);
@@ -113,6 +118,7 @@ fn full() -> (TcpListener, Vec<TcpStream>) {
 
 #[test]
 fn it_leaves_before_there_is_a_connection_and_the_dial_timeout_holds() {
+    let _alone = alone();
     let (listener, _held) = full();
     let stub: Stub = before(listener.local_addr().unwrap(), &["--proxy-dial-timeout=700ms"]);
     let relay = stub.relay();

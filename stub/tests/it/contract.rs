@@ -2,7 +2,9 @@
 
 use std::{net::TcpListener, process::Command};
 
-use crate::world::{Client, Stub, engine::scripted, stub, until};
+use nix::sys::signal::Signal;
+
+use crate::support::{Client, Setting, engine::scripted, stub, until};
 
 const GATE: [&str; 6] = ["cut", "deadline", "epoch", "gated", "generation", "leases"];
 
@@ -103,7 +105,7 @@ fn a_target_is_named_once_and_the_proxy_port_listens_from_then_on() {
 fn a_proxy_port_that_is_taken_is_told_and_tried_again() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    let stub = Stub::on_free_ports(&[&format!("--proxy-port={port}")], &["proxy"]);
+    let stub = Setting::but(&["proxy"]).flag(format!("--proxy-port={port}")).start();
     let target = "127.0.0.1:9".parse().unwrap();
     assert_eq!(stub.target(target), 500);
     assert_eq!(stub.spi().get("/v1/proxy/config").status, 404);
@@ -202,13 +204,13 @@ fn a_port_that_is_taken_a_bad_token_file_and_a_bad_flag_have_exit_codes() {
     for (flag, code) in
         [("spi", 10), ("admin", 10), ("probes", 11), ("relay", 12), ("metrics", 12), ("debug", 12)]
     {
-        let mut stub = Stub::on_free_ports(&[&format!("--{flag}-port={port}")], &[flag]);
+        let mut stub = Setting::but(&[flag]).flag(format!("--{flag}-port={port}")).spawn();
         assert_eq!(stub.exits().code(), Some(code), "{flag}");
         stub.says(&[&format!("the {flag} port"), &format!("--{flag}-port")]);
     }
-    let mut stub = Stub::on_free_ports(&["--token-file=/nowhere"], &[]);
+    let mut stub = Setting::new().flag("--token-file=/nowhere").spawn();
     assert_eq!(stub.exits().code(), Some(13));
-    let mut stub = Stub::on_free_ports(&["--engine-kind=other"], &[]);
+    let mut stub = Setting::new().flag("--engine-kind=other").spawn();
     assert_eq!(stub.exits().code(), Some(2));
 }
 
@@ -257,12 +259,12 @@ fn the_example_of_the_earlier_design_runs_as_it_is_written() {
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_rouse-stub"), &proxy).unwrap();
     let mut command = Command::new(proxy);
     command.args(["--relay-port-1=8000", "--admin-port=8001", "--metrics-port=8002", "--debug-port=8003"]);
-    let mut stub = Stub::start(command);
+    let mut stub = Setting::of(command).spawn();
     stub.says(&["port=\"debug\" address=127.0.0.1:8003"]);
     let refused = stub.port("relay").post("/v1/completions", "{}");
     assert_eq!((refused.status, refused.header("x-rouse-not-ready")), (503, "1"));
     assert_eq!((stub.port("relay").address.port(), stub.port("admin").address.port()), (8000, 8001));
     assert_eq!(stub.port("admin").get("/v1/gate").json()["gated"], false);
-    stub.signal("-TERM");
+    stub.signal(Signal::SIGTERM);
     assert_eq!(stub.exits().code(), Some(0));
 }

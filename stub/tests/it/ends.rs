@@ -1,14 +1,24 @@
 //! SIGTERM, with the hold and without it.
 
-use std::time::Duration;
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    time::Duration,
+};
 
+use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
-use crate::world::{Stub, before, client::chat, engine::sim, until};
+use crate::support::{
+    Open, Setting, Stub, before,
+    client::chat,
+    engine::{Sim, sim},
+    until, within,
+};
 
 const SAID: &str = r#"{"epoch":1,"generation":1}"#;
 
-fn held(engine: &crate::world::engine::Sim, hold: &str) -> Stub {
+fn held(engine: &Sim, hold: &str) -> Stub {
     let stub = before(engine.address, &["--epoch-gate", hold]);
     assert_eq!(stub.spi().send("DELETE", "/v1/gate?epoch=1&generation=1", "").status, 200);
     stub
@@ -19,7 +29,7 @@ fn it_drains_and_stays_until_its_engine_is_put_away_and_it_is_released() {
     let engine = sim("--ttft 1ms --itl 20ms");
     let mut stub = held(&engine, "--hold=60s");
     let stream = stub.relay().stream(30);
-    stub.signal("-TERM");
+    stub.signal(Signal::SIGTERM);
     stub.says(&["waits to be released"]);
     let refused = stub.relay().post("/v1/completions", "{}");
     assert_eq!((refused.status, refused.header("x-rouse-gated")), (503, "1"));
@@ -41,7 +51,7 @@ fn a_release_waits_for_the_drain_and_may_come_before_the_signal() {
     let mut stub = held(&engine, "--hold=60s");
     let stream = stub.relay().stream(40);
     assert_eq!(stub.spi().post("/v1/release", r#"{"epoch":1}"#).status, 200);
-    stub.signal("-TERM");
+    stub.signal(Signal::SIGTERM);
     assert!(stream.all().contains("[DONE]"));
     assert_eq!(stub.exits().code(), Some(0));
 }
@@ -54,7 +64,7 @@ fn nobody_who_opens_the_gate_again_has_released_it() {
     assert_eq!(spi.post("/v1/release", r#"{"epoch":1}"#).status, 200);
     assert_eq!(spi.send("DELETE", "/v1/gate?epoch=1&generation=1", "").status, 200);
     let began = Instant::now();
-    stub.signal("-TERM");
+    stub.signal(Signal::SIGTERM);
     assert_eq!(stub.exits().code(), Some(0));
     assert!(began.elapsed() >= Duration::from_millis(500));
     stub.says(&["not released in time"]);
@@ -65,7 +75,7 @@ fn at_the_end_of_the_hold_what_runs_is_cut_with_an_error() {
     let engine = sim("--ttft 1ms --itl 20ms");
     let mut stub = held(&engine, "--hold=400ms");
     let stream = stub.relay().stream(100_000);
-    stub.signal("-TERM");
+    stub.signal(Signal::SIGTERM);
     let text = stream.all();
     assert!(text.contains("turn_over") && !text.contains("[DONE]"), "{text}");
     assert_eq!(stub.exits().code(), Some(0));
@@ -78,11 +88,14 @@ fn a_second_signal_ends_it_at_once() {
         let mut stub = before(engine.address, flags);
         stub.spi().send("DELETE", "/v1/gate?epoch=1&generation=1", "");
         let _stream = stub.relay().stream(100_000);
-        stub.signal("-TERM");
-        until("it stops taking requests", || {
-            flags.len() == 1 || stub.relay().post("/v1/chat/completions", &chat(1)).status == 503
+        let relay = stub.relay();
+        stub.signal(Signal::SIGTERM);
+        // Two that come before the first is heard are one.
+        until("it stops taking requests", || match flags.len() {
+            1 => TcpStream::connect(relay.address).is_err(),
+            _ => relay.post("/v1/chat/completions", &chat(1)).status == 503,
         });
-        stub.signal("-TERM");
+        stub.signal(Signal::SIGTERM);
         let began = Instant::now();
         assert_eq!(stub.exits().code(), Some(0));
         assert!(began.elapsed() < Duration::from_secs(5));
@@ -95,8 +108,8 @@ fn without_the_hold_requests_are_finished_and_no_others_accepted() {
     let mut stub = before(engine.address, &[]);
     let relay = stub.relay();
     let (stream, _idle) = (relay.stream(40), relay.open(""));
-    stub.signal("-TERM");
-    until("nobody is accepted", || std::net::TcpStream::connect(relay.address).is_err());
+    stub.signal(Signal::SIGTERM);
+    until("nobody is accepted", || TcpStream::connect(relay.address).is_err());
     assert!(stream.all().contains("[DONE]"));
     assert_eq!(stub.exits().code(), Some(0));
 }
@@ -106,7 +119,164 @@ fn without_the_hold_what_takes_too_long_is_cut_off() {
     let engine = sim("--ttft 1ms --itl 20ms");
     let mut stub = before(engine.address, &["--shutdown=300ms"]);
     let stream = stub.relay().stream(100_000);
-    stub.signal("-INT");
+    stub.signal(Signal::SIGINT);
     assert!(!stream.all().contains("[DONE]"));
     assert_eq!(stub.exits().code(), Some(0));
+}
+
+fn close(stub: &Stub, more: &str) {
+    let order = format!(r#"{{"epoch":1,"generation":1{more}}}"#);
+    let answer = stub.spi().post("/v1/gate", &order);
+    assert_eq!(answer.status, 202, "{}", answer.text());
+}
+
+/// It is cut, with an error in its stream.
+fn is_cut(stream: Open) {
+    let text = stream.all();
+    assert!(text.contains("turn_over") && !text.contains("[DONE]"), "{text}");
+}
+
+fn release(mut stub: Stub) {
+    assert_eq!(stub.spi().post("/v1/release", r#"{"epoch":1}"#).status, 200);
+    assert_eq!(stub.exits().code(), Some(0));
+    assert!(!stub.has_said(&["not released in time"]));
+}
+
+#[test]
+fn a_drain_that_is_to_cut_keeps_its_deadline_through_the_signal() {
+    let engine = sim("--ttft 1ms --itl 20ms");
+    // Longer than a test's patience.
+    let mut stub = held(&engine, "--hold=1h");
+    let stream = stub.relay().stream(100_000);
+    close(&stub, r#","drainDeadline":500,"onDeadline":"cut""#);
+    stub.signal(Signal::SIGTERM);
+    stub.says(&["waits to be released"]);
+    is_cut(stream);
+    until("it is drained", || stub.gate()["cut"] == 1);
+    assert!(stub.runs(), "to be drained is not to be released");
+    release(stub);
+}
+
+#[test]
+fn what_a_drain_was_to_keep_is_kept_through_the_signal() {
+    let engine = sim("--ttft 1ms --itl 20ms");
+    let stub = held(&engine, "--hold=1h");
+    let stream = stub.relay().stream(60);
+    close(&stub, r#","drainDeadline":300"#);
+    stub.signal(Signal::SIGTERM);
+    stub.says(&["waits to be released"]);
+    let text = stream.all();
+    assert!(text.contains("[DONE]") && !text.contains("turn_over"), "{text}");
+    until("it is drained", || stub.gate()["cut"] == 0);
+    release(stub);
+}
+
+#[test]
+fn what_a_drain_has_kept_beyond_its_deadline_is_cut_at_the_end_of_the_hold() {
+    let engine = sim("--ttft 1ms --itl 20ms");
+    let mut stub = held(&engine, "--hold=400ms");
+    let stream = stub.relay().stream(100_000);
+    let kept = stub.spi().post("/v1/gate?wait=true", r#"{"epoch":1,"generation":1,"drainDeadline":0}"#);
+    assert_eq!((kept.status, &kept.json()["leases"]), (200, &1.into()));
+    stub.signal(Signal::SIGTERM);
+    is_cut(stream);
+    assert_eq!(stub.exits().code(), Some(0));
+    stub.says(&["not released in time"]);
+}
+
+#[test]
+fn who_waits_for_a_drain_is_answered_though_the_process_ends() {
+    let engine = sim("--ttft 1ms --itl 20ms");
+    let wait = |stub: &Stub| {
+        let spi = stub.spi();
+        let waits = spi.open(spi.request("POST", "/v1/gate?wait=true", "Connection: close\r\n", SAID));
+        until("it drains", || stub.gate()["gated"] == true);
+        waits
+    };
+    // By itself, and while it is held.
+    let mut stub = held(&engine, "--hold=1h");
+    let stream = stub.relay().stream(40);
+    let waits = wait(&stub);
+    stub.signal(Signal::SIGTERM);
+    let drained = waits.rest();
+    assert_eq!(
+        (drained.status, &drained.json()["leases"], &drained.json()["cut"]),
+        (200, &0.into(), &0.into())
+    );
+    assert!(stream.all().contains("[DONE]") && stub.runs());
+    release(stub);
+    // At the end of the hold.
+    let mut stub = held(&engine, "--hold=300ms");
+    let stream = stub.relay().stream(100_000);
+    let waits = wait(&stub);
+    stub.signal(Signal::SIGTERM);
+    let cut = waits.rest();
+    assert_eq!((cut.status, &cut.json()["leases"], &cut.json()["cut"]), (200, &0.into(), &1.into()));
+    is_cut(stream);
+    assert_eq!(stub.exits().code(), Some(0));
+}
+
+#[test]
+fn an_order_after_the_signal_hastens_the_end_and_puts_it_off_in_no_way() {
+    let engine = sim("--ttft 1ms --itl 20ms");
+    let mut stub = held(&engine, "--hold=1h");
+    let mut stream = stub.relay().stream(100_000);
+    stub.signal(Signal::SIGTERM);
+    stub.says(&["waits to be released"]);
+    for more in [r#","drainDeadline":7200000,"onDeadline":"cut""#, r#","drainDeadline":0"#, ""] {
+        close(&stub, more);
+        let left = stub.gate()["deadline"].as_u64().unwrap();
+        assert!(left > 0 && left <= 3_600_000, "{more}: {left} ms are left");
+    }
+    let seen = stream.seen.len();
+    while stream.seen.len() == seen {
+        assert!(stream.more() && !stream.has("turn_over"));
+    }
+    close(&stub, r#","drainDeadline":0,"onDeadline":"cut""#);
+    is_cut(stream);
+    assert!(stub.runs());
+    release(stub);
+}
+
+#[test]
+fn a_drain_that_is_over_when_the_signal_comes_leaves_nothing_but_the_release_to_wait_for() {
+    let engine = sim("--ttft 1ms --itl 20ms");
+    let stub = held(&engine, "--hold=1h");
+    let stream = stub.relay().stream(100_000);
+    let order = r#"{"epoch":1,"generation":1,"drainDeadline":0,"onDeadline":"cut"}"#;
+    let over = stub.spi().post("/v1/gate?wait=true", order).json();
+    is_cut(stream);
+    stub.signal(Signal::SIGTERM);
+    stub.says(&["waits to be released"]);
+    assert_eq!(stub.gate(), over);
+    release(stub);
+}
+
+#[test]
+fn without_the_hold_a_drain_keeps_its_deadline_too() {
+    let engine = sim("--ttft 1ms --itl 20ms");
+    let mut stub = before(engine.address, &["--shutdown=1h"]);
+    let relay = stub.relay();
+    let stream = relay.stream(100_000);
+    close(&stub, r#","drainDeadline":500,"onDeadline":"cut""#);
+    stub.signal(Signal::SIGTERM);
+    until("nobody is accepted", || TcpStream::connect(relay.address).is_err());
+    is_cut(stream);
+    assert_eq!(stub.exits().code(), Some(0));
+}
+
+#[test]
+fn the_answer_that_is_being_given_is_waited_for() {
+    let mut stub = Setting::new().start();
+    let mut stream = TcpStream::connect(stub.address("spi")).unwrap();
+    let head = "POST /v1/set-log?startPos=0 HTTP/1.1\r\nhost: stub\r\nconnection: close\r\ncontent-length: 6\r\n\r\n";
+    stream.write_all(format!("{head}one").as_bytes()).unwrap();
+    within("half of it is there", Duration::from_secs(5), || stub.output() == "one");
+    stub.signal(Signal::SIGTERM);
+    stream.write_all(b"two").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert_eq!(stub.output(), "onetwo");
+    assert_eq!(stub.exits_within(Duration::from_secs(10)).code(), Some(0));
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, process::Command};
 
-use super::support::Setting;
+use crate::support::Setting;
 
 /// UUID to MiB in use; why there is none.
 fn nvidia_smi() -> Result<BTreeMap<String, u64>, String> {
@@ -32,10 +32,10 @@ fn uuids_and_used_memory_are_those_of_nvidia_smi() {
     }
     let stub = setting.start();
     let list = stub.get("spi", "/v1/dual-pods/accelerators");
-    let mut list: Vec<String> = serde_json::from_str(&list.body).unwrap_or_else(|_| panic!("{list:?}"));
+    let mut list: Vec<String> = serde_json::from_str(&list.text()).unwrap_or_else(|_| panic!("{list:?}"));
     let usage = stub.get("spi", "/v1/dual-pods/accelerator-memory-usage");
     let usage: BTreeMap<String, u64> =
-        serde_json::from_str(&usage.body).unwrap_or_else(|_| panic!("{usage:?}"));
+        serde_json::from_str(&usage.text()).unwrap_or_else(|_| panic!("{usage:?}"));
     let after = nvidia_smi().unwrap();
     if list.iter().any(|id| id.starts_with("MIG-")) {
         return eprintln!("skipped: this accelerator is cut into parts, of which nvidia-smi tells otherwise");

@@ -1,21 +1,20 @@
-//! The real `rouse-stub proxy`, over real sockets: its parts, on [`support`]; and the way of requests, on [`world`], before
-//! engine-sim or an engine that does as it is told.
+//! The real `rouse-stub proxy`, over real sockets, before engine-sim or an engine that does as it is told. What holds a time
+//! of its is in `timed.rs`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod accelerators;
 mod bars;
-mod cancel;
 mod contract;
 mod ends;
 mod gate;
 mod gpu;
-mod life;
 mod passage;
 mod probes;
+mod public_cases;
 mod readiness;
 mod relay;
 mod set_log;
+#[allow(dead_code, reason = "shared by two programs")]
 mod support;
 mod watching;
-mod world;

@@ -1,6 +1,11 @@
 //! What steers an engine does not reach it, however it is spelled.
 
-use crate::world::{before, engine::sim};
+use std::sync::{Arc, Mutex};
+
+use crate::support::{
+    before,
+    engine::{scripted, sim},
+};
 
 const MANAGEMENT: [&str; 40] = [
     "/sleep",
@@ -152,4 +157,61 @@ fn a_head_with_as_many_fields_as_the_gateway_takes_and_adds_passes() {
     let relay = stub.relay();
     let mut open = relay.open(relay.request("GET", "/v1/models", &"x: y\r\n".repeat(120), ""));
     open.until("HTTP/1.1 200");
+}
+
+/// Neither a path nor a method of an engine: they are for the connection, or for a server as a whole.
+#[test]
+fn what_is_for_the_connection_or_for_the_server_reaches_no_engine() {
+    let came = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&came);
+    let engine = scripted(move |_, head| noted.lock().unwrap().push(String::from_utf8(head).unwrap()));
+    for kind in ["vllm", "sglang", "llamacpp", "custom"] {
+        let stub = before(engine, &["--engine-kind", kind]);
+        for line in [
+            "OPTIONS *",
+            "OPTIONS **",
+            "OPTIONS */sleep",
+            "GET *",
+            "POST *",
+            "CONNECT *",
+            "CONNECT localhost:8000",
+            "CONNECT 127.0.0.1:8000",
+            "CONNECT /v1/models",
+            "CONNECT http://localhost/v1/models",
+            "connect localhost:8000",
+            "connect /v1/models",
+            "TRACE *",
+            "TRACE /",
+            "TRACE /v1/models",
+            "TRACE /sleep",
+            "TRACE http://localhost/v1/models",
+            "trace /v1/models",
+        ] {
+            for port in ["relay", "proxy"] {
+                let head =
+                    format!("{line} HTTP/1.1\r\nHost: a\r\nMax-Forwards: 0\r\nConnection: close\r\n\r\n");
+                let answer = stub.port(port).open(head).rest();
+                assert!(matches!(answer.status, 400 | 404 | 405), "{kind} {port} {line}: {}", answer.status);
+                assert!(!answer.text().contains("Max-Forwards"), "{kind} {port} {line}: it is sent back");
+            }
+        }
+    }
+    assert_eq!(*came.lock().unwrap(), Vec::<String>::new());
+}
+
+/// A tunnel that was refused is none: what follows is the next request, and no less looked at.
+#[test]
+fn nothing_passes_behind_a_connect_or_an_upgrade_that_was_refused() {
+    let engine = sim("");
+    let stub = before(engine.address, &["--engine-kind=custom"]);
+    let relay = stub.relay();
+    for first in [
+        "CONNECT localhost:8000 HTTP/1.1\r\nHost: a\r\n\r\n",
+        "OPTIONS * HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
+    ] {
+        let sleep = "POST /sleep HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+        let text = relay.open(format!("{first}{sleep}")).all();
+        assert!(text.starts_with("HTTP/1.1 404 ") && !text.contains("HTTP/1.1 2"), "{text}");
+    }
+    assert_eq!(engine.counter("sleeps"), 0);
 }

@@ -1,6 +1,6 @@
 //! The probes port, and the two words by which a controller sets what it says.
 
-use super::support::Setting;
+use crate::support::Setting;
 
 #[test]
 fn a_thousand_flips_are_all_seen_in_order() {
@@ -10,14 +10,14 @@ fn a_thousand_flips_are_all_seen_in_order() {
         let ready = flip % 2 == 1;
         let path = if ready { "/v1/become-ready" } else { "/v1/become-unready" };
         let answer = stub.post(path, "");
-        assert_eq!((answer.status, &*answer.body), (200, "OK\n"));
+        assert_eq!((answer.status, &*answer.text()), (200, "OK\n"));
         assert_eq!(stub.ready(), ready, "flip {flip}");
     }
     // Each again, which changes nothing.
-    assert_eq!(stub.call("admin", "POST", "/v1/become-ready", "").status, 200);
-    assert_eq!(stub.call("admin", "POST", "/v1/become-ready", "").status, 200);
+    assert_eq!(stub.port("admin").post("/v1/become-ready", "").status, 200);
+    assert_eq!(stub.port("admin").post("/v1/become-ready", "").status, 200);
     assert!(stub.ready());
-    let metrics = stub.get("metrics", "/metrics").body;
+    let metrics = stub.get("metrics", "/metrics").text();
     assert!(metrics.contains("\nrouse_stub_readiness_changes_total 1001\n"), "{metrics}");
 }
 
@@ -26,7 +26,7 @@ fn a_closed_gate_is_unready_whatever_the_engine_is() {
     let stub = Setting::new().flag("--epoch-gate").start();
     assert_eq!(stub.post("/v1/become-ready", "").status, 200);
     assert!(!stub.ready(), "it starts gated");
-    let open = stub.call("spi", "DELETE", "/v1/gate", r#"{"epoch": 3, "generation": 1}"#);
+    let open = stub.spi().send("DELETE", "/v1/gate", r#"{"epoch": 3, "generation": 1}"#);
     assert_eq!(open.status, 200, "{open:?}");
     assert!(stub.ready());
     let closed = stub.post("/v1/gate", r#"{"epoch": 3, "generation": 1}"#);
@@ -45,15 +45,15 @@ fn without_epochs_the_word_acts_at_once() {
 fn the_stub_itself_is_healthy_and_says_nothing_else() {
     let stub = Setting::new().start();
     let health = stub.get("probes", "/health");
-    assert_eq!((health.status, &*health.body), (200, "OK\n"));
+    assert_eq!((health.status, &*health.text()), (200, "OK\n"));
     assert_eq!(stub.get("probes", "/v1/become-ready").status, 404);
     for path in ["/ready", "/health"] {
-        let answer = stub.call("probes", "POST", path, "");
-        assert_eq!((answer.status, &*answer.headers["allow"]), (405, "GET,HEAD"));
+        let answer = stub.port("probes").post(path, "");
+        assert_eq!((answer.status, answer.header("allow")), (405, "GET,HEAD"));
     }
     for path in ["/v1/become-ready", "/v1/become-unready"] {
         let answer = stub.get("spi", path);
-        assert_eq!((answer.status, &*answer.headers["allow"]), (405, "POST"));
+        assert_eq!((answer.status, answer.header("allow")), (405, "POST"));
     }
 }
 
@@ -70,8 +70,7 @@ fn the_words_want_the_token_and_the_probes_do_not() {
         assert_eq!(stub.get("spi", path).status, 401, "{path}");
     }
     assert!(!stub.ready());
-    let request = b"POST /v1/become-ready HTTP/1.1\r\nhost: stub\r\nauthorization: Bearer secret\r\n\
-        connection: close\r\ncontent-length: 0\r\n\r\n";
-    assert_eq!(super::support::raw(stub.address("spi"), request).status, 200);
+    let told = stub.spi().with("Authorization: Bearer secret").post("/v1/become-ready", "");
+    assert_eq!(told.status, 200);
     assert!(stub.ready());
 }

@@ -2,10 +2,10 @@
 
 use std::io::{Read as _, Write as _};
 
-use crate::world::{
+use crate::support::{
     Answer, before,
     client::chat,
-    engine::{scripted, sim},
+    engine::{echo, head_of, scripted, sim},
     stub,
 };
 
@@ -92,24 +92,6 @@ fn an_answer_that_breaks_off_never_looks_whole() {
     assert_eq!(garbage.status, 502);
 }
 
-/// Answers with what it was sent, head and body.
-fn echo() -> std::net::SocketAddr {
-    scripted(|mut stream, mut came| {
-        let length = |came: &str| {
-            let line = came.lines().find(|line| line.to_lowercase().starts_with("content-length:"))?;
-            line.split(':').nth(1)?.trim().parse::<usize>().ok()
-        };
-        let (head, wanted) = (came.find("\r\n\r\n").unwrap() + 4, length(&came));
-        let mut buffer = vec![0; 1 << 16];
-        while wanted.map_or_else(|| !came.ends_with("0\r\n\r\n"), |wanted| came.len() < head + wanted) {
-            let read = stream.read(&mut buffer).unwrap();
-            came.push_str(&String::from_utf8_lossy(buffer.get(..read).unwrap()));
-        }
-        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{came}", came.len());
-        stream.write_all(answer.as_bytes()).unwrap();
-    })
-}
-
 /// What a body in chunks says, to its last chunk.
 fn unchunked(mut body: &str) -> String {
     let mut whole = String::new();
@@ -162,7 +144,7 @@ fn a_request_passes_with_its_body_in_every_framing_and_size() {
 fn a_large_body_is_passed_on_and_not_held() {
     const SIZE: usize = 120 << 20;
     let engine = scripted(|mut stream, came| {
-        let mut left = SIZE - (came.len() - came.find("\r\n\r\n").unwrap() - 4);
+        let mut left = SIZE - (came.len() - head_of(&came).unwrap());
         let mut buffer = vec![0; 1 << 16];
         while left > 0 {
             left -= stream.read(&mut buffer).unwrap();

@@ -1,41 +1,15 @@
-//! `POST /v1/set-log`: the public stub's cases (chunking with overlap, gap and negative start), and what may go wrong.
+//! `POST /v1/set-log`: what may go wrong. What it does is among the public stub's cases.
 
 use std::{fs::File, io::Write as _, net::TcpStream, time::Duration};
 
-use super::support::{Answer, Setting, Stub, until};
+use nix::sys::signal::Signal;
 
-fn send(stub: &Stub, start: &str, piece: &str) -> Answer {
+use crate::support::{Answer, Setting, Stub, within};
+
+pub(crate) fn send(stub: &Stub, start: &str, piece: &str) -> Answer {
     let answer = stub.post(&format!("/v1/set-log?startPos={start}"), piece);
-    assert!(answer.body.ends_with("\r\n"), "{answer:?}");
+    assert!(answer.text().ends_with("\r\n"), "{answer:?}");
     answer
-}
-
-#[test]
-fn log_chunking_overlap_gap_negative() {
-    let stub = Setting::new().start();
-    for (start, piece, status) in [
-        ("0", "line 1\n", 200),
-        ("7", "line 2\n", 200),
-        ("0", "line 1\nline 2\nline 3\n", 200),
-        ("14", "line 3\nline 4\n", 200),
-        ("14", "line 3\n", 200),
-        ("29", "a gap", 400),
-        ("-1", "negative", 400),
-        ("x", "unreadable", 400),
-        ("", "empty", 400),
-        ("28", "line 5\n", 200),
-    ] {
-        let answer = send(&stub, start, piece);
-        assert_eq!(answer.status, status, "{start}: {answer:?}");
-    }
-    assert_eq!(stub.output(), "line 1\nline 2\nline 3\nline 4\nline 5\n");
-    assert_eq!(send(&stub, "0", "line 1\n").body, "appended 0 bytes; the log ends at 35\r\n");
-    let missing = stub.post("/v1/set-log", "piece");
-    assert_eq!(missing.status, 400);
-    assert!(missing.body.starts_with("startPos is missing") && missing.body.ends_with("\r\n"));
-    let other = stub.get("spi", "/v1/set-log?startPos=0");
-    assert_eq!((other.status, &*other.headers["allow"]), (405, "POST"));
-    assert!(stub.get("metrics", "/metrics").body.contains("\nrouse_stub_log_bytes_total 35\n"));
 }
 
 #[test]
@@ -57,7 +31,7 @@ fn a_body_that_breaks_off_is_kept_as_far_as_it_came_and_goes_on_from_there() {
     let mut stream = TcpStream::connect(stub.address("spi")).unwrap();
     let head = "POST /v1/set-log?startPos=0 HTTP/1.1\r\nhost: stub\r\ncontent-length: 100\r\n\r\n";
     stream.write_all(format!("{head}the first half, ").as_bytes()).unwrap();
-    until("it is there", Duration::from_secs(5), || stub.output() == "the first half, ");
+    within("it is there", Duration::from_secs(5), || stub.output() == "the first half, ");
     drop(stream);
     assert_eq!(send(&stub, "4", "first half, the second").status, 200);
     assert_eq!(stub.output(), "the first half, the second");
@@ -69,7 +43,7 @@ fn an_output_that_takes_nothing_is_500() {
     let stub = Setting::new().stdout(full).start();
     let answer = send(&stub, "0", "piece\n");
     assert_eq!(answer.status, 500);
-    assert!(answer.body.starts_with("writing the log failed; it ends at "), "{answer:?}");
+    assert!(answer.text().starts_with("writing the log failed; it ends at "), "{answer:?}");
 }
 
 #[test]
@@ -90,6 +64,6 @@ fn an_output_that_nobody_reads_holds_up_nothing_else_nor_the_end() {
     for _ in 0..20 {
         assert!(!stub.ready());
     }
-    stub.signal(nix::sys::signal::Signal::SIGTERM);
-    assert_eq!(stub.wait(Duration::from_secs(10)), Some(0));
+    stub.signal(Signal::SIGTERM);
+    assert_eq!(stub.exits_within(Duration::from_secs(10)).code(), Some(0));
 }

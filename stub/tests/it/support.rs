@@ -1,62 +1,110 @@
-//! A stub in a process of its own, on ports that were free.
+//! A stub in a process of its own, engines behind it, and a client that shows the bytes.
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs::File,
-    io::{ErrorKind, Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    io::{BufRead as _, BufReader},
+    net::{SocketAddr, TcpListener},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Condvar, Mutex},
     time::Duration,
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
+pub(crate) mod client;
 pub(crate) mod engine;
 pub(crate) mod nvml;
+pub(crate) mod turns;
+
+pub(crate) use client::{Answer, Client, Open};
+
+/// Longer than anything that is waited for takes.
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+/// Every port, of both designs.
+const PORTS: [&str; 7] = ["probes", "spi", "proxy", "relay", "admin", "metrics", "debug"];
 
 /// What a test says about the stub it wants. Nothing of this machine's accelerators is known to it.
 pub(crate) struct Setting {
     dir: TempDir,
     command: Command,
+    /// Are to listen once it has started.
     ports: Vec<&'static str>,
-    host: &'static str,
+    host: Option<&'static str>,
 }
 
-/// A running stub; ended by its own pid when dropped.
+/// A running stub; killed by its own pid when dropped.
 pub(crate) struct Stub {
     child: Child,
-    addresses: BTreeMap<String, SocketAddr>,
+    log: Arc<Log>,
     dir: TempDir,
 }
 
-/// One answer, whole.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    /// Names in lower case.
-    pub(crate) headers: BTreeMap<String, String>,
-    pub(crate) body: String,
+/// What the stub wrote to stderr, as it comes.
+#[derive(Default)]
+struct Log {
+    said: Mutex<Said>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct Said {
+    text: String,
+    /// No more will come.
+    ended: bool,
+}
+
+/// A port on loopback that nobody else is given while this lives, and on which nobody listens.
+pub(crate) struct Reserved(Socket);
+
+/// A stub with all ports, each of them free, and more flags.
+pub(crate) fn stub(flags: &[&str]) -> Stub {
+    Setting::new().flags(flags).start()
+}
+
+/// The same, and requests go to this engine.
+pub(crate) fn before(engine: SocketAddr, flags: &[&str]) -> Stub {
+    let stub = stub(flags);
+    assert_eq!(stub.target(engine), 200);
+    stub
 }
 
 impl Setting {
-    /// With the ports of both designs.
+    /// With all ports, each of them free.
     pub(crate) fn new() -> Self {
-        let ports = ["probes", "spi", "admin", "metrics", "debug", "relay"];
-        let mut setting = Self::with(&ports.map(|port| (port, 0)));
-        setting.ports = ports.to_vec();
-        setting
+        Self::but(&[])
     }
 
-    /// With these ports only.
+    /// With all ports but these, which flags are to name.
+    pub(crate) fn but(these: &[&str]) -> Self {
+        let ports: Vec<_> =
+            PORTS.iter().filter(|port| !these.contains(port)).map(|port| (*port, 0)).collect();
+        Self::with(&ports)
+    }
+
+    /// With these ports only, on loopback.
     pub(crate) fn with(ports: &[(&'static str, u16)]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-stub"));
-        command.args(["proxy", "--proxy-port=0"]);
+        let mut setting = Self::of(Command::new(env!("CARGO_BIN_EXE_rouse-stub"))).flag("proxy");
         for (port, number) in ports {
-            command.arg(format!("--{port}-port={number}"));
+            setting = setting.flag(format!("--{port}-port={number}"));
         }
+        // The proxy port does not listen before it has a target.
+        setting.ports = ports.iter().map(|(port, _)| *port).filter(|port| *port != "proxy").collect();
+        setting.host("127.0.0.1")
+    }
+
+    /// A command line as it stands; nothing is added to it.
+    pub(crate) fn of(mut command: Command) -> Self {
+        let dir = tempfile::tempdir().unwrap();
         command
             .env_remove("ROUSE_ACCELERATORS")
             .env_remove("NVIDIA_VISIBLE_DEVICES")
@@ -64,26 +112,31 @@ impl Setting {
             .env("NO_COLOR", "1")
             .stdin(Stdio::null())
             .stdout(File::create(dir.path().join("stdout")).unwrap())
-            .stderr(File::create(dir.path().join("stderr")).unwrap());
-        Self { dir, command, ports: ports.iter().map(|(port, _)| *port).collect(), host: "127.0.0.1" }
+            .stderr(Stdio::piped());
+        Self { dir, command, ports: Vec::new(), host: None }
     }
 
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    pub(crate) fn flag(mut self, flag: impl AsRef<std::ffi::OsStr>) -> Self {
+    pub(crate) fn flag(mut self, flag: impl AsRef<OsStr>) -> Self {
         self.command.arg(flag);
         self
     }
 
-    pub(crate) fn env(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
+    pub(crate) fn flags(mut self, flags: &[&str]) -> Self {
+        self.command.args(flags);
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.command.env(name, value);
         self
     }
 
     pub(crate) const fn host(mut self, host: &'static str) -> Self {
-        self.host = host;
+        self.host = Some(host);
         self
     }
 
@@ -95,142 +148,197 @@ impl Setting {
 
     /// Starts it, and does not wait for anything.
     pub(crate) fn spawn(mut self) -> Stub {
-        let child = self.command.args(["--host", self.host]).spawn().unwrap();
-        Stub { child, addresses: BTreeMap::new(), dir: self.dir }
+        self.command.args(self.host.map(|host| format!("--host={host}")));
+        let mut child = self.command.spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let log = Arc::<Log>::default();
+        let told = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                let text = &mut told.said.lock().unwrap().text;
+                text.push_str(&line);
+                text.push('\n');
+                told.more.notify_all();
+            }
+            told.said.lock().unwrap().ended = true;
+            told.more.notify_all();
+        });
+        Stub { child, log, dir: self.dir }
     }
 
-    /// Returns when all ports listen.
+    /// Returns when all its ports listen.
     pub(crate) fn start(self) -> Stub {
         let ports = self.ports.clone();
-        let mut stub = self.spawn();
-        until("the ports listen", Duration::from_secs(20), || {
-            stub.addresses = listening(&stub.log());
-            ports.iter().all(|port| stub.addresses.contains_key(*port))
-        });
+        let stub = self.spawn();
+        for port in ports {
+            stub.port(port);
+        }
         stub
     }
 }
 
-/// From lines of the log like `listening port="spi" address=127.0.0.1:8081`.
-fn listening(log: &str) -> BTreeMap<String, SocketAddr> {
-    let after = |line: &str, key: &str| {
-        let (_, value) = line.split_once(key)?;
-        Some(value.split_whitespace().next()?.trim_matches('"').to_owned())
-    };
-    let lines = log.lines().filter(|line| line.contains(" listening "));
-    lines.filter_map(|line| Some((after(line, "port=")?, after(line, "address=")?.parse().ok()?))).collect()
-}
-
 impl Stub {
-    pub(crate) fn address(&self, port: &str) -> SocketAddr {
-        self.addresses[port]
+    /// Waits for a line of the log that has all of this in it.
+    pub(crate) fn says(&self, wanted: &[&str]) -> String {
+        let said = self.log.said.lock().unwrap();
+        let waits = |said: &mut Said| !said.ended && said.line(wanted).is_none();
+        let (said, _) = self.log.more.wait_timeout_while(said, LONG, waits).unwrap();
+        said.line(wanted).unwrap_or_else(|| panic!("never said {wanted:?}: {}", said.text)).to_owned()
     }
 
-    pub(crate) fn get(&self, port: &str, path: &str) -> Answer {
-        self.call(port, "GET", path, "")
-    }
-
-    pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
-        self.call("spi", "POST", path, body)
-    }
-
-    pub(crate) fn call(&self, port: &str, method: &str, path: &str, body: &str) -> Answer {
-        call(self.address(port), method, path, body)
-    }
-
-    pub(crate) fn ready(&self) -> bool {
-        match self.get("probes", "/ready") {
-            Answer { status: 200, body, .. } if body == "OK\n" => true,
-            Answer { status: 503, body, .. } if body == "Service Unavailable\n" => false,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// What it logged so far.
-    pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("stderr")).unwrap_or_default()
+    pub(crate) fn has_said(&self, wanted: &[&str]) -> bool {
+        self.log.said.lock().unwrap().line(wanted).is_some()
     }
 
     /// What it wrote to its output so far.
     pub(crate) fn output(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("stdout")).unwrap_or_default()
+        std::fs::read_to_string(self.dir.path().join("stdout")).unwrap()
+    }
+
+    /// Where this port listens; waits until it does.
+    pub(crate) fn port(&self, name: &str) -> Client {
+        let line = self.says(&["listening", &format!("port=\"{name}\""), "address="]);
+        let address = line.split("address=").nth(1).unwrap().split_whitespace().next().unwrap();
+        let mut address: SocketAddr = address.parse().unwrap();
+        if address.ip().is_unspecified() {
+            address.set_ip([127, 0, 0, 1].into());
+        }
+        Client::new(address)
+    }
+
+    pub(crate) fn address(&self, port: &str) -> SocketAddr {
+        self.port(port).address
+    }
+
+    pub(crate) fn spi(&self) -> Client {
+        self.port("spi")
+    }
+
+    pub(crate) fn relay(&self) -> Client {
+        self.port("relay")
+    }
+
+    pub(crate) fn get(&self, port: &str, path: &str) -> Answer {
+        self.port(port).get(path)
+    }
+
+    /// An order, at the SPI.
+    pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
+        self.spi().post(path, body)
+    }
+
+    /// Names the engine; the status of the answer.
+    pub(crate) fn target(&self, engine: SocketAddr) -> u16 {
+        let (address, port) = (engine.ip(), engine.port());
+        let body = format!(r#"{{"address":"{address}","port":{port}}}"#);
+        self.spi().send("PUT", "/v1/proxy/config", &body).status
+    }
+
+    pub(crate) fn gate(&self) -> serde_json::Value {
+        self.spi().get("/v1/gate").json()
+    }
+
+    pub(crate) fn leases(&self) -> u64 {
+        self.gate()["leases"].as_u64().unwrap()
+    }
+
+    pub(crate) fn ready(&self) -> bool {
+        let answer = self.get("probes", "/ready");
+        match (answer.status, &*answer.text()) {
+            (200, "OK\n") => true,
+            (503, "Service Unavailable\n") => false,
+            other => panic!("{other:?}"),
+        }
     }
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
-        let pid = i32::try_from(self.child.id()).unwrap();
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.pid()).unwrap()), signal).unwrap();
     }
 
-    /// Waits for its end; the exit code.
-    pub(crate) fn wait(&mut self, within: Duration) -> Option<i32> {
+    /// Its exit, which must come soon.
+    pub(crate) fn exits(&mut self) -> ExitStatus {
+        self.exits_within(LONG)
+    }
+
+    pub(crate) fn exits_within(&mut self, span: Duration) -> ExitStatus {
         let mut status = None;
-        until("it ends", within, || {
+        within("it ends", span, || {
             status = self.child.try_wait().unwrap();
             status.is_some()
         });
-        status.unwrap().code()
+        status.unwrap()
+    }
+
+    pub(crate) fn runs(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// A value of its memory, in KiB.
+    pub(crate) fn memory(&self, name: &str) -> u64 {
+        let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid())).unwrap();
+        let values: BTreeMap<&str, u64> = rollup
+            .lines()
+            .filter_map(|line| line.split_once(':'))
+            .filter_map(|(name, value)| Some((name, value.split_whitespace().next()?.parse().ok()?)))
+            .collect();
+        values[name]
     }
 }
 
 impl Drop for Stub {
     fn drop(&mut self) {
-        if matches!(self.child.try_wait(), Ok(None)) {
-            self.signal(nix::sys::signal::Signal::SIGKILL);
-            self.child.wait().unwrap();
-        }
+        self.child.kill().ok();
+        self.child.wait().ok();
         if std::thread::panicking() {
-            eprintln!("--- the stub's log\n{}", self.log());
+            eprintln!("--- the stub's log\n{}", self.log.said.lock().unwrap().text);
         }
     }
 }
 
-/// One request on a connection of its own.
-pub(crate) fn call(address: SocketAddr, method: &str, path: &str, body: &str) -> Answer {
-    let length = body.len();
-    let head =
-        format!("{method} {path} HTTP/1.1\r\nhost: stub\r\nconnection: close\r\ncontent-length: {length}");
-    raw(address, format!("{head}\r\n\r\n{body}").as_bytes())
-}
-
-/// Sends bytes as they are.
-pub(crate) fn raw(address: SocketAddr, request: &[u8]) -> Answer {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    stream.write_all(request).unwrap();
-    answer(&mut stream)
-}
-
-/// What comes until the connection ends.
-pub(crate) fn answer(stream: &mut TcpStream) -> Answer {
-    let mut bytes = Vec::new();
-    match stream.read_to_end(&mut bytes) {
-        Ok(_) => {}
-        Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
-        Err(error) => panic!("{error} after {:?}", String::from_utf8_lossy(&bytes)),
+impl Reserved {
+    pub(crate) fn port() -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        // The stub does so too, and may have it for that.
+        socket.set_reuse_address(true).unwrap();
+        socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        Self(socket)
     }
-    let text = String::from_utf8(bytes).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
-    let mut lines = head.lines();
-    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).unwrap();
-    let headers = lines.filter_map(|line| line.split_once(": "));
-    let headers = headers.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect();
-    Answer { status, headers, body: body.to_owned() }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.0.local_addr().unwrap().as_socket().unwrap()
+    }
+
+    pub(crate) fn number(&self) -> u16 {
+        self.address().port()
+    }
+
+    pub(crate) fn listen(self) -> TcpListener {
+        self.0.listen(128).unwrap();
+        self.0.into()
+    }
 }
 
-/// Polls another process, which sends no event.
-pub(crate) fn until(what: &str, within: Duration, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + within;
+impl Said {
+    fn line(&self, wanted: &[&str]) -> Option<&str> {
+        self.text.lines().find(|line| wanted.iter().all(|word| line.contains(word)))
+    }
+}
+
+/// Looks until it is so.
+pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) {
+    within(what, LONG, is_so);
+}
+
+/// The same, where it is said how soon it must be so.
+#[expect(clippy::disallowed_methods, reason = "a test polls another process, which sends no event")]
+pub(crate) fn within(what: &str, span: Duration, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + span;
     while !is_so() {
-        assert!(Instant::now() < end, "not so within {within:?}: {what}");
-        pause(Duration::from_millis(2));
+        assert!(Instant::now() < end, "not so within {span:?}: {what}");
+        std::thread::sleep(Duration::from_millis(1));
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a test polls another process")]
-pub(crate) fn pause(span: Duration) {
-    std::thread::sleep(span);
 }

@@ -1,8 +1,10 @@
 //! The metrics port and the debug port.
 
-use crate::{
-    support::{Setting, engine::Engine},
-    world::{before, client::chat, engine::sim, until},
+use crate::support::{
+    Setting, before,
+    client::chat,
+    engine::{Probed, sim},
+    until,
 };
 
 #[test]
@@ -10,7 +12,8 @@ fn metrics_are_prometheus_text_and_every_family_is_there() {
     let stub = Setting::new().flag("--epoch-gate").start();
     let answer = stub.get("metrics", "/metrics");
     assert_eq!(answer.status, 200);
-    assert_eq!(answer.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    assert_eq!(answer.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");
+    let text = answer.text();
     for family in [
         "rouse_stub_build_info{version=\"",
         "rouse_stub_requests_total{outcome=\"complete\"} 0",
@@ -36,34 +39,34 @@ fn metrics_are_prometheus_text_and_every_family_is_there() {
         "process_resident_memory_bytes ",
         "process_start_time_seconds ",
     ] {
-        assert!(answer.body.lines().any(|line| line.starts_with(family)), "{family}\n{}", answer.body);
+        assert!(text.lines().any(|line| line.starts_with(family)), "{family}\n{text}");
     }
-    let open = stub.call("spi", "DELETE", "/v1/gate", r#"{"epoch": 9, "generation": 2}"#);
+    let open = stub.spi().send("DELETE", "/v1/gate", r#"{"epoch": 9, "generation": 2}"#);
     assert_eq!(open.status, 200, "{open:?}");
     assert_eq!(stub.post("/v1/become-ready", "").status, 200);
-    let text = stub.get("metrics", "/metrics").body;
+    let text = stub.get("metrics", "/metrics").text();
     for line in ["rouse_stub_gated 0", "rouse_stub_epoch 9", "rouse_stub_generation 2", "rouse_stub_ready 1"]
     {
         assert!(text.lines().any(|shown| shown == line), "{line}\n{text}");
     }
-    let other = stub.call("metrics", "POST", "/metrics", "");
-    assert_eq!((other.status, &*other.headers["allow"]), (405, "GET,HEAD"));
+    let other = stub.port("metrics").post("/metrics", "");
+    assert_eq!((other.status, other.header("allow")), (405, "GET,HEAD"));
     assert_eq!(stub.get("metrics", "/debug/state").status, 404);
 }
 
 #[test]
 fn the_state_shows_everything_that_is_believed() {
     let stub = Setting::new().env("ROUSE_ACCELERATORS", "a,b").flag("--model=small").start();
-    let engine = Engine::start(503);
+    let engine = Probed::start(503);
     let order = format!("{{\"url\": \"{}\", \"period\": 50}}", engine.url());
     assert_eq!(stub.post("/v1/readiness-url", &order).status, 200);
     let target = format!("{{\"address\": \"127.0.0.1\", \"port\": {}}}", engine.address.port());
-    assert_eq!(stub.call("spi", "PUT", "/v1/proxy/config", &target).status, 200);
+    assert_eq!(stub.spi().send("PUT", "/v1/proxy/config", &target).status, 200);
     assert_eq!(stub.post("/v1/set-log?startPos=0", "four").status, 200);
 
     let answer = stub.get("debug", "/debug/state");
-    assert_eq!((answer.status, &*answer.headers["content-type"]), (200, "application/json"));
-    let state: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+    assert_eq!((answer.status, answer.header("content-type")), (200, "application/json"));
+    let state = answer.json();
     assert_eq!(state["gate"]["gated"], false);
     assert_eq!(state["gate"]["leases"], 0);
     assert_eq!(state["target"], engine.address.to_string());
@@ -85,14 +88,14 @@ fn the_heap_is_told_in_bytes() {
     let stub = Setting::new().start();
     let answer = stub.get("debug", "/debug/heap");
     assert_eq!(answer.status, 200);
-    let heap: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+    let heap = answer.json();
     let resident = heap["status"]["VmRSS"].as_u64().unwrap();
     assert!(resident > 1 << 20 && resident < 256 << 20, "{resident}");
     assert!(heap["rollup"]["Private_Dirty"].as_u64() > Some(0));
     assert!(heap["brk"]["Rss"].as_u64() > Some(0));
     for path in ["/debug/heap", "/debug/state"] {
-        let other = stub.call("debug", "POST", path, "");
-        assert_eq!((other.status, &*other.headers["allow"]), (405, "GET,HEAD"));
+        let other = stub.port("debug").post(path, "");
+        assert_eq!((other.status, other.header("allow")), (405, "GET,HEAD"));
     }
 }
 

@@ -1,24 +1,145 @@
-//! What answers readiness probes, and nothing else.
+//! Engines: engine-sim in a process of its own, which is this test binary started with a filter that runs nothing but
+//! [`engine`]; one that does on its socket what a test says; and one that answers readiness probes and nothing else.
 
 use std::{
-    io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::{Child, Command, ExitCode, Stdio},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU16, Ordering},
     },
 };
 
+use clap::Parser;
 use tokio::time::Instant;
 
-/// Answers each connection with the status that is set, until the test ends.
-pub(crate) struct Engine {
-    pub(crate) address: SocketAddr,
-    status: Arc<AtomicU16>,
-    first_good: Arc<Mutex<Option<Instant>>>,
+use super::{Client, turns::Thread};
+
+const FLAGS: &str = "ROUSE_TEST_ENGINE";
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    args: engine_sim::Args,
 }
 
-impl Engine {
+/// No test: the engine's own process.
+#[test]
+#[ignore = "started by other tests"]
+fn engine() {
+    let Ok(flags) = std::env::var(FLAGS) else { return };
+    let args = Cli::parse_from(std::iter::once("engine").chain(flags.split_whitespace())).args;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    assert_eq!(runtime.block_on(engine_sim::run(args)).unwrap(), ExitCode::SUCCESS);
+}
+
+/// A running engine-sim; killed by its own pid when dropped.
+pub(crate) struct Sim {
+    child: Child,
+    pub(crate) address: SocketAddr,
+}
+
+pub(crate) fn sim(flags: &str) -> Sim {
+    let usual = "--port 0 --model m --start-time 10ms --profile-time 0 --enable-sleep-mode --keep-alive 0";
+    let flags =
+        if flags.contains("--fast") { format!("--port 0 {flags}") } else { format!("{usual} {flags}") };
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["support::engine::engine", "--exact", "--ignored", "--nocapture"])
+        .env(FLAGS, flags)
+        .env("VLLM_SERVER_DEV_MODE", "1")
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let address = lines.find_map(|line| line.split("listening on ").nth(1)?.trim().parse().ok());
+    std::thread::spawn(move || lines.for_each(drop));
+    Sim { child, address: address.expect("the engine listens") }
+}
+
+impl Sim {
+    pub(crate) fn client(&self) -> Client {
+        Client::new(self.address)
+    }
+
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        self.client().get("/sim/counters").json()[name].as_u64().unwrap()
+    }
+}
+
+impl Drop for Sim {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// An engine that does this with each connection: it is given what came, up to the end of a head and perhaps beyond.
+pub(crate) fn scripted(script: impl Fn(TcpStream, Vec<u8>) + Send + Sync + Clone + 'static) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let script = script.clone();
+            std::thread::spawn(move || {
+                let mut came = Vec::new();
+                let mut buffer = [0; 16 << 10];
+                while head_of(&came).is_none() {
+                    match stream.read(&mut buffer) {
+                        Ok(read @ 1..) => came.extend_from_slice(buffer.get(..read).unwrap()),
+                        _ => return,
+                    }
+                }
+                script(stream, came);
+            });
+        }
+    });
+    address
+}
+
+/// The length of the head, once all of it has come.
+pub(crate) fn head_of(came: &[u8]) -> Option<usize> {
+    Some(came.windows(4).position(|window| window == b"\r\n\r\n")? + 4)
+}
+
+/// An engine that answers a request with the request, as it came: head and body.
+pub(crate) fn echo() -> SocketAddr {
+    scripted(|mut stream, mut came| {
+        let head = head_of(&came).unwrap();
+        let text = String::from_utf8_lossy(came.get(..head).unwrap()).to_lowercase();
+        let length = text.lines().find_map(|line| line.strip_prefix("content-length:"));
+        let whole = length.map(|length| head + length.trim().parse::<usize>().unwrap());
+        let mut buffer = vec![0; 1 << 16];
+        while whole.map_or_else(|| !came.ends_with(b"0\r\n\r\n"), |whole| came.len() < whole) {
+            match stream.read(&mut buffer) {
+                Ok(read @ 1..) => came.extend_from_slice(buffer.get(..read).unwrap()),
+                // Whoever asked has gone.
+                _ => return,
+            }
+        }
+        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", came.len()).unwrap();
+        stream.write_all(&came).unwrap();
+    })
+}
+
+/// Answers each readiness probe with the status that is set, until the test ends.
+pub(crate) struct Probed {
+    pub(crate) address: SocketAddr,
+    pub(crate) thread: Thread,
+    status: Arc<AtomicU16>,
+    given: Arc<Mutex<Given>>,
+}
+
+/// The answers that it gave.
+#[derive(Default)]
+struct Given {
+    bad: u32,
+    first_good: Option<Instant>,
+}
+
+impl Probed {
     pub(crate) fn start(status: u16) -> Self {
         Self::on(TcpListener::bind("127.0.0.1:0").unwrap(), status)
     }
@@ -26,21 +147,21 @@ impl Engine {
     pub(crate) fn on(listener: TcpListener, status: u16) -> Self {
         let address = listener.local_addr().unwrap();
         let status = Arc::new(AtomicU16::new(status));
-        let first_good = Arc::new(Mutex::new(None));
-        let (answers, good) = (Arc::clone(&status), Arc::clone(&first_good));
+        let given = Arc::<Mutex<Given>>::default();
+        let (answers, noted) = (Arc::clone(&status), Arc::clone(&given));
+        let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
+            tell.send(Thread::this()).unwrap();
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 let status = answers.load(Ordering::SeqCst);
                 // Whoever asked may have gone.
                 _ = stream.read(&mut [0; 1024]);
-                if (200..300).contains(&status) {
-                    good.lock().unwrap().get_or_insert_with(Instant::now);
-                }
+                noted.lock().unwrap().note((200..300).contains(&status));
                 _ = write!(stream, "HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");
             }
         });
-        Self { address, status, first_good }
+        Self { address, thread: told.recv().unwrap(), status, given }
     }
 
     pub(crate) fn set(&self, status: u16) {
@@ -53,6 +174,21 @@ impl Engine {
 
     /// When it gave its first good answer.
     pub(crate) fn first_good(&self) -> Option<Instant> {
-        *self.first_good.lock().unwrap()
+        self.given.lock().unwrap().first_good
+    }
+
+    /// How many bad answers it has given.
+    pub(crate) fn bad(&self) -> u32 {
+        self.given.lock().unwrap().bad
+    }
+}
+
+impl Given {
+    fn note(&mut self, good: bool) {
+        if good {
+            self.first_good.get_or_insert_with(Instant::now);
+        } else {
+            self.bad += 1;
+        }
     }
 }
