@@ -1,13 +1,21 @@
 //! A gate that is elsewhere: the stub in front of an engine closes it, and no client notices more than a wait.
 
 use std::{
+    fs,
+    net::{SocketAddr, TcpStream},
+    path::Path,
     sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
 use crate::support::{
-    Answer, Fixture, Gateway, Sim,
+    Answer, Client, Fixture, Gateway, Sim,
     client::{chat_body, request},
     open::Open,
     row,
@@ -25,12 +33,20 @@ struct Row {
 impl Row {
     /// An engine that is awake behind its stub, with these keys of its model.
     fn start(flags: &str, keys: &str) -> Self {
-        let admin = row::free_port();
-        let sim = Sim { flags, keys, stub: Some(admin), ..Sim::new("small") };
-        let gateway =
-            Fixture::new(&["2Gi"]).settings("stream: {grace: 50ms, heartbeat: 50ms}").model(&sim).start();
-        gateway.wake("small");
-        Self { gateway, admin }
+        let row = Self::behind(row::Place::new(), "", flags, keys);
+        row.gateway.wake("small");
+        row
+    }
+
+    /// An engine that nobody has asked for yet.
+    fn behind(stub: row::Place<'_>, settings: &str, flags: &str, keys: &str) -> Self {
+        let sim = Sim { flags, keys, stub: Some(stub), ..Sim::new("small") };
+        let gateway = Fixture::new(&["2Gi"])
+            .settings("stream: {grace: 50ms, heartbeat: 50ms}")
+            .settings(settings)
+            .model(&sim)
+            .start();
+        Self { gateway, admin: stub.admin }
     }
 
     fn close(&self) -> serde_json::Value {
@@ -128,4 +144,83 @@ fn who_came_first_is_let_in_first_and_nobody_waits_past_a_deadline() {
     }
     assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
     assert_eq!(row.gateway.engine("small#0")["state"], "Awake");
+}
+
+/// What a test tells the stub of its row.
+struct Told<'a>(&'a Path);
+
+impl Told<'_> {
+    fn read(&self, name: &str) -> Option<String> {
+        fs::read_to_string(self.0.join(name)).ok().filter(|text| !text.is_empty())
+    }
+
+    fn address(&self, name: &str) -> Option<SocketAddr> {
+        self.read(name)?.parse().ok()
+    }
+
+    fn tell(&self) {
+        fs::copy(self.0.join("engine"), self.0.join("target")).unwrap();
+    }
+
+    /// Kills it; another is there when this returns, and knows nothing.
+    fn restart(&self, row: &Row) {
+        fs::remove_file(self.0.join("target")).unwrap();
+        let before = self.read("pid").unwrap();
+        kill(Pid::from_raw(before.parse().unwrap()), Signal::SIGKILL).unwrap();
+        let anew = || self.read("pid").is_some_and(|pid| pid != before);
+        row.gateway.until("another is started", Duration::from_secs(10), anew);
+        self.listens(row);
+    }
+
+    fn listens(&self, row: &Row) {
+        let is_there = |address: SocketAddr| TcpStream::connect(address).is_ok();
+        row.gateway.until("the stub listens", Duration::from_secs(10), || {
+            self.address("relay").is_some_and(is_there) && is_there(([127, 0, 0, 1], row.admin).into())
+        });
+        assert_eq!(row::order(row.admin, "GET", "/v1/proxy/config", "").status, 404);
+    }
+
+    /// How many requests the engine has seen.
+    fn seen(&self) -> serde_json::Value {
+        Client::new(self.address("engine").unwrap()).get("/sim/counters").json()["total"].clone()
+    }
+}
+
+/// A container that is started knows nothing, and one that is started anew knows nothing any more.
+#[test]
+fn clients_notice_nothing_of_a_stub_that_was_not_told_yet_where_its_engine_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let (told, place) =
+        (Told(folder.path()), row::Place { folder: Some(folder.path()), ..row::Place::new() });
+    // It is no probe of the gateway's that hears of it, but requests.
+    let row = Row::behind(place, "timeouts: {health: {every: 1h}}", "", "");
+    let served = |open: Open| {
+        let answer = open.rest();
+        assert!(is_whole(&answer), "{} {}", answer.status, answer.text());
+        assert_eq!(answer.header("x-rouse-not-ready"), "");
+    };
+
+    let early: Vec<Open> = (0..10).map(|n| row.ask(n % 2 == 0, 3)).collect();
+    told.listens(&row);
+    let direct = || Client::new(told.address("relay").unwrap()).post(CHAT, &chat_body("small", false, 1));
+    let (first, mark) = (direct(), "x-rouse-not-ready");
+    assert_eq!((first.status, first.header(mark)), (503, "1"), "what the gateway is answered");
+    row.until_waiting(10);
+    told.tell();
+    early.into_iter().for_each(served);
+
+    // Its engine is awake, and goes on.
+    let seen = told.seen();
+    told.restart(&row);
+    assert_eq!((direct().status, direct().header(mark)), (503, "1"));
+    let late: Vec<Open> = (0..20).map(|n| row.ask(n % 2 == 0, 3)).collect();
+    row.until_waiting(20);
+    let reason = row.model()["reason"].as_str().unwrap().to_owned();
+    assert!(reason.contains("its gate is closed by its stub"), "{reason}");
+    assert_eq!(row.gateway.engine("small#0")["state"], "Awake");
+    assert_eq!(told.seen(), seen, "somebody got in");
+    told.tell();
+    late.into_iter().for_each(served);
+    row.gateway.until("nobody has a lease", Duration::from_secs(5), || row.gateway.leases() == 0);
+    assert_eq!((row.model()["waiting"].as_u64(), row.leases()), (Some(0), 0.into()));
 }

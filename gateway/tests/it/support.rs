@@ -41,8 +41,8 @@ pub(crate) struct Sim<'a> {
     pub(crate) keys: &'a str,
     /// More keys of its engine, likewise.
     pub(crate) engine: &'a str,
-    /// A stub stands in front of its engine, at this admin port. Such an engine does not sleep.
-    pub(crate) stub: Option<u16>,
+    /// A stub stands in front of its engine, with its orders there. Such an engine does not sleep.
+    pub(crate) stub: Option<row::Place<'a>>,
 }
 
 /// A running gateway; ended by its own pid when dropped.
@@ -109,7 +109,7 @@ impl Fixture {
         words.extend("--ttft 5ms --itl 5ms --enable-sleep-mode".split(' '));
         words.extend(flags.split_whitespace());
         let (command, env, behind) = match stub {
-            Some(admin) => row::command(&words, *admin),
+            Some(place) => row::command(&words, *place),
             None => (format!("{words:?}"), r#"{VLLM_SERVER_DEV_MODE: "1"}"#.to_owned(), ""),
         };
         self.models.push(format!(

@@ -4,7 +4,7 @@
 //! engine is its child, so that the gateway starts and ends the two as one engine. Any test goes through such a row when
 //! `ROUSE_STUB` is set, which is for suites whose engines need not sleep: no such order passes a stub.
 
-use std::{ffi::OsString, net::TcpListener, process::Command};
+use std::{ffi::OsString, net::TcpListener, path::Path, process::Command};
 
 use super::{Answer, Client};
 
@@ -15,10 +15,28 @@ const ADMIN: &str = "ROW_ADMIN";
 const ENGINE: &str = "ROW_ENGINE";
 /// Stands in them for the engine's own port.
 const OWN: &str = "ENGINE_PORT";
+const FOLDER: &str = "ROW_FOLDER";
 
-/// A port for the stub's orders, where rows are asked for.
-pub(crate) fn asked() -> Option<u16> {
-    std::env::var_os("ROUSE_STUB").map(|_| free_port())
+/// How a test has to do with a stub.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    /// Its admin port.
+    pub(crate) admin: u16,
+    /// The test tells the stub where its engine is, by copying `engine` to `target` here; the stub's own address is
+    /// `relay`. It has a process of its own, `pid`, and when that is killed there is another. Without a folder a stub is
+    /// told by the row itself.
+    pub(crate) folder: Option<&'a Path>,
+}
+
+/// A stub for its orders, where rows are asked for.
+pub(crate) fn asked() -> Option<Place<'static>> {
+    std::env::var_os("ROUSE_STUB").map(|_| Place::new())
+}
+
+impl Place<'_> {
+    pub(crate) fn new() -> Self {
+        Self { admin: free_port(), folder: None }
+    }
 }
 
 /// One that was free a moment ago.
@@ -32,7 +50,7 @@ pub(crate) fn test(name: &str, env: &[&str]) -> (String, String, &'static str) {
     let exe = std::env::current_exe().unwrap();
     let exe = [exe.to_str().unwrap(), name, "--exact", "--nocapture"];
     match asked() {
-        Some(admin) => command(&[&["env"], env, &exe].concat(), admin),
+        Some(place) => command(&[&["env"], env, &exe].concat(), place),
         None => {
             let env = env.iter().filter_map(|pair| pair.split_once('='));
             let env: Vec<_> = env.map(|(key, value)| format!("{key}: {value:?}")).collect();
@@ -42,12 +60,14 @@ pub(crate) fn test(name: &str, env: &[&str]) -> (String, String, &'static str) {
 }
 
 /// The command, environment and further keys of an engine that is these words behind a stub.
-pub(super) fn command(words: &[&str], admin: u16) -> (String, String, &'static str) {
+pub(super) fn command(words: &[&str], place: Place<'_>) -> (String, String, &'static str) {
+    let Place { admin, folder } = place;
     let exe = std::env::current_exe().unwrap();
     let command = format!("[{exe:?}, \"support::row::stub\", --exact, --nocapture]");
     let engine = words.join("\n").replace("${PORT}", OWN);
+    let folder = folder.map_or(String::new(), |folder| format!("{FOLDER}: {folder:?}, "));
     let env = format!(
-        "{{{PORT}: \"${{PORT}}\", {ADMIN}: \"{admin}\", {ENGINE}: {engine:?}, VLLM_SERVER_DEV_MODE: \"1\"}}"
+        "{{{PORT}: \"${{PORT}}\", {ADMIN}: \"{admin}\", {folder}{ENGINE}: {engine:?}, VLLM_SERVER_DEV_MODE: \"1\"}}"
     );
     (command, env, "      stub: true\n")
 }
@@ -68,14 +88,41 @@ fn stub() {
     let words = std::env::var(ENGINE).unwrap().replace(OWN, &own.to_string());
     let mut words = words.lines();
     let mut engine = Command::new(words.next().unwrap()).args(words).spawn().unwrap();
+    let address = format!("127.0.0.1:{own}");
+    if let Some(folder) = std::env::var_os(FOLDER) {
+        let told = |name: &str, what: String| std::fs::write(Path::new(&folder).join(name), what).unwrap();
+        told("relay", format!("127.0.0.1:{port}"));
+        told("engine", address);
+        // Until the gateway ends all three of them.
+        loop {
+            let exe = std::env::current_exe().unwrap();
+            let mut stub = Command::new(exe).args(["support::row::alone", "--exact"]).spawn().unwrap();
+            told("pid", stub.id().to_string());
+            stub.wait().unwrap();
+        }
+    }
     let folder = tempfile::tempdir().unwrap();
-    let target = folder.path().join("target");
-    std::fs::write(&target, format!("127.0.0.1:{own}")).unwrap();
+    std::fs::write(folder.path().join("target"), address).unwrap();
+    relay(&port, folder.path());
+    drop(engine.kill());
+    engine.wait().unwrap();
+}
+
+/// The stub of a row, where it has a process of its own.
+#[test]
+fn alone() {
+    let (Ok(port), Some(folder)) = (std::env::var(PORT), std::env::var_os(FOLDER)) else { return };
+    relay(&port, Path::new(&folder));
+}
+
+/// Is a stub, until it is told to end. `folder` is where it is told its `target`.
+fn relay(port: &str, folder: &Path) {
+    let target = folder.join("target");
     let admin = std::env::var(ADMIN).unwrap();
     let flags = [
         ["rouse-stub", "proxy"],
         ["--host", "127.0.0.1"],
-        ["--relay-port", &port],
+        ["--relay-port", port],
         ["--admin-port", &admin],
         ["--metrics-port", "0"],
         ["--debug-port", "0"],
@@ -88,6 +135,4 @@ fn stub() {
     ];
     let ended = rouse_stub::cli::run_as(flags.into_iter().flatten().map(OsString::from));
     eprintln!("the stub has ended: {ended:?}");
-    drop(engine.kill());
-    engine.wait().unwrap();
 }
