@@ -9,6 +9,8 @@
 //! It decides nothing: whoever leads orders, with an epoch, and the stub does or refuses.
 
 pub mod cli;
+mod driver;
 pub mod launcher;
 pub mod proxy;
 mod serve;
+mod token;

@@ -13,13 +13,13 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::serve::Gone;
+use crate::{serve::Gone, token::Token};
 
 use super::{
     Launcher,
     answer::{Problem, Refusal, json_text},
     body,
-    fence::{Token, demand},
+    fence::demand,
     log, range,
 };
 
@@ -31,7 +31,7 @@ type Words = Query<BTreeMap<String, String>>;
 type Sent = Result<Bytes, BytesRejection>;
 
 /// All paths. With a token, what says or does something about instances demands it; probes do not have one.
-pub(crate) fn router(launcher: Arc<Launcher>, token: Option<Token>) -> Router {
+pub(crate) fn router(launcher: Arc<Launcher>, token: Option<Arc<Token>>) -> Router {
     let mut instances = Router::new()
         .route("/v2/vllm/instances", post(create).get(list).delete(delete_all))
         .route("/v2/vllm/instances/watch", get(watch))

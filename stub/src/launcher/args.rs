@@ -1,6 +1,6 @@
 //! The launcher's flags, and what they mean.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use rouse::units::{Bytes, Millis};
@@ -8,9 +8,9 @@ use tracing::level_filters::LevelFilter;
 
 use super::{
     accelerators::{Accelerators, Source},
-    fence::Token,
     words,
 };
+use crate::token::Token;
 
 /// Flags of the launcher.
 #[derive(Clone, Debug, clap::Args)]
@@ -77,7 +77,7 @@ pub(crate) struct Settings {
     pub(crate) log_dir: PathBuf,
     pub(crate) log_cap: u64,
     pub(crate) grace: Duration,
-    pub(crate) token: Option<Token>,
+    pub(crate) token: Option<Arc<Token>>,
     pub(crate) public_conflicts: bool,
     pub(crate) plain_options: bool,
 }
@@ -107,7 +107,7 @@ impl Args {
         fs::create_dir_all(&log_dir).with_context(|| format!("--log-dir {}", log_dir.display()))?;
         let token = self.token_file.map(|path| {
             let named = format!("--token-file {}", path.display());
-            Token::in_file(path).context(named)
+            Token::in_file(path).map(Arc::new).context(named)
         });
         Ok(Settings {
             host: self.host,

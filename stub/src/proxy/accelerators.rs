@@ -24,7 +24,7 @@ use axum::{
 use rouse::{model::AcceleratorId, nvml};
 use tokio::{sync::watch, time};
 
-use super::driver::Driver;
+use crate::driver::Driver;
 
 pub(crate) const PATH: &str = "/v1/dual-pods/accelerators";
 

@@ -13,7 +13,6 @@ use tokio::sync::{Mutex, watch};
 use super::{
     accelerators::{Accelerators, Sources},
     args::Args,
-    driver::Driver,
     gate::Keeper,
     listen,
     memory::Memory,
@@ -21,8 +20,8 @@ use super::{
     readiness::Readiness,
     relay,
     set_log::Log,
-    token::Token,
 };
+use crate::{driver::Driver, token::Token};
 
 /// All of it. Made once, and passed down.
 pub(crate) struct Proxy {

@@ -280,6 +280,10 @@ fn with_a_token_file_all_but_the_probes_demand_it() {
     // A new one counts at once.
     std::fs::write(file.path(), "other").unwrap();
     assert_eq!(listed(), 401);
+    // And holds while the file says nothing.
+    std::fs::write(file.path(), "").unwrap();
+    assert_eq!(launcher.ask("GET", INSTANCES, "authorization: Bearer other\r\n", "").status, 200);
+    assert_eq!((listed(), launcher.get(INSTANCES).status), (401, 401));
 }
 
 #[test]

@@ -3,7 +3,7 @@ use http_body_util::BodyExt as _;
 use tower_service::Service as _;
 
 use super::*;
-use crate::proxy::driver::fake::{Fake, Missing};
+use crate::driver::fake::{Fake, Missing};
 
 const A: &str = "GPU-5a2b8c1e-0000-4000-8000-00000000000a";
 const B: &str = "GPU-5a2b8c1e-0000-4000-8000-00000000000b";
