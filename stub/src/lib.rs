@@ -8,6 +8,7 @@
 //!
 //! It decides nothing: whoever leads orders, with an epoch, and the stub does or refuses.
 
+mod accelerators;
 pub mod cli;
 mod driver;
 pub mod launcher;

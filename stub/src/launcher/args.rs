@@ -29,9 +29,9 @@ pub struct Args {
     mock_gpus: bool,
     /// How many of them
     #[arg(long, value_name = "N", default_value_t = 8)]
-    mock_gpu_count: usize,
-    /// Take the accelerators' UUIDs from this file instead of the driver: one a line in the order of their indices, or a
-    /// JSON object of UUIDs and indices
+    mock_gpu_count: u32,
+    /// Take the accelerators' UUIDs from this file instead of the driver: one a line or a JSON array in the order of their
+    /// indices, or a JSON object of UUIDs and indices
     #[arg(long, value_name = "FILE", conflicts_with = "mock_gpus")]
     accelerators_file: Option<PathBuf>,
     /// What an instance's options are appended to; split like them
@@ -102,7 +102,7 @@ impl Args {
             None if self.mock_gpus => Source::Mock(self.mock_gpu_count),
             None => Source::Driver,
         };
-        let accelerators = source.open().with_context(|| format!("--accelerators-file: {source:?}"))?;
+        let accelerators = source.open().context("--accelerators-file")?;
         let log_dir = self.log_dir.unwrap_or_else(std::env::temp_dir);
         fs::create_dir_all(&log_dir).with_context(|| format!("--log-dir {}", log_dir.display()))?;
         let token = self.token_file.map(|path| {

@@ -3,6 +3,7 @@
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
@@ -55,6 +56,11 @@ pub(crate) fn launcher() -> Launcher {
 }
 
 pub(crate) fn start(flags: &[&str]) -> Launcher {
+    start_in(&[], flags)
+}
+
+/// With these variables in its environment.
+pub(crate) fn start_in(environment: &[(&'static str, PathBuf)], flags: &[&str]) -> Launcher {
     let dir = tempfile::tempdir().unwrap();
     let mark = dir.path().display().to_string();
     let logs = dir.path().join("logs");
@@ -65,6 +71,7 @@ pub(crate) fn start(flags: &[&str]) -> Launcher {
         .env(MARK, &mark)
         .env("ROUSE_SECRET", "not for engines")
         .env("CUDA_VISIBLE_DEVICES", "7")
+        .envs(environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
