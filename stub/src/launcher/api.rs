@@ -12,6 +12,7 @@ use axum::{
     routing::{get, post},
 };
 use serde_json::{Value, json};
+use tokio::task;
 
 use crate::{serve::Gone, token::Token};
 
@@ -129,12 +130,12 @@ async fn read_log(
 ) -> Answer {
     let header = headers.get(header::RANGE).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let range = header.map(|header| range::parse(&header)).transpose().map_err(Refusal::Range)?;
-    let part = match launcher.registry.log(&id)?.part(range) {
+    let log = launcher.registry.log(&id)?;
+    let part = task::spawn_blocking(move || log.part(range)).await;
+    let part = match part.map_err(|error| Refusal::Failed(error.to_string()))? {
         Ok(part) => part,
         Err(log::Error::OutOfRange(out)) => return Ok(out_of_range(out)),
-        Err(log::Error::Io(error)) => {
-            return Err(Refusal::Failed(format!("the log cannot be read: {error}")));
-        }
+        Err(error) => return Err(Refusal::Failed(error.to_string())),
     };
     let status = if range.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
     let headers = [

@@ -1,7 +1,7 @@
 //! A launcher, a client that speaks to it byte by byte, and the table of processes.
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{BufRead, BufReader, ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -36,6 +36,12 @@ pub(crate) struct Answer {
     pub(crate) status: u16,
     head: String,
     pub(crate) body: Vec<u8>,
+}
+
+/// One whose body is not taken yet.
+pub(crate) struct Open {
+    head: String,
+    stream: BufReader<TcpStream>,
 }
 
 /// One event, and when it came.
@@ -98,6 +104,15 @@ impl Launcher {
         ask(self.address, method, path, headers, body)
     }
 
+    /// Asks, and takes the head of the answer.
+    pub(crate) fn open(&self, method: &str, path: &str, headers: &str) -> Open {
+        let mut stream = connect(self.address);
+        send(&mut stream, method, path, headers, "");
+        let mut stream = BufReader::new(stream);
+        let head = read_head(&mut stream);
+        Open { head, stream }
+    }
+
     pub(crate) fn get(&self, path: &str) -> Answer {
         self.ask("GET", path, "", "")
     }
@@ -137,10 +152,7 @@ impl Launcher {
         // With the earlier version nothing frames the body but its end.
         write!(stream, "GET /v2/vllm/instances/watch{query} HTTP/1.0\r\n\r\n").unwrap();
         let mut reader = BufReader::new(stream);
-        let mut head = String::new();
-        while !head.ends_with("\r\n\r\n") {
-            assert!(reader.read_line(&mut head).unwrap() > 0, "{head}");
-        }
+        let head = read_head(&mut reader);
         let (sender, lines) = channel();
         thread::spawn(move || {
             for line in reader.lines().map_while(Result::ok) {
@@ -197,6 +209,21 @@ impl Answer {
     }
 }
 
+impl Open {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        header(&self.head, name)
+    }
+
+    /// What comes of the body, up to the end of the connection, however that comes.
+    pub(crate) fn rest(&mut self) -> Vec<u8> {
+        let mut body = Vec::new();
+        match self.stream.read_to_end(&mut body) {
+            Err(error) if error.kind() != ErrorKind::ConnectionReset => panic!("{error}"),
+            _ => body,
+        }
+    }
+}
+
 impl Watch {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         header(&self.head, name)
@@ -241,9 +268,7 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// `headers`: whole lines.
-pub(crate) fn ask(address: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> Answer {
-    let mut stream = connect(address);
+fn send(stream: &mut TcpStream, method: &str, path: &str, headers: &str, body: &str) {
     let length = body.len();
     write!(
         stream,
@@ -251,6 +276,24 @@ pub(crate) fn ask(address: SocketAddr, method: &str, path: &str, headers: &str, 
          content-length: {length}\r\n{headers}\r\n{body}"
     )
     .unwrap();
+}
+
+fn read_head(reader: &mut impl BufRead) -> String {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        assert!(reader.read_line(&mut head).unwrap() > 0, "{head}");
+    }
+    head
+}
+
+/// `headers`: whole lines.
+pub(crate) fn ask(address: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+    let mut stream = connect(address);
+    send(&mut stream, method, path, headers, body);
+    answer(stream)
+}
+
+fn answer(mut stream: TcpStream) -> Answer {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
     let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").expect("an answer");
