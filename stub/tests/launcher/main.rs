@@ -5,6 +5,7 @@
 mod accelerators;
 mod contract;
 mod docs;
+mod held;
 mod lives;
 mod logs;
 #[path = "../it/support/nvml.rs"]

@@ -176,6 +176,12 @@ impl Launcher {
         table::pids().filter(|&pid| table::stat(pid).is_some_and(zombie)).collect()
     }
 
+    /// How long the thread that serves has kept a processor busy.
+    pub(crate) fn busy(&self) -> Duration {
+        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.pid())).unwrap();
+        Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.pid()), signal).unwrap();
     }
@@ -293,6 +299,14 @@ pub(crate) fn ask(address: SocketAddr, method: &str, path: &str, headers: &str, 
     answer(stream)
 }
 
+/// What waits for as long as a killed engine is waited for, and then is told that it did not end.
+pub(crate) fn delete_in_vain(address: SocketAddr, path: &str) -> Answer {
+    let mut stream = connect(address);
+    stream.set_read_timeout(Some(LONG * 3)).unwrap();
+    send(&mut stream, "DELETE", path, "", "");
+    answer(stream)
+}
+
 fn answer(mut stream: TcpStream) -> Answer {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
@@ -300,6 +314,11 @@ fn answer(mut stream: TcpStream) -> Answer {
     let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     Answer { status, head, body: bytes[end + 4..].to_vec() }
+}
+
+/// The first number that an instance logs.
+pub(crate) fn number(launcher: &Launcher, id: &str) -> i32 {
+    launcher.logged(id, "\n").lines().next().unwrap().trim().parse().unwrap()
 }
 
 /// Waits until something is so that no event tells of.
