@@ -30,6 +30,8 @@ pub enum Error {
 pub struct Device {
     /// Its UUID.
     pub id: AcceleratorId,
+    /// Its number in the driver's order, in which those that are cut into parts count; none of a part.
+    pub index: Option<u32>,
     /// Its memory, without what the driver keeps for itself.
     pub usable: Bytes,
 }
@@ -71,10 +73,10 @@ impl Nvml {
             match parts(&device)? {
                 Some(parts) => {
                     for part in parts {
-                        found.push(described(&part)?);
+                        found.push(described(&part, None)?);
                     }
                 }
-                None => found.push(described(&device)?),
+                None => found.push(described(&device, Some(index))?),
             }
         }
         Ok(found)
@@ -147,7 +149,8 @@ fn parts<'nvml>(device: &Handle<'nvml>) -> Result<Option<Vec<Handle<'nvml>>>, Er
     Ok(Some(parts))
 }
 
-fn described(device: &Handle<'_>) -> Result<Device, Error> {
+fn described(device: &Handle<'_>, index: Option<u32>) -> Result<Device, Error> {
     let memory = device.memory_info()?;
-    Ok(Device { id: device.uuid()?.into(), usable: Bytes(memory.total.saturating_sub(memory.reserved)) })
+    let usable = Bytes(memory.total.saturating_sub(memory.reserved));
+    Ok(Device { id: device.uuid()?.into(), index, usable })
 }

@@ -19,6 +19,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     process::Child,
+    signal::unix::{SignalKind, signal as signals},
     task,
 };
 
@@ -68,11 +69,24 @@ impl Process {
         self.exited().await;
         clear(Some(self.pid), self.mark).await;
         match &mut self.child {
-            Some(child) => child.wait().await.ok(),
+            Some(child) => reaped(child).await,
             None => {
                 reap(self.pid);
                 None
             }
+        }
+    }
+}
+
+/// Reaps a child that has ended. One that a debugger holds can be reaped only when the debugger lets it go, of which the
+/// kernel tells as of an end; [`Child::wait`] would ask again and again meanwhile, as fast as it can.
+async fn reaped(child: &mut Child) -> Option<ExitStatus> {
+    let mut ends = signals(SignalKind::child()).ok()?;
+    loop {
+        match child.try_wait() {
+            Ok(None) => ends.recv().await?,
+            Ok(status) => return status,
+            Err(_) => return None,
         }
     }
 }

@@ -42,7 +42,6 @@ use tokio::{
 
 pub use args::Args;
 
-use accelerators::Accelerators;
 use answer::{Problem, Refusal};
 use args::Settings;
 use family::Family;
@@ -124,16 +123,14 @@ async fn until_ended(settings: Settings) -> anyhow::Result<()> {
 #[derive(Debug)]
 struct Launcher {
     settings: Settings,
-    accelerators: Accelerators,
     registry: Arc<Registry>,
     family: Arc<Family>,
     fence: Fence,
 }
 
 impl Launcher {
-    fn new(mut settings: Settings, family: Arc<Family>) -> Self {
-        let accelerators = std::mem::take(&mut settings.accelerators);
-        Self { settings, accelerators, registry: Arc::default(), family, fence: Fence::default() }
+    fn new(settings: Settings, family: Arc<Family>) -> Self {
+        Self { settings, registry: Arc::default(), family, fence: Fence::default() }
     }
 
     /// Starts an engine; the instance. What was begun is done, also when whoever asked for it is gone.
@@ -147,7 +144,7 @@ impl Launcher {
         let reservation = self.registry.reserve(&id)?;
         let options = self.options(&spec)?;
         if let Some(uuids) = spec.gpu_uuids.as_deref().filter(|uuids| !uuids.is_empty()) {
-            let visible = self.accelerators.visible(uuids).await;
+            let visible = self.settings.accelerators.visible(uuids).await;
             spec.see_only(visible.map_err(|error| self.no_accelerator(&error, conflict))?);
         }
         let launcher = Arc::clone(self);

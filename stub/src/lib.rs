@@ -8,9 +8,12 @@
 //!
 //! It decides nothing: whoever leads orders, with an epoch, and the stub does or refuses.
 
+mod accelerators;
 pub mod cli;
+mod driver;
 pub mod launcher;
 #[cfg(test)]
 mod page;
 pub mod proxy;
 mod serve;
+mod token;

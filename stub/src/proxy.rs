@@ -12,7 +12,6 @@ mod accelerators;
 mod admin;
 mod args;
 mod debug;
-mod driver;
 mod engine;
 mod gate;
 mod hold;
@@ -26,7 +25,6 @@ mod relay;
 mod set_log;
 mod state;
 mod target;
-mod token;
 
 use std::{process::ExitCode, sync::Arc};
 
@@ -35,9 +33,8 @@ use tokio::{sync::watch, task::JoinSet};
 pub use args::Args;
 use hold::Signals;
 use state::Proxy;
-use token::Token;
 
-use crate::serve;
+use crate::{serve, token::Token};
 
 /// Why the proxy ended, and its exit codes.
 #[derive(Debug, thiserror::Error)]
@@ -88,7 +85,7 @@ fn serve(args: &Args) -> Result<(), Error> {
     }
     let token = args.token_file.clone().map(|file| {
         let name = file.display().to_string();
-        Token::read(file).map_err(|source| Error::Token { file: name, source })
+        Token::in_file(file).map_err(|source| Error::Token { file: name, source })
     });
     let (threads, starts) = relay::Threads::new(args.threads());
     let proxy = Proxy::new(args, token.transpose()?, threads);

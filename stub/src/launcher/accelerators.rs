@@ -1,103 +1,149 @@
-//! Accelerators by UUID, and the index under which CUDA knows each: its place in PCI order, which is NVML's too.
+//! Accelerators by UUID, and how CUDA is told to show each: a whole one by its place in PCI order, which is NVML's too; a
+//! part of one (MIG) by its UUID, since it has no number there.
+//!
+//! The driver is asked when the first instance wants some, and not again once it told. It may hang, so the question has
+//! a thread that nobody waits for and one deadline, counted from its beginning and shared by all who want the answer:
+//! however many they are, and whenever they come, it costs one thread, and none of them waits longer than
+//! [`nvml::DEADLINE`]. Who comes after that is told at once. One that answers after all is believed from then on; one
+//! that fails is asked anew by whoever comes next.
 
 use std::{
     collections::BTreeMap,
-    fs, io,
-    path::{Path, PathBuf},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use rouse::nvml::{self, Nvml};
 use tokio::{
-    sync::{Mutex, OnceCell},
-    task::{JoinError, JoinHandle, spawn_blocking},
-    time::timeout,
+    sync::watch,
+    time::{Instant, timeout_at},
 };
 
-type Asked = Result<Vec<String>, nvml::Error>;
+use crate::{
+    accelerators::{self, Listed, in_file},
+    driver::Driver,
+};
 
-/// UUIDs, and their indices.
-pub(crate) type Indices = BTreeMap<String, usize>;
+/// UUIDs, and the word for each in `CUDA_VISIBLE_DEVICES`.
+type Words = BTreeMap<String, String>;
+
+/// What the driver said, once it did.
+type Answer = Option<Result<Arc<Words>, Arc<nvml::Error>>>;
 
 /// Why the accelerators that a caller named cannot be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("accelerator {uuid} is not on this node: {}", listed(.known))]
     Unknown { uuid: String, known: Vec<String> },
     #[error("the accelerators cannot be listed: {0}")]
-    Driver(#[from] nvml::Error),
-    #[error("the accelerators cannot be listed: the driver does not answer")]
-    Hung,
-    #[error("the accelerators cannot be listed: {0}")]
-    Lost(#[from] JoinError),
+    Driver(Arc<nvml::Error>),
+    #[error("the accelerators cannot be listed: NVML has not answered within {0:?}")]
+    Hung(Duration),
+    #[error("the accelerators cannot be listed: the question to NVML was lost, see the log")]
+    Lost,
 }
 
 fn listed(known: &[String]) -> String {
     if known.is_empty() { "it has none".to_owned() } else { format!("it has {}", known.join(", ")) }
 }
 
-/// What there is on this node; the driver is asked when the first instance wants some, and not again once it told.
-#[derive(Debug, Default)]
+/// What there is on this node.
+#[derive(Debug)]
 pub(crate) struct Accelerators {
-    indices: OnceCell<Indices>,
-    /// A question that the driver has not answered yet: a hung one is waited for, not asked again and again.
-    asked: Mutex<Option<JoinHandle<Asked>>>,
+    driver: Arc<dyn Driver>,
+    within: Duration,
+    question: Mutex<Option<Question>>,
+}
+
+/// One question to the driver, answered or not.
+#[derive(Clone, Debug)]
+struct Question {
+    answer: watch::Receiver<Answer>,
+    /// Nobody waits for the answer beyond this.
+    by: Instant,
 }
 
 impl Accelerators {
+    /// As the driver will tell them.
+    pub(crate) fn of(driver: Arc<dyn Driver>) -> Self {
+        Self { driver, within: nvml::DEADLINE, question: Mutex::default() }
+    }
+
+    /// These and no others.
+    pub(crate) fn known(listed: Vec<Listed>) -> Self {
+        let (_, answer) = watch::channel(Some(Ok(Arc::new(words(listed)))));
+        let known = Self::of(Arc::new(Nvml::default()));
+        Self { question: Mutex::new(Some(Question { answer, by: Instant::now() })), ..known }
+    }
+
     /// Stand-ins, named as the public launcher names them: GPU-0, GPU-1 and so on.
-    pub(crate) fn mock(count: usize) -> Self {
-        Self::known((0..count).map(|index| (format!("GPU-{index}"), index)).collect())
-    }
-
-    /// From a file: one UUID a line in the order of their indices, or a JSON object of UUIDs and indices, which is what
-    /// a node's entry in the ConfigMap `gpu-map` holds.
-    pub(crate) fn file(path: &Path) -> io::Result<Self> {
-        read(&fs::read_to_string(path)?).map(Self::known)
-    }
-
-    pub(crate) fn known(indices: Indices) -> Self {
-        Self { indices: OnceCell::new_with(Some(indices)), asked: Mutex::default() }
+    pub(crate) fn mock(count: u32) -> Self {
+        let listed = |index| Listed { id: format!("GPU-{index}").as_str().into(), index: Some(index) };
+        Self::known((0..count).map(listed).collect())
     }
 
     /// The value for `CUDA_VISIBLE_DEVICES`, in the order in which they were named.
     pub(crate) async fn visible(&self, uuids: &[String]) -> Result<String, Error> {
-        let indices = self.indices.get_or_try_init(|| self.ask()).await;
-        // Without a driver there are no accelerators: the caller is told that this one is not here, and that none is.
-        let none = Indices::new();
-        let indices = match indices {
-            Err(Error::Driver(nvml::Error::NoDriver(_))) => &none,
+        let words = match self.words().await {
+            // Without a driver there are no accelerators: the caller is told that this one is not here, and that none is.
+            Err(Error::Driver(error)) if matches!(*error, nvml::Error::NoDriver(_)) => Arc::default(),
             other => other?,
         };
-        let index = |uuid: &String| {
-            let known = || indices.keys().cloned().collect();
-            let index = indices.get(uuid).map(usize::to_string);
-            index.ok_or_else(|| Error::Unknown { uuid: uuid.clone(), known: known() })
+        let word = |uuid: &String| {
+            let known = || words.keys().cloned().collect();
+            words.get(uuid).cloned().ok_or_else(|| Error::Unknown { uuid: uuid.clone(), known: known() })
         };
-        Ok(uuids.iter().map(index).collect::<Result<Vec<_>, _>>()?.join(","))
+        Ok(uuids.iter().map(word).collect::<Result<Vec<_>, _>>()?.join(","))
     }
 
-    async fn ask(&self) -> Result<Indices, Error> {
-        let mut asked = self.asked.lock().await;
-        let question = asked.get_or_insert_with(|| {
-            spawn_blocking(|| {
-                let devices = Nvml::default().devices()?;
-                Ok(devices.into_iter().map(|device| device.id.as_str().to_owned()).collect())
-            })
-        });
-        let Ok(answer) = timeout(nvml::DEADLINE, question).await else {
-            return Err(Error::Hung);
+    async fn words(&self) -> Result<Arc<Words>, Error> {
+        let Question { mut answer, by } = self.question();
+        let answer = timeout_at(by, answer.wait_for(Option::is_some)).await;
+        match answer.map_err(|_| Error::Hung(self.within))?.as_deref() {
+            Ok(Some(Ok(words))) => Ok(Arc::clone(words)),
+            Ok(Some(Err(error))) => Err(Error::Driver(Arc::clone(error))),
+            Ok(None) | Err(_) => Err(Error::Lost),
+        }
+    }
+
+    /// The one that was answered or waits for an answer; else a new one.
+    fn question(&self) -> Question {
+        let mut question = self.question.lock().unwrap_or_else(PoisonError::into_inner);
+        let holds = |question: &Question| match &*question.answer.borrow() {
+            Some(answer) => answer.is_ok(),
+            // Somebody still owes it.
+            None => question.answer.has_changed().is_ok(),
         };
-        *asked = None;
-        Ok(answer??.into_iter().enumerate().map(|(index, uuid)| (uuid, index)).collect())
+        match question.as_ref().filter(|question| holds(question)) {
+            Some(question) => question.clone(),
+            None => question.insert(self.ask()).clone(),
+        }
+    }
+
+    fn ask(&self) -> Question {
+        let (tell, answer) = watch::channel(None);
+        let driver = Arc::clone(&self.driver);
+        let asking = std::thread::Builder::new().name("accelerators".to_owned()).spawn(move || {
+            let answer = driver.all().map(|listed| Arc::new(words(listed)));
+            if let Err(error) = &answer {
+                tracing::warn!(%error, "the accelerators cannot be listed");
+            }
+            tell.send_replace(Some(answer.map_err(Arc::new)));
+        });
+        if let Err(error) = asking {
+            tracing::error!(%error, "no thread on which to ask for the accelerators");
+        }
+        Question { answer, by: Instant::now() + self.within }
     }
 }
 
-fn read(text: &str) -> io::Result<Indices> {
-    if text.trim_start().starts_with('{') {
-        return serde_json::from_str(text).map_err(io::Error::from);
-    }
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    Ok(lines.enumerate().map(|(index, uuid)| (uuid.to_owned(), index)).collect())
+fn words(listed: Vec<Listed>) -> Words {
+    let word = |Listed { id, index }: Listed| {
+        let uuid = id.as_str().to_owned();
+        (uuid.clone(), index.map_or(uuid, |index| index.to_string()))
+    };
+    listed.into_iter().map(word).collect()
 }
 
 /// Where the list comes from.
@@ -105,49 +151,21 @@ fn read(text: &str) -> io::Result<Indices> {
 pub(crate) enum Source {
     #[default]
     Driver,
-    Mock(usize),
+    Mock(u32),
     File(PathBuf),
 }
 
 impl Source {
     /// # Errors
     /// The file cannot be read, or holds no list.
-    pub(crate) fn open(&self) -> io::Result<Accelerators> {
+    pub(crate) fn open(&self) -> Result<Accelerators, accelerators::Error> {
         match self {
-            Self::Driver => Ok(Accelerators::default()),
+            Self::Driver => Ok(Accelerators::of(Arc::new(Nvml::default()))),
             Self::Mock(count) => Ok(Accelerators::mock(*count)),
-            Self::File(path) => Accelerators::file(path),
+            Self::File(path) => in_file(path).map(Accelerators::known),
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn strings(words: &[&str]) -> Vec<String> {
-        words.iter().map(|&word| word.to_owned()).collect()
-    }
-
-    #[tokio::test]
-    async fn instance_uuid_to_index_translation() {
-        let known = Accelerators::mock(4);
-        assert_eq!(known.visible(&strings(&["GPU-3", "GPU-0"])).await.unwrap(), "3,0");
-    }
-
-    #[tokio::test]
-    async fn what_is_not_here_is_named_with_what_is() {
-        let error = Accelerators::mock(2).visible(&strings(&["GPU-1", "GPU-7"])).await.unwrap_err();
-        assert_eq!(error.to_string(), "accelerator GPU-7 is not on this node: it has GPU-0, GPU-1");
-        let error = Accelerators::mock(0).visible(&strings(&["GPU-7"])).await.unwrap_err();
-        assert_eq!(error.to_string(), "accelerator GPU-7 is not on this node: it has none");
-    }
-
-    #[test]
-    fn a_file_lists_them_in_order_or_says_the_indices() {
-        let expected = Indices::from([("GPU-a".into(), 1), ("GPU-b".into(), 0)]);
-        assert_eq!(read("# of node 1\nGPU-b\n\nGPU-a\n").unwrap(), expected);
-        assert_eq!(read(r#"{"GPU-a": 1, "GPU-b": 0}"#).unwrap(), expected);
-        assert!(read(r#"{"GPU-a": "one"}"#).is_err());
-    }
-}
+mod tests;

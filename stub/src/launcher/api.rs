@@ -12,14 +12,15 @@ use axum::{
     routing::{get, post},
 };
 use serde_json::{Value, json};
+use tokio::task;
 
-use crate::serve::Gone;
+use crate::{serve::Gone, token::Token};
 
 use super::{
     Launcher,
     answer::{Problem, Refusal, json_text},
     body,
-    fence::{Token, demand},
+    fence::demand,
     log, range,
 };
 
@@ -31,7 +32,7 @@ type Words = Query<BTreeMap<String, String>>;
 type Sent = Result<Bytes, BytesRejection>;
 
 /// All paths. With a token, what says or does something about instances demands it; probes do not have one.
-pub(crate) fn router(launcher: Arc<Launcher>, token: Option<Token>) -> Router {
+pub(crate) fn router(launcher: Arc<Launcher>, token: Option<Arc<Token>>) -> Router {
     let mut instances = Router::new()
         .route("/v2/vllm/instances", post(create).get(list).delete(delete_all))
         .route("/v2/vllm/instances/watch", get(watch))
@@ -129,12 +130,12 @@ async fn read_log(
 ) -> Answer {
     let header = headers.get(header::RANGE).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let range = header.map(|header| range::parse(&header)).transpose().map_err(Refusal::Range)?;
-    let part = match launcher.registry.log(&id)?.part(range) {
+    let log = launcher.registry.log(&id)?;
+    let part = task::spawn_blocking(move || log.part(range)).await;
+    let part = match part.map_err(|error| Refusal::Failed(error.to_string()))? {
         Ok(part) => part,
         Err(log::Error::OutOfRange(out)) => return Ok(out_of_range(out)),
-        Err(log::Error::Io(error)) => {
-            return Err(Refusal::Failed(format!("the log cannot be read: {error}")));
-        }
+        Err(error) => return Err(Refusal::Failed(error.to_string())),
     };
     let status = if range.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
     let headers = [

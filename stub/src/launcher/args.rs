@@ -1,6 +1,6 @@
 //! The launcher's flags, and what they mean.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use rouse::units::{Bytes, Millis};
@@ -8,9 +8,9 @@ use tracing::level_filters::LevelFilter;
 
 use super::{
     accelerators::{Accelerators, Source},
-    fence::Token,
     words,
 };
+use crate::token::Token;
 
 /// Flags of the launcher.
 #[derive(Clone, Debug, clap::Args)]
@@ -29,9 +29,9 @@ pub struct Args {
     mock_gpus: bool,
     /// How many of them
     #[arg(long, value_name = "N", default_value_t = 8)]
-    mock_gpu_count: usize,
-    /// Take the accelerators' UUIDs from this file instead of the driver: one a line in the order of their indices, or a
-    /// JSON object of UUIDs and indices
+    mock_gpu_count: u32,
+    /// Take the accelerators' UUIDs from this file instead of the driver: one a line or a JSON array in the order of their
+    /// indices, or a JSON object of UUIDs and indices
     #[arg(long, value_name = "FILE", conflicts_with = "mock_gpus")]
     accelerators_file: Option<PathBuf>,
     /// What an instance's options are appended to; split like them
@@ -77,7 +77,7 @@ pub(crate) struct Settings {
     pub(crate) log_dir: PathBuf,
     pub(crate) log_cap: u64,
     pub(crate) grace: Duration,
-    pub(crate) token: Option<Token>,
+    pub(crate) token: Option<Arc<Token>>,
     pub(crate) public_conflicts: bool,
     pub(crate) plain_options: bool,
 }
@@ -102,12 +102,12 @@ impl Args {
             None if self.mock_gpus => Source::Mock(self.mock_gpu_count),
             None => Source::Driver,
         };
-        let accelerators = source.open().with_context(|| format!("--accelerators-file: {source:?}"))?;
+        let accelerators = source.open().context("--accelerators-file")?;
         let log_dir = self.log_dir.unwrap_or_else(std::env::temp_dir);
         fs::create_dir_all(&log_dir).with_context(|| format!("--log-dir {}", log_dir.display()))?;
         let token = self.token_file.map(|path| {
             let named = format!("--token-file {}", path.display());
-            Token::in_file(path).context(named)
+            Token::in_file(path).map(Arc::new).context(named)
         });
         Ok(Settings {
             host: self.host,

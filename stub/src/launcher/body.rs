@@ -48,7 +48,8 @@ impl Body for Pieces {
     }
 }
 
-/// A part of a log. It ends with an error where it is no longer there.
+/// A part of a log. It ends with an error where it is no longer there: fewer bytes come than were announced, which no
+/// client takes for the whole.
 pub(crate) fn log(part: Part) -> Pieces {
     // One piece is read while the one before is sent.
     let (sender, pieces) = mpsc::channel(1);
@@ -71,6 +72,9 @@ async fn send_log(part: Part, sender: Sender<io::Result<Bytes>>) {
         let piece = read.await.unwrap_or_else(|error| Err(io::Error::other(error)));
         at += piece.as_ref().map_or(0, |piece| piece.len() as u64);
         let failed = piece.is_err();
+        if let Err(error) = &piece {
+            tracing::warn!(%error, "the answer with a log ends early");
+        }
         if sender.send(piece).await.is_err() || failed {
             return;
         }

@@ -10,6 +10,9 @@ use serde::Serialize;
 
 /// Events that are kept for those who come back.
 pub(crate) const KEPT: usize = 1000;
+/// What they may take, in bytes: an instance is as large as whoever made it said, up to the largest body that is taken.
+/// Usual ones come nowhere near.
+pub(crate) const MOST: usize = 8 << 20;
 
 /// Grows by one with every event.
 pub(crate) type Revision = u64;
@@ -38,6 +41,8 @@ struct Event {
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     kept: VecDeque<Event>,
+    /// Of the lines that are kept.
+    bytes: usize,
     /// Of the newest event that is not kept any more.
     oldest: Revision,
 }
@@ -68,11 +73,15 @@ impl Events {
         // Of each instance only the newest is kept: one that comes and goes would push out what others wait for.
         if about.is_some() {
             self.kept.retain(|event| event.about != about);
+            self.bytes = self.kept.iter().map(|event| event.line.len()).sum();
         }
-        self.kept.push_back(Event { revision, about, line: line(kind, object) });
-        if self.kept.len() > KEPT
-            && let Some(event) = self.kept.pop_front()
-        {
+        let line = line(kind, object);
+        self.bytes += line.len();
+        self.kept.push_back(Event { revision, about, line });
+        // The newest stays, whatever its size: those who watch wait for it.
+        while self.kept.len() > KEPT || self.kept.len() > 1 && self.bytes > MOST {
+            let Some(event) = self.kept.pop_front() else { break };
+            self.bytes -= event.line.len();
             self.oldest = event.revision;
         }
     }
@@ -150,6 +159,32 @@ mod tests {
         assert_eq!(events.oldest(), 10);
         assert_eq!(events.after(9, false), Err(Missed));
         assert_eq!(text(&events, 10, false).lines().count(), KEPT);
+    }
+
+    #[test]
+    fn the_record_is_bounded_by_its_bytes_too_and_the_newest_event_stays() {
+        let mut events = Events::default();
+        let quarter = "x".repeat(MOST / 4);
+        for revision in 1..=10 {
+            events.publish(Kind::Created, revision, "x", &quarter);
+            assert!(events.bytes <= MOST, "{}", events.bytes);
+        }
+        assert_eq!((events.kept.len(), events.oldest()), (3, 7));
+        assert_eq!(events.after(6, false), Err(Missed));
+        assert_eq!(events.after(7, false).unwrap().unwrap().1, 10);
+        // Of one instance only the newest update counts.
+        for revision in 11..=20 {
+            events.publish(Kind::Updated, revision, "a", &"");
+        }
+        assert_eq!((events.kept.len(), events.oldest()), (4, 7));
+        events.publish(Kind::Created, 21, "x", &"x".repeat(2 * MOST));
+        assert_eq!((events.kept.len(), events.oldest()), (1, 20));
+        assert_eq!(text(&events, 20, false).lines().count(), 1);
+        events.publish(Kind::Deleted, 22, "x", &"small");
+        assert_eq!(
+            (events.kept.len(), events.oldest(), events.bytes),
+            (1, 21, text(&events, 21, false).len())
+        );
     }
 
     #[test]

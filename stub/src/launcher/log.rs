@@ -4,6 +4,10 @@
 //! its cap, the blocks at its head are therefore given back to the file system by a hole, and the file keeps its length.
 //! On a file system without holes the whole file is emptied, and what it held is counted in; what the engine writes in
 //! that very instant may be lost there.
+//!
+//! What is being sent may be given back meanwhile, since a slow client must not keep it: then there are zeros in its
+//! place, or the bytes of another offset. So reading and trimming exclude each other, and a reader that comes too late is
+//! told.
 
 use std::{
     fs::{self, File},
@@ -11,7 +15,7 @@ use std::{
     os::unix::fs::{FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -45,7 +49,7 @@ struct Head {
     base: u64,
 }
 
-/// A part of a log, to be read from a file of its own.
+/// A part of a log, to be read for as long as it is kept.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) start: u64,
@@ -53,8 +57,7 @@ pub(crate) struct Part {
     pub(crate) end: u64,
     /// Length of the whole log, with what is not kept any more.
     pub(crate) total: u64,
-    file: File,
-    base: u64,
+    log: Arc<Log>,
 }
 
 /// No byte of the range is there.
@@ -89,8 +92,8 @@ impl Log {
         File::options().append(true).open(&self.path)
     }
 
-    /// The range, as far as it is there. Without one, from the first byte that is kept.
-    pub(crate) fn part(&self, range: Option<Range>) -> Result<Part, Error> {
+    /// The range, as far as it is there. Without one, from the first byte that is kept. Blocks while the log is trimmed.
+    pub(crate) fn part(self: &Arc<Self>, range: Option<Range>) -> Result<Part, Error> {
         let head = self.head();
         let total = head.base + self.file.metadata()?.len();
         let gone = OutOfRange { total, first: head.first };
@@ -101,7 +104,7 @@ impl Log {
         if start > end {
             return Err(gone.into());
         }
-        Ok(Part { start, end, total, file: self.file.try_clone()?, base: head.base })
+        Ok(Part { start, end, total, log: Arc::clone(self) })
     }
 
     /// Gives back what is more than `cap`, or four times a block where that is more. Blocks for as long as the file
@@ -166,12 +169,21 @@ impl Part {
         self.end - self.start + 1
     }
 
-    /// Fills the buffer from `at`, an offset within the part, as far as the part goes; how much that was.
+    /// Fills the buffer from `at`, an offset within the part, as far as the part goes; how much that was. Blocks while the
+    /// log is trimmed.
+    ///
+    /// # Errors
+    /// The file cannot be read, or what was at this offset is not kept any more.
     pub(crate) fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let head = self.log.head();
+        if at < head.first {
+            let why = format!("the log was trimmed up to {} while it was read at {at}", head.first);
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why));
+        }
         let left = usize::try_from((self.end + 1).saturating_sub(at)).unwrap_or(usize::MAX);
         let most = left.min(buffer.len());
         let buffer = buffer.get_mut(..most).unwrap_or_default();
-        self.file.read_at(buffer, at - self.base)
+        self.log.file.read_at(buffer, at - head.base)
     }
 }
 

@@ -7,12 +7,7 @@
 //! The driver may hang. So it is asked on a thread that nobody waits for (not on the runtime's, which would then not
 //! end), while all ports are served already; whoever asks before it has answered waits [`nvml::DEADLINE`] at most.
 
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -24,7 +19,10 @@ use axum::{
 use rouse::{model::AcceleratorId, nvml};
 use tokio::{sync::watch, time};
 
-use super::driver::Driver;
+use crate::{
+    accelerators::{Listed, in_file},
+    driver::Driver,
+};
 
 pub(crate) const PATH: &str = "/v1/dual-pods/accelerators";
 
@@ -108,9 +106,12 @@ impl Sources {
             || self.runtime.as_deref().map_or_else(|| Err("is not set".to_owned()), |it| visible(it, driver));
         let all = || match self.runtime.as_deref().map(str::trim) {
             Some("none") => Err(format!("is not asked: {RUNTIME} is 'none'")),
-            _ => driver.all().map_err(|error| error.to_string()),
+            _ => driver.all().map(ids).map_err(|error| error.to_string()),
         };
-        let file = || self.file.as_deref().map_or_else(|| Err("is not given".to_owned()), read);
+        let file = || match self.file.as_deref() {
+            Some(file) => in_file(file).map(ids).map_err(|error| error.to_string()),
+            None => Err("is not given".to_owned()),
+        };
         let found = ask(Source::Plugin, plugin())
             .or_else(|| ask(Source::Runtime, runtime()))
             .or_else(|| ask(Source::Driver, all()))
@@ -200,14 +201,14 @@ async fn list(State(accelerators): State<Accelerators>) -> Response {
     }
 }
 
-/// Names with commas between them, each once.
-fn listed(text: &str) -> Vec<AcceleratorId> {
-    once(text.split(',').map(str::trim).filter(|name| !name.is_empty()))
+fn ids(listed: Vec<Listed>) -> Vec<AcceleratorId> {
+    listed.into_iter().map(|listed| listed.id).collect()
 }
 
-fn once<'a>(names: impl Iterator<Item = &'a str>) -> Vec<AcceleratorId> {
+/// Names with commas between them, each once.
+fn listed(text: &str) -> Vec<AcceleratorId> {
     let mut ids = Vec::new();
-    for id in names.map(AcceleratorId::from) {
+    for id in text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(AcceleratorId::from) {
         if !ids.contains(&id) {
             ids.push(id);
         }
@@ -244,18 +245,6 @@ fn number(name: &str) -> Option<(u32, Option<u32>)> {
         Some((index, part)) => Some((index.parse().ok()?, Some(part.parse().ok()?))),
         None => Some((name.parse().ok()?, None)),
     }
-}
-
-/// A JSON array of names, or one name a line.
-fn read(file: &Path) -> Result<Vec<AcceleratorId>, String> {
-    let shown = file.display();
-    let text = std::fs::read_to_string(file).map_err(|error| format!("{shown} cannot be read: {error}"))?;
-    if text.trim_start().starts_with('[') {
-        let names: Vec<String> =
-            serde_json::from_str(&text).map_err(|error| format!("{shown} is no array of names: {error}"))?;
-        return Ok(once(names.iter().map(|name| name.trim()).filter(|name| !name.is_empty())));
-    }
-    Ok(once(text.lines().map(str::trim).filter(|name| !name.is_empty())))
 }
 
 #[cfg(test)]

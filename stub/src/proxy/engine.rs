@@ -2,8 +2,20 @@
 //!
 //! An order goes on when its caller hangs up: half a sleep is worse than one that nobody waits for. So it is a task of
 //! its own, and a caller that comes back finds the engine as the order left it, and asks again without harm.
+//!
+//! A sleeping engine cannot be put to sleep at another level: vLLM takes such an order and does nothing, and says
+//! afterwards that it sleeps, which is true and not what was meant. The only way leads over a full wake, for which the
+//! accelerator's memory may long be somebody else's; whoever keeps the accounts must order it. So such an order is
+//! refused. Engines do not tell at which level they sleep, so the stub remembers what it did. Of an engine that was put
+//! to sleep by others, or before a restart of the stub, it knows nothing; level 1 is believed of it, which is how
+//! public controllers order sleep.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use axum::{
     Json,
@@ -23,6 +35,7 @@ use tokio::time::{Instant, sleep as pause, timeout};
 
 use super::{
     admin::{parse, text},
+    gate::Refused,
     state::Proxy,
 };
 
@@ -37,6 +50,34 @@ const FALLS: Duration = Duration::from_secs(300);
 enum Order {
     Sleep,
     Wake,
+}
+
+/// How deep an engine was put to sleep from here.
+#[derive(Debug, Default)]
+pub(crate) struct Depth(Mutex<Option<(SocketAddr, Level)>>);
+
+impl Depth {
+    fn note(&self, engine: SocketAddr, level: Option<Level>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = level.map(|level| (engine, level));
+    }
+
+    fn of(&self, engine: SocketAddr) -> Option<Level> {
+        let noted = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.filter(|(noted, _)| *noted == engine).map(|(_, level)| level)
+    }
+}
+
+/// Why an order was not carried out.
+enum Failed {
+    Engine(Cause),
+    /// It sleeps, and not as was ordered.
+    Otherwise(&'static str),
+}
+
+impl From<Cause> for Failed {
+    fn from(cause: Cause) -> Self {
+        Self::Engine(cause)
+    }
 }
 
 pub(super) async fn sleep(state: State<Arc<Proxy>>, body: Bytes) -> Response {
@@ -71,7 +112,7 @@ async fn actuate(State(proxy): State<Arc<Proxy>>, order: Order, body: &[u8]) -> 
     let barred = Barred(Arc::clone(&proxy));
     let task = tokio::spawn(async move {
         let began = Instant::now();
-        let done = carry_out(&adapter(&proxy, target), order, level).await;
+        let done = carry_out(&proxy, target, order, level).await;
         let took = Millis::from(began.elapsed()).0;
         drop(barred);
         match done {
@@ -79,7 +120,8 @@ async fn actuate(State(proxy): State<Arc<Proxy>>, order: Order, body: &[u8]) -> 
                 let memory = memory(&proxy).await;
                 Json(Actuated { asleep: order == Order::Sleep, took, memory }).into_response()
             }
-            Err(cause) => {
+            Err(Failed::Otherwise(why)) => Refused::Barred(proxy.keeper.view(), why).into_response(),
+            Err(Failed::Engine(cause)) => {
                 tracing::warn!(%cause, "{bar}, and did not follow");
                 text(StatusCode::BAD_GATEWAY, format!("the engine did not follow: {cause}"))
             }
@@ -97,15 +139,41 @@ impl Drop for Barred {
     }
 }
 
-async fn carry_out(engine: &Adapter, order: Order, level: Level) -> Result<(), Cause> {
+async fn carry_out(proxy: &Proxy, target: SocketAddr, order: Order, level: Level) -> Result<(), Failed> {
+    let (engine, depth) = (adapter(proxy, target), &proxy.depth);
+    let asleep = engine.asleep(MOMENT).await;
     match order {
-        Order::Sleep if engine.asleep(MOMENT).await == Some(true) => Ok(()),
-        Order::Sleep => timeout(FALLS, engine.sleep(level)).await.map_err(|_| Cause::Timeout)?,
-        Order::Wake if engine.asleep(MOMENT).await == Some(false) => Ok(()),
-        Order::Wake => {
-            engine.wake(level).await?;
-            timeout(RISES, up(engine)).await.map_err(|_| Cause::Timeout)
+        Order::Sleep if asleep == Some(true) => asleep_as(depth.of(target), level).map_err(Failed::Otherwise),
+        Order::Sleep => {
+            // Before it is done: an order whose answer is lost may be carried out all the same.
+            depth.note(target, Some(level));
+            Ok(timeout(FALLS, engine.sleep(level)).await.map_err(|_| Cause::Timeout)??)
         }
+        Order::Wake => {
+            if asleep != Some(false) {
+                // What wakes a deep sleeper wakes a light one too; the other way round its answers would be noise.
+                engine.wake(depth.of(target).map_or(level, |deep| deep.max(level))).await?;
+                timeout(RISES, up(&engine)).await.map_err(|_| Cause::Timeout)?;
+            }
+            depth.note(target, None);
+            Ok(())
+        }
+    }
+}
+
+/// Whether an engine that sleeps at `now`, where that is known, sleeps as it was ordered.
+fn asleep_as(now: Option<Level>, ordered: Level) -> Result<(), &'static str> {
+    match (now, ordered) {
+        (Some(Level::One) | None, Level::One) | (Some(Level::Two), Level::Two) => Ok(()),
+        (Some(Level::One), Level::Two) => {
+            Err("the engine sleeps at level 1, and gets to level 2 only when it is awake: wake it first")
+        }
+        (Some(Level::Two), Level::One) => {
+            Err("the engine sleeps at level 2, and gets to level 1 only when it is awake: wake it first")
+        }
+        (None, Level::Two) => Err(
+            "the engine sleeps, and this stub has not seen at which level: wake it before it is put to sleep at level 2",
+        ),
     }
 }
 

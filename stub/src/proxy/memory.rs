@@ -32,10 +32,8 @@ use tokio::{
     time::{self, Instant},
 };
 
-use super::{
-    accelerators::{self, Accelerators},
-    driver::Driver,
-};
+use super::accelerators::{self, Accelerators};
+use crate::driver::Driver;
 
 pub(crate) const PATH: &str = "/v1/dual-pods/accelerator-memory-usage";
 

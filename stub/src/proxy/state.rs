@@ -13,7 +13,7 @@ use tokio::sync::{Mutex, watch};
 use super::{
     accelerators::{Accelerators, Sources},
     args::Args,
-    driver::Driver,
+    engine::Depth,
     gate::Keeper,
     listen,
     memory::Memory,
@@ -21,13 +21,14 @@ use super::{
     readiness::Readiness,
     relay,
     set_log::Log,
-    token::Token,
 };
+use crate::{driver::Driver, token::Token};
 
 /// All of it. Made once, and passed down.
 pub(crate) struct Proxy {
     pub(crate) settings: Settings,
     pub(crate) keeper: Keeper,
+    pub(super) depth: Depth,
     pub(crate) counts: Counts,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) readiness: Arc<Readiness>,
@@ -90,6 +91,7 @@ impl Proxy {
         let accelerators = Accelerators::discover(sources, Arc::clone(&driver));
         Arc::new(Self {
             keeper: Keeper::new(settings.model.clone(), !settings.epoch_gate),
+            depth: Depth::default(),
             settings,
             counts: Counts::of(&metrics),
             metrics: Arc::new(metrics),

@@ -1,6 +1,6 @@
 //! `GET /v1/dual-pods/accelerators` and `/v1/dual-pods/accelerator-memory-usage`.
 
-use crate::support::{Setting, nvml::Fake};
+use crate::support::Setting;
 
 const LIST: &str = "/v1/dual-pods/accelerators";
 const MEMORY: &str = "/v1/dual-pods/accelerator-memory-usage";
@@ -59,7 +59,7 @@ fn each_source_is_asked_in_its_turn() {
 #[test]
 fn the_driver_tells_its_accelerators_and_the_parts_of_those_that_are_cut() {
     let lines = ["GPU-a - 100", "GPU-b - 0", "MIG-b0 GPU-b 20", "MIG-b1 GPU-b 30", "GPU-c - 7"];
-    let (setting, _fake) = Fake::for_stub(Setting::new(), &lines);
+    let (setting, _fake) = Setting::new().nvml(&lines);
     let stub = setting.start();
     assert_eq!(stub.get("spi", LIST).text(), "[\"GPU-a\",\"MIG-b0\",\"MIG-b1\",\"GPU-c\"]\n");
     let usage = stub.get("spi", MEMORY);
@@ -69,14 +69,14 @@ fn the_driver_tells_its_accelerators_and_the_parts_of_those_that_are_cut() {
     );
     assert_eq!(usage.header("content-type"), "application/json");
 
-    let (setting, _fake) = Fake::for_stub(Setting::new(), &lines);
+    let (setting, _fake) = Setting::new().nvml(&lines);
     let stub = setting.env("NVIDIA_VISIBLE_DEVICES", "2,1:1").start();
     assert_eq!(stub.get("spi", LIST).text(), "[\"GPU-c\",\"MIG-b1\"]\n");
 }
 
 #[test]
 fn memory_is_as_it_is_now_and_an_accelerator_that_fails_is_named() {
-    let (setting, fake) = Fake::for_stub(Setting::new(), &["GPU-a - 100", "GPU-b - 200"]);
+    let (setting, fake) = Setting::new().nvml(&["GPU-a - 100", "GPU-b - 200"]);
     let stub = setting.start();
     assert_eq!(stub.get("spi", MEMORY).text(), "{\"GPU-a\":100,\"GPU-b\":200}\n");
     fake.set(&["GPU-a - 101", "GPU-b - lost"]);

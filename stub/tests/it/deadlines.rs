@@ -127,7 +127,7 @@ fn a_gate_is_shown_closed_within_5_ms_of_the_order() {
 #[test]
 fn a_driver_that_hangs_is_told_after_its_deadline_and_blocks_nobody() {
     let _alone = alone();
-    let (setting, fake) = Fake::for_stub(Setting::new(), &["GPU-a - 1", "GPU-b - 2", "GPU-c - 3"]);
+    let (setting, fake) = Setting::new().nvml(&["GPU-a - 1", "GPU-b - 2", "GPU-c - 3"]);
     let mut stub = setting.start();
     assert_eq!(stub.get("spi", MEMORY).status, 200);
     fake.set(&["GPU-a - 1", "GPU-b - hang", "GPU-c - 3"]);

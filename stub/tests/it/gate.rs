@@ -263,6 +263,47 @@ fn an_engine_sleeps_and_wakes_behind_its_gate() {
     assert!(stub.relay().stream(3).all().contains("[DONE]"));
 }
 
+/// Engines take an order to sleep deeper, say that they sleep, and have done nothing.
+#[test]
+fn an_engine_that_sleeps_is_not_said_to_sleep_at_another_level() {
+    let engine = endless();
+    let stub = before(engine.address, &["--epoch-gate"]);
+    let spi = stub.spi();
+    let order = |what: &str, level: u8| {
+        let said = format!(r#"{{"epoch":1,"generation":1,"level":{level}}}"#);
+        let answer = spi.post(&format!("/v1/engine/{what}"), &said);
+        (answer.status, answer.json()["reason"].as_str().unwrap_or_default().to_owned())
+    };
+    let done = (200, String::new());
+    let refused = |at: u8, to: u8| {
+        let why = "and gets to level";
+        (409, format!("the engine sleeps at level {at}, {why} {to} only when it is awake: wake it first"))
+    };
+    assert_eq!(order("sleep", 1), done);
+    assert_eq!(order("sleep", 2), refused(1, 2));
+    assert_eq!((order("sleep", 1), engine.counter("sleeps")), (done.clone(), 1));
+    // An order that was refused bars nothing, and the way that it names leads there.
+    assert_eq!(
+        (order("wake", 1), order("sleep", 2), order("sleep", 2)),
+        (done.clone(), done.clone(), done.clone())
+    );
+    assert_eq!((order("sleep", 1), engine.counter("sleeps")), (refused(2, 1), 2));
+    // Whoever believes that it sleeps at level 1 gets no noise either.
+    assert_eq!(order("wake", 1), done);
+    assert_eq!(spi.send("DELETE", "/v1/gate?epoch=1&generation=1", "").status, 200);
+    let said = stub.relay().stream(3).all();
+    assert!(said.contains("[DONE]") && !said.contains(engine_sim::content::CORRUPT), "{said}");
+
+    // What others did is not known: level 1 is believed, as public controllers order it, and nothing more.
+    let gate = r#"{"epoch":1,"generation":1}"#;
+    assert_eq!(spi.post("/v1/gate?wait=true", gate).status, 200);
+    assert_eq!(engine.client().post("/sleep?level=1", "").status, 200);
+    let (status, reason) = order("sleep", 2);
+    assert_eq!(status, 409);
+    assert!(reason.contains("has not seen at which level"), "{reason}");
+    assert_eq!(order("sleep", 1), done);
+}
+
 /// An engine that falls asleep when it is told so, and tells when it was asked to.
 fn drowsy() -> (SocketAddr, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let ((tell, told), (go, goes)) = (mpsc::channel(), mpsc::channel());

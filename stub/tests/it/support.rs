@@ -135,6 +135,13 @@ impl Setting {
         self
     }
 
+    /// With accelerators as [`nvml`] describes them.
+    pub(crate) fn nvml(mut self, lines: &[&str]) -> (Self, nvml::Fake) {
+        let fake = nvml::Fake::new(lines);
+        self.command.envs(fake.environment());
+        (self, fake)
+    }
+
     pub(crate) const fn host(mut self, host: &'static str) -> Self {
         self.host = Some(host);
         self

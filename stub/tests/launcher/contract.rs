@@ -107,6 +107,20 @@ fn what_cannot_be_read_is_422_with_its_place() {
     assert_eq!(launcher.get(INSTANCES).json()["total_instances"], 0);
 }
 
+/// The longest that is taken is still read, and found to be no JSON.
+#[test]
+fn a_body_beyond_two_mebibytes_is_413() {
+    let launcher = launcher();
+    let (most, more) = (" ".repeat(2 << 20), " ".repeat((2 << 20) + 1));
+    for (method, path) in [("POST", INSTANCES.to_owned()), ("PUT", format!("{INSTANCES}/a"))] {
+        let read = launcher.ask(method, &path, "", &most);
+        is_json(&read, 422);
+        assert_eq!(read.json()["detail"][0]["type"], "json_invalid");
+        refused(&launcher.ask(method, &path, "", &more), 413, "length limit exceeded");
+    }
+    assert_eq!(launcher.get(INSTANCES).json()["revision"], 0);
+}
+
 #[test]
 fn an_unknown_accelerator_is_422_or_what_the_public_launcher_says() {
     let body = json!({"options": "", "gpu_uuids": ["GPU-0", "GPU-9"]});
@@ -280,6 +294,10 @@ fn with_a_token_file_all_but_the_probes_demand_it() {
     // A new one counts at once.
     std::fs::write(file.path(), "other").unwrap();
     assert_eq!(listed(), 401);
+    // And holds while the file says nothing.
+    std::fs::write(file.path(), "").unwrap();
+    assert_eq!(launcher.ask("GET", INSTANCES, "authorization: Bearer other\r\n", "").status, 200);
+    assert_eq!((listed(), launcher.get(INSTANCES).status), (401, 401));
 }
 
 #[test]

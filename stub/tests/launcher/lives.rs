@@ -10,7 +10,7 @@ use rouse::process::table;
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::support::{Launcher, ask, start, until};
+use crate::support::{Launcher, ask, number, start, until};
 
 /// Says that it does, so that nobody stops it before.
 const STUBBORN: &str = "trap \"\" TERM; echo deaf; while :; do sleep 0.1; done";
@@ -21,11 +21,6 @@ fn launcher(grace: &str) -> Launcher {
 
 fn path(id: &str) -> String {
     format!("/v2/vllm/instances/{id}")
-}
-
-/// The first number that it logs.
-fn number(launcher: &Launcher, id: &str) -> i32 {
-    launcher.logged(id, "\n").lines().next().unwrap().trim().parse().unwrap()
 }
 
 #[test]

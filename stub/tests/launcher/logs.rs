@@ -111,3 +111,34 @@ fn a_long_log_is_kept_within_its_cap_and_its_offsets_hold() {
     // A named end is not held to one mebibyte, a missing one is.
     assert!(whole().body.len() <= 1 << 20);
 }
+
+/// What a client has not taken yet is not kept for it. It gets what was there, and sees that this is not all.
+#[test]
+fn an_answer_that_is_overtaken_by_the_cap_ends_early_and_has_no_other_bytes() {
+    const HALF: u64 = 32 << 20;
+    let launcher = start(&["--command", "sh -c", "--log-cap", "40Mi"]);
+    let go = launcher.dir.path().join("go");
+    let half = format!("yes 1234567 | head -c {HALF}");
+    let wait = format!("until test -e {}; do sleep 0.01; done", go.display());
+    launcher.run("test-id", &format!("{half}; {wait}; {half}; exec sleep 100"));
+    let last = |total: u64| format!("bytes {}-{}/{total}", total - 8, total - 1);
+    let written = |total: u64| {
+        let answer = range(&launcher, &format!("bytes={}-", total - 8));
+        answer.header("content-range") == Some(&*last(total))
+    };
+    until("the first half is written", || written(HALF));
+    let headers = format!("range: bytes=0-{}\r\n", HALF - 1);
+    let mut slow = launcher.open("GET", "/v2/vllm/instances/test-id/log", &headers);
+    assert_eq!(slow.header("content-length"), Some(&*HALF.to_string()));
+    std::fs::write(go, "").unwrap();
+    until("the second half is written", || written(2 * HALF));
+    until("the first one is given back", || range(&launcher, &format!("bytes=0-{}", HALF - 1)).status == 416);
+    let body = slow.rest();
+    println!("{} bytes of {HALF} came", body.len());
+    assert!(!body.is_empty() && (body.len() as u64) < HALF, "{}", body.len());
+    assert!(body.chunks(8).all(|line| b"1234567\n".starts_with(line)), "other bytes are among them");
+    // From there on it goes on with what is kept.
+    let rest = range(&launcher, &format!("bytes={}-{}", body.len(), 2 * HALF - 1));
+    assert_eq!(rest.status, 206);
+    assert!(rest.body.chunks(8).all(|line| b"1234567\n".starts_with(line)));
+}

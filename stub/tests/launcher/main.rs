@@ -2,10 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod accelerators;
 mod contract;
 mod docs;
+mod held;
 mod lives;
 mod logs;
+#[path = "../it/support/nvml.rs"]
+mod nvml;
 mod readiness;
 mod support;
 mod watch;

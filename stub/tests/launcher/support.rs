@@ -1,8 +1,9 @@
 //! A launcher, a client that speaks to it byte by byte, and the table of processes.
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{BufRead, BufReader, ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
@@ -37,6 +38,12 @@ pub(crate) struct Answer {
     pub(crate) body: Vec<u8>,
 }
 
+/// One whose body is not taken yet.
+pub(crate) struct Open {
+    head: String,
+    stream: BufReader<TcpStream>,
+}
+
 /// One event, and when it came.
 pub(crate) struct Event {
     pub(crate) at: Instant,
@@ -55,6 +62,11 @@ pub(crate) fn launcher() -> Launcher {
 }
 
 pub(crate) fn start(flags: &[&str]) -> Launcher {
+    start_in(&[], flags)
+}
+
+/// With these variables in its environment.
+pub(crate) fn start_in(environment: &[(&'static str, PathBuf)], flags: &[&str]) -> Launcher {
     let dir = tempfile::tempdir().unwrap();
     let mark = dir.path().display().to_string();
     let logs = dir.path().join("logs");
@@ -65,6 +77,7 @@ pub(crate) fn start(flags: &[&str]) -> Launcher {
         .env(MARK, &mark)
         .env("ROUSE_SECRET", "not for engines")
         .env("CUDA_VISIBLE_DEVICES", "7")
+        .envs(environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -89,6 +102,15 @@ impl Launcher {
 
     pub(crate) fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         ask(self.address, method, path, headers, body)
+    }
+
+    /// Asks, and takes the head of the answer.
+    pub(crate) fn open(&self, method: &str, path: &str, headers: &str) -> Open {
+        let mut stream = connect(self.address);
+        send(&mut stream, method, path, headers, "");
+        let mut stream = BufReader::new(stream);
+        let head = read_head(&mut stream);
+        Open { head, stream }
     }
 
     pub(crate) fn get(&self, path: &str) -> Answer {
@@ -130,10 +152,7 @@ impl Launcher {
         // With the earlier version nothing frames the body but its end.
         write!(stream, "GET /v2/vllm/instances/watch{query} HTTP/1.0\r\n\r\n").unwrap();
         let mut reader = BufReader::new(stream);
-        let mut head = String::new();
-        while !head.ends_with("\r\n\r\n") {
-            assert!(reader.read_line(&mut head).unwrap() > 0, "{head}");
-        }
+        let head = read_head(&mut reader);
         let (sender, lines) = channel();
         thread::spawn(move || {
             for line in reader.lines().map_while(Result::ok) {
@@ -155,6 +174,12 @@ impl Launcher {
     pub(crate) fn zombies(&self) -> Vec<i32> {
         let zombie = |stat: table::Stat| stat.zombie && stat.parent == self.pid();
         table::pids().filter(|&pid| table::stat(pid).is_some_and(zombie)).collect()
+    }
+
+    /// How long the thread that serves has kept a processor busy.
+    pub(crate) fn busy(&self) -> Duration {
+        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.pid())).unwrap();
+        Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -187,6 +212,21 @@ impl Answer {
 
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         header(&self.head, name)
+    }
+}
+
+impl Open {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        header(&self.head, name)
+    }
+
+    /// What comes of the body, up to the end of the connection, however that comes.
+    pub(crate) fn rest(&mut self) -> Vec<u8> {
+        let mut body = Vec::new();
+        match self.stream.read_to_end(&mut body) {
+            Err(error) if error.kind() != ErrorKind::ConnectionReset => panic!("{error}"),
+            _ => body,
+        }
     }
 }
 
@@ -234,9 +274,7 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// `headers`: whole lines.
-pub(crate) fn ask(address: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> Answer {
-    let mut stream = connect(address);
+fn send(stream: &mut TcpStream, method: &str, path: &str, headers: &str, body: &str) {
     let length = body.len();
     write!(
         stream,
@@ -244,12 +282,43 @@ pub(crate) fn ask(address: SocketAddr, method: &str, path: &str, headers: &str, 
          content-length: {length}\r\n{headers}\r\n{body}"
     )
     .unwrap();
+}
+
+fn read_head(reader: &mut impl BufRead) -> String {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        assert!(reader.read_line(&mut head).unwrap() > 0, "{head}");
+    }
+    head
+}
+
+/// `headers`: whole lines.
+pub(crate) fn ask(address: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+    let mut stream = connect(address);
+    send(&mut stream, method, path, headers, body);
+    answer(stream)
+}
+
+/// What waits for as long as a killed engine is waited for, and then is told that it did not end.
+pub(crate) fn delete_in_vain(address: SocketAddr, path: &str) -> Answer {
+    let mut stream = connect(address);
+    stream.set_read_timeout(Some(LONG * 3)).unwrap();
+    send(&mut stream, "DELETE", path, "", "");
+    answer(stream)
+}
+
+fn answer(mut stream: TcpStream) -> Answer {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
     let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").expect("an answer");
     let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     Answer { status, head, body: bytes[end + 4..].to_vec() }
+}
+
+/// The first number that an instance logs.
+pub(crate) fn number(launcher: &Launcher, id: &str) -> i32 {
+    launcher.logged(id, "\n").lines().next().unwrap().trim().parse().unwrap()
 }
 
 /// Waits until something is so that no event tells of.

@@ -71,6 +71,32 @@ fn a_revision_that_is_not_kept_is_gone() {
     assert!(answer.json()["detail"].as_str().unwrap().contains("the oldest is 0"), "{}", answer.text());
 }
 
+/// Of large instances fewer events are kept than of usual ones; who was away for longer lists anew.
+#[test]
+fn a_revision_that_fell_out_of_the_record_is_gone() {
+    let launcher = launcher();
+    let body = json!({"options": "'exec sleep 100'", "annotations": {"large": "x".repeat(2_000_000)}});
+    for n in 0..6 {
+        assert_eq!(launcher.put(&format!("i{n}"), &body).status, 201);
+    }
+    let path = |since: u64| format!("/v2/vllm/instances/watch?since={since}");
+    let refused = |since: u64| {
+        let answer = launcher.get(&path(since));
+        assert_eq!(answer.status, 410);
+        let detail = answer.json()["detail"].as_str().unwrap().to_owned();
+        let (_, oldest) = detail.split_once("the oldest is ").unwrap();
+        oldest.split(':').next().unwrap().parse::<u64>().unwrap()
+    };
+    let oldest = refused(0);
+    assert!((1..6).contains(&oldest), "{oldest}");
+    assert_eq!(refused(oldest - 1), oldest);
+    let watch = launcher.watch(&format!("?since={oldest}"));
+    assert_eq!(watch.next(), format!("CREATED i{oldest}"));
+    // All there is now is told whatever was before.
+    let watch = launcher.watch("");
+    assert_eq!([(); 6].map(|()| watch.next()), [0, 1, 2, 3, 4, 5].map(|n| format!("CREATED i{n}")));
+}
+
 #[test]
 fn sentinel_publishes_stopped_event() {
     let launcher = launcher();

@@ -1,15 +1,18 @@
 use std::{io::Write as _, os::unix::fs::MetadataExt as _};
 
+use http_body_util::BodyExt as _;
+
 use super::*;
+use crate::launcher::body;
 
 struct Fixture {
     dir: tempfile::TempDir,
-    log: Log,
+    log: Arc<Log>,
 }
 
 fn holding(text: impl AsRef<[u8]>) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
-    let log = Log::create(dir.path(), "test-id").unwrap();
+    let log = Arc::new(Log::create(dir.path(), "test-id").unwrap());
     log.writer().unwrap().write_all(text.as_ref()).unwrap();
     Fixture { dir, log }
 }
@@ -169,11 +172,57 @@ fn a_log_over_its_cap_gives_blocks_back_and_keeps_its_offsets() {
 fn without_holes_the_file_is_emptied_and_offsets_still_hold() {
     let fixture = holding(lines(0, 1000));
     let mut writer = fixture.log.writer().unwrap();
-    let part = fixture.log.part(None).unwrap();
     fixture.log.empty(&mut fixture.log.head(), 8000).unwrap();
     assert_eq!(fixture.refused(0), OutOfRange { total: 8000, first: 8000 });
     writer.write_all(&lines(1000, 1010)).unwrap();
     assert_eq!(fixture.read(8 * 1003, Some(8 * 1004 - 1)), (lines(1003, 1004), 8 * 1010));
     assert_eq!(fixture.read(0, None).0, lines(1000, 1010));
-    drop(part);
+}
+
+/// At each of its offsets the part gives what was there, or says that it cannot.
+#[test]
+fn a_part_that_is_trimmed_while_it_is_read_gives_no_other_bytes() {
+    let by_a_hole = |log: &Log| log.trim(1 << 20).unwrap();
+    let by_emptying = |log: &Log| {
+        log.empty(&mut log.head(), 1_600_000).unwrap();
+        log.writer().unwrap().write_all(&lines(200_000, 400_000)).unwrap();
+    };
+    for trim in [&by_a_hole as &dyn Fn(&Log), &by_emptying] {
+        let fixture = holding(lines(0, 200_000));
+        let part = fixture.log.part(Some(Range { start: 0, end: Some(1_599_999) })).unwrap();
+        let mut line = [0; 8];
+        let mut read = |at| part.read(at, &mut line).map(|_| line.to_vec());
+        assert_eq!(read(8).unwrap(), lines(1, 2));
+        trim(&fixture.log);
+        let first = fixture.log.head().first;
+        assert!(first > 16 && first.is_multiple_of(8), "{first}");
+        for at in [0, 16, first - 8] {
+            let error = read(at).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+            assert!(error.to_string().contains(&format!("trimmed up to {first}")), "{error}");
+        }
+        if first < 1_600_000 {
+            let n = usize::try_from(first / 8).unwrap();
+            assert_eq!(read(first).unwrap(), lines(n, n + 1));
+        }
+    }
+}
+
+/// Right bytes up to where they are no longer there, and an end that no client takes for the whole.
+#[tokio::test]
+async fn an_answer_that_is_overtaken_by_a_trim_ends_with_an_error() {
+    let all = lines(0, 1_000_000);
+    let fixture = holding(&all);
+    let part = fixture.log.part(Some(Range { start: 0, end: Some(7_999_999) })).unwrap();
+    let mut body = body::log(part);
+    let mut seen = body.frame().await.unwrap().unwrap().into_data().unwrap().to_vec();
+    fixture.log.trim(1 << 20).unwrap();
+    let end = loop {
+        match body.frame().await {
+            Some(Ok(frame)) => seen.extend_from_slice(&frame.into_data().unwrap()),
+            end => break end,
+        }
+    };
+    assert!(all.starts_with(&seen) && seen.len() < all.len(), "{}", seen.len());
+    assert!(end.unwrap().unwrap_err().to_string().contains("was trimmed"));
 }

@@ -1,9 +1,11 @@
+use std::path::Path;
+
 use axum::{body::Body, http::Request};
 use http_body_util::BodyExt as _;
 use tower_service::Service as _;
 
 use super::*;
-use crate::proxy::driver::fake::{Fake, Missing};
+use crate::driver::fake::{Fake, Missing};
 
 const A: &str = "GPU-5a2b8c1e-0000-4000-8000-00000000000a";
 const B: &str = "GPU-5a2b8c1e-0000-4000-8000-00000000000b";
@@ -78,18 +80,13 @@ fn with_void_the_driver_is_asked_and_with_none_it_is_not() {
 }
 
 #[test]
-fn a_file_is_lines_or_an_array_and_a_bad_one_says_so() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("accelerators");
-    let read = |text: &str| {
-        std::fs::write(&file, text).unwrap();
-        read(&file).map(|ids| ids.iter().map(|id| id.as_str().to_owned()).collect::<Vec<_>>())
-    };
-    assert_eq!(read("a\r\n b \n\na\n").unwrap(), ["a", "b"]);
-    assert_eq!(read(" [\"a\", \"b\", \"a\"]\n").unwrap(), ["a", "b"]);
-    assert_eq!(read("").unwrap(), Vec::<String>::new());
-    assert!(read("[1]").unwrap_err().contains("is no array of names"));
-    assert!(super::read(Path::new("/nowhere/at/all")).unwrap_err().contains("cannot be read"));
+fn a_file_that_cannot_be_used_says_why_among_what_the_others_said() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "[1]").unwrap();
+    let found = sources(None, Some("none"), Some(file.path())).ask(&Missing);
+    let (source, why) = found.silent.last().unwrap();
+    assert_eq!((*source, names(&found)), (Source::File, Vec::<&str>::new()));
+    assert!(why.contains("is no array of names"), "{why}");
 }
 
 async fn asked(accelerators: &Accelerators) -> (u16, String) {

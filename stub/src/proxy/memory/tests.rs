@@ -5,9 +5,9 @@ use http_body_util::BodyExt as _;
 use tower_service::Service as _;
 
 use super::*;
-use crate::proxy::{
-    accelerators::Sources,
+use crate::{
     driver::fake::{Fake, Missing},
+    proxy::accelerators::Sources,
 };
 
 const A: &str = "GPU-a";

@@ -6,31 +6,37 @@ use std::{
     process::Command,
 };
 
-use super::Setting;
+use tempfile::TempDir;
 
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/support/nvml.c");
 
-/// Lies in the stub's own folder.
+/// Lies in a folder of its own, and goes with this.
 pub(crate) struct Fake {
-    file: PathBuf,
+    dir: TempDir,
 }
 
 impl Fake {
-    /// Has the stub find this library instead of any other.
-    pub(crate) fn for_stub(setting: Setting, lines: &[&str]) -> (Setting, Self) {
-        let library = setting.dir().join("libnvidia-ml.so.1");
-        compile(&library);
-        let fake = Self { file: setting.dir().join("accelerators") };
+    pub(crate) fn new(lines: &[&str]) -> Self {
+        let fake = Self { dir: tempfile::tempdir().unwrap() };
+        compile(&fake.dir.path().join("libnvidia-ml.so.1"));
         fake.set(lines);
-        let dir = setting.dir().to_owned();
-        (setting.env("LD_LIBRARY_PATH", dir).env("FAKE_NVML", &fake.file), fake)
+        fake
+    }
+
+    /// The environment of a process that is to find this library instead of any other.
+    pub(crate) fn environment(&self) -> [(&'static str, PathBuf); 2] {
+        [("LD_LIBRARY_PATH", self.dir.path().to_owned()), ("FAKE_NVML", self.file())]
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join("accelerators")
     }
 
     /// Whoever hangs goes on, when it is not told to any more.
     pub(crate) fn set(&self, lines: &[&str]) {
-        let new = self.file.with_extension("new");
+        let new = self.file().with_extension("new");
         std::fs::write(&new, lines.join("\n") + "\n").unwrap();
-        std::fs::rename(new, &self.file).unwrap();
+        std::fs::rename(new, self.file()).unwrap();
     }
 }
 

@@ -1,15 +1,19 @@
 //! What is asked of the accelerators' driver, so that tests can have one that fails, or hangs.
 
+use std::fmt::Debug;
+
 use rouse::{
     model::AcceleratorId,
     nvml::{Error, Nvml},
     units::Bytes,
 };
 
+use crate::accelerators::Listed;
+
 /// Every call blocks, and for ever if the driver hangs: only threads call it that nobody waits for.
-pub(crate) trait Driver: Send + Sync + 'static {
-    /// Every accelerator, in the driver's order.
-    fn all(&self) -> Result<Vec<AcceleratorId>, Error>;
+pub(crate) trait Driver: Debug + Send + Sync + 'static {
+    /// Every accelerator, in the driver's order; the parts of one that is cut stand for it.
+    fn all(&self) -> Result<Vec<Listed>, Error>;
 
     /// The one that `3`, or its part that `3:1`, means.
     fn numbered(&self, index: u32, part: Option<u32>) -> Result<AcceleratorId, Error>;
@@ -19,8 +23,9 @@ pub(crate) trait Driver: Send + Sync + 'static {
 }
 
 impl Driver for Nvml {
-    fn all(&self) -> Result<Vec<AcceleratorId>, Error> {
-        Ok(self.devices()?.into_iter().map(|device| device.id).collect())
+    fn all(&self) -> Result<Vec<Listed>, Error> {
+        let devices = self.devices()?.into_iter();
+        Ok(devices.map(|device| Listed { id: device.id, index: device.index }).collect())
     }
 
     fn numbered(&self, index: u32, part: Option<u32>) -> Result<AcceleratorId, Error> {
@@ -74,9 +79,12 @@ pub(crate) mod fake {
     }
 
     impl Driver for Fake {
-        fn all(&self) -> Result<Vec<AcceleratorId>, Error> {
+        fn all(&self) -> Result<Vec<Listed>, Error> {
             self.pass("all");
-            Ok(self.devices.lock().unwrap().iter().map(|(id, _)| (*id).into()).collect())
+            let devices = self.devices.lock().unwrap();
+            let listed =
+                |(index, (id, _)): (u32, &(&'static str, _))| Listed { id: (*id).into(), index: Some(index) };
+            Ok((0..).zip(devices.iter()).map(listed).collect())
         }
 
         fn numbered(&self, index: u32, part: Option<u32>) -> Result<AcceleratorId, Error> {
@@ -102,7 +110,7 @@ pub(crate) mod fake {
     pub(crate) struct Missing;
 
     impl Driver for Missing {
-        fn all(&self) -> Result<Vec<AcceleratorId>, Error> {
+        fn all(&self) -> Result<Vec<Listed>, Error> {
             Err(Error::NoDriver("libnvidia-ml.so.1 is not there".to_owned()))
         }
 

@@ -1,0 +1,132 @@
+//! The file that names a machine's accelerators, where nothing else tells them: `--accelerators-file`.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use rouse::model::AcceleratorId;
+
+/// One accelerator, as the driver or a file lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub(crate) id: AcceleratorId,
+    /// Its number in the driver's order, from 0; none of a part of one (MIG), which has no number of its own.
+    pub(crate) index: Option<u32>,
+}
+
+/// Why a file tells nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("{file} cannot be read: {source}")]
+    Read { file: PathBuf, source: io::Error },
+    #[error("{file} is no array of names: {source}")]
+    Array { file: PathBuf, source: serde_json::Error },
+    #[error("{file} is no object of names and numbers: {source}")]
+    Object { file: PathBuf, source: serde_json::Error },
+}
+
+/// Reads it: one UUID a line, where `#` begins a comment; a JSON array of UUIDs; or a JSON object of UUIDs and indices,
+/// which is what a node's entry in the ConfigMap `gpu-map` holds. Lines and arrays are in the order of the indices, in
+/// which parts do not count. Each UUID once; those of an object in the order of their indices, parts at its end.
+///
+/// # Errors
+/// There is no such file, or something else in it.
+pub(crate) fn in_file(file: &Path) -> Result<Vec<Listed>, Error> {
+    let named = || file.to_owned();
+    let text = fs::read_to_string(file).map_err(|source| Error::Read { file: named(), source })?;
+    match text.trim_start().chars().next() {
+        Some('{') => {
+            let object = serde_json::from_str(&text);
+            object.map(numbered).map_err(|source| Error::Object { file: named(), source })
+        }
+        Some('[') => {
+            let names: Vec<String> =
+                serde_json::from_str(&text).map_err(|source| Error::Array { file: named(), source })?;
+            Ok(counted(names.iter().map(String::as_str)))
+        }
+        _ => Ok(counted(text.lines().filter(|line| !line.trim_start().starts_with('#')))),
+    }
+}
+
+/// As CUDA tells a part of an accelerator from a whole one.
+fn is_part(name: &str) -> bool {
+    name.starts_with("MIG-")
+}
+
+fn numbered(object: BTreeMap<String, u32>) -> Vec<Listed> {
+    let listed = |(name, index): (String, u32)| Listed {
+        index: (!is_part(&name)).then_some(index),
+        id: name.as_str().into(),
+    };
+    let mut all: Vec<Listed> = object.into_iter().map(listed).collect();
+    all.sort_by_key(|listed| listed.index.unwrap_or(u32::MAX));
+    all
+}
+
+fn counted<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Listed> {
+    let mut all = Vec::<Listed>::new();
+    let mut next = 0;
+    for name in names.map(str::trim).filter(|name| !name.is_empty()) {
+        if all.iter().any(|listed| listed.id.as_str() == name) {
+            continue;
+        }
+        let index = (!is_part(name)).then_some(next);
+        next += u32::from(index.is_some());
+        all.push(Listed { id: name.into(), index });
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Vec<(String, Option<u32>)>, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), text).unwrap();
+        let all = in_file(file.path()).map_err(|error| error.to_string())?;
+        Ok(all.into_iter().map(|listed| (listed.id.as_str().to_owned(), listed.index)).collect())
+    }
+
+    fn named(all: &[(&str, Option<u32>)]) -> Result<Vec<(String, Option<u32>)>, String> {
+        Ok(all.iter().map(|(name, index)| ((*name).to_owned(), *index)).collect())
+    }
+
+    #[test]
+    fn lines_and_arrays_are_in_order_and_each_name_counts_once() {
+        let both = named(&[("GPU-b", Some(0)), ("GPU-a", Some(1))]);
+        assert_eq!(read("# of node 1\nGPU-b\n\n GPU-a \r\nGPU-b\n"), both);
+        assert_eq!(read(" [\"GPU-b\", \" GPU-a\", \"GPU-b\", \"\"]\n"), both);
+        assert_eq!(read(""), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn an_object_says_the_numbers() {
+        let both = named(&[("GPU-b", Some(0)), ("GPU-a", Some(10)), ("MIG-c", None)]);
+        assert_eq!(read(r#"{"GPU-a": 10, "GPU-b": 0, "MIG-c": 0}"#), both);
+    }
+
+    #[test]
+    fn parts_have_no_number_and_take_none() {
+        let mixed = named(&[("GPU-a", Some(0)), ("MIG-a0", None), ("MIG-a1", None), ("GPU-b", Some(1))]);
+        assert_eq!(read("GPU-a\nMIG-a0\nMIG-a1\nGPU-b"), mixed);
+        assert_eq!(read(r#"["GPU-a", "MIG-a0", "MIG-a1", "GPU-b"]"#), mixed);
+    }
+
+    #[test]
+    fn what_is_no_list_says_so() {
+        for (text, what) in [
+            ("[1]", "is no array of names"),
+            (r#"{"GPU-a": "one"}"#, "is no object of names and numbers"),
+            (r#"{"GPU-a": -1}"#, "is no object of names and numbers"),
+            ("{", "is no object of names and numbers"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(what), "{text}: {error}");
+        }
+        let error = in_file(Path::new("/nowhere/at/all")).unwrap_err().to_string();
+        assert!(error.starts_with("/nowhere/at/all cannot be read: "), "{error}");
+    }
+}

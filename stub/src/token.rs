@@ -1,0 +1,141 @@
+//! The bearer token of those who may give orders, as a file holds it.
+//!
+//! The file is read for every call: it is a few bytes of a file system in memory, and the time at which it was written
+//! tells too little, since two versions of it may bear the same. A new token counts from the next call on, and the old
+//! one no longer does. While the file cannot be read, or is empty, the last token holds: whoever replaces it in two
+//! steps locks nobody out.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use http::{HeaderMap, HeaderValue, header};
+
+/// Longer than any token, in bytes.
+const MOST: u64 = 64 << 10;
+
+/// What the file says, as it says it now.
+#[derive(Debug)]
+pub(crate) struct Token {
+    file: PathBuf,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    token: String,
+    /// The file could not be read the last time, which was told.
+    failing: bool,
+}
+
+impl Token {
+    /// # Errors
+    /// The file cannot be read, or holds no token.
+    pub(crate) fn in_file(file: PathBuf) -> io::Result<Self> {
+        let held = Mutex::new(Held { token: read(&file)?, failing: false });
+        Ok(Self { file, held })
+    }
+
+    /// The request shows it.
+    pub(crate) fn is_shown(&self, headers: &HeaderMap) -> bool {
+        let shown = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).and_then(bearer);
+        let Some(shown) = shown else { return false };
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        match read(&self.file) {
+            Ok(token) => *held = Held { token, failing: false },
+            Err(error) => {
+                if !std::mem::replace(&mut held.failing, true) {
+                    tracing::warn!(%error, "the token's file is not read; the last token holds");
+                }
+            }
+        }
+        same(shown, held.token.as_bytes())
+    }
+}
+
+fn read(file: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(file)?.take(MOST + 1).read_to_string(&mut text)?;
+    let refused = |why| Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    match text.trim() {
+        _ if text.len() as u64 > MOST => refused("too long for a token"),
+        "" => refused("no token in it"),
+        token => Ok(token.to_owned()),
+    }
+}
+
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
+}
+
+/// Takes as long for a good beginning as for a bad one. Its length may be learned, and is no secret.
+fn same(one: &[u8], other: &[u8]) -> bool {
+    let differ = one.iter().zip(other).fold(0, |differ, (a, b)| std::hint::black_box(differ | (a ^ b)));
+    one.len() == other.len() && differ == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shows(token: &Token, value: &'static str) -> bool {
+        token.is_shown(&HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static(value))]))
+    }
+
+    #[test]
+    fn only_the_whole_token_is_the_token() {
+        for other in ["", "t", "toke", "tokem", "token ", "Token", "tokentoken"] {
+            assert!(!same(b"token", other.as_bytes()), "{other}");
+        }
+        assert!(same(b"token", b"token"));
+    }
+
+    #[test]
+    fn a_token_is_what_follows_bearer() {
+        assert_eq!(bearer(b"Bearer  abc "), Some(&b"abc"[..]));
+        assert_eq!(bearer(b"bearer abc"), Some(&b"abc"[..]));
+        assert_eq!(bearer(b"Basic abc"), None);
+        assert_eq!(bearer(b"Bearer"), None);
+    }
+
+    #[test]
+    fn a_new_token_counts_at_once_also_when_the_file_looks_as_old_as_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("token");
+        let write = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            let written = std::time::SystemTime::UNIX_EPOCH;
+            File::options().write(true).open(&file).unwrap().set_modified(written).unwrap();
+        };
+        write(" first\n");
+        let token = Token::in_file(file.clone()).unwrap();
+        assert!(shows(&token, "Bearer first") && !token.is_shown(&HeaderMap::new()));
+        write("other\n");
+        assert!(shows(&token, "Bearer other") && !shows(&token, "Bearer first"));
+    }
+
+    #[test]
+    fn while_the_file_holds_none_the_last_token_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("token");
+        assert!(Token::in_file(file.clone()).is_err(), "it is not there");
+        for none in ["", " \n", &"x".repeat(70_000)] {
+            std::fs::write(&file, none).unwrap();
+            assert!(Token::in_file(file.clone()).is_err(), "{}", none.len());
+        }
+        std::fs::write(&file, "first").unwrap();
+        let token = Token::in_file(file.clone()).unwrap();
+        for none in ["", &"x".repeat(70_000)] {
+            std::fs::write(&file, none).unwrap();
+            assert!(shows(&token, "Bearer first") && !shows(&token, "Bearer "));
+        }
+        std::fs::remove_file(&file).unwrap();
+        assert!(shows(&token, "Bearer first"));
+        std::fs::write(&file, "second").unwrap();
+        assert!(shows(&token, "Bearer second") && !shows(&token, "Bearer first"));
+    }
+}

@@ -1,0 +1,97 @@
+//! Accelerators as a driver and a file list them, and a driver that does not answer.
+
+use std::{io::Write as _, thread};
+
+use rouse::nvml::DEADLINE;
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::{
+    nvml::Fake,
+    support::{Launcher, start, start_in},
+};
+
+/// What an engine with these accelerators finds in its environment; the instance is called after the first.
+fn seen(launcher: &Launcher, uuids: &[&str]) -> String {
+    let id = uuids[0];
+    let script = "'echo \"sees $CUDA_VISIBLE_DEVICES\"; exec sleep 100'";
+    let answer = launcher.put(id, &json!({"options": script, "gpu_uuids": uuids}));
+    assert_eq!(answer.status, 201, "{}", answer.text());
+    let said = launcher.logged(id, "\n");
+    let sees = said.trim_end().strip_prefix("sees ").unwrap().to_owned();
+    assert_eq!(answer.json()["env_vars"]["CUDA_VISIBLE_DEVICES"], *sees);
+    sees
+}
+
+/// The number of a whole one is the driver's own: the one that is cut has its place there too.
+#[test]
+fn a_part_goes_by_its_uuid_and_a_whole_one_by_the_drivers_number() {
+    let lines = ["GPU-a - 0", "GPU-b - 0", "MIG-b0 GPU-b 0", "MIG-b1 GPU-b 0", "GPU-c - 0"];
+    let fake = Fake::new(&lines);
+    let launcher = start_in(&fake.environment(), &["--command", "sh -c"]);
+    assert_eq!(seen(&launcher, &["MIG-b1"]), "MIG-b1");
+    assert_eq!(seen(&launcher, &["GPU-c", "GPU-a"]), "2,0");
+    // As a whole it cannot be used.
+    let cut = launcher.put("x", &json!({"options": "", "gpu_uuids": ["GPU-b"]}));
+    assert_eq!(cut.status, 422);
+    let why = "accelerator GPU-b is not on this node: it has GPU-a, GPU-c, MIG-b0, MIG-b1";
+    assert_eq!(cut.json()["detail"], why);
+}
+
+#[test]
+fn a_file_may_name_parts() {
+    for (text, whole) in [
+        (r#"{"GPU-a": 0, "GPU-b": 1, "MIG-b0": 1, "GPU-c": 2}"#, "2"),
+        ("GPU-a\nGPU-b\nMIG-b0\nMIG-b1\nGPU-c\n", "2"),
+        (r#"["GPU-a", "MIG-b0", "GPU-c"]"#, "1"),
+    ] {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        let launcher = start(&["--command", "sh -c", "--accelerators-file", file.path().to_str().unwrap()]);
+        assert_eq!(seen(&launcher, &["MIG-b0"]), "MIG-b0", "{text}");
+        assert_eq!(seen(&launcher, &["GPU-c"]), whole, "{text}");
+    }
+}
+
+#[test]
+fn a_driver_that_hangs_costs_all_who_wait_one_deadline_and_others_nothing() {
+    let fake = Fake::new(&["GPU-a - hang"]);
+    let launcher = start_in(&fake.environment(), &["--command", "sh -c"]);
+    let body = json!({"options": "'exec sleep 100'", "gpu_uuids": ["GPU-a"]});
+    let asked = Instant::now();
+    let mut served = 0;
+    thread::scope(|scope| {
+        let waiting: Vec<_> = (0..6)
+            .map(|n| {
+                scope.spawn({
+                    let (launcher, body) = (&launcher, &body);
+                    move || launcher.put(&format!("w{n}"), body)
+                })
+            })
+            .collect();
+        while !waiting.iter().any(|call| call.is_finished()) {
+            let id = format!("other-{served}");
+            launcher.run(&id, "exec sleep 100");
+            assert_eq!(launcher.get("/v2/vllm/instances?detail=false").json()["count"], 1);
+            assert_eq!(launcher.delete(&format!("/v2/vllm/instances/{id}")).status, 200);
+            served += 1;
+        }
+        for call in waiting {
+            let answer = call.join().unwrap();
+            assert_eq!(answer.status, 500);
+            let why = "the accelerators cannot be listed: NVML has not answered within 5s";
+            assert_eq!(answer.json()["detail"], why);
+        }
+    });
+    let took = asked.elapsed();
+    println!("six callers were answered after {took:?}; {served} engines started and stopped meanwhile");
+    assert!(served > 3, "{served}");
+    // One after the other they would have waited six times as long.
+    assert!(took < DEADLINE * 2, "{took:?}");
+    let late = Instant::now();
+    assert_eq!(launcher.put("late", &body).status, 500);
+    assert!(late.elapsed() < DEADLINE / 2, "it waited for a driver that is known to hang");
+    fake.set(&["GPU-a - 0"]);
+    crate::support::until("the driver's answer counts", || launcher.put("a", &body).status == 201);
+    assert_eq!(launcher.instance("a")["env_vars"]["CUDA_VISIBLE_DEVICES"], "0");
+}
