@@ -130,7 +130,9 @@ impl<S: Store> Runner<S> {
         {
             match time::timeout(CALL, self.store.replace(&record, &version)).await {
                 Ok(Ok(_)) => tracing::info!("the lease is given back"),
-                Ok(Err(error)) => tracing::warn!(%error, "the lease was not given back: it runs out by itself"),
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "the lease was not given back: it runs out by itself")
+                }
                 Err(_) => tracing::warn!("the lease was not given back in time: it runs out by itself"),
             }
         }
@@ -181,7 +183,10 @@ impl<S: Store> Runner<S> {
             (Some(before), Some(claim)) if before.epoch == claim.epoch => {}
             (_, Some(claim)) => tracing::info!(epoch = claim.epoch, "this gateway decides now"),
             (Some(before), None) => {
-                tracing::warn!(epoch = before.epoch, "this gateway no longer decides: the lease was not renewed in time, or taken");
+                tracing::warn!(
+                    epoch = before.epoch,
+                    "this gateway no longer decides: the lease was not renewed in time, or taken"
+                );
             }
             (None, None) => {}
         }

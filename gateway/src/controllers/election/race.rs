@@ -41,7 +41,11 @@ enum Seen {
     Nothing,
     Absent,
     /// `at`: when this version was first seen, by our clock.
-    Lease { record: Record, version: Version, at: Instant },
+    Lease {
+        record: Record,
+        version: Version,
+        at: Instant,
+    },
 }
 
 impl Race {
@@ -107,7 +111,9 @@ impl Race {
     pub(super) fn claim(&self, now: Instant) -> Option<(u64, Instant)> {
         let renewed = self.renewed.filter(|renewed| *renewed + RENEW_DEADLINE > now)?;
         match &self.seen {
-            Seen::Lease { record, .. } if record.holder.as_ref() == Some(&self.name) => Some((record.epoch, renewed)),
+            Seen::Lease { record, .. } if record.holder.as_ref() == Some(&self.name) => {
+                Some((record.epoch, renewed))
+            }
             _ => None,
         }
     }
@@ -115,7 +121,9 @@ impl Race {
     /// In how long something ends by itself: our claim, or another's lease.
     pub(super) fn due(&self, now: Instant) -> Option<Duration> {
         let at = match &self.seen {
-            Seen::Lease { record, at, .. } if record.holder.as_ref() != Some(&self.name) => *at + record.duration,
+            Seen::Lease { record, at, .. } if record.holder.as_ref() != Some(&self.name) => {
+                *at + record.duration
+            }
             _ => self.renewed? + RENEW_DEADLINE,
         };
         (at > now).then(|| at - now)

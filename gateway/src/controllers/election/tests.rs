@@ -1,214 +1,225 @@
-//! Many gateways, a store that can be slow, deaf or forgetful, and a clock that tests move.
+//! Many gateways, a server that their lines to it may not reach, and a clock that the tests move: what a runner does with
+//! its race, without the waiting.
 
-use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::Duration,
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    CALL, DURATION, LOOK_EVERY, RENEW_DEADLINE, RENEW_EVERY,
+    race::{Act, Race, Record, Version},
 };
 
-use tokio::{sync::watch, time};
-
-use super::*;
-
 /// The API server as far as a lease needs it.
-#[derive(Clone, Default)]
-struct Server(Arc<State>);
-
 #[derive(Default)]
-struct State {
-    lease: Mutex<Option<(Record, u64)>>,
-    versions: AtomicU64,
+struct Server {
+    lease: Option<(Record, u64)>,
+    versions: u64,
 }
 
-/// One gateway's way to it.
-#[derive(Clone)]
-struct Line {
-    server: Server,
-    /// Calls never end.
-    cut: Arc<AtomicBool>,
-    /// Writes arrive, and their answers do not.
-    mute: Arc<AtomicBool>,
-}
-
-impl Line {
-    fn to(server: &Server) -> Self {
-        Self { server: server.clone(), cut: Arc::default(), mute: Arc::default() }
-    }
-
-    async fn pass(&self) {
-        if self.cut.load(Ordering::SeqCst) {
-            std::future::pending::<()>().await;
+impl Server {
+    fn write(&mut self, record: &Record, only: Option<&Version>) -> Option<Version> {
+        let there = self.lease.as_ref().map(|(_, version)| version.to_string());
+        if there != only.map(|version| version.0.clone()) {
+            return None;
         }
-    }
-
-    async fn answer<T>(&self, answer: T) -> T {
-        if self.mute.load(Ordering::SeqCst) {
-            std::future::pending::<()>().await;
-        }
-        answer
-    }
-
-    fn write(&self, record: &Record, only: impl FnOnce(Option<u64>) -> bool) -> Result<Version, Trouble> {
-        let mut lease = self.server.0.lease.lock().unwrap();
-        if !only(lease.as_ref().map(|(_, version)| *version)) {
-            return Err(Trouble::Conflict);
-        }
-        let version = self.server.0.versions.fetch_add(1, Ordering::SeqCst) + 1;
-        *lease = Some((record.clone(), version));
-        Ok(Version(version.to_string()))
+        self.versions += 1;
+        self.lease = Some((record.clone(), self.versions));
+        Some(Version(self.versions.to_string()))
     }
 }
 
-impl Store for Line {
-    async fn get(&self) -> Result<Option<(Record, Version)>, Trouble> {
-        self.pass().await;
-        let lease = self.server.0.lease.lock().unwrap().clone();
-        Ok(lease.map(|(record, version)| (record, Version(version.to_string()))))
-    }
-
-    async fn create(&self, record: &Record) -> Result<Version, Trouble> {
-        self.pass().await;
-        let written = self.write(record, |before| before.is_none());
-        self.answer(written).await
-    }
-
-    async fn replace(&self, record: &Record, version: &Version) -> Result<Version, Trouble> {
-        self.pass().await;
-        let written = self.write(record, |before| before.is_some_and(|before| before.to_string() == version.0));
-        self.answer(written).await
-    }
+/// What a gateway's calls meet.
+#[derive(Clone, Copy, PartialEq)]
+enum Line {
+    Whole,
+    /// They do not arrive.
+    Cut,
+    /// They do, and their answers do not.
+    Mute,
 }
 
 struct Gateway {
+    race: Race,
     line: Line,
-    election: Election,
-    claim: watch::Receiver<Option<Claim>>,
+    /// When it looks next.
+    due: Instant,
+    /// Stopped as a process: it does nothing, and finds out later.
+    frozen: bool,
 }
 
 impl Gateway {
-    fn start(server: &Server, name: &str) -> Self {
-        let line = Line::to(server);
-        let election = Election::start(line.clone(), name.to_owned());
-        Self { line, claim: election.claim(), election }
+    fn new(name: &str, now: Instant) -> Self {
+        Self { race: Race::new(name.to_owned()), line: Line::Whole, due: now, frozen: false }
     }
 
-    /// The epoch in which it may decide at this moment.
-    fn epoch(&self) -> Option<u64> {
-        self.claim.borrow().filter(Claim::holds).map(|claim| claim.epoch)
+    fn epoch(&self, now: Instant) -> Option<u64> {
+        self.race.claim(now).map(|(epoch, _)| epoch)
     }
 
-    async fn until_it_leads(&mut self, within: Duration) -> Claim {
-        let led = self.claim.wait_for(|claim| claim.is_some_and(|claim| claim.holds()));
-        let claim = time::timeout(within, led).await.expect("it leads in time").unwrap();
-        claim.expect("just seen")
+    /// As a runner: look where it is not sure, act, rest. How long its calls took.
+    fn step(&mut self, server: &mut Server, now: Instant) {
+        let mut spent = Duration::ZERO;
+        self.attempt(server, now, &mut spent);
+        let after = now + spent;
+        let pause = if self.race.claim(after).is_some() { RENEW_EVERY } else { LOOK_EVERY };
+        self.due = after + self.race.due(after).map_or(pause, |due| due.min(pause));
+    }
+
+    fn attempt(&mut self, server: &mut Server, now: Instant, spent: &mut Duration) {
+        if !self.race.is_sure(now) {
+            if self.line != Line::Whole {
+                *spent = CALL;
+                return;
+            }
+            let found = server.lease.clone();
+            self.race.saw(found.map(|(record, version)| (record, Version(version.to_string()))), now);
+        }
+        let (record, before) = match self.race.act(now) {
+            Act::Wait => return,
+            Act::Create(record) => (record, None),
+            Act::Replace(record, version) => (record, Some(version)),
+        };
+        let written = (self.line != Line::Cut).then(|| server.write(&record, before.as_ref())).flatten();
+        match written {
+            Some(version) if self.line == Line::Whole => self.race.wrote(record, version, now),
+            _ => {
+                self.race.failed();
+                *spent = if self.line == Line::Whole { Duration::ZERO } else { CALL };
+            }
+        }
     }
 }
 
-/// The epochs in which anybody decides now: at most one gateway does.
-fn deciding(gateways: &[&Gateway]) -> Vec<u64> {
-    let epochs: Vec<u64> = gateways.iter().filter_map(|gateway| gateway.epoch()).collect();
-    assert!(epochs.len() <= 1, "two decide at once, in the epochs {epochs:?}");
-    epochs
+struct World {
+    server: Server,
+    gateways: Vec<Gateway>,
+    now: Instant,
 }
 
-#[tokio::test(start_paused = true)]
-async fn one_of_many_decides_and_goes_on_doing_so() {
-    let server = Server::default();
-    let gateways: Vec<Gateway> = (0..5).map(|n| Gateway::start(&server, &format!("gateway-{n}"))).collect();
-    time::sleep(Duration::from_secs(3)).await;
-    let all: Vec<&Gateway> = gateways.iter().collect();
+impl World {
+    fn new(gateways: usize) -> Self {
+        let now = Instant::now();
+        let gateways = (0..gateways).map(|n| Gateway::new(&format!("gateway-{n}"), now)).collect();
+        Self { server: Server::default(), gateways, now }
+    }
+
+    fn pass(&mut self, span: Duration) {
+        let end = self.now + span;
+        while self.now < end {
+            for gateway in self.gateways.iter_mut().filter(|gateway| !gateway.frozen) {
+                if gateway.due <= self.now {
+                    gateway.step(&mut self.server, self.now);
+                }
+            }
+            self.now += Duration::from_millis(10);
+            self.deciding();
+        }
+    }
+
+    /// Who decides now, in which epoch: never two, also of those that are stopped.
+    fn deciding(&self) -> Option<(usize, u64)> {
+        let who = |(n, gateway): (usize, &Gateway)| Some((n, gateway.epoch(self.now)?));
+        let all: Vec<_> = self.gateways.iter().enumerate().filter_map(who).collect();
+        assert!(all.len() <= 1, "several decide at once: {all:?}");
+        all.first().copied()
+    }
+}
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+#[test]
+fn one_of_many_decides_and_goes_on_doing_so() {
+    let mut world = World::new(5);
+    world.pass(ms(100));
+    let first = world.deciding();
+    assert!(matches!(first, Some((_, 1))), "{first:?}");
     for _ in 0..600 {
-        assert_eq!(deciding(&all), [1]);
-        time::sleep(Duration::from_millis(500)).await;
+        world.pass(ms(500));
+        assert_eq!(world.deciding(), first);
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn one_that_is_cut_off_gives_up_before_another_begins() {
-    let server = Server::default();
-    let mut first = Gateway::start(&server, "first");
-    first.until_it_leads(Duration::from_secs(1)).await;
-    let second = Gateway::start(&server, "second");
-    time::sleep(Duration::from_millis(1_300)).await;
-    first.line.cut.store(true, Ordering::SeqCst);
-    let cut = time::Instant::now();
-    let (mut lost, mut taken) = (None, None);
-    while taken.is_none() {
-        let epochs = deciding(&[&first, &second]);
-        let since = cut.elapsed();
-        lost = lost.or_else(|| epochs.is_empty().then_some(since));
-        taken = (epochs == [2]).then_some(since);
-        assert!(since < Duration::from_secs(30), "nobody took it");
-        time::sleep(Duration::from_millis(10)).await;
-    }
-    let (lost, taken) = (lost.expect("there was a gap"), taken.expect("just seen"));
-    assert!(lost < RENEW_DEADLINE && taken > lost, "lost after {lost:?}, taken after {taken:?}");
-    assert!(taken <= DURATION + Duration::from_secs(2), "{taken:?}");
-    first.line.cut.store(false, Ordering::SeqCst);
-    time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(deciding(&[&first, &second]), [2], "who was replaced stays so");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_lease_that_is_given_back_is_taken_at_once() {
-    let server = Server::default();
-    let mut first = Gateway::start(&server, "first");
-    first.until_it_leads(Duration::from_secs(1)).await;
-    let mut second = Gateway::start(&server, "second");
-    time::sleep(Duration::from_secs(5)).await;
-    first.election.release().await;
-    assert_eq!(*first.claim.borrow(), None);
-    let claim = second.until_it_leads(Duration::from_secs(1)).await;
-    assert_eq!(claim.epoch, 2);
-}
-
-#[tokio::test(start_paused = true)]
-async fn renewals_whose_answers_are_lost_keep_nobody_in_office() {
-    let server = Server::default();
-    let mut first = Gateway::start(&server, "first");
-    first.until_it_leads(Duration::from_secs(1)).await;
-    first.line.mute.store(true, Ordering::SeqCst);
-    time::sleep(RENEW_DEADLINE).await;
-    assert_eq!(first.epoch(), None, "it cannot know that it was renewed");
-    first.line.mute.store(false, Ordering::SeqCst);
-    let again = first.until_it_leads(Duration::from_secs(5)).await;
-    assert!(again.epoch > 1, "what it ordered before is of another tenure");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_short_outage_changes_nothing() {
-    let server = Server::default();
-    let mut first = Gateway::start(&server, "first");
-    first.until_it_leads(Duration::from_secs(1)).await;
-    for _ in 0..20 {
-        first.line.cut.store(true, Ordering::SeqCst);
-        time::sleep(Duration::from_secs(4)).await;
-        assert_eq!(first.epoch(), Some(1));
-        first.line.cut.store(false, Ordering::SeqCst);
-        time::sleep(Duration::from_secs(5)).await;
+#[test]
+fn one_that_is_cut_off_or_stopped_gives_up_before_another_begins() {
+    for frozen in [false, true] {
+        for after in (0..4000).step_by(130) {
+            let mut world = World::new(2);
+            world.pass(ms(5000 + after));
+            assert_eq!(world.deciding(), Some((0, 1)));
+            (world.gateways[0].line, world.gateways[0].frozen) = (Line::Cut, frozen);
+            let cut = world.now;
+            while world.deciding().is_some() {
+                world.pass(ms(10));
+            }
+            let lost = world.now - cut;
+            while world.deciding().is_none() {
+                world.pass(ms(10));
+            }
+            let taken = world.now - cut;
+            assert!(lost <= RENEW_DEADLINE && taken <= DURATION + ms(2000), "{lost:?}, {taken:?}");
+            assert_eq!(world.deciding(), Some((1, 2)));
+            (world.gateways[0].line, world.gateways[0].frozen) = (Line::Whole, false);
+            world.pass(ms(30_000));
+            assert_eq!(world.deciding(), Some((1, 2)), "who was replaced stays so");
+        }
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn epochs_grow_even_when_somebody_deletes_the_lease() {
-    let server = Server::default();
-    let mut first = Gateway::start(&server, "first");
-    first.until_it_leads(Duration::from_secs(1)).await;
-    let mut epoch = 1;
-    for _ in 0..5 {
-        *server.0.lease.lock().unwrap() = None;
-        time::sleep(Duration::from_secs(10)).await;
-        let now = first.until_it_leads(Duration::from_secs(1)).await.epoch;
-        assert!(now > epoch, "{now} after {epoch}");
-        epoch = now;
+#[test]
+fn a_lease_that_is_given_back_is_taken_at_once() {
+    let mut world = World::new(2);
+    world.pass(ms(5000));
+    let (record, version) = world.gateways[0].race.release().unwrap();
+    world.server.write(&record, Some(&version)).unwrap();
+    world.gateways.remove(0);
+    world.pass(LOOK_EVERY + ms(10));
+    assert_eq!(world.deciding(), Some((0, 2)));
+}
+
+#[test]
+fn renewals_whose_answers_are_lost_keep_nobody_in_office() {
+    let mut world = World::new(1);
+    world.pass(ms(1000));
+    world.gateways[0].line = Line::Mute;
+    world.pass(RENEW_DEADLINE);
+    assert_eq!(world.deciding(), None, "it cannot know that it was renewed");
+    world.gateways[0].line = Line::Whole;
+    world.pass(ms(5000));
+    assert_eq!(world.deciding(), Some((0, 2)), "what it ordered before is of another tenure");
+}
+
+#[test]
+fn a_short_outage_changes_nothing() {
+    let mut world = World::new(3);
+    world.pass(ms(1000));
+    let first = world.deciding();
+    for line in [Line::Cut, Line::Mute].into_iter().cycle().take(40) {
+        world.gateways.iter_mut().for_each(|gateway| gateway.line = line);
+        world.pass(ms(4000));
+        assert_eq!(world.deciding(), first);
+        world.gateways.iter_mut().for_each(|gateway| gateway.line = Line::Whole);
+        world.pass(ms(5000));
+    }
+    assert_eq!(world.deciding(), first);
+}
+
+#[test]
+fn epochs_grow_even_when_somebody_deletes_the_lease() {
+    let mut world = World::new(1);
+    world.pass(ms(1000));
+    for epoch in 2..7 {
+        world.server.lease = None;
+        world.pass(ms(10_000));
+        assert_eq!(world.deciding(), Some((0, epoch)));
     }
 }
 
-/// Lines that are cut and mended at random, processes that stop and go on: never two, and always one in the end.
-#[tokio::test(start_paused = true)]
-async fn whatever_happens_to_the_lines_never_two_decide() {
+/// Lines that are cut and mended at random, processes that are stopped and go on: never two, and one in the end.
+#[test]
+fn whatever_happens_to_the_lines_never_two_decide() {
     let mut luck = 0x9e37_79b9_7f4a_7c15_u64;
     let mut roll = move |sides: u64| {
         luck ^= luck << 13;
@@ -216,33 +227,26 @@ async fn whatever_happens_to_the_lines_never_two_decide() {
         luck ^= luck << 17;
         luck % sides
     };
-    let server = Server::default();
-    let gateways: Vec<Gateway> = (0..4).map(|n| Gateway::start(&server, &format!("gateway-{n}"))).collect();
-    let all: Vec<&Gateway> = gateways.iter().collect();
+    let mut world = World::new(4);
     let (mut highest, mut changes) = (0, 0);
     for _ in 0..20_000 {
-        let which = usize::try_from(roll(4)).unwrap();
+        let which = &mut world.gateways[usize::try_from(roll(4)).unwrap()];
         match roll(40) {
-            0 | 1 => gateways[which].line.cut.store(true, Ordering::SeqCst),
-            2 => gateways[which].line.mute.store(true, Ordering::SeqCst),
-            3..=8 => {
-                gateways[which].line.cut.store(false, Ordering::SeqCst);
-                gateways[which].line.mute.store(false, Ordering::SeqCst);
-            }
+            0 | 1 => which.line = Line::Cut,
+            2 => which.line = Line::Mute,
+            3 => which.frozen = true,
+            4..=8 => (which.line, which.frozen) = (Line::Whole, false),
             _ => {}
         }
-        if let [epoch] = deciding(&all)[..] {
+        world.pass(ms(10 * (10 + roll(30))));
+        if let Some((_, epoch)) = world.deciding() {
             assert!(epoch >= highest, "{epoch} after {highest}");
             changes += u32::from(epoch > highest);
             highest = epoch;
         }
-        time::sleep(Duration::from_millis(100 + roll(300))).await;
     }
     assert!(changes > 50, "only {changes} changes of office: this tests nothing");
-    for gateway in &gateways {
-        gateway.line.cut.store(false, Ordering::SeqCst);
-        gateway.line.mute.store(false, Ordering::SeqCst);
-    }
-    time::sleep(DURATION + Duration::from_secs(2)).await;
-    assert_eq!(deciding(&all).len(), 1);
+    world.gateways.iter_mut().for_each(|gateway| (gateway.line, gateway.frozen) = (Line::Whole, false));
+    world.pass(DURATION + ms(2000));
+    assert!(world.deciding().is_some());
 }
