@@ -3,6 +3,7 @@
 pub mod app;
 pub mod cli;
 pub mod config;
+pub mod controllers;
 pub mod demo;
 pub mod driver;
 pub mod http;

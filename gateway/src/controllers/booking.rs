@@ -1,0 +1,174 @@
+//! Booking in a pool: what its ledger lets be reserved, and the one write that does it.
+//!
+//! A reservation is an update of the pool's status with the version that was read, before anything is done with the
+//! memory. Two gateways that both believe they lead read the same ledger, and the API server lets one of them write;
+//! the other reads again and finds less room. So a change is a function of the ledger, which may be asked several times,
+//! and decides anew each time.
+
+mod books;
+
+use rouse::units::{Bytes, Tick};
+
+use super::crd::{
+    AcceleratorPoolStatus, Quantity,
+    ledger::{Ledger, ObjectName, Reservation, ReservationState},
+};
+
+pub use books::{Books, Error};
+
+/// What an engine needs before it may start or wake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub model: ObjectName,
+    /// Which of its engines.
+    pub replica: u32,
+    /// Accelerators.
+    pub count: u32,
+    /// On each of them.
+    pub bytes: Bytes,
+    /// RAM of its node.
+    pub host_bytes: Bytes,
+}
+
+/// Why nothing was reserved.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// What is reserved and what is wanted are more than there is.
+    #[error("{wanted} wanted, {available} of {total} available")]
+    Full { wanted: Bytes, available: Bytes, total: Bytes },
+    /// The same engine's memory is on its way back, and not seen free.
+    #[error("what the engine had before was not seen free yet")]
+    Releasing,
+    /// The same engine has a reservation of another size.
+    #[error("the engine has {has} reserved already")]
+    Held { has: Bytes },
+}
+
+/// What of the pool may be granted: its status says.
+fn total(status: &AcceleratorPoolStatus) -> Bytes {
+    status.total.as_ref().and_then(|total| total.bytes().ok()).unwrap_or(Bytes::ZERO)
+}
+
+impl Ledger {
+    /// What is reserved, all in all; memory on its way back included.
+    #[must_use]
+    pub fn allocated(&self) -> Bytes {
+        self.reservations.iter().map(Reservation::sum).sum()
+    }
+
+    /// Reserves, if there is room. Asked again for what it has already reserved, it says so: whoever crashed behind the
+    /// write, or never heard its answer, asks again. The reservation's id.
+    ///
+    /// # Errors
+    /// There is no room, or the engine has another reservation.
+    pub fn reserve(&mut self, wanted: &Wanted, total: Bytes, now: Tick) -> Result<u64, Refused> {
+        if let Some(known) = self.of(&wanted.model, wanted.replica) {
+            return match known.state {
+                ReservationState::Releasing => Err(Refused::Releasing),
+                _ if (known.count, known.bytes) == (wanted.count, wanted.bytes) => Ok(known.id),
+                _ => Err(Refused::Held { has: known.sum() }),
+            };
+        }
+        let reservation = Reservation {
+            id: self.next,
+            model: wanted.model.clone(),
+            replica: wanted.replica,
+            count: wanted.count,
+            bytes: wanted.bytes,
+            host_bytes: wanted.host_bytes,
+            node: None,
+            accelerators: Vec::new(),
+            state: ReservationState::Reserved,
+            since: now,
+        };
+        let available = total.saturating_sub(self.allocated());
+        if reservation.sum() > available {
+            return Err(Refused::Full { wanted: reservation.sum(), available, total });
+        }
+        self.next += 1;
+        self.reservations.push(reservation);
+        Ok(self.next - 1)
+    }
+
+    /// The engine with this reservation is told to go: what it has stays booked until it is seen free.
+    pub fn releasing(&mut self, id: u64, now: Tick) {
+        if let Some(known) = self.reservations.iter_mut().find(|known| known.id == id)
+            && known.state != ReservationState::Releasing
+        {
+            (known.state, known.since) = (ReservationState::Releasing, now);
+        }
+    }
+
+    /// Its memory was seen free, or never taken.
+    pub fn release(&mut self, id: u64) {
+        self.reservations.retain(|known| known.id != id);
+    }
+
+    /// The reservation of one engine.
+    #[must_use]
+    pub fn of(&self, model: &ObjectName, replica: u32) -> Option<&Reservation> {
+        self.reservations.iter().find(|known| known.model == *model && known.replica == replica)
+    }
+}
+
+/// The sums that stand beside the ledger, for people.
+fn sum_up(status: &mut AcceleratorPoolStatus) {
+    let (total, allocated) = (total(status), status.ledger.allocated());
+    let quantity = |bytes: Bytes| Some(Quantity::from(bytes));
+    status.allocated = quantity(allocated);
+    status.available = quantity(total.saturating_sub(allocated));
+    status.count = u32::try_from(status.ledger.reservations.len()).unwrap_or(u32::MAX);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(name: &str, gib: u64) -> Wanted {
+        Wanted {
+            model: ObjectName::new("default", name),
+            replica: 0,
+            count: 1,
+            bytes: Bytes::gib(gib),
+            host_bytes: Bytes::ZERO,
+        }
+    }
+
+    const TOTAL: Bytes = Bytes::gib(128);
+
+    #[test]
+    fn what_fits_is_reserved_and_what_does_not_is_not() {
+        let mut ledger = Ledger::default();
+        let first = ledger.reserve(&wanted("large", 80), TOTAL, Tick(1)).unwrap();
+        let before = ledger.clone();
+        let full = Refused::Full { wanted: Bytes::gib(60), available: Bytes::gib(48), total: TOTAL };
+        assert_eq!(ledger.reserve(&wanted("other", 60), TOTAL, Tick(2)), Err(full));
+        assert_eq!(ledger, before, "nothing is left of what was refused");
+        ledger.releasing(first, Tick(3));
+        assert!(ledger.reserve(&wanted("other", 60), TOTAL, Tick(4)).is_err(), "it was not seen free yet");
+        assert_eq!(ledger.reserve(&wanted("large", 80), TOTAL, Tick(5)), Err(Refused::Releasing));
+        ledger.release(first);
+        let second = ledger.reserve(&wanted("other", 60), TOTAL, Tick(6)).unwrap();
+        assert!(second > first, "ids are never used twice");
+    }
+
+    #[test]
+    fn who_asks_again_is_told_what_it_has() {
+        let mut ledger = Ledger::default();
+        let id = ledger.reserve(&wanted("m", 80), TOTAL, Tick(1)).unwrap();
+        assert_eq!(ledger.reserve(&wanted("m", 80), TOTAL, Tick(2)), Ok(id));
+        assert_eq!(ledger.allocated(), Bytes::gib(80));
+        let other = ledger.reserve(&wanted("m", 90), TOTAL, Tick(3));
+        assert_eq!(other, Err(Refused::Held { has: Bytes::gib(80) }));
+    }
+
+    #[test]
+    fn several_accelerators_count_each() {
+        let mut ledger = Ledger::default();
+        let two = Wanted { count: 2, ..wanted("m", 40) };
+        ledger.reserve(&two, TOTAL, Tick(1)).unwrap();
+        assert_eq!(ledger.allocated(), Bytes::gib(80));
+        let huge = Wanted { count: u32::MAX, bytes: Bytes(u64::MAX), ..wanted("n", 1) };
+        assert!(matches!(ledger.reserve(&huge, TOTAL, Tick(1)), Err(Refused::Full { .. })));
+    }
+}

@@ -1,0 +1,87 @@
+//! The kinds of `rouse.dev/v1alpha1`, as Rust types from which their schemas are generated.
+//!
+//! Two things are decided here for all of them. A field that is not given is absent, never `null`: the schemas have no
+//! `nullable`, so an API server drops a `null` where a default or nothing belongs, and no rule meets one. And a text that
+//! must be parsed stays a text in these types ([`scalar`]): one object that slipped past its schema must not keep a
+//! whole list of others from being read.
+
+pub mod inference_model;
+pub mod ledger;
+pub mod node;
+pub mod pool;
+pub mod replica;
+pub mod scalar;
+pub mod template;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
+use kube::CustomResourceExt as _;
+
+pub use self::{
+    inference_model::{InferenceModel, InferenceModelSpec, InferenceModelStatus},
+    node::{AcceleratorNode, AcceleratorNodeSpec, AcceleratorNodeStatus},
+    pool::{AcceleratorPool, AcceleratorPoolSpec, AcceleratorPoolStatus},
+    replica::{GatewayReplica, GatewayReplicaSpec, GatewayReplicaStatus},
+    scalar::{Quantity, Span, SpanOrNever},
+    template::Template,
+};
+
+/// The API group of every kind here.
+pub const GROUP: &str = "rouse.dev";
+const HEADER: &str = "# Made of the gateway's types by `rouse-gateway crds`: a change belongs there.\n";
+
+/// The definitions of all four kinds, in the order in which they are printed.
+#[must_use]
+pub fn all() -> [CustomResourceDefinition; 4] {
+    let mut all =
+        [InferenceModel::crd(), AcceleratorPool::crd(), AcceleratorNode::crd(), GatewayReplica::crd()];
+    for crd in &mut all {
+        for version in &mut crd.spec.versions {
+            let schema = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut());
+            schema.into_iter().for_each(tidy);
+        }
+    }
+    all
+}
+
+/// One definition, as a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// `inferencemodels.yaml`
+    pub file: String,
+    pub text: String,
+}
+
+/// The definitions as YAML.
+///
+/// # Errors
+/// Never, while the types are what they are: the error is the YAML writer's.
+pub fn documents() -> Result<Vec<Document>, serde_saphyr::ser::Error> {
+    let document = |crd: &CustomResourceDefinition| {
+        let text = format!("{HEADER}{}", serde_saphyr::to_string(crd)?);
+        Ok(Document { file: format!("{}.yaml", crd.spec.names.plural), text })
+    };
+    all().iter().map(document).collect()
+}
+
+/// Takes away what the generator says and an API server has no use for: `nullable` (see above), number formats that are
+/// Rust's own, which it warns of, and the line breaks of our sources in descriptions.
+fn tidy(schema: &mut JSONSchemaProps) {
+    schema.nullable = None;
+    if let Some(text) = &mut schema.description {
+        *text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    }
+    if schema.format.as_deref().is_some_and(|format| format.starts_with("uint")) {
+        schema.format = None;
+    }
+    schema.properties.iter_mut().flatten().for_each(|(_, below)| tidy(below));
+    if let Some(JSONSchemaPropsOrBool::Schema(below)) = &mut schema.additional_properties {
+        tidy(below);
+    }
+    match &mut schema.items {
+        Some(JSONSchemaPropsOrArray::Schema(below)) => tidy(below),
+        Some(JSONSchemaPropsOrArray::Schemas(list)) => list.iter_mut().for_each(tidy),
+        None => {}
+    }
+}

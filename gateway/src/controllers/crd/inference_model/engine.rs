@@ -1,0 +1,118 @@
+//! `spec.engine`: what the engine is, and how it is spoken to.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What the engine is, and how it is spoken to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Engine {
+    /// How to probe it, put it to sleep, wake it and read its metrics.
+    pub kind: Kind,
+    /// What the readiness probe asks of it.
+    pub task: Task,
+    /// Where it listens in its Pod.
+    #[schemars(extend("minimum" = 1, "maximum" = 65535))]
+    pub port: u16,
+    /// The container of the template that is the engine; the first without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 63))]
+    pub container: Option<String>,
+    /// What the engine calls the model; modelName without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minLength" = 1, "maxLength" = 1024))]
+    pub served_name: Option<String>,
+    /// Which calls put it to sleep and wake it. `auto`: in mode dualPods those of vLLM when its command has
+    /// --enable-sleep-mode and those of SGLang when it has --enable-memory-saver, else none. In mode deployment an asleep
+    /// engine's Pod keeps its accelerators from all others, so there it must be said.
+    pub sleep_mode: SleepMode,
+    /// How deep it sleeps. `1` keeps the weights in RAM, `2` drops them and reads them again, `auto` is 1 while there is
+    /// RAM and it is expected back soon, `never` stops it instead.
+    pub level: Level,
+    /// When a client leaves: end its request on the engine, or let it finish unread.
+    pub on_disconnect: OnDisconnect,
+    /// Paths of a custom engine that `/engines/{model}/…` opens: `/path` for POST, `GET /path`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "passage")]
+    pub passage: Vec<String>,
+}
+
+/// Which program it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    Vllm,
+    Sglang,
+    LlamaCpp,
+    #[default]
+    Custom,
+}
+
+/// What the readiness probe asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Task {
+    #[default]
+    Generate,
+    Embed,
+    Score,
+    Transcribe,
+    None,
+}
+
+/// Which calls put it to sleep and wake it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum SleepMode {
+    #[default]
+    Auto,
+    Vllm,
+    Sglang,
+    None,
+}
+
+/// How deep it sleeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Level {
+    #[serde(rename = "1")]
+    One,
+    #[serde(rename = "2")]
+    Two,
+    #[default]
+    Auto,
+    Never,
+}
+
+/// What becomes of an engine's work when its client leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum OnDisconnect {
+    #[default]
+    Abort,
+    Drain,
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        Self {
+            kind: Kind::default(),
+            task: Task::default(),
+            port: 8000,
+            container: None,
+            served_name: None,
+            sleep_mode: SleepMode::default(),
+            level: Level::default(),
+            on_disconnect: OnDisconnect::default(),
+            passage: Vec::new(),
+        }
+    }
+}
+
+fn passage(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({
+        "type": "array",
+        "maxItems": 64,
+        "items": {"type": "string", "maxLength": 1024, "pattern": "^((GET|POST) )?/[-_.~A-Za-z0-9/]+$"},
+    })
+}

@@ -1,0 +1,125 @@
+use super::*;
+
+fn reservation(id: u64) -> Reservation {
+    Reservation {
+        id,
+        model: ObjectName::new("team-a", "llama"),
+        replica: 0,
+        count: 1,
+        bytes: Bytes::gib(80),
+        host_bytes: Bytes::ZERO,
+        node: None,
+        accelerators: Vec::new(),
+        state: ReservationState::Reserved,
+        since: Tick(1_780_000_000_000),
+    }
+}
+
+fn uuid(seed: u64) -> AcceleratorId {
+    // Any bits will do, as long as they do not repeat.
+    let mixed = |n: u64| (seed + n).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (seed << 17);
+    let (high, low) = (mixed(1), mixed(2));
+    AcceleratorId::from(format!(
+        "GPU-{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        high >> 32,
+        high >> 16 & 0xffff,
+        high & 0xffff,
+        low >> 48,
+        low & 0xffff_ffff_ffff
+    ))
+}
+
+fn round(ledger: &Ledger) -> Ledger {
+    serde_json::from_str(&serde_json::to_string(ledger).unwrap()).unwrap()
+}
+
+#[test]
+fn what_is_packed_comes_back_as_it_was() {
+    let placed = Reservation {
+        count: 2,
+        host_bytes: Bytes::gib(16),
+        node: Some("gpu-node-1".into()),
+        accelerators: vec![uuid(7), uuid(3)],
+        state: ReservationState::Placed,
+        replica: 40,
+        since: Tick(1_000),
+        ..reservation(9)
+    };
+    let named = Reservation {
+        model: ObjectName::new("team-b", "other"),
+        accelerators: vec!["cpu 0".into(), "GPU-not-a-uuid".into(), "MIG-1".into()],
+        state: ReservationState::Asleep,
+        ..placed.clone()
+    };
+    let ledger = Ledger {
+        next: u64::MAX,
+        reservations: vec![
+            reservation(0),
+            reservation(1),
+            Reservation { id: 8, ..placed.clone() },
+            placed,
+            Reservation { id: 1 << 40, ..named.clone() },
+            // Accelerators without a node: nobody should write that, and nothing is lost of it.
+            Reservation { id: (1 << 40) + 1, node: None, bytes: Bytes(u64::MAX), ..named },
+            Reservation { state: ReservationState::Releasing, ..reservation(u64::MAX - 1) },
+        ],
+    };
+    assert_eq!(round(&ledger), ledger);
+    assert_eq!(round(&Ledger::default()), Ledger::default());
+}
+
+#[test]
+fn forty_thousand_reservations_are_far_below_what_an_object_may_have() {
+    // 1,000 nodes with 8 accelerators; on each accelerator one engine awake and four asleep, of 2,000 models.
+    let mut reservations = Vec::new();
+    for id in 0..40_000_u64 {
+        let (node, accelerator, layer) = (id / 8 % 1000, id % 8, id / 8000);
+        let state = if layer == 0 { ReservationState::Placed } else { ReservationState::Asleep };
+        let model = id * 7919 % 2000;
+        reservations.push(Reservation {
+            model: ObjectName::new(format!("team-{}", model % 50), format!("model-{model}-instruct")),
+            replica: (id / 2000) as u32,
+            bytes: if layer == 0 { Bytes::gib(60) } else { Bytes(2_863_311_530) },
+            host_bytes: if layer == 0 { Bytes::ZERO } else { Bytes::gib(16) },
+            node: Some(format!("gpu-node-{node:04}.example.internal")),
+            accelerators: vec![uuid(node * 8 + accelerator)],
+            state,
+            // Within a month, in no order.
+            since: Tick((1_780_000_000 + id * 7_919_993 % 2_600_000) * 1000),
+            ..reservation(1_000_000 + id * 3)
+        });
+    }
+    let ledger = Ledger { next: 2_000_000, reservations };
+    let text = serde_json::to_string(&ledger).unwrap();
+    println!("40,000 reservations take {} bytes", text.len());
+    assert!(text.len() < 800 << 10, "{} bytes", text.len());
+    assert_eq!(round(&ledger), ledger);
+}
+
+#[test]
+fn what_somebody_else_wrote_is_refused_whole() {
+    let read = |text: &str| serde_json::from_str::<Ledger>(text).unwrap_err().to_string();
+    let nodes = r#""nodes":[["n","=a"]]"#;
+    for (groups, why) in [
+        (r#"["a/b","Placed","1","5","0"]"#, "5 parts"),
+        (r#"["ab","Placed","1","5","0","AAABBA"]"#, "'ab'"),
+        (r#"["a/b","Lost","1","5","0","AAABBA"]"#, "'Lost'"),
+        (r#"["a/b","Placed","one","5","0","AAABBA"]"#, "'one'"),
+        (r#"["a/b","Placed","1","5","0","AAAB"]"#, "digits"),
+        (r#"["a/b","Placed","1","5","0","AA!BBA"]"#, "digits"),
+        (r#"["a/b","Placed","1","5","0","______________A"]"#, "digits"),
+        (r#"["a/b","Placed","1","5","0","AAACBA"]"#, "does not list"),
+        (r#"["a/b","Placed","1","5","0","AAABBB"]"#, "does not list"),
+        (r#"["a/b","Placed","1","5","0","AAABBAAAABBA"]"#, "the id 0 is there twice"),
+        (r#"["a/b","Placed","1","5","0","KAABBA"]"#, "the id 10 "),
+    ] {
+        let error = read(&format!(r#"{{"next":5,{nodes},"groups":[{groups}]}}"#));
+        assert!(error.contains(why), "{groups}: {error}");
+    }
+    for row in ["[]", r#"["n","AAAA"]"#, r#"["n","______________________"]"#, r#"["n","aä"]"#] {
+        read(&format!(r#"{{"next":5,"nodes":[{row}]}}"#));
+    }
+    // The smallest that is well written, so that the above fail for their own reasons.
+    let fine = format!(r#"{{"next":5,{nodes},"groups":[["a/b","Placed","1","5","0","AAABBA"]]}}"#);
+    assert_eq!(serde_json::from_str::<Ledger>(&fine).unwrap().reservations.len(), 1);
+}

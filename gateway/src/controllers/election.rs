@@ -1,0 +1,198 @@
+//! Who decides: the one gateway that holds the Lease.
+//!
+//! Any number of gateways serve; one decides. It holds a Lease object, which it renews, and which another takes when it
+//! was not renewed for its whole duration. Times of two machines are never compared: whoever does not hold the lease
+//! counts from when it *saw* the record change, by its own clock, and the holder counts from when it *sent* its last
+//! successful renewal. So the holder gives up first: it stops at [`RENEW_DEADLINE`], others start at [`DURATION`].
+//!
+//! A process can be stopped and continued at any instruction, and a write may be on its way for long. So a [`Claim`] is
+//! not only told when it is lost: it is asked at each write whether it still holds, by the clock. What is written
+//! carries its *epoch*, which grows with every change of holder; stubs and launchers refuse an older one, and objects
+//! are written with the version that was read.
+
+mod race;
+mod store;
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use tokio::{
+    sync::watch,
+    task::JoinHandle,
+    time::{self, Instant},
+};
+
+pub use race::{Record, Version};
+pub use store::{Leases, Store, Trouble};
+
+use race::{Act, Race};
+
+/// Others take the lease when it was not renewed for so long.
+pub const DURATION: Duration = Duration::from_secs(15);
+/// The holder stops deciding when its last renewal was sent so long ago.
+pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+/// How often the holder renews.
+const RENEW_EVERY: Duration = Duration::from_secs(2);
+/// How often the others look: what they see late they count late, and a new leader is wanted within two seconds of the
+/// lease's end.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A call that takes longer has failed; it is made again.
+const CALL: Duration = Duration::from_secs(2);
+
+/// The right to decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Grows with every change of holder, 1 at first.
+    pub epoch: u64,
+    /// When the last renewal that succeeded was sent.
+    renewed: Instant,
+}
+
+impl Claim {
+    /// Whether it may be acted on now. False for a process that was stopped for too long, before anybody told it.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.age() < RENEW_DEADLINE
+    }
+
+    /// Whether a call may be started that nobody can refuse for its epoch: it ends long before another may decide.
+    #[must_use]
+    pub fn is_fresh(&self) -> bool {
+        self.age() < DURATION / 3
+    }
+
+    fn age(&self) -> Duration {
+        Instant::now() - self.renewed
+    }
+}
+
+/// Takes part until it is dropped or released.
+#[derive(Debug)]
+pub struct Election {
+    claim: watch::Receiver<Option<Claim>>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Election {
+    /// `name`: this process, and no other before or after it: two lives of one Pod's container are two.
+    pub fn start<S: Store>(store: S, name: String) -> Self {
+        let (told, claim) = watch::channel(None);
+        let (stop, stopped) = watch::channel(false);
+        let runner = Runner { store, race: Race::new(name), told, stopped };
+        Self { claim, stop, task: tokio::spawn(runner.run()) }
+    }
+
+    /// The claim as it stands; changes with every renewal. `None`: another decides, or nobody.
+    #[must_use]
+    pub fn claim(&self) -> watch::Receiver<Option<Claim>> {
+        self.claim.clone()
+    }
+
+    /// Ends when the task does, which it does by itself only when it panics: whoever runs an election ends with it, or
+    /// would never hear that it lost.
+    pub async fn ended(&mut self) {
+        if let Err(error) = (&mut self.task).await {
+            tracing::error!(%error, "the task that holds the lease died");
+        }
+    }
+
+    /// Stops deciding, then gives the lease back, so that another need not wait for its end. Call it when nothing is
+    /// being written any more.
+    pub async fn release(self) {
+        // The task may have ended by itself.
+        self.stop.send(true).unwrap_or_default();
+        drop(self.task.await);
+    }
+}
+
+struct Runner<S> {
+    store: S,
+    race: Race,
+    told: watch::Sender<Option<Claim>>,
+    stopped: watch::Receiver<bool>,
+}
+
+impl<S: Store> Runner<S> {
+    async fn run(mut self) {
+        loop {
+            let pause = self.step().await;
+            tokio::select! {
+                () = time::sleep(pause) => {}
+                _ = self.stopped.wait_for(|stop| *stop) => break,
+            }
+        }
+        let held = self.told.send_replace(None);
+        if held.is_some()
+            && let Some((record, version)) = self.race.release()
+        {
+            match time::timeout(CALL, self.store.replace(&record, &version)).await {
+                Ok(Ok(_)) => tracing::info!("the lease is given back"),
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "the lease was not given back: it runs out by itself")
+                }
+                Err(_) => tracing::warn!("the lease was not given back in time: it runs out by itself"),
+            }
+        }
+    }
+
+    /// One look and what follows from it. The pause until the next.
+    async fn step(&mut self) -> Duration {
+        if let Err(error) = self.attempt().await {
+            tracing::debug!(%error, "the lease could not be read or written");
+        }
+        self.tell();
+        let pause = if self.told.borrow().is_some() { RENEW_EVERY } else { LOOK_EVERY };
+        // A claim that ends, and a lease that runs out, are no news that anybody sends.
+        self.race.due(Instant::now()).map_or(pause, |due| due.min(pause))
+    }
+
+    async fn attempt(&mut self) -> Result<(), Trouble> {
+        // A holder knows the version that it wrote: it need not read before each renewal.
+        if !self.race.is_sure(Instant::now()) {
+            let found = timely(self.store.get()).await?;
+            self.race.saw(found, Instant::now());
+        }
+        let sent = Instant::now();
+        let written = match self.race.act(sent) {
+            Act::Wait => return Ok(()),
+            Act::Create(record) => timely(self.store.create(&record)).await.map(|version| (record, version)),
+            Act::Replace(record, version) => {
+                timely(self.store.replace(&record, &version)).await.map(|version| (record, version))
+            }
+        };
+        match written {
+            Ok((record, version)) => {
+                self.race.wrote(record, version, sent);
+                Ok(())
+            }
+            Err(error) => {
+                self.race.failed();
+                Err(error)
+            }
+        }
+    }
+
+    fn tell(&self) {
+        let now = Instant::now();
+        let claim = self.race.claim(now).map(|(epoch, renewed)| Claim { epoch, renewed });
+        let before = self.told.send_replace(claim);
+        match (before, claim) {
+            (Some(before), Some(claim)) if before.epoch == claim.epoch => {}
+            (_, Some(claim)) => tracing::info!(epoch = claim.epoch, "this gateway decides now"),
+            (Some(before), None) => {
+                tracing::warn!(
+                    epoch = before.epoch,
+                    "this gateway no longer decides: the lease was not renewed in time, or taken"
+                );
+            }
+            (None, None) => {}
+        }
+    }
+}
+
+async fn timely<T>(call: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
+    time::timeout(CALL, call).await.unwrap_or(Err(Trouble::Late))
+}

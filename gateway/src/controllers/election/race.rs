@@ -1,0 +1,142 @@
+//! What follows from a lease as it was seen. Pure: moments come in, orders come out.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{DURATION, RENEW_DEADLINE};
+
+/// The version of an object, as the API server counts; only equality means anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version(pub String);
+
+/// What stands in the lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// `None`: given back.
+    pub holder: Option<String>,
+    pub epoch: u64,
+    /// Seconds after which others may take it, as whoever wrote it meant.
+    pub duration: Duration,
+}
+
+pub(super) enum Act {
+    Wait,
+    Create(Record),
+    Replace(Record, Version),
+}
+
+pub(super) struct Race {
+    name: String,
+    seen: Seen,
+    /// Ours: when the last successful renewal was sent.
+    renewed: Option<Instant>,
+    /// A write failed, or may have: what stands there is read before the next.
+    unsure: bool,
+    /// Somebody may delete the object; epochs grow all the same.
+    highest: u64,
+}
+
+enum Seen {
+    Nothing,
+    Absent,
+    /// `at`: when this version was first seen, by our clock.
+    Lease {
+        record: Record,
+        version: Version,
+        at: Instant,
+    },
+}
+
+impl Race {
+    pub(super) const fn new(name: String) -> Self {
+        Self { name, seen: Seen::Nothing, renewed: None, unsure: true, highest: 0 }
+    }
+
+    /// What stands in the lease is what was written last: it need not be read before it is written again.
+    pub(super) fn is_sure(&self, now: Instant) -> bool {
+        !self.unsure && self.claim(now).is_some()
+    }
+
+    pub(super) fn saw(&mut self, found: Option<(Record, Version)>, now: Instant) {
+        self.unsure = false;
+        let Some((record, version)) = found else {
+            (self.seen, self.renewed) = (Seen::Absent, None);
+            return;
+        };
+        self.highest = self.highest.max(record.epoch);
+        let known = match &self.seen {
+            Seen::Lease { version: before, at, .. } if *before == version => Some(*at),
+            _ => None,
+        };
+        // A renewal that was written and whose answer was lost does not count for the claim: when it was written is not
+        // known.
+        if record.holder.as_ref() != Some(&self.name) {
+            self.renewed = None;
+        }
+        self.seen = Seen::Lease { record, version, at: known.unwrap_or(now) };
+    }
+
+    pub(super) fn act(&self, now: Instant) -> Act {
+        let ours = |epoch| Record { holder: Some(self.name.clone()), epoch, duration: DURATION };
+        match &self.seen {
+            Seen::Nothing => Act::Wait,
+            Seen::Absent => Act::Create(ours(self.highest + 1)),
+            Seen::Lease { record, version, at } => {
+                let mine = record.holder.as_ref() == Some(&self.name);
+                let free = record.holder.is_none() || *at + record.duration <= now;
+                if mine && self.claim(now).is_some() {
+                    Act::Replace(ours(record.epoch), version.clone())
+                } else if mine || free {
+                    // Also what it held itself and let lapse: what it ordered in between must not count as one tenure.
+                    Act::Replace(ours(self.highest + 1), version.clone())
+                } else {
+                    Act::Wait
+                }
+            }
+        }
+    }
+
+    pub(super) fn wrote(&mut self, record: Record, version: Version, sent: Instant) {
+        (self.renewed, self.unsure) = (Some(sent), false);
+        self.highest = record.epoch;
+        self.seen = Seen::Lease { record, version, at: sent };
+    }
+
+    pub(super) const fn failed(&mut self) {
+        self.unsure = true;
+    }
+
+    /// The epoch, and when the last renewal was sent, while it holds.
+    pub(super) fn claim(&self, now: Instant) -> Option<(u64, Instant)> {
+        let renewed = self.renewed.filter(|renewed| *renewed + RENEW_DEADLINE > now)?;
+        match &self.seen {
+            Seen::Lease { record, .. } if record.holder.as_ref() == Some(&self.name) => {
+                Some((record.epoch, renewed))
+            }
+            _ => None,
+        }
+    }
+
+    /// In how long something ends by itself: our claim, or another's lease.
+    pub(super) fn due(&self, now: Instant) -> Option<Duration> {
+        let at = match &self.seen {
+            Seen::Lease { record, at, .. } if record.holder.as_ref() != Some(&self.name) => {
+                *at + record.duration
+            }
+            _ => self.renewed? + RENEW_DEADLINE,
+        };
+        (at > now).then(|| at - now)
+    }
+
+    /// What gives it back.
+    pub(super) fn release(&self) -> Option<(Record, Version)> {
+        match &self.seen {
+            // One that may have been written since is not written over blindly: the version says no.
+            Seen::Lease { record, version, .. } if record.holder.as_ref() == Some(&self.name) => {
+                Some((Record { holder: None, ..record.clone() }, version.clone()))
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The Lease object.
+
+use std::time::Duration;
+
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, PostParams},
+};
+
+use super::race::{Record, Version};
+
+/// Why the lease could not be read or written. None of it is final: the call is made again.
+#[derive(Debug, thiserror::Error)]
+pub enum Trouble {
+    #[error("another gateway was quicker")]
+    Conflict,
+    #[error("the API server did not answer in time")]
+    Late,
+    #[error("the API server gave a lease without a version")]
+    Unversioned,
+    #[error("the API server says: {0}")]
+    Refused(#[source] Box<kube::Error>),
+}
+
+/// Where the record is kept: compare-and-set by version.
+pub trait Store: Send + Sync + 'static {
+    fn get(&self) -> impl Future<Output = Result<Option<(Record, Version)>, Trouble>> + Send;
+    /// [`Trouble::Conflict`] when there is one already.
+    fn create(&self, record: &Record) -> impl Future<Output = Result<Version, Trouble>> + Send;
+    /// [`Trouble::Conflict`] when it has another version by now, or is gone.
+    fn replace(
+        &self,
+        record: &Record,
+        version: &Version,
+    ) -> impl Future<Output = Result<Version, Trouble>> + Send;
+}
+
+/// One Lease of `coordination.k8s.io/v1`.
+#[derive(Clone, Debug)]
+pub struct Leases {
+    api: Api<Lease>,
+    name: String,
+}
+
+impl Leases {
+    #[must_use]
+    pub fn new(client: Client, namespace: &str, name: &str) -> Self {
+        Self { api: Api::namespaced(client, namespace), name: name.to_owned() }
+    }
+
+    fn object(&self, record: &Record, version: Option<&Version>) -> Lease {
+        let now = MicroTime(Timestamp::now());
+        let spec = LeaseSpec {
+            // Emptied, not left out: a field that is left out says nothing to people who look.
+            holder_identity: Some(record.holder.clone().unwrap_or_default()),
+            lease_duration_seconds: i32::try_from(record.duration.as_secs()).ok(),
+            lease_transitions: i32::try_from(record.epoch).ok(),
+            acquire_time: Some(now.clone()),
+            renew_time: Some(now),
+            ..LeaseSpec::default()
+        };
+        let metadata = ObjectMeta {
+            name: Some(self.name.clone()),
+            resource_version: version.map(|version| version.0.clone()),
+            ..ObjectMeta::default()
+        };
+        Lease { metadata, spec: Some(spec) }
+    }
+}
+
+impl Store for Leases {
+    async fn get(&self) -> Result<Option<(Record, Version)>, Trouble> {
+        let Some(lease) = self.api.get_opt(&self.name).await? else { return Ok(None) };
+        let version = version(&lease)?;
+        Ok(Some((record(lease.spec.unwrap_or_default()), version)))
+    }
+
+    async fn create(&self, record: &Record) -> Result<Version, Trouble> {
+        version(&self.api.create(&PostParams::default(), &self.object(record, None)).await?)
+    }
+
+    async fn replace(&self, record: &Record, before: &Version) -> Result<Version, Trouble> {
+        let lease = self.object(record, Some(before));
+        version(&self.api.replace(&self.name, &PostParams::default(), &lease).await?)
+    }
+}
+
+/// Whatever others may have written there: a number that makes no sense is the least that does.
+fn record(spec: LeaseSpec) -> Record {
+    Record {
+        holder: spec.holder_identity.filter(|holder| !holder.is_empty()),
+        epoch: spec.lease_transitions.and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
+        duration: Duration::from_secs(
+            spec.lease_duration_seconds.and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
+        ),
+    }
+}
+
+fn version(lease: &Lease) -> Result<Version, Trouble> {
+    lease.metadata.resource_version.clone().map(Version).ok_or(Trouble::Unversioned)
+}
+
+impl From<kube::Error> for Trouble {
+    fn from(error: kube::Error) -> Self {
+        let quicker = |status: &kube::core::Status| {
+            status.is_conflict() || status.is_already_exists() || status.is_not_found()
+        };
+        match &error {
+            kube::Error::Api(status) if quicker(status) => Self::Conflict,
+            _ => Self::Refused(Box::new(error)),
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Many gateways, a server that their lines to it may not reach, and a clock that the tests move: what a runner does with
+//! its race, without the waiting.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    CALL, DURATION, LOOK_EVERY, RENEW_DEADLINE, RENEW_EVERY,
+    race::{Act, Race, Record, Version},
+};
+
+/// The API server as far as a lease needs it.
+#[derive(Default)]
+struct Server {
+    lease: Option<(Record, u64)>,
+    versions: u64,
+}
+
+impl Server {
+    fn write(&mut self, record: &Record, only: Option<&Version>) -> Option<Version> {
+        let there = self.lease.as_ref().map(|(_, version)| version.to_string());
+        if there != only.map(|version| version.0.clone()) {
+            return None;
+        }
+        self.versions += 1;
+        self.lease = Some((record.clone(), self.versions));
+        Some(Version(self.versions.to_string()))
+    }
+}
+
+/// What a gateway's calls meet.
+#[derive(Clone, Copy, PartialEq)]
+enum Line {
+    Whole,
+    /// They do not arrive.
+    Cut,
+    /// They do, and their answers do not.
+    Mute,
+}
+
+struct Gateway {
+    race: Race,
+    line: Line,
+    /// When it looks next.
+    due: Instant,
+    /// Stopped as a process: it does nothing, and finds out later.
+    frozen: bool,
+}
+
+impl Gateway {
+    fn new(name: &str, now: Instant) -> Self {
+        Self { race: Race::new(name.to_owned()), line: Line::Whole, due: now, frozen: false }
+    }
+
+    fn epoch(&self, now: Instant) -> Option<u64> {
+        self.race.claim(now).map(|(epoch, _)| epoch)
+    }
+
+    /// As a runner: look where it is not sure, act, rest. How long its calls took.
+    fn step(&mut self, server: &mut Server, now: Instant) {
+        let mut spent = Duration::ZERO;
+        self.attempt(server, now, &mut spent);
+        let after = now + spent;
+        let pause = if self.race.claim(after).is_some() { RENEW_EVERY } else { LOOK_EVERY };
+        self.due = after + self.race.due(after).map_or(pause, |due| due.min(pause));
+    }
+
+    fn attempt(&mut self, server: &mut Server, now: Instant, spent: &mut Duration) {
+        if !self.race.is_sure(now) {
+            if self.line != Line::Whole {
+                *spent = CALL;
+                return;
+            }
+            let found = server.lease.clone();
+            self.race.saw(found.map(|(record, version)| (record, Version(version.to_string()))), now);
+        }
+        let (record, before) = match self.race.act(now) {
+            Act::Wait => return,
+            Act::Create(record) => (record, None),
+            Act::Replace(record, version) => (record, Some(version)),
+        };
+        let written = (self.line != Line::Cut).then(|| server.write(&record, before.as_ref())).flatten();
+        match written {
+            Some(version) if self.line == Line::Whole => self.race.wrote(record, version, now),
+            _ => {
+                self.race.failed();
+                *spent = if self.line == Line::Whole { Duration::ZERO } else { CALL };
+            }
+        }
+    }
+}
+
+struct World {
+    server: Server,
+    gateways: Vec<Gateway>,
+    now: Instant,
+}
+
+impl World {
+    fn new(gateways: usize) -> Self {
+        let now = Instant::now();
+        let gateways = (0..gateways).map(|n| Gateway::new(&format!("gateway-{n}"), now)).collect();
+        Self { server: Server::default(), gateways, now }
+    }
+
+    fn pass(&mut self, span: Duration) {
+        let end = self.now + span;
+        while self.now < end {
+            for gateway in self.gateways.iter_mut().filter(|gateway| !gateway.frozen) {
+                if gateway.due <= self.now {
+                    gateway.step(&mut self.server, self.now);
+                }
+            }
+            self.now += Duration::from_millis(10);
+            self.deciding();
+        }
+    }
+
+    /// Who decides now, in which epoch: never two, also of those that are stopped.
+    fn deciding(&self) -> Option<(usize, u64)> {
+        let who = |(n, gateway): (usize, &Gateway)| Some((n, gateway.epoch(self.now)?));
+        let all: Vec<_> = self.gateways.iter().enumerate().filter_map(who).collect();
+        assert!(all.len() <= 1, "several decide at once: {all:?}");
+        all.first().copied()
+    }
+}
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+#[test]
+fn one_of_many_decides_and_goes_on_doing_so() {
+    let mut world = World::new(5);
+    world.pass(ms(100));
+    let first = world.deciding();
+    assert!(matches!(first, Some((_, 1))), "{first:?}");
+    for _ in 0..600 {
+        world.pass(ms(500));
+        assert_eq!(world.deciding(), first);
+    }
+}
+
+#[test]
+fn one_that_is_cut_off_or_stopped_gives_up_before_another_begins() {
+    for frozen in [false, true] {
+        for after in (0..4000).step_by(130) {
+            let mut world = World::new(2);
+            world.pass(ms(5000 + after));
+            assert_eq!(world.deciding(), Some((0, 1)));
+            (world.gateways[0].line, world.gateways[0].frozen) = (Line::Cut, frozen);
+            let cut = world.now;
+            while world.deciding().is_some() {
+                world.pass(ms(10));
+            }
+            let lost = world.now - cut;
+            while world.deciding().is_none() {
+                world.pass(ms(10));
+            }
+            let taken = world.now - cut;
+            assert!(lost <= RENEW_DEADLINE && taken <= DURATION + ms(2000), "{lost:?}, {taken:?}");
+            assert_eq!(world.deciding(), Some((1, 2)));
+            (world.gateways[0].line, world.gateways[0].frozen) = (Line::Whole, false);
+            world.pass(ms(30_000));
+            assert_eq!(world.deciding(), Some((1, 2)), "who was replaced stays so");
+        }
+    }
+}
+
+#[test]
+fn a_lease_that_is_given_back_is_taken_at_once() {
+    let mut world = World::new(2);
+    world.pass(ms(5000));
+    let (record, version) = world.gateways[0].race.release().unwrap();
+    world.server.write(&record, Some(&version)).unwrap();
+    world.gateways.remove(0);
+    world.pass(LOOK_EVERY + ms(10));
+    assert_eq!(world.deciding(), Some((0, 2)));
+}
+
+#[test]
+fn renewals_whose_answers_are_lost_keep_nobody_in_office() {
+    let mut world = World::new(1);
+    world.pass(ms(1000));
+    world.gateways[0].line = Line::Mute;
+    world.pass(RENEW_DEADLINE);
+    assert_eq!(world.deciding(), None, "it cannot know that it was renewed");
+    world.gateways[0].line = Line::Whole;
+    world.pass(ms(5000));
+    assert_eq!(world.deciding(), Some((0, 2)), "what it ordered before is of another tenure");
+}
+
+#[test]
+fn a_short_outage_changes_nothing() {
+    let mut world = World::new(3);
+    world.pass(ms(1000));
+    let first = world.deciding();
+    for line in [Line::Cut, Line::Mute].into_iter().cycle().take(40) {
+        world.gateways.iter_mut().for_each(|gateway| gateway.line = line);
+        world.pass(ms(4000));
+        assert_eq!(world.deciding(), first);
+        world.gateways.iter_mut().for_each(|gateway| gateway.line = Line::Whole);
+        world.pass(ms(5000));
+    }
+    assert_eq!(world.deciding(), first);
+}
+
+#[test]
+fn epochs_grow_even_when_somebody_deletes_the_lease() {
+    let mut world = World::new(1);
+    world.pass(ms(1000));
+    for epoch in 2..7 {
+        world.server.lease = None;
+        world.pass(ms(10_000));
+        assert_eq!(world.deciding(), Some((0, epoch)));
+    }
+}
+
+/// Lines that are cut and mended at random, processes that are stopped and go on: never two, and one in the end.
+#[test]
+fn whatever_happens_to_the_lines_never_two_decide() {
+    let mut luck = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut roll = move |sides: u64| {
+        luck ^= luck << 13;
+        luck ^= luck >> 7;
+        luck ^= luck << 17;
+        luck % sides
+    };
+    let mut world = World::new(4);
+    let (mut highest, mut changes) = (0, 0);
+    for _ in 0..20_000 {
+        let which = &mut world.gateways[usize::try_from(roll(4)).unwrap()];
+        match roll(40) {
+            0 | 1 => which.line = Line::Cut,
+            2 => which.line = Line::Mute,
+            3 => which.frozen = true,
+            4..=8 => (which.line, which.frozen) = (Line::Whole, false),
+            _ => {}
+        }
+        world.pass(ms(10 * (10 + roll(30))));
+        if let Some((_, epoch)) = world.deciding() {
+            assert!(epoch >= highest, "{epoch} after {highest}");
+            changes += u32::from(epoch > highest);
+            highest = epoch;
+        }
+    }
+    assert!(changes > 50, "only {changes} changes of office: this tests nothing");
+    world.gateways.iter_mut().for_each(|gateway| (gateway.line, gateway.frozen) = (Line::Whole, false));
+    world.pass(DURATION + ms(2000));
+    assert!(world.deciding().is_some());
+}
