@@ -14,7 +14,6 @@ use crate::{
         Reserved, Setting, Stub, before,
         client::chat,
         engine::{Probed, sim},
-        nvml::Fake,
         turns::{Thread, Turns},
         within,
     },
