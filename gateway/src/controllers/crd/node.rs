@@ -3,6 +3,7 @@
 //! The reservations here are a copy for reading, written after the pool's ledger and matched by their ids. Nothing is
 //! ever decided by adding them up. What a meter reads is not here: it lives in memory and in metrics.
 
+#![expect(clippy::duplicated_attributes, reason = "each column has its name, type and path")]
 #![expect(unreachable_pub, reason = "KubeSchema repeats its struct, with its `pub`, inside a function")]
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};

@@ -2,6 +2,7 @@
 //! reserved of it. Its status is the one place where two that both believe they lead meet: a reservation is an update
 //! with the resourceVersion that was read.
 
+#![expect(clippy::duplicated_attributes, reason = "each column has its name, type and path")]
 #![expect(unreachable_pub, reason = "KubeSchema repeats its struct, with its `pub`, inside a function")]
 
 use std::collections::BTreeMap;

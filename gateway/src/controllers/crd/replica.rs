@@ -1,5 +1,7 @@
 //! GatewayReplica: what one gateway knows of demand, for the one that leads.
 
+#![expect(clippy::duplicated_attributes, reason = "each column has its name, type and path")]
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
