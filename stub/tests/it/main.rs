@@ -7,6 +7,7 @@ mod accelerators;
 mod bars;
 mod cancel;
 mod contract;
+mod early;
 mod ends;
 mod gate;
 mod gpu;
