@@ -116,7 +116,7 @@ impl Body for Rest {
             if self.so_far > self.most {
                 return Poll::Ready(Some(Err(too_large(self.most))));
             }
-            self.core.proxy.metrics.passed(Direction::ToEngine, bytes);
+            self.core.traffic.passed(Direction::ToEngine, bytes);
         }
         if frame.is_none() || self.body.is_end_stream() {
             self.socket.set_unread(false);

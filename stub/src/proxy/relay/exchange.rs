@@ -51,8 +51,6 @@ enum Content {
 pub(super) struct Watcher {
     core: Rc<Core>,
     part: Part,
-    /// Passed on to the client so far.
-    bytes: usize,
     /// While the answer is passed on.
     stream: Option<Present>,
 }
@@ -159,7 +157,7 @@ async fn relay(
         };
         (target, lease, part)
     };
-    core.proxy.metrics.passed(Direction::ToEngine, body.len());
+    core.traffic.passed(Direction::ToEngine, body.len());
     let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let order = Exchange {
         now: Instant::now(),
@@ -182,7 +180,7 @@ async fn relay(
             non_stream: ANY_TIME,
             idle: ANY_TIME,
         },
-        observer: Watcher { core: Rc::clone(core), part, bytes: 0, stream: None },
+        observer: Watcher { core: Rc::clone(core), part, stream: None },
     };
     relay::exchange(&core.pool, order).await.map_err(|failed| Refusal::Fault(failed.fault))
 }
@@ -222,12 +220,11 @@ impl Observer for Watcher {
     }
 
     fn frame(&mut self, bytes: usize, _: Option<&Facts>) {
-        self.bytes += bytes;
+        self.core.traffic.passed(Direction::ToClient, bytes);
     }
 
     fn end(&mut self, outcome: Outcome, _: Instant) {
         self.stream = None;
-        self.core.proxy.metrics.passed(Direction::ToClient, self.bytes);
         let counts = &self.core.proxy.counts;
         match outcome {
             Outcome::Complete => counts.complete.add(),
