@@ -9,6 +9,7 @@ use std::{
 use crate::support::{
     Answer, Fixture, Gateway, Sim,
     client::{chat_body, request},
+    forms::{self, Framing},
     open::Open,
     row,
 };
@@ -128,4 +129,38 @@ fn who_came_first_is_let_in_first_and_nobody_waits_past_a_deadline() {
     }
     assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
     assert_eq!(row.gateway.engine("small#0")["state"], "Awake");
+}
+
+/// Sizes in which an engine's bytes are written: its events, letters and chunks are all cut somewhere.
+const CUTS: [usize; 6] = [1, 2, 3, 7, 64, 1000];
+
+#[test]
+fn every_form_of_an_answer_arrives_byte_for_byte_however_it_is_cut() {
+    let gateway = Fixture::new(&["1Gi"]).forms("raw", row::free_port()).start();
+    gateway.wake("raw");
+    let client = gateway.client();
+    let ask = |number: usize, cut: usize, version: &str| {
+        let headers = format!("{}: {number}\r\n{}: {cut}\r\n", forms::FORM, forms::CUT);
+        let request = request(CHAT, &headers, &chat_body("raw", number.is_multiple_of(2), 1));
+        client.raw(&request.replacen("HTTP/1.1", version, 1))
+    };
+    thread::scope(|scope| {
+        for (number, form) in forms::all().into_iter().enumerate() {
+            scope.spawn(move || {
+                let told = format!("form {number}, {:?} of {}", form.framing, form.kind);
+                let cuts = if form.body.len() > 100_000 { &[4093, 70_001][..] } else { &CUTS };
+                for (cut, version) in cuts.iter().flat_map(|cut| ["HTTP/1.1", "HTTP/1.0"].map(|v| (*cut, v)))
+                {
+                    let answer = ask(number, cut, version);
+                    assert_eq!((answer.status, answer.header("content-type")), (200, form.kind), "{told}");
+                    assert!(answer.body == form.body, "{told} by {cut} to {version}: {}", answer.text());
+                    assert!(answer.complete, "{told} by {cut} to {version}");
+                    let length = form.body.len().to_string();
+                    let says = form.framing == Framing::Length;
+                    assert!(!says || answer.header("content-length") == length, "{told}");
+                }
+            });
+        }
+    });
+    gateway.until("nobody has a lease", Duration::from_secs(5), || gateway.leases() == 0);
 }
