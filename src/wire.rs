@@ -32,7 +32,8 @@ pub struct Gate {
     /// Milliseconds until the drain's deadline, while one runs.
     #[serde(default)]
     pub deadline: Option<u64>,
-    /// Of the last drain that is over: how many were cut at its deadline.
+    /// How many the last drain cut at its deadline, once all of them have ended; also where the gate was opened again before
+    /// that.
     #[serde(default)]
     pub cut: Option<u32>,
 }

@@ -1,25 +1,39 @@
-//! The last bytes of a stream of events: enough to write one more behind them, and to see that none is missing.
+//! The last bytes of a stream of events, and the first ones of its last event: enough to write one more behind them, and to
+//! see that none is missing.
 
-/// Longer than the last event of any API, as engines write it.
+use memchr::memrchr2;
+
+use crate::openai::sse::Scanner;
+
+/// Longer than the last event of any API, as engines write it, and than what tells an error from other events.
 const KEPT: usize = 64;
 
-/// What a stream ends with so far. A frame costs a copy of its last bytes, however long it is.
+/// What a stream ends with so far. A frame costs a look for its last line ends and a copy of a few bytes, however long it
+/// is.
 #[derive(Debug)]
 pub(super) struct Tail {
     bytes: [u8; KEPT],
     /// So many of them, at the end.
     length: usize,
+    /// How the last event begins: the one that is under way, and between two of them the one before.
+    start: [u8; KEPT],
+    started: usize,
 }
 
 impl Default for Tail {
     fn default() -> Self {
-        Self { bytes: [0; KEPT], length: 0 }
+        Self { bytes: [0; KEPT], length: 0, start: [0; KEPT], started: 0 }
     }
 }
 
 impl Tail {
     #[inline]
     pub(super) fn feed(&mut self, frame: &[u8]) {
+        let begins = self.last_start(frame);
+        if begins.is_some() {
+            self.started = 0;
+        }
+        self.keep_start(&frame[begins.unwrap_or(0)..]);
         if let Some(last) = frame.last_chunk() {
             self.bytes = *last;
         } else {
@@ -27,6 +41,27 @@ impl Tail {
             self.bytes[KEPT - frame.len()..].copy_from_slice(frame);
         }
         self.length = (self.length + frame.len()).min(KEPT);
+    }
+
+    /// Where in `frame` the last event begins of which there is something; `None` when that was before it.
+    #[inline]
+    fn last_start(&self, frame: &[u8]) -> Option<usize> {
+        let mut end = 1 + frame.iter().rposition(|byte| !is_line_end(*byte))?;
+        while let Some(at) = memrchr2(b'\n', b'\r', &frame[..end]) {
+            if ends_event(self.kept(), &frame[..=at]) {
+                return Some(at + 1);
+            }
+            end = at;
+        }
+        self.at_border().then_some(0)
+    }
+
+    #[inline]
+    fn keep_start(&mut self, bytes: &[u8]) {
+        let room = &mut self.start[self.started..];
+        let length = bytes.len().min(room.len());
+        room[..length].copy_from_slice(&bytes[..length]);
+        self.started += length;
     }
 
     /// There was something.
@@ -37,21 +72,42 @@ impl Tail {
     /// An event may begin here.
     pub(super) fn at_border(&self) -> bool {
         let kept = self.kept();
-        kept.is_empty() || [&b"\n\n"[..], b"\r\r", b"\n\r\n"].iter().any(|end| kept.ends_with(end))
+        kept.is_empty() || ends_event(kept, &[])
     }
 
-    /// The last event is one that ends a stream.
+    /// The last event is one that ends a stream, or an error of the engine's own.
     pub(super) fn is_over(&self) -> bool {
         let kept = self.kept().trim_ascii_end();
         if kept.ends_with(b"data: [DONE]") || kept.ends_with(b"data:[DONE]") {
             return true;
         }
-        let inner = kept.strip_suffix(b"}").unwrap_or_default().trim_ascii_end();
-        inner.ends_with(b"\"message_stop\"")
+        if !self.at_border() {
+            return false;
+        }
+        // What such events look like is known in one place. Theirs is told by how they begin.
+        let mut scanner = Scanner::new();
+        scanner.feed(&self.start[..self.started]);
+        scanner.feed(b"\n\n");
+        scanner.facts().done || scanner.facts().error
     }
 
     fn kept(&self) -> &[u8] {
         &self.bytes[KEPT - self.length..]
+    }
+}
+
+const fn is_line_end(byte: u8) -> bool {
+    matches!(byte, b'\n' | b'\r')
+}
+
+/// Behind both, one after the other, an event is over.
+#[inline]
+fn ends_event(before: &[u8], bytes: &[u8]) -> bool {
+    let mut last = before.iter().chain(bytes).rev();
+    match (last.next(), last.next()) {
+        (Some(b'\n'), Some(b'\n')) | (Some(b'\r'), Some(b'\r')) => true,
+        (Some(b'\n'), Some(b'\r')) => last.next() == Some(&b'\n'),
+        _ => false,
     }
 }
 
@@ -64,6 +120,8 @@ mod tests {
         stream.as_bytes().chunks(size).for_each(|frame| tail.feed(frame));
         tail
     }
+
+    const SIZES: [usize; 8] = [1, 2, 3, 5, 63, 64, 65, 1000];
 
     #[test]
     fn a_stream_stands_where_it_stands_however_it_was_cut() {
@@ -83,10 +141,43 @@ mod tests {
             ("data: {\"x\":\"data: [DONE]\"}\n\n", true, false),
             (stop, true, true),
         ] {
-            for size in [1, 2, 5, 63, 64, 65, 1000] {
+            for size in SIZES {
                 let tail = after(stream, size);
                 let stands = (tail.began(), tail.at_border(), tail.is_over());
                 assert_eq!(stands, (!stream.is_empty(), border, over), "{stream:?} by {size}");
+            }
+        }
+    }
+
+    /// Whatever its last event says, the scanner that follows all of a stream and the look at its end agree.
+    #[test]
+    fn a_last_event_is_known_as_such_by_its_beginning() {
+        let (delta, text) = ("data: {\"id\":\"c\",\"choices\":[]}", "z".repeat(300));
+        for (last, over) in [
+            (format!("data: {{\"error\":{{\"message\":\"{text}\"}}}}"), true),
+            (format!("data:{{ \"error\" : \"{text}\"}}"), true),
+            (format!("data: {{\"type\":\"error\",\"error\":{{\"message\":\"{text}\"}}}}"), true),
+            (format!("event: error\ndata: {{\"type\":\"error\",\"message\":\"{text}\"}}"), true),
+            (format!("event: error\ndata: {text}"), true),
+            (format!("event: transcript.text.done\ndata: {{\"text\":\"{text}\"}}"), true),
+            (format!("data: {{\"type\":\"speech.audio.done\",\"x\":\"{text}\"}}"), true),
+            (format!("event: errors\ndata: {{\"x\":\"{text}\"}}"), false),
+            (format!("data: {{\"error\":null,\"x\":\"{text}\"}}"), false),
+            (format!("data: {{\"choices\":[{{\"error\":\"{text}\"}}]}}"), false),
+            (format!("data: {{\"x\":\"{text}\\\"error\\\":1\"}}"), false),
+        ] {
+            for end in ["\n", "\r", "\r\n"] {
+                let whole = format!("{delta}\n\n{last}\n\n").replace('\n', end);
+                let mut scanner = Scanner::new();
+                scanner.feed(whole.as_bytes());
+                assert_eq!(scanner.facts().done || scanner.facts().error, over, "{whole:?}");
+                // Of half an event nothing is known, and what comes behind the last one was not foreseen.
+                let (half, more) = (whole.trim_end(), format!("{whole}{delta}{end}{end}"));
+                for size in SIZES {
+                    assert_eq!(after(&whole, size).is_over(), over, "{whole:?} by {size}");
+                    assert!(!after(half, size).is_over(), "{half:?} by {size}");
+                    assert!(!after(&more, size).is_over(), "{more:?} by {size}");
+                }
             }
         }
     }

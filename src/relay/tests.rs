@@ -50,6 +50,7 @@ struct Core {
     timeouts: Timeouts,
     path: PathAndQuery,
     headers: HeaderMap,
+    look: Look,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -166,6 +167,7 @@ impl Core {
             },
             path: PathAndQuery::from_static("/v1/chat/completions?x=1"),
             headers: HeaderMap::new(),
+            look: Look::Events,
         }
     }
 
@@ -181,7 +183,7 @@ impl Core {
                 body: Bytes::from_static(b"{\"model\":\"m\"}").into(),
                 stream,
                 form: Form::OpenAi,
-                look: Look::Events,
+                look: self.look,
             },
             upload: None,
             lease: self.gate.take().unwrap(),

@@ -17,6 +17,7 @@ use nix::{
 use crate::support::{
     Answer, Client, Fixture, Gateway, Sim,
     client::{chat_body, request},
+    forms::{self, Framing},
     open::Open,
     row,
 };
@@ -223,4 +224,38 @@ fn clients_notice_nothing_of_a_stub_that_was_not_told_yet_where_its_engine_is() 
     late.into_iter().for_each(served);
     row.gateway.until("nobody has a lease", Duration::from_secs(5), || row.gateway.leases() == 0);
     assert_eq!((row.model()["waiting"].as_u64(), row.leases()), (Some(0), 0.into()));
+}
+
+/// Sizes in which an engine's bytes are written: its events, letters and chunks are all cut somewhere.
+const CUTS: [usize; 6] = [1, 2, 3, 7, 64, 1000];
+
+#[test]
+fn every_form_of_an_answer_arrives_byte_for_byte_however_it_is_cut() {
+    let gateway = Fixture::new(&["1Gi"]).forms("raw", row::free_port()).start();
+    gateway.wake("raw");
+    let client = gateway.client();
+    let ask = |number: usize, cut: usize, version: &str| {
+        let headers = format!("{}: {number}\r\n{}: {cut}\r\n", forms::FORM, forms::CUT);
+        let request = request(CHAT, &headers, &chat_body("raw", number.is_multiple_of(2), 1));
+        client.raw(&request.replacen("HTTP/1.1", version, 1))
+    };
+    thread::scope(|scope| {
+        for (number, form) in forms::all().into_iter().enumerate() {
+            scope.spawn(move || {
+                let told = format!("form {number}, {:?} of {}", form.framing, form.kind);
+                let cuts = if form.body.len() > 100_000 { &[4093, 70_001][..] } else { &CUTS };
+                for (cut, version) in cuts.iter().flat_map(|cut| ["HTTP/1.1", "HTTP/1.0"].map(|v| (*cut, v)))
+                {
+                    let answer = ask(number, cut, version);
+                    assert_eq!((answer.status, answer.header("content-type")), (200, form.kind), "{told}");
+                    assert!(answer.body == form.body, "{told} by {cut} to {version}: {}", answer.text());
+                    assert!(answer.complete, "{told} by {cut} to {version}");
+                    let length = form.body.len().to_string();
+                    let says = form.framing == Framing::Length;
+                    assert!(!says || answer.header("content-length") == length, "{told}");
+                }
+            });
+        }
+    });
+    gateway.until("nobody has a lease", Duration::from_secs(5), || gateway.leases() == 0);
 }

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 pub(crate) mod client;
 pub(crate) mod engine;
+pub(crate) mod forms;
 pub(crate) mod frames;
 pub(crate) mod open;
 pub(crate) mod row;

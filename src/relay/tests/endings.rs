@@ -35,25 +35,36 @@ async fn begun(core: &Core, engine: &Engine, seen: &Seen, script: &str) -> (Rela
     (answer.unwrap().into_body(), peer)
 }
 
+/// However closely a stream is followed.
+const LOOKS: [Look; 2] = [Look::Events, Look::Ends];
+
 #[tokio::test]
 async fn a_stream_that_ends_by_closing_is_whole_only_with_its_last_event() {
     let until_close = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
+    let error = format!("data: 1\n\ndata: {{\"error\":{{\"message\":\"{}\"}}}}\n\n", "x".repeat(200));
     for (text, whole) in [
         ("data: 1\n\ndata: [DONE]\n\n", true),
         ("data: {\"error\":{}}\n\n", true),
+        (&error, true),
+        ("event: error\ndata: {}\n\n", true),
+        ("event: transcript.text.done\ndata: {}\n\n", true),
         ("", true),
         ("data: 1\n\n", false),
         ("data: {\"half", false),
+        ("data: {\"error\":{\"half", false),
     ] {
-        let engine = Engine::start().await;
-        let core = Core::new(engine.address());
-        let seen = Seen::default();
-        let (mut body, peer) = begun(&core, &engine, &seen, &format!("{until_close}{text}")).await;
-        drop(peer);
-        let (got, end) = drain(&mut body).await;
-        assert_eq!(end.is_ok(), whole, "{text:?}");
-        assert_eq!(got.ends_with(&event(&died())), !whole, "{got:?}");
-        assert!(got.starts_with(text) && core.is_unused());
+        for look in LOOKS {
+            let engine = Engine::start().await;
+            let core = Core { look, ..Core::new(engine.address()) };
+            let seen = Seen::default();
+            let (mut body, peer) = begun(&core, &engine, &seen, &format!("{until_close}{text}")).await;
+            drop(peer);
+            let (got, end) = drain(&mut body).await;
+            assert_eq!(end.is_ok(), whole, "{text:?} {look:?}");
+            assert_eq!(seen.ends() == [Outcome::Complete], whole, "{text:?} {look:?}");
+            assert_eq!(got.ends_with(&event(&died())), !whole, "{got:?} {look:?}");
+            assert!(got.starts_with(text) && (got.len() == text.len() || !whole) && core.is_unused());
+        }
     }
 }
 
@@ -97,14 +108,16 @@ async fn at_a_border_the_error_event_follows_directly() {
 
 #[tokio::test]
 async fn after_done_or_the_engines_own_error_nothing_is_added() {
-    for text in ["data: [DONE]\n\n", "data: {\"error\":{}}\n\n"] {
-        let engine = Engine::start().await;
-        let core = Core::new(engine.address());
-        let seen = Seen::default();
-        let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
-        peer.chunk(text).await;
-        drop(peer);
-        assert_eq!(drain(&mut body).await, (text.to_owned(), Err(died())));
+    for text in ["data: [DONE]\n\n", "data: {\"error\":{}}\n\n", "event: error\ndata: {}\n\n"] {
+        for look in LOOKS {
+            let engine = Engine::start().await;
+            let core = Core { look, ..Core::new(engine.address()) };
+            let seen = Seen::default();
+            let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
+            peer.chunk(text).await;
+            drop(peer);
+            assert_eq!(drain(&mut body).await, (text.to_owned(), Err(died())), "{look:?}");
+        }
     }
 }
 

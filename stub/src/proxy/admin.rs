@@ -11,7 +11,7 @@ use axum::{
     routing::{get, post},
 };
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use http::{HeaderMap, StatusCode, Uri, header};
 use rouse::wire::{self, Close, Epoch, Open};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
@@ -137,12 +137,15 @@ pub(super) fn text(status: StatusCode, words: impl Into<String>) -> Response {
     (status, words).into_response()
 }
 
-/// Who orders, where a call says so in its head; `None` for somebody who sends no epochs.
-pub(super) fn epoch(headers: &HeaderMap) -> Result<Option<Epoch>, Response> {
-    let value = headers.get(wire::EPOCH).map(HeaderValue::to_str);
-    let Some(value) = value else { return Ok(None) };
-    let epoch = value.ok().and_then(|value| value.parse().ok());
-    epoch.map(Some).ok_or_else(|| text(StatusCode::BAD_REQUEST, format!("{} must be a number", wire::EPOCH)))
+/// Takes note of who orders, where a call says so in its head; the refusal of an older leader's order. One that names none is
+/// not asked: a public controller's.
+pub(super) fn hear(proxy: &Proxy, headers: &HeaderMap) -> Result<(), Response> {
+    let Some(value) = headers.get(wire::EPOCH) else { return Ok(()) };
+    let epoch: Option<Epoch> = value.to_str().ok().and_then(|value| value.parse().ok());
+    let Some(epoch) = epoch else {
+        return Err(text(StatusCode::BAD_REQUEST, format!("{} must be a number", wire::EPOCH)));
+    };
+    proxy.keeper.hear_epoch(epoch).map_err(IntoResponse::into_response)
 }
 
 impl IntoResponse for gate::Refused {

@@ -82,12 +82,22 @@ struct Inner {
     /// Former ones that have leases out.
     past: Vec<Arc<Life>>,
     drain: Option<Drain>,
-    cut: Option<u32>,
+    /// What the last drain cut.
+    cut: Cut,
     /// Why the gate may not be opened now.
     bar: Option<&'static str>,
     /// It will not be opened again.
     ends: bool,
     target: Option<SocketAddr>,
+}
+
+/// The lives that one drain revoked. A life is revoked once, so that what is cut of it is of that drain, also when it ends
+/// after the gate was opened again.
+#[derive(Debug, Default)]
+struct Cut {
+    lives: Vec<Arc<Life>>,
+    /// The drain is over.
+    over: bool,
 }
 
 #[derive(Debug)]
@@ -119,7 +129,7 @@ impl Keeper {
             life: Arc::clone(&life),
             past: Vec::new(),
             drain: None,
-            cut: None,
+            cut: Cut::default(),
             bar: None,
             ends: false,
             target: None,
@@ -272,7 +282,7 @@ impl Keeper {
         let drain = inner.drain.as_mut()?;
         if drain.stage < Stage::Over && !used {
             drain.stage = Stage::Over;
-            inner.cut = Some(inner.lives().map(|life| life.cut.swap(0, Ordering::AcqRel)).sum());
+            inner.cut.over = true;
             inner.past.clear();
             self.ends.send_replace(());
             return None;
@@ -284,7 +294,9 @@ impl Keeper {
         drain.stage = Stage::Lapsed;
         if drain.on_deadline == OnDeadline::Cut {
             let over = || Fault::TurnOver { model: self.model.clone() };
-            inner.lives().for_each(|life| life.gate.revoke(over()));
+            inner.cut.lives =
+                inner.lives().filter(|life| life.gate.revoked().is_none()).map(Arc::clone).collect();
+            inner.cut.lives.iter().for_each(|life| life.gate.revoke(over()));
         }
         self.ends.send_replace(());
         None
@@ -323,7 +335,7 @@ impl Inner {
             Some(running) if again && !was_open => running.hasten(drain),
             _ => {
                 self.drain = Some(drain);
-                self.cut = None;
+                self.cut = Cut::default();
             }
         }
         self.life.keeper.notify_one();
@@ -354,8 +366,16 @@ impl Inner {
             generation: self.generation,
             leases: self.lives().map(|life| life.gate.leases()).sum(),
             deadline: left,
-            cut: self.cut,
+            cut: self.cut.count(),
         }
+    }
+}
+
+impl Cut {
+    /// `None` while it may still grow, or where a drain was given up before its deadline.
+    fn count(&self) -> Option<u32> {
+        let ended = !self.lives.is_empty() && !self.lives.iter().any(|life| life.is_used());
+        (self.over || ended).then(|| self.lives.iter().map(|life| life.cut.load(Ordering::Acquire)).sum())
     }
 }
 

@@ -1,9 +1,18 @@
 //! What is counted, for Prometheus: `GET /metrics` on the metrics port.
 //!
-//! The registry is a value and is passed down. What the relays touch costs one atomic operation each. What follows from a
-//! state (the gate, the readiness) is read when somebody asks, so it cannot be forgotten where the state changes.
+//! The registry is a value and is passed down. What the relays touch once in a request costs one atomic operation each. Bytes
+//! are counted with every frame, so that a long stream is seen while it runs; for them each thread has a place of its own,
+//! and they are added up when somebody asks. What follows from a state (the gate, the readiness) is read then, too, so it
+//! cannot be forgotten where the state changes.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    cell::Cell,
+    marker::PhantomData,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use axum::{Router, http::header, response::IntoResponse, routing::get};
 use prometheus::{
@@ -57,7 +66,6 @@ pub(crate) struct Now {
 pub(crate) struct Metrics {
     registry: Registry,
     requests: [IntCounter; Outcome::ALL.len()],
-    bytes: [IntCounter; Direction::ALL.len()],
     connections: IntGauge,
     streams: IntGauge,
     state: Mutex<State>,
@@ -65,6 +73,8 @@ pub(crate) struct Metrics {
 
 #[derive(Debug)]
 struct State {
+    bytes: [IntCounter; Direction::ALL.len()],
+    traffic: Vec<Arc<Passed>>,
     leases: IntGauge,
     gated: IntGauge,
     epoch: IntGauge,
@@ -73,6 +83,19 @@ struct State {
     changes: IntCounter,
     log: IntCounter,
 }
+
+/// Counts the bytes of bodies that one thread passes on.
+#[derive(Debug)]
+pub(crate) struct Traffic {
+    passed: Arc<Passed>,
+    /// For one thread alone: what it counts is read and written in two steps.
+    _here: PhantomData<Cell<()>>,
+}
+
+/// By direction. Apart from those of other threads, whose processors would wait for each other else.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Passed([AtomicU64; Direction::ALL.len()]);
 
 /// One of those that are there now; gone when dropped.
 #[derive(Debug)]
@@ -123,10 +146,11 @@ impl Metrics {
         let counter = |name, help| register(&registry, valid(IntCounter::new(name, help)));
         Self {
             requests: Outcome::ALL.map(|outcome| requests.with_label_values(&[outcome.as_str()])),
-            bytes: Direction::ALL.map(|direction| bytes.with_label_values(&[direction.as_str()])),
             connections: gauge("rouse_stub_connections", "Open connections of clients to the relay ports"),
             streams: gauge("rouse_stub_open_streams", "Answers of the engine that are being passed on"),
             state: Mutex::new(State {
+                bytes: Direction::ALL.map(|direction| bytes.with_label_values(&[direction.as_str()])),
+                traffic: Vec::new(),
                 leases: gauge("rouse_stub_leases", "Requests that hold the engine"),
                 gated: gauge("rouse_stub_gated", "1 while the gate is closed"),
                 epoch: gauge("rouse_stub_epoch", "The newest epoch that was heard of; 0 before any"),
@@ -147,9 +171,11 @@ impl Metrics {
         self.requests[outcome as usize].clone()
     }
 
-    /// Bytes of a body passed on.
-    pub(crate) fn passed(&self, direction: Direction, bytes: usize) {
-        self.bytes[direction as usize].inc_by(bytes as u64);
+    /// For one thread of the relays.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let passed = Arc::<Passed>::default();
+        self.state().traffic.push(Arc::clone(&passed));
+        Traffic { passed, _here: PhantomData }
     }
 
     /// A client's connection, as long as it is open.
@@ -170,9 +196,21 @@ impl Metrics {
     /// Prometheus's text format, version 0.0.4.
     pub(crate) fn encode(&self, now: &Now) -> String {
         // Held until all is gathered: else a second scrape could set a counter between the two halves of the first.
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state();
         state.set(now);
         TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Traffic {
+    /// Bytes of a body passed on.
+    pub(crate) fn passed(&self, direction: Direction, bytes: usize) {
+        let passed = &self.passed.0[direction as usize];
+        passed.store(passed.load(Relaxed) + bytes as u64, Relaxed);
     }
 }
 
@@ -184,8 +222,11 @@ impl State {
         self.epoch.set(large(now.epoch));
         self.generation.set(large(now.generation.0));
         self.ready.set(i64::from(now.ready));
-        self.changes.inc_by(now.changes.saturating_sub(self.changes.get()));
-        self.log.inc_by(now.log.saturating_sub(self.log.get()));
+        reach(&self.changes, now.changes);
+        reach(&self.log, now.log);
+        for (direction, counter) in self.bytes.iter().enumerate() {
+            reach(counter, self.traffic.iter().map(|passed| passed.0[direction].load(Relaxed)).sum());
+        }
     }
 }
 
@@ -200,6 +241,11 @@ impl Drop for Present {
     fn drop(&mut self) {
         self.0.dec();
     }
+}
+
+/// Has a counter show what was counted elsewhere.
+fn reach(counter: &IntCounter, count: u64) {
+    counter.inc_by(count.saturating_sub(counter.get()));
 }
 
 fn register<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {
@@ -230,8 +276,12 @@ mod tests {
             assert_eq!(outcome as usize, number);
             metrics.requests(outcome).inc_by(number as u64 + 1);
         }
-        metrics.passed(Direction::ToEngine, 300);
-        metrics.passed(Direction::ToClient, 7000);
+        let threads = [metrics.traffic(), metrics.traffic()];
+        for (thread, bytes) in threads.iter().zip([100, 40]) {
+            thread.passed(Direction::ToEngine, bytes);
+            thread.passed(Direction::ToClient, 30 * bytes);
+            thread.passed(Direction::ToClient, 20 * bytes);
+        }
         let (connection, stream) = (metrics.connection(), metrics.stream());
         drop(metrics.stream());
         let now = Now {
@@ -252,7 +302,7 @@ mod tests {
             "rouse_stub_requests_total{outcome=\"gated\"} 5",
             "rouse_stub_requests_total{outcome=\"not_ready\"} 6",
             "rouse_stub_requests_total{outcome=\"refused\"} 7",
-            "rouse_stub_relayed_bytes_total{direction=\"to_engine\"} 300",
+            "rouse_stub_relayed_bytes_total{direction=\"to_engine\"} 140",
             "rouse_stub_relayed_bytes_total{direction=\"to_client\"} 7000",
             "rouse_stub_connections 1",
             "rouse_stub_open_streams 1",
@@ -270,8 +320,11 @@ mod tests {
         assert!(text.lines().any(|line| line.starts_with("process_resident_memory_bytes ")));
         drop((connection, stream));
 
+        threads[1].passed(Direction::ToClient, 1);
         let text = metrics.encode(&Now { changes: 6, ..Now::default() });
         for line in [
+            "rouse_stub_relayed_bytes_total{direction=\"to_engine\"} 140",
+            "rouse_stub_relayed_bytes_total{direction=\"to_client\"} 7001",
             "rouse_stub_connections 0",
             "rouse_stub_open_streams 0",
             "rouse_stub_gated 0",

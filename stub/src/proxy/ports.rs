@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use axum::Router;
+use http::HeaderMap;
 use serde_json::{Value, json};
 
 use super::{
-    accelerators, debug, memory,
+    accelerators, admin, debug, memory,
     metrics::{self, Now},
     probes, readiness, set_log,
     state::Proxy,
@@ -14,10 +15,12 @@ use super::{
 
 impl Proxy {
     /// The paths of the SPI that are no orders about the gate, the target or the engine.
-    pub(super) fn spi(&self) -> Router {
+    pub(super) fn spi(self: &Arc<Self>) -> Router {
+        let proxy = Arc::clone(self);
+        let fence = Arc::new(move |headers: &HeaderMap| admin::hear(&proxy, headers));
         accelerators::routes(self.accelerators.clone())
             .merge(memory::routes(self.memory.clone()))
-            .merge(readiness::routes(Arc::clone(&self.readiness)))
+            .merge(readiness::routes(Arc::clone(&self.readiness), fence))
             .merge(set_log::routes(self.log.clone()))
     }
 

@@ -19,7 +19,7 @@ use axum::{
     Router,
     body::Bytes,
     extract::State,
-    http::StatusCode,
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
     routing::post,
 };
@@ -222,34 +222,52 @@ const fn threshold() -> u32 {
     THRESHOLD
 }
 
+/// Why an order with this head must not be followed. It is asked when nothing is left to wait for, so that no order of a
+/// newer leader comes between the answer and what follows from it.
+type Fence = Arc<dyn Fn(&HeaderMap) -> Result<(), Response> + Send + Sync>;
+
+/// What an order meets.
+#[derive(Clone)]
+struct Met {
+    readiness: Arc<Readiness>,
+    fence: Fence,
+}
+
 /// Answers [`READY`], [`UNREADY`] and [`URL`].
-pub(crate) fn routes(readiness: Arc<Readiness>) -> Router {
+pub(crate) fn routes(readiness: Arc<Readiness>, fence: Fence) -> Router {
     let word = |ready| {
-        post(move |State(readiness): State<Arc<Readiness>>| async move {
-            readiness.become_ready(ready);
-            "OK\n"
+        post(move |State(met): State<Met>, headers: HeaderMap| async move {
+            met.follow(&headers, |readiness| readiness.become_ready(ready))
         })
     };
     Router::new()
         .route(READY, word(true))
         .route(UNREADY, word(false))
         .route(URL, post(watch).delete(forget))
-        .with_state(readiness)
+        .with_state(Met { readiness, fence })
 }
 
-async fn watch(State(readiness): State<Arc<Readiness>>, body: Bytes) -> Response {
+async fn watch(State(met): State<Met>, headers: HeaderMap, body: Bytes) -> Response {
     match Order::read(&body) {
-        Ok(watched) => {
-            readiness.watch(watched);
-            "OK\n".into_response()
-        }
+        Ok(watched) => met.follow(&headers, |readiness| readiness.watch(watched)),
         Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
     }
 }
 
-async fn forget(State(readiness): State<Arc<Readiness>>) -> &'static str {
-    readiness.forget();
-    "OK\n"
+async fn forget(State(met): State<Met>, headers: HeaderMap) -> Response {
+    met.follow(&headers, |readiness| readiness.forget())
+}
+
+impl Met {
+    fn follow(&self, headers: &HeaderMap, order: impl FnOnce(&Arc<Readiness>)) -> Response {
+        match (self.fence)(headers) {
+            Ok(()) => {
+                order(&self.readiness);
+                "OK\n".into_response()
+            }
+            Err(refusal) => refusal,
+        }
+    }
 }
 
 #[cfg(test)]

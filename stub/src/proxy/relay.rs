@@ -22,7 +22,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{listen, state::Proxy};
+use super::{listen, metrics::Traffic, state::Proxy};
 
 mod body;
 mod connection;
@@ -113,6 +113,7 @@ struct Core {
     proxy: Arc<Proxy>,
     pool: Pool,
     dates: Rc<Dates>,
+    traffic: Traffic,
 }
 
 /// The connections of one thread.
@@ -130,7 +131,8 @@ fn run(proxy: Arc<Proxy>, start: Start) -> io::Result<()> {
     runtime.block_on(async move {
         let Start { mut listeners, mut closes } = start;
         let pool = Pool::default();
-        let core = Rc::new(Core { proxy, pool: pool.clone(), dates: Rc::default() });
+        let traffic = proxy.metrics.traffic();
+        let core = Rc::new(Core { proxy, pool: pool.clone(), dates: Rc::default(), traffic });
         tokio::task::spawn_local(async move { pool.expire().await });
         let connections = Rc::new(Connections {
             core,

@@ -19,7 +19,7 @@ use rouse::files::{WRITTEN, Watch};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    admin::{epoch, parse, text},
+    admin::{hear, parse, text},
     readiness::may_be_a_pod,
     state::Proxy,
 };
@@ -60,14 +60,8 @@ pub(super) async fn put(
         Ok(target) => target,
         Err(refusal) => return refusal,
     };
-    match epoch(&headers) {
-        Ok(None) => {}
-        Ok(Some(epoch)) => {
-            if let Err(refused) = proxy.keeper.hear_epoch(epoch) {
-                return refused.into_response();
-            }
-        }
-        Err(refusal) => return refusal,
+    if let Err(refusal) = hear(&proxy, &headers) {
+        return refusal;
     }
     match proxy.keeper.target() {
         Some(present) if present == target => {
@@ -81,6 +75,10 @@ pub(super) async fn put(
     }
     if let Err(error) = proxy.listen().await {
         return text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
+    }
+    // Another leader may have spoken while the port was opened.
+    if let Err(refusal) = hear(&proxy, &headers) {
+        return refusal;
     }
     // Two that came at once: the first one holds.
     match proxy.keeper.target() {

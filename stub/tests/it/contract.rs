@@ -102,6 +102,39 @@ fn a_target_is_named_once_and_the_proxy_port_listens_from_then_on() {
 }
 
 #[test]
+fn readiness_is_set_by_nobody_who_was_replaced() {
+    let stub = stub(&[]);
+    let ready = || stub.port("probes").get("/ready").status;
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!(r#"{{"url":"http://{}/health"}}"#, nobody.local_addr().unwrap());
+    let orders = [
+        ("POST", "/v1/become-ready", ""),
+        ("POST", "/v1/become-unready", ""),
+        ("POST", "/v1/readiness-url", &*url),
+        ("DELETE", "/v1/readiness-url", ""),
+    ];
+    let of = |epoch: &str| stub.spi().with(&format!("x-rouse-epoch: {epoch}"));
+    assert_eq!((of("5").post("/v1/become-ready", "").status, ready()), (200, 200));
+    assert_eq!(stub.gate()["epoch"], 5);
+    for (method, path, body) in orders {
+        let older = of("4").send(method, path, body);
+        assert_eq!((older.status, &older.json()["epoch"]), (409, &5.into()), "{method} {path}");
+        assert_eq!(of("five").send(method, path, body).status, 400, "{method} {path}");
+        assert_eq!(ready(), 200, "{method} {path} changed nothing");
+    }
+    // Who leads, and who knows no epochs.
+    for client in [of("5"), stub.spi(), of("6")] {
+        for (method, path, body) in orders {
+            assert_eq!(client.send(method, path, body).status, 200, "{method} {path}");
+            assert_eq!(ready(), if path.ends_with("become-ready") { 200 } else { 503 });
+        }
+    }
+    // It is the same fence for all orders.
+    assert_eq!(stub.spi().post("/v1/gate", r#"{"epoch":5,"generation":1}"#).status, 409);
+    assert_eq!(of("5").post("/v1/become-ready", "").status, 409);
+}
+
+#[test]
 fn a_proxy_port_that_is_taken_is_told_and_tried_again() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();

@@ -2,7 +2,7 @@
 
 use std::{
     io::Write as _,
-    net::SocketAddr,
+    net::{SocketAddr, TcpStream},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -223,6 +223,48 @@ fn an_engine_that_got_another_number_is_as_used_as_before() {
     assert_eq!(closed.json()["leases"], 3);
     drop(open);
     until("they have left", || stub.leases() == 0);
+}
+
+/// An engine that says more than sockets hold, and tells when nobody takes it any more.
+fn flooding() -> (SocketAddr, mpsc::Receiver<TcpStream>) {
+    let (tell, stuck) = mpsc::channel();
+    let address = scripted(move |mut stream, _| {
+        stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n";
+        stream.write_all(head.as_bytes()).unwrap();
+        while stream.write_all(&[b'x'; 1 << 16]).is_ok() {}
+        tell.send(stream).unwrap();
+    });
+    (address, stuck)
+}
+
+/// A client that takes nothing is thrown out some time after it was cut; nobody waits for that to open the gate again.
+#[test]
+fn what_one_drain_cut_is_never_counted_for_the_next() {
+    let (engine, stuck) = flooding();
+    let stub = before(engine, &[]);
+    let (spi, relay) = (stub.spi(), stub.relay());
+    let asked = relay.request("POST", "/v1/chat/completions", "", &chat(9));
+    let cut_and_opened_again = |generation: u64| {
+        let stalled: Vec<Open> = (0..3).map(|_| relay.open(&asked)).collect();
+        let held: Vec<TcpStream> = stalled.iter().map(|_| stuck.recv_timeout(LONG).unwrap()).collect();
+        let order =
+            format!(r#"{{"epoch":1,"generation":{generation},"drainDeadline":0,"onDeadline":"cut"}}"#);
+        assert_eq!(spi.post("/v1/gate", &order).status, 202);
+        until("its deadline has passed", || stub.gate()["deadline"].is_null());
+        let next = format!("/v1/gate?epoch=1&generation={}", generation + 1);
+        assert_eq!(spi.send("DELETE", &next, "").status, 200);
+        assert_eq!((stub.leases(), &stub.gate()["cut"]), (3, &serde_json::Value::Null));
+        (stalled, held)
+    };
+    let _first = cut_and_opened_again(1);
+    let closed = spi.post("/v1/gate?wait=true", r#"{"epoch":1,"generation":2}"#).json();
+    assert_eq!((&closed["leases"], &closed["cut"]), (&0.into(), &0.into()));
+    // Nothing is lost of it either where no other drain follows.
+    assert_eq!(spi.send("DELETE", "/v1/gate?epoch=1&generation=3", "").status, 200);
+    let _second = cut_and_opened_again(3);
+    until("all of them have ended", || stub.gate()["cut"] == 3);
+    assert_eq!((stub.leases(), &stub.gate()["gated"]), (0, &false.into()));
 }
 
 #[test]

@@ -6,6 +6,7 @@
 mod accelerators;
 mod bars;
 mod contract;
+mod early;
 mod ends;
 mod gate;
 mod gpu;

@@ -1,9 +1,14 @@
 //! The metrics port and the debug port.
 
+use std::{
+    io::Write as _,
+    sync::{Arc, Mutex, mpsc},
+};
+
 use crate::support::{
     Setting, before,
     client::chat,
-    engine::{Probed, sim},
+    engine::{Probed, scripted, sim},
     until,
 };
 
@@ -104,6 +109,30 @@ fn the_debug_port_is_on_loopback_wherever_the_others_are() {
     let stub = Setting::new().host("127.0.0.2").start();
     assert!(stub.address("spi").to_string().starts_with("127.0.0.2:"));
     assert!(stub.address("debug").to_string().starts_with("127.0.0.1:"));
+}
+
+/// A stream may last for an hour, and what it carries is seen while it runs.
+#[test]
+fn bytes_are_counted_as_they_pass() {
+    let (more, goes) = mpsc::channel();
+    let goes = Arc::new(Mutex::new(goes));
+    let engine = scripted(move |mut stream, _| {
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n").unwrap();
+        while let Ok(()) = goes.lock().unwrap().recv() {
+            stream.write_all(&[b'x'; 5000]).unwrap();
+        }
+    });
+    let stub = before(engine, &["--relay-threads=2"]);
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\n\r\n";
+    // Whichever of the threads has them.
+    let _open: Vec<_> = (0..4).map(|_| stub.relay().open(head)).collect();
+    let shown = || stub.port("metrics").get("/metrics").text();
+    for pieces in 1..=20 {
+        more.send(()).unwrap();
+        let line = format!("direction=\"to_client\"}} {}\n", 5000 * pieces);
+        until("the piece is counted", || shown().contains(&line));
+    }
+    assert!(shown().contains("outcome=\"complete\"} 0\n"), "all of them run on");
 }
 
 #[test]

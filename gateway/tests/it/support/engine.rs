@@ -118,7 +118,8 @@ fn answer(mut stream: TcpStream, listener: &mut Option<TcpListener>) {
     drop(stream.write_all(&[head.as_bytes(), &request].concat()));
 }
 
-fn received(stream: &mut TcpStream) -> Option<Vec<u8>> {
+/// A request with its body, whose length it must say.
+pub(super) fn received(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
     loop {

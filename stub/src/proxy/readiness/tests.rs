@@ -60,7 +60,7 @@ impl Drop for Engine {
 }
 
 async fn call(readiness: &Arc<Readiness>, method: Method, path: &str, body: &str) -> (u16, String) {
-    let mut router = routes(Arc::clone(readiness));
+    let mut router = routes(Arc::clone(readiness), Arc::new(|_| Ok(())));
     let request = axum::http::Request::builder().method(method).uri(path);
     let response = router.call(request.body(axum::body::Body::from(body.to_owned())).unwrap()).await.unwrap();
     let status = response.status().as_u16();
@@ -102,7 +102,7 @@ async fn other_methods_are_told_which_are_allowed() {
     let readiness = Arc::new(Readiness::default());
     for (path, allowed) in [(READY, "POST"), (UNREADY, "POST"), (URL, "POST,DELETE")] {
         let request = axum::http::Request::put(path).body(axum::body::Body::empty()).unwrap();
-        let response = routes(Arc::clone(&readiness)).call(request).await.unwrap();
+        let response = routes(Arc::clone(&readiness), Arc::new(|_| Ok(()))).call(request).await.unwrap();
         assert_eq!(
             (response.status().as_u16(), response.headers()["allow"].as_bytes()),
             (405, allowed.as_bytes())

@@ -6,7 +6,7 @@
 use std::{
     future::poll_fn,
     pin::Pin,
-    sync::Arc,
+    rc::Rc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -18,19 +18,21 @@ use hyper::body::Incoming;
 use rouse::{fault::Fault, relay::Upload, units};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::proxy::metrics::{Direction, Metrics};
+use super::{Core, socket::Socket};
+use crate::proxy::metrics::Direction;
 
 /// How long a client may pause in a body whose beginning an engine has already.
 const IDLE: Duration = Duration::from_secs(60);
 /// Small, in bytes.
 const SMALL: u64 = 64 << 10;
 
-/// Gathers a small body; of a larger one, what has come.
+/// Gathers a small body; of a larger one, what has come. The socket is told when all of it was read.
 pub(super) async fn gather(
     mut body: Incoming,
-    most: u64,
-    metrics: &Arc<Metrics>,
+    core: &Rc<Core>,
+    socket: &Rc<Socket>,
 ) -> Result<(Bytes, Option<Upload>), Fault> {
+    let most = core.proxy.settings.max_body;
     let declared = body.size_hint().exact();
     if declared.is_some_and(|length| length > most) {
         return Err(too_large(most));
@@ -39,6 +41,7 @@ pub(super) async fn gather(
     let mut first = Bytes::new();
     while declared.is_none_or(|length| length <= SMALL) && (gathered.len() + first.len()) as u64 <= SMALL {
         let Some(frame) = body.frame().await else {
+            socket.set_unread(false);
             return Ok((if gathered.is_empty() { first } else { gathered.freeze() }, None));
         };
         let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() else {
@@ -58,7 +61,8 @@ pub(super) async fn gather(
     }
     let left = declared.map(|length| length - so_far);
     let idle = Box::pin(sleep(IDLE));
-    let rest = Rest { body, so_far, most, metrics: Arc::clone(metrics), idle };
+    let (core, socket) = (Rc::clone(core), Rc::clone(socket));
+    let rest = Rest { body, core, socket, so_far, most, idle };
     Ok((gathered, Some(Upload { left, body: Box::pin(rest) })))
 }
 
@@ -81,9 +85,11 @@ pub(super) async fn is_over(mut body: Incoming) -> bool {
 /// What comes behind, within the limit.
 struct Rest {
     body: Incoming,
+    core: Rc<Core>,
+    /// Told when all of it was read.
+    socket: Rc<Socket>,
     so_far: u64,
     most: u64,
-    metrics: Arc<Metrics>,
     /// Until nobody waits for its next piece any more.
     idle: Pin<Box<Sleep>>,
 }
@@ -110,7 +116,10 @@ impl Body for Rest {
             if self.so_far > self.most {
                 return Poll::Ready(Some(Err(too_large(self.most))));
             }
-            self.metrics.passed(Direction::ToEngine, bytes);
+            self.core.traffic.passed(Direction::ToEngine, bytes);
+        }
+        if frame.is_none() || self.body.is_end_stream() {
+            self.socket.set_unread(false);
         }
         Poll::Ready(frame)
     }

@@ -3,7 +3,6 @@
 use std::{
     pin::Pin,
     rc::Rc,
-    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -50,10 +49,8 @@ enum Content {
 
 /// Counts how an exchange ends.
 pub(super) struct Watcher {
-    proxy: Arc<Proxy>,
+    core: Rc<Core>,
     part: Part,
-    /// Passed on to the client so far.
-    bytes: usize,
     /// While the answer is passed on.
     stream: Option<Present>,
 }
@@ -78,30 +75,36 @@ pub(super) fn serve(
     async move {
         let (head, body) = request.into_parts();
         let form = form(head.uri.path());
-        let refusal = match may_pass(&core, &head) {
-            Err(refusal) => {
-                if !body::is_over(body).await {
-                    socket.leave_unread();
-                }
-                refusal
-            }
-            Ok(()) => match relay(&core, &exchange, &head, body, form).await {
-                Ok((response, whole)) => {
-                    return (response.map(|body| Reply::engine(body, exchange)), whole);
-                }
-                Err((refusal, whole)) => {
-                    if !whole {
-                        socket.leave_unread();
-                    }
-                    refusal
-                }
-            },
+        socket.set_unread(true);
+        let mut response = match answer(&core, &socket, &exchange, &head, body, form).await {
+            Ok(response) => response.map(|body| Reply::engine(body, exchange)),
+            Err(refusal) => refused(&core.proxy, refusal, form)
+                .map(|text| Reply { content: Content::Text(Some(text)), _exchange: exchange }),
         };
-        let mut response = refused(&core.proxy, refusal, form);
-        if socket.is_unread() {
+        let whole = !socket.is_unread();
+        if !whole {
+            // What comes behind this answer is not the next request.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        (response.map(|text| Reply { content: Content::Text(Some(text)), _exchange: exchange }), false)
+        (response, whole)
+    }
+}
+
+/// The engine's answer, or why there is none.
+async fn answer(
+    core: &Rc<Core>,
+    socket: &Rc<Socket>,
+    exchange: &InExchange,
+    head: &Parts,
+    body: Incoming,
+    form: Form,
+) -> Result<Response<RelayBody<Watcher>>, Refusal> {
+    match may_pass(core, head) {
+        Ok(()) => relay(core, socket, exchange, head, body, form).await,
+        Err(refusal) => {
+            socket.set_unread(!body::is_over(body).await);
+            Err(refusal)
+        }
     }
 }
 
@@ -117,34 +120,33 @@ fn may_pass(core: &Core, head: &Parts) -> Result<(), Refusal> {
     if !route.life.gate.is_open() {
         return Err(closed());
     }
-    if route.target.is_none() {
-        return Err(Refusal::Marked(NOT_READY, "no engine was named to this stub yet"));
-    }
-    Ok(())
+    route.target.map(drop).ok_or_else(nowhere)
 }
 
 const fn closed() -> Refusal {
     Refusal::Marked(GATED, "the gate before the engine is closed")
 }
 
-/// The engine's answer; and whether all of the request was read.
+const fn nowhere() -> Refusal {
+    Refusal::Marked(NOT_READY, "no engine was named to this stub yet")
+}
+
+/// The engine's answer, which may come before all of the request was read.
 async fn relay(
-    core: &Core,
+    core: &Rc<Core>,
+    socket: &Rc<Socket>,
     exchange: &InExchange,
     head: &Parts,
     body: Incoming,
     form: Form,
-) -> Result<(Response<RelayBody<Watcher>>, bool), (Refusal, bool)> {
+) -> Result<Response<RelayBody<Watcher>>, Refusal> {
     let settings = &core.proxy.settings;
-    let gathered = body::gather(body, settings.max_body, &core.proxy.metrics).await;
-    let (body, upload) = gathered.map_err(|fault| (Refusal::Fault(fault), false))?;
-    let whole = upload.is_none();
+    let gathered = body::gather(body, core, socket).await;
+    let (body, upload) = gathered.map_err(Refusal::Fault)?;
     let (target, lease, part) = {
         let route = core.proxy.keeper.route();
-        let (lease, part) = route.life.take().ok_or_else(|| (closed(), whole))?;
-        let Some(address) = route.target else {
-            return Err((Refusal::Marked(NOT_READY, "no engine was named to this stub yet"), whole));
-        };
+        let (lease, part) = route.life.take().ok_or_else(closed)?;
+        let address = route.target.ok_or_else(nowhere)?;
         exchange.holds(&route.life);
         let target = Target {
             engine: EngineId::new(settings.model.clone(), 0),
@@ -155,7 +157,7 @@ async fn relay(
         };
         (target, lease, part)
     };
-    core.proxy.metrics.passed(Direction::ToEngine, body.len());
+    core.traffic.passed(Direction::ToEngine, body.len());
     let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let order = Exchange {
         now: Instant::now(),
@@ -178,12 +180,9 @@ async fn relay(
             non_stream: ANY_TIME,
             idle: ANY_TIME,
         },
-        observer: Watcher { proxy: Arc::clone(&core.proxy), part, bytes: 0, stream: None },
+        observer: Watcher { core: Rc::clone(core), part, stream: None },
     };
-    match relay::exchange(&core.pool, order).await {
-        Ok(response) => Ok((response, whole)),
-        Err(failed) => Err((Refusal::Fault(failed.fault), whole)),
-    }
+    relay::exchange(&core.pool, order).await.map_err(|failed| Refusal::Fault(failed.fault))
 }
 
 fn refused(proxy: &Proxy, refusal: Refusal, form: Form) -> Response<Bytes> {
@@ -217,17 +216,16 @@ fn form(path: &str) -> Form {
 
 impl Observer for Watcher {
     fn head(&mut self, _: StatusCode) {
-        self.stream = Some(self.proxy.metrics.stream());
+        self.stream = Some(self.core.proxy.metrics.stream());
     }
 
     fn frame(&mut self, bytes: usize, _: Option<&Facts>) {
-        self.bytes += bytes;
+        self.core.traffic.passed(Direction::ToClient, bytes);
     }
 
     fn end(&mut self, outcome: Outcome, _: Instant) {
         self.stream = None;
-        self.proxy.metrics.passed(Direction::ToClient, self.bytes);
-        let counts = &self.proxy.counts;
+        let counts = &self.core.proxy.counts;
         match outcome {
             Outcome::Complete => counts.complete.add(),
             _ if self.part.broke() => counts.cut.add(),

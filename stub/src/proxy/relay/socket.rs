@@ -26,7 +26,7 @@ pub(super) struct Socket {
     /// Whose lease its present request holds.
     life: RefCell<Option<Arc<Life>>>,
     exchanges: Cell<u32>,
-    /// A request was answered before all of it came.
+    /// Not all of its present request was read.
     unread: Cell<bool>,
     closes: Cell<bool>,
     task: RefCell<Option<Waker>>,
@@ -79,10 +79,12 @@ impl Socket {
         self.life.borrow().clone()
     }
 
-    pub(super) fn leave_unread(&self) {
-        self.unread.set(true);
+    /// To be said of each request before its body is read, and once more at the body's end.
+    pub(super) fn set_unread(&self, unread: bool) {
+        self.unread.set(unread);
     }
 
+    /// The client may still be sending its present request, or the last one when it was answered before it was read.
     pub(super) fn is_unread(&self) -> bool {
         self.unread.get()
     }

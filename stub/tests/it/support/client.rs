@@ -126,16 +126,24 @@ impl Open {
 
     /// Something came, and not the end.
     pub(crate) fn more(&mut self) -> bool {
+        match self.try_more() {
+            Ok(more) => more,
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => false,
+            Err(error) => panic!("{error} after {:?}", self.text()),
+        }
+    }
+
+    /// The same, where a reset is not the same as an end.
+    pub(crate) fn try_more(&mut self) -> std::io::Result<bool> {
         let mut buffer = [0; 16 << 10];
         loop {
             match self.stream.read(&mut buffer) {
-                Ok(read) => {
-                    self.seen.extend_from_slice(buffer.get(..read).unwrap());
-                    return read > 0;
-                }
-                Err(error) if error.kind() == ErrorKind::ConnectionReset => return false,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => panic!("{error} after {:?}", self.text()),
+                read => {
+                    let read = read?;
+                    self.seen.extend_from_slice(buffer.get(..read).unwrap());
+                    return Ok(read > 0);
+                }
             }
         }
     }

@@ -1,0 +1,200 @@
+//! Answers in every form that HTTP has for one, and an engine that gives them, cut where no engine would cut.
+//!
+//! The engine is this test binary itself, started with a filter that runs nothing but [`engine`]. What it is asked for are
+//! the headers [`FORM`] and [`CUT`].
+
+use std::{
+    io::Write as _,
+    net::{TcpListener, TcpStream},
+    thread,
+    time::Duration,
+};
+
+use super::{Fixture, engine::received, pause, row};
+
+/// Which of [`all`].
+pub(crate) const FORM: &str = "x-form";
+/// So many bytes are written at a time.
+pub(crate) const CUT: &str = "x-cut";
+
+/// After each write: for what came to be read before the next one does.
+const BREATH: Duration = Duration::from_micros(200);
+
+pub(crate) struct Form {
+    pub(crate) kind: &'static str,
+    pub(crate) body: Vec<u8>,
+    pub(crate) framing: Framing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Framing {
+    Length,
+    /// Of this many bytes each, over and over, with all that chunks may have besides.
+    Chunks(&'static [usize]),
+    /// Ends with the connection.
+    Close,
+}
+
+const EVENTS: &str = "text/event-stream; charset=utf-8";
+const JSON: &str = "application/json";
+const BYTES: &str = "audio/x-raw";
+
+/// All that a stream of events may have; what ends it stands apart. Letters of one to four bytes, and some that are none.
+fn events(line_end: &str) -> Vec<u8> {
+    let text = [
+        "\u{feff}: a comment\n\n",
+        "retry: 10\nid: 7\ndata: {\"choices\":[{\"delta\":{\"content\":\"Grüße, 世界 \u{1f980}\"}}]}\n\n",
+        "data:{\"no\":\"space\"}\n\n\n\n",
+        ":\n\nevent: odd\ndata: two\ndata: lines \u{2028} here\n\n",
+        "data: {\"text\":\"data: [DONE] \\n\\n \\\"error\\\": 1\"}\n\n",
+    ]
+    .concat();
+    let mut bytes = text.replace('\n', line_end).into_bytes();
+    bytes.extend_from_slice(b"data: \xff\xfe\x00\xe2\x82");
+    bytes.extend_from_slice(line_end.repeat(2).as_bytes());
+    bytes
+}
+
+fn ended(mut events: Vec<u8>, end: &str) -> Vec<u8> {
+    events.extend_from_slice(end.as_bytes());
+    events
+}
+
+/// Every byte there is, in an order that does not repeat itself soon.
+fn noise(length: usize) -> Vec<u8> {
+    let mut state = 0x2026_u32;
+    let next = |_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    (0..length).map(next).collect()
+}
+
+pub(crate) fn all() -> Vec<Form> {
+    use Framing::{Chunks, Close, Length};
+    let done = "data: [DONE]\n\n";
+    let error = "data: {\"error\":{\"message\":\"the engine's own\",\"code\":500}}\n\n";
+    let large = format!("data: {{\"arguments\":\"{}\"}}\n\n", "é".repeat(150_000)).into_bytes();
+    let document =
+        "{\"id\":\"x\",\"text\":\"Grüße \u{1f980}\",\"usage\":{\"total_tokens\":1}}\n".as_bytes().to_vec();
+    let odd: Framing = Chunks(&[1, 2, 3, 5, 8, 13, 64, 1]);
+    let forms = [
+        (EVENTS, ended(events("\n"), done), odd),
+        (EVENTS, ended(events("\n"), done), Chunks(&[1])),
+        (EVENTS, ended(events("\n"), done), Chunks(&[4096])),
+        (EVENTS, ended(events("\n"), done), Length),
+        (EVENTS, ended(events("\n"), done), Close),
+        (EVENTS, ended(events("\r\n"), "data: [DONE]\r\n\r\n"), odd),
+        (EVENTS, ended(events("\r\n"), "data: [DONE]\r\n\r\n"), Close),
+        (EVENTS, ended(events("\r"), "data: [DONE]\r\r"), odd),
+        (EVENTS, ended(events("\r"), "data: [DONE]\r\r"), Close),
+        (EVENTS, ended(events("\n"), error), odd),
+        (EVENTS, ended(events("\n"), error), Close),
+        (EVENTS, ended(events("\n"), "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"), Close),
+        // Without an end of its own, which is the framing's then.
+        (EVENTS, events("\n"), odd),
+        (EVENTS, events("\n"), Length),
+        (EVENTS, ended(large.clone(), done), Chunks(&[100_000, 1])),
+        (EVENTS, ended(large, done), Close),
+        (EVENTS, noise(3000), odd),
+        (EVENTS, Vec::new(), Chunks(&[1])),
+        (EVENTS, Vec::new(), Close),
+        (JSON, document.clone(), odd),
+        (JSON, document.clone(), Length),
+        (JSON, document, Close),
+        (BYTES, noise(3000), odd),
+        (BYTES, noise(3000), Length),
+        (BYTES, noise(3000), Close),
+        (BYTES, noise(400_000), Chunks(&[70_000, 3])),
+        (BYTES, noise(400_000), Length),
+        (BYTES, noise(400_000), Close),
+        (BYTES, Vec::new(), Length),
+        (BYTES, Vec::new(), Close),
+    ];
+    forms.into_iter().map(|(kind, body, framing)| Form { kind, body, framing }).collect()
+}
+
+impl Form {
+    fn wire(&self) -> Vec<u8> {
+        let framing = match self.framing {
+            Framing::Length => format!("content-length: {}\r\n", self.body.len()),
+            Framing::Chunks(_) => "transfer-encoding: chunked\r\n".to_owned(),
+            Framing::Close => "connection: close\r\n".to_owned(),
+        };
+        let mut wire =
+            format!("HTTP/1.1 200 OK\r\ncontent-type: {}\r\n{framing}\r\n", self.kind).into_bytes();
+        let Framing::Chunks(sizes) = self.framing else {
+            wire.extend_from_slice(&self.body);
+            return wire;
+        };
+        let (mut rest, mut sizes) = (&self.body[..], sizes.iter().cycle());
+        while let (false, Some(size)) = (rest.is_empty(), sizes.next()) {
+            let (chunk, after) = rest.split_at((*size).min(rest.len()));
+            let extension = if size.is_multiple_of(2) { ";of=\"engine\"" } else { "" };
+            wire.extend_from_slice(format!("{:04x}{extension}\r\n", chunk.len()).as_bytes());
+            wire.extend_from_slice(chunk);
+            wire.extend_from_slice(b"\r\n");
+            rest = after;
+        }
+        wire.extend_from_slice(b"0\r\nx-trailer: 1\r\n\r\n");
+        wire
+    }
+}
+
+impl Fixture {
+    /// A model whose engine answers in the form it is asked for, behind a stub with this port for its orders.
+    pub(crate) fn forms(self, name: &str, admin: u16) -> Self {
+        let exe = std::env::current_exe().unwrap();
+        let words = [
+            "env",
+            "FORMS_AT=${HOST}:${PORT}",
+            exe.to_str().unwrap(),
+            "support::forms::engine",
+            "--exact",
+            "--nocapture",
+        ];
+        let (command, env, behind) = row::command(&words, row::Place { admin, folder: None });
+        self.model_yaml(&format!(
+            r#"  - name: {name}
+    engine:
+      kind: custom
+      task: none
+      command: {command}
+      env: {env}
+{behind}    memory: {{awake: 64Mi}}
+"#
+        ))
+    }
+}
+
+/// The engine, when another test runs this binary as one; among the tests it does nothing.
+#[test]
+fn engine() {
+    let Ok(address) = std::env::var("FORMS_AT") else { return };
+    let listener = TcpListener::bind(address).unwrap();
+    for stream in listener.incoming() {
+        let mut stream = stream.unwrap();
+        stream.set_nodelay(true).unwrap();
+        thread::spawn(move || while answer(&mut stream) {});
+    }
+}
+
+/// One request; false when the connection ends with it.
+fn answer(stream: &mut TcpStream) -> bool {
+    let Some(request) = received(stream) else { return false };
+    let text = String::from_utf8_lossy(&request).into_owned();
+    let asked = |name: &str| -> Option<usize> {
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")?.parse().ok())
+    };
+    let Some((form, cut)) = asked(FORM).zip(asked(CUT)) else {
+        return stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").is_ok();
+    };
+    let form = all().swap_remove(form);
+    for piece in form.wire().chunks(cut) {
+        if stream.write_all(piece).is_err() {
+            return false;
+        }
+        pause(BREATH);
+    }
+    form.framing != Framing::Close
+}
