@@ -113,18 +113,35 @@ impl FromStr for Bytes {
             "M" | "MB" => 1_000_000,
             "G" | "GB" => 1_000_000_000,
             "T" | "TB" => 1_000_000_000_000,
+            "P" | "PB" => 1_000_000_000_000_000,
             "Ki" | "KiB" => 1 << 10,
             "Mi" | "MiB" => 1 << 20,
             "Gi" | "GiB" => 1 << 30,
             "Ti" | "TiB" => 1 << 40,
+            "Pi" | "PiB" => 1 << 50,
             _ => return Err(bad()),
         };
-        if let Ok(whole) = number.parse::<u64>() {
-            return whole.checked_mul(factor).map(Self).ok_or_else(bad);
-        }
-        let value = number.parse::<f64>().map_err(|_| bad())? * factor as f64;
-        if value.is_finite() && value < u64::MAX as f64 { Ok(Self(value.round() as u64)) } else { Err(bad()) }
+        scaled(number, factor).map(Self).ok_or_else(bad)
     }
+}
+
+/// Digits with at most one point among them, times the factor. Exact, but for a fraction of a byte in the end, which
+/// counts as a whole one: what is needed is never understated.
+fn scaled(number: &str, factor: u64) -> Option<u64> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() && fraction.is_empty() {
+        return None;
+    }
+    let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let mut sum = u128::from(whole) * u128::from(factor);
+    let fraction = fraction.trim_end_matches('0');
+    if !fraction.is_empty() {
+        // More than 19 digits do not parse, so neither product overflows.
+        let part: u64 = fraction.parse().ok()?;
+        let parts = 10_u128.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+        sum += (u128::from(part) * u128::from(factor)).div_ceil(parts);
+    }
+    u64::try_from(sum).ok()
 }
 
 impl Millis {
@@ -298,10 +315,32 @@ mod tests {
             ("1.5Gi", 3 << 29),
             ("4096", 4096),
             ("2G", 2_000_000_000),
+            ("2Pi", 1 << 51),
+            (".5Ki", 512),
+            ("1.", 1),
+            // Exact beyond what a floating-point number holds; a part of a byte counts as one.
+            ("8191.999999999999999999Pi", 8192 << 50),
+            ("9007199254740993.0", 9_007_199_254_740_993),
+            ("0.1", 1),
+            ("1.1Ki", 1127),
         ] {
             assert_eq!(text.parse::<Bytes>().unwrap().0, bytes, "{text}");
         }
-        for text in ["", "Gi", "-1Gi", "1Xi", "1Gi Gi", "99999999999Ti", "NaN"] {
+        for text in [
+            "",
+            ".",
+            "Gi",
+            ".Gi",
+            "-1Gi",
+            "+1",
+            "1Xi",
+            "1e3",
+            "1.2.3",
+            "1Gi Gi",
+            "99999999999Ti",
+            "16384Pi",
+            "NaN",
+        ] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
         }
     }

@@ -1,6 +1,7 @@
 //! The command line: serve, or ask a gateway that serves.
 
 mod client;
+mod crds;
 mod key;
 mod serve;
 mod show;
@@ -101,6 +102,12 @@ enum Command {
         #[arg(long, short)]
         follow: bool,
     },
+    /// Print the definitions of the kinds that Rouse brings to a cluster, as YAML.
+    Crds {
+        /// Write a file for each into this directory instead.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
     /// Feed a journal to the decisions again and print what they say.
     Replay { file: PathBuf },
     /// The engine of the embedded demonstration.
@@ -127,6 +134,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Some(Command::Check { file }) => Ok(serve::check(&file)),
         Some(Command::Replay { file }) => replay(&file),
         Some(Command::Key { name, stdin }) => key::run(&name, stdin),
+        Some(Command::Crds { dir }) => crds::run(dir.as_deref()),
         Some(other) => ask(other),
     };
     result.unwrap_or_else(|error| {
@@ -168,7 +176,9 @@ fn ask(command: Command) -> anyhow::Result<ExitCode> {
                 show::logs(&gateway.client(), &model, replica, follow).await.map(done)
             }
             Command::DemoEngine(args) => Box::pin(engine_sim::run(*args)).await,
-            Command::Check { .. } | Command::Replay { .. } | Command::Key { .. } => Ok(ExitCode::SUCCESS),
+            Command::Check { .. } | Command::Replay { .. } | Command::Key { .. } | Command::Crds { .. } => {
+                Ok(ExitCode::SUCCESS)
+            }
         }
     })
 }

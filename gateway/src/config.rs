@@ -41,7 +41,12 @@ pub use self::{
     telemetry::{AccessLog, Telemetry},
     tls::Tls,
 };
-pub(crate) use self::{file::parse_address, telemetry::collector_fault};
+pub(crate) use self::{
+    engine::{Fingerprint, kind_name, sleep_by_command},
+    file::parse_address,
+    model::{memory_of, unusable},
+    telemetry::collector_fault,
+};
 pub use crate::demo::config as demo;
 
 use rouse::{

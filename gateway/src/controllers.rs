@@ -1,6 +1,12 @@
-//! What a gateway is in a cluster beside serving: the kinds of objects it is told things by and tells things in, who of
-//! several decides, and how that one books memory.
+//! What a gateway is in a cluster beside serving: the kinds of objects it is told things by and tells things in, what
+//! they mean, who of several decides, and how that one books memory.
 
+pub mod address;
 pub mod booking;
+pub mod condition;
+pub mod convert;
 pub mod crd;
 pub mod election;
+pub mod label;
+pub mod refusal;
+pub mod settle;

@@ -79,34 +79,55 @@ impl Engine {
 
 /// The same for the same template on every machine and in every build: adopted engines carry it across restarts
 /// and upgrades. FNV-1a; nobody gains by a collision.
-fn fingerprint(model: &Model) -> u64 {
-    let kind = match model.kind {
+pub(crate) struct Fingerprint(u64);
+
+impl Fingerprint {
+    pub(crate) const fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+
+    /// A text and its end.
+    pub(crate) fn part(&mut self, text: &str) {
+        self.feed(text.as_bytes());
+        self.feed(&[0]);
+    }
+
+    pub(crate) const fn value(&self) -> u64 {
+        self.0
+    }
+}
+
+/// As configurations spell it.
+pub(crate) const fn kind_name(kind: Kind) -> &'static str {
+    match kind {
         Kind::Vllm => "vllm",
         Kind::Sglang => "sglang",
         Kind::LlamaCpp => "llama-cpp",
         Kind::Custom => "custom",
-    };
-    let variables = model.env.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]);
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut feed = |bytes: &[u8]| {
-        for byte in bytes {
-            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    };
+    }
+}
+
+fn fingerprint(model: &Model) -> u64 {
+    let kind = kind_name(model.kind);
+    let mut hash = Fingerprint::new();
     let commands = model.command.iter().map(String::as_str);
     for part in [kind, model.served_name.as_str()].into_iter().chain(commands) {
-        feed(part.as_bytes());
-        feed(&[0]);
+        hash.part(part);
     }
-    feed(&[1]);
-    for part in variables {
-        feed(part.as_bytes());
-        feed(&[0]);
+    hash.feed(&[1]);
+    for part in model.env.iter().flat_map(|(name, value)| [name.as_str(), value.as_str()]) {
+        hash.part(part);
     }
     if model.stub {
-        feed(&[2]);
+        hash.feed(&[2]);
     }
-    hash
+    hash.value()
 }
 
 fn command(reader: &mut Reader, node: &Node) -> Option<Vec<String>> {
@@ -186,7 +207,8 @@ fn sleep_mode(reader: &mut Reader, node: &Node, stub: bool) -> Option<Option<Sle
     Some(mode)
 }
 
-fn sleep_by_command(kind: Kind, stub: bool, command: &[String]) -> SleepApi {
+/// Which calls put an engine to sleep, by what its command says.
+pub(crate) fn sleep_by_command(kind: Kind, stub: bool, command: &[String]) -> SleepApi {
     let has = |flag: &str| command.iter().any(|text| text.split_whitespace().any(|word| word == flag));
     match kind {
         _ if stub => SleepApi::None,

@@ -132,7 +132,8 @@ fn name(reader: &mut Reader, node: &Node, taken: &mut Names) -> Option<String> {
     Some(text)
 }
 
-fn unusable(name: &str) -> Option<&'static str> {
+/// Why a text cannot be a model's name or alias.
+pub(crate) fn unusable(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         return Some("it is empty");
     }
@@ -197,14 +198,18 @@ fn memory(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Option
         Some(size)
     });
     let host = section.read(reader, "host", Reader::size);
-    let awake = awake?;
+    Some(memory_of(awake?, asleep, host, can_sleep))
+}
+
+/// Memory of an engine, with what is taken for what is not said of it.
+pub(crate) fn memory_of(awake: Bytes, asleep: Option<Bytes>, host: Option<Bytes>, can_sleep: bool) -> Memory {
     // An engine that is only ever stopped keeps nothing.
     let unknown = |size: Bytes| if can_sleep { size } else { Bytes::ZERO };
-    Some(Memory {
+    Memory {
         awake,
         asleep: asleep.unwrap_or_else(|| unknown(UNKNOWN_RESIDUE.min(awake))),
         host: host.unwrap_or_else(|| unknown(awake)),
-    })
+    }
 }
 
 fn idle(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Idle {

@@ -69,6 +69,7 @@ pub fn documents() -> Result<Vec<Document>, serde_saphyr::ser::Error> {
 /// Rust's own, which it warns of, and the line breaks of our sources in descriptions.
 fn tidy(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
+    schema.enum_.iter_mut().for_each(|values| values.retain(|value| !value.0.is_null()));
     if let Some(text) = &mut schema.description {
         *text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     }

@@ -1,6 +1,7 @@
 //! What the documents show is true. Every fenced block says by its tag how it is held to that:
 //!
 //! * `yaml`: a configuration; it must be valid.
+//! * `yaml object`: an object of one of our kinds; held to its schema in `crds.rs`.
 //! * `json`: must be JSON.
 //! * `sh run`: is run, block by block and page by page, against a gateway whose models have the names that the
 //!   documents use; addresses and paths are replaced by its own. `sh follow` is run for as long as it takes to say
@@ -94,7 +95,7 @@ fn every_block_has_a_known_tag_and_configurations_and_json_are_valid() {
                 assert_eq!(findings, config::Findings::default(), "{at}: no example should be warned of");
             }
             "json" => drop(serde_json::from_str::<serde_json::Value>(&text).expect(&at)),
-            "sh run" | "sh follow" | "sh launcher" | "mermaid states" | "sh" | "text" => {}
+            "yaml object" | "sh run" | "sh follow" | "sh launcher" | "mermaid states" | "sh" | "text" => {}
             _ => panic!("{at}: '{tag}' is no known tag"),
         }
     }

@@ -7,6 +7,7 @@ mod bad_input;
 mod choice;
 mod cli;
 mod cores;
+mod crds;
 mod demo;
 mod docs;
 mod faults;

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    scalar::{Quantity, Span, SpanOrNever},
+    scalar::{self, Quantity, Span, SpanOrNever},
     template::{self, Template},
 };
 
@@ -70,15 +70,9 @@ pub use self::{
          has(self.eviction) || has(self.variants) || self.pinned || self.minReplicas > 0)")
         .message("mode external is never put to sleep, stopped or scaled: take out memoryAsleep, hostMemory, \
                   stopAfter, eviction, variants, pinned and minReplicas"),
-    validation = Rule::new("!has(self.memory) || quantity(string(self.memory)).isGreaterThan(quantity('0'))")
-        .message("memory is more than 0"),
     validation = Rule::new(
-        "!has(self.memory) || !has(self.memoryAsleep) || \
-         quantity(string(self.memoryAsleep)).compareTo(quantity(string(self.memory))) <= 0")
-        .message("memoryAsleep is at most memory"),
-    validation = Rule::new(
-        "!has(self.stopAfter) || self.stopAfter == 'never' || \
-         (self.cooldownPeriod != 'never' && duration(self.stopAfter) >= duration(self.cooldownPeriod))")
+        "!has(self.stopAfter) || self.stopAfter == 'never' || self.cooldownPeriod == 'never' || \
+         duration(self.stopAfter) >= duration(self.cooldownPeriod)")
         .message("stopAfter is not before cooldownPeriod"),
     validation = Rule::new("self.minReplicas <= self.maxReplicas")
         .message("minReplicas is at most maxReplicas"),
@@ -98,7 +92,8 @@ pub struct InferenceModelSpec {
     pub aliases: Vec<String>,
     /// Memory that one engine takes of each of its accelerators while awake: `80Gi`, `1.5Gi`, or bytes. Required but
     /// for mode external.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "scalar::positive")]
     pub memory: Option<Quantity>,
     /// What an asleep engine keeps of each accelerator. Without it 4Gi is taken until it was measured; 0 for engines that
     /// cannot sleep.
@@ -128,7 +123,7 @@ pub struct InferenceModelSpec {
     #[schemars(extend("maxLength" = 2048, "pattern" = BACKEND_URL))]
     pub backend_url: Option<String>,
     /// The engine's Pod, as in a Deployment. Every field is passed on.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "template::whole")]
     pub template: Option<Template>,
     /// In place of a template: the image of a Pod with one container, `engine`.
@@ -199,8 +194,6 @@ pub struct InferenceModelSpec {
 #[x_kube(
     validation = Rule::new("!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas")
         .message("minReplicas is at most maxReplicas"),
-    validation = Rule::new("!has(self.memory) || quantity(string(self.memory)).isGreaterThan(quantity('0'))")
-        .message("memory is more than 0"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Variant {
@@ -216,7 +209,8 @@ pub struct Variant {
     #[schemars(extend("minimum" = 1, "maximum" = 64))]
     pub accelerators: Option<u32>,
     /// Memory that one engine takes of each accelerator while awake.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "scalar::positive")]
     pub memory: Option<Quantity>,
     /// What an asleep engine keeps of each accelerator.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     ledger::Ledger,
-    scalar::{Quantity, Span},
+    scalar::{self, Quantity, Span},
 };
 
 /// The accelerators behind one node selector.
@@ -42,8 +42,6 @@ use super::{
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[x_kube(
-    validation = Rule::new("!has(self.memory) || quantity(string(self.memory)).isGreaterThan(quantity('0'))")
-        .message("memory is more than 0: leave it out for no cap"),
     validation = Rule::new("!has(self.runtimeClassName) || self.gpuAccess == 'runtimeClass'")
         .message("runtimeClassName goes with gpuAccess runtimeClass"),
 )]
@@ -53,7 +51,8 @@ pub struct AcceleratorPoolSpec {
     #[schemars(extend("minProperties" = 1, "maxProperties" = 16))]
     pub node_selector: BTreeMap<String, String>,
     /// What may be reserved of all accelerators together, when that is to be less than they have.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "scalar::positive")]
     pub memory: Option<Quantity>,
     /// What asleep engines may keep of each accelerator together. Without it, as much as no awake engine needs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -90,7 +89,7 @@ pub struct AcceleratorPoolSpec {
     #[schemars(extend("minLength" = 1, "maxLength" = 253))]
     pub runtime_class_name: Option<String>,
     /// Namespaces whose models may use the pool; all without it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "namespaces")]
     #[x_kube(merge_strategy = ListMerge::Set)]
     pub allowed_namespaces: Option<Vec<String>>,

@@ -25,6 +25,11 @@ pub struct Span(String);
 pub struct SpanOrNever(String);
 
 const QUANTITY: &str = r"^[0-9]{1,18}(\.[0-9]{1,9})?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$";
+/// With some digit that is not 0.
+const POSITIVE: &str = concat!(
+    r"^([0-9]{0,17}[1-9][0-9]{0,17}(\.[0-9]{1,9})?|[0-9]{1,18}\.[0-9]{0,8}[1-9][0-9]{0,8})",
+    "(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+);
 // Four parts of six digits each stay within what an API server's rules can compute with.
 const SPAN: &str = r"^([0-9]{1,6}(\.[0-9]{1,6})?(ms|s|m|h)){1,4}$";
 const SPAN_OR_NEVER: &str = r"^(never|([0-9]{1,6}(\.[0-9]{1,6})?(ms|s|m|h)){1,4})$";
@@ -128,10 +133,20 @@ impl JsonSchema for Quantity {
     fn schema_name() -> Cow<'static, str> {
         "Quantity".into()
     }
-    /// Unquoted bytes are a number in YAML.
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"x-kubernetes-int-or-string": true, "pattern": QUANTITY, "minimum": 0, "maxLength": 32})
+        quantity(QUANTITY, 0)
     }
+}
+
+/// Of a quantity that is more than 0.
+pub(super) fn positive(_: &mut SchemaGenerator) -> Schema {
+    quantity(POSITIVE, 1)
+}
+
+/// Unquoted bytes are a number in YAML. Rules that compare quantities are not in the schemas: an API server takes the
+/// texts for megabytes long when it estimates what a rule costs, and refuses the definition.
+fn quantity(pattern: &str, least: u8) -> Schema {
+    json_schema!({"x-kubernetes-int-or-string": true, "pattern": pattern, "minimum": least, "maxLength": 32})
 }
 
 impl JsonSchema for Span {
@@ -155,5 +170,84 @@ impl JsonSchema for SpanOrNever {
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({"type": "string", "pattern": SPAN_OR_NEVER, "maxLength": 64})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use regex::Regex;
+
+    use super::*;
+
+    const NUMBERS: [&str; 11] = [
+        "0",
+        "00",
+        "1",
+        "007",
+        "999",
+        "1.5",
+        "0.0",
+        "0.000000001",
+        "1.000000001",
+        "123456",
+        "123456789012345678",
+    ];
+
+    #[test]
+    fn quantities_that_a_schema_lets_through_parse_but_for_those_beyond_all_memory() {
+        let [any, positive] = [QUANTITY, POSITIVE].map(|pattern| Regex::new(pattern).unwrap());
+        for number in NUMBERS {
+            for unit in ["", "k", "M", "G", "T", "P", "Ki", "Mi", "Gi", "Ti", "Pi"] {
+                let text = format!("{number}{unit}");
+                assert!(any.is_match(&text), "{text}");
+                let bytes = Quantity(text.clone()).bytes();
+                assert_eq!(positive.is_match(&text), bytes != Ok(Bytes::ZERO), "{text}");
+                // 123456P is more than 2⁶⁴.
+                assert!(
+                    bytes.is_ok() || number.len() == 18 || (number.len() == 6 && unit.starts_with('P')),
+                    "{text}"
+                );
+            }
+        }
+        for junk in [
+            "", "Gi", "-1Gi", "+1", "1e9", "1500m", "1 Gi", " 1", "1Gi ", "1GiB", "1.Gi", ".5Gi", "0x10",
+            "1_000", "lots", "1Gi\n",
+        ] {
+            assert!(!any.is_match(junk) && !positive.is_match(junk), "{junk:?}");
+        }
+    }
+
+    #[test]
+    fn durations_that_a_schema_lets_through_parse() {
+        let [span, or_never] = [SPAN, SPAN_OR_NEVER].map(|pattern| Regex::new(pattern).unwrap());
+        for number in NUMBERS.iter().filter(|number| number.len() < 8) {
+            for unit in ["ms", "s", "m", "h"] {
+                for text in [format!("{number}{unit}"), format!("{number}{unit}999999h999999.999999h1ms")] {
+                    assert!(span.is_match(&text) && or_never.is_match(&text), "{text}");
+                    assert!(Span(text.clone()).millis().is_ok(), "{text}");
+                    assert!(SpanOrNever(text.clone()).millis().is_ok_and(|span| span.is_some()), "{text}");
+                }
+            }
+        }
+        assert!(or_never.is_match(NEVER) && !span.is_match(NEVER));
+        assert_eq!(SpanOrNever::from(NEVER).millis(), Ok(None));
+        for junk in ["", "10", "soon", "-1s", "10 m", "1d", "Never", "10m1", "1h1h1h1h1h", "1.s", "never1s"] {
+            assert!(!span.is_match(junk) && !or_never.is_match(junk), "{junk}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_written_exactly() {
+        for (bytes, text) in [
+            (80 << 30, "80Gi"),
+            (0, "0"),
+            (1, "1"),
+            (1536 << 20, "1536Mi"),
+            (3 << 40, "3Ti"),
+            (u64::MAX, "18446744073709551615"),
+        ] {
+            assert_eq!(Quantity::from(Bytes(bytes)).as_str(), text);
+            assert_eq!(Quantity::from(text).bytes(), Ok(Bytes(bytes)));
+        }
     }
 }

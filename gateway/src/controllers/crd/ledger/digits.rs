@@ -5,7 +5,7 @@ use super::Error;
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 const MORE: u64 = 32;
 /// Of 128 bits.
-const UUID_DIGITS: usize = 22;
+pub(super) const UUID_DIGITS: usize = 22;
 
 /// Appends the number, its lowest five bits first.
 pub(super) fn put(text: &mut String, mut number: u64) {
@@ -76,10 +76,10 @@ pub(super) fn uuid(text: &str) -> Option<String> {
 }
 
 /// Back from [`uuid`].
-pub(super) fn from_uuid(text: &str) -> Result<String, Error> {
+pub(super) fn from_uuid(text: &[u8]) -> Result<String, Error> {
     let mut bits = 0_u128;
-    for byte in text.bytes() {
-        let low = value(byte).ok_or(Error::Digits)?;
+    for byte in text {
+        let low = value(*byte).ok_or(Error::Digits)?;
         let fits = bits.leading_zeros() >= 6;
         bits = if fits { bits << 6 | u128::from(low) } else { return Err(Error::Digits) };
     }

@@ -1,11 +1,13 @@
-//! The packed form: two tables of texts.
+//! The packed form: three tables of texts.
 //!
-//! * `nodes`: a row for each node with something on it: its name, then its accelerators. `GPU-` and a UUID is 22
-//!   characters, any other name is itself behind a `=`.
-//! * `groups`: a row for all reservations of a model that have the same state and sizes: the model, the state, the
-//!   number of accelerators, bytes, host bytes, and the engines. An engine is the difference of its id to that of the
-//!   one before, its replica, when it came into its state (seconds, as a difference, too), its node's row from 1 or 0,
-//!   how many accelerators are known, and which of that row.
+//! * `nodes`: a row for each node with something on it: its name, the UUIDs of its accelerators as one text (22
+//!   characters for each `GPU-` and a UUID), and any other accelerators by their names.
+//! * `shapes`: a row for each combination of what many reservations have in common: state, number of accelerators,
+//!   memory, host memory.
+//! * `models`: a row for each model: its namespace and name, and its reservations in the order of their time. Each is
+//!   its shape (and one bit: whether as many accelerators are known as it takes, or else how many), the replica, the
+//!   seconds since the one before, the difference of the ids, the node's row from 1 or 0, and the accelerators' places
+//!   in that row.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,6 +22,7 @@ use super::{
     Ledger, ObjectName, Reservation, ReservationState,
     digits::{self, Reader},
 };
+use crate::controllers::crd::scalar::Quantity;
 
 /// Why a packed ledger cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,11 +32,11 @@ pub enum Error {
     #[error("the ledger was written by something else than Rouse: digits that are no number")]
     Digits,
     #[error(
-        "the ledger was written by something else than Rouse: '{0}' is no namespace/name, state or number"
+        "the ledger was written by something else than Rouse: '{0}' is no namespace/name, state, number or size"
     )]
     Part(String),
     #[error(
-        "the ledger was written by something else than Rouse: it names a node or accelerator that it does not list"
+        "the ledger was written by something else than Rouse: it names a node, accelerator or shape that it does not list"
     )]
     Unknown,
     #[error(
@@ -54,14 +57,17 @@ pub(super) struct Packed {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     nodes: Vec<Vec<String>>,
-    /// A row for each model and what its reservations have in common, and in its last part the reservations.
+    /// A row for what many reservations have in common: state, number of accelerators, memory, host memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
-    groups: Vec<Vec<String>>,
+    shapes: Vec<Vec<String>>,
+    /// A row for each InferenceModel: its namespace and name, and its reservations.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    models: Vec<Vec<String>>,
 }
 
-/// What the reservations of a row have in common.
-type Common<'a> = (&'a ObjectName, ReservationState, u32, Bytes, Bytes);
+type Shape = (ReservationState, u32, Bytes, Bytes);
 
 const STATES: [(ReservationState, &str); 4] = [
     (ReservationState::Reserved, "Reserved"),
@@ -70,90 +76,105 @@ const STATES: [(ReservationState, &str); 4] = [
     (ReservationState::Releasing, "Releasing"),
 ];
 
+const fn shape(one: &Reservation) -> Shape {
+    (one.state, one.count, one.bytes, one.host_bytes)
+}
+
 impl From<Ledger> for Packed {
-    fn from(mut ledger: Ledger) -> Self {
-        ledger.reservations.sort_by_key(|reservation| reservation.id);
-        let table = Table::new(&ledger.reservations);
-        let mut groups: BTreeMap<Common<'_>, Vec<&Reservation>> = BTreeMap::new();
+    fn from(ledger: Ledger) -> Self {
+        let nodes = Table::new(&ledger.reservations);
+        let distinct: BTreeSet<Shape> = ledger.reservations.iter().map(shape).collect();
+        let shapes: BTreeMap<Shape, u64> = distinct.into_iter().zip(0..).collect();
+        let mut models: BTreeMap<&ObjectName, Vec<&Reservation>> = BTreeMap::new();
         for one in &ledger.reservations {
-            let common = (&one.model, one.state, one.count, one.bytes, one.host_bytes);
-            groups.entry(common).or_default().push(one);
+            models.entry(&one.model).or_default().push(one);
         }
-        let groups = groups.iter().map(|(common, engines)| group(*common, engines, &table)).collect();
-        Self { next: ledger.next, nodes: table.rows(), groups }
+        let models = models.into_iter().map(|(model, mut all)| {
+            all.sort_by_key(|one| (one.since, one.id));
+            vec![model.to_string(), engines(&all, &shapes, &nodes)]
+        });
+        Self { next: ledger.next, models: models.collect(), nodes: nodes.rows(), shapes: shape_rows(&shapes) }
     }
 }
 
-fn group(
-    (model, state, count, bytes, host): Common<'_>,
-    engines: &[&Reservation],
-    table: &Table<'_>,
-) -> Vec<String> {
-    let state = STATES.iter().find(|(known, _)| *known == state).map_or("", |(_, name)| *name);
+fn shape_rows(shapes: &BTreeMap<Shape, u64>) -> Vec<Vec<String>> {
+    let row = |(state, count, bytes, host): &Shape| {
+        let state = STATES.iter().find(|(known, _)| known == state).map_or("", |(_, name)| *name);
+        let size = |bytes: &Bytes| Quantity::from(*bytes).to_string();
+        vec![state.to_owned(), count.to_string(), size(bytes), size(host)]
+    };
+    shapes.keys().map(row).collect()
+}
+
+fn engines(all: &[&Reservation], shapes: &BTreeMap<Shape, u64>, nodes: &Table<'_>) -> String {
     let mut text = String::new();
     let mut before = (0, 0);
-    for one in engines {
+    for one in all {
         let seconds = one.since.0 / 1000;
-        digits::put(&mut text, one.id - before.0);
+        let (row, places) = nodes.find(one);
+        let known = places.len() as u64;
+        let whole = row == 0 || known == u64::from(one.count);
+        let shape = shapes.get(&shape(one)).copied().unwrap_or_default();
+        digits::put(&mut text, shape << 1 | u64::from(!whole));
         digits::put(&mut text, u64::from(one.replica));
-        digits::put_signed(&mut text, seconds.cast_signed().wrapping_sub(before.1));
-        before = (one.id, seconds.cast_signed());
-        table.put(&mut text, one);
+        digits::put(&mut text, seconds - before.0);
+        digits::put_signed(&mut text, one.id.wrapping_sub(before.1).cast_signed());
+        digits::put(&mut text, row);
+        if !whole {
+            digits::put(&mut text, known);
+        }
+        places.into_iter().for_each(|place| digits::put(&mut text, place));
+        before = (seconds, one.id);
     }
-    vec![
-        model.to_string(),
-        state.to_owned(),
-        count.to_string(),
-        bytes.0.to_string(),
-        host.0.to_string(),
-        text,
-    ]
+    text
 }
 
+/// Whether it is a name that stands behind the UUIDs, and what it is.
+type Place<'a> = (bool, &'a AcceleratorId);
+
 /// Nodes and their accelerators, each with its place.
-struct Table<'a>(BTreeMap<&'a str, (u64, BTreeMap<&'a AcceleratorId, u64>)>);
+struct Table<'a>(BTreeMap<&'a str, (u64, BTreeMap<Place<'a>, u64>)>);
 
 impl<'a> Table<'a> {
     /// Accelerators of a reservation without a node stand in a row without a name.
     fn new(reservations: &'a [Reservation]) -> Self {
-        let mut nodes: BTreeMap<&str, BTreeSet<&AcceleratorId>> = BTreeMap::new();
+        let mut nodes: BTreeMap<&str, BTreeSet<Place<'_>>> = BTreeMap::new();
         for one in reservations.iter().filter(|one| one.node.is_some() || !one.accelerators.is_empty()) {
-            nodes.entry(one.node.as_deref().unwrap_or_default()).or_default().extend(&one.accelerators);
+            let row = nodes.entry(one.node.as_deref().unwrap_or_default()).or_default();
+            row.extend(one.accelerators.iter().map(place));
         }
-        let numbered = |ids: BTreeSet<&'a AcceleratorId>| ids.into_iter().zip(0..).collect();
+        let numbered = |ids: BTreeSet<Place<'a>>| ids.into_iter().zip(0..).collect();
         Self(nodes.into_iter().zip(1..).map(|((node, ids), row)| (node, (row, numbered(ids)))).collect())
     }
 
-    fn put(&self, text: &mut String, one: &Reservation) {
+    /// The row from 1, or 0, and the places in it.
+    fn find(&self, one: &Reservation) -> (u64, Vec<u64>) {
         let known = one.node.is_some() || !one.accelerators.is_empty();
-        let row = self.0.get(one.node.as_deref().unwrap_or_default()).filter(|_| known);
-        digits::put(text, row.map_or(0, |(row, _)| *row));
-        if let Some((_, places)) = row {
-            digits::put(text, one.accelerators.len() as u64);
-            for id in &one.accelerators {
-                digits::put(text, places.get(id).copied().unwrap_or_default());
+        match self.0.get(one.node.as_deref().unwrap_or_default()).filter(|_| known) {
+            Some((row, places)) => {
+                let places = one.accelerators.iter().filter_map(|id| places.get(&place(id)).copied());
+                (*row, places.collect())
             }
+            None => (0, Vec::new()),
         }
     }
 
     fn rows(&self) -> Vec<Vec<String>> {
-        let row = |(node, (_, ids)): (&&str, &(u64, BTreeMap<&AcceleratorId, u64>))| {
-            let ids = ids.keys().map(|id| short(id.as_str()));
-            std::iter::once((*node).to_owned()).chain(ids).collect()
+        let row = |(node, (_, ids)): (&&str, &(u64, BTreeMap<Place<'_>, u64>))| {
+            let uuids = ids.keys().filter_map(|(_, id)| uuid(id)).collect();
+            let names = ids.keys().filter(|(named, _)| *named).map(|(_, id)| id.to_string());
+            [(*node).to_owned(), uuids].into_iter().chain(names).collect()
         };
         self.0.iter().map(row).collect()
     }
 }
 
-fn short(id: &str) -> String {
-    id.strip_prefix("GPU-").and_then(digits::uuid).unwrap_or_else(|| format!("={id}"))
+fn place(id: &AcceleratorId) -> Place<'_> {
+    (uuid(id).is_none(), id)
 }
 
-fn long(short: &str) -> Result<AcceleratorId, Error> {
-    match short.strip_prefix('=') {
-        Some(name) => Ok(name.into()),
-        None => Ok(format!("GPU-{}", digits::from_uuid(short)?).into()),
-    }
+fn uuid(id: &AcceleratorId) -> Option<String> {
+    id.as_str().strip_prefix("GPU-").and_then(digits::uuid)
 }
 
 impl TryFrom<Packed> for Ledger {
@@ -161,9 +182,10 @@ impl TryFrom<Packed> for Ledger {
 
     fn try_from(packed: Packed) -> Result<Self, Error> {
         let nodes = packed.nodes.iter().map(|row| node(row)).collect::<Result<Vec<_>, _>>()?;
+        let shapes = packed.shapes.iter().map(|row| shape_of(row)).collect::<Result<Vec<_>, _>>()?;
         let mut reservations = Vec::new();
-        for row in &packed.groups {
-            ungroup(row, &nodes, &mut reservations)?;
+        for row in &packed.models {
+            unpack(row, &shapes, &nodes, &mut reservations)?;
         }
         reservations.sort_by_key(|one: &Reservation| one.id);
         let mut free = 0;
@@ -180,32 +202,50 @@ impl TryFrom<Packed> for Ledger {
 type Node<'a> = (&'a str, Vec<AcceleratorId>);
 
 fn node(row: &[String]) -> Result<Node<'_>, Error> {
-    let (name, ids) = row.split_first().ok_or(Error::Row(0))?;
-    Ok((name, ids.iter().map(|id| long(id)).collect::<Result<_, _>>()?))
+    let [name, uuids, names @ ..] = row else {
+        return Err(Error::Row(row.len()));
+    };
+    let uuids = uuids.as_bytes().chunks(digits::UUID_DIGITS).map(digits::from_uuid);
+    let uuids = uuids.map(|uuid| Ok(AcceleratorId::from(format!("GPU-{}", uuid?))));
+    let names = names.iter().map(|name| Ok(AcceleratorId::from(name.as_str())));
+    Ok((name, uuids.chain(names).collect::<Result<_, Error>>()?))
 }
 
-fn ungroup(row: &[String], nodes: &[Node<'_>], into: &mut Vec<Reservation>) -> Result<(), Error> {
-    let [model, state, count, bytes, host, text] = row else {
+fn shape_of(row: &[String]) -> Result<Shape, Error> {
+    let [state, count, bytes, host] = row else {
         return Err(Error::Row(row.len()));
     };
     let part = |text: &String| Error::Part(text.clone());
-    let (namespace, name) = model.split_once('/').ok_or_else(|| part(model))?;
-    let state =
-        STATES.iter().find(|(_, name)| name == state).map(|(state, _)| *state).ok_or_else(|| part(state))?;
+    let known = STATES.iter().find(|(_, name)| name == state);
     let count = count.parse().map_err(|_| part(count))?;
-    let bytes = Bytes(bytes.parse().map_err(|_| part(bytes))?);
-    let host_bytes = Bytes(host.parse().map_err(|_| part(host))?);
+    let bytes = bytes.parse().map_err(|_| part(bytes))?;
+    let host = host.parse().map_err(|_| part(host))?;
+    Ok((known.ok_or_else(|| part(state))?.0, count, bytes, host))
+}
+
+fn unpack(
+    row: &[String],
+    shapes: &[Shape],
+    nodes: &[Node<'_>],
+    into: &mut Vec<Reservation>,
+) -> Result<(), Error> {
+    let [model, text] = row else {
+        return Err(Error::Row(row.len()));
+    };
+    let (namespace, name) = model.split_once('/').ok_or_else(|| Error::Part(model.clone()))?;
     let mut reader = Reader::new(text);
-    let mut before = (0_u64, 0_i64);
+    let (mut seconds, mut id) = (0_u64, 0_u64);
     while !reader.is_done() {
-        let id = before.0.checked_add(reader.take()?).ok_or(Error::Digits)?;
+        let mark = reader.take()?;
+        let shape = usize::try_from(mark >> 1).ok().and_then(|index| shapes.get(index));
+        let (state, count, bytes, host_bytes) = *shape.ok_or(Error::Unknown)?;
         let replica = u32::try_from(reader.take()?).map_err(|_| Error::Digits)?;
-        let seconds = before.1.checked_add(reader.take_signed()?).ok_or(Error::Digits)?;
-        before = (id, seconds);
-        let since = u64::try_from(seconds).ok().and_then(|seconds| seconds.checked_mul(1000)).map(Tick);
-        let (node, accelerators) = place(&mut reader, nodes)?;
+        seconds = seconds.checked_add(reader.take()?).ok_or(Error::Digits)?;
+        let since = Tick(seconds.checked_mul(1000).ok_or(Error::Digits)?);
+        id = id.wrapping_add(reader.take_signed()?.cast_unsigned());
+        let known = (mark & 1 == 0).then_some(u64::from(count));
+        let (node, accelerators) = places(&mut reader, known, nodes)?;
         let model = ObjectName::new(namespace, name);
-        let since = since.ok_or(Error::Digits)?;
         into.push(Reservation {
             id,
             model,
@@ -222,13 +262,21 @@ fn ungroup(row: &[String], nodes: &[Node<'_>], into: &mut Vec<Reservation>) -> R
     Ok(())
 }
 
-fn place(reader: &mut Reader<'_>, nodes: &[Node<'_>]) -> Result<(Option<String>, Vec<AcceleratorId>), Error> {
+/// `known`: how many accelerators there are, when the text does not say it.
+fn places(
+    reader: &mut Reader<'_>,
+    known: Option<u64>,
+    nodes: &[Node<'_>],
+) -> Result<(Option<String>, Vec<AcceleratorId>), Error> {
     let row = usize::try_from(reader.take()?).map_err(|_| Error::Unknown)?;
     let Some(row) = row.checked_sub(1) else {
         return Ok((None, Vec::new()));
     };
     let (name, ids) = nodes.get(row).ok_or(Error::Unknown)?;
-    let known = reader.take()?;
+    let known = match known {
+        Some(known) => known,
+        None => reader.take()?,
+    };
     let mut accelerators = Vec::new();
     for _ in 0..known {
         let index = usize::try_from(reader.take()?).map_err(|_| Error::Unknown)?;

@@ -98,28 +98,45 @@ fn forty_thousand_reservations_are_far_below_what_an_object_may_have() {
 
 #[test]
 fn what_somebody_else_wrote_is_refused_whole() {
-    let read = |text: &str| serde_json::from_str::<Ledger>(text).unwrap_err().to_string();
-    let nodes = r#""nodes":[["n","=a"]]"#;
-    for (groups, why) in [
-        (r#"["a/b","Placed","1","5","0"]"#, "5 parts"),
-        (r#"["ab","Placed","1","5","0","AAABBA"]"#, "'ab'"),
-        (r#"["a/b","Lost","1","5","0","AAABBA"]"#, "'Lost'"),
-        (r#"["a/b","Placed","one","5","0","AAABBA"]"#, "'one'"),
-        (r#"["a/b","Placed","1","5","0","AAAB"]"#, "digits"),
-        (r#"["a/b","Placed","1","5","0","AA!BBA"]"#, "digits"),
-        (r#"["a/b","Placed","1","5","0","______________A"]"#, "digits"),
-        (r#"["a/b","Placed","1","5","0","AAACBA"]"#, "does not list"),
-        (r#"["a/b","Placed","1","5","0","AAABBB"]"#, "does not list"),
-        (r#"["a/b","Placed","1","5","0","AAABBAAAABBA"]"#, "the id 0 is there twice"),
-        (r#"["a/b","Placed","1","5","0","KAABBA"]"#, "the id 10 "),
+    let read = |text: &str| serde_json::from_str::<Ledger>(text);
+    let ledger = |node: &str, shape: &str, model: &str| {
+        format!(r#"{{"next":5,"nodes":[{node}],"shapes":[{shape}],"models":[{model}]}}"#)
+    };
+    let (node, shape, model) = (r#"["n","","a"]"#, r#"["Placed","1","5","0"]"#, r#"["a/b","AAAABA"]"#);
+    // The smallest that is well written, so that what follows fails for its own reason.
+    assert_eq!(read(&ledger(node, shape, model)).unwrap().reservations.len(), 1);
+    let refused = |text: String, why: &str| {
+        let error = read(&text).expect_err(&text).to_string();
+        assert!(error.contains(why), "{text}: {error}");
+    };
+    for (model, why) in [
+        (r#"["a/b"]"#, "1 parts"),
+        (r#"["ab","AAAABA"]"#, "'ab'"),
+        (r#"["a/b","AAAAB"]"#, "digits"),
+        (r#"["a/b","AA!ABA"]"#, "digits"),
+        (r#"["a/b","______________A"]"#, "digits"),
+        (r#"["a/b","CAAABA"]"#, "does not list"),
+        (r#"["a/b","AAAACA"]"#, "does not list"),
+        (r#"["a/b","AAAABB"]"#, "does not list"),
+        (r#"["a/b","BAAABCAB"]"#, "does not list"),
+        (r#"["a/b","AAAABAAAAABA"]"#, "the id 0 is there twice"),
+        (r#"["a/b","AAAUBA"]"#, "the id 10 "),
+        (r#"["a/b","AAABBA"]"#, "the id 18446744073709551615 "),
     ] {
-        let error = read(&format!(r#"{{"next":5,{nodes},"groups":[{groups}]}}"#));
-        assert!(error.contains(why), "{groups}: {error}");
+        refused(ledger(node, shape, model), why);
     }
-    for row in ["[]", r#"["n","AAAA"]"#, r#"["n","______________________"]"#, r#"["n","aä"]"#] {
-        read(&format!(r#"{{"next":5,"nodes":[{row}]}}"#));
+    for (shape, why) in [
+        (r#"["Placed","1","5"]"#, "3 parts"),
+        (r#"["Lost","1","5","0"]"#, "'Lost'"),
+        (r#"["Placed","one","5","0"]"#, "'one'"),
+        (r#"["Placed","1","x","0"]"#, "'x'"),
+    ] {
+        refused(ledger(node, shape, model), why);
     }
-    // The smallest that is well written, so that the above fail for their own reasons.
-    let fine = format!(r#"{{"next":5,{nodes},"groups":[["a/b","Placed","1","5","0","AAABBA"]]}}"#);
-    assert_eq!(serde_json::from_str::<Ledger>(&fine).unwrap().reservations.len(), 1);
+    for node in [r#"["n"]"#, "[]"] {
+        refused(ledger(node, shape, model), "parts");
+    }
+    for uuids in ["AAAA", "______________________", "aä", &"A".repeat(23)] {
+        refused(ledger(&format!(r#"["n","{uuids}","a"]"#), shape, model), "digits");
+    }
 }

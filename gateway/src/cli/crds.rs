@@ -1,0 +1,25 @@
+//! `crds`: the definitions that a cluster needs before it can hold our objects.
+
+use std::{io::Write as _, path::Path, process::ExitCode};
+
+use anyhow::Context as _;
+
+use crate::controllers::crd;
+
+/// Prints them one after the other, or writes a file for each.
+pub(super) fn run(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let documents = crd::documents().context("cannot write the definitions as YAML")?;
+    let Some(dir) = dir else {
+        let mut out = std::io::stdout().lock();
+        for document in &documents {
+            write!(out, "---\n{}", document.text)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    for document in &documents {
+        let file = dir.join(&document.file);
+        std::fs::write(&file, &document.text).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

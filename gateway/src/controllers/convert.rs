@@ -1,0 +1,273 @@
+//! What an InferenceModel means to the decisions, to the data path and to whoever makes its Pods.
+//!
+//! An object has passed its schema, as a rule; but schemas are replaced, and a stored object stays as it was. So nothing
+//! here trusts it: everything that is wrong with it is found at once, and becomes a [`Refused`].
+
+mod engine;
+mod pods;
+mod read;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use rouse::{
+    model::{Accelerators, Eviction, Idle, Memory, ModelName, ModelSpec, QueuePolicy},
+    units::{Bytes, Millis},
+};
+
+use self::read::Reader;
+use super::{
+    address::{self, Backend},
+    crd::{
+        InferenceModel, InferenceModelSpec, Template,
+        inference_model::{self as written, DEFAULT_VARIANT, Mode},
+        ledger::ObjectName,
+    },
+    refusal::{Refusal, Refused},
+    settle::object_name,
+};
+use crate::config;
+
+/// One model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    pub object: ObjectName,
+    /// How its engines are spoken to.
+    pub engine: Arc<config::Model>,
+    pub run: Run,
+    /// The cheapest first, those of one price in their order in the object. At least one; exactly one of a model that is
+    /// external, with no accelerators and no memory.
+    pub variants: Vec<Variant>,
+    /// What the object says of one engine's memory, for its status.
+    pub declared: Option<Bytes>,
+    /// Directly; [`super::settle::closure`] has all.
+    pub dependencies: Vec<ObjectName>,
+    /// `None`: as the gateway has it.
+    pub eviction: Option<Eviction>,
+    pub queue: Queue,
+}
+
+/// Who runs the engines.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Run {
+    Deployment(Pods),
+    DualPods(Pods),
+    /// Nobody that Rouse knows.
+    External(Backend),
+}
+
+/// What an engine's Pod is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pods {
+    pub template: Template,
+    /// The name of the engine's container in it.
+    pub container: String,
+    /// Where the engine listens in its Pod.
+    pub port: u16,
+}
+
+/// One way of running the model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Variant {
+    pub name: String,
+    pub cost: f64,
+    /// `replicas` is the most that may run.
+    pub spec: ModelSpec,
+    pub min_replicas: u32,
+    pub node_selector: BTreeMap<String, String>,
+    /// To be merged into the template.
+    pub patch: Option<Template>,
+}
+
+/// How requests wait. `None`: as the gateway has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Queue {
+    pub policy: Option<QueuePolicy>,
+    pub max_wait: Option<Millis>,
+    pub max_waiting: Option<u32>,
+}
+
+/// What the gateway allows objects to say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Backends need not be Services of their model's namespace.
+    pub any_backend: bool,
+}
+
+/// An asleep engine is stopped after so long, when nothing else is said.
+const STOP_AFTER: Millis = Millis::secs(3600);
+
+/// Reads an object by itself. What it may not do beside others is [`super::settle`]'s.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn convert(object: &InferenceModel, policy: Policy) -> Result<Model, Refused> {
+    let spec = &object.spec;
+    let mut reader = Reader::default();
+    let name = reader.names(spec);
+    let object = object_name(object);
+    let run = run(&mut reader, spec, &object, policy);
+    let engine = engine::engine(&mut reader, spec, name, run.as_ref());
+    let dependencies = spec.dependencies.iter().map(|name| ObjectName::new(object.namespace.clone(), name));
+    let dependencies: Vec<_> = dependencies.collect();
+    if dependencies.contains(&object) {
+        reader.note(Refusal::Cycle(vec![object.name.clone(), object.name.clone()]));
+    }
+    let common = common(&mut reader, spec);
+    let variants = match &run {
+        Some(Run::External(_)) => vec![external(spec, &engine, &common)],
+        _ => variants(&mut reader, spec, &engine, &common, run.as_ref()),
+    };
+    let queue = queue(&mut reader, spec);
+    let eviction = spec.eviction.map(|eviction| match eviction {
+        written::Eviction::Residency => Eviction::Residency,
+        written::Eviction::Cooldown => Eviction::Cooldown,
+        written::Eviction::Never => Eviction::Never,
+    });
+    let declared = spec.memory.as_ref().and_then(|memory| memory.bytes().ok());
+    let run = reader.finish(run)?;
+    Ok(Model { object, engine: Arc::new(engine), run, variants, declared, dependencies, eviction, queue })
+}
+
+fn run(reader: &mut Reader, spec: &InferenceModelSpec, object: &ObjectName, policy: Policy) -> Option<Run> {
+    if spec.mode == Mode::External {
+        reader.external(spec);
+        let Some(url) = &spec.backend_url else {
+            reader.spec("mode external needs a backendUrl");
+            return None;
+        };
+        return match address::backend(url, &object.namespace, policy.any_backend) {
+            Ok(backend) => Some(Run::External(backend)),
+            Err(error) => {
+                reader.note(error.into());
+                None
+            }
+        };
+    }
+    if spec.backend_url.is_some() {
+        reader.spec("backendUrl is for mode external: engines that Rouse runs are found without it");
+    }
+    let pods = pods::pods(reader, spec)?;
+    Some(if spec.mode == Mode::DualPods { Run::DualPods(pods) } else { Run::Deployment(pods) })
+}
+
+/// What all variants have in common.
+struct Common {
+    idle: Idle,
+    start_timeout: Millis,
+}
+
+fn common(reader: &mut Reader, spec: &InferenceModelSpec) -> Common {
+    let sleep_after = reader.span_or_never("cooldownPeriod", &spec.cooldown_period);
+    let stop_after = match &spec.stop_after {
+        Some(span) => reader.span_or_never("stopAfter", span),
+        None => Some(STOP_AFTER.max(sleep_after.unwrap_or_default())),
+    };
+    if let (Some(sleep), Some(stop)) = (sleep_after, stop_after)
+        && stop < sleep
+    {
+        reader.spec(format!(
+            "stopAfter ({stop}) is before cooldownPeriod ({sleep}): an engine sleeps before it is stopped"
+        ));
+    }
+    let idle = Idle { sleep_after, stop_after, level: engine::level(spec.engine.level) };
+    let start_timeout = reader.positive_span("startTimeout", &spec.start_timeout);
+    Common { idle, start_timeout }
+}
+
+fn external(spec: &InferenceModelSpec, engine: &config::Model, common: &Common) -> Variant {
+    let nothing = Memory { awake: Bytes::ZERO, asleep: Bytes::ZERO, host: Bytes::ZERO };
+    let awake = Idle { sleep_after: None, stop_after: None, ..common.idle };
+    Variant {
+        name: DEFAULT_VARIANT.to_owned(),
+        cost: 0.0,
+        spec: ModelSpec {
+            accelerators: Accelerators::Count(0),
+            pinned: true,
+            can_sleep: false,
+            idle: awake,
+            ..model_spec(spec, engine, common, nothing, 1)
+        },
+        min_replicas: 1,
+        node_selector: BTreeMap::new(),
+        patch: None,
+    }
+}
+
+fn variants(
+    reader: &mut Reader,
+    spec: &InferenceModelSpec,
+    engine: &config::Model,
+    common: &Common,
+    run: Option<&Run>,
+) -> Vec<Variant> {
+    let alone = [written::Variant { name: DEFAULT_VARIANT.to_owned(), ..written::Variant::default() }];
+    let listed = if spec.variants.is_empty() { &alone[..] } else { &spec.variants };
+    let explicit = run.is_some_and(|run| engine::explicit_memory(spec.engine.kind, run));
+    let mut names = std::collections::BTreeSet::new();
+    let mut variants = Vec::with_capacity(listed.len());
+    for written in listed {
+        if !names.insert(&written.name) {
+            reader.spec(format!("there are two variants '{}': rename one", written.name));
+        }
+        reader.within =
+            if spec.variants.is_empty() { String::new() } else { format!("variants '{}': ", written.name) };
+        let memory = reader.memory(spec, written, engine.sleep != config::SleepApi::None);
+        let (min, max) = reader.replicas(spec, written);
+        variants.push(Variant {
+            name: written.name.clone(),
+            cost: written.cost,
+            spec: ModelSpec {
+                accelerators: Accelerators::Count(reader.accelerators(spec, written)),
+                explicit_memory: explicit,
+                fingerprint: pods::patched(engine.fingerprint, written.template.as_ref()),
+                ..model_spec(spec, engine, common, memory, max)
+            },
+            min_replicas: if spec.pinned { min.max(1) } else { min },
+            node_selector: written.node_selector.as_ref().unwrap_or(&spec.node_selector).clone(),
+            patch: written.template.clone(),
+        });
+    }
+    reader.within.clear();
+    variants.sort_by(|a, b| a.cost.total_cmp(&b.cost));
+    variants
+}
+
+fn model_spec(
+    spec: &InferenceModelSpec,
+    engine: &config::Model,
+    common: &Common,
+    memory: Memory,
+    replicas: u32,
+) -> ModelSpec {
+    ModelSpec {
+        name: ModelName::from(spec.model_name.as_str()),
+        aliases: spec.aliases.clone(),
+        accelerators: Accelerators::Count(spec.accelerators),
+        memory,
+        idle: common.idle,
+        replicas,
+        pinned: spec.pinned,
+        priority: spec.priority,
+        max_concurrency: spec.max_concurrency,
+        start_timeout: common.start_timeout,
+        explicit_memory: false,
+        can_sleep: engine.sleep != config::SleepApi::None,
+        fingerprint: engine.fingerprint,
+    }
+}
+
+fn queue(reader: &mut Reader, spec: &InferenceModelSpec) -> Queue {
+    let Some(queue) = &spec.queue else {
+        return Queue::default();
+    };
+    Queue {
+        policy: queue.policy.map(|policy| match policy {
+            written::QueuePolicy::Wait => QueuePolicy::Wait,
+            written::QueuePolicy::Reject => QueuePolicy::Reject,
+        }),
+        max_wait: queue.max_wait.as_ref().map(|span| reader.positive_span("queue.maxWait", span)),
+        max_waiting: queue.max_waiting,
+    }
+}

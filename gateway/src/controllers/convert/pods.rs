@@ -1,0 +1,129 @@
+//! What an engine's Pod is made of.
+
+use serde_json::{Map, Value, json};
+
+use super::{Pods, Refusal, Run, read::Reader};
+use crate::{
+    config::Fingerprint,
+    controllers::crd::{
+        InferenceModelSpec, Template,
+        inference_model::{ResourceAmounts, Resources},
+    },
+};
+
+/// The container of a short form.
+const CONTAINER: &str = "engine";
+/// What a short form asks for accelerators by, and the taint that its Pods tolerate.
+const GPU: &str = "nvidia.com/gpu";
+
+pub(super) fn pods(reader: &mut Reader, spec: &InferenceModelSpec) -> Option<Pods> {
+    if spec.resources.is_some() && spec.container_image.is_none() {
+        reader.spec("resources go with containerImage: in a template they stand at the container");
+    }
+    let template = match (&spec.template, &spec.container_image) {
+        (Some(template), None) => template.clone(),
+        (None, Some(image)) => short_form(image, spec),
+        (Some(_), Some(_)) => {
+            reader.spec("template and containerImage are two ways of saying the same: take one out");
+            return None;
+        }
+        (None, None) => {
+            reader.spec("there is nothing to run: say template or containerImage");
+            return None;
+        }
+    };
+    let container = container(reader, &template, spec.engine.container.as_deref())?;
+    Some(Pods { container, template, port: spec.engine.port })
+}
+
+/// The name of the engine's container.
+fn container(reader: &mut Reader, template: &Template, wanted: Option<&str>) -> Option<String> {
+    let names: Vec<_> =
+        template.containers().filter_map(|container| container.get("name")?.as_str()).collect();
+    let found = names.iter().find(|name| wanted.is_none_or(|wanted| **name == wanted));
+    if found.is_none() {
+        reader.note(Refusal::Template(match wanted {
+            Some(wanted) if !names.is_empty() => {
+                format!(
+                    "engine.container: the template has no container '{wanted}', but {}",
+                    names.join(", ")
+                )
+            }
+            _ => "template.spec.containers has no container with a name".to_owned(),
+        }));
+    }
+    found.map(|name| (*name).to_owned())
+}
+
+fn short_form(image: &str, spec: &InferenceModelSpec) -> Template {
+    let resources = spec.resources.clone().unwrap_or_default();
+    let Resources { requests, limits } = &resources;
+    let given = |amounts: &Option<ResourceAmounts>| amounts.as_ref().and_then(|amounts| amounts.gpu.clone());
+    let gpu = given(limits).or_else(|| given(requests)).unwrap_or_else(|| spec.accelerators.to_string());
+    let needed = gpu != "0";
+    // An API server wants what is counted in whole pieces to be requested as it is limited; limits alone say both.
+    let mut limits = amounts(limits.as_ref());
+    if needed {
+        limits.insert(GPU.to_owned(), gpu.into());
+    }
+    let mut pod = json!({
+        "containers": [{
+            "name": CONTAINER,
+            "image": image,
+            "ports": [{"name": "http", "containerPort": spec.engine.port}],
+            "resources": {"requests": amounts(requests.as_ref()), "limits": limits},
+        }],
+    });
+    if needed {
+        pod["tolerations"] = json!([{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]);
+    }
+    Template([("spec".to_owned(), pod)].into_iter().collect())
+}
+
+fn amounts(amounts: Option<&ResourceAmounts>) -> Map<String, Value> {
+    let cpu = amounts.and_then(|amounts| amounts.cpu.clone());
+    let memory = amounts.and_then(|amounts| amounts.memory.as_ref()).map(ToString::to_string);
+    let named = [("cpu", cpu), ("memory", memory)].into_iter();
+    named.filter_map(|(name, amount)| Some((name.to_owned(), Value::from(amount?)))).collect()
+}
+
+/// Command and arguments of the engine's container; empty where its image says them.
+pub(super) fn command(run: &Run) -> Vec<String> {
+    let (Run::Deployment(pods) | Run::DualPods(pods)) = run else {
+        return Vec::new();
+    };
+    let named = |name: Option<&Value>| name.and_then(Value::as_str) == Some(pods.container.as_str());
+    let container = pods.template.containers().find(|container| named(container.get("name")));
+    let words =
+        |key: &str| container.and_then(|container| container.get(key)?.as_array()).into_iter().flatten();
+    words("command").chain(words("args")).filter_map(|word| word.as_str().map(str::to_owned)).collect()
+}
+
+/// Of what an engine is started with.
+pub(super) fn fingerprint(run: &Run, kind: &str, served_name: &str) -> u64 {
+    let mut hash = Fingerprint::new();
+    hash.part(kind);
+    hash.part(served_name);
+    if let Run::Deployment(pods) | Run::DualPods(pods) = run {
+        hash.part(&pods.container);
+        hash.part(&pods.port.to_string());
+        feed(&mut hash, &pods.template);
+    }
+    hash.value()
+}
+
+/// Of a variant whose model has this one.
+pub(super) fn patched(fingerprint: u64, patch: Option<&Template>) -> u64 {
+    let Some(patch) = patch else {
+        return fingerprint;
+    };
+    let mut hash = Fingerprint::new();
+    hash.feed(&fingerprint.to_le_bytes());
+    feed(&mut hash, patch);
+    hash.value()
+}
+
+/// As an API server gives it, which has the keys in their order.
+fn feed(hash: &mut Fingerprint, template: &Template) {
+    hash.part(&Value::Object(template.0.clone()).to_string());
+}

@@ -1,0 +1,275 @@
+use rouse::model::LevelPolicy;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    config::{Kind, SleepApi},
+    controllers::address::Host,
+};
+
+/// An object whose spec is the smallest good one with these fields over it; `null` takes one out.
+fn object(fields: Value) -> InferenceModel {
+    let mut spec = json!({"modelName": "llama", "memory": "80Gi", "containerImage": "vllm:1"});
+    for (name, value) in fields.as_object().unwrap() {
+        spec[name] = value.clone();
+    }
+    spec.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+    let metadata = json!({"name": "llama", "namespace": "team-a"});
+    let whole = json!({"apiVersion": "rouse.dev/v1alpha1", "kind": "InferenceModel", "metadata": metadata, "spec": spec});
+    serde_json::from_value(whole).unwrap()
+}
+
+fn read(fields: Value) -> Model {
+    convert(&object(fields), Policy::default()).unwrap_or_else(|refused| panic!("{refused}"))
+}
+
+fn refused(fields: Value) -> (&'static str, String) {
+    let refused = convert(&object(fields.clone()), Policy::default()).expect_err(&fields.to_string());
+    assert!(!refused.all().is_empty(), "{fields}: refused for nothing");
+    (refused.reason(), refused.to_string())
+}
+
+fn external(fields: Value) -> Value {
+    let mut all =
+        json!({"mode": "external", "backendUrl": "http://vllm:8000", "containerImage": null, "memory": null});
+    for (name, value) in fields.as_object().unwrap() {
+        all[name] = value.clone();
+    }
+    all
+}
+
+#[test]
+fn the_smallest_object_means_what_its_defaults_say() {
+    let model = read(json!({}));
+    let [variant] = model.variants.as_slice() else { panic!("{:?}", model.variants) };
+    let spec = &variant.spec;
+    assert_eq!((variant.name.as_str(), variant.min_replicas, spec.replicas), ("default", 0, 1));
+    assert_eq!(spec.memory, Memory { awake: Bytes::gib(80), asleep: Bytes::ZERO, host: Bytes::ZERO });
+    assert_eq!(spec.accelerators, Accelerators::Count(1));
+    let idle = Idle {
+        sleep_after: Some(Millis::secs(600)),
+        stop_after: Some(Millis::secs(3600)),
+        level: LevelPolicy::Auto,
+    };
+    assert_eq!((spec.idle, spec.start_timeout), (idle, Millis::secs(300)));
+    assert!(!spec.can_sleep && !spec.pinned && spec.explicit_memory);
+    assert_eq!(variant.node_selector, super::super::crd::inference_model::default_pool());
+    assert_eq!((model.engine.kind, model.engine.served_name.as_str()), (Kind::Custom, "llama"));
+    assert!(model.engine.stub);
+    assert_eq!(model.declared, Some(Bytes::gib(80)));
+    assert_eq!((model.eviction, model.queue), (None, Queue::default()));
+}
+
+#[test]
+fn the_short_form_is_a_pod_that_asks_for_the_accelerators() {
+    let Run::Deployment(pods) = read(json!({
+        "accelerators": 2,
+        "resources": {"requests": {"cpu": "4", "memory": "32Gi"}, "limits": {"memory": "64Gi"}},
+    }))
+    .run
+    else {
+        panic!()
+    };
+    assert_eq!(
+        Value::Object(pods.template.0),
+        json!({"spec": {
+            "containers": [{
+                "name": "engine",
+                "image": "vllm:1",
+                "ports": [{"name": "http", "containerPort": 8000}],
+                "resources": {
+                    "requests": {"cpu": "4", "memory": "32Gi"},
+                    "limits": {"memory": "64Gi", "nvidia.com/gpu": "2"},
+                },
+            }],
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        }})
+    );
+    let Run::Deployment(pods) = read(json!({"resources": {"limits": {"gpu": "0"}}})).run else { panic!() };
+    assert!(!Value::Object(pods.template.0).to_string().contains("nvidia"), "it asked for none");
+}
+
+fn vllm(mode: &str, args: Value) -> Value {
+    let containers =
+        json!([{"name": "helper"}, {"name": "vllm", "command": ["vllm", "serve"], "args": args}]);
+    json!({
+        "mode": mode,
+        "containerImage": null,
+        "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": containers, "newField": true}},
+        "engine": {"kind": "vllm", "container": "vllm", "port": 80, "servedName": "meta/llama"},
+    })
+}
+
+#[test]
+fn an_engine_sleeps_where_its_command_and_its_mode_let_it() {
+    let args = json!(["--enable-sleep-mode", "--kv-cache-memory-bytes=1"]);
+    let model = read(vllm("dualPods", args.clone()));
+    assert_eq!(model.engine.sleep, SleepApi::Vllm);
+    let spec = &model.variants[0].spec;
+    assert!(spec.can_sleep && spec.explicit_memory);
+    assert_eq!((spec.memory.asleep, spec.memory.host), (Bytes::gib(4), Bytes::gib(80)));
+    let Run::DualPods(pods) = &model.run else { panic!() };
+    assert_eq!((pods.container.as_str(), pods.port), ("vllm", 80));
+    assert_eq!(Value::Object(pods.template.0.clone())["spec"]["newField"], json!(true), "a field was lost");
+
+    let deployed = read(vllm("deployment", args));
+    assert!(!deployed.variants[0].spec.can_sleep);
+    let without = read(vllm("dualPods", json!(["--gpu-memory-utilization", "0.9"])));
+    assert!(!without.variants[0].spec.can_sleep && !without.variants[0].spec.explicit_memory);
+    let mut said = vllm("deployment", json!([]));
+    said["engine"]["sleepMode"] = "vllm".into();
+    assert!(read(said.clone()).variants[0].spec.can_sleep);
+    said["engine"]["sleepMode"] = "none".into();
+    said["engine"]["level"] = "1".into();
+    assert!(refused(said).1.contains("engine.level"));
+}
+
+#[test]
+fn variants_take_from_the_model_what_they_leave_out() {
+    let model = read(json!({
+        "pinned": true,
+        "maxReplicas": 3,
+        "variants": [
+            {"name": "big", "cost": 20, "accelerators": 8, "nodeSelector": {"pool": "h100"}, "minReplicas": 2, "maxReplicas": 9},
+            {"name": "small", "cost": 1.5, "memory": "40Gi", "template": {"spec": {"priorityClassName": "low"}}},
+            {"name": "usual"},
+        ],
+    }));
+    let seen: Vec<_> = model
+        .variants
+        .iter()
+        .map(|v| {
+            (v.name.as_str(), v.spec.memory.awake, &v.spec.accelerators, v.min_replicas, v.spec.replicas)
+        })
+        .collect();
+    let count = Accelerators::Count;
+    assert_eq!(
+        seen,
+        [
+            ("small", Bytes::gib(40), &count(1), 1, 3),
+            ("usual", Bytes::gib(80), &count(1), 1, 3),
+            ("big", Bytes::gib(80), &count(8), 2, 9),
+        ]
+    );
+    assert_eq!(model.variants[2].node_selector["pool"], "h100");
+    assert_eq!(model.variants[1].spec.fingerprint, model.engine.fingerprint);
+    assert_ne!(
+        model.variants[0].spec.fingerprint, model.engine.fingerprint,
+        "it is started with something else"
+    );
+}
+
+#[test]
+fn a_fingerprint_is_of_what_an_engine_is_started_with_and_of_nothing_else() {
+    let of = |fields: Value| read(fields).engine.fingerprint;
+    let plain = of(json!({}));
+    assert_eq!(
+        plain,
+        of(json!({"memory": "81Gi", "cooldownPeriod": "1m", "aliases": ["x"], "maxReplicas": 4}))
+    );
+    for other in [
+        json!({"containerImage": "vllm:2"}),
+        json!({"accelerators": 2}),
+        json!({"engine": {"kind": "vllm"}}),
+        json!({"engine": {"port": 9000}}),
+        json!({"engine": {"servedName": "x"}}),
+    ] {
+        assert_ne!(plain, of(other.clone()), "{other}");
+    }
+}
+
+#[test]
+fn an_external_model_is_only_spoken_to() {
+    let model = read(external(json!({"aliases": ["x"], "maxConcurrency": 4, "engine": {"kind": "vllm"}})));
+    let Run::External(backend) = &model.run else { panic!() };
+    assert_eq!((&backend.host, backend.port), (&Host::Name("vllm.team-a.svc".into()), 8000));
+    let spec = &model.variants[0].spec;
+    assert!(spec.pinned && !spec.can_sleep);
+    assert_eq!((spec.idle.sleep_after, spec.idle.stop_after), (None, None));
+    assert_eq!((&spec.accelerators, spec.memory.awake), (&Accelerators::Count(0), Bytes::ZERO));
+    assert_eq!((model.engine.sleep, model.engine.stub), (SleepApi::None, false));
+    for (field, value) in [
+        ("containerImage", json!("x")),
+        ("stopAfter", json!("1h")),
+        ("pinned", json!(true)),
+        ("minReplicas", json!(1)),
+        ("variants", json!([{"name": "x"}])),
+        ("hostMemory", json!("1Gi")),
+    ] {
+        let (reason, text) = refused(external(json!({field: value})));
+        assert!(reason == "InvalidSpec" && text.contains(field), "{field}: {reason}: {text}");
+    }
+}
+
+#[test]
+fn a_backend_is_refused_where_it_is_the_gateway_its_node_or_somebody_elses() {
+    for (url, reason) in [
+        ("http://127.0.0.1:9090", "ForbiddenBackend"),
+        ("http://169.254.169.254/latest", "ForbiddenBackend"),
+        ("http://[::1]", "ForbiddenBackend"),
+        ("http://vllm.team-b.svc", "ForbiddenBackend"),
+        ("file:///etc/passwd", "InvalidBackend"),
+    ] {
+        assert_eq!(refused(external(json!({"backendUrl": url}))).0, reason, "{url}");
+    }
+    let elsewhere = object(external(json!({"backendUrl": "https://api.example.com/v1"})));
+    assert!(convert(&elsewhere, Policy { any_backend: true }).is_ok());
+    let inside = object(external(json!({"backendUrl": "http://127.0.0.1"})));
+    assert!(convert(&inside, Policy { any_backend: true }).is_err(), "no flag allows that");
+}
+
+#[test]
+fn junk_that_slipped_past_the_schema_is_a_reason_and_a_sentence() {
+    for (fields, reason, says) in [
+        (json!({"memory": "lots"}), "InvalidQuantity", "memory: 'lots' is not a size"),
+        (json!({"memory": "99999999Pi"}), "InvalidQuantity", "99999999Pi"),
+        (json!({"memory": -1}), "InvalidQuantity", "'-1'"),
+        (json!({"memory": 1.5e300}), "InvalidQuantity", "memory"),
+        (json!({"memory": true}), "InvalidQuantity", "'true'"),
+        (json!({"memory": "0"}), "InvalidSpec", "more than 0"),
+        (json!({"memory": null}), "InvalidSpec", "memory is missing"),
+        (json!({"memoryAsleep": "81Gi"}), "InvalidSpec", "at most memory"),
+        (json!({"hostMemory": "Gi"}), "InvalidQuantity", "hostMemory"),
+        (json!({"variants": [{"name": "a", "memory": "x"}]}), "InvalidQuantity", "variants 'a': memory: 'x'"),
+        (json!({"variants": [{"name": "a"}, {"name": "a"}]}), "InvalidSpec", "two variants 'a'"),
+        (json!({"variants": [{"name": "a", "minReplicas": 2}]}), "InvalidSpec", "minReplicas (2)"),
+        (json!({"cooldownPeriod": "soon"}), "InvalidDuration", "cooldownPeriod: 'soon'"),
+        (json!({"cooldownPeriod": 10}), "InvalidDuration", "'10'"),
+        (json!({"startTimeout": "never"}), "InvalidDuration", "startTimeout"),
+        (json!({"startTimeout": "0s"}), "InvalidSpec", "longer than 0"),
+        (json!({"stopAfter": "1m"}), "InvalidSpec", "before cooldownPeriod"),
+        (json!({"queue": {"maxWait": "x"}}), "InvalidDuration", "queue.maxWait"),
+        (json!({"modelName": ""}), "InvalidName", "it is empty"),
+        (json!({"modelName": "a b"}), "InvalidName", "white space"),
+        (json!({"aliases": ["../x"]}), "InvalidName", "'../x'"),
+        (json!({"aliases": ["llama"]}), "InvalidSpec", "there twice"),
+        (json!({"accelerators": 0}), "InvalidSpec", "accelerators"),
+        (json!({"maxReplicas": 0}), "InvalidSpec", "maxReplicas"),
+        (json!({"maxConcurrency": 0}), "InvalidSpec", "maxConcurrency"),
+        (json!({"backendUrl": "http://x"}), "InvalidSpec", "backendUrl is for mode external"),
+        (json!({"containerImage": null}), "InvalidSpec", "nothing to run"),
+        (json!({"template": {"spec": {}}}), "InvalidSpec", "two ways"),
+        (json!({"template": {"spec": {}}, "containerImage": null}), "InvalidTemplate", "no container"),
+        (json!({"template": {}, "containerImage": null}), "InvalidTemplate", "no container"),
+        (json!({"engine": {"container": "x"}}), "InvalidTemplate", "no container 'x', but engine"),
+        (json!({"engine": {"passage": ["/sleep"]}}), "InvalidSpec", "steers the engine"),
+        (json!({"engine": {"kind": "vllm", "passage": ["/x"]}}), "InvalidSpec", "custom engines"),
+        (json!({"dependencies": ["llama"]}), "DependencyCycle", "llama needs llama"),
+        (external(json!({"backendUrl": null})), "InvalidSpec", "needs a backendUrl"),
+    ] {
+        let (found, text) = refused(fields.clone());
+        assert_eq!(found, reason, "{fields}: {text}");
+        assert!(text.contains(says), "{fields}: {text}");
+    }
+}
+
+#[test]
+fn everything_that_is_wrong_is_said_at_once() {
+    let fields = json!({"memory": "x", "cooldownPeriod": "y", "modelName": " ", "startTimeout": "z", "maxReplicas": 0});
+    let refused = convert(&object(fields), Policy::default()).unwrap_err();
+    let reasons: Vec<_> = refused.all().iter().map(Refusal::reason).collect();
+    assert_eq!(
+        reasons,
+        ["InvalidName", "InvalidDuration", "InvalidDuration", "InvalidQuantity", "InvalidSpec"]
+    );
+}

@@ -1,0 +1,100 @@
+//! Why an InferenceModel is not served.
+//!
+//! Each is a sentence that says what is wrong and what to do, for the condition's message, and a reason in one word that
+//! programs can look at.
+
+use std::fmt;
+
+use rouse::units;
+
+use super::{address, crd::ledger::ObjectName};
+
+/// One thing that is wrong with an object.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("{field}: {error}")]
+    Quantity { field: String, error: units::Error },
+    #[error("{field}: {error}")]
+    Duration { field: String, error: units::Error },
+    #[error("'{name}' cannot be a model's name: {why}")]
+    Name { name: String, why: &'static str },
+    #[error("{0}")]
+    Spec(String),
+    #[error("{0}")]
+    Template(String),
+    #[error("{0}")]
+    Backend(#[from] address::Error),
+    #[error(
+        "the name '{name}' belongs to {holder}, which is older: choose another, or delete that object. Until then this \
+         model is not served"
+    )]
+    DuplicateName { name: String, holder: ObjectName },
+    #[error(
+        "the alias '{alias}' is a name of {holder}, which is older: take it out of the aliases. Until then this model \
+         is not served"
+    )]
+    DuplicateAlias { alias: String, holder: ObjectName },
+    #[error("it depends on itself: {}. Take one of these dependencies out", .0.join(" needs "))]
+    Cycle(Vec<String>),
+    #[error(
+        "there is no InferenceModel '{0}', which it depends on: create it, or take it out of dependencies"
+    )]
+    Missing(ObjectName),
+    #[error("it depends on {0}, which is not accepted: see the conditions of that one")]
+    Unserved(ObjectName),
+}
+
+/// Everything that is wrong with one object; never empty.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Refused(pub(super) Vec<Refusal>);
+
+impl Refusal {
+    /// The reason of the condition Accepted.
+    #[must_use]
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::Quantity { .. } => "InvalidQuantity",
+            Self::Duration { .. } => "InvalidDuration",
+            Self::Name { .. } => "InvalidName",
+            Self::Spec(_) => "InvalidSpec",
+            Self::Template(_) => "InvalidTemplate",
+            Self::Backend(address::Error::Spelling(_)) => "InvalidBackend",
+            Self::Backend(_) => "ForbiddenBackend",
+            Self::DuplicateName { .. } | Self::DuplicateAlias { .. } => "DuplicateName",
+            Self::Cycle(_) => "DependencyCycle",
+            Self::Missing(_) => "DependencyMissing",
+            Self::Unserved(_) => "DependencyRefused",
+        }
+    }
+}
+
+impl Refused {
+    #[must_use]
+    pub fn all(&self) -> &[Refusal] {
+        &self.0
+    }
+
+    /// Of the first.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        self.0.first().map_or("InvalidSpec", Refusal::reason)
+    }
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        Self(vec![refusal])
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, refusal) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str("; ")?;
+            }
+            refusal.fmt(f)?;
+        }
+        Ok(())
+    }
+}

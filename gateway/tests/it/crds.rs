@@ -1,0 +1,282 @@
+//! The definitions in the chart and the page about them are those of the types.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
+use rouse_gateway::controllers::{
+    convert::{Policy, convert},
+    crd,
+};
+use serde_json::Value;
+
+use crate::support::read;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn schema(crd: &CustomResourceDefinition) -> &JSONSchemaProps {
+    crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema.as_ref().unwrap()
+}
+
+/// One field, by its path: `spec.variants[].name`, `status.models.*.waiting`.
+struct Field<'a> {
+    path: String,
+    schema: &'a JSONSchemaProps,
+}
+
+fn fields(crd: &CustomResourceDefinition) -> Vec<Field<'_>> {
+    let mut found = Vec::new();
+    walk("", schema(crd), &mut found);
+    found
+}
+
+fn walk<'a>(path: &str, schema: &'a JSONSchemaProps, into: &mut Vec<Field<'a>>) {
+    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    for (name, schema) in schema.properties.iter().flatten() {
+        into.push(Field { path: below(name), schema });
+        walk(&below(name), schema, into);
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
+        walk(&format!("{path}[]"), items, into);
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &schema.additional_properties {
+        walk(&format!("{path}.*"), values, into);
+    }
+}
+
+#[test]
+fn the_charts_definitions_are_those_of_the_types() {
+    let dir = root().join("charts/rouse/crds");
+    let mut files = BTreeSet::new();
+    for document in crd::documents().unwrap() {
+        let file = dir.join(&document.file);
+        assert!(
+            file.exists() && read(&file) == document.text,
+            "{} is not what the types say: run `cargo run -p rouse-gateway -- crds --dir charts/rouse/crds`",
+            file.display()
+        );
+        files.insert(document.file);
+    }
+    let there =
+        std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(there.collect::<BTreeSet<_>>(), files, "a file that nothing is said of");
+}
+
+#[test]
+fn the_command_prints_one_document_for_each_kind() {
+    let output = Command::new(env!("CARGO_BIN_EXE_rouse-gateway")).arg("crds").output().unwrap();
+    assert!(output.status.success());
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let texts: Vec<_> = printed.split("---\n").skip(1).collect();
+    assert_eq!(texts, crd::documents().unwrap().iter().map(|document| &document.text).collect::<Vec<_>>());
+    for (text, definition) in texts.iter().zip(crd::all()) {
+        let parsed: Value = serde_saphyr::from_str(text).unwrap();
+        assert_eq!(parsed, serde_json::to_value(definition).unwrap(), "YAML says something else");
+    }
+}
+
+#[test]
+fn an_api_server_can_take_the_definitions() {
+    for definition in crd::all() {
+        let name = definition.metadata.name.clone().unwrap();
+        // What `kubectl apply` keeps of an object in an annotation may have 256 KiB.
+        let size = serde_json::to_string(&definition).unwrap().len();
+        assert!(size < 200 << 10, "{name}: {size} bytes");
+        assert!(definition.spec.versions[0].subresources.as_ref().unwrap().status.is_some(), "{name}");
+        let text = serde_json::to_string(&definition).unwrap();
+        for word in ["\"nullable\"", "\"$ref\"", "\"uint", "\"anyOf\"", "\"oneOf\"", "\"allOf\""] {
+            assert!(!text.contains(word), "{name} has {word}");
+        }
+        for Field { path, schema } in fields(&definition) {
+            assert!(
+                schema.description.as_ref().is_some_and(|text| text.len() > 5),
+                "{name}: {path} is not described"
+            );
+            let named = |value: &JSON| value.0.is_string();
+            assert!(schema.enum_.iter().flatten().all(named), "{name}: {path} may be something else than a text");
+            let int_or_string = schema.x_kubernetes_int_or_string == Some(true);
+            assert!(schema.type_.is_some() != int_or_string, "{name}: {path} has no type, or two");
+        }
+    }
+}
+
+#[test]
+fn names_and_columns_are_those_that_people_type_and_look_for() {
+    let named: Vec<_> = crd::all()
+        .into_iter()
+        .map(|crd| {
+            let names = crd.spec.names;
+            let columns = crd.spec.versions[0].additional_printer_columns.clone().unwrap();
+            let columns: Vec<_> = columns
+                .iter()
+                .filter(|column| column.priority.unwrap_or_default() == 0)
+                .map(|column| column.name.clone())
+                .collect();
+            format!(
+                "{} {} {}: {}",
+                names.kind,
+                names.short_names.unwrap().join(" "),
+                crd.spec.scope,
+                columns.join(", ")
+            )
+        })
+        .collect();
+    assert_eq!(
+        named,
+        [
+            "InferenceModel im Namespaced: Model, Ready, Status, Replicas, Memory, Age",
+            "AcceleratorPool apool Cluster: Ready, Nodes, Accelerators, Total, Allocated, Available, Age",
+            "AcceleratorNode anode Cluster: Pool, Accelerators, Healthy, Total, Reserved, Age",
+            "GatewayReplica gwr Namespaced: Address, Waiting, In Flight, Age",
+        ]
+    );
+}
+
+#[test]
+fn the_page_has_every_field_and_says_of_it_what_the_schema_says() {
+    let page = read(&root().join("docs/kubernetes.md"));
+    let mut wanted = String::new();
+    for definition in crd::all() {
+        wanted.push_str(&format!("## {}\n", definition.spec.names.kind));
+        let required = required(&definition);
+        // Conditions are Kubernetes' own.
+        let own = |field: &Field<'_>| field.path.contains('.') && !field.path.contains("conditions[].");
+        for Field { path, schema } in fields(&definition).into_iter().filter(own) {
+            let default = schema.default.as_ref().map(|value| format!("`{}`", value.0));
+            let default = default
+                .unwrap_or_else(|| if required.contains(&path) { "required".into() } else { "none".into() });
+            let text = schema.description.as_deref().unwrap_or_default().replace('|', "\\|");
+            wanted.push_str(&format!("| `{path}` | {} | {default} | {text} |\n", kind(schema)));
+        }
+    }
+    let found: String = page
+        .lines()
+        .filter(|line| {
+            line.starts_with("| `")
+                || crd::all().iter().any(|crd| *line == format!("## {}", crd.spec.names.kind))
+        })
+        .map(|line| format!("{line}\n"))
+        .collect();
+    assert!(
+        found == wanted,
+        "the tables of docs/kubernetes.md are not those of the schemas, which are:\n{wanted}"
+    );
+}
+
+fn required(crd: &CustomResourceDefinition) -> BTreeSet<String> {
+    fn collect(path: &str, schema: &JSONSchemaProps, into: &mut BTreeSet<String>) {
+        let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+        into.extend(schema.required.iter().flatten().map(|name| below(name)));
+        for (name, schema) in schema.properties.iter().flatten() {
+            collect(&below(name), schema, into);
+        }
+        if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
+            collect(&format!("{path}[]"), items, into);
+        }
+        if let Some(JSONSchemaPropsOrBool::Schema(values)) = &schema.additional_properties {
+            collect(&format!("{path}.*"), values, into);
+        }
+    }
+    let mut all = BTreeSet::new();
+    collect("", schema(crd), &mut all);
+    all
+}
+
+/// The type, as the page has it.
+fn kind(schema: &JSONSchemaProps) -> String {
+    if schema.x_kubernetes_int_or_string == Some(true) {
+        return "quantity".to_owned();
+    }
+    if let Some(values) = &schema.enum_ {
+        let values: Vec<_> = values.iter().map(|value| format!("`{}`", value.0.as_str().unwrap())).collect();
+        return values.join(", ");
+    }
+    let duration = schema.pattern.as_ref().is_some_and(|pattern| pattern.contains("(ms|s|m|h)"));
+    let never = schema.pattern.as_ref().is_some_and(|pattern| pattern.contains("never"));
+    match (schema.type_.as_deref().unwrap(), schema.format.as_deref()) {
+        ("string", Some("date-time")) => "time",
+        ("string", _) if never => "duration, `never`",
+        ("string", _) if duration => "duration",
+        ("string", _) => "text",
+        ("array", _) => "list",
+        ("object", _) => "mapping",
+        (other, _) => other,
+    }
+    .to_owned()
+}
+
+#[test]
+fn objects_that_the_page_shows_are_good_ones() {
+    let page = read(&root().join("docs/kubernetes.md"));
+    let mut seen = BTreeSet::new();
+    for block in page.split("```yaml object\n").skip(1) {
+        let text = block.split("```").next().unwrap();
+        for text in text.split("---\n") {
+            seen.insert(good(text));
+        }
+    }
+    assert!(seen.contains("InferenceModel") && seen.contains("AcceleratorPool"), "{seen:?}");
+}
+
+/// Its kind.
+fn good(text: &str) -> String {
+    let object: Value = serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let kind = object["kind"].as_str().unwrap().to_owned();
+    let definition = crd::all().into_iter().find(|crd| crd.spec.names.kind == kind).expect(&kind);
+    known("", &object, schema(&definition));
+    if kind == "InferenceModel" {
+        let model = serde_json::from_value(object).unwrap();
+        convert(&model, Policy::default()).unwrap_or_else(|refused| panic!("{refused}\n{text}"));
+    }
+    kind
+}
+
+#[test]
+fn the_page_has_every_reason_for_a_refusal() {
+    let page = read(&root().join("docs/kubernetes.md"));
+    let source = read(&root().join("gateway/src/controllers/refusal.rs"));
+    let reasons: BTreeSet<&str> =
+        source.split("=> \"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert!(reasons.len() > 8, "{reasons:?}");
+    let rows = page
+        .lines()
+        .skip_while(|line| !line.starts_with("| Reason "))
+        .skip(2)
+        .take_while(|line| line.starts_with('|'));
+    let told: BTreeSet<&str> =
+        rows.flat_map(|row| row.split('|').nth(1).unwrap().split(',')).map(str::trim).collect();
+    assert_eq!(told, reasons);
+}
+
+/// An API server would drop a field that the schema does not have.
+fn known(path: &str, value: &Value, schema: &JSONSchemaProps) {
+    let free = schema.x_kubernetes_preserve_unknown_fields == Some(true) || path == ".metadata";
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let below = schema.properties.as_ref().and_then(|properties| properties.get(name));
+                let each = match &schema.additional_properties {
+                    Some(JSONSchemaPropsOrBool::Schema(each)) => Some(&**each),
+                    _ => None,
+                };
+                match below.or(each) {
+                    Some(below) => known(&format!("{path}.{name}"), value, below),
+                    None => assert!(free || path.is_empty(), "there is no field {path}.{name}"),
+                }
+            }
+        }
+        Value::Array(list) => {
+            if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
+                list.iter().for_each(|value| known(&format!("{path}[]"), value, items));
+            }
+        }
+        _ => {}
+    }
+}
