@@ -28,7 +28,7 @@ const DECIDE: [&str; 11] = [
 ];
 
 /// What acts, by the beginning of its path.
-const FORBIDDEN: [&[&str]; 30] = [
+const FORBIDDEN: [&[&str]; 31] = [
     &["tokio"],
     &["tokio_util"],
     &["futures_util"],
@@ -53,6 +53,7 @@ const FORBIDDEN: [&[&str]; 30] = [
     &["std", "os"],
     // The carrying half, from inside the crate.
     &["crate", "adapter"],
+    &["crate", "aside"],
     &["crate", "lease"],
     &["crate", "nvml"],
     &["crate", "openai"],

@@ -8,39 +8,50 @@
 //! Offered is only what hyper would have sent as chunks: an answer of unknown length to a request whose body was read to its
 //! end. All else is left to hyper, with everything that is rare: HTTP/1.0, HEAD, upgrades.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, rc::Rc};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body::Body;
 
-use super::Dates;
+use super::{Dates, Passing, Peer};
+use crate::relay::Pool;
 
-/// Where an answer waits to be taken over.
+/// Where an answer to this peer waits to be taken over: ready to pass, and in memory of its own, since nearly always there
+/// is none.
 #[derive(Debug)]
-pub struct Offer<B>(RefCell<Option<Response<B>>>);
-
-impl<B> Default for Offer<B> {
-    fn default() -> Self {
-        Self(RefCell::new(None))
-    }
+pub struct Offer<P, B> {
+    pub(super) peer: Rc<P>,
+    pool: Pool,
+    dates: Rc<Dates>,
+    made: RefCell<Option<Box<Passing<P, B>>>>,
 }
 
-impl<B> Offer<B> {
-    /// `closes`: the client said that it wants no more.
-    pub fn make(&self, mut answer: Response<B>, closes: bool) {
-        if closes {
+impl<P: Peer, B> Offer<P, B> {
+    /// `pool` lends the memory that answers pass in.
+    #[must_use]
+    pub fn new(peer: Rc<P>, pool: Pool, dates: Rc<Dates>) -> Rc<Self> {
+        Rc::new(Self { peer, pool, dates, made: RefCell::default() })
+    }
+
+    /// `ends`: the client said that it wants no more.
+    pub fn make(&self, mut answer: Response<B>, ends: bool) {
+        if ends {
             answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        *self.0.borrow_mut() = Some(answer);
+        let ends = ends || closes(answer.headers());
+        let (parts, reply) = answer.into_parts();
+        let head = head(parts.status, &parts.headers, &self.dates);
+        let passing = Passing::new(Rc::clone(&self.peer), self.pool.clone(), (head, reply), ends);
+        *self.made.borrow_mut() = Some(passing);
     }
 
     #[inline]
     pub(super) fn is_made(&self) -> bool {
-        self.0.borrow().is_some()
+        self.made.borrow().is_some()
     }
 
-    pub(super) fn take(&self) -> Option<Response<B>> {
-        self.0.borrow_mut().take()
+    pub(super) fn take(&self) -> Option<Box<Passing<P, B>>> {
+        self.made.borrow_mut().take()
     }
 }
 
@@ -81,7 +92,7 @@ pub fn is_open(answer: &Response<impl Body>) -> bool {
 }
 
 /// The head as hyper would have written it.
-pub(super) fn head(status: StatusCode, headers: &HeaderMap, dates: &Dates) -> Vec<u8> {
+fn head(status: StatusCode, headers: &HeaderMap, dates: &Dates) -> Vec<u8> {
     let mut out = Vec::with_capacity(512);
     let reason = status.canonical_reason().unwrap_or("<none>");
     for piece in ["HTTP/1.1 ", status.as_str(), " ", reason, "\r\n"] {

@@ -14,9 +14,8 @@ use std::{
 };
 
 use bytes::Buf as _;
-use http::Response;
 
-use super::{Answer, Dates, Peer, offer};
+use super::{Answer, Peer};
 use crate::relay::{Piece, Pool};
 
 const LAST: &[u8] = b"0\r\n\r\n";
@@ -35,20 +34,27 @@ pub struct Passing<P, B> {
     unwritten: io::Cursor<Vec<u8>>,
     /// The head waits for what is ready to follow it.
     head: bool,
+    /// The connection ends with it.
+    ends: bool,
 }
 
 /// The client has a part of the answer, and no more will come.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut;
 
-impl<P: Peer, B: Answer> Passing<P, B> {
-    #[must_use]
-    pub fn new(peer: Rc<P>, pool: Pool, dates: &Dates, answer: Response<B>) -> Box<Self> {
-        let (parts, reply) = answer.into_parts();
-        let unwritten = io::Cursor::new(offer::head(parts.status, &parts.headers, dates));
-        Box::new(Self { peer, pool, reply: Some(reply), unwritten, head: true })
+impl<P: Peer, B> Passing<P, B> {
+    /// `head`: as it is written.
+    pub(super) fn new(peer: Rc<P>, pool: Pool, (head, reply): (Vec<u8>, B), ends: bool) -> Box<Self> {
+        Box::new(Self { peer, pool, reply: Some(reply), unwritten: io::Cursor::new(head), head: true, ends })
     }
 
+    /// The connection ends with it.
+    pub(super) const fn ends(&self) -> bool {
+        self.ends
+    }
+}
+
+impl<P: Peer, B: Answer> Passing<P, B> {
     /// Ready when the client was given all.
     ///
     /// # Errors

@@ -11,18 +11,14 @@ use hyper::{body::Incoming, server::conn::http1, service::HttpService};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Answer, Dates, Offer, Passing, Peer, offer};
-use crate::relay::Pool;
+use super::{Answer, Offer, Passing, Peer};
 
 /// A connection of HTTP/1.1. `H` makes hyper's side of it, as often as it is wanted anew.
 #[derive(Debug)]
 pub struct Http1<P, I, S: HttpService<Incoming>, H> {
-    peer: Rc<P>,
-    pool: Pool,
-    dates: Rc<Dates>,
     now: Now<P, I, S>,
     hyper: H,
-    offer: Rc<Offer<S::ResBody>>,
+    offer: Rc<Offer<P, S::ResBody>>,
     closing: bool,
 }
 
@@ -46,9 +42,9 @@ where
     <S::ResBody as http_body::Body>::Error: Into<Box<dyn Error + Send + Sync>>,
     H: Fn() -> Box<Hyper<I, S>>,
 {
-    /// `pool` lends the memory that answers pass in; into `offer` the service puts those that may.
-    pub fn new(peer: Rc<P>, pool: Pool, dates: Rc<Dates>, offer: Rc<Offer<S::ResBody>>, hyper: H) -> Self {
-        Self { peer, pool, dates, now: Now::Hyper(hyper()), hyper, offer, closing: false }
+    /// Into `offer` the service puts those that may pass without hyper.
+    pub fn new(offer: Rc<Offer<P, S::ResBody>>, hyper: H) -> Self {
+        Self { now: Now::Hyper(hyper()), hyper, offer, closing: false }
     }
 
     /// Ready when it is over.
@@ -64,7 +60,7 @@ where
                     }
                     // Never while hyper still holds something of an earlier answer: it writes until the socket takes no
                     // more.
-                    if !self.offer.is_made() || self.peer.is_blocked() {
+                    if !self.offer.is_made() || self.offer.peer.is_blocked() {
                         return Poll::Pending;
                     }
                     self.take_over();
@@ -93,12 +89,11 @@ where
 
     fn take_over(&mut self) {
         let now = std::mem::replace(&mut self.now, Now::Over);
-        let (Now::Hyper(connection), Some(answer)) = (now, self.offer.take()) else {
+        let (Now::Hyper(connection), Some(passing)) = (now, self.offer.take()) else {
             return;
         };
-        self.closing |= offer::closes(answer.headers());
-        self.peer.unread(&connection.into_parts().read_buf);
-        let passing = Passing::new(Rc::clone(&self.peer), self.pool.clone(), &self.dates, answer);
+        self.closing |= passing.ends();
+        self.offer.peer.unread(&connection.into_parts().read_buf);
         self.now = Now::Passing(passing);
     }
 }

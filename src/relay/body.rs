@@ -14,7 +14,7 @@ use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::{
-    Gated, Look, Observer, Outcome, Pool, Target, Timeouts,
+    Gated, Look, Observer, Outcome, Pool, Timeouts,
     connection::Connection,
     decode::Decoder,
     head::Head,
@@ -28,6 +28,7 @@ use super::{
 use crate::{
     fault::{Cause, Fault, Timer},
     lease::Lease,
+    model::ModelName,
     openai::{Form, error, sse::Scanner},
     units::Millis,
 };
@@ -43,7 +44,7 @@ pub struct RelayBody<O: Observer> {
     // Dropped in this order: the connection is closed before the lease is given back.
     stage: Stage,
     record: Record<O>,
-    target: Target,
+    model: ModelName,
     /// Follows what can be read of it.
     follow: Option<Follow>,
     /// It is a stream of events with room for one of ours, and in whose words that is written.
@@ -93,8 +94,8 @@ enum Stage {
         decoder: Decoder,
     },
     /// The error event is out, and is given time to leave.
-    Farewell(Pin<Box<Sleep>>, Fault),
-    Broken(Fault),
+    Farewell(Pin<Box<Sleep>>, Box<Fault>),
+    Broken(Box<Fault>),
     Ended,
 }
 
@@ -118,7 +119,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
         head: Head,
         flow: Pin<Box<Flow>>,
         record: Record<O>,
-        target: Target,
+        model: ModelName,
         timeouts: &Timeouts,
         wanted: Wanted,
     ) -> Response<Self> {
@@ -136,7 +137,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
         let mut body = Self {
             stage: Stage::Ended,
             record,
-            target,
+            model,
             follow,
             events: events.then_some(wanted.form),
             idle: wanted.stream.then_some(timeouts.idle),
@@ -214,20 +215,20 @@ impl<O: Observer + Unpin> RelayBody<O> {
                     self.stage = Stage::Broken(fault.clone());
                 }
                 Stage::Broken(fault) => {
-                    let broken = Broken(fault.clone());
+                    let broken = Broken((**fault).clone());
                     self.stage = Stage::Ended;
                     return Poll::Ready(Some(Err(broken)));
                 }
                 Stage::Flowing { flow, decoder } => {
                     let Some(open) = self.record.open() else {
-                        self.stage = Stage::Broken(Fault::Internal);
+                        self.stage = Stage::Broken(Box::new(Fault::Internal));
                         continue;
                     };
                     if self.passed.is_none() {
                         // An engine that floods never makes this wait, and yet a revocation must find its task.
                         flow.as_mut().watch().register(&open.lease, cx);
                     }
-                    let next = flow.as_mut().poll_next(decoder, &open.lease, &self.target, memory, cx);
+                    let next = flow.as_mut().poll_next(decoder, &open.lease, &self.model, memory, cx);
                     let next = match ready!(next) {
                         // An end by closing looks the same when the engine died: only the stream can tell.
                         Ok(None)
@@ -237,7 +238,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
                                     .and(self.follow.as_ref())
                                     .is_some_and(Follow::is_cut_short) =>
                         {
-                            Err(broke_off(&self.target))
+                            Err(broke_off(&self.model))
                         }
                         next => next,
                     };
@@ -270,10 +271,11 @@ impl<O: Observer + Unpin> RelayBody<O> {
             .events
             .zip(self.follow.as_ref())
             .and_then(|(form, follow)| (!follow.is_over()).then(|| last_event(&fault, form, follow)));
+        let told = Box::new(fault.clone());
         self.stage = if farewell.is_some() {
-            Stage::Farewell(Box::pin(sleep(FAREWELL.duration())), fault.clone())
+            Stage::Farewell(Box::pin(sleep(FAREWELL.duration())), told)
         } else {
-            Stage::Broken(fault.clone())
+            Stage::Broken(told)
         };
         self.record.end(Outcome::Failed(fault));
         farewell
@@ -334,7 +336,7 @@ impl Flow {
         self: Pin<&mut Self>,
         decoder: &mut Decoder,
         lease: &Lease,
-        target: &Target,
+        model: &ModelName,
         memory: &mut [u8],
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Piece>, Fault>> {
@@ -347,7 +349,7 @@ impl Flow {
         };
         let held = &mut connection.held;
         if !held.is_empty() {
-            let payload = decoder.decode_held(held).map_err(|_| broke_off(target))?;
+            let payload = decoder.decode_held(held).map_err(|_| broke_off(model))?;
             if !payload.is_empty() {
                 return Poll::Ready(Ok(Some(Piece::Own(payload))));
             }
@@ -363,11 +365,11 @@ impl Flow {
             let read = match connection.poll_read(memory, cx) {
                 Poll::Ready(Ok(0)) if matches!(decoder, Decoder::UntilClose) => break,
                 Poll::Ready(Ok(read @ 1..)) => read,
-                Poll::Ready(_) => return Poll::Ready(Err(broke_off(target))),
-                Poll::Pending => return this.watch.poll(lease, target, cx).map(Err),
+                Poll::Ready(_) => return Poll::Ready(Err(broke_off(model))),
+                Poll::Pending => return this.watch.poll(lease, model, cx).map(Err),
             };
             let Ok(found) = decoder.decode(&mut memory[..read]) else {
-                return Poll::Ready(Err(broke_off(target)));
+                return Poll::Ready(Err(broke_off(model)));
             };
             // It says more than it was asked.
             connection.spent |= found.used < read;
@@ -449,8 +451,8 @@ impl std::fmt::Debug for Flow {
 }
 
 /// The engine died, or what it sends is no longer HTTP. Why it died, others will find out.
-fn broke_off(target: &Target) -> Fault {
-    Fault::EngineFailed { model: target.engine.model.clone(), cause: Cause::Unreachable, wait: None }
+fn broke_off(model: &ModelName) -> Fault {
+    Fault::EngineFailed { model: model.clone(), cause: Cause::Unreachable, wait: None }
 }
 
 /// The error event; what the engine left unfinished is closed first, lest ours become a part of it.

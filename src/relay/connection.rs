@@ -14,7 +14,7 @@ use super::{
     Payload, Pool,
     payload::{self, Unsent},
 };
-use crate::tcp::Tcp;
+use crate::{aside, tcp::Tcp};
 
 /// So many bytes are sent in one turn. No call offers the kernel more: it copies for as long as the engine, on another core,
 /// takes what comes, and meanwhile the streams of this one stand still.
@@ -100,7 +100,7 @@ impl Connection {
         let mut sent = 0;
         while !unsent.is_empty() {
             if sent >= TURN {
-                cx.waker().wake_by_ref();
+                aside::step(cx);
                 return Poll::Pending;
             }
             ready!(unsent.poll_more(cx))?;

@@ -39,7 +39,7 @@ pub async fn exchange<O: Observer + Unpin>(
     match run(pool, &target, outgoing, upload, (&timeouts, now), &mut record).await {
         Ok((head, flow)) => {
             record.phase = Phase::Streaming;
-            Ok(RelayBody::respond(head, flow, record, target, &timeouts, wanted))
+            Ok(RelayBody::respond(head, flow, record, target.engine.model, &timeouts, wanted))
         }
         Err(fault) => {
             let elsewhere = !record.sent;
@@ -115,7 +115,7 @@ async fn run<O: Observer>(
                 Poll::Ready(answer) => Poll::Ready(answer),
                 Poll::Pending => {
                     let watch = flow.as_mut().watch();
-                    watch.poll(&open.lease, target, cx).map(|fault| Err(Silence::Ended(fault)))
+                    watch.poll(&open.lease, &target.engine.model, cx).map(|fault| Err(Silence::Ended(fault)))
                 }
             }
         })
@@ -180,7 +180,7 @@ async fn connect(
     lease: &Lease,
     mut watch: Pin<&mut Watch>,
 ) -> Result<Connection, Fault> {
-    let ended = poll_fn(|cx| watch.as_mut().poll(lease, target, cx));
+    let ended = poll_fn(|cx| watch.as_mut().poll(lease, &target.engine.model, cx));
     tokio::select! {
         biased;
         connected = timeout(timeouts.connect.duration(), Connection::connect(target.address)) => {

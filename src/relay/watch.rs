@@ -16,10 +16,10 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::Target;
 use crate::{
     fault::{Fault, Timer},
     lease::Lease,
+    model::ModelName,
     units::Millis,
 };
 
@@ -87,7 +87,7 @@ impl Watch {
     pub(super) fn poll(
         mut self: Pin<&mut Self>,
         lease: &Lease,
-        target: &Target,
+        model: &ModelName,
         cx: &mut Context<'_>,
     ) -> Poll<Fault> {
         // Before the look: a revocation in between is then not missed.
@@ -104,7 +104,7 @@ impl Watch {
             let deadline = *this.deadline;
             if Instant::now() >= deadline.at {
                 return Poll::Ready(Fault::EngineTimeout {
-                    model: target.engine.model.clone(),
+                    model: model.clone(),
                     which: deadline.which,
                     limit: deadline.limit,
                 });

@@ -84,7 +84,7 @@ impl Ties {
     }
 }
 
-/// One attempt at one of several engines.
+/// One attempt at one of several engines. Boxed, since most models have one and their streams no attempt to hold.
 pub(crate) struct Attempted {
     core: Rc<Core>,
     author: Author,
@@ -101,12 +101,14 @@ impl Attempted {
         route: &Route,
         endpoint: &Endpoint,
         path: &PathAndQuery,
-    ) -> Option<Self> {
-        is_plural(route).then(|| Self {
-            core: Rc::clone(core),
-            author: (endpoint.engine.clone(), endpoint.generation),
-            witness: Some(Witness::new(endpoint, core.now())),
-            learns: path.path() == RESPONSES,
+    ) -> Option<Box<Self>> {
+        is_plural(route).then(|| {
+            Box::new(Self {
+                core: Rc::clone(core),
+                author: (endpoint.engine.clone(), endpoint.generation),
+                witness: Some(Witness::new(endpoint, core.now())),
+                learns: path.path() == RESPONSES,
+            })
         })
     }
 
@@ -116,16 +118,16 @@ impl Attempted {
         engine: &EngineId,
         generation: Generation,
         path: &PathAndQuery,
-    ) -> Option<Self> {
+    ) -> Option<Box<Self>> {
         let routes = core.shared.control.routes();
         let route = routes.models.get(&engine.model).filter(|route| is_plural(route))?;
         let is = |e: &&Endpoint| e.engine == *engine && e.generation == generation;
-        Some(Self {
+        Some(Box::new(Self {
             core: Rc::clone(core),
             author: (engine.clone(), generation),
             witness: route.endpoints.iter().find(is).map(|endpoint| Witness::new(endpoint, core.now())),
             learns: path.path() == RESPONSES,
-        })
+        }))
     }
 
     /// Its answer must be read for its id.

@@ -102,7 +102,7 @@ struct Place {
     /// A stub stands in front of it.
     stub: bool,
     /// For a model that may have several engines.
-    attempted: Option<Attempted>,
+    attempted: Option<Box<Attempted>>,
 }
 
 /// What became of one attempt.
@@ -334,7 +334,7 @@ impl Job {
                 form: self.form,
                 look: if self.bill.is_some()
                     || self.track.is_noted()
-                    || attempted.as_ref().is_some_and(Attempted::learns)
+                    || attempted.as_ref().is_some_and(|attempted| attempted.learns())
                 {
                     Look::Documents
                 } else {

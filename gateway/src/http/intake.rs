@@ -32,6 +32,7 @@ use bytes::Bytes;
 use http_body::Body;
 use http_body_util::BodyExt;
 use rouse::{
+    aside,
     fault::{Fault, Phase},
     openai::head::OFF_CORE as LARGE,
     units,
@@ -49,7 +50,7 @@ const SHARE: u64 = 4;
 const GROWTH: u64 = 1000;
 
 /// So many bytes of one body are taken before others have their turn.
-const TURN: usize = 1 << 20;
+const TURN: usize = 256 << 10;
 
 /// The bytes of bodies that are held now: of all, or of one client's.
 #[derive(Debug, Default)]
@@ -98,7 +99,7 @@ where
         if turn > TURN {
             // However fast its client is: it is one of many.
             turn = 0;
-            tokio::task::yield_now().await;
+            aside::stepped().await;
         }
     }
     Ok((whole.finish(), charge))

@@ -81,12 +81,7 @@ pub(crate) struct Live {
 enum State {
     Waiting(Waiting),
     Relayed(Upstream),
-    /// An engine's refusal, gathered to be told as an event.
-    Refused {
-        status: StatusCode,
-        body: Upstream,
-        gathered: Vec<u8>,
-    },
+    Refused(Box<Refused>),
     /// The last event is handed over. An error ends the connection at once, with whatever hyper still holds: the event
     /// must be out first.
     Failing {
@@ -97,6 +92,13 @@ enum State {
     },
     Broken,
     Over,
+}
+
+/// An engine's refusal, gathered to be told as an event.
+struct Refused {
+    status: StatusCode,
+    body: Upstream,
+    gathered: Vec<u8>,
 }
 
 struct Waiting {
@@ -252,7 +254,8 @@ impl Live {
                             self.track.phase(Phase::Streaming);
                             // Our head promised events, in the clear: nothing else can stand behind it.
                             *state = if !head.status.is_success() {
-                                State::Refused { status: head.status, body, gathered: Vec::new() }
+                                let (status, gathered) = (head.status, Vec::new());
+                                State::Refused(Box::new(Refused { status, body, gathered }))
                             } else if is_readable_stream(&head.headers) {
                                 State::Relayed(body)
                             } else {
@@ -266,8 +269,9 @@ impl Live {
                         }
                     }
                 }
-                State::Refused { status, body, gathered } => {
-                    match ready!(Pin::new(&mut *body).poll_frame(cx)) {
+                State::Refused(refused) => {
+                    let Refused { status, body, gathered } = &mut **refused;
+                    match ready!(Pin::new(body).poll_frame(cx)) {
                         Some(Ok(frame)) => {
                             if let Ok(data) = frame.into_data() {
                                 let room = REFUSAL.saturating_sub(gathered.len()).min(data.len());
@@ -315,10 +319,15 @@ impl Live {
 
     /// Nobody reads on. An engine that must not be interrupted is read to its end all the same.
     fn leave(&self, state: State) {
-        if let (State::Relayed(body) | State::Refused { body, .. }, OnDisconnect::Drain) =
-            (state, self.on_disconnect)
-            && !body.is_end_stream()
-        {
+        if self.on_disconnect != OnDisconnect::Drain {
+            return;
+        }
+        let body = match state {
+            State::Relayed(body) => body,
+            State::Refused(refused) => refused.body,
+            _ => return,
+        };
+        if !body.is_end_stream() {
             drain(body);
         }
     }

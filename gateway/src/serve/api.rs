@@ -381,8 +381,8 @@ impl Connections {
         self.core.shared.meter.connections(1);
         let connections = Rc::clone(self);
         tokio::task::spawn_local(async move {
-            let handshakes = connections.handshakes.clone();
-            connection::serve(Rc::clone(&connections.core), socket, handshakes).await;
+            connection::serve(&connections.core, &socket, connections.handshakes.as_deref()).await;
+            drop(socket);
             drop((place, seat));
             connections.core.shared.meter.connections(-1);
             connections.open.borrow_mut().remove(&number);

@@ -61,6 +61,8 @@ const LINGER_PAUSE: Duration = Duration::from_secs(5);
 
 /// Why a connection is over.
 enum End {
+    /// It broke, or the gateway drains, before anything of it was heard: there is nothing to say.
+    Unbegun,
     /// hyper is done with it: closed by either side, or broken.
     Done,
     Left,
@@ -95,11 +97,28 @@ enum Protocol {
 }
 
 /// Serves the connection until it is over. `handshakes`: it begins with one.
-pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>, handshakes: Option<Arc<Handshakes>>) {
+pub(super) async fn serve(core: &Rc<Core>, socket: &Rc<Socket>, handshakes: Option<&Handshakes>) {
     let limits = core.shared.config.load().limits;
+    // What happens before its first request and after its last one is in memory of its own: an open stream has none of it.
+    let opened = Box::pin(open(core, socket, &limits, handshakes)).await;
+    let end = match opened {
+        Err(end) => end,
+        Ok(Protocol::Plaintext) => End::Plaintext,
+        Ok(Protocol::Http2) => Box::pin(http2(core, socket, &limits)).await,
+        Ok(Protocol::Http1) => http1(core, socket, &limits).await,
+    };
+    Box::pin(finish(core, socket, &limits, &end)).await;
+}
+
+/// What the connection carries, or why it is over before that was known.
+async fn open(
+    core: &Core,
+    socket: &Socket,
+    limits: &Limits,
+    handshakes: Option<&Handshakes>,
+) -> Result<Protocol, End> {
     let step = Cell::new((Instant::now(), COARSE));
-    let begun = begin(&core, &socket, handshakes.as_deref(), &step);
-    let begun = tokio::time::timeout(limits.header_read.duration(), begun);
+    let begun = tokio::time::timeout(limits.header_read.duration(), begin(core, socket, handshakes, &step));
     let gone = async {
         socket.until(Stage::Draining).await;
         let drains = Instant::now();
@@ -115,23 +134,19 @@ pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>, handshakes: Option
     let begun = tokio::select! {
         biased;
         begun = begun => begun,
-        () = gone => return,
+        () = gone => return Err(End::Unbegun),
     };
-    let end = match begun {
-        Err(_) => End::SlowHead,
+    match begun {
+        Err(_) => Err(End::SlowHead),
         Ok(Err(error)) => {
             tracing::debug!(%error, "a connection that did not begin");
             if tls::offends(&error) {
                 socket.offends();
             }
-            return;
+            Err(End::Unbegun)
         }
-        Ok(Ok(Protocol::Plaintext)) => End::Plaintext,
-        // Apart, since it is large and most connections are none.
-        Ok(Ok(Protocol::Http2)) => Box::pin(http2(&core, &socket, &limits)).await,
-        Ok(Ok(Protocol::Http1)) => http1(&core, &socket, &limits).await,
-    };
-    finish(&core, &socket, &limits, &end).await;
+        Ok(Ok(protocol)) => Ok(protocol),
+    }
 }
 
 /// The handshake, where there is one, and as much of what follows as tells HTTP/2 from HTTP/1.1. `step`: when the last
@@ -180,24 +195,26 @@ async fn begin(
 }
 
 async fn http1(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
-    let offer = Rc::<Offer<Reply>>::default();
+    let offer = Offer::new(Rc::clone(socket), core.pool.clone(), Rc::clone(&core.dates));
+    let hyper = || {
+        let service = service(core, socket, Some(&offer));
+        Box::new(settings(limits).serve_connection(TokioIo::new(socket.io()), service))
+    };
+    drive(&mut Http1::new(Rc::clone(&offer), hyper), socket, limits).await
+}
+
+/// Made anew when hyper is: an open stream needs none.
+fn settings(limits: &Limits) -> http1::Builder {
     // Room for a head of the largest size; bodies are passed on frame by frame and never fill it.
     let room = usize::try_from(limits.header.0).unwrap_or(usize::MAX).max(8 << 10);
     let mut builder = http1::Builder::new();
     builder
-        .timer(TokioTimer::new())
         // Measured from the first byte of a head by the task below; hyper's would also end idle connections.
         .header_read_timeout(None)
         .max_header_size(room)
         .max_buf_size(room.saturating_add(8 << 10))
         .writev(false);
-    let hyper = || {
-        let service = service(core, socket, Some(&offer));
-        Box::new(builder.serve_connection(TokioIo::new(socket.io()), service))
-    };
-    let http1 =
-        Http1::new(Rc::clone(socket), core.pool.clone(), Rc::clone(&core.dates), Rc::clone(&offer), hyper);
-    drive(http1, socket, limits).await
+    builder
 }
 
 async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
@@ -211,7 +228,7 @@ async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
         // A slow client slows its engine; it does not fill our memory.
         .max_send_buf_size(64 << 10)
         .serve_connection(TokioIo::new(socket.io()), service);
-    drive(Box::pin(connection), socket, limits).await
+    drive(&mut Box::pin(connection), socket, limits).await
 }
 
 /// Answers the requests of a connection. `offer`: where an answer may be kept back for the connection's task to take over;
@@ -219,7 +236,7 @@ async fn http2(core: &Rc<Core>, socket: &Rc<Socket>, limits: &Limits) -> End {
 fn service(
     core: &Rc<Core>,
     socket: &Rc<Socket>,
-    offer: Option<&Rc<Offer<Reply>>>,
+    offer: Option<&Rc<Offer<Socket, Reply>>>,
 ) -> impl hyper::service::Service<
     Request<Incoming>,
     Response = Response<Reply>,
@@ -284,7 +301,7 @@ where
 }
 
 /// Polls what serves the connection and looks at the socket until it is over.
-async fn drive(mut connection: impl Serves, socket: &Socket, limits: &Limits) -> End {
+async fn drive(connection: &mut impl Serves, socket: &Socket, limits: &Limits) -> End {
     let mut watch = Watch::new(limits);
     let mut timer = pin!(tokio::time::sleep(limits.header_read.duration()));
     poll_fn(|cx| {

@@ -253,6 +253,10 @@ impl Socket {
     pub(crate) fn watch(&self, live: &Rc<Live>) {
         let mut lives = self.lives.borrow_mut();
         lives.retain(|live| live.strong_count() > 0);
+        if lives.is_empty() {
+            // On HTTP/1.1 there are never two.
+            lives.reserve_exact(1);
+        }
         lives.push(Rc::downgrade(live));
     }
 

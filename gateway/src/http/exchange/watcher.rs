@@ -18,7 +18,7 @@ use crate::{
 /// Tells the account of a request what its exchange does.
 pub(crate) struct Watcher {
     pub(super) track: Rc<Track>,
-    pub(super) attempted: Option<Attempted>,
+    pub(super) attempted: Option<Box<Attempted>>,
     pub(super) bill: Option<Rc<Bill>>,
     /// The engine's head came: a failure from here on is the client's to see, one before may yet be made good.
     pub(super) answered: bool,

@@ -49,7 +49,7 @@ enum End {
 }
 
 pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>) {
-    let offer = Rc::<Offer<Reply>>::default();
+    let offer = Offer::<_, Reply>::new(Rc::clone(&socket), core.pool.clone(), Rc::clone(&core.dates));
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
@@ -77,8 +77,7 @@ pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>) {
         });
         Box::new(builder.serve_connection(io, service))
     };
-    let mut http1 =
-        Http1::new(Rc::clone(&socket), core.pool.clone(), Rc::clone(&core.dates), Rc::clone(&offer), hyper);
+    let mut http1 = Http1::new(Rc::clone(&offer), hyper);
     let (mut asked, mut stall) = (false, Stall::default());
     let end = poll_fn(|cx| {
         socket.before_poll();
