@@ -100,7 +100,10 @@ fn an_api_server_can_take_the_definitions() {
                 "{name}: {path} is not described"
             );
             let named = |value: &JSON| value.0.is_string();
-            assert!(schema.enum_.iter().flatten().all(named), "{name}: {path} may be something else than a text");
+            assert!(
+                schema.enum_.iter().flatten().all(named),
+                "{name}: {path} may be something else than a text"
+            );
             let int_or_string = schema.x_kubernetes_int_or_string == Some(true);
             assert!(schema.type_.is_some() != int_or_string, "{name}: {path} has no type, or two");
         }
