@@ -78,6 +78,10 @@ pub(crate) struct Live {
     patience: Duration,
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a stream is relayed for nearly all of its life, and a box is an allocation a request"
+)]
 enum State {
     Waiting(Waiting),
     Relayed(Upstream),
