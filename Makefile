@@ -11,6 +11,7 @@ export TIMEFORMAT := == took %lR
 
 PYTHON ?= python3
 ARGS ?=
+RINGS ?= ring1 ring2
 SEEDS ?= 200000
 STEPS ?= 1000
 SECONDS_OF_SOAK ?= 600
@@ -46,10 +47,10 @@ run: ## Build the gateway and start its embedded demonstration (ARGS="--config F
 # ---- tests
 
 .PHONY: test
-test: test-crates test-loom ## Tests of the four crates and of the lease in every interleaving; minutes, needs only cargo
+test: test-crates test-loom ## Tests of the crates and of the lease in every interleaving; minutes, needs only cargo
 
 .PHONY: test-all
-test-all: test test-bench test-images test-admin test-engines test-clients ## Everything: test, what valgrind counts, the images, then what needs Python
+test-all: test test-bench test-images test-cluster test-admin test-engines test-clients ## Everything: test, what valgrind counts, the images, the cluster, then what needs Python
 
 # What goes through a stub as well, and what of it cannot.
 ROW := passage:: smuggling:: http2:: surface:: waiting:: stream stub_row::
@@ -61,7 +62,7 @@ NOT_IN_A_ROW += a_failure_after_the an_engine_killed_mid_stream an_engine_that_d
 
 .PHONY: test-crates
 test-crates:
-	@echo "== the four crates: units, the simulator's seeds, the gateway against engine-sim"
+	@echo "== the crates: units, the simulator's seeds, the gateway against engine-sim"
 	time cargo test --workspace --locked
 	@echo "== streams without the take-over: what serves them is hyper alone"
 	export ROUSE_TAKE_OVER=false; \
@@ -92,6 +93,17 @@ test-bench: ## Instructions per request and event, held to what is recorded (ARG
 .PHONY: bench-record
 bench-record: ## Record what test-bench counts as what it is held to from now on
 	$(INSTRUCTIONS) --record
+
+# What the cluster tests run is built once and kept in the cache; cluster/build says what and how.
+.PHONY: cluster
+cluster: ## Build the test cluster: etcd and Kubernetes from pinned Go modules, once (RINGS="ring1 ring2")
+	cluster/build $(RINGS)
+
+.PHONY: test-cluster
+test-cluster: ## The cluster tests: a real kube-apiserver on loopback, Pods as processes (ARGS="NAME")
+	@$(MAKE) cluster RINGS=ring1
+	@echo "== the test cluster: etcd, kube-apiserver, kube-controller-manager, and Pods that are processes"
+	time cargo test --locked -p rouse-cluster --test cluster -- $(ARGS)
 
 .PHONY: test-engines
 test-engines: $(VENV)/.complete ## The gateway against a real llama.cpp server and with the openai SDK, both from PyPI (ARGS="-k NAME")
@@ -164,6 +176,7 @@ fmt:
 .PHONY: clippy
 clippy:
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
+	cargo clippy -p rouse-cluster --test cluster --all-features --locked -- -D warnings
 
 .PHONY: docs
 docs:

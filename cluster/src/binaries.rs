@@ -1,0 +1,23 @@
+//! Where the servers' programs are. `cluster/build` alone knows how they are named and built, so it is asked.
+
+use std::{collections::BTreeMap, path::PathBuf, process::Command};
+
+use anyhow::{Context as _, Result, bail};
+
+/// The programs of a ring by name.
+///
+/// # Errors
+/// With the script's own words when one is missing.
+pub(crate) fn find(ring: &str) -> Result<BTreeMap<String, PathBuf>> {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/build");
+    let asked = Command::new(script).args(["--list", ring]).output().with_context(|| script.to_owned())?;
+    if !asked.status.success() {
+        bail!("{}", String::from_utf8_lossy(&asked.stderr).trim());
+    }
+    let listed = String::from_utf8(asked.stdout).context("cluster/build --list")?;
+    Ok(listed
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(name, path)| (name.to_owned(), path.into()))
+        .collect())
+}

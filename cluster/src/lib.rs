@@ -1,0 +1,268 @@
+//! What cluster tests run in: a real Kubernetes control plane on loopback, and Pods that are processes.
+//!
+//! Nothing about Kubernetes is mocked where the real thing can run. etcd, kube-apiserver and kube-controller-manager are those
+//! that `cluster/build` builds from pinned Go modules, as child processes; what schedules Pods and runs them is ours
+//! ([`podrunner`]), since a kubelet needs root, cgroups and a container runtime, and cannot be told to misbehave.
+//!
+//! ```text
+//!   test ──▶ Cluster::shared() ── etcd, kube-apiserver, kube-controller-manager     (control_plane)
+//!              ├─ namespace("name")      one of its own for each test               (namespace)
+//!              ├─ client(user)           admin, certificates, service accounts      (user)
+//!              ├─ link()                 a way to the API server that can be cut    (link)
+//!              └─ PodRunner              scheduler and kubelet for its own nodes    (podrunner)
+//! ```
+//!
+//! A cluster has a runtime of its own, in a thread of its own: tests come and go with theirs, and whatever blocks one of them
+//! stops neither the servers nor the Pods. Every process carries the cluster's mark in its environment, and a watchdog outside
+//! ends all that carry it when the test's process is gone, also when it was killed (`ground`).
+//!
+//! This is a tool of tests: errors are for the person who reads the test's output, and so are `anyhow`'s.
+
+use std::{
+    net::SocketAddr,
+    panic,
+    path::PathBuf,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU32, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+};
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
+use tokio::{
+    runtime::{self, Handle},
+    sync::oneshot,
+};
+
+use crate::{control_plane::ControlPlane, ground::Ground, user::Users};
+
+mod binaries;
+mod control_plane;
+mod ground;
+mod link;
+mod namespace;
+pub mod podrunner;
+mod server;
+mod user;
+pub mod wait;
+
+pub use crate::{
+    control_plane::Role,
+    link::{Link, Mode},
+    namespace::Namespace,
+    podrunner::PodRunner,
+    user::User,
+};
+
+/// A cluster that runs. Dropped, it ends all that it started, and waits for that.
+pub struct Cluster {
+    inner: Arc<Inner>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) handle: Handle,
+    pub(crate) ground: Ground,
+    pub(crate) plane: ControlPlane,
+    pub(crate) users: Users,
+    counter: AtomicU32,
+}
+
+impl Cluster {
+    /// The cluster that all tests of this process use. It is started by the first that asks, and ended with the process.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Cluster> = OnceLock::new();
+        SHARED.get_or_init(|| Self::start().unwrap_or_else(|error| panic!("no test cluster: {error:#}")))
+    }
+
+    /// Starts one; returns when its API server is ready.
+    ///
+    /// # Errors
+    /// When the binaries are not built (`make cluster`), or a server ends or does not get ready; the error has its last words.
+    pub fn start() -> Result<Self> {
+        let (told, outcome) = mpsc::channel();
+        let (stop, stopped) = oneshot::channel();
+        let thread = thread::Builder::new().name("cluster".to_owned()).spawn(move || live(&told, stopped))?;
+        let inner = outcome.recv().context("the cluster's thread ended")??;
+        Ok(Self { inner, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Where its API server listens. It stays the same when that is restarted.
+    pub fn api_server(&self) -> SocketAddr {
+        self.inner.plane.address()
+    }
+
+    /// The pid of this server, while it runs.
+    pub async fn pid(&self, role: Role) -> Option<i32> {
+        self.inner.plane.pid(role).await
+    }
+
+    /// Asks this server to end, and returns when it has.
+    pub async fn stop_server(&self, role: Role) {
+        let inner = Arc::clone(&self.inner);
+        self.inner.at_home(async move { inner.plane.stop(role).await }).await;
+    }
+
+    /// Kills this server, and returns when it is gone.
+    pub async fn kill_server(&self, role: Role) {
+        let inner = Arc::clone(&self.inner);
+        self.inner.at_home(async move { inner.plane.kill(role).await }).await;
+    }
+
+    /// Starts this server where it does not run; returns when it is ready. What it knew it knows again.
+    ///
+    /// # Errors
+    /// With the end of its log when it does not get ready.
+    pub async fn start_server(&self, role: Role) -> Result<()> {
+        let inner = Arc::clone(&self.inner);
+        self.inner.at_home(async move { inner.plane.start_one(role).await }).await
+    }
+
+    /// Stops every thread of this server, as a machine does that hangs: connections stay, and nobody answers.
+    pub async fn freeze_server(&self, role: Role) {
+        self.inner.plane.signal(role, Signal::SIGSTOP).await;
+    }
+
+    /// Lets it go on.
+    pub async fn thaw_server(&self, role: Role) {
+        self.inner.plane.signal(role, Signal::SIGCONT).await;
+    }
+
+    /// Where its logs are. They go when it ends, unless a test of this process panics.
+    pub fn logs(&self) -> PathBuf {
+        self.inner.ground.logs()
+    }
+
+    /// A user with a certificate that names this group, and with no rights but what RBAC gives it.
+    ///
+    /// # Errors
+    /// When no certificate can be made.
+    pub fn user(&self, name: &str, group: Option<&str>) -> Result<User> {
+        self.inner.users.certified(name, group)
+    }
+
+    /// Who may do anything.
+    pub fn admin(&self) -> &User {
+        self.inner.users.admin()
+    }
+
+    /// A service account, made where it is missing, with a token for a day.
+    ///
+    /// # Errors
+    /// Those of the API server.
+    pub async fn service_account(&self, namespace: &str, name: &str) -> Result<User> {
+        user::service_account(self.client().await?, namespace, name).await
+    }
+
+    /// A client that may do anything, for the runtime that calls.
+    ///
+    /// # Errors
+    /// When the kubeconfig cannot be used.
+    pub async fn client(&self) -> Result<kube::Client> {
+        self.client_as(self.admin()).await
+    }
+
+    /// A client of this user, for the runtime that calls.
+    ///
+    /// # Errors
+    /// When the kubeconfig cannot be used.
+    pub async fn client_as(&self, user: &User) -> Result<kube::Client> {
+        self.inner.users.client(user, self.inner.plane.address()).await
+    }
+
+    /// A kubeconfig for processes, as a file that lives as long as the cluster.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn kubeconfig(&self, user: &User) -> Result<PathBuf> {
+        self.inner.users.kubeconfig(user, self.inner.plane.address())
+    }
+
+    /// A new namespace whose name begins like this, with its default service account. Dropped, it is deleted.
+    ///
+    /// # Errors
+    /// Those of the API server.
+    pub async fn namespace(&self, name: &str) -> Result<Namespace> {
+        Namespace::create(Arc::clone(&self.inner), name).await
+    }
+
+    /// A way of its own to the API server, which can be held, slowed and cut.
+    ///
+    /// # Errors
+    /// When no port can be had.
+    pub async fn link(&self) -> Result<Link> {
+        Link::open(Arc::clone(&self.inner)).await
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.inner.ground.keep();
+        }
+        drop(self.stop.take());
+        // A thread that panicked has said so.
+        drop(self.thread.take().map(JoinHandle::join));
+    }
+}
+
+impl Inner {
+    /// Runs this where the cluster lives: what it starts there outlives the caller's runtime.
+    pub(crate) async fn at_home<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> T {
+        match self.handle.spawn(work).await {
+            Ok(value) => value,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => panic::resume_unwind(panic),
+                Err(error) => panic!("the cluster's runtime has ended: {error}"),
+            },
+        }
+    }
+
+    /// Another number each time.
+    pub(crate) fn next(&self) -> u32 {
+        self.counter.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// The thread of a cluster: its runtime runs as long as the cluster.
+fn live(told: &mpsc::Sender<Result<Arc<Inner>>>, stopped: oneshot::Receiver<()>) {
+    let runtime = runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("cluster-io")
+        .enable_all()
+        .build()
+        .context("no runtime for the cluster");
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return drop(told.send(Err(error))),
+    };
+    runtime.block_on(async {
+        match set_up(Handle::current()).await {
+            Err(error) => drop(told.send(Err(error))),
+            Ok(inner) => {
+                told.send(Ok(Arc::clone(&inner))).ok();
+                // An error here is the sender's end, which is the signal.
+                stopped.await.ok();
+                inner.plane.end().await;
+                inner.ground.end();
+            }
+        }
+    });
+}
+
+async fn set_up(handle: Handle) -> Result<Arc<Inner>> {
+    let ground = Ground::claim()?;
+    let users = Users::new(ground.state().join("users"), ground.address())?;
+    let plane = ControlPlane::start(&ground, &users).await.inspect_err(|_| ground.keep())?;
+    Ok(Arc::new(Inner { handle, ground, plane, users, counter: AtomicU32::new(1) }))
+}

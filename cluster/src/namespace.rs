@@ -1,0 +1,80 @@
+//! A namespace for one test.
+
+use std::{ops::Deref, sync::Arc};
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::core::v1::{Namespace as Object, ServiceAccount},
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ObjectMeta, PostParams},
+};
+use serde::de::DeserializeOwned;
+
+use crate::{Inner, wait};
+
+/// A namespace that is deleted, with all that is in it, when this is dropped. It reads as its name.
+pub struct Namespace {
+    name: String,
+    client: Client,
+    inner: Arc<Inner>,
+}
+
+impl Namespace {
+    pub(crate) async fn create(inner: Arc<Inner>, name: &str) -> Result<Self> {
+        let client = inner.users.client(inner.users.admin(), inner.plane.address()).await?;
+        let name = format!("{name}-{}", inner.next());
+        let object = Object {
+            metadata: ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() },
+            ..Object::default()
+        };
+        Api::all(client.clone()).create(&PostParams::default(), &object).await.context("a namespace")?;
+        let made = Self { name, client, inner };
+        // No Pod is admitted before the controllers have made it.
+        wait::until(&made.api::<ServiceAccount>(), "default", "it to exist", Option::is_some).await?;
+        Ok(made)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the admin sees of this kind in it.
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned,
+    {
+        Api::namespaced(self.client.clone(), &self.name)
+    }
+
+    /// The admin's client, of the runtime in which this was made.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+}
+
+impl Deref for Namespace {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let (inner, name) = (Arc::clone(&self.inner), self.name.clone());
+        // Nobody waits for it: it only keeps a finished test's Pods from running beside the next. When the API server is
+        // away, they go with the cluster.
+        self.inner.handle.spawn(async move {
+            let client = inner.users.client(inner.users.admin(), inner.plane.address()).await.ok()?;
+            Api::<Object>::all(client).delete(&name, &DeleteParams::background()).await.ok()
+        });
+    }
+}

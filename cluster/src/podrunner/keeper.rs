@@ -1,0 +1,276 @@
+//! The one who watches: sees Pods and nodes come, change and go, binds what has no node, and hands the rest to its workers.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
+use kube::{
+    Api, ResourceExt as _,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
+    runtime::{
+        WatchStreamExt as _,
+        watcher::{self, Event, watcher},
+    },
+};
+use serde_json::json;
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::{self, Instant},
+};
+
+use super::{
+    Shared,
+    node::{LABEL, RunningNode},
+    pod::{Wanted, Worker},
+    schedule,
+};
+
+/// A binding that failed is tried again so much later.
+const AGAIN: Duration = Duration::from_secs(1);
+
+pub(super) enum Order {
+    /// Renew this node's lease.
+    Live(Arc<RunningNode>),
+}
+
+struct Keeper {
+    shared: Arc<Shared>,
+    /// By uid.
+    pods: BTreeMap<String, Arc<Pod>>,
+    /// By namespace, while a watch begins anew: who is in it.
+    listed: BTreeMap<String, Vec<String>>,
+    nodes: BTreeMap<String, Node>,
+    /// Where Pods are bound to whose objects do not say so yet.
+    bound: BTreeMap<String, String>,
+    told: BTreeMap<String, watch::Sender<Wanted>>,
+    tasks: JoinSet<()>,
+    again: Option<Instant>,
+}
+
+/// Does so until it is aborted; its workers go with it.
+pub(super) async fn keep(shared: Arc<Shared>, mut orders: mpsc::Receiver<Order>) {
+    let client = shared.client.clone();
+    let pods = shared.namespaces.clone().into_iter().map(|namespace| {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+        let events = watcher(pods, watcher::Config::default()).default_backoff();
+        events.map_ok(move |event| (namespace.clone(), event)).boxed()
+    });
+    let ours = watcher::Config::default().labels(&format!("{LABEL}={}", shared.name));
+    let mut nodes = watcher(Api::<Node>::all(client.clone()), ours).default_backoff().boxed();
+    let mut pods = stream::select_all(pods);
+    let mut keeper = Keeper {
+        shared,
+        pods: BTreeMap::new(),
+        listed: BTreeMap::new(),
+        nodes: BTreeMap::new(),
+        bound: BTreeMap::new(),
+        told: BTreeMap::new(),
+        tasks: JoinSet::new(),
+        again: None,
+    };
+    loop {
+        let again = keeper.again;
+        tokio::select! {
+            // Watches come back by themselves.
+            Some(seen) = pods.next() => match seen {
+                Ok((namespace, event)) => keeper.on_pod(&namespace, event),
+                Err(error) => keeper.shared.note(&format!("the watch of Pods: {error}")),
+            },
+            Some(seen) = nodes.next() => match seen {
+                Ok(event) => keeper.on_node(event),
+                Err(error) => keeper.shared.note(&format!("the watch of nodes: {error}")),
+            },
+            Some(Order::Live(node)) = orders.recv() => {
+                let client = keeper.shared.client.clone();
+                keeper.tasks.spawn(async move { node.live(&client).await });
+            }
+            Some(ended) = keeper.tasks.join_next() => {
+                if let Err(error) = ended {
+                    keeper.shared.note(&format!("a worker failed: {error}"));
+                }
+            }
+            () = time::sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => {}
+        }
+        keeper.schedule().await;
+    }
+}
+
+impl Keeper {
+    fn on_pod(&mut self, namespace: &str, event: Event<Pod>) {
+        match event {
+            Event::Apply(pod) => self.see(pod),
+            Event::Delete(pod) => self.lose(&pod.uid().unwrap_or_default()),
+            Event::Init => drop(self.listed.insert(namespace.to_owned(), Vec::new())),
+            Event::InitApply(pod) => {
+                self.listed.entry(namespace.to_owned()).or_default().extend(pod.uid());
+                self.see(pod);
+            }
+            Event::InitDone => {
+                let listed = self.listed.remove(namespace).unwrap_or_default();
+                let here = self.pods.iter().filter(|(_, pod)| pod.namespace().as_deref() == Some(namespace));
+                let missing: Vec<_> =
+                    here.map(|(uid, _)| uid.clone()).filter(|uid| !listed.contains(uid)).collect();
+                for uid in missing {
+                    self.lose(&uid);
+                }
+            }
+        }
+    }
+
+    fn on_node(&mut self, event: Event<Node>) {
+        match event {
+            Event::Apply(node) | Event::InitApply(node) => {
+                self.recover(&node);
+                self.nodes.insert(node.name_any(), node);
+            }
+            Event::Delete(node) => drop(self.nodes.remove(&node.name_any())),
+            Event::Init | Event::InitDone => {}
+        }
+    }
+
+    fn see(&mut self, mut pod: Pod) {
+        let uid = pod.uid().unwrap_or_default();
+        let spec = pod.spec.get_or_insert_default();
+        match &spec.node_name {
+            Some(_) => drop(self.bound.remove(&uid)),
+            None => spec.node_name = self.bound.get(&uid).cloned(),
+        }
+        let pod = Arc::new(pod);
+        self.pods.insert(uid.clone(), Arc::clone(&pod));
+        if let Some(told) = self.told.get(&uid) {
+            told.send_replace(Some(pod));
+            return;
+        }
+        // One that has ended already and is not deleted needs nobody.
+        let over = schedule::is_terminal(&pod) && pod.metadata.deletion_timestamp.is_none();
+        let Some(node) = self.shared.node_of(&pod).filter(|_| !over && !self.bound.contains_key(&uid)) else {
+            return;
+        };
+        let (told, wanted) = watch::channel(Some(Arc::clone(&pod)));
+        self.told.insert(uid, told);
+        self.tasks.spawn(Worker::new(Arc::clone(&self.shared), node, pod).run(wanted));
+    }
+
+    fn lose(&mut self, uid: &str) {
+        self.pods.remove(uid);
+        self.bound.remove(uid);
+        if let Some(told) = self.told.remove(uid) {
+            // A worker that has ended hears nothing any more.
+            told.send_replace(None);
+        }
+    }
+
+    /// The controllers believed that this node is gone, and it is not.
+    fn recover(&mut self, node: &Node) {
+        let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let ready = conditions
+            .filter(|condition| condition.type_ == "Ready")
+            .any(|condition| condition.status == "True");
+        let name = node.name_any();
+        let ours = super::lock(&self.shared.nodes).values().find(|ours| ours.name() == name).cloned();
+        let Some(ours) = ours.filter(|_| !ready) else { return };
+        let shared = Arc::clone(&self.shared);
+        let mut partition = ours.partition();
+        self.tasks.spawn(async move {
+            if partition.wait_for(|cut| !cut).await.is_ok()
+                && let Err(error) = ours.recover(&shared.client).await
+            {
+                shared.note(&format!("{}: it cannot say that it is ready: {error}", ours.name()));
+            }
+        });
+    }
+
+    /// Binds what fits, and says of the rest why it does not.
+    async fn schedule(&mut self) {
+        self.again = None;
+        let mut waiting: Vec<_> = self.pods.values().filter(|pod| is_waiting(pod)).cloned().collect();
+        waiting.sort_by_key(|pod| (pod.metadata.creation_timestamp.clone(), pod.name_any()));
+        for pod in waiting {
+            let placed: Vec<&Pod> =
+                self.pods.values().map(AsRef::as_ref).filter(|pod| !is_waiting(pod)).collect();
+            let done = match schedule::choose(&pod, self.nodes.values(), &placed) {
+                Ok(node) => self.bind(&pod, &node).await,
+                Err(why) => self.refuse(&pod, &why).await,
+            };
+            match done {
+                Ok(()) => {}
+                // It is gone, or somebody else bound it: the watch will say so.
+                Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
+                Err(error) => {
+                    self.shared.note(&format!("{}: it cannot be scheduled: {error}", pod.name_any()));
+                    self.again = Some(Instant::now() + AGAIN);
+                }
+            }
+        }
+    }
+
+    async fn bind(&mut self, pod: &Arc<Pod>, node: &str) -> kube::Result<()> {
+        let (uid, name) = (pod.uid().unwrap_or_default(), pod.name_any());
+        let binding = Binding {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                uid: Some(uid.clone()),
+                ..ObjectMeta::default()
+            },
+            target: ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Node".to_owned()),
+                name: Some(node.to_owned()),
+                ..ObjectReference::default()
+            },
+        };
+        let pods: Api<Pod> =
+            Api::namespaced(self.shared.client.clone(), &pod.namespace().unwrap_or_default());
+        let made: kube::core::Status =
+            pods.create_subresource("binding", &name, &PostParams::default(), &binding).await?;
+        if made.is_failure() {
+            return Err(kube::Error::Api(Box::new(made)));
+        }
+        // The watch will say so too, but the next Pod of this round must not get the same devices.
+        let mut bound = Pod::clone(pod);
+        bound.spec.get_or_insert_default().node_name = Some(node.to_owned());
+        self.pods.insert(uid.clone(), Arc::new(bound));
+        self.bound.insert(uid, node.to_owned());
+        Ok(())
+    }
+
+    async fn refuse(&mut self, pod: &Pod, why: &str) -> kube::Result<()> {
+        let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let mut before = conditions.filter(|condition| condition.type_ == "PodScheduled");
+        if before.any(|condition| condition.status == "False" && condition.message.as_deref() == Some(why)) {
+            return Ok(());
+        }
+        let now = k8s_openapi::jiff::Timestamp::now().to_string();
+        let condition = json!({
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": why,
+            "lastTransitionTime": now,
+        });
+        let patch = json!({ "metadata": { "uid": pod.uid() }, "status": { "conditions": [condition] } });
+        let pods: Api<Pod> =
+            Api::namespaced(self.shared.client.clone(), &pod.namespace().unwrap_or_default());
+        let made =
+            pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(patch)).await?;
+        // Seen at once, so that it is not said again before the watch has it.
+        self.pods.insert(pod.uid().unwrap_or_default(), Arc::new(made));
+        self.shared.complain(pod, "FailedScheduling", why);
+        Ok(())
+    }
+}
+
+/// Nobody has a node for it yet, and it wants one from us.
+fn is_waiting(pod: &Pod) -> bool {
+    let spec = pod.spec.as_ref();
+    let by_default =
+        spec.and_then(|spec| spec.scheduler_name.as_deref()).is_none_or(|name| name == "default-scheduler");
+    let gated = spec.and_then(|spec| spec.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty());
+    let placed = spec.and_then(|spec| spec.node_name.as_ref()).is_some();
+    by_default
+        && !gated
+        && !placed
+        && pod.metadata.deletion_timestamp.is_none()
+        && !schedule::is_terminal(pod)
+}

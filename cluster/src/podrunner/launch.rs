@@ -1,0 +1,329 @@
+//! From a container's description to a process of this machine.
+//!
+//! There are no images here and no file systems of their own. An image's name stands for a program of this machine, or for
+//! nothing, and then the command is run as it is. Where a volume is mounted, its real folder takes the mount path's place in the
+//! command, the arguments and the environment, which is how a program is told of paths. The environment begins empty, as in a
+//! container, but for `PATH`; `POD_IP` is always there, since a program that binds to all addresses would meet its neighbours.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use k8s_openapi::api::core::v1::{Container, EnvVarSource, ObjectFieldSelector, Pod};
+use kube::ResourceExt as _;
+use tokio::process::Command;
+
+use super::volume::Prepared;
+use crate::ground::{MARK, PART};
+
+/// A container that cannot be started, with the reason as a kubelet writes it into the status.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+fn refused(reason: &'static str, message: String) -> Refused {
+    Refused { reason, message }
+}
+
+/// What an image's name stands for.
+#[derive(Clone, Debug)]
+pub struct Image {
+    program: PathBuf,
+    names: Vec<String>,
+}
+
+impl Image {
+    /// This program runs where the container has no command, or names the program by its file name.
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        Self { program: program.into(), names: Vec::new() }
+    }
+
+    /// How a container's command may name the program as well, as `/proxy`.
+    #[must_use]
+    pub fn known_as(mut self, name: &str) -> Self {
+        self.names.push(name.to_owned());
+        self
+    }
+
+    fn means(&self, word: &str) -> bool {
+        self.names.iter().any(|name| name == word)
+            || Path::new(word).file_name().is_some_and(|file| Some(file) == self.program.file_name())
+    }
+}
+
+/// All that a container's process is made of.
+pub(super) struct Launch<'a> {
+    pub(super) pod: &'a Pod,
+    pub(super) container: &'a Container,
+    pub(super) image: Option<&'a Image>,
+    pub(super) prepared: &'a Prepared,
+    /// Device ids by resource.
+    pub(super) devices: &'a BTreeMap<String, Vec<String>>,
+    pub(super) pod_ip: Ipv4Addr,
+    pub(super) host_ip: Ipv4Addr,
+    pub(super) api_server: SocketAddr,
+    /// Values of the cluster's marks.
+    pub(super) mark: String,
+    pub(super) part: String,
+}
+
+impl Launch<'_> {
+    /// The process of the container itself; what it writes goes to this log.
+    pub(super) fn main(&self, log: &File) -> Result<Command, Refused> {
+        let environment = self.environment()?;
+        let container = self.container;
+        let mut words: Vec<_> = container.command.iter().chain(&container.args).flatten().cloned().collect();
+        if container.command.as_ref().is_none_or(Vec::is_empty) {
+            let image = self.image.ok_or_else(|| {
+                let image = container.image.as_deref().unwrap_or_default();
+                refused(
+                    "ErrImagePull",
+                    format!("podrunner knows no image {image:?}, and there is no command"),
+                )
+            })?;
+            words.insert(0, image.program.display().to_string());
+        }
+        self.command(&words, &environment, log)
+    }
+
+    /// A command that is run beside it: a probe, or before it stops.
+    pub(super) fn beside(&self, words: &[String], log: &File) -> Result<Command, Refused> {
+        self.command(words, &self.environment()?, log)
+    }
+
+    fn command(
+        &self,
+        words: &[String],
+        env: &BTreeMap<String, String>,
+        log: &File,
+    ) -> Result<Command, Refused> {
+        let words: Vec<_> = words.iter().map(|word| self.real(&expand(word, env))).collect();
+        let (program, args) = words
+            .split_first()
+            .ok_or_else(|| refused("CreateContainerConfigError", "the command is empty".to_owned()))?;
+        let program = match self.image {
+            Some(image) if image.means(program) => image.program.as_os_str().to_owned(),
+            _ => program.into(),
+        };
+        let copy = || log.try_clone().map_err(|error| refused("RunContainerError", error.to_string()));
+        let folder = self
+            .container
+            .working_dir
+            .as_deref()
+            .map_or_else(|| self.prepared.folder().to_owned(), |folder| self.real(folder).into());
+        let mut command = Command::new(program);
+        command
+            .args(args)
+            .env_clear()
+            .envs(env)
+            .env(MARK, &self.mark)
+            .env(PART, &self.part)
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stdout(copy()?)
+            .stderr(copy()?)
+            .process_group(0);
+        Ok(command)
+    }
+
+    fn environment(&self) -> Result<BTreeMap<String, String>, Refused> {
+        let mut env = self.given();
+        for source in self.container.env_from.iter().flatten() {
+            let prefix = source.prefix.as_deref().unwrap_or_default();
+            let missing = |message| refused("CreateContainerConfigError", message);
+            for (key, value) in self.prepared.env_from(source).map_err(missing)? {
+                env.insert(format!("{prefix}{key}"), value);
+            }
+        }
+        for variable in self.container.env.iter().flatten() {
+            let value = match (&variable.value, &variable.value_from) {
+                (Some(value), _) => Some(expand(value, &env)),
+                (None, Some(source)) => self.value_from(source)?,
+                (None, None) => Some(String::new()),
+            };
+            if let Some(value) = value {
+                env.insert(variable.name.clone(), self.real(&value));
+            }
+        }
+        Ok(env)
+    }
+
+    /// What is there before the Pod's own.
+    fn given(&self) -> BTreeMap<String, String> {
+        let mut env = BTreeMap::from([
+            ("HOSTNAME".to_owned(), self.pod.name_any()),
+            ("POD_IP".to_owned(), self.pod_ip.to_string()),
+            ("KUBERNETES_SERVICE_HOST".to_owned(), self.api_server.ip().to_string()),
+            ("KUBERNETES_SERVICE_PORT".to_owned(), self.api_server.port().to_string()),
+        ]);
+        if let Ok(path) = std::env::var("PATH") {
+            env.insert("PATH".to_owned(), path);
+        }
+        // Where a Pod finds its token is fixed inside containers; outside, this says it to every client.
+        if let Some(kubeconfig) = self.prepared.kubeconfig() {
+            env.insert("KUBECONFIG".to_owned(), kubeconfig.display().to_string());
+        }
+        // As NVIDIA's device plugin does it.
+        if let Some(ids) = self.devices.get("nvidia.com/gpu") {
+            env.insert("NVIDIA_VISIBLE_DEVICES".to_owned(), ids.join(","));
+        }
+        env
+    }
+
+    fn value_from(&self, source: &EnvVarSource) -> Result<Option<String>, Refused> {
+        if let Some(field) = &source.field_ref {
+            return self.field(field).map(Some);
+        }
+        if source.resource_field_ref.is_some() {
+            return Err(unsupported("resourceFieldRef"));
+        }
+        self.prepared.env_value(source).map_err(|missing| refused("CreateContainerConfigError", missing))
+    }
+
+    fn field(&self, field: &ObjectFieldSelector) -> Result<String, Refused> {
+        let spec = self.pod.spec.clone().unwrap_or_default();
+        let value = match field.field_path.as_str() {
+            "spec.nodeName" => spec.node_name.unwrap_or_default(),
+            "spec.serviceAccountName" => spec.service_account_name.unwrap_or_default(),
+            "status.hostIP" | "status.hostIPs" => self.host_ip.to_string(),
+            "status.podIP" | "status.podIPs" => self.pod_ip.to_string(),
+            path => metadata(self.pod, path).ok_or_else(|| unsupported(path))?,
+        };
+        Ok(value)
+    }
+
+    /// The text with real folders in place of mount paths.
+    fn real(&self, text: &str) -> String {
+        rewrite(text, &self.prepared.mounts(self.container))
+    }
+}
+
+fn unsupported(what: &str) -> Refused {
+    refused("CreateContainerConfigError", format!("podrunner does not support {what}"))
+}
+
+/// A field of the metadata as the downward API gives it; of labels and annotations one, or all a line each.
+pub(super) fn metadata(pod: &Pod, path: &str) -> Option<String> {
+    let all = |map: &BTreeMap<String, String>| {
+        let lines: Vec<_> = map.iter().map(|(key, value)| format!("{key}={value:?}")).collect();
+        lines.join("\n")
+    };
+    let one = |map: &BTreeMap<String, String>, rest: &str| {
+        let key = rest.strip_prefix("['")?.strip_suffix("']")?;
+        Some(map.get(key).cloned().unwrap_or_default())
+    };
+    match path {
+        "metadata.name" => Some(pod.name_any()),
+        "metadata.namespace" => pod.namespace(),
+        "metadata.uid" => pod.uid(),
+        "metadata.labels" => Some(all(pod.labels())),
+        "metadata.annotations" => Some(all(pod.annotations())),
+        _ => path.strip_prefix("metadata.labels").and_then(|rest| one(pod.labels(), rest)).or_else(|| {
+            path.strip_prefix("metadata.annotations").and_then(|rest| one(pod.annotations(), rest))
+        }),
+    }
+}
+
+/// `$(NAME)` is the variable's value where there is one; `$$` is a `$` that begins no reference.
+fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('$') {
+        out.push_str(before);
+        if let Some(after) = after.strip_prefix('$') {
+            out.push('$');
+            rest = after;
+            continue;
+        }
+        let reference = after.strip_prefix('(').and_then(|inside| inside.split_once(')'));
+        match reference.and_then(|(name, end)| Some((env.get(name)?, end))) {
+            Some((value, end)) => {
+                out.push_str(value);
+                rest = end;
+            }
+            None => {
+                out.push('$');
+                rest = after;
+            }
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Each path of `mounts` that stands in the text as a whole, or as the beginning of a longer path, becomes the folder.
+fn rewrite(text: &str, mounts: &[(String, PathBuf)]) -> String {
+    let part_of_a_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '/');
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('/') {
+        let (before, path) = rest.split_at(at);
+        out.push_str(before);
+        let begins = !out.chars().next_back().is_some_and(part_of_a_name);
+        let found = mounts.iter().filter(|_| begins).find_map(|(mount, folder)| {
+            let after = path.strip_prefix(mount.as_str())?;
+            let ends = after.chars().next().is_none_or(|c| c == '/' || !part_of_a_name(c));
+            ends.then_some((folder, after))
+        });
+        match found {
+            Some((folder, after)) => {
+                out.push_str(&folder.display().to_string());
+                rest = after;
+                // What follows belongs to this path.
+                let end = rest.find(|c| !part_of_a_name(c)).unwrap_or(rest.len());
+                let (tail, after) = rest.split_at(end);
+                out.push_str(tail);
+                rest = after;
+            }
+            None => {
+                out.push('/');
+                rest = path.strip_prefix('/').unwrap_or_default();
+            }
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_are_expanded_and_what_is_none_stays() {
+        let env = BTreeMap::from([("A".to_owned(), "1".to_owned()), ("B".to_owned(), "$(A)".to_owned())]);
+        for (text, expected) in [
+            ("$(A)", "1"),
+            ("x$(A)y$(B)z", "x1y$(A)z"),
+            ("$(MISSING) $(A", "$(MISSING) $(A"),
+            ("$$(A) $$$(A) $ $$", "$(A) $1 $ $"),
+            ("sh $HOME ${A}", "sh $HOME ${A}"),
+        ] {
+            assert_eq!(expand(text, &env), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn mounted_paths_become_real_ones_and_others_stay() {
+        let mounts = [
+            ("/etc/rouse/deep".to_owned(), "/real/deep".into()),
+            ("/etc/rouse".to_owned(), "/real/rouse".into()),
+        ];
+        for (text, expected) in [
+            ("/etc/rouse", "/real/rouse"),
+            ("--config=/etc/rouse/config.yaml", "--config=/real/rouse/config.yaml"),
+            ("/etc/rouse/deep/x:/etc/rouse", "/real/deep/x:/real/rouse"),
+            ("/etc/rouse-other /my/etc/rouse ./etc/rouse", "/etc/rouse-other /my/etc/rouse ./etc/rouse"),
+            ("cat '/etc/rouse/a' > /tmp/b", "cat '/real/rouse/a' > /tmp/b"),
+            ("http://etc/rouse", "http://etc/rouse"),
+        ] {
+            assert_eq!(rewrite(text, &mounts), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Nodes that tests make up: an object, an address, devices, and a heartbeat that can be cut off.
+
+use std::{
+    collections::BTreeMap,
+    net::Ipv4Addr,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::{
+    api::{
+        coordination::v1::{Lease, LeaseSpec},
+        core::v1::{Node, Taint},
+    },
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+use tokio::{sync::watch, time};
+
+use super::schedule::Units;
+
+/// What a kubelet's default is. The controllers give a node up after 50 s without.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+/// How long the lease says that it holds, as a kubelet's.
+const LEASE: i32 = 40;
+/// Who marks the nodes of one runner.
+pub(super) const LABEL: &str = "rouse.dev/podrunner";
+
+/// A node as a test describes it.
+#[derive(Clone, Debug)]
+pub struct NodeSpec {
+    pub(super) name: String,
+    labels: BTreeMap<String, String>,
+    devices: BTreeMap<String, u32>,
+    taints: Vec<Taint>,
+}
+
+impl NodeSpec {
+    /// A node without devices. Its object's name begins with that of the runner's namespace.
+    pub fn new(name: &str) -> Self {
+        let (labels, devices) = (BTreeMap::new(), BTreeMap::new());
+        Self { name: name.to_owned(), labels, devices, taints: Vec::new() }
+    }
+
+    #[must_use]
+    pub fn label(mut self, key: &str, value: &str) -> Self {
+        self.labels.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    /// So many `nvidia.com/gpu`.
+    #[must_use]
+    pub fn gpus(self, count: u32) -> Self {
+        self.devices("nvidia.com/gpu", count)
+    }
+
+    /// So many units of this extended resource, each with an id.
+    #[must_use]
+    pub fn devices(mut self, resource: &str, count: u32) -> Self {
+        self.devices.insert(resource.to_owned(), count);
+        self
+    }
+
+    #[must_use]
+    pub fn taint(mut self, key: &str, value: &str, effect: &str) -> Self {
+        let (key, effect) = (key.to_owned(), effect.to_owned());
+        self.taints.push(Taint { key, effect, value: Some(value.to_owned()), time_added: None });
+        self
+    }
+}
+
+/// A node as it is.
+pub struct RunningNode {
+    name: String,
+    address: Ipv4Addr,
+    devices: Mutex<Vec<Device>>,
+    partitioned: watch::Sender<bool>,
+}
+
+#[derive(Clone, Debug)]
+struct Device {
+    resource: String,
+    id: String,
+    /// The uid of the Pod that has it.
+    holder: Option<String>,
+}
+
+impl RunningNode {
+    pub(super) fn new(name: String, address: Ipv4Addr, spec: &NodeSpec) -> Self {
+        let device = |(resource, number): (&String, u32)| {
+            let id = format!("GPU-{name}-{number}");
+            Device { resource: resource.clone(), id, holder: None }
+        };
+        let numbered =
+            spec.devices.iter().flat_map(|(resource, count)| (0..*count).map(move |n| (resource, n)));
+        let devices = Mutex::new(numbered.map(device).collect());
+        Self { name, address, devices, partitioned: watch::Sender::new(false) }
+    }
+
+    /// Of its object.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its `InternalIP`, and that of its Pods with `hostNetwork`.
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// The ids of its devices with the uid of the Pod that has each.
+    pub fn devices(&self) -> Vec<(String, Option<String>)> {
+        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.iter().map(|device| (device.id.clone(), device.holder.clone())).collect()
+    }
+
+    /// Gives free devices to this Pod; `None` when there are too few.
+    pub(super) fn take(&self, holder: &str, units: &Units) -> Option<BTreeMap<String, Vec<String>>> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = BTreeMap::new();
+        for (resource, count) in units {
+            let free = |device: &&mut Device| device.resource == *resource && device.holder.is_none();
+            let chosen: Vec<_> =
+                devices.iter_mut().filter(free).take(usize::try_from(*count).ok()?).collect();
+            let enough = u64::try_from(chosen.len()).ok() == Some(*count);
+            let ids: Vec<_> = chosen
+                .into_iter()
+                .map(|device| {
+                    device.holder = Some(holder.to_owned());
+                    device.id.clone()
+                })
+                .collect();
+            if !enough {
+                drop(devices);
+                self.release(holder);
+                return None;
+            }
+            taken.insert(resource.clone(), ids);
+        }
+        Some(taken)
+    }
+
+    /// Whatever this Pod had is free.
+    pub(super) fn release(&self, holder: &str) {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        for device in devices.iter_mut().filter(|device| device.holder.as_deref() == Some(holder)) {
+            device.holder = None;
+        }
+    }
+
+    pub(super) fn set_partitioned(&self, partitioned: bool) {
+        self.partitioned.send_replace(partitioned);
+    }
+
+    pub(super) fn is_partitioned(&self) -> bool {
+        *self.partitioned.borrow()
+    }
+
+    pub(super) fn partition(&self) -> watch::Receiver<bool> {
+        self.partitioned.subscribe()
+    }
+
+    /// Makes the objects: the node, and the lease that says it lives.
+    pub(super) async fn register(&self, client: &Client, runner: &str, spec: &NodeSpec) -> Result<()> {
+        let mut labels = spec.labels.clone();
+        labels.insert(LABEL.to_owned(), runner.to_owned());
+        labels.insert("kubernetes.io/hostname".to_owned(), self.name.clone());
+        labels.insert("kubernetes.io/os".to_owned(), "linux".to_owned());
+        let mut capacity: BTreeMap<_, _> =
+            spec.devices.iter().map(|(resource, count)| (resource.clone(), count.to_string())).collect();
+        for (resource, amount) in [("cpu", "64"), ("memory", "512Gi"), ("pods", "500")] {
+            capacity.insert(resource.to_owned(), amount.to_owned());
+        }
+        let node: Node = serde_json::from_value(json!({
+            "metadata": { "name": self.name, "labels": labels },
+            "spec": { "taints": spec.taints },
+            "status": {
+                "capacity": capacity,
+                "allocatable": capacity,
+                "addresses": [
+                    { "type": "InternalIP", "address": self.address },
+                    { "type": "Hostname", "address": self.name },
+                ],
+                "conditions": [self.ready()],
+            },
+        }))?;
+        Api::all(client.clone()).create(&PostParams::default(), &node).await.context("a node")?;
+        self.beat(client).await.context("a node's lease")
+    }
+
+    /// Renews the lease until this is dropped.
+    pub(super) async fn live(&self, client: &Client) {
+        let mut ticks = time::interval(HEARTBEAT);
+        let mut partition = self.partition();
+        loop {
+            ticks.tick().await;
+            // An error is this node's end.
+            if partition.wait_for(|cut| !cut).await.is_err() {
+                return;
+            }
+            // What fails now is tried again with the next beat, as a kubelet does.
+            drop(self.beat(client).await);
+        }
+    }
+
+    async fn beat(&self, client: &Client) -> kube::Result<()> {
+        let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
+        let spec = LeaseSpec {
+            holder_identity: Some(self.name.clone()),
+            lease_duration_seconds: Some(LEASE),
+            renew_time: Some(MicroTime(Timestamp::now())),
+            ..LeaseSpec::default()
+        };
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": { "name": self.name },
+            "spec": spec,
+        });
+        let ours = PatchParams::apply("podrunner").force();
+        leases.patch(&self.name, &ours, &Patch::Apply(lease)).await.map(drop)
+    }
+
+    /// Says that it is ready, after the controllers thought otherwise.
+    pub(super) async fn recover(&self, client: &Client) -> kube::Result<()> {
+        let status = json!({ "status": { "conditions": [self.ready()] } });
+        let nodes: Api<Node> = Api::all(client.clone());
+        nodes.patch_status(&self.name, &PatchParams::default(), &Patch::Strategic(status)).await.map(drop)
+    }
+
+    fn ready(&self) -> serde_json::Value {
+        let now = Timestamp::now().to_string();
+        json!({
+            "type": "Ready",
+            "status": "True",
+            "reason": "PodRunnerReady",
+            "message": "",
+            "lastHeartbeatTime": now,
+            "lastTransitionTime": now,
+        })
+    }
+}

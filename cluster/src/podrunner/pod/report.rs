@@ -1,0 +1,93 @@
+//! Of a Pod's worker: what the API server is told, and the end of the object.
+
+use std::time::Duration;
+
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+};
+use tokio::time::{self, Instant};
+
+use super::{AGAIN, Worker};
+use crate::podrunner::status::{self, Facts};
+
+/// Longer a worker does not wait for the API server: containers are restarted and killed in time also when that hangs.
+const ANSWER: Duration = Duration::from_secs(2);
+
+impl Worker {
+    /// Whether a controller wrote over what we said, as one that gave the node up does.
+    pub(super) fn is_contradicted(&self) -> bool {
+        let ours = self.told.as_ref().is_some_and(|(_, version)| version_of(&self.pod) >= *version);
+        ours && !self.conditions.iter().all(|condition| condition.is_in(&self.pod))
+    }
+
+    /// Tells the API server what the Pod is, where that is news.
+    pub(super) async fn report(&mut self, ended: bool) {
+        if self.gone || self.node.is_partitioned() || self.tell_at > Instant::now() {
+            return;
+        }
+        let policy = self.policy();
+        let facts = Facts {
+            pod: &self.pod,
+            policy: &policy,
+            pod_ip: self.ip,
+            host_ip: self.node.address(),
+            since: self.since,
+            prepared: self.prepared.is_some(),
+            ended,
+            refused: self.refused.as_ref(),
+        };
+        self.conditions = status::conditions(&facts, &self.containers, &self.conditions, Timestamp::now());
+        let patch = status::patch(&facts, &self.containers, &self.conditions);
+        if self.told.as_ref().is_some_and(|(told, _)| *told == patch) {
+            return;
+        }
+        let parameters = PatchParams::default();
+        let (name, api, change) = (self.pod.name_any(), self.api(), Patch::Strategic(&patch));
+        match time::timeout(ANSWER, api.patch_status(&name, &parameters, &change)).await {
+            Ok(Ok(made)) => self.told = Some((patch, version_of(&made))),
+            // The object is gone, or another's by now: the watch will say so.
+            Ok(Err(kube::Error::Api(status))) if status.is_not_found() || status.is_conflict() => {}
+            failed => {
+                let why =
+                    failed.map_or_else(|_| "no answer".to_owned(), |answer| format!("{:?}", answer.err()));
+                self.shared.note(&format!("{name}: its status cannot be written: {why}"));
+                self.tell_at = Instant::now() + AGAIN;
+            }
+        }
+    }
+
+    /// Deletes the object of a Pod that was told to go and has; says whether there is nothing more to do.
+    pub(super) async fn delete(&mut self) -> bool {
+        let told = self.told.is_some() && self.tell_at <= Instant::now();
+        if self.pod.metadata.deletion_timestamp.is_none() || self.node.is_partitioned() || !told {
+            return false;
+        }
+        let parameters = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions: Some(Preconditions { uid: Some(self.uid.clone()), resource_version: None }),
+            ..DeleteParams::default()
+        };
+        match time::timeout(ANSWER, self.api().delete(&self.pod.name_any(), &parameters)).await {
+            Ok(Ok(_)) => true,
+            Ok(Err(kube::Error::Api(status))) if status.is_not_found() || status.is_conflict() => true,
+            failed => {
+                let why =
+                    failed.map_or_else(|_| "no answer".to_owned(), |answer| format!("{:?}", answer.err()));
+                self.shared.note(&format!("{}: it cannot be deleted: {why}", self.pod.name_any()));
+                self.tell_at = Instant::now() + AGAIN;
+                false
+            }
+        }
+    }
+
+    fn api(&self) -> Api<Pod> {
+        Api::namespaced(self.shared.client.clone(), &self.pod.namespace().unwrap_or_default())
+    }
+}
+
+/// Kubernetes promises no order of versions; etcd keeps one, and this is about nothing but what is written twice.
+fn version_of(pod: &Pod) -> u64 {
+    pod.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0)
+}

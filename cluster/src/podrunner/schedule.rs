@@ -1,0 +1,186 @@
+//! Which node a Pod goes to.
+//!
+//! The part of the scheduler that Rouse can tell from the real one: node selectors and required node affinity, taints, and
+//! whole units of extended resources. A Pod holds its units until it is in a terminal phase or its object is gone, whatever its
+//! processes do. Processor time and memory are not counted, since Pods here share one machine anyway. Of the nodes that fit,
+//! the one with the most free units wins, then the emptiest, then the first by name: the same Pods are always placed alike.
+
+use std::{cmp::Reverse, collections::BTreeMap};
+
+use k8s_openapi::{
+    api::core::v1::{
+        Container, Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Taint, Toleration,
+    },
+    apimachinery::pkg::api::resource::Quantity,
+};
+use kube::ResourceExt as _;
+
+/// Units of extended resources by name.
+pub(super) type Units = BTreeMap<String, u64>;
+
+/// Whether the Pod has ended for good, and holds nothing any more.
+pub(super) fn is_terminal(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// What the Pod asks for: its containers and sidecars together, or its largest init container, whichever is more.
+pub(super) fn demand(spec: &PodSpec) -> Units {
+    let mut units = Units::new();
+    let init = spec.init_containers.iter().flatten();
+    let (sidecars, once): (Vec<_>, Vec<_>) = init.partition(|container| is_sidecar(container));
+    for container in spec.containers.iter().chain(sidecars) {
+        for (name, count) in of_container(container) {
+            *units.entry(name).or_default() += count;
+        }
+    }
+    for (name, count) in once.into_iter().flat_map(of_container) {
+        let most = units.entry(name).or_default();
+        *most = count.max(*most);
+    }
+    units.retain(|_, count| *count > 0);
+    units
+}
+
+/// What one container asks for.
+pub(super) fn of_container(container: &Container) -> Units {
+    let Some(resources) = &container.resources else { return Units::new() };
+    let named = resources.requests.iter().chain(&resources.limits).flatten();
+    named.filter(|(name, _)| is_extended(name)).map(|(name, count)| (name.clone(), whole(count))).collect()
+}
+
+pub(super) fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+fn is_extended(name: &str) -> bool {
+    name.contains('/')
+}
+
+/// The API server lets whole numbers pass only; one that it writes with a suffix is more than any node here has.
+fn whole(count: &Quantity) -> u64 {
+    count.0.parse().unwrap_or(u64::MAX)
+}
+
+/// The name of the node for this Pod, given all Pods that have one; else why there is none, in the scheduler's own words.
+pub(super) fn choose<'a>(
+    pod: &Pod,
+    nodes: impl Iterator<Item = &'a Node>,
+    placed: &[&Pod],
+) -> Result<String, String> {
+    let Some(spec) = &pod.spec else { return Err("the Pod has no spec".to_owned()) };
+    let demand = demand(spec);
+    let mut reasons = BTreeMap::<String, usize>::new();
+    let mut fitting = Vec::new();
+    let mut all = 0;
+    for node in nodes {
+        all += 1;
+        let free = free(node, placed);
+        match refusal(spec, &demand, node, &free) {
+            Some(reason) => *reasons.entry(reason).or_default() += 1,
+            None => fitting.push((free.values().sum::<u64>(), on(node, placed).count(), node.name_any())),
+        }
+    }
+    let best = fitting.into_iter().min_by_key(|(free, pods, name)| (Reverse(*free), *pods, name.clone()));
+    best.map(|(.., name)| name).ok_or_else(|| {
+        let reasons: Vec<_> = reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+        format!("0/{all} nodes are available: {}.", reasons.join(", "))
+    })
+}
+
+/// Pods on this node that hold what they asked for.
+fn on<'a>(node: &Node, placed: &'a [&Pod]) -> impl Iterator<Item = &'a PodSpec> {
+    let name = node.name_any();
+    let holding = placed.iter().filter(|pod| !is_terminal(pod)).filter_map(|pod| pod.spec.as_ref());
+    holding.filter(move |spec| spec.node_name.as_deref() == Some(&name))
+}
+
+fn free(node: &Node, placed: &[&Pod]) -> Units {
+    let allocatable = node.status.iter().filter_map(|status| status.allocatable.as_ref()).flatten();
+    let mut units: Units = allocatable
+        .filter(|(name, _)| is_extended(name))
+        .map(|(name, count)| (name.clone(), whole(count)))
+        .collect();
+    for (name, count) in on(node, placed).flat_map(demand) {
+        if let Some(free) = units.get_mut(&name) {
+            *free = free.saturating_sub(count);
+        }
+    }
+    units
+}
+
+fn refusal(spec: &PodSpec, demand: &Units, node: &Node, free: &Units) -> Option<String> {
+    let node_spec = node.spec.clone().unwrap_or_default();
+    if node_spec.unschedulable == Some(true) {
+        return Some("node(s) were unschedulable".to_owned());
+    }
+    if !matches_selector(spec, node) {
+        return Some("node(s) didn't match Pod's node affinity/selector".to_owned());
+    }
+    let tolerations = spec.tolerations.as_deref().unwrap_or_default();
+    let repels = |taint: &&Taint| {
+        taint.effect != "PreferNoSchedule"
+            && !tolerations.iter().any(|toleration| tolerates(toleration, taint))
+    };
+    if let Some(taint) = node_spec.taints.iter().flatten().find(repels) {
+        let value = taint.value.as_deref().unwrap_or_default();
+        return Some(format!("node(s) had untolerated taint {{{}: {value}}}", taint.key));
+    }
+    let lacking = demand.iter().find(|&(name, count)| free.get(name).unwrap_or(&0) < count);
+    lacking.map(|(name, _)| format!("Insufficient {name}"))
+}
+
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let effect =
+        toleration.effect.as_deref().is_none_or(|effect| effect.is_empty() || effect == taint.effect);
+    let key = toleration.key.as_deref().unwrap_or_default();
+    let exists = toleration.operator.as_deref() == Some("Exists");
+    let value = exists
+        || toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default();
+    effect && value && (key == taint.key || (key.is_empty() && exists))
+}
+
+fn matches_selector(spec: &PodSpec, node: &Node) -> bool {
+    let labels = node.labels();
+    let selected = spec.node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
+    let required = spec
+        .affinity
+        .as_ref()
+        .and_then(|affinity| affinity.node_affinity.as_ref())
+        .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
+    selected
+        && required.is_none_or(|selector| selector.node_selector_terms.iter().any(|term| fits(term, node)))
+}
+
+fn fits(term: &NodeSelectorTerm, node: &Node) -> bool {
+    let name = node.name_any();
+    let by_label = term.match_expressions.iter().flatten().all(|wanted| {
+        let value = node.labels().get(&wanted.key);
+        holds(wanted, value.map(String::as_str))
+    });
+    // The only field there is: how the Pods of a DaemonSet name their nodes.
+    let by_field = term
+        .match_fields
+        .iter()
+        .flatten()
+        .all(|wanted| holds(wanted, (wanted.key == "metadata.name").then_some(name.as_str())));
+    by_label && by_field
+}
+
+fn holds(wanted: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let among = value.is_some_and(|value| wanted.values.iter().flatten().any(|one| one == value));
+    let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
+    let bound = number(wanted.values.iter().flatten().next().map(String::as_str));
+    match wanted.operator.as_str() {
+        "In" => among,
+        "NotIn" => !among,
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        "Gt" => number(value).zip(bound).is_some_and(|(value, bound)| value > bound),
+        "Lt" => number(value).zip(bound).is_some_and(|(value, bound)| value < bound),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

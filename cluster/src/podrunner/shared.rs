@@ -1,0 +1,141 @@
+//! What keeper and workers have in common: the cluster, images and nodes, and where they complain.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs::{self, File},
+    io::Write as _,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use anyhow::Result;
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
+use kube::{
+    Client, Resource as _, ResourceExt as _,
+    runtime::events::{Event, EventType, Recorder, Reporter},
+};
+
+use super::{container::Pauses, launch::Image, node::RunningNode};
+use crate::{Inner, User, user};
+
+/// One for each runner.
+pub(super) struct Shared {
+    pub(super) inner: Arc<Inner>,
+    /// Of the cluster's runtime.
+    pub(super) client: Client,
+    pub(super) name: String,
+    pub(super) namespaces: Vec<String>,
+    /// A folder for each Pod, by uid.
+    pub(super) state: PathBuf,
+    pub(super) images: Mutex<BTreeMap<String, Image>>,
+    pub(super) nodes: Mutex<BTreeMap<String, Arc<RunningNode>>>,
+    pub(super) pauses: Pauses,
+    events: Recorder,
+    /// Said already; a kubelet counts repetitions, here they would only be noise.
+    said: Mutex<HashSet<(String, String)>>,
+    log: Mutex<File>,
+}
+
+impl Shared {
+    pub(super) async fn new(
+        inner: Arc<Inner>,
+        name: String,
+        namespaces: Vec<String>,
+        images: BTreeMap<String, Image>,
+        pauses: Pauses,
+    ) -> Result<Self> {
+        let client = inner.users.client(inner.users.admin(), inner.plane.address()).await?;
+        let state = inner.ground.state().join("pods").join(&name);
+        fs::create_dir_all(&state)?;
+        let log =
+            File::options().create(true).append(true).open(inner.ground.logs().join("podrunner.log"))?;
+        let events = Recorder::new(client.clone(), Reporter::from("podrunner"));
+        Ok(Self {
+            inner,
+            client,
+            name,
+            namespaces,
+            state,
+            images: Mutex::new(images),
+            nodes: Mutex::default(),
+            pauses,
+            events,
+            said: Mutex::default(),
+            log: Mutex::new(log),
+        })
+    }
+
+    /// Addresses are not used again while there are others: what still talks to a dead Pod's finds nobody.
+    pub(super) fn next_address(&self) -> Ipv4Addr {
+        self.inner.ground.next()
+    }
+
+    pub(super) fn image(&self, name: &str) -> Option<Image> {
+        lock(&self.images).get(name).cloned()
+    }
+
+    pub(super) fn node_of(&self, pod: &Pod) -> Option<Arc<RunningNode>> {
+        let name = pod.spec.as_ref()?.node_name.as_ref()?;
+        lock(&self.nodes).values().find(|node| node.name() == name).cloned()
+    }
+
+    pub(super) fn api_server(&self) -> SocketAddr {
+        self.inner.plane.address()
+    }
+
+    pub(super) fn mark(&self) -> String {
+        self.inner.ground.mark()
+    }
+
+    pub(super) fn part(&self, uid: &str, container: &str, run: u32) -> String {
+        self.inner.ground.part(&format!("pod/{uid}/{container}/{run}"))
+    }
+
+    pub(super) fn logs_of(&self, namespace: &str, pod: &str) -> PathBuf {
+        self.inner.ground.logs().join("pods").join(namespace).join(pod)
+    }
+
+    pub(super) fn write_kubeconfig(
+        &self,
+        namespace: &str,
+        account: &str,
+        token: &Path,
+        path: &Path,
+    ) -> Result<()> {
+        let user = User::with_token_file(user::account_name(namespace, account), token);
+        self.inner.users.write_kubeconfig(&user, self.api_server(), namespace, path)
+    }
+
+    /// Writes a line to the runners' log.
+    pub(super) fn note(&self, line: &str) {
+        let line = format!("{} {}: {line}\n", Timestamp::now(), self.name);
+        // Without a log the tests still say what failed.
+        lock(&self.log).write_all(line.as_bytes()).ok();
+    }
+
+    /// Makes an event of type Warning, and notes it.
+    pub(super) fn complain(self: &Arc<Self>, pod: &Pod, reason: &str, message: &str) {
+        if !lock(&self.said).insert((pod.uid().unwrap_or_default(), message.to_owned())) {
+            return;
+        }
+        self.note(&format!("{}: {reason}: {message}", pod.name_any()));
+        let event = Event {
+            type_: EventType::Warning,
+            reason: reason.to_owned(),
+            note: Some(message.to_owned()),
+            action: reason.to_owned(),
+            secondary: None,
+        };
+        let (shared, about) = (Arc::clone(self), pod.object_ref(&()));
+        tokio::spawn(async move {
+            if let Err(error) = shared.events.publish(&event, &about).await {
+                shared.note(&format!("an event cannot be made: {error}"));
+            }
+        });
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

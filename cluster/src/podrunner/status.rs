@@ -1,0 +1,206 @@
+//! A Pod's status as a kubelet reports it: phase, conditions and container statuses, from what its containers do.
+
+use std::net::Ipv4Addr;
+
+use k8s_openapi::{
+    api::core::v1::{ContainerStatus, Pod},
+    jiff::Timestamp,
+};
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+
+use super::container::{Container, Role, State};
+
+/// What a Pod's status is made of besides its containers.
+pub(super) struct Facts<'a> {
+    pub(super) pod: &'a Pod,
+    pub(super) policy: &'a str,
+    pub(super) pod_ip: Ipv4Addr,
+    pub(super) host_ip: Ipv4Addr,
+    pub(super) since: Timestamp,
+    /// Volumes are there and containers may start.
+    pub(super) prepared: bool,
+    /// All containers have ended and none will begin again.
+    pub(super) ended: bool,
+    /// Why it was refused on its node, with a message.
+    pub(super) refused: Option<&'a (&'static str, String)>,
+}
+
+/// One condition as it was reported last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Condition {
+    kind: &'static str,
+    holds: bool,
+    reason: Option<&'static str>,
+    message: Option<String>,
+    since: Timestamp,
+}
+
+impl Condition {
+    /// Whether the Pod's object says the same; a controller may have written something else.
+    pub(super) fn is_in(&self, pod: &Pod) -> bool {
+        let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let status = if self.holds { "True" } else { "False" };
+        conditions
+            .filter(|condition| condition.type_ == self.kind)
+            .any(|condition| condition.status == status)
+    }
+
+    /// Absent fields are written as null: a merge would leave there what an earlier one said.
+    fn json(&self) -> Value {
+        json!({
+            "type": self.kind,
+            "status": if self.holds { "True" } else { "False" },
+            "reason": self.reason,
+            "message": self.message,
+            "lastProbeTime": null,
+            "lastTransitionTime": self.since.to_string(),
+        })
+    }
+}
+
+pub(super) fn phase(facts: &Facts<'_>, containers: &[Container]) -> &'static str {
+    if facts.refused.is_some() {
+        return "Failed";
+    }
+    let of = |role: Role| containers.iter().filter(move |container| container.role == role);
+    let done = |container: &&Container| container.end().is_some();
+    let once_failed = of(Role::Init).any(|container| container.end().is_some_and(|end| end.code != 0));
+    if once_failed && facts.policy == "Never" {
+        return "Failed";
+    }
+    let initialized = is_initialized(containers);
+    let begun = |container: &Container| container.runs > 0;
+    let waiting = of(Role::Main).any(|container| !begun(container) && container.end().is_none());
+    if !facts.ended && (!initialized || waiting) {
+        return "Pending";
+    }
+    if containers.iter().any(|container| container.running().is_some()) {
+        return "Running";
+    }
+    let succeeded = of(Role::Main).all(|container| container.end().is_some_and(|end| end.code == 0));
+    let comes_back = of(Role::Main).filter(done).any(|container| container.comes_back(facts.policy));
+    match (facts.ended, comes_back, succeeded) {
+        (false, true, _) => "Running",
+        (_, _, true) => "Succeeded",
+        (..) => "Failed",
+    }
+}
+
+/// All that had to happen before the main containers has, or they have begun already.
+fn is_initialized(containers: &[Container]) -> bool {
+    let begun = containers.iter().any(|container| container.role == Role::Main && container.runs > 0);
+    begun
+        || containers.iter().all(|container| match container.role {
+            Role::Init => container.is_ready(),
+            Role::Sidecar => container.running().is_some() && container.started,
+            Role::Main => true,
+        })
+}
+
+/// The kubelet's conditions, with the time of each that did not change.
+pub(super) fn conditions(
+    facts: &Facts<'_>,
+    containers: &[Container],
+    before: &[Condition],
+    now: Timestamp,
+) -> Vec<Condition> {
+    let phase = phase(facts, containers);
+    let unready: Vec<_> = containers
+        .iter()
+        .filter(|container| container.role != Role::Init && !container.is_ready())
+        .map(|container| container.spec.name.as_str())
+        .collect();
+    let ready = match phase {
+        "Succeeded" => (false, Some("PodCompleted"), None),
+        "Failed" => (false, Some("PodFailed"), None),
+        _ if !unready.is_empty() => {
+            let names = unready.join(" ");
+            (false, Some("ContainersNotReady"), Some(format!("containers with unready status: [{names}]")))
+        }
+        _ => (true, None, None),
+    };
+    let gates = unready_gates(facts.pod);
+    let pod_ready = if ready.0 && !gates.is_empty() {
+        (false, Some("ReadinessGatesNotReady"), Some(gates.join(", ")))
+    } else {
+        ready.clone()
+    };
+    let initialized = match phase {
+        "Succeeded" => (true, Some("PodCompleted"), None),
+        _ if is_initialized(containers) => (true, None, None),
+        _ => {
+            let open = containers.iter().filter(|container| match container.role {
+                Role::Init => !container.is_ready(),
+                Role::Sidecar => !container.started,
+                Role::Main => false,
+            });
+            let names: Vec<_> = open.map(|container| container.spec.name.as_str()).collect();
+            let message = format!("containers with incomplete status: [{}]", names.join(" "));
+            (false, Some("ContainersNotInitialized"), Some(message))
+        }
+    };
+    [
+        ("PodReadyToStartContainers", (facts.prepared && !facts.ended, None, None)),
+        ("Initialized", initialized),
+        ("Ready", pod_ready),
+        ("ContainersReady", ready),
+        ("PodScheduled", (true, None, None)),
+    ]
+    .into_iter()
+    .map(|(kind, (holds, reason, message))| {
+        let same = before.iter().find(|condition| condition.kind == kind && condition.holds == holds);
+        let since = same.map_or(now, |condition| condition.since);
+        Condition { kind, holds, reason, message, since }
+    })
+    .collect()
+}
+
+fn unready_gates(pod: &Pod) -> Vec<String> {
+    let gates = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    gates
+        .filter_map(|gate| {
+            let kind = &gate.condition_type;
+            match conditions.iter().find(|condition| condition.type_ == *kind) {
+                None => {
+                    Some(format!("corresponding condition of pod readiness gate {kind:?} does not exist."))
+                }
+                Some(found) if found.status == "True" => None,
+                Some(found) => Some(format!(
+                    "the status of pod readiness gate {kind:?} is not \"True\", but {}",
+                    found.status
+                )),
+            }
+        })
+        .collect()
+}
+
+/// The patch of the Pod's status. It names the Pod's uid, so that it cannot hit a successor of the same name.
+pub(super) fn patch(facts: &Facts<'_>, containers: &[Container], conditions: &[Condition]) -> Value {
+    let uid = facts.pod.uid().unwrap_or_default();
+    let of = |init: bool| -> Vec<ContainerStatus> {
+        let chosen = containers.iter().filter(|container| (container.role != Role::Main) == init);
+        chosen.map(|container| container.status(&uid)).collect()
+    };
+    let conditions: Vec<_> = conditions.iter().map(Condition::json).collect();
+    let addressed = facts.prepared
+        || containers.iter().any(|container| !matches!(container.state, State::Waiting { .. }));
+    let pod_ip = addressed.then_some(facts.pod_ip);
+    json!({
+        "metadata": { "uid": uid },
+        "status": {
+            "phase": phase(facts, containers),
+            "reason": facts.refused.map(|(reason, _)| reason),
+            "message": facts.refused.map(|(_, message)| message),
+            "conditions": conditions,
+            "hostIP": facts.host_ip,
+            "hostIPs": [{ "ip": facts.host_ip }],
+            "podIP": pod_ip,
+            "podIPs": pod_ip.map(|ip| vec![json!({ "ip": ip })]),
+            "startTime": facts.since.to_string(),
+            "initContainerStatuses": of(true),
+            "containerStatuses": of(false),
+        },
+    })
+}

@@ -1,0 +1,306 @@
+//! What a Pod needs before its containers start: its volumes as real folders, and the ConfigMaps and Secrets it names.
+//!
+//! emptyDir, hostPath, configMap, secret, downwardAPI and projected volumes (service account tokens too) are there; of the
+//! others the Pod's events say that they are not supported, and it waits for ever, as one does whose volume cannot be attached.
+//! Files of labels and annotations follow the Pod; those of ConfigMaps and Secrets are as they were when it started.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::{
+    ByteString,
+    api::{
+        authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec},
+        core::v1::{
+            ConfigMap, Container, DownwardAPIVolumeFile, EnvFromSource, EnvVarSource, KeyToPath, Pod, Secret,
+            ServiceAccount, ServiceAccountTokenProjection, Volume,
+        },
+    },
+};
+use kube::{Api, Client, ResourceExt as _, api::PostParams};
+
+use super::launch;
+
+type Data = BTreeMap<String, Vec<u8>>;
+
+/// What was asked of the API server, and where it is now.
+#[derive(Debug, Default)]
+pub(super) struct Prepared {
+    folder: PathBuf,
+    /// Of those that exist.
+    config_maps: BTreeMap<String, Data>,
+    secrets: BTreeMap<String, Data>,
+    volumes: BTreeMap<String, PathBuf>,
+    token: Option<PathBuf>,
+    kubeconfig: Option<PathBuf>,
+}
+
+/// Gets and writes all of it, into `folder`.
+///
+/// # Errors
+/// What is missing, or not supported; trying again later may help.
+pub(super) async fn prepare(client: &Client, pod: &Pod, folder: &Path) -> Result<Prepared> {
+    let mut prepared = Prepared { folder: folder.to_owned(), ..Prepared::default() };
+    fs::create_dir_all(folder)?;
+    prepared.fetch(client, pod).await?;
+    let spec = pod.spec.clone().unwrap_or_default();
+    for volume in spec.volumes.iter().flatten() {
+        let real =
+            prepared.volume(client, pod, volume).await.with_context(|| format!("volume {}", volume.name))?;
+        prepared.volumes.insert(volume.name.clone(), real);
+    }
+    Ok(prepared)
+}
+
+/// The ConfigMaps and Secrets that the Pod mentions anywhere.
+fn named(spec: &k8s_openapi::api::core::v1::PodSpec) -> (Vec<String>, Vec<String>) {
+    let (mut maps, mut secrets) = (Vec::new(), Vec::new());
+    for container in spec.containers.iter().chain(spec.init_containers.iter().flatten()) {
+        for source in container.env_from.iter().flatten() {
+            maps.extend(source.config_map_ref.iter().map(|map| map.name.clone()));
+            secrets.extend(source.secret_ref.iter().map(|secret| secret.name.clone()));
+        }
+        for source in container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref()) {
+            maps.extend(source.config_map_key_ref.iter().map(|map| map.name.clone()));
+            secrets.extend(source.secret_key_ref.iter().map(|secret| secret.name.clone()));
+        }
+    }
+    for volume in spec.volumes.iter().flatten() {
+        maps.extend(volume.config_map.iter().map(|map| map.name.clone()));
+        secrets.extend(volume.secret.iter().filter_map(|secret| secret.secret_name.clone()));
+        for source in volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten()) {
+            maps.extend(source.config_map.iter().map(|map| map.name.clone()));
+            secrets.extend(source.secret.iter().map(|secret| secret.name.clone()));
+        }
+    }
+    (maps, secrets)
+}
+
+impl Prepared {
+    /// Gets the ConfigMaps and Secrets again, for containers that lacked one.
+    ///
+    /// # Errors
+    /// Those of the API server.
+    pub(super) async fn fetch(&mut self, client: &Client, pod: &Pod) -> kube::Result<()> {
+        let namespace = pod.namespace().unwrap_or_default();
+        let spec = pod.spec.clone().unwrap_or_default();
+        let (config_maps, secrets) = named(&spec);
+        let api: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
+        for name in config_maps {
+            if let Some(map) = api.get_opt(&name).await? {
+                let text = map.data.into_iter().flatten().map(|(key, value)| (key, value.into_bytes()));
+                let bytes =
+                    map.binary_data.into_iter().flatten().map(|(key, ByteString(value))| (key, value));
+                self.config_maps.insert(name, text.chain(bytes).collect());
+            }
+        }
+        let api: Api<Secret> = Api::namespaced(client.clone(), &namespace);
+        for name in secrets {
+            if let Some(secret) = api.get_opt(&name).await? {
+                let bytes = secret.data.into_iter().flatten().map(|(key, ByteString(value))| (key, value));
+                self.secrets.insert(name, bytes.collect());
+            }
+        }
+        Ok(())
+    }
+
+    /// The Pod's own folder, where its processes start.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Its service account's token, where it has one.
+    pub(super) fn token(&self) -> Option<&Path> {
+        self.token.as_deref()
+    }
+
+    pub(super) fn kubeconfig(&self) -> Option<&Path> {
+        self.kubeconfig.as_deref()
+    }
+
+    pub(super) fn set_kubeconfig(&mut self, path: PathBuf) {
+        self.kubeconfig = Some(path);
+    }
+
+    /// Mount paths of this container and their folders, the longest first.
+    pub(super) fn mounts(&self, container: &Container) -> Vec<(String, PathBuf)> {
+        let mut mounts: Vec<_> = container
+            .volume_mounts
+            .iter()
+            .flatten()
+            .filter_map(|mount| {
+                let folder = self.volumes.get(&mount.name)?;
+                let folder =
+                    mount.sub_path.as_deref().map_or_else(|| folder.clone(), |path| folder.join(path));
+                Some((mount.mount_path.trim_end_matches('/').to_owned(), folder))
+            })
+            .collect();
+        mounts.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
+        mounts
+    }
+
+    /// All that this source adds to an environment. What is not there adds nothing where it is optional.
+    pub(super) fn env_from(&self, source: &EnvFromSource) -> Result<BTreeMap<String, String>, String> {
+        let (kind, name, optional, data) = if let Some(map) = &source.config_map_ref {
+            ("configmap", &map.name, map.optional, self.config_maps.get(&map.name))
+        } else if let Some(secret) = &source.secret_ref {
+            ("secret", &secret.name, secret.optional, self.secrets.get(&secret.name))
+        } else {
+            return Ok(BTreeMap::new());
+        };
+        if data.is_none() && optional != Some(true) {
+            return Err(format!("{kind} {name:?} not found"));
+        }
+        let text = |value: &Vec<u8>| String::from_utf8_lossy(value).into_owned();
+        Ok(data.into_iter().flatten().map(|(key, value)| (key.clone(), text(value))).collect())
+    }
+
+    /// One value of a ConfigMap or Secret; `None` where it is optional and not there.
+    pub(super) fn env_value(&self, source: &EnvVarSource) -> Result<Option<String>, String> {
+        let (kind, name, key, optional, data) = if let Some(map) = &source.config_map_key_ref {
+            ("configmap", &map.name, &map.key, map.optional, self.config_maps.get(&map.name))
+        } else if let Some(secret) = &source.secret_key_ref {
+            ("secret", &secret.name, &secret.key, secret.optional, self.secrets.get(&secret.name))
+        } else {
+            return Err("podrunner does not support this valueFrom".to_owned());
+        };
+        match data.and_then(|data| data.get(key)) {
+            Some(value) => Ok(Some(String::from_utf8_lossy(value).into_owned())),
+            None if optional == Some(true) => Ok(None),
+            None => Err(format!("{kind} {name:?} has no key {key:?}, or is not there")),
+        }
+    }
+
+    /// Writes again what follows the Pod's labels and annotations.
+    pub(super) fn follow(&self, pod: &Pod) -> io::Result<()> {
+        for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
+            let Some(folder) = self.volumes.get(&volume.name) else { continue };
+            let own = volume.downward_api.iter().flat_map(|source| source.items.iter().flatten());
+            let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
+            let projected = sources.filter_map(|source| source.downward_api.as_ref());
+            let projected = projected.flat_map(|source| source.items.iter().flatten());
+            for (path, bytes) in own.chain(projected).filter_map(|item| downward(pod, item)) {
+                if fs::read(folder.join(&path)).ok().as_ref() != Some(&bytes) {
+                    write(folder, &path, &bytes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn volume(&mut self, client: &Client, pod: &Pod, volume: &Volume) -> Result<PathBuf> {
+        if let Some(host) = &volume.host_path {
+            return Ok(host.path.clone().into());
+        }
+        let folder = self.folder.join("volumes").join(&volume.name);
+        fs::create_dir_all(&folder)?;
+        let mut files = Data::new();
+        if volume.empty_dir.is_some() {
+        } else if let Some(map) = &volume.config_map {
+            files = chosen(self.config_maps.get(&map.name), map.items.as_deref(), map.optional)
+                .with_context(|| format!("configmap {:?}", map.name))?;
+        } else if let Some(secret) = &volume.secret {
+            let name = secret.secret_name.as_deref().unwrap_or_default();
+            files = chosen(self.secrets.get(name), secret.items.as_deref(), secret.optional)
+                .with_context(|| format!("secret {name:?}"))?;
+        } else if let Some(source) = &volume.downward_api {
+            files.extend(source.items.iter().flatten().filter_map(|item| downward(pod, item)));
+        } else if let Some(projected) = &volume.projected {
+            for source in projected.sources.iter().flatten() {
+                if let Some(map) = &source.config_map {
+                    let found = self.config_maps.get(&map.name);
+                    files.extend(
+                        chosen(found, map.items.as_deref(), map.optional)
+                            .with_context(|| format!("configmap {:?}", map.name))?,
+                    );
+                }
+                if let Some(secret) = &source.secret {
+                    let found = self.secrets.get(&secret.name);
+                    files.extend(
+                        chosen(found, secret.items.as_deref(), secret.optional)
+                            .with_context(|| format!("secret {:?}", secret.name))?,
+                    );
+                }
+                if let Some(source) = &source.downward_api {
+                    files.extend(source.items.iter().flatten().filter_map(|item| downward(pod, item)));
+                }
+                if let Some(wanted) = &source.service_account_token {
+                    files.insert(wanted.path.clone(), token(client, pod, wanted).await?.into_bytes());
+                    if wanted.audience.is_none() {
+                        self.token = Some(folder.join(&wanted.path));
+                    }
+                }
+            }
+        } else {
+            bail!("podrunner does not support volumes of this kind");
+        }
+        for (path, bytes) in files {
+            write(&folder, &path, &bytes)?;
+        }
+        Ok(folder)
+    }
+}
+
+/// The keys that are asked for, by the path they get.
+fn chosen(data: Option<&Data>, items: Option<&[KeyToPath]>, optional: Option<bool>) -> Result<Data> {
+    let optional = optional == Some(true);
+    let Some(data) = data else {
+        if optional {
+            return Ok(Data::new());
+        }
+        bail!("is not there");
+    };
+    let Some(items) = items else { return Ok(data.clone()) };
+    let mut files = Data::new();
+    for item in items {
+        match data.get(&item.key) {
+            Some(bytes) => drop(files.insert(item.path.clone(), bytes.clone())),
+            None if optional => {}
+            None => bail!("has no key {:?}", item.key),
+        }
+    }
+    Ok(files)
+}
+
+fn downward(pod: &Pod, item: &DownwardAPIVolumeFile) -> Option<(String, Vec<u8>)> {
+    let field = item.field_ref.as_ref()?;
+    Some((item.path.clone(), launch::metadata(pod, &field.field_path)?.into_bytes()))
+}
+
+/// A token that holds as long as the Pod's object exists.
+async fn token(client: &Client, pod: &Pod, wanted: &ServiceAccountTokenProjection) -> Result<String> {
+    let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
+    let account = account.unwrap_or_else(|| "default".to_owned());
+    let bound = BoundObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: pod.metadata.name.clone(),
+        uid: pod.metadata.uid.clone(),
+    };
+    let request = TokenRequest {
+        spec: TokenRequestSpec {
+            audiences: wanted.audience.iter().cloned().collect(),
+            bound_object_ref: Some(bound),
+            expiration_seconds: wanted.expiration_seconds,
+        },
+        ..TokenRequest::default()
+    };
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+    let made = accounts.create_token_request(&account, &PostParams::default(), &request).await?;
+    Ok(made.status.context("a token request without an answer")?.token)
+}
+
+/// Whoever reads it sees the old or the new bytes, never a part.
+fn write(folder: &Path, path: &str, bytes: &[u8]) -> io::Result<()> {
+    let file = folder.join(path);
+    if let Some(parent) = file.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let draft = folder.join(format!(".{}.new", path.replace('/', "-")));
+    fs::write(&draft, bytes)?;
+    fs::rename(draft, file)
+}

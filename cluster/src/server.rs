@@ -1,0 +1,123 @@
+//! One server of the control plane: a process that can be stopped, killed, frozen and started again with the same words.
+
+use std::{
+    fs::{self, File},
+    io,
+    net::SocketAddr,
+    path::PathBuf,
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use nix::sys::signal::Signal;
+use rouse::process::Process;
+use tokio::{net::TcpStream, process::Command, time};
+
+use crate::ground::{Ground, MARK, PART};
+
+/// How long a server may take to end by itself. What kube-apiserver was asked is answered at once; then it would wait a minute
+/// for those who watch custom resources, and hears nobody meanwhile.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long one may take to start. It is a second or two; a machine that compiles meanwhile needs many more.
+pub(crate) const START: Duration = Duration::from_secs(180);
+/// Nothing tells when a server listens, so it is asked this often.
+const PAUSE: Duration = Duration::from_millis(25);
+/// As much of a log as says why a server did not start.
+const LAST_WORDS: usize = 3000;
+
+pub(crate) struct Server {
+    name: &'static str,
+    program: PathBuf,
+    args: Vec<String>,
+    log: PathBuf,
+    mark: String,
+    part: String,
+    process: Option<Process>,
+}
+
+impl Server {
+    pub(crate) fn new(ground: &Ground, name: &'static str, program: PathBuf, args: Vec<String>) -> Self {
+        let log = ground.logs().join(format!("{name}.log"));
+        Self { name, program, args, log, mark: ground.mark(), part: ground.part(name), process: None }
+    }
+
+    /// Starts it, if it does not run. Its log goes on where it was.
+    pub(crate) fn start(&mut self) -> Result<()> {
+        if self.process.is_some() {
+            return Ok(());
+        }
+        let log = File::options().create(true).append(true).open(&self.log)?;
+        let child = Command::new(&self.program)
+            .args(&self.args)
+            .env(MARK, &self.mark)
+            .env(PART, &self.part)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .process_group(0)
+            .spawn()
+            .with_context(|| self.program.display().to_string())?;
+        self.process = Some(Process::ours(child, format!("{PART}={}", self.part))?);
+        Ok(())
+    }
+
+    /// Asks it to end, and kills it when it takes too long.
+    pub(crate) async fn stop(&mut self) {
+        if let Some(process) = &self.process {
+            process.signal(Signal::SIGTERM);
+            // Whether it came in time makes no difference to what is done next.
+            let _in_time = time::timeout(GRACE, process.exited()).await.is_ok();
+        }
+        self.kill().await;
+    }
+
+    /// Kills it, and returns when it is gone.
+    pub(crate) async fn kill(&mut self) {
+        if let Some(process) = self.process.take() {
+            process.end().await;
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        if let Some(process) = &self.process {
+            process.signal(signal);
+        }
+    }
+
+    pub(crate) fn pid(&self) -> Option<i32> {
+        self.process.as_ref().map(Process::pid)
+    }
+
+    /// Asks until `ready` says yes.
+    ///
+    /// # Errors
+    /// With the end of its log when it ended or took too long.
+    pub(crate) async fn ready<F: Future<Output = bool>>(&mut self, ready: impl Fn() -> F) -> Result<()> {
+        let Some(process) = &self.process else { bail!("{} does not run", self.name) };
+        let asked = async {
+            while !ready().await {
+                time::sleep(PAUSE).await;
+            }
+        };
+        let outcome = tokio::select! {
+            () = process.exited() => "ended",
+            outcome = time::timeout(START, asked) => match outcome {
+                Ok(()) => return Ok(()),
+                Err(_) => "is not ready",
+            },
+        };
+        bail!("{} {outcome}. Its last words:\n{}", self.name, self.last_words()?)
+    }
+
+    fn last_words(&self) -> io::Result<String> {
+        let log = fs::read(&self.log)?;
+        let end = log.get(log.len().saturating_sub(LAST_WORDS)..).unwrap_or_default();
+        Ok(String::from_utf8_lossy(end).into_owned())
+    }
+}
+
+/// Whether somebody listens there.
+pub(crate) async fn listens(address: SocketAddr) -> bool {
+    TcpStream::connect(address).await.is_ok()
+}

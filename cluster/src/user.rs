@@ -1,0 +1,196 @@
+//! Who asks the API server: certificates and keys of the cluster, kubeconfigs, clients.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::{
+    authentication::v1::{TokenRequest, TokenRequestSpec},
+    core::v1::ServiceAccount,
+};
+use kube::{
+    Api, Client, Config,
+    api::{ObjectMeta, PostParams},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose, SanType,
+};
+use serde_json::{Value, json};
+
+/// The group that RBAC never refuses.
+const MASTERS: &str = "system:masters";
+/// Seconds that a service account's token holds: longer than any test.
+const DAY: i64 = 86_400;
+
+/// A name and what proves it.
+#[derive(Clone, Debug)]
+pub struct User {
+    name: String,
+    proof: Value,
+}
+
+impl User {
+    /// As the API server knows it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn with_token(name: String, token: &str) -> Self {
+        Self { name, proof: json!({ "token": token }) }
+    }
+
+    /// The token is read again when it changes.
+    pub(crate) fn with_token_file(name: String, token: &Path) -> Self {
+        Self { name, proof: json!({ "tokenFile": token }) }
+    }
+}
+
+/// The cluster's authority and what it issued, in one folder.
+#[derive(Clone)]
+pub(crate) struct Users {
+    folder: PathBuf,
+    authority: Arc<CertifiedIssuer<'static, KeyPair>>,
+    admin: User,
+}
+
+impl Users {
+    /// Makes the authority, the API server's certificate for this address, the service accounts' key and the admin.
+    pub(crate) fn new(folder: PathBuf, address: Ipv4Addr) -> Result<Self> {
+        fs::create_dir_all(&folder)?;
+        let mut params = named("rouse test cluster", None);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        fs::write(folder.join("ca.pem"), authority.pem())?;
+
+        let accounts = KeyPair::generate()?;
+        fs::write(folder.join("accounts.key"), accounts.serialize_pem())?;
+        fs::write(folder.join("accounts.pub"), accounts.public_key_pem())?;
+
+        let admin = User { name: "admin".to_owned(), proof: Value::Null };
+        let mut users = Self { folder, authority: Arc::new(authority), admin };
+        let mut server = named("kube-apiserver", None);
+        let dns = |name: &str| -> Result<SanType> { Ok(SanType::DnsName(name.try_into()?)) };
+        server.subject_alt_names =
+            vec![SanType::IpAddress(IpAddr::V4(address)), dns("localhost")?, dns("kubernetes.default.svc")?];
+        users.issue("server", server, ExtendedKeyUsagePurpose::ServerAuth)?;
+        users.admin = users.certified("admin", Some(MASTERS))?;
+        Ok(users)
+    }
+
+    pub(crate) fn admin(&self) -> &User {
+        &self.admin
+    }
+
+    /// A user that shows a certificate.
+    pub(crate) fn certified(&self, name: &str, group: Option<&str>) -> Result<User> {
+        let file = format!("user-{}", file_name(name));
+        self.issue(&file, named(name, group), ExtendedKeyUsagePurpose::ClientAuth)?;
+        let proof = json!({
+            "client-certificate": self.file(&format!("{file}.pem")),
+            "client-key": self.file(&format!("{file}.key")),
+        });
+        Ok(User { name: name.to_owned(), proof })
+    }
+
+    /// One of the folder's files.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// A kubeconfig of this user for this way to the API server.
+    pub(crate) fn kubeconfig(&self, user: &User, server: SocketAddr) -> Result<PathBuf> {
+        let path = self.file(&format!("{}-{}.kubeconfig", file_name(&user.name), server.port()));
+        self.write_kubeconfig(user, server, "default", &path)?;
+        Ok(path)
+    }
+
+    /// The same at another place, with another namespace.
+    pub(crate) fn write_kubeconfig(
+        &self,
+        user: &User,
+        server: SocketAddr,
+        namespace: &str,
+        path: &Path,
+    ) -> Result<()> {
+        // JSON is YAML as well.
+        let text = self.document(user, server, namespace).to_string();
+        fs::write(path, text).with_context(|| path.display().to_string())
+    }
+
+    /// A client for the runtime that calls.
+    pub(crate) async fn client(&self, user: &User, server: SocketAddr) -> Result<Client> {
+        let kubeconfig = Kubeconfig::from_yaml(&self.document(user, server, "default").to_string())?;
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        Ok(Client::try_from(config)?)
+    }
+
+    fn document(&self, user: &User, server: SocketAddr, namespace: &str) -> Value {
+        let cluster =
+            json!({ "server": format!("https://{server}"), "certificate-authority": self.file("ca.pem") });
+        let context = json!({ "cluster": "test", "user": user.name, "namespace": namespace });
+        json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{ "name": "test", "cluster": cluster }],
+            "users": [{ "name": user.name, "user": user.proof }],
+            "contexts": [{ "name": "test", "context": context }],
+            "current-context": "test",
+        })
+    }
+
+    fn issue(&self, file: &str, mut params: CertificateParams, usage: ExtendedKeyUsagePurpose) -> Result<()> {
+        params.extended_key_usages = vec![usage];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &self.authority)?;
+        fs::write(self.file(&format!("{file}.pem")), certificate.pem())?;
+        fs::write(self.file(&format!("{file}.key")), key.serialize_pem())?;
+        Ok(())
+    }
+}
+
+/// The API server reads a user's name and group out of the certificate's subject.
+fn named(name: &str, group: Option<&str>) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    if let Some(group) = group {
+        params.distinguished_name.push(DnType::OrganizationName, group);
+    }
+    params
+}
+
+fn file_name(user: &str) -> String {
+    user.replace([':', '/'], "-")
+}
+
+/// A service account with a token of its own; made where it is missing.
+pub(crate) async fn service_account(client: Client, namespace: &str, name: &str) -> Result<User> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(client, namespace);
+    let account = ServiceAccount {
+        metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+        ..ServiceAccount::default()
+    };
+    match accounts.create(&PostParams::default(), &account).await {
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+        outcome => drop(outcome.with_context(|| format!("service account {namespace}/{name}"))?),
+    }
+    let request = TokenRequest {
+        spec: TokenRequestSpec { expiration_seconds: Some(DAY), ..TokenRequestSpec::default() },
+        ..TokenRequest::default()
+    };
+    let made = accounts.create_token_request(name, &PostParams::default(), &request).await?;
+    let token = made.status.context("a token request without an answer")?.token;
+    Ok(User::with_token(account_name(namespace, name), &token))
+}
+
+/// As which user the API server knows a service account.
+pub(crate) fn account_name(namespace: &str, account: &str) -> String {
+    format!("system:serviceaccount:{namespace}:{account}")
+}

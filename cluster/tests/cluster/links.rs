@@ -1,0 +1,53 @@
+//! Links fail as they are told to, and nobody else's do.
+
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api,
+    api::{ListParams, WatchParams},
+};
+use rouse_cluster::{Cluster, Mode, wait::PATIENCE};
+use tokio::time::timeout;
+
+/// Long enough for any answer that is not held.
+const A_WHILE: Duration = Duration::from_millis(700);
+
+#[tokio::test]
+async fn a_link_is_held_let_go_and_cut_and_others_are_not() {
+    let cluster = Cluster::shared();
+    let namespace = cluster.namespace("links").await.unwrap();
+    let (link, other) = (cluster.link().await.unwrap(), cluster.link().await.unwrap());
+    let through = link.client(cluster.admin()).await.unwrap();
+    let maps: Api<ConfigMap> = Api::namespaced(through, &namespace);
+    let others: Api<ConfigMap> = Api::namespaced(other.client(cluster.admin()).await.unwrap(), &namespace);
+    let list = ListParams::default();
+    maps.list(&list).await.unwrap();
+    others.list(&list).await.unwrap();
+    assert_eq!((link.accepted(), other.accepted()), (1, 1));
+
+    link.set(Mode::Hold);
+    let mut held = std::pin::pin!(maps.list(&list));
+    assert!(timeout(A_WHILE, &mut held).await.is_err(), "an answer came over a link that is held");
+    others.list(&list).await.unwrap();
+    link.set(Mode::Pass);
+    timeout(PATIENCE, held).await.expect("it is still held").unwrap();
+    assert_eq!(link.accepted(), 1, "the connection that was held is the one that went on");
+
+    link.set(Mode::Slow(A_WHILE));
+    let begun = tokio::time::Instant::now();
+    maps.list(&list).await.unwrap();
+    assert!(begun.elapsed() >= A_WHILE * 2, "{:?}, there and back", begun.elapsed());
+    link.set(Mode::Pass);
+
+    let watched = maps.watch(&WatchParams::default(), "0").await.unwrap();
+    let mut watched = std::pin::pin!(watched);
+    link.set(Mode::Cut);
+    let end = async { while let Some(Ok(_)) = watched.next().await {} };
+    timeout(PATIENCE, end).await.expect("the watch goes on over a link that is cut");
+    assert!(timeout(PATIENCE, maps.list(&list)).await.expect("no outcome").is_err());
+    others.list(&list).await.unwrap();
+    link.set(Mode::Pass);
+    maps.list(&list).await.unwrap();
+}

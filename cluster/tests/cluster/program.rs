@@ -1,0 +1,72 @@
+//! A program for Pods: this test binary, started with the filter that runs nothing but [`program`].
+//!
+//! It serves HTTP at `POD_IP:8080`. `/ready` and `/alive` answer 200 until they are told another status by `/ready/503`.
+
+use std::{
+    collections::BTreeMap,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+};
+
+use rouse_cluster::podrunner::Image;
+use serde_json::{Value, json};
+
+const RUNS: &str = "ROUSE_CLUSTER_PROGRAM";
+const PORT: u16 = 8080;
+
+/// What the name `rouse/server` stands for.
+pub(crate) fn image() -> Image {
+    Image::new(std::env::current_exe().unwrap()).known_as("/server")
+}
+
+/// A container named `main` of that image.
+pub(crate) fn container() -> Value {
+    json!({
+        "name": "main",
+        "image": "rouse/server",
+        "command": ["/server"],
+        "args": ["program::program", "--exact", "--nocapture"],
+        "env": [{ "name": RUNS, "value": "yes" }],
+        "ports": [{ "name": "http", "containerPort": PORT }],
+    })
+}
+
+#[test]
+fn program() {
+    if std::env::var_os(RUNS).is_none() {
+        return;
+    }
+    let ip: std::net::IpAddr = std::env::var("POD_IP").unwrap().parse().unwrap();
+    let listener = TcpListener::bind((ip, PORT)).unwrap();
+    let mut statuses = BTreeMap::new();
+    for stream in listener.incoming() {
+        answer(stream.unwrap(), &mut statuses);
+    }
+}
+
+fn answer(mut stream: TcpStream, statuses: &mut BTreeMap<String, String>) {
+    let mut room = [0; 4096];
+    let n = stream.read(&mut room).unwrap_or(0);
+    let head = String::from_utf8_lossy(&room[..n]).into_owned();
+    let mut path = head.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').split('/');
+    let name = path.next().unwrap_or_default().to_owned();
+    let status = match path.next() {
+        Some(told) => {
+            statuses.insert(name, told.to_owned());
+            "200"
+        }
+        None => statuses.get(&name).map_or("200", String::as_str),
+    };
+    // Whoever asked may be gone.
+    write!(stream, "HTTP/1.1 {status} x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").ok();
+}
+
+/// Tells the program at this address which status to answer there from now on.
+pub(crate) fn tell(ip: &str, path: &str) {
+    let at = SocketAddr::new(ip.parse().unwrap(), PORT);
+    let mut stream = TcpStream::connect(at).unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).unwrap();
+    let mut said = String::new();
+    stream.read_to_string(&mut said).unwrap();
+    assert!(said.starts_with("HTTP/1.1 200"), "{said}");
+}
