@@ -1,7 +1,7 @@
 //! The ledger of a pool: every reservation, in one object, so that booking is one compare-and-set.
 //!
 //! An API server keeps an object in one entry of its store, and refuses more than 1.5 MiB. Written out, a reservation is
-//! some 270 bytes; a large pool has tens of thousands. So the object holds them packed ([`packed`]): once per group what
+//! some 270 bytes; a large pool has tens of thousands. So the object holds them packed (`packed`): once per group what
 //! a model's engines have in common, once per node its accelerators, and a dozen characters for each engine. Code never
 //! sees that form: reading an object unpacks it, and what cannot be unpacked is an unreadable object, never half a
 //! ledger.
