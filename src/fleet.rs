@@ -101,10 +101,12 @@ impl Fleet {
             _ => {}
         }
         self.planner.observe(event, now);
-        if let Event::Used { engine, leases: 0, .. } = event
-            && self.planner.leases_of(&engine.model) == 0
-        {
-            self.dispatch.rested(&engine.model);
+        if let Event::Used { engine, .. } = event {
+            let leases = self.planner.leases_of(&engine.model);
+            self.dispatch.leased(&engine.model, leases);
+            if leases == 0 {
+                self.dispatch.rested(&engine.model);
+            }
         }
     }
 

@@ -57,6 +57,15 @@ impl Dispatch {
         }
     }
 
+    /// So many leases are held on all engines of the model. Told whether or not its requests have keys: what is kept of
+    /// grants must not grow where nothing is ever said to be served.
+    pub(super) fn leased(&mut self, model: &ModelName, leases: u32) {
+        // Looked at first: a change copies what others still read.
+        if self.queues.get(model).is_some_and(|queue| queue.exceeds(leases)) {
+            self.queue(model).limit(leases);
+        }
+    }
+
     /// No lease is left on any of its engines. When nobody waits either, nothing is owed.
     pub(super) fn rested(&mut self, model: &ModelName) {
         if self.waiting(model) == 0 {

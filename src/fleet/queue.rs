@@ -70,6 +70,14 @@ impl Queue {
         }
     }
 
+    pub(super) fn exceeds(&self, leases: u32) -> bool {
+        self.bands.values().any(|band| band.shares.exceeds(leases))
+    }
+
+    pub(super) fn limit(&mut self, leases: u32) {
+        self.bands.values_mut().for_each(|band| band.shares.limit(leases));
+    }
+
     pub(super) fn set_shares(&mut self, band: i32, shares: &Shares) {
         self.bands.entry(Reverse(band)).or_default().shares = shares.clone();
     }

@@ -155,9 +155,19 @@ impl Shares {
         if self.grants >= MEMORY {
             (self.tokens, self.grants) = (self.tokens / 2, self.grants / 2);
         }
-        while self.under_way > leases as usize {
+    }
+
+    /// More grants are taken to be under way than the model has leases.
+    pub(super) const fn exceeds(&self, leases: u32) -> bool {
+        self.under_way > leases as usize
+    }
+
+    /// The model has so many leases, on all of its engines: no more than the latest so many grants are under way.
+    pub(super) fn limit(&mut self, leases: u32) {
+        while self.exceeds(leases) {
             self.end(self.under_way - 1);
         }
+        self.recent.truncate(RECENT.max(self.under_way));
     }
 
     /// This grant, one of those under way, no longer is.
@@ -187,6 +197,12 @@ mod tests {
         }
     }
 
+    /// As it is told: how many leases there are, then what was served.
+    fn served(shares: &mut Shares, key: &str, tokens: u64, leases: u32) {
+        shares.limit(leases);
+        shares.served(key, tokens, leases);
+    }
+
     fn enter(shares: &mut Shares, key: &str, waiting: &[&str]) {
         shares.enter(key, waiting.iter().copied());
     }
@@ -197,12 +213,12 @@ mod tests {
         enter(&mut shares, "busy", &[]);
         for _ in 0..10 {
             shares.granted(&waiter("busy", 1), false);
-            shares.served("busy", 700, 1);
+            served(&mut shares, "busy", 700, 1);
         }
         enter(&mut shares, "late", &["busy"]);
         assert!(shares.counter("late") < shares.counter("busy"), "it goes next");
         shares.granted(&waiter("late", 1), false);
-        shares.served("late", 700, 1);
+        served(&mut shares, "late", 700, 1);
         assert!(shares.counter("late") >= shares.counter("busy"), "and not twice");
     }
 
@@ -212,9 +228,9 @@ mod tests {
         enter(&mut shares, "a", &[]);
         shares.granted(&waiter("a", 1), false);
         assert_eq!(shares.counter("a"), USUAL);
-        shares.served("a", 100, 4);
+        served(&mut shares, "a", 100, 4);
         assert_eq!(shares.counter("a"), 100 + USUAL, "it is not over yet");
-        shares.served("a", USUAL, 0);
+        served(&mut shares, "a", USUAL, 0);
         assert_eq!(shares.counter("a"), 100 + USUAL, "it took more than is usual");
     }
 
@@ -224,7 +240,7 @@ mod tests {
         enter(&mut shares, "a", &[]);
         for _ in 0..1000 {
             shares.granted(&waiter("a", 1), false);
-            shares.served("a", 10, 1);
+            served(&mut shares, "a", 10, 1);
         }
         assert_eq!(shares.counter("a"), 10 * 1000 + shares.charge());
         assert_eq!(shares.charge(), 10);
@@ -238,7 +254,7 @@ mod tests {
             shares.granted(&waiter("a", 1), false);
         }
         for _ in 0..4 {
-            shares.served("a", 1, 1);
+            served(&mut shares, "a", 1, 1);
         }
         enter(&mut shares, "b", &["a"]);
         assert!(shares.counter("b") <= shares.counter("a"));
@@ -250,13 +266,13 @@ mod tests {
         enter(&mut shares, "flood", &[]);
         for id in 0..4 {
             shares.granted(&waiter("flood", id), false);
-            shares.served("flood", 20, 2);
+            served(&mut shares, "flood", 20, 2);
         }
         shares.granted(&waiter("flood", 4), false);
         let before = shares.charge();
         enter(&mut shares, "quiet", &["flood"]);
         for id in 5..10 {
-            shares.served("flood", 20, 2);
+            served(&mut shares, "flood", 20, 2);
             assert!(shares.counter("quiet") < shares.counter("flood"), "the next place is its own");
             shares.granted(&waiter("flood", id), false);
         }
@@ -272,10 +288,23 @@ mod tests {
         shares.granted(&waiter("a", 1), false);
         for id in 2..6 {
             shares.granted(&waiter("b", id), false);
-            shares.served("b", 10, 2);
+            served(&mut shares, "b", 10, 2);
         }
         assert_eq!(shares.counter("a"), 0, "two are under way, the latest two");
         assert_eq!(shares.counter("b"), 40 + 2 * shares.charge());
+    }
+
+    #[test]
+    fn what_is_remembered_of_grants_stays_small_though_nothing_is_ever_said_to_be_served() {
+        let mut shares = Shares::default();
+        enter(&mut shares, "", &[]);
+        for id in 0..1000 {
+            shares.granted(&waiter("", id), false);
+            shares.limit(4);
+        }
+        assert_eq!((shares.recent.len(), shares.under_way), (RECENT, 4));
+        shares.limit(0);
+        assert_eq!(shares.counter(""), 0);
     }
 
     #[test]

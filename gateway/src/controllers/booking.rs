@@ -39,6 +39,8 @@ pub enum Refused {
     /// The same engine's memory is on its way back, and not seen free.
     #[error("what the engine had before was not seen free yet")]
     Releasing,
+    #[error("the ledger has no number left for another reservation")]
+    Worn,
     /// The same engine has a reservation of another size.
     #[error("the engine has {has} reserved already")]
     Held { has: Bytes },
@@ -65,7 +67,7 @@ impl Ledger {
         if let Some(known) = self.of(&wanted.model, wanted.replica) {
             return match known.state {
                 ReservationState::Releasing => Err(Refused::Releasing),
-                _ if (known.count, known.bytes) == (wanted.count, wanted.bytes) => Ok(known.id),
+                _ if known.is_of(wanted) => Ok(known.id),
                 _ => Err(Refused::Held { has: known.sum() }),
             };
         }
@@ -85,9 +87,11 @@ impl Ledger {
         if reservation.sum() > available {
             return Err(Refused::Full { wanted: reservation.sum(), available, total });
         }
-        self.next += 1;
+        // Never reached by counting; a ledger that somebody wrote may say so.
+        let id = reservation.id;
+        self.next = id.checked_add(1).ok_or(Refused::Worn)?;
         self.reservations.push(reservation);
-        Ok(self.next - 1)
+        Ok(id)
     }
 
     /// The engine with this reservation is told to go: what it has stays booked until it is seen free.
@@ -108,6 +112,13 @@ impl Ledger {
     #[must_use]
     pub fn of(&self, model: &ObjectName, replica: u32) -> Option<&Reservation> {
         self.reservations.iter().find(|known| known.model == *model && known.replica == replica)
+    }
+}
+
+impl Reservation {
+    fn is_of(&self, wanted: &Wanted) -> bool {
+        let sizes = (wanted.count, wanted.bytes, wanted.host_bytes);
+        (self.count, self.bytes, self.host_bytes) == sizes
     }
 }
 

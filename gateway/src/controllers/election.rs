@@ -6,7 +6,8 @@
 //! successful renewal. So the holder gives up first: it stops at [`RENEW_DEADLINE`], others start at [`DURATION`].
 //!
 //! A process can be stopped and continued at any instruction, and a write may be on its way for long. So a [`Claim`] is
-//! not only told when it is lost: it is asked at each write whether it still holds, by the clock. What is written
+//! not only told when it is lost: it is asked at each write whether it still holds, by the clock (which stands still with a
+//! machine that is suspended, when nothing but the epoch is left). What is written
 //! carries its *epoch*, which grows with every change of holder; stubs and launchers refuse an older one, and objects
 //! are written with the version that was read.
 
@@ -18,6 +19,7 @@ mod tests;
 
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use tokio::{
     sync::watch,
     task::JoinHandle,
@@ -44,7 +46,7 @@ const CALL: Duration = Duration::from_secs(2);
 /// The right to decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Grows with every change of holder, 1 at first.
+    /// Grows with every change of holder.
     pub epoch: u64,
     /// When the last renewal that succeeded was sent.
     renewed: Instant,
@@ -140,7 +142,12 @@ impl<S: Store> Runner<S> {
 
     /// One look and what follows from it. The pause until the next.
     async fn step(&mut self) -> Duration {
-        if let Err(error) = self.attempt().await {
+        let mut outcome = self.attempt().await;
+        // Another was quicker, or it was deleted: what holds now is wanted at once.
+        if matches!(outcome, Err(Trouble::Conflict)) {
+            outcome = self.attempt().await;
+        }
+        if let Err(error) = outcome {
             tracing::debug!(%error, "the lease could not be read or written");
         }
         self.tell();
@@ -156,7 +163,7 @@ impl<S: Store> Runner<S> {
             self.race.saw(found, Instant::now());
         }
         let sent = Instant::now();
-        let written = match self.race.act(sent) {
+        let written = match self.race.act(sent, floor()) {
             Act::Wait => return Ok(()),
             Act::Create(record) => timely(self.store.create(&record)).await.map(|version| (record, version)),
             Act::Replace(record, version) => {
@@ -191,6 +198,11 @@ impl<S: Store> Runner<S> {
             (None, None) => {}
         }
     }
+}
+
+/// Tens of seconds since 1970, which fit into a lease's number of transitions for six hundred years.
+fn floor() -> u64 {
+    u64::try_from(Timestamp::now().as_second() / 10).unwrap_or(1)
 }
 
 async fn timely<T>(call: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {

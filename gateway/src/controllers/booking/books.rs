@@ -66,15 +66,16 @@ impl Books {
             let before = status.ledger.clone();
             let may_grant = total(&status);
             let outcome = change(&mut status.ledger, may_grant).map_err(Error::Refused)?;
-            if status.ledger == before {
-                return Ok(outcome);
-            }
+            let same = status.ledger == before;
             sum_up(&mut status);
             object.status = Some(status);
-            // The last look before the write. A process that is stopped right here writes late, with the version that it
+            // The last look before the write, and before anybody acts on what is there already. A process that is stopped right here writes late, with the version that it
             // read: whatever was written meanwhile refuses it.
             if !self.claim.borrow().is_some_and(|claim| claim.holds()) {
                 return Err(Error::NotLeading);
+            }
+            if same {
+                return Ok(outcome);
             }
             let parameters = PostParams::default();
             let write = self.pools.replace_status(pool, &parameters, &object);

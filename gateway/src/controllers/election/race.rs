@@ -6,6 +6,9 @@ use tokio::time::Instant;
 
 use super::{DURATION, RENEW_DEADLINE};
 
+/// Who looked so long ago has not seen what happened since.
+const LOOKED: Duration = Duration::from_secs(3);
+
 /// The version of an object, as the API server counts; only equality means anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version(pub String);
@@ -39,7 +42,12 @@ pub(super) struct Race {
 
 enum Seen {
     Nothing,
-    Absent,
+    /// There is none, or no longer. Whoever held it may decide until it would have run out: nobody makes another before
+    /// `free`. Looked at last at `at`: what was made and deleted while nobody looked was not seen.
+    Absent {
+        free: Instant,
+        at: Instant,
+    },
     /// `at`: when this version was first seen, by our clock.
     Lease {
         record: Record,
@@ -61,9 +69,13 @@ impl Race {
     pub(super) fn saw(&mut self, found: Option<(Record, Version)>, now: Instant) {
         self.unsure = false;
         let Some((record, version)) = found else {
-            (self.seen, self.renewed) = (Seen::Absent, None);
+            (self.seen, self.renewed) = (Seen::Absent { free: self.free(now), at: now }, None);
             return;
         };
+        // Another's, or ours as somebody else changed it.
+        if record.holder.as_ref() != Some(&self.name) || record.epoch != self.highest {
+            self.renewed = None;
+        }
         self.highest = self.highest.max(record.epoch);
         let known = match &self.seen {
             Seen::Lease { version: before, at, .. } if *before == version => Some(*at),
@@ -71,20 +83,31 @@ impl Race {
         };
         // A renewal that was written and whose answer was lost does not count for the claim: when it was written is not
         // known.
-        if record.holder.as_ref() != Some(&self.name) {
-            self.renewed = None;
-        }
         self.seen = Seen::Lease { record, version, at: known.unwrap_or(now) };
     }
 
-    pub(super) fn act(&self, now: Instant) -> Act {
+    /// From when on this one may make a lease where there is none. At once, where none was ever seen: what a process that
+    /// begins cannot know is left to the epoch.
+    fn free(&self, now: Instant) -> Instant {
+        match &self.seen {
+            Seen::Nothing => now,
+            Seen::Lease { .. } if self.claim(now).is_some() => now,
+            Seen::Absent { free, at } if *at + LOOKED > now => *free,
+            Seen::Absent { .. } | Seen::Lease { .. } => now + DURATION,
+        }
+    }
+
+    /// `floor`: grows with the world's time, so that epochs do when the object is deleted and made anew by one that never
+    /// saw it.
+    pub(super) fn act(&self, now: Instant, floor: u64) -> Act {
         let ours = |epoch| Record { holder: Some(self.name.clone()), epoch, duration: DURATION };
         match &self.seen {
             Seen::Nothing => Act::Wait,
-            Seen::Absent => Act::Create(ours(self.highest + 1)),
+            Seen::Absent { free, .. } if *free > now => Act::Wait,
+            Seen::Absent { .. } => Act::Create(ours(floor.max(self.highest + 1))),
             Seen::Lease { record, version, at } => {
                 let mine = record.holder.as_ref() == Some(&self.name);
-                let free = record.holder.is_none() || *at + record.duration <= now;
+                let free = record.holder.is_none() || *at + span(record) <= now;
                 if mine && self.claim(now).is_some() {
                     Act::Replace(ours(record.epoch), version.clone())
                 } else if mine || free {
@@ -99,7 +122,7 @@ impl Race {
 
     pub(super) fn wrote(&mut self, record: Record, version: Version, sent: Instant) {
         (self.renewed, self.unsure) = (Some(sent), false);
-        self.highest = record.epoch;
+        self.highest = self.highest.max(record.epoch);
         self.seen = Seen::Lease { record, version, at: sent };
     }
 
@@ -139,4 +162,9 @@ impl Race {
             _ => None,
         }
     }
+}
+
+/// What somebody wrote there may be less than a holder believes in.
+fn span(record: &Record) -> Duration {
+    record.duration.max(DURATION)
 }

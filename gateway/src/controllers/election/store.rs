@@ -21,6 +21,8 @@ pub enum Trouble {
     Conflict,
     #[error("the API server did not answer in time")]
     Late,
+    #[error("the lease's number of transitions is at its end: delete the Lease")]
+    Worn,
     #[error("the API server gave a lease without a version")]
     Unversioned,
     #[error("the API server says: {0}")]
@@ -53,13 +55,13 @@ impl Leases {
         Self { api: Api::namespaced(client, namespace), name: name.to_owned() }
     }
 
-    fn object(&self, record: &Record, version: Option<&Version>) -> Lease {
+    fn object(&self, record: &Record, version: Option<&Version>) -> Result<Lease, Trouble> {
         let now = MicroTime(Timestamp::now());
         let spec = LeaseSpec {
             // Emptied, not left out: a field that is left out says nothing to people who look.
             holder_identity: Some(record.holder.clone().unwrap_or_default()),
             lease_duration_seconds: i32::try_from(record.duration.as_secs()).ok(),
-            lease_transitions: i32::try_from(record.epoch).ok(),
+            lease_transitions: Some(i32::try_from(record.epoch).map_err(|_| Trouble::Worn)?),
             acquire_time: Some(now.clone()),
             renew_time: Some(now),
             ..LeaseSpec::default()
@@ -69,7 +71,7 @@ impl Leases {
             resource_version: version.map(|version| version.0.clone()),
             ..ObjectMeta::default()
         };
-        Lease { metadata, spec: Some(spec) }
+        Ok(Lease { metadata, spec: Some(spec) })
     }
 }
 
@@ -81,11 +83,11 @@ impl Store for Leases {
     }
 
     async fn create(&self, record: &Record) -> Result<Version, Trouble> {
-        version(&self.api.create(&PostParams::default(), &self.object(record, None)).await?)
+        version(&self.api.create(&PostParams::default(), &self.object(record, None)?).await?)
     }
 
     async fn replace(&self, record: &Record, before: &Version) -> Result<Version, Trouble> {
-        let lease = self.object(record, Some(before));
+        let lease = self.object(record, Some(before))?;
         version(&self.api.replace(&self.name, &PostParams::default(), &lease).await?)
     }
 }

@@ -60,32 +60,39 @@ impl Gateway {
     /// As a runner: look where it is not sure, act, rest. How long its calls took.
     fn step(&mut self, server: &mut Server, now: Instant) {
         let mut spent = Duration::ZERO;
-        self.attempt(server, now, &mut spent);
+        if self.attempt(server, now, &mut spent) {
+            self.attempt(server, now, &mut spent);
+        }
         let after = now + spent;
         let pause = if self.race.claim(after).is_some() { RENEW_EVERY } else { LOOK_EVERY };
         self.due = after + self.race.due(after).map_or(pause, |due| due.min(pause));
     }
 
-    fn attempt(&mut self, server: &mut Server, now: Instant, spent: &mut Duration) {
+    /// Whether another was quicker.
+    fn attempt(&mut self, server: &mut Server, now: Instant, spent: &mut Duration) -> bool {
         if !self.race.is_sure(now) {
             if self.line != Line::Whole {
                 *spent = CALL;
-                return;
+                return false;
             }
             let found = server.lease.clone();
             self.race.saw(found.map(|(record, version)| (record, Version(version.to_string()))), now);
         }
-        let (record, before) = match self.race.act(now) {
-            Act::Wait => return,
+        let (record, before) = match self.race.act(now, 1) {
+            Act::Wait => return false,
             Act::Create(record) => (record, None),
             Act::Replace(record, version) => (record, Some(version)),
         };
         let written = (self.line != Line::Cut).then(|| server.write(&record, before.as_ref())).flatten();
         match written {
-            Some(version) if self.line == Line::Whole => self.race.wrote(record, version, now),
+            Some(version) if self.line == Line::Whole => {
+                self.race.wrote(record, version, now);
+                false
+            }
             _ => {
                 self.race.failed();
-                *spent = if self.line == Line::Whole { Duration::ZERO } else { CALL };
+                *spent += if self.line == Line::Whole { Duration::ZERO } else { CALL };
+                self.line == Line::Whole
             }
         }
     }
@@ -207,14 +214,24 @@ fn a_short_outage_changes_nothing() {
 }
 
 #[test]
-fn epochs_grow_even_when_somebody_deletes_the_lease() {
-    let mut world = World::new(1);
-    world.pass(ms(1000));
-    for epoch in 2..7 {
-        world.server.lease = None;
-        world.pass(ms(10_000));
-        assert_eq!(world.deciding(), Some((0, epoch)));
+fn epochs_grow_even_when_somebody_deletes_the_lease_and_its_holder_stays() {
+    for gateways in [1, 3] {
+        let mut world = World::new(gateways);
+        world.pass(ms(1300));
+        for epoch in 2..7 {
+            world.server.lease = None;
+            world.pass(ms(10_000));
+            assert_eq!(world.deciding(), Some((0, epoch)));
+        }
     }
+}
+
+#[test]
+fn who_never_saw_the_lease_makes_one_with_an_epoch_of_its_time() {
+    let mut race = Race::new("new".to_owned());
+    let now = Instant::now();
+    race.saw(None, now);
+    assert!(matches!(race.act(now, 178_000_000), Act::Create(record) if record.epoch == 178_000_000));
 }
 
 /// Lines that are cut and mended at random, processes that are stopped and go on: never two, and one in the end.
@@ -228,13 +245,16 @@ fn whatever_happens_to_the_lines_never_two_decide() {
         luck % sides
     };
     let mut world = World::new(4);
+    world.pass(ms(1000));
     let (mut highest, mut changes) = (0, 0);
     for _ in 0..20_000 {
-        let which = &mut world.gateways[usize::try_from(roll(4)).unwrap()];
+        let which = usize::try_from(roll(4)).unwrap();
+        let which = &mut world.gateways[which];
         match roll(40) {
             0 | 1 => which.line = Line::Cut,
             2 => which.line = Line::Mute,
             3 => which.frozen = true,
+            9 if roll(10) == 0 => world.server.lease = None,
             4..=8 => (which.line, which.frozen) = (Line::Whole, false),
             _ => {}
         }
