@@ -7,6 +7,7 @@ pub mod condition;
 pub mod convert;
 pub mod crd;
 pub mod election;
+pub mod index;
 pub mod label;
 pub mod refusal;
 pub mod settle;
