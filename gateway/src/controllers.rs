@@ -3,6 +3,7 @@
 
 pub mod address;
 pub mod booking;
+pub mod compose;
 pub mod condition;
 pub mod convert;
 pub mod crd;
