@@ -12,3 +12,4 @@ pub mod index;
 pub mod label;
 pub mod refusal;
 pub mod settle;
+pub mod status;

@@ -35,6 +35,7 @@ use super::{
     },
 };
 
+pub(super) use self::settled::list;
 pub use self::{
     pool::Terms,
     settled::{NodePlace, Pool, Rejected, Served, Settled, Trouble},

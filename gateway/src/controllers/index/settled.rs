@@ -103,7 +103,7 @@ fn overlap(others: &BTreeMap<String, Option<String>>) -> String {
 }
 
 /// The first few, and how many more there are.
-pub(super) fn list(mut items: impl ExactSizeIterator<Item = String>) -> String {
+pub(in crate::controllers) fn list(mut items: impl ExactSizeIterator<Item = String>) -> String {
     let more = items.len().saturating_sub(NAMED);
     let named: Vec<String> = items.by_ref().take(NAMED).collect();
     let named = named.join(", ");
