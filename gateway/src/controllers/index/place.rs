@@ -48,6 +48,7 @@ pub(super) fn settle(
     for ((object, entry), placed) in models.iter().zip(placed) {
         let refused = match (placed, among_others.remove(object)) {
             (Ok(served), None) => {
+                settled.objects.insert(served.spec.name.clone(), object.clone());
                 settled.served.insert(object.clone(), served);
                 continue;
             }

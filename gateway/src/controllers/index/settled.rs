@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use rouse::{model::ModelSpec, units::Bytes};
+use rouse::{
+    model::{ModelName, ModelSpec},
+    units::Bytes,
+};
 
 use super::pool::Terms;
 use crate::{
@@ -22,7 +25,17 @@ pub struct Settled {
     /// Nodes of pools, and those that would be but for what is said.
     pub nodes: Arc<BTreeMap<String, NodePlace>>,
     pub served: BTreeMap<ObjectName, Served>,
+    /// Of each model that is served, whose decisions and engines go by its name, the object.
+    pub objects: BTreeMap<ModelName, ObjectName>,
     pub rejected: BTreeMap<ObjectName, Rejected>,
+}
+
+impl Settled {
+    /// The model of this name, not an alias.
+    #[must_use]
+    pub fn find(&self, model: &ModelName) -> Option<&Served> {
+        self.served.get(self.objects.get(model)?)
+    }
 }
 
 /// One AcceleratorPool.

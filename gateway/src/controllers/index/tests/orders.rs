@@ -137,7 +137,9 @@ proptest! {
         prop_assert_eq!(&settled, &at_once.settled());
         // Every object is somewhere, once.
         prop_assert_eq!(settled.served.len() + settled.rejected.len(), asked_often.models.len());
-        for served in settled.served.values() {
+        prop_assert_eq!(settled.objects.len(), settled.served.len());
+        for (object, served) in &settled.served {
+            prop_assert_eq!(&settled.objects[&served.spec.name], object);
             let pool = served.pool.as_ref().map(|pool| &settled.pools[pool]);
             prop_assert_eq!(pool.is_some_and(|pool| pool.total.is_none()), served.waits.is_some());
         }
