@@ -3,10 +3,13 @@
 
 pub mod address;
 pub mod booking;
+pub mod compose;
 pub mod condition;
 pub mod convert;
 pub mod crd;
 pub mod election;
+pub mod index;
 pub mod label;
 pub mod refusal;
 pub mod settle;
+pub mod status;

@@ -28,6 +28,8 @@ pub struct Wanted {
     pub bytes: Bytes,
     /// RAM of its node.
     pub host_bytes: Bytes,
+    /// What the models of its namespace may have reserved in the pool together; `None`: as much as there is.
+    pub quota: Option<Bytes>,
 }
 
 /// Why nothing was reserved.
@@ -36,6 +38,9 @@ pub enum Refused {
     /// What is reserved and what is wanted are more than there is.
     #[error("{wanted} wanted, {available} of {total} available")]
     Full { wanted: Bytes, available: Bytes, total: Bytes },
+    /// There is room, and not for this namespace.
+    #[error("{wanted} wanted, and the namespace '{namespace}' has {reserved} of its {quota} reserved")]
+    Quota { namespace: String, wanted: Bytes, reserved: Bytes, quota: Bytes },
     /// The same engine's memory is on its way back, and not seen free.
     #[error("what the engine had before was not seen free yet")]
     Releasing,
@@ -58,11 +63,18 @@ impl Ledger {
         self.reservations.iter().map(Reservation::sum).sum()
     }
 
-    /// Reserves, if there is room. Asked again for what it has already reserved, it says so: whoever crashed behind the
+    /// What the models of this namespace have reserved, memory on its way back included.
+    #[must_use]
+    pub fn allocated_to(&self, namespace: &str) -> Bytes {
+        let of = |known: &&Reservation| known.model.namespace == namespace;
+        self.reservations.iter().filter(of).map(Reservation::sum).sum()
+    }
+
+    /// Reserves, if there is room and the namespace's quota has, too. Asked again for what it has already reserved, it says so: whoever crashed behind the
     /// write, or never heard its answer, asks again. The reservation's id.
     ///
     /// # Errors
-    /// There is no room, or the engine has another reservation.
+    /// There is no room, or the namespace has its share, or the engine has another reservation.
     pub fn reserve(&mut self, wanted: &Wanted, total: Bytes, now: Tick) -> Result<u64, Refused> {
         if let Some(known) = self.of(&wanted.model, wanted.replica) {
             return match known.state {
@@ -86,6 +98,14 @@ impl Ledger {
         let available = total.saturating_sub(self.allocated());
         if reservation.sum() > available {
             return Err(Refused::Full { wanted: reservation.sum(), available, total });
+        }
+        if let Some(quota) = wanted.quota {
+            let namespace = &wanted.model.namespace;
+            let reserved = self.allocated_to(namespace);
+            if reservation.sum() > quota.saturating_sub(reserved) {
+                let (namespace, wanted) = (namespace.clone(), reservation.sum());
+                return Err(Refused::Quota { namespace, wanted, reserved, quota });
+            }
         }
         // Never reached by counting; a ledger that somebody wrote may say so.
         let id = reservation.id;
@@ -123,7 +143,7 @@ impl Reservation {
 }
 
 /// The sums that stand beside the ledger, for people.
-fn sum_up(status: &mut AcceleratorPoolStatus) {
+pub(super) fn sum_up(status: &mut AcceleratorPoolStatus) {
     let (total, allocated) = (total(status), status.ledger.allocated());
     let quantity = |bytes: Bytes| Some(Quantity::from(bytes));
     status.allocated = quantity(allocated);
@@ -142,6 +162,7 @@ mod tests {
             count: 1,
             bytes: Bytes::gib(gib),
             host_bytes: Bytes::ZERO,
+            quota: None,
         }
     }
 
@@ -181,5 +202,41 @@ mod tests {
         assert_eq!(ledger.allocated(), Bytes::gib(80));
         let huge = Wanted { count: u32::MAX, bytes: Bytes(u64::MAX), ..wanted("n", 1) };
         assert!(matches!(ledger.reserve(&huge, TOTAL, Tick(1)), Err(Refused::Full { .. })));
+    }
+    #[test]
+    fn a_namespace_has_no_more_than_its_quota() {
+        let mut ledger = Ledger::default();
+        let of = |namespace: &str, name: &str, gib, quota| Wanted {
+            model: ObjectName::new(namespace, name),
+            quota,
+            ..wanted(name, gib)
+        };
+        let fifty = Some(Bytes::gib(50));
+        let first = ledger.reserve(&of("a", "one", 30, fifty), TOTAL, Tick(1)).unwrap();
+        ledger.reserve(&of("b", "one", 60, None), TOTAL, Tick(1)).unwrap();
+        assert_eq!(ledger.allocated_to("a"), Bytes::gib(30), "the other namespace's counts for that one");
+        let before = ledger.clone();
+        let over = Refused::Quota {
+            namespace: "a".into(),
+            wanted: Bytes::gib(30),
+            reserved: Bytes::gib(30),
+            quota: Bytes::gib(50),
+        };
+        assert_eq!(ledger.reserve(&of("a", "two", 30, fifty), TOTAL, Tick(2)), Err(over));
+        assert_eq!(ledger, before, "nothing is left of what was refused");
+        // Twice ten is the rest of it; and who has its reservation keeps it when the quota shrinks.
+        let rest = Wanted { count: 2, ..of("a", "two", 10, fifty) };
+        ledger.reserve(&rest, TOTAL, Tick(3)).unwrap();
+        assert_eq!(ledger.reserve(&of("a", "one", 30, Some(Bytes::ZERO)), TOTAL, Tick(4)), Ok(first));
+        let next = ledger.reserve(&of("a", "three", 1, fifty), TOTAL, Tick(5));
+        assert!(matches!(next, Err(Refused::Quota { .. })), "{next:?}");
+        ledger.releasing(first, Tick(6));
+        let next = ledger.reserve(&of("a", "three", 1, fifty), TOTAL, Tick(6));
+        assert!(matches!(next, Err(Refused::Quota { .. })), "it was not seen free yet: {next:?}");
+        ledger.release(first);
+        ledger.reserve(&of("a", "three", 30, fifty), TOTAL, Tick(7)).unwrap();
+        // Where there is no room at all, that is what is said.
+        let full = ledger.reserve(&of("a", "four", 100, fifty), TOTAL, Tick(8));
+        assert!(matches!(full, Err(Refused::Full { .. })), "{full:?}");
     }
 }

@@ -42,6 +42,28 @@ pub enum Refusal {
     Missing(ObjectName),
     #[error("it depends on {0}, which is not accepted: see the conditions of that one")]
     Unserved(ObjectName),
+    #[error("the object cannot be read: {0}")]
+    Unreadable(String),
+    #[error("it is being deleted")]
+    Terminating,
+    #[error(
+        "no AcceleratorPool has the nodes of its nodeSelector ({wanted}): a pool takes a model whose nodeSelector has all \
+         labels of the pool's. There is {}", if .pools.is_empty() { "no pool" } else { .pools.as_str() }
+    )]
+    NoPool { wanted: String, pools: String },
+    #[error("its nodeSelector is of the pools {0}: take the labels of all but one out")]
+    SeveralPools(String),
+    #[error(
+        "the pool '{pool}' is not for models of the namespace '{namespace}': choose another by nodeSelector, or have \
+         the namespace added to the pool's allowedNamespaces"
+    )]
+    Namespace { pool: String, namespace: String },
+    #[error(
+        "the pool '{pool}' has no pinned models: take pinned out, or choose another pool by nodeSelector"
+    )]
+    Pinned { pool: String },
+    #[error("{0}")]
+    Unsupported(&'static str),
 }
 
 /// Everything that is wrong with one object; never empty.
@@ -64,6 +86,13 @@ impl Refusal {
             Self::Cycle(_) => "DependencyCycle",
             Self::Missing(_) => "DependencyMissing",
             Self::Unserved(_) => "DependencyRefused",
+            Self::Unreadable(_) => "Unreadable",
+            Self::Terminating => "Terminating",
+            Self::NoPool { .. } => "NoPool",
+            Self::SeveralPools(_) => "SeveralPools",
+            Self::Namespace { .. } => "NamespaceNotAllowed",
+            Self::Pinned { .. } => "PinningNotAllowed",
+            Self::Unsupported(_) => "Unsupported",
         }
     }
 }

@@ -19,6 +19,7 @@ use super::{
 pub struct Claim {
     pub object: ObjectName,
     pub created: Option<Timestamp>,
+    /// Empty: not known. Nobody holds that.
     pub name: String,
     pub aliases: Vec<String>,
     pub dependencies: Vec<ObjectName>,
@@ -83,7 +84,7 @@ fn names(claims: &[Claim]) -> BTreeMap<ObjectName, Refusal> {
             refused.insert(claim.object.clone(), refusal);
             continue;
         }
-        let own = std::iter::once(&claim.name).chain(&claim.aliases);
+        let own = std::iter::once(&claim.name).chain(&claim.aliases).filter(|name| !name.is_empty());
         holders.extend(own.map(|name| (name.as_str(), &claim.object)));
     }
     refused

@@ -1,0 +1,138 @@
+//! What a node has, as far as its Node and its AcceleratorNode say.
+//!
+//! An AcceleratorNode comes from a stub that asked the driver, so it decides where there is one. Without it there are the
+//! labels of NVIDIA's feature discovery and what the device plugin offers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Node;
+use rouse::units::Bytes;
+
+use crate::controllers::crd::AcceleratorNode;
+
+/// Memory of each accelerator, in MiB.
+const MEMORY: &str = "nvidia.com/gpu.memory";
+/// Accelerators that there really are: a device plugin that shares them offers more units.
+const COUNT: &str = "nvidia.com/gpu.count";
+
+/// Of a Node, what matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NodeFacts {
+    pub(super) labels: BTreeMap<String, String>,
+    /// Extended resources that Pods may take; `Err`: a text that is no number.
+    offers: BTreeMap<String, Result<u32, String>>,
+}
+
+/// Of an AcceleratorNode, what matters here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Accelerators {
+    /// Of healthy ones.
+    capacities: Vec<Bytes>,
+    /// What was left out, and why.
+    doubt: Option<String>,
+}
+
+/// What a node adds to its pool. `None`: nothing says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Share {
+    pub(super) bytes: Option<Bytes>,
+    pub(super) accelerators: u32,
+    pub(super) units: Option<u32>,
+    pub(super) doubt: Option<String>,
+}
+
+impl NodeFacts {
+    pub(super) fn of(node: Node) -> Self {
+        let allocatable = node.status.and_then(|status| status.allocatable).unwrap_or_default();
+        let extended = allocatable.into_iter().filter(|(name, _)| name.contains('/'));
+        let offers = extended.map(|(name, quantity)| (name, whole(&quantity.0).ok_or(quantity.0))).collect();
+        Self { labels: node.metadata.labels.unwrap_or_default(), offers }
+    }
+}
+
+impl Accelerators {
+    pub(super) fn of(node: &AcceleratorNode) -> Self {
+        let listed = node.status.as_ref().map(|status| status.accelerators.as_slice()).unwrap_or_default();
+        let mut seen = BTreeSet::new();
+        let (mut capacities, mut doubts) = (Vec::new(), Vec::new());
+        for accelerator in listed {
+            if !seen.insert(&accelerator.uuid) {
+                doubts.push(format!("{} is listed twice", accelerator.uuid));
+                continue;
+            }
+            match accelerator.capacity.bytes() {
+                Ok(capacity) if accelerator.healthy => capacities.push(capacity),
+                Ok(_) => {}
+                Err(error) => doubts.push(format!("{}: capacity: {error}", accelerator.uuid)),
+            }
+        }
+        Self { capacities, doubt: (!doubts.is_empty()).then(|| doubts.join("; ")) }
+    }
+}
+
+/// What this node has for a pool whose Pods ask for `resource`.
+pub(super) fn share(
+    node: &NodeFacts,
+    accelerators: Option<&Result<Accelerators, String>>,
+    resource: &str,
+) -> Share {
+    let (units, odd) = match node.offers.get(resource) {
+        None => (None, None),
+        Some(Ok(units)) => (Some(*units), None),
+        Some(Err(text)) => (None, Some(format!("allocatable {resource} is '{text}', which is no number"))),
+    };
+    match accelerators {
+        Some(Ok(found)) => Share {
+            bytes: Some(found.capacities.iter().copied().sum()),
+            accelerators: u32::try_from(found.capacities.len()).unwrap_or(u32::MAX),
+            units,
+            doubt: join(odd, found.doubt.clone()),
+        },
+        // A stub is there and what it says is not understood: its accelerators' health is not known.
+        Some(Err(why)) => {
+            Share { bytes: Some(Bytes::ZERO), units, doubt: join(odd, Some(why.clone())), ..Share::default() }
+        }
+        None => by_labels(node, units, odd),
+    }
+}
+
+fn by_labels(node: &NodeFacts, units: Option<u32>, odd: Option<String>) -> Share {
+    let number = |label: &str| {
+        let text = node.labels.get(label)?;
+        Some(text.parse::<u64>().map_err(|_| format!("the label {label} is '{text}', which is no number")))
+    };
+    let (each, count) = match (number(MEMORY).transpose(), number(COUNT).transpose()) {
+        (Ok(each), Ok(count)) => (each, count),
+        (each, count) => {
+            let doubt = join(odd, join(each.err(), count.err()));
+            return Share { units, doubt, ..Share::default() };
+        }
+    };
+    let accelerators = units.map(|units| match count {
+        Some(count) => units.min(u32::try_from(count).unwrap_or(u32::MAX)),
+        None => units,
+    });
+    let bytes = each
+        .zip(accelerators)
+        .map(|(mib, count)| Bytes(mib.saturating_mul(1 << 20).saturating_mul(u64::from(count))));
+    Share { bytes, accelerators: accelerators.unwrap_or_default(), units, doubt: odd }
+}
+
+fn join(one: Option<String>, other: Option<String>) -> Option<String> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(format!("{one}; {other}")),
+        (one, other) => one.or(other),
+    }
+}
+
+/// Pieces: an API server writes a thousand of them as `1k`.
+fn whole(text: &str) -> Option<u32> {
+    let (digits, factor) = match text.strip_suffix('k') {
+        Some(digits) => (digits, 1000),
+        None => (text, 1),
+    };
+    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    digits.parse::<u32>().ok()?.checked_mul(factor)
+}

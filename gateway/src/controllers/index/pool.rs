@@ -1,0 +1,133 @@
+//! One AcceleratorPool by itself.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+use rouse::units::{Bytes, Millis};
+
+use super::{
+    entry::{Version, created},
+    settled::Trouble,
+};
+use crate::controllers::{
+    crd::{AcceleratorPool, AcceleratorPoolSpec, AcceleratorPoolStatus, Quantity, pool::GpuAccess},
+    refusal::{Refusal, Refused},
+};
+
+/// The namespace that stands for all that are not listed.
+const OTHERS: &str = "*";
+
+/// What a pool's spec means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Cap on the sum of its accelerators.
+    pub memory: Option<Bytes>,
+    /// What asleep engines may keep of each accelerator.
+    pub sleeping_memory: Option<Bytes>,
+    /// RAM of each node for engines asleep at level 1.
+    pub host_sleep_memory: Bytes,
+    pub settle: Millis,
+    pub slots: u32,
+    pub taint: Option<String>,
+    pub accelerator_type_label: String,
+    /// The extended resource that Pods ask for.
+    pub resource: String,
+    pub gpu_access: GpuAccess,
+    pub runtime_class_name: Option<String>,
+    allowed: Option<Vec<String>>,
+    quota: BTreeMap<String, Bytes>,
+    pub max_priority: Option<i32>,
+    pub pinnable: bool,
+}
+
+impl Terms {
+    /// Models of this namespace may use the pool.
+    #[must_use]
+    pub fn allows(&self, namespace: &str) -> bool {
+        self.allowed.as_ref().is_none_or(|allowed| allowed.iter().any(|name| name == namespace))
+    }
+
+    /// What the models of this namespace may have reserved together; `None`: as much as there is.
+    #[must_use]
+    pub fn quota(&self, namespace: &str) -> Option<Bytes> {
+        self.quota.get(namespace).or_else(|| self.quota.get(OTHERS)).copied()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct PoolEntry {
+    pub(super) version: Version,
+    pub(super) created: Option<Timestamp>,
+    pub(super) selector: BTreeMap<String, String>,
+    pub(super) terms: Result<Arc<Terms>, Trouble>,
+    pub(super) status: Option<AcceleratorPoolStatus>,
+}
+
+impl PoolEntry {
+    pub(super) fn of(pool: AcceleratorPool, version: Version) -> Self {
+        let terms = terms(&pool.spec).map(Arc::new).map_err(Trouble::Invalid);
+        let created = created(&pool.metadata);
+        Self { version, created, selector: pool.spec.node_selector, terms, status: pool.status }
+    }
+
+    /// `before`: what was known of the pool when it could be read. Its nodes stay its own.
+    pub(super) fn unreadable(metadata: &ObjectMeta, error: &str, before: Option<Self>) -> Self {
+        let (selector, status) = before.map_or_else(Default::default, |old| (old.selector, old.status));
+        Self {
+            version: Version::unreadable(metadata),
+            created: created(metadata),
+            selector,
+            terms: Err(Trouble::Invalid(Refusal::Unreadable(error.to_owned()).into())),
+            status,
+        }
+    }
+}
+
+fn terms(spec: &AcceleratorPoolSpec) -> Result<Terms, Refused> {
+    let mut refused = Vec::new();
+    let mut bytes = |field: &str, quantity: &Quantity| match quantity.bytes() {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            refused.push(Refusal::Quantity { field: field.to_owned(), error });
+            Bytes::ZERO
+        }
+    };
+    let memory = spec.memory.as_ref().map(|quantity| bytes("memory", quantity));
+    let sleeping_memory = spec.sleeping_memory.as_ref().map(|quantity| bytes("sleepingMemory", quantity));
+    let host = spec.host_sleep_memory.as_ref().map(|quantity| bytes("hostSleepMemory", quantity));
+    let quota = spec.namespace_quota.iter().map(|(namespace, quantity)| {
+        (namespace.clone(), bytes(&format!("namespaceQuota '{namespace}'"), quantity))
+    });
+    let quota = quota.collect();
+    let settle = spec.settle.millis().unwrap_or_else(|error| {
+        refused.push(Refusal::Duration { field: "settle".to_owned(), error });
+        Millis::ZERO
+    });
+    if spec.node_selector.is_empty() {
+        refused.push(Refusal::Spec(
+            "nodeSelector is empty: name a label that only the pool's nodes have".to_owned(),
+        ));
+    }
+    if spec.slots == 0 {
+        refused.push(Refusal::Spec("slots is at least 1".to_owned()));
+    }
+    if !refused.is_empty() {
+        return Err(Refused(refused));
+    }
+    Ok(Terms {
+        memory,
+        sleeping_memory,
+        host_sleep_memory: host.unwrap_or_default(),
+        settle,
+        slots: spec.slots,
+        taint: spec.taint.clone(),
+        accelerator_type_label: spec.accelerator_type_label.clone(),
+        resource: spec.resource.clone(),
+        gpu_access: spec.gpu_access,
+        runtime_class_name: spec.runtime_class_name.clone(),
+        allowed: spec.allowed_namespaces.clone(),
+        quota,
+        max_priority: spec.max_priority,
+        pinnable: spec.pinnable,
+    })
+}

@@ -1,0 +1,48 @@
+//! Finds the pools whose selector a set of labels satisfies.
+//!
+//! The same question is asked of a node (is it in the pool?), of a model's selector (are the nodes that it selects in the
+//! pool?) and of another pool's selector (are its nodes also in this one?).
+
+use std::collections::{BTreeMap, HashMap};
+
+/// Each selector under the pair of it that the fewest others have: labels are looked up, selectors are not gone through.
+pub(super) struct Selectors<'a> {
+    by_pair: HashMap<(&'a str, &'a str), Vec<(&'a str, &'a BTreeMap<String, String>)>>,
+}
+
+impl<'a> Selectors<'a> {
+    /// By the pools' names. One without a pair selects nothing.
+    pub(super) fn new(pools: impl Iterator<Item = (&'a str, &'a BTreeMap<String, String>)> + Clone) -> Self {
+        let mut common: HashMap<(&str, &str), usize> = HashMap::new();
+        for (key, value) in pools.clone().flat_map(|(_, selector)| selector) {
+            *common.entry((key, value)).or_default() += 1;
+        }
+        let mut by_pair: HashMap<_, Vec<_>> = HashMap::new();
+        for (pool, selector) in pools {
+            let pairs = selector.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+            if let Some(rarest) = pairs.min_by_key(|pair| common.get(pair)) {
+                by_pair.entry(rarest).or_default().push((pool, selector));
+            }
+        }
+        Self { by_pair }
+    }
+
+    /// The pools whose every pair is among these, in the order of their names.
+    pub(super) fn within(&self, labels: &BTreeMap<String, String>) -> Vec<&'a str> {
+        let candidates =
+            labels.iter().filter_map(|(key, value)| self.by_pair.get(&(key.as_str(), value.as_str())));
+        let all_there = |selector: &BTreeMap<String, String>| {
+            selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+        };
+        let mut found: Vec<_> =
+            candidates.flatten().filter(|(_, selector)| all_there(selector)).map(|(pool, _)| *pool).collect();
+        found.sort_unstable();
+        found
+    }
+}
+
+impl std::fmt::Debug for Selectors<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Selectors").field("pairs", &self.by_pair.len()).finish()
+    }
+}

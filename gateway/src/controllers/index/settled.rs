@@ -1,0 +1,172 @@
+//! What follows from the objects: the pools, the models that are served, and why others are not.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use rouse::{
+    model::{ModelName, ModelSpec},
+    units::Bytes,
+};
+
+use super::pool::Terms;
+use crate::{
+    config,
+    controllers::{
+        convert::{self, Pods, Run, Variant},
+        crd::ledger::ObjectName,
+        refusal::Refused,
+    },
+};
+
+/// Everything that is decided by objects alone.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settled {
+    /// By name. Shared with the former `Settled` while neither nodes nor pools have changed.
+    pub pools: Arc<BTreeMap<String, Pool>>,
+    /// Nodes of pools, and those that would be but for what is said.
+    pub nodes: Arc<BTreeMap<String, NodePlace>>,
+    pub served: BTreeMap<ObjectName, Served>,
+    /// Of each model that is served, whose decisions and engines go by its name, the object.
+    pub objects: BTreeMap<ModelName, ObjectName>,
+    pub rejected: BTreeMap<ObjectName, Rejected>,
+}
+
+impl Settled {
+    /// The model of this name, not an alias.
+    #[must_use]
+    pub fn find(&self, model: &ModelName) -> Option<&Served> {
+        self.served.get(self.objects.get(model)?)
+    }
+}
+
+/// One AcceleratorPool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pool {
+    pub uid: Option<String>,
+    pub generation: Option<i64>,
+    /// What its spec means; `None` where that is not known.
+    pub terms: Option<Arc<Terms>>,
+    /// Its nodes.
+    pub nodes: u32,
+    /// Healthy accelerators on them.
+    pub accelerators: u32,
+    /// What may be granted; `None` while nothing may be.
+    pub total: Option<Bytes>,
+    /// Pieces of its extended resource that Pods may take; `None`: no node says.
+    pub units: Option<u32>,
+    /// Why nothing can be started in it.
+    pub trouble: Option<Trouble>,
+    /// What of its nodes was left out of the sums, and why.
+    pub doubts: Vec<String>,
+}
+
+/// Where a node belongs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodePlace {
+    pub pool: Option<String>,
+    /// What of it does not count, and why.
+    pub doubt: Option<String>,
+}
+
+/// Why nothing can be started in a pool.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Trouble {
+    #[error("{0}")]
+    Invalid(Refused),
+    /// The other pools, each with a node that is in both when there is one.
+    #[error("{}", overlap(.0))]
+    Overlap(BTreeMap<String, Option<String>>),
+    #[error("no node has the labels of its nodeSelector: label nodes, or correct the selector")]
+    NoNodes,
+    #[error(
+        "nothing says how much memory its accelerators have: run rouse-stub on its nodes, or NVIDIA's feature discovery, \
+         or give spec.memory"
+    )]
+    NoCapacity,
+    #[error("none of its nodes has a healthy accelerator with memory to grant")]
+    NoAccelerators,
+}
+
+impl Trouble {
+    /// The reason of the condition Ready.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Invalid(refused) => refused.reason(),
+            Self::Overlap(_) => "Overlap",
+            Self::NoNodes => "NoNodes",
+            Self::NoCapacity => "NoCapacity",
+            Self::NoAccelerators => "NoAccelerators",
+        }
+    }
+}
+
+/// As many of a list as a sentence should have.
+const NAMED: usize = 8;
+
+fn overlap(others: &BTreeMap<String, Option<String>>) -> String {
+    let named = others.iter().map(|(pool, node)| match node {
+        Some(node) => format!("'{pool}' (node {node})"),
+        None => format!("'{pool}'"),
+    });
+    format!(
+        "its nodes are also those of {}: change a nodeSelector so that a node is in one pool. Until then nothing is \
+         started in either",
+        list(named)
+    )
+}
+
+/// The first few, and how many more there are.
+pub(in crate::controllers) fn list(mut items: impl ExactSizeIterator<Item = String>) -> String {
+    let more = items.len().saturating_sub(NAMED);
+    let named: Vec<String> = items.by_ref().take(NAMED).collect();
+    let named = named.join(", ");
+    if more == 0 { named } else { format!("{named} and {more} more") }
+}
+
+/// A model that clients can name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Served {
+    pub uid: Option<String>,
+    pub generation: Option<i64>,
+    pub model: Arc<convert::Model>,
+    /// Which of its variants is run: a place in `model.variants`.
+    pub variant: usize,
+    /// For the decisions: on its pool, with the pool's terms applied. A pool is one accelerator to them, so the memory is
+    /// that of all of an engine's accelerators together.
+    pub spec: ModelSpec,
+    /// How engines of that variant are spoken to.
+    pub engine: Arc<config::Model>,
+    /// `None` for a model that is external.
+    pub pool: Option<String>,
+    /// What its namespace may have reserved in the pool.
+    pub quota: Option<Bytes>,
+    /// Why none of its engines can be started now.
+    pub waits: Option<String>,
+    /// What of the object has no effect in this version.
+    pub notes: Vec<String>,
+}
+
+impl Served {
+    /// The one that is run.
+    #[must_use]
+    pub fn variant(&self) -> Option<&Variant> {
+        self.model.variants.get(self.variant)
+    }
+
+    /// What its Pods are made of; `None` for a model that is external.
+    #[must_use]
+    pub fn pods(&self) -> Option<&Pods> {
+        match &self.model.run {
+            Run::Deployment(pods) | Run::DualPods(pods) => Some(pods),
+            Run::External(_) => None,
+        }
+    }
+}
+
+/// A model that is not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejected {
+    pub uid: Option<String>,
+    pub generation: Option<i64>,
+    pub refused: Refused,
+}

@@ -1,0 +1,117 @@
+mod capacity;
+mod models;
+mod orders;
+mod size;
+
+use k8s_openapi::api::core::v1::Node;
+use serde_json::{Value, json};
+
+use super::*;
+
+const SIGHT: Sight = Sight { policy: Policy { any_backend: false }, nodes: true };
+
+/// An index that was told these, and what it makes of them.
+fn settled(objects: impl IntoIterator<Item = Object>) -> Arc<Settled> {
+    let mut index = Index::new(SIGHT);
+    objects.into_iter().for_each(|object| index.apply(object));
+    index.settled()
+}
+
+fn metadata(namespace: Option<&str>, name: &str, generation: i64) -> Value {
+    json!({
+        "name": name,
+        "namespace": namespace,
+        "uid": format!("uid-{name}"),
+        "generation": generation,
+        "creationTimestamp": "2026-11-01T00:00:00Z",
+    })
+}
+
+fn with(mut base: Value, fields: Value) -> Value {
+    for (name, value) in fields.as_object().unwrap() {
+        base[name] = value.clone();
+    }
+    base.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+    base
+}
+
+/// The smallest good one, of the namespace `chat`, with these fields of its spec; `null` takes one out.
+fn model(name: &str, fields: Value) -> Object {
+    model_at(name, fields, 1).into()
+}
+
+fn model_at(name: &str, fields: Value, generation: i64) -> InferenceModel {
+    let spec = json!({"modelName": name, "memory": "40Gi", "containerImage": "vllm:1"});
+    serde_json::from_value(json!({
+        "apiVersion": "rouse.dev/v1alpha1",
+        "kind": "InferenceModel",
+        "metadata": metadata(Some("chat"), name, generation),
+        "spec": with(spec, fields),
+    }))
+    .unwrap()
+}
+
+/// Of the nodes with `inference-pool: NAME`, unless the fields say otherwise.
+fn pool(name: &str, fields: Value) -> Object {
+    pool_at(name, fields, 1).into()
+}
+
+fn pool_at(name: &str, fields: Value, generation: i64) -> AcceleratorPool {
+    serde_json::from_value(json!({
+        "apiVersion": "rouse.dev/v1alpha1",
+        "kind": "AcceleratorPool",
+        "metadata": metadata(None, name, generation),
+        "spec": with(json!({"nodeSelector": {"inference-pool": name}}), fields),
+    }))
+    .unwrap()
+}
+
+/// Of the pool with that name, with accelerators of 80 GiB.
+fn node(name: &str, pool: &str, units: Value) -> Object {
+    labelled(name, json!({"inference-pool": pool, "nvidia.com/gpu.memory": "81920"}), units)
+}
+
+fn labelled(name: &str, labels: Value, units: Value) -> Object {
+    let mut metadata = metadata(None, name, 1);
+    metadata["labels"] = labels;
+    let allocatable = json!({"cpu": "64", "nvidia.com/gpu": units});
+    let node: Node = serde_json::from_value(json!({
+        "metadata": metadata,
+        "status": {"allocatable": with(allocatable, json!({}))},
+    }))
+    .unwrap();
+    node.into()
+}
+
+/// What a stub says of a node: its accelerators' capacities, and whether they are healthy.
+fn stub(name: &str, accelerators: &[(&str, bool)]) -> Object {
+    let listed: Vec<_> = accelerators
+        .iter()
+        .enumerate()
+        .map(|(n, (capacity, healthy))| json!({"uuid": format!("GPU-{n}"), "capacity": capacity, "healthy": healthy}))
+        .collect();
+    let node: AcceleratorNode = serde_json::from_value(json!({
+        "apiVersion": "rouse.dev/v1alpha1",
+        "kind": "AcceleratorNode",
+        "metadata": metadata(None, name, 1),
+        "spec": {},
+        "status": {"accelerators": listed},
+    }))
+    .unwrap();
+    node.into()
+}
+
+fn object(name: &str) -> ObjectName {
+    ObjectName::new("chat", name)
+}
+
+/// Why a model is not served, as its condition has it.
+fn rejected(settled: &Settled, name: &str) -> (&'static str, String) {
+    let rejected = settled.rejected.get(&object(name)).unwrap_or_else(|| panic!("{name} is served"));
+    (rejected.refused.reason(), rejected.refused.to_string())
+}
+
+fn trouble(settled: &Settled, pool: &str) -> (&'static str, String) {
+    let trouble = settled.pools[pool].trouble.as_ref().unwrap_or_else(|| panic!("{pool} is ready"));
+    (trouble.reason(), trouble.to_string())
+}

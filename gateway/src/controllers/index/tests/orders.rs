@@ -1,0 +1,147 @@
+//! What is settled does not depend on the order in which different objects were told, nor on when it was asked for.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What is told of one object.
+#[derive(Clone, Debug)]
+enum Told {
+    Apply(Box<Object>),
+    Unreadable(Kind, &'static str),
+    Delete(Key),
+}
+
+/// One of a handful of objects each, which want the same names, nodes and pools, good ones and bad ones.
+fn told() -> impl Strategy<Value = (usize, Told)> {
+    let pick = |kind: &'static str| {
+        prop::sample::select(vec![format!("{kind}0"), format!("{kind}1"), format!("{kind}2")])
+    };
+    let labels =
+        || prop::sample::select(vec![json!({"a": "1"}), json!({"b": "1"}), json!({"a": "1", "b": "1"})]);
+    let word = || prop::sample::select(vec!["m0", "m1", "x", ""]);
+    let model = (pick("m"), word(), labels(), 0..4_usize).prop_map(|(name, called, labels, which)| {
+        let more = match which {
+            0 => json!({"memory": "junk"}),
+            1 => json!({"dependencies": ["m0"]}),
+            2 => json!({"aliases": ["m2"], "pinned": true}),
+            _ => json!({}),
+        };
+        let fields = with(json!({"modelName": called, "nodeSelector": labels}), more);
+        Told::Apply(Box::new(model_at(&name, fields.clone(), generation(&fields)).into()))
+    });
+    let pool = (pick("p"), labels(), 0..4_usize).prop_map(|(name, labels, which)| {
+        let more = [json!({}), json!({"memory": "90Gi"}), json!({"memory": "?"}), json!({"pinnable": false})];
+        let fields = with(json!({"nodeSelector": labels}), more[which].clone());
+        Told::Apply(Box::new(pool_at(&name, fields.clone(), generation(&fields)).into()))
+    });
+    let node = (pick("n"), labels(), prop::sample::select(vec!["0", "2", "?"])).prop_map(
+        |(name, mut labels, units)| {
+            labels["nvidia.com/gpu.memory"] = json!("81920");
+            Told::Apply(Box::new(labelled(&name, labels, json!(units))))
+        },
+    );
+    let stub = (pick("n"), prop::sample::select(vec!["70Gi", "?"])).prop_map(|(name, capacity)| {
+        Told::Apply(Box::new(stub(&name, &[(capacity, true), ("10Gi", false)])))
+    });
+    let kinds = || {
+        prop::sample::select(vec![
+            (Kind::Model, ["m0", "m1"]),
+            (Kind::Pool, ["p0", "p1"]),
+            (Kind::AcceleratorNode, ["n0", "n1"]),
+            (Kind::Node, ["n0", "n1"]),
+        ])
+    };
+    let bad = (kinds(), 0..2_usize).prop_map(|((kind, names), which)| Told::Unreadable(kind, names[which]));
+    let gone = (kinds(), 0..2_usize)
+        .prop_map(|((kind, names), which)| Told::Delete(Key::of(kind, &of(kind, names[which]))));
+    let told = prop_oneof![4 => model, 3 => pool, 3 => node, 2 => stub, 1 => bad, 2 => gone];
+    (any::<prop::sample::Index>().prop_map(|place| place.index(1 << 20)), told)
+}
+
+/// An API server gives two specs two of them.
+fn generation(spec: &Value) -> i64 {
+    let mut hash = std::hash::DefaultHasher::new();
+    std::hash::Hash::hash(&spec.to_string(), &mut hash);
+    (std::hash::Hasher::finish(&hash) >> 1) as i64
+}
+
+fn of(kind: Kind, name: &str) -> ObjectMeta {
+    let namespace = (kind == Kind::Model).then(|| "chat".to_owned());
+    ObjectMeta { name: Some(name.to_owned()), namespace, ..ObjectMeta::default() }
+}
+
+impl Told {
+    fn key(&self) -> Key {
+        match self {
+            Self::Unreadable(kind, name) => Key::of(*kind, &of(*kind, name)),
+            Self::Delete(key) => key.clone(),
+            Self::Apply(object) => match &**object {
+                Object::Model(model) => Key::of(Kind::Model, &model.metadata),
+                Object::Pool(pool) => Key::of(Kind::Pool, &pool.metadata),
+                Object::AcceleratorNode(node) => Key::of(Kind::AcceleratorNode, &node.metadata),
+                Object::Node(node) => Key::of(Kind::Node, &node.metadata),
+            },
+        }
+    }
+
+    fn to(&self, index: &mut Index) {
+        match self {
+            Self::Apply(object) => index.apply((**object).clone()),
+            Self::Unreadable(kind, name) => index.unreadable(*kind, &of(*kind, name), "it is torn"),
+            Self::Delete(key) => index.delete(key),
+        }
+    }
+}
+
+/// Others first where their numbers say so; of one object, in its own order.
+fn shuffled(told: &[(usize, Told)]) -> Vec<Told> {
+    let mut places: BTreeMap<Key, Vec<usize>> = BTreeMap::new();
+    told.iter().for_each(|(place, told)| places.entry(told.key()).or_default().push(*place));
+    places.values_mut().for_each(|places| places.sort_unstable_by(|a, b| b.cmp(a)));
+    let place = |(_, told): &(usize, Told)| (places.get_mut(&told.key()).and_then(Vec::pop), told.clone());
+    let mut all: Vec<_> = told.iter().map(place).collect();
+    all.sort_by_key(|(place, _)| *place);
+    all.into_iter().map(|(_, told)| told).collect()
+}
+
+/// Only what matters in the end: of each object what came since it last could be read or was deleted.
+fn latest(told: &[(usize, Told)]) -> Vec<Told> {
+    let mut last: BTreeMap<Key, Vec<Told>> = BTreeMap::new();
+    for (_, told) in told {
+        let known = last.entry(told.key()).or_default();
+        if !matches!(told, Told::Unreadable(..)) {
+            known.clear();
+        }
+        known.push(told.clone());
+    }
+    last.into_values().rev().flatten().collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn any_order_settles_to_the_same(told in prop::collection::vec(told(), 1..40)) {
+        let mut asked_often = Index::new(SIGHT);
+        for (_, told) in &told {
+            told.to(&mut asked_often);
+            asked_often.settled();
+        }
+        let mut other_order = Index::new(SIGHT);
+        shuffled(&told).iter().for_each(|told| told.to(&mut other_order));
+        let mut at_once = Index::new(SIGHT);
+        latest(&told).iter().for_each(|told| told.to(&mut at_once));
+        let settled = asked_often.settled();
+        prop_assert_eq!(&settled, &other_order.settled());
+        prop_assert_eq!(&settled, &at_once.settled());
+        // Every object is somewhere, once.
+        prop_assert_eq!(settled.served.len() + settled.rejected.len(), asked_often.models.len());
+        prop_assert_eq!(settled.objects.len(), settled.served.len());
+        for (object, served) in &settled.served {
+            prop_assert_eq!(&settled.objects[&served.spec.name], object);
+            let pool = served.pool.as_ref().map(|pool| &settled.pools[pool]);
+            prop_assert_eq!(pool.is_some_and(|pool| pool.total.is_none()), served.waits.is_some());
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! What objects are told about themselves.
+//!
+//! Functions of what is known to the status that should be there. Whether that is worth a write is a question of its
+//! own ([`model_differs`], [`pool_differs`]): an API server keeps every version of every object for a while, and wakes
+//! everybody who watches.
+
+mod model;
+mod pool;
+#[cfg(test)]
+mod tests;
+mod usage;
+
+pub use self::{
+    model::{Facts, Seen, Waiting, model_differs, model_status, patience},
+    pool::{pool_differs, pool_status},
+    usage::{Usage, usage},
+};

@@ -1,0 +1,236 @@
+//! The status of an InferenceModel.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use rouse::{
+    model::Idle,
+    units::{Bytes, Millis, Tick},
+};
+
+use super::usage::usage;
+use crate::controllers::{
+    condition::{ACCEPTED, AVAILABLE, READY, accepted, condition, tick, time},
+    crd::{
+        InferenceModelStatus, Quantity,
+        inference_model::{EngineState, EngineStatus, Learned, VariantStatus},
+    },
+    index::{Rejected, Served},
+};
+
+/// A status is not written for a later time of the last request alone, before that much has passed.
+const LEAST_PATIENCE: Millis = Millis::secs(30);
+
+/// What the objects say of the model.
+#[derive(Clone, Copy, Debug)]
+pub enum Seen<'a> {
+    Served(&'a Served),
+    Rejected(&'a Rejected),
+}
+
+/// What is known of it beside objects.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    pub engines: Vec<EngineStatus>,
+    /// Engines that there should be.
+    pub desired: u32,
+    /// Why what should be there is not.
+    pub waiting: Option<Waiting>,
+    /// The most that an engine was seen to use, on one accelerator.
+    pub peak: Option<Bytes>,
+    pub observed: Option<Tick>,
+    pub learned: Option<Learned>,
+    pub last_request: Option<Tick>,
+}
+
+/// Why what should be there is not, as the plan's report has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// For memory that others hold, or that there is not.
+    Memory(String),
+    Other(String),
+}
+
+/// The status that the model should have. What is not known anew stays as it is stored.
+#[must_use]
+pub fn model_status(
+    seen: Seen<'_>,
+    facts: &Facts,
+    stored: Option<&InferenceModelStatus>,
+    now: Tick,
+) -> InferenceModelStatus {
+    let nothing = InferenceModelStatus::default();
+    let stored = stored.unwrap_or(&nothing);
+    let state = state(seen, facts);
+    let generation = match seen {
+        Seen::Served(served) => served.generation,
+        Seen::Rejected(rejected) => rejected.generation,
+    };
+    let declared = match seen {
+        Seen::Served(served) => declared(served),
+        Seen::Rejected(_) => None,
+    };
+    let used = declared.zip(facts.peak).and_then(|(declared, peak)| usage(declared, peak));
+    let last_request = facts.last_request.max(stored.last_request_time.as_ref().map(tick));
+    InferenceModelStatus {
+        observed_generation: generation,
+        ready: state.ready,
+        replicas: u32::try_from(facts.engines.len()).unwrap_or(u32::MAX),
+        variants: variants(seen, facts, &stored.variants, now),
+        engines: facts.engines.clone(),
+        declared_memory: declared.map(Quantity::from),
+        observed_peak_memory: facts.peak.map(Quantity::from),
+        utilization_percent: used.as_ref().map(|used| used.percent),
+        recommendation: used.and_then(|used| used.recommendation),
+        last_observation: facts.observed.map(time),
+        learned: facts.learned.clone().or_else(|| stored.learned.clone()),
+        last_request_time: last_request.map(time),
+        conditions: conditions(seen, &state, generation, &stored.conditions, now),
+    }
+}
+
+/// Whether to write it: something else is different than the moments of the last observation and, for less than
+/// `patience`, of the last request.
+#[must_use]
+pub fn model_differs(
+    stored: Option<&InferenceModelStatus>,
+    wanted: &InferenceModelStatus,
+    patience: Millis,
+) -> bool {
+    let Some(stored) = stored else {
+        return true;
+    };
+    let requested = |status: &InferenceModelStatus| status.last_request_time.as_ref().map(tick);
+    let soon = match (requested(stored), requested(wanted)) {
+        (Some(Tick(before)), Some(Tick(after))) => after.saturating_sub(before) < patience.0,
+        (before, after) => before == after,
+    };
+    let told = InferenceModelStatus {
+        last_observation: stored.last_observation.clone(),
+        last_request_time: stored.last_request_time.clone(),
+        ..wanted.clone()
+    };
+    !soon || told != *stored
+}
+
+/// How late the time of the last request may be written: a tenth of the time after which it matters.
+#[must_use]
+pub fn patience(idle: &Idle) -> Millis {
+    idle.sleep_after.map_or(LEAST_PATIENCE, |Millis(span)| LEAST_PATIENCE.max(Millis(span / 10)))
+}
+
+/// Of one accelerator, for the variant that is run.
+fn declared(served: &Served) -> Option<Bytes> {
+    let run = served.pool.as_ref().and_then(|_| served.variant());
+    run.map(|variant| variant.spec.memory.awake).or(served.model.declared)
+}
+
+fn variants(seen: Seen<'_>, facts: &Facts, stored: &[VariantStatus], now: Tick) -> Vec<VariantStatus> {
+    let Seen::Served(served) = seen else {
+        return Vec::new();
+    };
+    let status = |(index, variant): (usize, &crate::controllers::convert::Variant)| {
+        let engines = facts.engines.iter().filter(|engine| engine.variant == variant.name).count();
+        let desired = if index == served.variant { facts.desired } else { 0 };
+        let before = stored.iter().find(|before| before.name == variant.name && before.desired == desired);
+        VariantStatus {
+            name: variant.name.clone(),
+            replicas: u32::try_from(engines).unwrap_or(u32::MAX),
+            desired,
+            reason: None,
+            decided: before.map_or_else(|| Some(time(now)), |before| before.decided.clone()),
+        }
+    };
+    served.model.variants.iter().enumerate().map(status).collect()
+}
+
+fn conditions(
+    seen: Seen<'_>,
+    state: &State,
+    generation: Option<i64>,
+    before: &[Condition],
+    now: Tick,
+) -> Vec<Condition> {
+    let accepted = match seen {
+        Seen::Rejected(rejected) => accepted(Some(&rejected.refused), generation, before, now),
+        Seen::Served(served) if served.notes.is_empty() => accepted(None, generation, before, now),
+        Seen::Served(served) => {
+            let text = format!("the model is served; {}", served.notes.join("; "));
+            condition(ACCEPTED, true, "Accepted", &text, generation, before, now)
+        }
+    };
+    let of = |kind, status| condition(kind, status, state.reason, &state.message, generation, before, now);
+    vec![accepted, of(READY, state.ready), of(AVAILABLE, state.available)]
+}
+
+/// What the conditions Ready and Available say.
+#[derive(Debug)]
+struct State {
+    ready: bool,
+    available: bool,
+    reason: &'static str,
+    message: String,
+}
+
+impl State {
+    fn available(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { ready: false, available: true, reason, message: message.into() }
+    }
+
+    fn unavailable(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { ready: false, available: false, reason, message: message.into() }
+    }
+}
+
+/// The best that any of its engines is in, before the worst that any waits for.
+fn state(seen: Seen<'_>, facts: &Facts) -> State {
+    let served = match seen {
+        Seen::Served(served) => served,
+        Seen::Rejected(rejected) => {
+            return State::unavailable(rejected.refused.reason(), rejected.refused.to_string());
+        }
+    };
+    let count = |states: &[EngineState]| {
+        let found = facts.engines.iter().filter(|engine| states.contains(&engine.state)).count();
+        (found > 0).then(|| if found == 1 { "1 engine".to_owned() } else { format!("{found} engines") })
+    };
+    let external = served.pool.is_none();
+    if let Some(engines) = count(&[EngineState::Awake]) {
+        let message = if external { "its backend serves".to_owned() } else { format!("awake: {engines}") };
+        return State { ready: true, available: true, reason: "Deployed", message };
+    }
+    if let Some(engines) = count(&[EngineState::Waking]) {
+        return State::available("Waking", format!("waking: {engines}"));
+    }
+    if let Some(engines) = count(&[EngineState::Launching, EngineState::Loading]) {
+        return State::available("Deploying", format!("starting: {engines}"));
+    }
+    let why = match &facts.waiting {
+        Some(Waiting::Memory(why)) => return State::unavailable("InsufficientMemory", why),
+        Some(Waiting::Other(why)) => Some(why.as_str()),
+        None => None,
+    };
+    if let Some(engines) = count(&[EngineState::Failing, EngineState::Backoff]) {
+        let why = why.map_or_else(|| format!("failed: {engines}"), str::to_owned);
+        return State::unavailable("Failed", why);
+    }
+    if let Some(why) = &served.waits {
+        return State::unavailable("PoolNotReady", why);
+    }
+    if external {
+        return State::unavailable("Deploying", why.unwrap_or("its backend has not answered yet"));
+    }
+    at_rest(why, &count)
+}
+
+/// Nothing serves, nothing starts and nothing is in its way.
+fn at_rest(why: Option<&str>, count: &dyn Fn(&[EngineState]) -> Option<String>) -> State {
+    let (reason, message) = if let Some(engines) = count(&[EngineState::Draining]) {
+        ("Draining", format!("finishing requests, and taking no new ones: {engines}"))
+    } else if let Some(engines) = count(&[EngineState::Asleep, EngineState::FallingAsleep]) {
+        ("Asleep", format!("asleep, to be woken by the next request: {engines}"))
+    } else if let Some(engines) = count(&[EngineState::Stopping]) {
+        ("Stopping", format!("stopping: {engines}"))
+    } else {
+        ("ScaledToZero", "no engine runs: the next request starts one".to_owned())
+    };
+    State::available(reason, why.map_or(message, str::to_owned))
+}

@@ -1,0 +1,56 @@
+//! The status of an AcceleratorPool: its sums and its condition. The ledger in it is for booking to change.
+
+use rouse::units::{Bytes, Tick};
+
+use crate::controllers::{
+    booking::sum_up,
+    condition::{READY, condition},
+    crd::{AcceleratorPoolStatus, Quantity},
+    index::{Pool, list},
+};
+
+/// The status that the pool should have, with the ledger that it has.
+#[must_use]
+pub fn pool_status(pool: &Pool, stored: Option<&AcceleratorPoolStatus>, now: Tick) -> AcceleratorPoolStatus {
+    let before = stored.map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let (ready, reason, message) = match &pool.trouble {
+        Some(trouble) => (false, trouble.reason(), trouble.to_string()),
+        None => (true, "Ready", what_it_has(pool)),
+    };
+    let ledger = stored.map(|status| status.ledger.clone()).unwrap_or_default();
+    let mut status = AcceleratorPoolStatus {
+        observed_generation: pool.generation,
+        nodes: pool.nodes,
+        accelerators: pool.accelerators,
+        total: pool.total.map(Quantity::from),
+        conditions: vec![condition(READY, ready, reason, &message, pool.generation, before, now)],
+        ledger,
+        ..AcceleratorPoolStatus::default()
+    };
+    sum_up(&mut status);
+    status
+}
+
+/// Whether to write it. The ledger and its sums are for who books to write.
+#[must_use]
+pub fn pool_differs(stored: Option<&AcceleratorPoolStatus>, wanted: &AcceleratorPoolStatus) -> bool {
+    let own = |status: &AcceleratorPoolStatus| {
+        let AcceleratorPoolStatus { observed_generation, nodes, accelerators, .. } = *status;
+        (observed_generation, nodes, accelerators, status.total.clone(), status.conditions.clone())
+    };
+    stored.is_none_or(|stored| own(stored) != own(wanted))
+}
+
+fn what_it_has(pool: &Pool) -> String {
+    let mut text = format!(
+        "{} nodes with {} accelerators, {} to grant",
+        pool.nodes,
+        pool.accelerators,
+        pool.total.unwrap_or(Bytes::ZERO)
+    );
+    if !pool.doubts.is_empty() {
+        text.push_str(". Left out: ");
+        text.push_str(&list(pool.doubts.iter().cloned()));
+    }
+    text
+}

@@ -1,0 +1,287 @@
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use rouse::{
+    model::{Idle, LevelPolicy},
+    units::{Bytes, Millis, Tick},
+};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::controllers::{
+    condition::time,
+    convert::Policy,
+    crd::{
+        InferenceModelStatus,
+        inference_model::{EngineState, EngineStatus},
+        ledger::{Ledger, ObjectName, Reservation, ReservationState},
+    },
+    index::{Index, Object, Settled, Sight},
+};
+
+const NOW: Tick = Tick(1_780_000_000_000);
+const LATER: Tick = Tick(1_780_000_020_000);
+
+/// A pool without nodes, or with what it says of itself, and a model.
+fn settled(pool: Value, model: Value) -> Arc<Settled> {
+    let mut index = Index::new(Sight { policy: Policy::default(), nodes: false });
+    let whole = |kind: &str, namespace: Option<&str>, spec: &Value| {
+        json!({
+            "apiVersion": "rouse.dev/v1alpha1",
+            "kind": kind,
+            "metadata": {"name": "m", "namespace": namespace, "generation": 3},
+            "spec": spec,
+        })
+    };
+    let pool = serde_json::from_value(whole("AcceleratorPool", None, &pool)).unwrap();
+    let model = serde_json::from_value(whole("InferenceModel", Some("chat"), &model)).unwrap();
+    index.apply(Object::Pool(Box::new(pool)));
+    index.apply(Object::Model(Box::new(model)));
+    index.settled()
+}
+
+fn pool() -> Value {
+    json!({"nodeSelector": {"inference-pool": "default"}, "memory": "320Gi"})
+}
+
+fn model() -> Value {
+    json!({"modelName": "m", "memory": "80Gi", "containerImage": "vllm:1", "accelerators": 2})
+}
+
+fn seen(settled: &Settled) -> Seen<'_> {
+    let object = ObjectName::new("chat", "m");
+    match settled.served.get(&object) {
+        Some(served) => Seen::Served(served),
+        None => Seen::Rejected(&settled.rejected[&object]),
+    }
+}
+
+fn engine(replica: u32, state: EngineState) -> EngineStatus {
+    EngineStatus {
+        pod: format!("m-{replica}"),
+        replica,
+        variant: "default".to_owned(),
+        address: None,
+        state,
+        generation: 1,
+        since: Some(time(NOW)),
+    }
+}
+
+fn found<'a>(conditions: &'a [Condition], kind: &str) -> &'a Condition {
+    conditions.iter().find(|condition| condition.type_ == kind).unwrap()
+}
+
+/// Ready, Available, their reason.
+fn told(settled: &Settled, facts: &Facts) -> (bool, bool, String, String) {
+    let status = model_status(seen(settled), facts, None, NOW);
+    let [ready, available] = ["Ready", "Available"].map(|kind| found(&status.conditions, kind));
+    assert_eq!((&ready.reason, &ready.message), (&available.reason, &available.message));
+    assert_eq!(status.ready, ready.status == "True");
+    (status.ready, available.status == "True", ready.reason.clone(), ready.message.clone())
+}
+
+#[test]
+fn the_conditions_say_what_the_engines_are_in() {
+    use EngineState::{
+        Asleep, Awake, Backoff, Draining, FallingAsleep, Launching, Loading, Stopping, Waking,
+    };
+    let settled = settled(pool(), model());
+    for (states, ready, available, reason) in [
+        (&[][..], false, true, "ScaledToZero"),
+        (&[Launching], false, true, "Deploying"),
+        (&[Asleep, Loading], false, true, "Deploying"),
+        (&[Backoff, Waking], false, true, "Waking"),
+        (&[Asleep, Awake, Backoff], true, true, "Deployed"),
+        (&[Asleep], false, true, "Asleep"),
+        (&[FallingAsleep], false, true, "Asleep"),
+        (&[Draining, Asleep], false, true, "Draining"),
+        (&[Stopping], false, true, "Stopping"),
+        (&[Asleep, Backoff], false, false, "Failed"),
+    ] {
+        let engines = (0..).zip(states).map(|(n, state)| engine(n, *state)).collect();
+        let facts = Facts { engines, ..Facts::default() };
+        let (is_ready, is_available, found, text) = told(&settled, &facts);
+        assert_eq!(
+            (is_ready, is_available, found.as_str()),
+            (ready, available, reason),
+            "{states:?}: {text}"
+        );
+    }
+}
+
+#[test]
+fn who_waits_says_what_for() {
+    let memory = Facts { waiting: Some(Waiting::Memory("held by b".into())), ..Facts::default() };
+    let settled_well = settled(pool(), model());
+    assert_eq!(told(&settled_well, &memory), (false, false, "InsufficientMemory".into(), "held by b".into()));
+    let asleep = Facts { engines: vec![engine(0, EngineState::Asleep)], ..memory.clone() };
+    assert_eq!(told(&settled_well, &asleep).2, "InsufficientMemory", "it cannot be woken");
+    let awake = Facts { engines: vec![engine(0, EngineState::Awake)], ..memory };
+    assert_eq!(told(&settled_well, &awake).2, "Deployed", "it serves, whatever a second one waits for");
+    let backoff = Facts {
+        engines: vec![engine(0, EngineState::Backoff)],
+        waiting: Some(Waiting::Other("exit status 1; starts again in 8s".into())),
+        ..Facts::default()
+    };
+    assert_eq!(told(&settled_well, &backoff).3, "exit status 1; starts again in 8s");
+
+    let broken = settled(json!({"nodeSelector": {"inference-pool": "default"}, "memory": "x"}), model());
+    let (ready, available, reason, text) = told(&broken, &Facts::default());
+    assert_eq!((ready, available, reason.as_str()), (false, false, "PoolNotReady"));
+    assert!(text.contains("memory: 'x'"), "{text}");
+    let awake = Facts { engines: vec![engine(0, EngineState::Awake)], ..Facts::default() };
+    assert_eq!(told(&broken, &awake).2, "Deployed", "what runs goes on");
+}
+
+#[test]
+fn what_is_refused_says_so_in_every_condition() {
+    let settled = settled(pool(), json!({"modelName": "m", "memory": "lots", "containerImage": "x"}));
+    let status = model_status(seen(&settled), &Facts::default(), None, NOW);
+    for condition in &status.conditions {
+        assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("False", "InvalidQuantity"));
+        assert!(condition.message.contains("memory: 'lots'"), "{}", condition.message);
+        assert_eq!(condition.observed_generation, Some(3));
+    }
+    let kinds: Vec<_> = status.conditions.iter().map(|condition| condition.type_.as_str()).collect();
+    assert_eq!(kinds, ["Accepted", "Ready", "Available"]);
+    assert_eq!((status.declared_memory, status.observed_generation), (None, Some(3)));
+}
+
+#[test]
+fn a_status_has_what_is_declared_observed_and_noted() {
+    let variants = json!([{"name": "a", "memory": "40Gi"}, {"name": "b", "cost": 99}]);
+    let mut spec = model();
+    spec["variants"] = variants;
+    let settled = settled(pool(), spec);
+    let facts = Facts {
+        engines: vec![EngineStatus { variant: "a".into(), ..engine(0, EngineState::Awake) }],
+        desired: 1,
+        peak: Some(Bytes::gib(30)),
+        observed: Some(NOW),
+        last_request: Some(NOW),
+        ..Facts::default()
+    };
+    let status = model_status(seen(&settled), &facts, None, NOW);
+    assert_eq!(status.declared_memory.unwrap().as_str(), "40Gi", "of one accelerator");
+    assert_eq!(status.observed_peak_memory.unwrap().as_str(), "30Gi");
+    assert_eq!(status.utilization_percent, Some(75));
+    assert!(status.recommendation.unwrap().contains("33Gi instead of 40Gi"));
+    assert_eq!((status.replicas, status.last_request_time), (1, Some(time(NOW))));
+    let counts: Vec<_> =
+        status.variants.iter().map(|it| (it.name.as_str(), it.replicas, it.desired)).collect();
+    assert_eq!(counts, [("a", 1, 1), ("b", 0, 0)]);
+    let accepted = found(&status.conditions, "Accepted");
+    assert!(
+        accepted.status == "True" && accepted.message.contains("of its 2 variants"),
+        "{}",
+        accepted.message
+    );
+}
+
+#[test]
+fn moments_change_with_what_they_are_of_and_only_that_is_written() {
+    let settled = settled(pool(), model());
+    let patience = Millis::secs(60);
+    let of = |state, stored: Option<&InferenceModelStatus>, now| {
+        let facts = Facts {
+            engines: vec![engine(0, state)],
+            desired: 1,
+            observed: Some(now),
+            last_request: Some(now),
+            ..Facts::default()
+        };
+        model_status(seen(&settled), &facts, stored, now)
+    };
+    let first = of(EngineState::Asleep, None, NOW);
+    assert!(model_differs(None, &first, patience));
+    // What was written is what is read.
+    let first: InferenceModelStatus = serde_json::from_value(serde_json::to_value(&first).unwrap()).unwrap();
+    let again = of(EngineState::Asleep, Some(&first), LATER);
+    assert!(!model_differs(Some(&first), &again, patience), "{again:?}");
+    assert!(model_differs(Some(&first), &again, Millis::secs(20)), "the last request is far later");
+    let awake = of(EngineState::Awake, Some(&first), LATER);
+    assert!(model_differs(Some(&first), &awake, patience));
+    let moment =
+        |status: &InferenceModelStatus, kind| found(&status.conditions, kind).last_transition_time.clone();
+    assert_eq!(moment(&awake, "Ready"), time(LATER), "it flipped");
+    for kind in ["Accepted", "Available"] {
+        assert_eq!(moment(&awake, kind), time(NOW), "{kind} did not flip");
+    }
+    assert_eq!(awake.variants[0].decided, Some(time(NOW)), "nothing was decided anew");
+    // A gateway that has just started has seen no request: what is stored is later.
+    let restarted = model_status(seen(&settled), &Facts::default(), Some(&awake), LATER);
+    assert_eq!(restarted.last_request_time, Some(time(LATER)));
+}
+
+#[test]
+fn patience_is_a_tenth_of_the_cooldown_and_half_a_minute_at_least() {
+    let of = |sleep_after: Option<Millis>| {
+        patience(&Idle { sleep_after, stop_after: None, level: LevelPolicy::Auto })
+    };
+    assert_eq!(of(Some(Millis::secs(600))), Millis::secs(60));
+    assert_eq!(of(Some(Millis::secs(60))), Millis::secs(30));
+    assert_eq!(of(None), Millis::secs(30));
+}
+
+#[test]
+fn a_pool_says_what_it_has_or_why_it_is_not_ready() {
+    let good = settled(pool(), model());
+    let reservation = Reservation {
+        id: 0,
+        model: ObjectName::new("chat", "m"),
+        replica: 0,
+        count: 2,
+        bytes: Bytes::gib(80),
+        host_bytes: Bytes::ZERO,
+        node: None,
+        accelerators: Vec::new(),
+        state: ReservationState::Reserved,
+        since: NOW,
+    };
+    let ledger = Ledger { next: 1, reservations: vec![reservation] };
+    let stored = crate::controllers::crd::AcceleratorPoolStatus { ledger, ..Default::default() };
+    let status = pool_status(&good.pools["m"], Some(&stored), NOW);
+    assert_eq!(status.ledger, stored.ledger, "it is not this one's to change");
+    let [total, allocated, available] =
+        [&status.total, &status.allocated, &status.available].map(|it| it.as_ref().unwrap().to_string());
+    assert_eq!([total.as_str(), &allocated, &available], ["320Gi", "160Gi", "160Gi"]);
+    let ready = found(&status.conditions, "Ready");
+    assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("True", "Ready"));
+    assert!(pool_differs(Some(&stored), &status));
+    assert!(!pool_differs(Some(&status), &pool_status(&good.pools["m"], Some(&status), LATER)));
+    // A booking is no news of the pool's.
+    let booked = crate::controllers::crd::AcceleratorPoolStatus { count: 7, ..status.clone() };
+    assert!(!pool_differs(Some(&booked), &status));
+
+    let bad = settled(json!({"nodeSelector": {"a": "b"}, "settle": "soon"}), model());
+    let broken = pool_status(&bad.pools["m"], Some(&status), LATER);
+    let ready = found(&broken.conditions, "Ready");
+    assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", "InvalidDuration"));
+    assert_eq!((&ready.last_transition_time, &broken.total), (&time(LATER), &None));
+}
+
+#[test]
+fn less_is_recommended_only_below_nine_tenths() {
+    let of = |declared: u64, peak: u64| usage(Bytes::gib(declared), Bytes::gib(peak));
+    let advised = of(100, 75).unwrap();
+    assert_eq!(advised.advised, Some(Bytes::mib(82 * 1024 + 512)), "82.5Gi");
+    assert_eq!((advised.ratio, advised.percent), (0.75, 75));
+    let text = advised.recommendation.unwrap();
+    assert_eq!(
+        text,
+        "declare memory: 84480Mi instead of 100Gi, since no engine was seen to use more than 75Gi of it (75 %)"
+    );
+    let seven_eighths = of(80, 70).unwrap();
+    assert_eq!((seven_eighths.ratio, seven_eighths.percent), (0.875, 87));
+    assert_eq!(seven_eighths.advised, Some(Bytes::gib(77)));
+    let fine = of(80, 73).unwrap();
+    assert_eq!((fine.percent, fine.advised, fine.recommendation), (91, None, None));
+    assert_eq!(of(100, 90).unwrap().advised, None, "nine tenths are not below nine tenths");
+    assert_eq!(of(80, 100).unwrap().percent, 125);
+    assert_eq!((of(80, 0), of(0, 80)), (None, None));
+    // Rounded up to a whole MiB; not where that is no less than before.
+    assert_eq!(usage(Bytes::mib(100), Bytes(1)).unwrap().advised, Some(Bytes::mib(1)));
+    assert_eq!(usage(Bytes(1 << 20), Bytes(1)).unwrap().advised, None);
+    assert!(usage(Bytes(u64::MAX), Bytes(u64::MAX / 2)).unwrap().advised.is_some());
+}
