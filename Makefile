@@ -102,8 +102,8 @@ cluster: ## Build the test cluster: etcd and Kubernetes from pinned Go modules, 
 .PHONY: test-cluster
 test-cluster: ## The cluster tests: a real kube-apiserver on loopback, Pods as processes (ARGS="NAME")
 	@$(MAKE) cluster RINGS=ring1
-	@echo "== the test cluster: etcd, kube-apiserver, kube-controller-manager, and Pods that are processes"
-	time cargo test --locked -p rouse-cluster --test cluster -- $(ARGS)
+	@echo "== the test cluster: etcd, kube-apiserver, kube-controller-manager, Pods that are processes; and the gateway's part of it"
+	time cargo test --locked -p rouse-cluster -p rouse-gateway --test cluster -- $(ARGS)
 
 .PHONY: test-engines
 test-engines: $(VENV)/.complete ## The gateway against a real llama.cpp server and with the openai SDK, both from PyPI (ARGS="-k NAME")
@@ -176,7 +176,7 @@ fmt:
 .PHONY: clippy
 clippy:
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
-	cargo clippy -p rouse-cluster --test cluster --all-features --locked -- -D warnings
+	cargo clippy -p rouse-cluster -p rouse-gateway --test cluster --all-features --locked -- -D warnings
 
 .PHONY: docs
 docs:

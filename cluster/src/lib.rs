@@ -51,7 +51,7 @@ pub mod wait;
 
 pub use crate::{
     control_plane::Role,
-    link::{Link, Mode},
+    link::{Link, Mode, Traffic},
     namespace::Namespace,
     podrunner::PodRunner,
     user::User,

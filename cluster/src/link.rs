@@ -1,16 +1,8 @@
 //! A way to the API server that can fail: one client's connections go through it, and others' do not.
 
-use std::{
-    io,
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{
@@ -22,7 +14,7 @@ use tokio::{
     time,
 };
 
-use crate::{Inner, User};
+use crate::{Inner, User, wait::PATIENCE};
 
 /// What a link does with its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,12 +28,25 @@ pub enum Mode {
     Cut,
 }
 
+/// What has become of a link's bytes. They are counted in pieces: what was read of a connection at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Connections so far.
+    pub accepted: usize,
+    /// Pieces that wait because the link is held, now.
+    pub held: usize,
+    /// Pieces that were handed to the API server.
+    pub asked: usize,
+    /// Pieces that were handed to the client.
+    pub answered: usize,
+}
+
 /// A link to the API server. Dropped, it is cut.
 pub struct Link {
     inner: Arc<Inner>,
     address: SocketAddr,
     mode: watch::Sender<Mode>,
-    accepted: Arc<AtomicUsize>,
+    traffic: Arc<watch::Sender<Traffic>>,
     task: JoinHandle<()>,
 }
 
@@ -49,15 +54,15 @@ impl Link {
     pub(crate) async fn open(inner: Arc<Inner>) -> Result<Self> {
         let (here, there) = (inner.ground.address(), inner.plane.address());
         let (mode, seen) = watch::channel(Mode::Pass);
-        let accepted = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&accepted);
+        let traffic = Arc::new(watch::Sender::new(Traffic::default()));
+        let count = Arc::clone(&traffic);
         let opened = inner.at_home(async move {
             let listener = TcpListener::bind((here, 0)).await?;
             let address = listener.local_addr()?;
             io::Result::Ok((address, tokio::spawn(accept(listener, there, seen, count))))
         });
         let (address, task) = opened.await?;
-        Ok(Self { inner, address, mode, accepted, task })
+        Ok(Self { inner, address, mode, traffic, task })
     }
 
     /// Where it listens.
@@ -70,9 +75,21 @@ impl Link {
         self.mode.send_replace(mode);
     }
 
-    /// Connections so far.
-    pub fn accepted(&self) -> usize {
-        self.accepted.load(Ordering::Relaxed)
+    /// What has become of its bytes until now.
+    pub fn traffic(&self) -> Traffic {
+        *self.traffic.borrow()
+    }
+
+    /// Waits until `fits` says so of what has become of its bytes.
+    ///
+    /// # Errors
+    /// After [`PATIENCE`](crate::wait::PATIENCE), with what it was then.
+    pub async fn until(&self, what: &str, fits: impl FnMut(&Traffic) -> bool) -> Result<Traffic> {
+        let mut seen = self.traffic.subscribe();
+        match time::timeout(PATIENCE, seen.wait_for(fits)).await {
+            Ok(traffic) => Ok(*traffic?),
+            Err(_) => bail!("waited {} s for {what} of a link: {:?}", PATIENCE.as_secs(), self.traffic()),
+        }
     }
 
     /// A client of this user that goes through here.
@@ -103,17 +120,22 @@ async fn accept(
     listener: TcpListener,
     there: SocketAddr,
     mode: watch::Receiver<Mode>,
-    count: Arc<AtomicUsize>,
+    traffic: Arc<watch::Sender<Traffic>>,
 ) {
     // The only errors are a client that is gone already, and a lack of descriptors, in which the test fails anyway.
     while let Ok((client, _)) = listener.accept().await {
-        count.fetch_add(1, Ordering::Relaxed);
-        tokio::spawn(carry(client, there, mode.clone()));
+        traffic.send_modify(|traffic| traffic.accepted += 1);
+        tokio::spawn(carry(client, there, mode.clone(), Arc::clone(&traffic)));
     }
 }
 
 /// One connection, until either side ends it or the link is cut.
-async fn carry(mut client: TcpStream, there: SocketAddr, mode: watch::Receiver<Mode>) {
+async fn carry(
+    mut client: TcpStream,
+    there: SocketAddr,
+    mode: watch::Receiver<Mode>,
+    traffic: Arc<watch::Sender<Traffic>>,
+) {
     let mut waits = mode.clone();
     let connected = async {
         passes(&mut waits).await;
@@ -123,7 +145,12 @@ async fn carry(mut client: TcpStream, there: SocketAddr, mode: watch::Receiver<M
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
     let pumped = async {
-        tokio::join!(pump(from_client, to_server, mode.clone()), pump(from_server, to_client, mode.clone()))
+        let asked = |traffic: &mut Traffic| traffic.asked += 1;
+        let answered = |traffic: &mut Traffic| traffic.answered += 1;
+        tokio::join!(
+            pump(from_client, to_server, mode.clone(), &traffic, asked),
+            pump(from_server, to_client, mode.clone(), &traffic, answered),
+        )
     };
     if unless_cut(mode.clone(), pumped).await.is_none() {
         reset(&client);
@@ -146,16 +173,43 @@ fn reset(stream: &TcpStream) {
     }
 }
 
-async fn pump(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, mut mode: watch::Receiver<Mode>) {
+async fn pump(
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
+    mut mode: watch::Receiver<Mode>,
+    traffic: &watch::Sender<Traffic>,
+    count: impl Fn(&mut Traffic),
+) {
     let mut room = vec![0; 16 * 1024];
     while let Ok(n @ 1..) = from.read(&mut room).await {
+        let held = Held::by(&mode, traffic);
         passes(&mut mode).await;
+        drop(held);
         if to.write_all(room.get(..n).unwrap_or_default()).await.is_err() {
             return;
         }
+        traffic.send_modify(&count);
     }
     // The other side has nothing more to say; an error says that this one has gone as well.
     to.shutdown().await.ok();
+}
+
+/// A piece that waits, until it is dropped: also when its connection is cut meanwhile.
+struct Held<'a>(&'a watch::Sender<Traffic>);
+
+impl<'a> Held<'a> {
+    fn by(mode: &watch::Receiver<Mode>, traffic: &'a watch::Sender<Traffic>) -> Option<Self> {
+        (*mode.borrow() == Mode::Hold).then(|| {
+            traffic.send_modify(|traffic| traffic.held += 1);
+            Self(traffic)
+        })
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|traffic| traffic.held -= 1);
+    }
 }
 
 /// Waits while nothing may pass.

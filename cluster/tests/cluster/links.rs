@@ -25,15 +25,19 @@ async fn a_link_is_held_let_go_and_cut_and_others_are_not() {
     let list = ListParams::default();
     maps.list(&list).await.unwrap();
     others.list(&list).await.unwrap();
-    assert_eq!((link.accepted(), other.accepted()), (1, 1));
+    assert_eq!((link.traffic().accepted, other.traffic().accepted), (1, 1));
 
     link.set(Mode::Hold);
     let mut held = std::pin::pin!(maps.list(&list));
     assert!(timeout(A_WHILE, &mut held).await.is_err(), "an answer came over a link that is held");
+    let traffic = link.until("a piece that is held", |traffic| traffic.held > 0).await.unwrap();
+    assert_eq!(link.traffic(), traffic, "what is held goes nowhere");
     others.list(&list).await.unwrap();
     link.set(Mode::Pass);
     timeout(PATIENCE, held).await.expect("it is still held").unwrap();
-    assert_eq!(link.accepted(), 1, "the connection that was held is the one that went on");
+    let after = link.until("the answer", |now| now.answered > traffic.answered).await.unwrap();
+    assert!(after.held == 0 && after.asked > traffic.asked, "{after:?}");
+    assert_eq!(link.traffic().accepted, 1, "the connection that was held is the one that went on");
 
     link.set(Mode::Slow(A_WHILE));
     let begun = tokio::time::Instant::now();

@@ -4,6 +4,10 @@
 //! memory. Two gateways that both believe they lead read the same ledger, and the API server lets one of them write;
 //! the other reads again and finds less room. So a change is a function of the ledger, which may be asked several times,
 //! and decides anew each time.
+//!
+//! A version refuses only what was read before somebody wrote. So a new leader writes each pool before it decides anything
+//! about it: it stamps the status with its epoch ([`Books::take_over`]). From then on, what its predecessor read is of an
+//! older version, and what that reads anew carries the stamp of a newer leader.
 
 mod books;
 
@@ -142,6 +146,15 @@ impl Reservation {
     }
 }
 
+/// Puts the ledger under the leader of this epoch. Otherwise, the newer epoch that stands there.
+fn stamp(status: &mut AcceleratorPoolStatus, epoch: u64) -> Result<(), u64> {
+    if status.epoch > epoch {
+        return Err(status.epoch);
+    }
+    status.epoch = epoch;
+    Ok(())
+}
+
 /// The sums that stand beside the ledger, for people.
 pub(super) fn sum_up(status: &mut AcceleratorPoolStatus) {
     let (total, allocated) = (total(status), status.ledger.allocated());
@@ -192,6 +205,17 @@ mod tests {
         assert_eq!(ledger.allocated(), Bytes::gib(80));
         let other = ledger.reserve(&wanted("m", 90), TOTAL, Tick(3));
         assert_eq!(other, Err(Refused::Held { has: Bytes::gib(80) }));
+    }
+
+    #[test]
+    fn a_ledger_under_a_newer_leader_is_not_touched() {
+        let mut status = AcceleratorPoolStatus::default();
+        for (epoch, outcome, after) in
+            [(7, Ok(()), 7), (7, Ok(()), 7), (6, Err(7), 7), (8, Ok(()), 8), (7, Err(8), 8)]
+        {
+            assert_eq!(stamp(&mut status, epoch), outcome);
+            assert_eq!(status.epoch, after);
+        }
     }
 
     #[test]

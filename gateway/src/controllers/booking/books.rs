@@ -1,13 +1,13 @@
 //! The write: compare-and-set on the status of an AcceleratorPool, by whoever leads.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, convert::Infallible, time::Duration};
 
 use kube::{Api, Client, api::PostParams};
 use tokio::{sync::watch, time};
 
-use super::{sum_up, total};
+use super::{stamp, sum_up, total};
 use crate::controllers::{
-    crd::{AcceleratorPool, ledger::Ledger},
+    crd::{AcceleratorPool, AcceleratorPoolStatus, ledger::Ledger},
     election::Claim,
 };
 use rouse::units::Bytes;
@@ -32,6 +32,10 @@ pub enum Error<E> {
     Refused(E),
     #[error("this gateway does not lead, or no longer")]
     NotLeading,
+    #[error(
+        "pool '{pool}' is under the leader of epoch {newer}, and this gateway leads in {epoch}: it was replaced"
+    )]
+    Replaced { pool: String, epoch: u64, newer: u64 },
     #[error("there is no pool '{0}'")]
     NoPool(String),
     #[error("the API server did not answer in time")]
@@ -48,8 +52,30 @@ impl Books {
         Self { pools: Api::all(client), claim }
     }
 
+    /// What a new leader does before it decides anything: puts these pools under its epoch, so that nothing its
+    /// predecessor still has under way can change them. Their ledgers, as nobody else changes them from now on; a pool
+    /// that is gone is left out.
+    ///
+    /// # Errors
+    /// As [`Error`] says; some of the pools may be stamped then. Nothing is lost by asking again.
+    pub async fn take_over<'a>(
+        &self,
+        pools: impl IntoIterator<Item = &'a str>,
+    ) -> Result<BTreeMap<String, Ledger>, Error<Infallible>> {
+        let mut ledgers = BTreeMap::new();
+        for pool in pools {
+            match self.write(pool, |status| Ok(status.ledger.clone())).await {
+                Ok(ledger) => drop(ledgers.insert(pool.to_owned(), ledger)),
+                Err(Error::NoPool(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(ledgers)
+    }
+
     /// Reads the pool, changes its ledger and writes it; again, when another wrote meanwhile. `change` is given the
-    /// ledger and what may be granted of the pool, and is asked anew each time. Without a change nothing is written.
+    /// ledger and what may be granted of the pool, and is asked anew each time. Without a change nothing is written,
+    /// but for the stamp where it is missing: also what is left as it is, is relied upon.
     ///
     /// # Errors
     /// As [`Error`] says; after `Late` and `Api` the change may have been made.
@@ -58,34 +84,67 @@ impl Books {
         pool: &str,
         mut change: impl FnMut(&mut Ledger, Bytes) -> Result<T, E>,
     ) -> Result<T, Error<E>> {
+        let change = |status: &mut AcceleratorPoolStatus| {
+            let may_grant = total(status);
+            change(&mut status.ledger, may_grant)
+        };
+        self.write(pool, change).await
+    }
+
+    async fn write<T, E>(
+        &self,
+        pool: &str,
+        mut change: impl FnMut(&mut AcceleratorPoolStatus) -> Result<T, E>,
+    ) -> Result<T, Error<E>> {
+        // One tenure: what was decided in one is not written in the next.
+        let epoch = self.leads().ok_or(Error::NotLeading)?;
         for _ in 0..TRIES {
-            let found = time::timeout(CALL, self.pools.get_opt(pool)).await;
-            let found = found.map_err(|_| Error::Late)?.map_err(|error| Error::Api(Box::new(error)))?;
-            let mut object = found.ok_or_else(|| Error::NoPool(pool.to_owned()))?;
-            let mut status = object.status.take().unwrap_or_default();
-            let before = status.ledger.clone();
-            let may_grant = total(&status);
-            let outcome = change(&mut status.ledger, may_grant).map_err(Error::Refused)?;
-            let same = status.ledger == before;
-            sum_up(&mut status);
-            object.status = Some(status);
-            // The last look before the write, and before anybody acts on what is there already. A process that is stopped right here writes late, with the version that it
-            // read: whatever was written meanwhile refuses it.
-            if !self.claim.borrow().is_some_and(|claim| claim.holds()) {
+            let mut object = self.read(pool).await?;
+            let before = object.status.take().unwrap_or_default();
+            let mut status = before.clone();
+            stamp(&mut status, epoch).map_err(|newer| {
+                let pool = pool.to_owned();
+                Error::Replaced { pool, epoch, newer }
+            })?;
+            let outcome = change(&mut status);
+            // The last look before the write, and before anybody acts on what is there already. A process that is
+            // stopped right here writes late, with the version that it read: the stamp of whoever leads then has made
+            // that an old one.
+            if self.leads() != Some(epoch) {
                 return Err(Error::NotLeading);
             }
-            if same {
+            let outcome = outcome.map_err(Error::Refused)?;
+            sum_up(&mut status);
+            if status == before {
                 return Ok(outcome);
             }
-            let parameters = PostParams::default();
-            let write = self.pools.replace_status(pool, &parameters, &object);
-            match time::timeout(CALL, write).await {
-                Ok(Ok(_)) => return Ok(outcome),
-                Ok(Err(kube::Error::Api(status))) if status.is_conflict() => {}
-                Ok(Err(error)) => return Err(Error::Api(Box::new(error))),
-                Err(_) => return Err(Error::Late),
+            object.status = Some(status);
+            if self.replace(pool, &object).await? {
+                return Ok(outcome);
             }
         }
         Err(Error::Contended)
+    }
+
+    /// In which epoch this gateway leads, now.
+    fn leads(&self) -> Option<u64> {
+        self.claim.borrow().filter(Claim::holds).map(|claim| claim.epoch)
+    }
+
+    async fn read<E>(&self, pool: &str) -> Result<AcceleratorPool, Error<E>> {
+        let found = time::timeout(CALL, self.pools.get_opt(pool)).await.map_err(|_| Error::Late)?;
+        found.map_err(|error| Error::Api(Box::new(error)))?.ok_or_else(|| Error::NoPool(pool.to_owned()))
+    }
+
+    /// `false`: another wrote meanwhile.
+    async fn replace<E>(&self, pool: &str, object: &AcceleratorPool) -> Result<bool, Error<E>> {
+        let parameters = PostParams::default();
+        let write = self.pools.replace_status(pool, &parameters, object);
+        match time::timeout(CALL, write).await.map_err(|_| Error::Late)? {
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if status.is_conflict() => Ok(false),
+            Err(kube::Error::Api(status)) if status.is_not_found() => Err(Error::NoPool(pool.to_owned())),
+            Err(error) => Err(Error::Api(Box::new(error))),
+        }
     }
 }

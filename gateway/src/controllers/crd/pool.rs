@@ -145,6 +145,11 @@ pub struct AcceleratorPoolStatus {
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub count: u32,
+    /// Under which leader the ledger is: the epoch of whoever wrote it last. It never falls, and a gateway whose own is
+    /// less changes nothing here any more.
+    #[serde(default)]
+    #[schemars(extend("minimum" = 0))]
+    pub epoch: u64,
     /// Every reservation, packed. AcceleratorNodes have them in a readable form.
     #[serde(default, skip_serializing_if = "Ledger::is_empty")]
     pub ledger: Ledger,

@@ -11,7 +11,12 @@ const LOOKED: Duration = Duration::from_secs(3);
 
 /// The version of an object, as the API server counts; only equality means anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Version(pub String);
+pub struct Version {
+    /// Which of all that ever had the name: its uid. An API server makes a Lease of an update that finds none, whatever
+    /// version it was meant for, unless this says that another one was meant.
+    pub object: String,
+    pub number: String,
+}
 
 /// What stands in the lease.
 #[derive(Clone, Debug, PartialEq, Eq)]

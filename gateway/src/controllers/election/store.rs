@@ -68,7 +68,8 @@ impl Leases {
         };
         let metadata = ObjectMeta {
             name: Some(self.name.clone()),
-            resource_version: version.map(|version| version.0.clone()),
+            uid: version.map(|version| version.object.clone()),
+            resource_version: version.map(|version| version.number.clone()),
             ..ObjectMeta::default()
         };
         Ok(Lease { metadata, spec: Some(spec) })
@@ -104,7 +105,10 @@ fn record(spec: LeaseSpec) -> Record {
 }
 
 fn version(lease: &Lease) -> Result<Version, Trouble> {
-    lease.metadata.resource_version.clone().map(Version).ok_or(Trouble::Unversioned)
+    match (&lease.metadata.uid, &lease.metadata.resource_version) {
+        (Some(object), Some(number)) => Ok(Version { object: object.clone(), number: number.clone() }),
+        _ => Err(Trouble::Unversioned),
+    }
 }
 
 impl From<kube::Error> for Trouble {

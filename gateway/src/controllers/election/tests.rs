@@ -19,14 +19,19 @@ struct Server {
 
 impl Server {
     fn write(&mut self, record: &Record, only: Option<&Version>) -> Option<Version> {
-        let there = self.lease.as_ref().map(|(_, version)| version.to_string());
-        if there != only.map(|version| version.0.clone()) {
+        let there = self.lease.as_ref().map(|(_, number)| version(*number));
+        if there.as_ref() != only {
             return None;
         }
         self.versions += 1;
         self.lease = Some((record.clone(), self.versions));
-        Some(Version(self.versions.to_string()))
+        Some(version(self.versions))
     }
+}
+
+/// One object is enough: a number is never used twice, also where it is deleted and made anew.
+fn version(number: u64) -> Version {
+    Version { object: "lease".to_owned(), number: number.to_string() }
 }
 
 /// What a gateway's calls meet.
@@ -76,7 +81,7 @@ impl Gateway {
                 return false;
             }
             let found = server.lease.clone();
-            self.race.saw(found.map(|(record, version)| (record, Version(version.to_string()))), now);
+            self.race.saw(found.map(|(record, number)| (record, version(number))), now);
         }
         let (record, before) = match self.race.act(now, 1) {
             Act::Wait => return false,

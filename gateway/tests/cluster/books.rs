@@ -1,0 +1,179 @@
+//! Two that both believe they lead book in one pool: the API server lets one of them write.
+//!
+//! Neither is wrong about its claim here: each leads where its own lease is, and both in the same epoch, so that nothing but
+//! the version of the pool stands between them.
+
+use std::{
+    convert::Infallible,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use kube::{Api, ResourceExt as _};
+use rouse::units::{Bytes, Tick};
+use rouse_cluster::Cluster;
+use rouse_gateway::controllers::{
+    booking::{Books, Error, Refused},
+    crd::{AcceleratorPool, ledger::Ledger},
+    election::Election,
+};
+
+use crate::{
+    process::Gateway,
+    site::Site,
+    support::{Revisions, check_books, cluster, pool, wanted},
+};
+
+const ROUNDS: u32 = 1000;
+const EPOCH: u64 = 42;
+/// Of which [`LAST`] are left.
+const TOTAL: Bytes = Bytes::gib(80);
+const LAST: Bytes = Bytes::gib(40);
+
+async fn two_sites<'a>(cluster: &'a Cluster, name: &str) -> [Site<'a>; 2] {
+    let sites = [Site::new(cluster, name).await, Site::new(cluster, name).await];
+    for site in &sites {
+        site.next_epoch(EPOCH).await;
+    }
+    sites
+}
+
+struct Writer {
+    _election: Election,
+    books: Books,
+    model: &'static str,
+    asked: AtomicU32,
+}
+
+impl Writer {
+    async fn new(site: &Site<'_>, model: &'static str) -> Self {
+        let (election, claim) = site.leader(model).await;
+        assert_eq!(claim.epoch, EPOCH);
+        let books = Books::new(site.client().await, election.claim());
+        Self { _election: election, books, model, asked: AtomicU32::new(0) }
+    }
+
+    async fn reserve(&self, pool: &str) -> Result<u64, Error<Refused>> {
+        let reserved = self.books.change(pool, |ledger, total| {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            ledger.reserve(&wanted(self.model, LAST), total, Tick(0))
+        });
+        reserved.await
+    }
+
+    async fn release(&self, pool: &str, id: u64) {
+        let released = self.books.change(pool, |ledger, _| {
+            ledger.release(id);
+            Ok::<_, Infallible>(())
+        });
+        released.await.unwrap();
+    }
+}
+
+fn is_full(outcome: &Result<u64, Error<Refused>>) -> bool {
+    matches!(outcome, Err(Error::Refused(Refused::Full { available: Bytes::ZERO, total: TOTAL, .. })))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_two_that_believe_they_lead_one_gets_what_is_left() {
+    let sites = two_sites(cluster().await, "two").await;
+    let [one, two] = [Writer::new(&sites[0], "one").await, Writer::new(&sites[1], "two").await];
+    let made = pool(&sites[0].admin, "two", TOTAL).await;
+    let mut revisions = Revisions::of(&sites[0].admin, &made);
+    let always = |ledger: &mut Ledger, total| ledger.reserve(&wanted("always", LAST), total, Tick(0));
+    one.books.change("two", always).await.unwrap();
+
+    let mut won = [0_u32; 2];
+    for round in 0..ROUNDS {
+        let outcomes = tokio::join!(one.reserve("two"), two.reserve("two"));
+        let (winner, id) = match &outcomes {
+            (Ok(id), lost) if is_full(lost) => (0, *id),
+            (lost, Ok(id)) if is_full(lost) => (1, *id),
+            other => panic!("round {round}: {other:?}"),
+        };
+        won[winner] += 1;
+        // By whoever did not reserve it, in every other round.
+        let by = if round % 2 == 0 { winner } else { 1 - winner };
+        [&one, &two][by].release("two", id).await;
+    }
+
+    let all = revisions.all().await;
+    check_books(&all);
+    assert_eq!(
+        all.len() as u32,
+        1 + 1 + 2 * ROUNDS,
+        "revisions that were not seen, or that nobody was told of"
+    );
+    let conflicts = one.asked.into_inner() + two.asked.into_inner() - 2 * ROUNDS;
+    println!("{ROUNDS} rounds, {conflicts} with a conflict; won: {won:?}");
+    assert!(conflicts > ROUNDS / 10, "{conflicts} conflicts in {ROUNDS} rounds: they do not meet");
+}
+
+/// Each round both have read the same ledger before either writes.
+#[tokio::test]
+async fn of_two_processes_that_believe_they_lead_one_gets_what_is_left() {
+    let cluster = cluster().await;
+    let sites = two_sites(cluster, "processes").await;
+    let mut processes = Vec::new();
+    let mut links = Vec::new();
+    for site in &sites {
+        let link = cluster.link().await.unwrap();
+        processes.push(Gateway::start(site, &link, &link, EPOCH).await);
+        links.push(link);
+    }
+    let made = pool(&sites[0].admin, "processes", LAST).await;
+    let mut revisions = Revisions::of(&sites[0].admin, &made);
+
+    let mut won = [0_u32; 2];
+    for round in 0..ROUNDS {
+        for (process, model) in processes.iter_mut().zip(["one", "two"]) {
+            process.tell(&format!("reserve processes {model} {}", LAST.0)).await;
+            assert_eq!(process.hears().await, "decides");
+        }
+        for n in [round as usize % 2, (round as usize + 1) % 2] {
+            processes[n].tell("write").await;
+        }
+        let said = [processes[0].hears().await, processes[1].hears().await];
+        let reserved = said.each_ref().map(|text| text.strip_prefix("1 reserved ").map(str::to_owned));
+        let full = |text: &str| text.starts_with("2 ") && text.ends_with("0 of 40Gi available");
+        let (winner, id) = match reserved {
+            [Some(id), None] if full(&said[1]) => (0, id),
+            [None, Some(id)] if full(&said[0]) => (1, id),
+            _ => panic!("round {round}: {said:?}"),
+        };
+        won[winner] += 1;
+        let by = &mut processes[(winner + round as usize) % 2];
+        by.tell(&format!("release processes {id}")).await;
+        assert_eq!(by.hears().await, "released");
+    }
+    let all = revisions.all().await;
+    check_books(&all);
+    assert_eq!(all.len() as u32, 1 + 2 * ROUNDS);
+    println!("{ROUNDS} rounds, a conflict in each; won: {won:?}");
+}
+
+#[tokio::test]
+async fn a_pool_that_is_gone_and_a_leader_that_is_none_are_told_of() {
+    let site = Site::new(cluster().await, "gone").await;
+    let (election, claim) = site.leader("only").await;
+    let books = Books::new(site.client().await, election.claim());
+    let nothing = |_: &mut _, _| Ok::<_, Infallible>(());
+    let outcome = books.change("nowhere", nothing).await;
+    assert!(matches!(outcome, Err(Error::NoPool(ref name)) if name == "nowhere"), "{outcome:?}");
+
+    pool(&site.admin, "there", TOTAL).await;
+    let ledgers = books.take_over(["nowhere", "there"]).await.unwrap();
+    assert_eq!(ledgers.into_keys().collect::<Vec<_>>(), ["there"], "a pool that is gone is left out");
+    let pools: Api<AcceleratorPool> = Api::all(site.admin.clone());
+    let stamped = pools.get("there").await.unwrap();
+    assert_eq!(stamped.status.as_ref().unwrap().epoch, claim.epoch);
+    books.take_over(["there"]).await.unwrap();
+    books.change("there", nothing).await.unwrap();
+    let after = pools.get("there").await.unwrap();
+    assert_eq!(after.resource_version(), stamped.resource_version(), "written although nothing changed");
+
+    election.release().await;
+    let outcome = books.change("there", nothing).await;
+    assert!(matches!(outcome, Err(Error::NotLeading)), "{outcome:?}");
+    let outcome = books.take_over(["there"]).await;
+    assert!(matches!(outcome, Err(Error::NotLeading)), "{outcome:?}");
+}

@@ -1,0 +1,102 @@
+//! What `kubectl get` shows: an API server makes the tables itself, when it is asked for them.
+
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use rouse_gateway::controllers::crd::{AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    objects::{full_model, full_node, full_pool, full_replica},
+    support::{MANAGER, cluster, get},
+};
+
+const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
+
+/// The columns' names, and the cells of the one row. Dates are shown as how long ago they were: those become `ago`.
+fn table(table: &Value) -> Map<String, Value> {
+    let columns = table["columnDefinitions"].as_array().unwrap().iter();
+    let rows = table["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 1, "{rows:?}");
+    let shown = columns.zip(rows[0]["cells"].as_array().unwrap()).map(|(column, cell)| {
+        let is_span = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
+        let ago = column["type"] == "date" && cell.as_str().is_some_and(is_span);
+        (column["name"].as_str().unwrap().to_owned(), if ago { json!("ago") } else { cell.clone() })
+    });
+    shown.collect()
+}
+
+#[tokio::test]
+async fn the_columns_show_what_the_objects_say() {
+    let cluster = cluster().await;
+    let client = cluster.client().await.unwrap();
+    let namespace = cluster.namespace("columns").await.unwrap();
+    let name = namespace.name().to_owned();
+
+    macro_rules! shown {
+        ($kind:ty, $api:expr, $plural:literal, $path:expr, $full:expr, $want:expr) => {{
+            let api: Api<$kind> = $api;
+            let (spec, status) = $full;
+            for (below, part) in [(None, json!({ "spec": spec })), (Some("status"), json!({ "status": status }))] {
+                let mut object = part;
+                object["apiVersion"] = json!("rouse.dev/v1alpha1");
+                object["kind"] = json!(<$kind as kube::Resource>::kind(&()));
+                object["metadata"] = json!({ "name": name });
+                let (parameters, patch) = (PatchParams::apply(MANAGER), Patch::Apply(&object));
+                match below {
+                    None => drop(api.patch(&name, &parameters, &patch).await.unwrap()),
+                    Some(_) => drop(api.patch_status(&name, &parameters, &patch).await.unwrap()),
+                }
+            }
+            let path = format!("/apis/rouse.dev/v1alpha1/{}{}?fieldSelector=metadata.name%3D{name}", $path, $plural);
+            let shown = table(&get(&client, &path, TABLE).await);
+            assert_eq!(json!(shown), $want);
+        }};
+    }
+
+    let inside = format!("namespaces/{name}/");
+    shown!(
+        InferenceModel,
+        namespace.api(),
+        "inferencemodels",
+        inside,
+        full_model(),
+        json!({
+            "Name": name, "Model": "meta-llama/Llama-3.3-70B-Instruct", "Ready": true, "Status": "Deployed",
+            "Replicas": 2, "Memory": "75Gi", "Mode": "deployment", "Last Request": "ago", "Message": "It serves.",
+            "Age": "ago",
+        })
+    );
+    shown!(
+        GatewayReplica,
+        namespace.api(),
+        "gatewayreplicas",
+        inside,
+        full_replica(),
+        json!({
+            "Name": name, "Address": "10.0.0.7:8080", "Waiting": 3, "In Flight": 5, "Age": "ago",
+        })
+    );
+    shown!(
+        AcceleratorPool,
+        Api::all(client.clone()),
+        "acceleratorpools",
+        "",
+        full_pool(),
+        json!({
+            "Name": name, "Ready": "True", "Nodes": 2, "Accelerators": 16, "Total": "1200Gi", "Allocated": "80Gi",
+            "Available": "1120Gi", "Reservations": 1, "Age": "ago",
+        })
+    );
+    shown!(
+        AcceleratorNode,
+        Api::all(client.clone()),
+        "acceleratornodes",
+        "",
+        full_node(),
+        json!({
+            "Name": name, "Pool": "default", "Accelerators": 1, "Healthy": 1, "Total": "80Gi", "Reserved": "40Gi", "Age": "ago",
+        })
+    );
+}

@@ -1,0 +1,257 @@
+//! Two gateways and one Lease, over links that fail: who leads when, by one clock.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use kube::api::DeleteParams;
+use rouse_cluster::{Link, Mode, wait::PATIENCE};
+use rouse_gateway::controllers::election::{
+    Claim, DURATION, Election, RENEW_DEADLINE, Record, Store as _, Trouble,
+};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    site::{LEASE, Site, gained},
+    support::cluster,
+};
+
+type Claims = watch::Receiver<Option<Claim>>;
+
+/// A new leader is to be there so soon after the lease's end.
+const SOON: Duration = Duration::from_secs(2);
+
+/// Asks all of them at once, every millisecond, in which epoch they lead.
+pub(crate) struct Witness {
+    seen: Arc<Mutex<Vec<Seen>>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// From when on this one leads in this epoch; or nobody does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) at: Instant,
+    pub(crate) leader: Option<(usize, u64)>,
+}
+
+impl Witness {
+    pub(crate) fn of(claims: &[&Election]) -> Self {
+        let claims: Vec<Claims> = claims.iter().map(|election| election.claim()).collect();
+        let first = Seen { at: Instant::now(), leader: leader(&claims) };
+        let (seen, stop) = (Arc::new(Mutex::new(vec![first])), Arc::new(AtomicBool::new(false)));
+        let (into, until) = (Arc::clone(&seen), Arc::clone(&stop));
+        let thread = thread::spawn(move || {
+            let mut last = false;
+            while !last {
+                last = until.load(Ordering::Relaxed);
+                let leader = leader(&claims);
+                let mut into = into.lock().unwrap();
+                if into.last().is_none_or(|last| last.leader != leader) {
+                    into.push(Seen { at: Instant::now(), leader });
+                }
+                drop(into);
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Self { seen, stop, thread: Some(thread) }
+    }
+
+    /// What it saw, and that epochs only grow. It is not dropped before: this is where two leaders at once are told of.
+    pub(crate) fn tell(mut self) -> Vec<Seen> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().expect("two led at once");
+        let seen = self.seen.lock().unwrap().clone();
+        let epochs: Vec<u64> = seen.iter().filter_map(|seen| Some(seen.leader?.1)).collect();
+        assert!(epochs.is_sorted(), "{seen:?}");
+        seen
+    }
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn leader(claims: &[Claims]) -> Option<(usize, u64)> {
+    let holds = |claims: &Claims| claims.borrow().filter(Claim::holds).map(|claim| claim.epoch);
+    let mut all = claims.iter().enumerate().filter_map(|(n, claims)| Some((n, holds(claims)?)));
+    let first = all.next();
+    let second = all.next();
+    assert!(second.is_none(), "{first:?} and {second:?} lead at once");
+    first
+}
+
+/// Two gateways, each with a way of its own; the first leads.
+struct Pair {
+    elections: [Election; 2],
+    links: [Link; 2],
+    epoch: u64,
+}
+
+impl Pair {
+    async fn new(site: &Site<'_>) -> Self {
+        let links = [site.cluster.link().await.unwrap(), site.cluster.link().await.unwrap()];
+        let first = Election::start(site.leases(site.client_by(&links[0]).await), "first".to_owned());
+        let epoch = gained(&mut first.claim()).await.epoch;
+        let second = Election::start(site.leases(site.client_by(&links[1]).await), "second".to_owned());
+        Self { elections: [first, second], links, epoch }
+    }
+
+    fn witness(&self) -> Witness {
+        Witness::of(&[&self.elections[0], &self.elections[1]])
+    }
+
+    /// Breaks the first one's way, and waits until the second leads. How long it took.
+    async fn replaced(&self, how: Mode) -> Duration {
+        self.links[0].set(how);
+        let broken = Instant::now();
+        gained(&mut self.elections[1].claim()).await;
+        broken.elapsed()
+    }
+}
+
+/// Who led, one after the other, and in which epoch.
+fn leaders(seen: &[Seen]) -> Vec<(usize, u64)> {
+    let mut all: Vec<_> = seen.iter().filter_map(|seen| seen.leader).collect();
+    all.dedup();
+    all
+}
+
+#[tokio::test]
+async fn a_lease_that_is_given_back_is_taken_at_once_and_with_the_next_epoch() {
+    let site = Site::new(cluster().await, "release").await;
+    let Pair { elections: [first, second], links: _links, epoch } = Pair::new(&site).await;
+    // It has looked, and knows that the lease is another's.
+    sleep(SOON).await;
+    let witness = Witness::of(&[&first, &second]);
+    first.release().await;
+    let given = Instant::now();
+    let claim = gained(&mut second.claim()).await;
+    assert_eq!(claim.epoch, epoch + 1);
+    assert!(given.elapsed() < DURATION / 3, "{:?}", given.elapsed());
+    println!("given back, and taken after {:?}", given.elapsed());
+    let holder = site.lease().await.unwrap().spec.unwrap().holder_identity;
+    assert_eq!(holder.as_deref(), Some("second"));
+    drop(second);
+    assert_eq!(leaders(&witness.tell())[..], [(0, epoch), (1, epoch + 1)]);
+}
+
+#[tokio::test]
+async fn who_is_cut_off_gives_up_before_another_begins_and_does_not_come_back() {
+    let site = Site::new(cluster().await, "cut").await;
+    let pair = Pair::new(&site).await;
+    sleep(SOON).await;
+    let witness = pair.witness();
+    let cut = Instant::now();
+    let taken = pair.replaced(Mode::Cut).await;
+    pair.links[0].set(Mode::Pass);
+    sleep(RENEW_DEADLINE / 2).await;
+    let seen = witness.tell();
+    let lost = seen[1].at - cut;
+    println!("cut off: lost after {lost:?}, taken after {taken:?}");
+    assert_eq!(leaders(&seen)[..], [(0, pair.epoch), (1, pair.epoch + 1)]);
+    assert!(lost <= RENEW_DEADLINE, "{lost:?}");
+    assert!(taken <= DURATION + SOON, "{taken:?}");
+}
+
+/// Nothing passes, nobody is told, and in the end all of it arrives: its renewals come late, and change nothing.
+#[tokio::test]
+async fn renewals_that_arrive_after_another_took_over_change_nothing() {
+    let site = Site::new(cluster().await, "hold").await;
+    let pair = Pair::new(&site).await;
+    let witness = pair.witness();
+    let taken = pair.replaced(Mode::Hold).await;
+    println!("held: taken after {taken:?}");
+    assert!(taken <= DURATION + SOON, "{taken:?}");
+    pair.links[0].set(Mode::Pass);
+    sleep(RENEW_DEADLINE / 2).await;
+    assert_eq!(leaders(&witness.tell())[..], [(0, pair.epoch), (1, pair.epoch + 1)]);
+}
+
+/// A renewal that takes longer than a call may reaches the server, and its sender never hears of it.
+#[tokio::test]
+async fn who_writes_too_slowly_loses_and_who_writes_slowly_does_not() {
+    let site = Site::new(cluster().await, "slow").await;
+    let pair = Pair::new(&site).await;
+    let witness = pair.witness();
+    pair.links[0].set(Mode::Slow(Duration::from_millis(300)));
+    // Longer than a lease that nobody renews.
+    sleep(DURATION + SOON).await;
+    assert_eq!(pair.elections[0].claim().borrow().unwrap().epoch, pair.epoch);
+    let taken = pair.replaced(Mode::Slow(Duration::from_millis(1500))).await;
+    println!("slow: taken after {taken:?}");
+    // One late renewal may have been written before it noticed.
+    assert!(taken <= DURATION + 3 * SOON, "{taken:?}");
+    assert_eq!(leaders(&witness.tell())[..], [(0, pair.epoch), (1, pair.epoch + 1)]);
+}
+
+#[tokio::test]
+async fn a_short_cut_changes_nothing() {
+    let site = Site::new(cluster().await, "short").await;
+    let pair = Pair::new(&site).await;
+    let witness = pair.witness();
+    for mode in [Mode::Cut, Mode::Hold] {
+        pair.links[0].set(mode);
+        sleep(RENEW_DEADLINE / 2).await;
+        pair.links[0].set(Mode::Pass);
+        sleep(RENEW_DEADLINE / 2).await;
+    }
+    let seen = witness.tell();
+    assert_eq!((seen.len(), seen[0].leader), (1, Some((0, pair.epoch))), "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_lease_that_somebody_deletes_comes_back_with_a_higher_epoch() {
+    let site = Site::new(cluster().await, "deleted").await;
+    let pair = Pair::new(&site).await;
+    sleep(SOON).await;
+    let witness = pair.witness();
+    let leases: Api<Lease> = site.namespace.api();
+    for _ in 0..3 {
+        let before = site.lease().await.unwrap();
+        leases.delete(LEASE, &DeleteParams::default()).await.unwrap();
+        let back = |claim: &Option<Claim>| claim.is_some_and(|claim| claim.epoch > transitions(&before));
+        timeout(PATIENCE, pair.elections[0].claim().wait_for(back)).await.expect("it never leads").unwrap();
+        let after = site.lease().await.unwrap();
+        assert_ne!(after.metadata.uid, before.metadata.uid);
+        assert!(transitions(&after) > transitions(&before));
+    }
+    let seen = witness.tell();
+    assert!(leaders(&seen).iter().all(|(who, _)| *who == 0), "{seen:?}");
+}
+
+fn transitions(lease: &Lease) -> u64 {
+    lease.spec.as_ref().unwrap().lease_transitions.unwrap().try_into().unwrap()
+}
+
+/// An API server makes a Lease of an update that finds none: a late renewal would bring back an epoch that is over.
+#[tokio::test]
+async fn what_was_meant_for_a_lease_that_is_gone_makes_no_other() {
+    let site = Site::new(cluster().await, "late").await;
+    let store = site.leases(site.client().await);
+    let record = |epoch| Record { holder: Some("one".to_owned()), epoch, duration: DURATION };
+    let old = store.create(&record(7)).await.unwrap();
+    let leases: Api<Lease> = site.namespace.api();
+    leases.delete(LEASE, &DeleteParams::default()).await.unwrap();
+    let late = store.replace(&record(7), &old).await;
+    assert!(matches!(late, Err(Trouble::Conflict)), "{late:?}");
+    assert!(site.lease().await.is_none(), "a late renewal made another");
+
+    let new = store.create(&record(8)).await.unwrap();
+    let late = store.replace(&record(7), &old).await;
+    assert!(matches!(late, Err(Trouble::Conflict)), "{late:?}");
+    assert!(matches!(store.create(&record(9)).await, Err(Trouble::Conflict)));
+    assert_eq!(store.get().await.unwrap(), Some((record(8), new)));
+}

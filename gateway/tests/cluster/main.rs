@@ -1,0 +1,17 @@
+//! What a gateway is in a cluster, against a real API server: as a user with the rights that the chart gives it, and no
+//! others.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod books;
+mod columns;
+mod definitions;
+mod election;
+mod objects;
+mod outages;
+mod process;
+mod refusals;
+mod rights;
+mod site;
+mod stopped;
+mod support;

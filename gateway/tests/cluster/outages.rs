@@ -1,0 +1,57 @@
+//! The API server goes away, and comes back: who leads meanwhile.
+
+use std::time::{Duration, Instant};
+
+use rouse_cluster::{Cluster, Role};
+use rouse_gateway::controllers::election::{Election, RENEW_DEADLINE};
+use tokio::time::sleep;
+
+use crate::{
+    election::Witness,
+    site::{Site, gained},
+    support::define,
+};
+
+/// A renewal may be due just when the server goes, and the next attempt just before it is back: so much of the deadline is
+/// lost to neither.
+const IN_TIME: Duration = Duration::from_secs(5);
+
+#[tokio::test]
+async fn who_leads_goes_on_when_the_api_server_is_back_in_time() {
+    let cluster = Cluster::start().unwrap();
+    define(&cluster).await;
+    let site = Site::new(&cluster, "outage").await;
+    let start = async |name: &str| Election::start(site.leases(site.client().await), name.to_owned());
+    let first = start("first").await;
+    let epoch = gained(&mut first.claim()).await.epoch;
+    let second = start("second").await;
+    let witness = Witness::of(&[&first, &second]);
+
+    // It hangs, and goes on.
+    cluster.freeze_server(Role::ApiServer).await;
+    sleep(IN_TIME).await;
+    cluster.thaw_server(Role::ApiServer).await;
+    sleep(RENEW_DEADLINE).await;
+    let seen = witness.tell();
+    assert_eq!((seen.len(), seen[0].leader), (1, Some((0, epoch))), "{seen:?}");
+
+    // It is killed, and another takes its place.
+    let witness = Witness::of(&[&first, &second]);
+    cluster.kill_server(Role::ApiServer).await;
+    let gone = Instant::now();
+    cluster.start_server(Role::ApiServer).await.unwrap();
+    let away = gone.elapsed();
+    sleep(RENEW_DEADLINE).await;
+    let seen = witness.tell();
+    println!("the API server was away for {away:?}: {seen:?}");
+    // How long it takes to start is not up to us; what follows from that is.
+    if away < IN_TIME {
+        assert_eq!((seen.len(), seen[0].leader), (1, Some((0, epoch))), "{seen:?}");
+    } else {
+        assert!(seen.iter().filter_map(|seen| seen.leader).all(|(_, led)| led >= epoch));
+    }
+    tokio::select! {
+        _ = async { gained(&mut first.claim()).await } => {}
+        _ = async { gained(&mut second.claim()).await } => {}
+    }
+}

@@ -1,0 +1,256 @@
+//! What a schema refuses, and with which words: an object that is good is spoiled in one place each time.
+
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, PostParams},
+};
+use rouse_gateway::controllers::crd::{AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel};
+use serde_json::{Value, json};
+
+use crate::{
+    objects::{full_model, full_node, full_pool, full_replica},
+    support::cluster,
+};
+
+/// What is merged into the good one, and what the refusal must say: which field, and what it has or should have.
+type Row<'a> = (Value, &'a [&'a str]);
+
+fn merge(into: &mut Value, more: &Value) {
+    match (into, more) {
+        (Value::Object(into), Value::Object(more)) => {
+            for (key, value) in more {
+                if value.is_null() {
+                    into.remove(key);
+                } else {
+                    merge(into.entry(key).or_insert(Value::Null), value);
+                }
+            }
+        }
+        (into, more) => *into = more.clone(),
+    }
+}
+
+async fn refuses<K: kube::Resource<DynamicType = ()>>(
+    api: Api<DynamicObject>,
+    good: Value,
+    rows: &[Row<'_>],
+) {
+    let resource = ApiResource::erase::<K>(&());
+    let try_it = PostParams { dry_run: true, ..PostParams::default() };
+    let object = |spec: &Value| DynamicObject::new("spoiled", &resource).data(json!({ "spec": spec }));
+    let outcome = api.create(&try_it, &object(&good)).await;
+    assert!(outcome.is_ok(), "the good one is refused: {outcome:?}");
+    let mut wrong = Vec::new();
+    for (spoil, words) in rows {
+        let mut spec = good.clone();
+        merge(&mut spec, spoil);
+        match api.create(&try_it, &object(&spec)).await {
+            Err(kube::Error::Api(status)) if status.code == 422 => {
+                println!("{spoil}\n    {}", status.message);
+                if !words.iter().all(|word| status.message.contains(word)) {
+                    wrong.push(format!("{spoil}: {words:?} is not in: {}", status.message));
+                }
+            }
+            other => wrong.push(format!("{spoil}: {other:?}")),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test]
+async fn a_model_with_junk_is_refused_with_words_for_people() {
+    let cluster = cluster().await;
+    let namespace = cluster.namespace("refusals").await.unwrap();
+    let client = namespace.client();
+    let resource = ApiResource::erase::<InferenceModel>(&());
+    let api = || Api::namespaced_with(client.clone(), &namespace, &resource);
+
+    let mut rows: Vec<Row<'_>> = Vec::new();
+    for field in ["memory", "memoryAsleep", "hostMemory"] {
+        for junk in [
+            json!("lots"),
+            json!("80 Gi"),
+            json!("-1Gi"),
+            json!(-1),
+            json!("1e9"),
+            json!("1500m"),
+            json!("80GiB"),
+            json!(""),
+            json!(1.5),
+            json!(true),
+            json!({}),
+            json!("1".repeat(33)),
+        ] {
+            rows.push((
+                json!({ field: junk }),
+                if field == "memory" { &["spec.memory: "] } else { &["spec."] },
+            ));
+        }
+    }
+    rows.extend([
+        (json!({ "memory": null }), &["memory is missing", "like 80Gi"][..]),
+        (json!({ "memory": "lots" }), &["spec.memory", "\"lots\"", "Ki|Mi|Gi"]),
+        (json!({ "memory": 0 }), &["spec.memory", "greater than or equal to 1"]),
+        (json!({ "memory": "0Gi" }), &["spec.memory", "\"0Gi\""]),
+        (json!({ "modelName": null }), &["spec.modelName: Required value"]),
+        (json!({ "modelName": "" }), &["spec.modelName", "at least 1 chars"]),
+        (json!({ "modelName": "two words" }), &["spec.modelName", "two words"]),
+        (json!({ "modelName": "x".repeat(257) }), &["spec.modelName", "256"]),
+        (json!({ "aliases": ["a", "a"] }), &["spec.aliases[1]: Duplicate value: \"a\""]),
+        (
+            json!({ "aliases": ["meta-llama/Llama-3.3-70B-Instruct"] }),
+            &["modelName need not be among the aliases"],
+        ),
+        (json!({ "accelerators": 0 }), &["spec.accelerators", "greater than or equal to 1"]),
+        (json!({ "accelerators": 65 }), &["spec.accelerators", "less than or equal to 64"]),
+        (json!({ "accelerators": "two" }), &["spec.accelerators", "must be of type integer: \"string\""]),
+        (json!({ "accelerators": 1.5 }), &["spec.accelerators", "integer"]),
+        (json!({ "nodeSelector": [] }), &["spec.nodeSelector", "must be of type object"]),
+        (
+            json!({ "mode": "cloud" }),
+            &["spec.mode: Unsupported value: \"cloud\"", "\"deployment\", \"dualPods\", \"external\""],
+        ),
+        (json!({ "mode": "external" }), &["backendUrl is for mode external, which needs it"]),
+        (json!({ "backendUrl": "http://x" }), &["backendUrl is for mode external, which needs it"]),
+        (json!({ "mode": "external", "backendUrl": "ftp://x" }), &["spec.backendUrl", "ftp://x"]),
+        (
+            json!({ "mode": "external", "backendUrl": "http://x" }),
+            &["mode external is never put to sleep, stopped or scaled"],
+        ),
+        (json!({ "template": null }), &["exactly one of template and containerImage"]),
+        (json!({ "containerImage": "x" }), &["exactly one of template and containerImage"]),
+        (json!({ "resources": {} }), &["resources go with containerImage"]),
+        (json!({ "template": { "spec": null } }), &["spec.template.spec: Required value"]),
+        (
+            json!({ "template": { "spec": { "containers": [] } } }),
+            &["spec.template.spec.containers", "at least 1 items"],
+        ),
+        (
+            json!({ "template": { "spec": { "containers": [{}] } } }),
+            &["spec.template.spec.containers[0].name: Required value"],
+        ),
+        (
+            json!({ "engine": { "kind": "tgi" } }),
+            &["spec.engine.kind: Unsupported value: \"tgi\"", "llama-cpp"],
+        ),
+        (json!({ "engine": { "port": 0 } }), &["spec.engine.port", "greater than or equal to 1"]),
+        (json!({ "engine": { "port": 70_000 } }), &["spec.engine.port", "65535"]),
+        (json!({ "engine": { "level": 1 } }), &["spec.engine.level", "must be of type string: \"integer\""]),
+        (
+            json!({ "engine": { "level": "3" } }),
+            &["spec.engine.level: Unsupported value: \"3\"", "\"never\""],
+        ),
+        (json!({ "engine": { "task": "dream" } }), &["spec.engine.task: Unsupported value"]),
+        (json!({ "engine": { "sleepMode": "deep" } }), &["spec.engine.sleepMode: Unsupported value"]),
+        (json!({ "engine": { "onDisconnect": "wait" } }), &["spec.engine.onDisconnect: Unsupported value"]),
+        (json!({ "engine": { "passage": ["no-slash"] } }), &["spec.engine.passage[0]", "no-slash"]),
+        (
+            json!({ "variants": [{ "name": "a" }, { "name": "a" }] }),
+            &["spec.variants[1]: Duplicate value", "\"name\":\"a\""],
+        ),
+        (json!({ "variants": [{}] }), &["spec.variants[0].name: Required value"]),
+        (json!({ "variants": [{ "name": "No_Label" }] }), &["spec.variants[0].name", "No_Label"]),
+        (
+            json!({ "variants": [{ "name": "a", "cost": -1 }] }),
+            &["spec.variants[0].cost", "greater than or equal to 0"],
+        ),
+        (
+            json!({ "variants": [{ "name": "a", "memory": "some" }] }),
+            &["spec.variants[0].memory", "\"some\""],
+        ),
+        (
+            json!({ "variants": [{ "name": "a", "minReplicas": 3, "maxReplicas": 2 }] }),
+            &["minReplicas is at most maxReplicas"],
+        ),
+        (json!({ "minReplicas": 5 }), &["minReplicas is at most maxReplicas"]),
+        (json!({ "maxReplicas": 0 }), &["spec.maxReplicas", "greater than or equal to 1"]),
+        (json!({ "cooldownPeriod": "soon" }), &["spec.cooldownPeriod", "\"soon\"", "ms|s|m|h"]),
+        (json!({ "cooldownPeriod": 10 }), &["spec.cooldownPeriod", "must be of type string: \"integer\""]),
+        (json!({ "stopAfter": "1m" }), &["stopAfter is not before cooldownPeriod"]),
+        (json!({ "startTimeout": "never" }), &["spec.startTimeout", "\"never\""]),
+        (
+            json!({ "eviction": "sometimes" }),
+            &["spec.eviction: Unsupported value", "\"residency\", \"cooldown\", \"never\""],
+        ),
+        (json!({ "pinned": "yes" }), &["spec.pinned", "must be of type boolean: \"string\""]),
+        (json!({ "priority": 1001 }), &["spec.priority", "less than or equal to 1000"]),
+        (json!({ "maxConcurrency": 0 }), &["spec.maxConcurrency", "greater than or equal to 1"]),
+        (
+            json!({ "queue": { "policy": "drop" } }),
+            &["spec.queue.policy: Unsupported value", "\"wait\", \"reject\""],
+        ),
+        (json!({ "queue": { "maxWait": "long" } }), &["spec.queue.maxWait", "\"long\""]),
+        (json!({ "queue": { "maxWaiting": -1 } }), &["spec.queue.maxWaiting", "greater than or equal to 0"]),
+        (json!({ "dependencies": ["spoiled"] }), &["a model cannot depend on itself"]),
+        (json!({ "dependencies": ["Not A Name"] }), &["spec.dependencies[0]", "Not A Name"]),
+        (
+            json!({ "saturation": { "kvCacheThreshold": 80 } }),
+            &["spec.saturation.kvCacheThreshold", "less than or equal to 1"],
+        ),
+        (json!({ "saturation": { "kvSpareTrigger": 0.9 } }), &["kvSpareTrigger is at most kvCacheThreshold"]),
+        (
+            json!({ "saturation": { "queueSpareTrigger": 6 } }),
+            &["queueSpareTrigger is at most queueLengthThreshold"],
+        ),
+    ]);
+    refuses::<InferenceModel>(api(), full_model().0, &rows).await;
+
+    let short = json!({ "modelName": "m", "memory": "1Gi", "containerImage": "x" });
+    let rows: Vec<Row<'_>> = vec![
+        (json!({ "nodeSelector": {} }), &["spec.nodeSelector", "at least 1 properties"]),
+        (json!({ "resources": { "limits": { "gpu": "one" } } }), &["spec.resources.limits.gpu", "\"one\""]),
+        (
+            json!({ "resources": { "requests": { "cpu": "many" } } }),
+            &["spec.resources.requests.cpu", "\"many\""],
+        ),
+        (
+            json!({ "resources": { "limits": { "memory": "lots" } } }),
+            &["spec.resources.limits.memory", "\"lots\""],
+        ),
+        (json!({ "containerImage": "" }), &["spec.containerImage", "at least 1 chars"]),
+    ];
+    refuses::<InferenceModel>(api(), short, &rows).await;
+}
+
+#[tokio::test]
+async fn so_are_pools_nodes_and_replicas() {
+    let cluster = cluster().await;
+    let namespace = cluster.namespace("refusals").await.unwrap();
+    let client = namespace.client();
+    let everywhere = |resource: ApiResource| Api::all_with(client.clone(), &resource);
+
+    let rows: Vec<Row<'_>> = vec![
+        (json!({ "nodeSelector": null }), &["spec.nodeSelector: Required value"]),
+        (json!({ "memory": "lots" }), &["spec.memory", "\"lots\""]),
+        (json!({ "memory": 0 }), &["spec.memory", "greater than or equal to 1"]),
+        (json!({ "sleepingMemory": "little" }), &["spec.sleepingMemory", "\"little\""]),
+        (json!({ "hostSleepMemory": "-1" }), &["spec.hostSleepMemory", "\"-1\""]),
+        (json!({ "settle": "a while" }), &["spec.settle", "a while"]),
+        (json!({ "slots": 0 }), &["spec.slots", "greater than or equal to 1"]),
+        (json!({ "taint": "" }), &["spec.taint", "at least 1 chars"]),
+        (
+            json!({ "gpuAccess": "root", "runtimeClassName": null }),
+            &["spec.gpuAccess: Unsupported value: \"root\"", "\"privileged\""],
+        ),
+        (json!({ "gpuAccess": "envvar" }), &["runtimeClassName goes with gpuAccess runtimeClass"]),
+        (json!({ "allowedNamespaces": ["a", "a"] }), &["spec.allowedNamespaces[1]: Duplicate value: \"a\""]),
+        (json!({ "namespaceQuota": { "a": "lots" } }), &["spec.namespaceQuota.a", "\"lots\""]),
+        (json!({ "maxPriority": 1001 }), &["spec.maxPriority", "less than or equal to 1000"]),
+        (json!({ "pinnable": 1 }), &["spec.pinnable", "must be of type boolean: \"integer\""]),
+    ];
+    let pools = everywhere(ApiResource::erase::<AcceleratorPool>(&()));
+    refuses::<AcceleratorPool>(pools, full_pool().0, &rows).await;
+
+    let rows: Vec<Row<'_>> =
+        vec![(json!({ "pool": 1 }), &["spec.pool", "must be of type string: \"integer\""])];
+    let nodes = everywhere(ApiResource::erase::<AcceleratorNode>(&()));
+    refuses::<AcceleratorNode>(nodes, full_node().0, &rows).await;
+
+    let rows: Vec<Row<'_>> = vec![
+        (json!({ "address": null }), &["spec.address: Required value"]),
+        (json!({ "address": "" }), &["spec.address", "at least 1 chars"]),
+    ];
+    let replicas =
+        Api::namespaced_with(client.clone(), &namespace, &ApiResource::erase::<GatewayReplica>(&()));
+    refuses::<GatewayReplica>(replicas, full_replica().0, &rows).await;
+}

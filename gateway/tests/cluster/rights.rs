@@ -1,0 +1,138 @@
+//! The chart's rights are what a gateway needs, and nothing beside it.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::authorization::v1::ResourceAttributes;
+
+use crate::{
+    site::{LEASE, Models, Site, may, right},
+    support::cluster,
+};
+
+/// With these of a group it may do this.
+type Rights = (&'static str, &'static str, &'static [&'static str]);
+
+/// Wherever its models are.
+const CLUSTER: [Rights; 5] = [
+    ("rouse.dev", "acceleratorpools", &["get", "list", "watch"]),
+    ("rouse.dev", "acceleratorpools/status", &["update"]),
+    ("rouse.dev", "acceleratornodes", &["get", "list", "watch", "create", "patch"]),
+    ("rouse.dev", "acceleratornodes/status", &["patch"]),
+    ("", "nodes", &["get", "list", "watch"]),
+];
+
+const OWN: [Rights; 3] = [
+    // Those of its one Lease come beside it.
+    ("coordination.k8s.io", "leases", &["create"]),
+    ("rouse.dev", "gatewayreplicas", &["list", "watch", "create", "patch", "delete"]),
+    ("rouse.dev", "gatewayreplicas/status", &["patch"]),
+];
+
+const MODELS: [Rights; 5] = [
+    ("rouse.dev", "inferencemodels", &["get", "list", "watch"]),
+    ("rouse.dev", "inferencemodels/status", &["patch"]),
+    ("apps", "deployments", &["get", "list", "watch", "create", "patch", "delete"]),
+    ("", "pods", &["get", "list", "watch", "patch", "delete"]),
+    ("events.k8s.io", "events", &["create", "patch"]),
+];
+
+const VERBS: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
+
+/// What else somebody might like to have.
+const OTHERS: [(&str, &str); 14] = [
+    ("rouse.dev", "inferencemodels/finalizers"),
+    ("", "pods/exec"),
+    ("", "pods/log"),
+    ("", "pods/status"),
+    ("", "secrets"),
+    ("", "configmaps"),
+    ("", "services"),
+    ("", "serviceaccounts/token"),
+    ("", "namespaces"),
+    ("", "nodes/proxy"),
+    ("apps", "deployments/scale"),
+    ("apps", "daemonsets"),
+    ("rbac.authorization.k8s.io", "clusterroles"),
+    ("apiextensions.k8s.io", "customresourcedefinitions"),
+];
+
+fn of(rights: &[Rights]) -> BTreeSet<(&'static str, &'static str, &'static str)> {
+    let each = |(group, resource, verbs): &Rights| {
+        verbs.iter().map(move |verb| (*group, *resource, *verb)).collect()
+    };
+    rights.iter().flat_map(|rights| -> Vec<_> { each(rights) }).collect()
+}
+
+/// Asks for everything there, and compares.
+async fn exactly(site: &Site<'_>, namespace: &str, rights: &[&[Rights]]) {
+    let client = site.client().await;
+    let known = CLUSTER.iter().chain(&OWN).chain(&MODELS).map(|(group, resource, _)| (*group, *resource));
+    let mut given = BTreeSet::new();
+    for (group, resource) in known.chain(OTHERS) {
+        for verb in VERBS {
+            if may(&client, right(group, resource, verb, namespace)).await {
+                given.insert((group, resource, verb));
+            }
+        }
+    }
+    let wanted: BTreeSet<_> = rights.iter().flat_map(|rights| of(rights)).collect();
+    let all =
+        |set: &BTreeSet<_>, other: &BTreeSet<_>| format!("{:?}", set.difference(other).collect::<Vec<_>>());
+    assert!(
+        given == wanted,
+        "in '{namespace}' it lacks {} and has beside that {}",
+        all(&wanted, &given),
+        all(&given, &wanted)
+    );
+}
+
+#[tokio::test]
+async fn a_gateway_of_one_namespace_may_do_what_it_needs_and_nothing_else() {
+    let cluster = cluster().await;
+    let (elsewhere, site) =
+        (cluster.namespace("elsewhere").await.unwrap(), Site::new(cluster, "rights").await);
+    exactly(&site, site.namespace.name(), &[&CLUSTER, &OWN, &MODELS]).await;
+    exactly(&site, &elsewhere, &[&CLUSTER]).await;
+
+    // Its one Lease by its name, and no other's.
+    let client = site.client().await;
+    for (name, verb, given) in [
+        (LEASE, "get", true),
+        (LEASE, "update", true),
+        (LEASE, "delete", false),
+        (LEASE, "patch", false),
+        ("kube-scheduler", "get", false),
+        ("kube-scheduler", "update", false),
+    ] {
+        let named = ResourceAttributes {
+            name: Some(name.to_owned()),
+            ..right("coordination.k8s.io", "leases", verb, site.namespace.name())
+        };
+        assert_eq!(may(&client, named).await, given, "{verb} {name}");
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_of_several_namespaces_has_its_models_in_each_of_them() {
+    let cluster = cluster().await;
+    let own = cluster.namespace("gateway").await.unwrap();
+    let (one, two) = (cluster.namespace("models").await.unwrap(), cluster.namespace("models").await.unwrap());
+    let elsewhere = cluster.namespace("elsewhere").await.unwrap();
+    let site = Site::with(cluster, own, Models::In(&[&one, &two])).await;
+    exactly(&site, site.namespace.name(), &[&CLUSTER, &OWN]).await;
+    exactly(&site, &one, &[&CLUSTER, &MODELS]).await;
+    exactly(&site, &two, &[&CLUSTER, &MODELS]).await;
+    exactly(&site, &elsewhere, &[&CLUSTER]).await;
+    exactly(&site, "", &[&CLUSTER]).await;
+}
+
+#[tokio::test]
+async fn a_gateway_of_all_namespaces_has_its_models_everywhere() {
+    let cluster = cluster().await;
+    let own = cluster.namespace("gateway").await.unwrap();
+    let elsewhere = cluster.namespace("elsewhere").await.unwrap();
+    let site = Site::with(cluster, own, Models::Everywhere).await;
+    exactly(&site, site.namespace.name(), &[&CLUSTER, &OWN, &MODELS]).await;
+    exactly(&site, &elsewhere, &[&CLUSTER, &MODELS]).await;
+    exactly(&site, "", &[&CLUSTER, &MODELS]).await;
+}

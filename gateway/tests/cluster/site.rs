@@ -1,0 +1,194 @@
+//! One installation: a namespace with a gateway's account in it, whose rights are those of the chart's manifests.
+
+use std::ops::Deref;
+
+use k8s_openapi::api::{
+    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+    coordination::v1::Lease,
+};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
+    core::GroupVersionKind,
+};
+use rouse_cluster::{Cluster, Link, Namespace, User, wait::PATIENCE};
+use rouse_gateway::controllers::election::{Claim, Election, Leases};
+use serde_json::{Value, json};
+use tokio::{
+    sync::watch,
+    time::{Duration, sleep, timeout},
+};
+
+use crate::support::{MANAGER, root};
+
+/// What its one Lease is called: the rights are for this name.
+pub(crate) const LEASE: &str = "rouse-controller";
+/// What the manifests call the gateway's own namespace, and its account.
+const OWN: &str = "rouse";
+const ACCOUNT: &str = "rouse-gateway";
+
+pub(crate) struct Site<'a> {
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) namespace: Namespace,
+    pub(crate) account: User,
+    /// The admin's.
+    pub(crate) admin: Client,
+}
+
+/// Where the models are that it may run.
+pub(crate) enum Models<'a> {
+    In(&'a [&'a str]),
+    Everywhere,
+}
+
+impl<'a> Site<'a> {
+    /// One whose models are in its own namespace.
+    pub(crate) async fn new(cluster: &'a Cluster, name: &str) -> Self {
+        let namespace = cluster.namespace(name).await.unwrap();
+        let own = namespace.name().to_owned();
+        Self::with(cluster, namespace, Models::In(&[&own])).await
+    }
+
+    pub(crate) async fn with(cluster: &'a Cluster, namespace: Namespace, models: Models<'_>) -> Self {
+        let admin = cluster.client().await.unwrap();
+        let account = cluster.service_account(&namespace, ACCOUNT).await.unwrap();
+        let site = Self { cluster, namespace, account, admin };
+        site.install("gateway.yaml", None).await;
+        match models {
+            Models::Everywhere => site.install("all-namespaces.yaml", None).await,
+            Models::In(namespaces) => {
+                for namespace in namespaces {
+                    site.install("namespace.yaml", Some(namespace)).await;
+                }
+            }
+        }
+        site.wait_for_rights(&models).await;
+        site
+    }
+
+    /// Applies one of the manifests, as for this installation and with bindings of its own: those are not all of one.
+    async fn install(&self, file: &str, into: Option<&str>) {
+        let text = std::fs::read_to_string(root("charts/rouse/rbac").join(file)).unwrap();
+        for document in text.split("---\n") {
+            let mut object: Value = serde_saphyr::from_str(document).unwrap();
+            for place in ["/metadata/namespace", "/subjects/0/namespace"] {
+                match object.pointer_mut(place) {
+                    Some(place) if place == OWN => *place = json!(self.namespace.name()),
+                    _ => {}
+                }
+            }
+            if object["kind"] == "ClusterRoleBinding" {
+                let name = object["metadata"]["name"].as_str().unwrap();
+                object["metadata"]["name"] = json!(format!("{name}-{}", self.namespace.name()));
+            }
+            self.apply(&object, into).await;
+        }
+    }
+
+    async fn apply(&self, object: &Value, into: Option<&str>) {
+        let kind = object["kind"].as_str().unwrap();
+        let version = object["apiVersion"].as_str().unwrap();
+        let (group, version) = version.split_once('/').unwrap_or(("", version));
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        let namespace = object["metadata"]["namespace"].as_str().or(into);
+        let api: Api<DynamicObject> = match namespace {
+            Some(namespace) => Api::namespaced_with(self.admin.clone(), namespace, &resource),
+            None => Api::all_with(self.admin.clone(), &resource),
+        };
+        let name = object["metadata"]["name"].as_str().unwrap();
+        api.patch(name, &PatchParams::apply(MANAGER), &Patch::Apply(object)).await.unwrap();
+    }
+
+    /// The authoriser sees roles and bindings by watches of its own, each in its own time: one right of each is asked for.
+    async fn wait_for_rights(&self, models: &Models<'_>) {
+        let client = self.client().await;
+        let mut asked = vec![
+            right("coordination.k8s.io", "leases", "create", self.namespace.name()),
+            right("rouse.dev", "acceleratorpools/status", "update", ""),
+        ];
+        match models {
+            Models::Everywhere => asked.push(right("apps", "deployments", "delete", "")),
+            Models::In(all) => {
+                asked.extend(all.iter().map(|one| right("apps", "deployments", "delete", one)))
+            }
+        }
+        for right in asked {
+            let seen = async {
+                while !may(&client, right.clone()).await {
+                    sleep(Duration::from_millis(20)).await;
+                }
+            };
+            timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("it was never given {right:?}"));
+        }
+    }
+
+    /// The gateway's, for the runtime that calls.
+    pub(crate) async fn client(&self) -> Client {
+        self.cluster.client_as(&self.account).await.unwrap()
+    }
+
+    /// The same by way of a link.
+    pub(crate) async fn client_by(&self, link: &Link) -> Client {
+        link.client(&self.account).await.unwrap()
+    }
+
+    pub(crate) fn leases(&self, client: Client) -> Leases {
+        Leases::new(client, &self.namespace, LEASE)
+    }
+
+    /// The lease as one that held it in the epoch before this has given it back.
+    pub(crate) async fn next_epoch(&self, epoch: u64) {
+        let leases: Api<Lease> = self.namespace.api();
+        let lease = json!({
+            "metadata": { "name": LEASE },
+            "spec": { "holderIdentity": "", "leaseTransitions": epoch - 1, "leaseDurationSeconds": 15 },
+        });
+        leases.create(&PostParams::default(), &serde_json::from_value(lease).unwrap()).await.unwrap();
+    }
+
+    /// A gateway of this site that leads.
+    pub(crate) async fn leader(&self, name: &str) -> (Election, Claim) {
+        let election = Election::start(self.leases(self.client().await), name.to_owned());
+        let claim = gained(&mut election.claim()).await;
+        (election, claim)
+    }
+
+    pub(crate) async fn lease(&self) -> Option<Lease> {
+        self.namespace.api::<Lease>().get_opt(LEASE).await.unwrap()
+    }
+}
+
+impl Deref for Site<'_> {
+    type Target = Namespace;
+
+    fn deref(&self) -> &Namespace {
+        &self.namespace
+    }
+}
+
+/// Waits until this one leads.
+pub(crate) async fn gained(claims: &mut watch::Receiver<Option<Claim>>) -> Claim {
+    let gained = timeout(PATIENCE, claims.wait_for(|claim| claim.is_some_and(|claim| claim.holds()))).await;
+    gained.expect("it never leads").unwrap().unwrap()
+}
+
+/// The right to do this with these; `resource` may be one with a subresource. No namespace: in all of them.
+pub(crate) fn right(group: &str, resource: &str, verb: &str, namespace: &str) -> ResourceAttributes {
+    let (resource, below) = resource.split_once('/').map_or((resource, None), |(one, two)| (one, Some(two)));
+    ResourceAttributes {
+        group: Some(group.to_owned()),
+        resource: Some(resource.to_owned()),
+        subresource: below.map(str::to_owned),
+        verb: Some(verb.to_owned()),
+        namespace: Some(namespace.to_owned()),
+        ..ResourceAttributes::default()
+    }
+}
+
+/// Whether the API server says that this client has it.
+pub(crate) async fn may(client: &Client, right: ResourceAttributes) -> bool {
+    let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(right), ..Default::default() };
+    let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+    let answered = Api::all(client.clone()).create(&PostParams::default(), &review).await.unwrap();
+    answered.status.unwrap().allowed
+}

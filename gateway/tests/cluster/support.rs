@@ -1,0 +1,154 @@
+//! What several tests need: the definitions in a cluster, pools, and every revision of one.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use futures_util::StreamExt as _;
+use http::{Request, Response};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{Patch, PatchParams, PostParams, WatchEvent, WatchParams},
+    client::Body,
+    core,
+    runtime::wait::{await_condition, conditions},
+};
+use rouse::units::Bytes;
+use rouse_cluster::{Cluster, wait::PATIENCE};
+use rouse_gateway::controllers::{
+    booking::Wanted,
+    crd::{self, AcceleratorPool, AcceleratorPoolStatus, Quantity, ledger::ObjectName},
+};
+use serde_json::{Value, json};
+use tokio::{
+    sync::{OnceCell, watch},
+    time::timeout,
+};
+
+pub(crate) const MANAGER: &str = "tests";
+
+/// The file of the repository at this path.
+pub(crate) fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(path)
+}
+
+/// The cluster that all tests share, which knows our kinds.
+pub(crate) async fn cluster() -> &'static Cluster {
+    static DEFINED: OnceCell<()> = OnceCell::const_new();
+    let cluster = Cluster::shared();
+    DEFINED.get_or_init(|| define(cluster)).await;
+    cluster
+}
+
+/// Tells a cluster our kinds, and waits until it serves them.
+pub(crate) async fn define(cluster: &Cluster) {
+    let client = cluster.client().await.unwrap();
+    for definition in crd::all() {
+        let name = definition.metadata.name.clone().unwrap();
+        let answer = apply_definition(&client, &serde_json::to_value(&definition).unwrap()).await;
+        assert!(answer.status().is_success(), "{name}: {:?}", answer.status());
+        let kinds: Api<CustomResourceDefinition> = Api::all(client.clone());
+        let served = await_condition(kinds, &name, conditions::is_crd_established());
+        timeout(PATIENCE, served).await.unwrap_or_else(|_| panic!("{name} is not served")).unwrap();
+    }
+}
+
+/// The whole answer: warnings stand in its head.
+pub(crate) async fn apply_definition(client: &Client, definition: &Value) -> Response<Body> {
+    let name = definition["metadata"]["name"].as_str().unwrap();
+    let path = <CustomResourceDefinition as kube::Resource>::url_path(&(), None);
+    let patch = Patch::Apply(definition);
+    let request = core::Request::new(path).patch(name, &PatchParams::apply(MANAGER), &patch).unwrap();
+    client.send(request.map(Body::from)).await.unwrap()
+}
+
+/// A request of which the client library knows nothing.
+pub(crate) async fn get(client: &Client, path: &str, accept: &str) -> Value {
+    let request = Request::get(path).header("accept", accept).body(Vec::new()).unwrap();
+    client.request(request).await.unwrap()
+}
+
+/// A pool of this name, with so much to grant.
+pub(crate) async fn pool(client: &Client, name: &str, total: Bytes) -> AcceleratorPool {
+    let pools: Api<AcceleratorPool> = Api::all(client.clone());
+    let spec = json!({ "nodeSelector": { "inference-pool": name } });
+    let object = AcceleratorPool::new(name, serde_json::from_value(spec).unwrap());
+    let mut made = pools.create(&PostParams::default(), &object).await.unwrap();
+    let total = Some(Quantity::from(total));
+    made.status = Some(AcceleratorPoolStatus { total, ..AcceleratorPoolStatus::default() });
+    pools.replace_status(name, &PostParams::default(), &made).await.unwrap()
+}
+
+pub(crate) fn names(all: &[&str]) -> BTreeSet<String> {
+    all.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// What the first engine of this model needs, on one accelerator.
+pub(crate) fn wanted(model: &str, bytes: Bytes) -> Wanted {
+    let model = ObjectName::new("default", model);
+    Wanted { model, replica: 0, count: 1, bytes, host_bytes: Bytes::ZERO, quota: None }
+}
+
+/// Every revision of one pool, from one on, in their order.
+pub(crate) struct Revisions {
+    seen: watch::Receiver<Vec<AcceleratorPool>>,
+    pools: Api<AcceleratorPool>,
+    name: String,
+}
+
+impl Revisions {
+    /// Of this pool, from what it is here on.
+    pub(crate) fn of(client: &Client, from: &AcceleratorPool) -> Self {
+        let pools: Api<AcceleratorPool> = Api::all(client.clone());
+        let (told, seen) = watch::channel(vec![from.clone()]);
+        tokio::spawn(follow(pools.clone(), told));
+        Self { seen, pools, name: from.name_any() }
+    }
+
+    /// All up to now.
+    pub(crate) async fn all(&mut self) -> Vec<AcceleratorPool> {
+        let now = self.pools.get(&self.name).await.unwrap().resource_version();
+        let there = self.seen.wait_for(|all| all.last().unwrap().resource_version() == now);
+        timeout(PATIENCE, there).await.expect("the watch is behind").unwrap().clone()
+    }
+}
+
+async fn follow(pools: Api<AcceleratorPool>, told: watch::Sender<Vec<AcceleratorPool>>) {
+    let last = || told.borrow().last().map(|pool| (pool.name_any(), pool.resource_version().unwrap()));
+    // An API server ends each watch some time, in order; the next goes on where that stopped.
+    while let Some((name, version)) = last() {
+        let only = WatchParams::default().fields(&format!("metadata.name={name}"));
+        let events = pools.watch(&only, &version).await.unwrap();
+        let mut events = std::pin::pin!(events);
+        while let Some(event) = events.next().await {
+            match event.unwrap() {
+                WatchEvent::Modified(pool) => told.send_modify(|all| all.push(pool)),
+                WatchEvent::Bookmark(_) => {}
+                other => panic!("{other:?}"),
+            }
+            if told.is_closed() {
+                return;
+            }
+        }
+    }
+}
+
+/// What must hold of every revision of every pool.
+pub(crate) fn check_books(revisions: &[AcceleratorPool]) {
+    let mut epoch = 0;
+    for pool in revisions {
+        let status = pool.status.as_ref().unwrap();
+        let bytes = |text: &Option<Quantity>| text.as_ref().map(|text| text.bytes().unwrap());
+        let (total, allocated) = (bytes(&status.total).unwrap(), status.ledger.allocated());
+        assert!(allocated <= total, "{allocated} of {total} granted in {status:?}");
+        if let Some(told) = bytes(&status.allocated) {
+            assert_eq!(told, allocated, "{status:?}");
+            assert_eq!(bytes(&status.available), Some(total.saturating_sub(allocated)));
+            assert_eq!(status.count as usize, status.ledger.reservations.len());
+        }
+        assert!(status.epoch >= epoch, "under {} after {epoch}", status.epoch);
+        epoch = status.epoch;
+    }
+}
