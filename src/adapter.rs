@@ -6,7 +6,6 @@
 //! and cannot meet a stale one.
 
 mod counters;
-mod http;
 pub mod paths;
 mod sleep;
 
@@ -17,7 +16,7 @@ use serde_json::{Value, json};
 use crate::{fault::Cause, fleet::event::Verdict};
 
 pub use counters::Counters;
-use http::Caller;
+use crate::caller::Caller;
 
 /// The calls that an engine understands for sleep and wake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

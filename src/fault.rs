@@ -135,6 +135,10 @@ pub enum Cause {
     Stopped,
     Unreachable,
     AcceleratorLost,
+    /// No node takes its Pod.
+    Unschedulable,
+    /// What its Pod is made of cannot be run: a template that the API server refuses, an image that is not to be had.
+    Unrunnable,
 }
 
 /// A limit of a key, and how far it is used up.
@@ -244,6 +248,8 @@ impl std::fmt::Display for Cause {
             Self::Stopped => f.write_str("stopped"),
             Self::Unreachable => f.write_str("unreachable"),
             Self::AcceleratorLost => f.write_str("accelerator_lost"),
+            Self::Unschedulable => f.write_str("unschedulable"),
+            Self::Unrunnable => f.write_str("unrunnable"),
         }
     }
 }

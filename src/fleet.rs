@@ -179,6 +179,12 @@ impl Fleet {
         self.planner.deadline_after(planned).into_iter().chain(self.dispatch.deadlines_after(planned)).min()
     }
 
+    /// Why nothing else is done about each model of which there is more to say than its state, and whether that is for want of
+    /// memory: as this plan found it.
+    pub fn reasons<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = (&'a ModelName, &'a str, bool)> {
+        plan.why.reasons.iter().map(|(model, reason)| (model, reason.text.as_str(), reason.is_of_memory()))
+    }
+
     /// The plan's reasons in words, once its commands are recorded and before anything else is. Most turns are decided
     /// without anybody asking.
     #[must_use]
@@ -213,6 +219,12 @@ impl Fleet {
     #[must_use]
     pub fn learned(&self) -> BTreeMap<ModelName, Learned> {
         self.planner.models.iter().map(|(name, model)| (name.clone(), model.learned)).collect()
+    }
+
+    /// The same of one model.
+    #[must_use]
+    pub fn learned_of(&self, model: &ModelName) -> Option<Learned> {
+        self.planner.models.get(model).map(|model| model.learned)
     }
 
     /// What is configured of this model; `None` when it is not, or no longer.

@@ -14,13 +14,14 @@
 //!   tokio, no hyper. Time comes in as a [`units::Tick`]; every decision comes out with its reason.
 //! * **carry**: [`lease`], [`openai`], [`relay`], [`client`], [`tcp`], [`aside`]: holds requests, counts them, moves their
 //!   bytes.
-//!   [`adapter`], [`process`], [`nvml`], [`limits`], [`files`]: what engines, their processes, accelerators and files are
+//!   [`caller`], [`adapter`], [`process`], [`nvml`], [`limits`], [`files`]: what engines, their processes, accelerators and files are
 //!   asked. [`wire`]: what the parts of Rouse say to each other.
 //!
 //! The gateway's driver is the only caller of all three verbs, and the only reader of a clock.
 
 pub mod adapter;
 pub mod aside;
+pub mod caller;
 pub mod client;
 pub mod engine;
 pub mod fault;

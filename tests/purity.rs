@@ -54,6 +54,7 @@ const FORBIDDEN: [&[&str]; 31] = [
     // The carrying half, from inside the crate.
     &["crate", "adapter"],
     &["crate", "aside"],
+    &["crate", "caller"],
     &["crate", "lease"],
     &["crate", "nvml"],
     &["crate", "openai"],

@@ -24,14 +24,17 @@ use crate::{
     driver::{Handle, Journal},
     http::{self, admin::Parts},
     metrics::{Lost, Metrics},
-    platform::local::Local,
+    platform::Platform,
     serve::{Admin, Api, Stage},
     telemetry::{Telemetry, Wall},
 };
 
+mod cluster;
+mod home;
 mod reload;
 mod signals;
 
+use home::{Home, Next};
 use reload::Reload;
 use signals::{Asked, Signals};
 
@@ -81,9 +84,23 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     let journal = Journal::open(journal.as_deref()).context("cannot open the journal")?;
     let (events, received) = mpsc::channel(EVENTS);
     let current = config.load_full();
-    let platform = Arc::new(Local::start(Arc::clone(&current), events, clock)?);
+    let mut home = tokio::select! {
+        home = Home::start(&current, events, clock, &metrics) => home?,
+        // Only a cluster takes its time.
+        () = signals.terminate() => return Ok(ExitCode::SUCCESS),
+    };
+    let platform = home.platform();
+    let base = Config::clone(&current);
+    let current = match home.compose(&base) {
+        Some(composed) => {
+            config.store(Arc::new(composed));
+            config.load_full()
+        }
+        None => current,
+    };
+    platform.reconfigure(Arc::clone(&current));
     let (handle, driver) =
-        Handle::new(Arc::clone(&platform) as _, received, journal, Arc::clone(&metrics), clock);
+        Handle::new(Arc::clone(&platform), received, journal, Arc::clone(&metrics), clock);
     handle.tell(Event::Configured { configuration: Box::new(current.core.clone()) });
 
     let telemetry = Telemetry::start(&current, &lost)?;
@@ -103,7 +120,7 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     let mut api = tokio::spawn(serving.ended());
     let mut admin = tokio::spawn(admin.run(watched));
     let mut reload =
-        Reload { source, config: Arc::clone(&config), handle: handle.clone(), metrics, platform, looks: 0 };
+        Reload { source, base, config: Arc::clone(&config), handle: handle.clone(), metrics, platform, looks: 0 };
     loop {
         tokio::select! {
             asked = signals.next() => {
@@ -116,11 +133,15 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
                 }
                 if matches!(asked, Asked::Reload) {
                     telemetry.reopen();
-                    reload.again();
+                    reload.again(&mut home);
                 } else {
-                    reload.look();
+                    reload.look(&mut home);
                 }
             }
+            next = home.next() => match next {
+                Next::Objects => reload.objects(&mut home),
+                Next::Ended => anyhow::bail!("a task without which this gateway must not go on ended"),
+            },
             ended = &mut driver => {
                 // Without it nothing wakes any more. Engines live on, and are adopted by the next start.
                 return Err(ended.err().map_or_else(|| anyhow::anyhow!("the driver ended"), Into::into));
@@ -134,7 +155,8 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     // The keeper lets go of the platform when its task is dropped.
     drop(keeper.await);
     telemetry.close().await;
-    reload.close().await;
+    drop(reload);
+    home.close().await;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -152,7 +174,7 @@ fn parts(
     handle: &Handle,
     config: &Arc<ArcSwap<Config>>,
     metrics: &Arc<Metrics>,
-    platform: &Arc<Local>,
+    platform: &Arc<dyn Platform>,
 ) -> Parts {
     let (metrics, measured, platform) = (Arc::clone(metrics), handle.clone(), Arc::downgrade(platform));
     Parts {
@@ -167,7 +189,7 @@ fn parts(
         }),
         logs: Arc::new(move |model, replica| {
             let engine = EngineId::new(model.clone(), replica);
-            platform.upgrade().map(|platform| platform.log(&engine))
+            platform.upgrade().and_then(|platform| platform.log(&engine))
         }),
     }
 }
@@ -187,7 +209,7 @@ fn announce(config: &Config, demonstration: bool, api: &Api, admin: &Admin) {
 }
 
 /// Gives idle clocks and learned values to the platform, for the next start.
-async fn keep(handle: Handle, platform: Arc<Local>) {
+async fn keep(handle: Handle, platform: Arc<dyn Platform>) {
     let mut every = tokio::time::interval(KEEP_EVERY);
     loop {
         every.tick().await;
@@ -233,7 +255,9 @@ impl End {
             () = signals.terminate() => {}
         }
         // Whoever still holds or awaits an engine is told so, in its stream or as a 503.
-        self.handle.tell(Event::Shutdown { stop_engines: self.config.shutdown.stop_engines });
+        // In a cluster they are everybody's.
+        let stop_engines = self.config.shutdown.stop_engines && self.config.kubernetes.is_none();
+        self.handle.tell(Event::Shutdown { stop_engines });
         let stop = self.config.core.settings.timeouts.stop_grace.duration() + Duration::from_secs(10);
         if tokio::time::timeout(stop, &mut self.driver).await.is_err() {
             tracing::error!("engines did not end in time; they are adopted or ended at the next start");

@@ -11,6 +11,7 @@ mod engine;
 mod error;
 mod file;
 mod keys;
+mod kubernetes;
 mod machine;
 mod model;
 mod passage;
@@ -36,6 +37,7 @@ pub use self::{
     error::{At, Errors, Problem},
     file::{load, parse},
     keys::{Hash, Key, Keys, Models},
+    kubernetes::{Kubernetes, Watched},
     passage::Passage,
     source::Source,
     telemetry::{AccessLog, Telemetry},
@@ -87,6 +89,8 @@ pub struct Config {
     pub log_cap: Bytes,
     pub access_log: AccessLog,
     pub telemetry: Telemetry,
+    /// `platform: kubernetes`; `None` on one machine.
+    pub kubernetes: Option<Kubernetes>,
     /// Who may use the API; anybody when it is empty.
     pub keys: Keys,
     /// `keys: none`: that anybody may use the API is meant so.

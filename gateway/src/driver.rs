@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use rouse::{
     engine::Door,
+    fault::Fault,
     fleet::{
         Fleet, Plan,
-        command::Command,
+        command::{Command, Why},
         event::{Event, Verdict, Waiter, WaiterId},
     },
     units::{Generation, Tick},
@@ -171,10 +172,17 @@ impl Driver {
 
     fn execute(&mut self, now: Tick, again: &mut Vec<Event>) {
         let commands = std::mem::take(&mut self.plan.commands);
+        let has_gates = self.platform.has_gates();
+        // What ends with this gateway alone ends here alone: others pass the same gates.
+        let elsewhere = |command: &Command| match command {
+            Command::CloseGate { why, .. } => has_gates && *why != Why::Shutdown,
+            Command::Revoke { fault, .. } => has_gates && *fault != Fault::ShuttingDown,
+            _ => has_gates,
+        };
         for command in &commands {
             match command {
                 Command::CloseGate { engine, generation, .. } => {
-                    again.extend(self.gates.close(engine, *generation))
+                    again.extend(self.gates.close(engine, *generation, elsewhere(command)))
                 }
                 Command::Revoke { engine, generation, fault } => {
                     self.gates.revoke(engine, *generation, fault)
@@ -186,16 +194,20 @@ impl Driver {
         let changes = self.fleet.take_changes();
         self.gates.follow(&self.fleet, &changes, self.platform.as_ref());
         self.shared.publish(&self.fleet, &changes, &self.gates);
+        self.platform.follow(&self.fleet, &self.plan, &changes);
         for command in commands {
             match command {
-                Command::OpenGate { engine, .. } => {
+                Command::OpenGate { ref engine, .. } => {
                     // A plan may open a gate and close it again; closes went first, so the last word is the fleet's.
                     if self
                         .fleet
-                        .engine(&engine)
+                        .engine(engine)
                         .is_some_and(|e| !matches!(e.door, Door::Closed | Door::Held))
                     {
-                        self.gates.open(&engine);
+                        self.gates.open(engine);
+                        if elsewhere(&command) {
+                            self.platform.submit(command);
+                        }
                     }
                 }
                 Command::Grant { waiter, engine, canary, .. } => {
@@ -210,7 +222,7 @@ impl Driver {
                 }
                 Command::Refuse { waiter, fault } => self.queue.refuse(waiter, fault),
                 Command::Finish { operation, outcome } => self.shared.finish(operation, outcome),
-                Command::CloseGate { .. } | Command::Revoke { .. } => {}
+                Command::CloseGate { .. } | Command::Revoke { .. } if !elsewhere(&command) => {}
                 command => self.platform.submit(command),
             }
         }

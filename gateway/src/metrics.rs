@@ -72,6 +72,7 @@ pub struct Metrics {
     /// Without labels, and without a series where there is no certificate: 0 would be one that ended long ago.
     certificate: IntGaugeVec,
     keys: Arc<keys::Families>,
+    writes: IntCounterVec,
 }
 
 impl Default for Metrics {
@@ -84,6 +85,12 @@ impl Metrics {
     #[must_use]
     pub fn new() -> Self {
         Self::with(&Lost::new())
+    }
+
+    /// Where writes to the Kubernetes API are counted, by kind and outcome.
+    #[must_use]
+    pub fn writes(&self) -> IntCounterVec {
+        self.writes.clone()
     }
 
     /// With counters that others hold already.
@@ -131,6 +138,16 @@ impl Metrics {
                 valid(IntCounter::new(
                     "rouse_connections_moved_total",
                     "Connections that another thread serves than the one that accepted them",
+                )),
+            ),
+            writes: register(
+                &registry,
+                valid(IntCounterVec::new(
+                    Opts::new(
+                        "rouse_kubernetes_writes_total",
+                        "Writes to the Kubernetes API, by the object's kind and how they ended",
+                    ),
+                    &["kind", "outcome"],
                 )),
             ),
             swaps: register(

@@ -1,12 +1,20 @@
 //! Where engines run. A platform executes and observes; it decides nothing.
 
+mod contact;
+pub mod kubernetes;
 pub mod local;
+mod ready;
+mod watch;
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
-use rouse::{fleet::command::Command, model::EngineId, units::Generation};
+use rouse::{
+    fleet::{Changes, Fleet, Plan, command::Command, event::Learned},
+    model::{EngineId, ModelName},
+    units::{Generation, Tick},
+};
 
-use crate::routes::Reported;
+use crate::{config::Config, routes::Reported};
 
 /// Executes commands. `submit` starts the work and returns; every outcome comes back as an event on the channel that
 /// the platform was made with, carrying the engine and generation of the command.
@@ -17,5 +25,38 @@ pub trait Platform: Send + Sync {
     fn reported(&self, engine: &EngineId, generation: Generation) -> Arc<Reported> {
         let _ = (engine, generation);
         Arc::default()
+    }
+
+    /// From here on launches and probes go by `config`. Engines that run are not touched: stopping what is no longer
+    /// configured is decided elsewhere.
+    fn reconfigure(&self, config: Arc<Config>) {
+        let _ = config;
+    }
+
+    /// There is a gate in front of each engine, which others pass as well: the platform is given `CloseGate`, `OpenGate` and
+    /// `Revoke`, too, and says when an engine is drained.
+    fn has_gates(&self) -> bool {
+        false
+    }
+
+    /// What was decided and is recorded: for whoever tells others of it. Called once a turn.
+    fn follow(&self, fleet: &Fleet, plan: &Plan, changes: &Changes) {
+        let _ = (fleet, plan, changes);
+    }
+
+    /// Keeps an engine's idle clock for the next start of the gateway. Cheap; called every few seconds.
+    fn note_idle(&self, engine: &EngineId, generation: Generation, last_end: Tick) {
+        let _ = (engine, generation, last_end);
+    }
+
+    /// Keeps what was learned for the next start; what is `None` now keeps its earlier value.
+    fn save_learned(&self, learned: BTreeMap<ModelName, Learned>) {
+        let _ = learned;
+    }
+
+    /// The log of this engine, where it is a file of this machine. There may be no such file yet.
+    fn log(&self, engine: &EngineId) -> Option<PathBuf> {
+        let _ = engine;
+        None
     }
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
-use super::{Adapter, Health, SleepApi, http::Failure};
+use super::{Adapter, Health, SleepApi};
+use crate::caller::Failure;
 use crate::{fault::Cause, model::Level};
 
 /// Longer than any deadline the decisions set.

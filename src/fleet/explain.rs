@@ -90,6 +90,11 @@ impl Reason {
         }
     }
 
+    /// It waits for memory that others hold, or that there is not.
+    pub(super) const fn is_of_memory(&self) -> bool {
+        matches!(self.class, Class::Memory { .. } | Class::Never { .. })
+    }
+
     /// Nothing will come of waiting.
     pub(super) const fn is_final(&self) -> bool {
         self.refuse

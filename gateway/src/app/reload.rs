@@ -5,11 +5,12 @@ use std::{path::PathBuf, sync::Arc};
 use arc_swap::ArcSwap;
 use rouse::fleet::event::Event;
 
+use super::Home;
 use crate::{
     config::{self, Config, Diff, Source},
     driver::Handle,
     metrics::{Metrics, Outcome},
-    platform::local::Local,
+    platform::Platform,
 };
 
 /// Of the entries that reloads replaced so many are kept: the engines of older ones are gone.
@@ -17,10 +18,12 @@ const MOST_FORMER: usize = 64;
 
 pub(super) struct Reload {
     pub(super) source: Source,
+    /// What the source said last, without what the cluster's objects add.
+    pub(super) base: Config,
     pub(super) config: Arc<ArcSwap<Config>>,
     pub(super) handle: Handle,
     pub(super) metrics: Arc<Metrics>,
-    pub(super) platform: Arc<Local>,
+    pub(super) platform: Arc<dyn Platform>,
     /// How often [`Self::look`] was called.
     pub(super) looks: u32,
 }
@@ -30,7 +33,7 @@ const LOOKS: u32 = 24;
 
 impl Reload {
     /// Reads the source again. An invalid one is refused whole, with everything that is wrong in it; what ran goes on.
-    pub(super) fn again(&mut self) {
+    pub(super) fn again(&mut self, home: &mut Home) {
         let new = match self.source.load() {
             Ok(new) => new,
             Err(errors) => {
@@ -40,10 +43,34 @@ impl Reload {
             }
         };
         let old = self.config.load_full();
+        let (base, _) = merged(&self.base, new.clone());
+        let new = home.compose(&base).unwrap_or(new);
+        self.base = base;
         let (new, diff) = merged(&old, new);
         if diff.is_empty() {
             return;
         }
+        self.replace(new, &diff);
+        self.metrics.reloaded(Outcome::Done);
+        // Last, so that whoever reads it can count on it.
+        tracing::info!("configuration reloaded: {diff}");
+    }
+
+    /// The cluster's objects mean something else than before.
+    pub(super) fn objects(&mut self, home: &mut Home) {
+        let Some(new) = home.compose(&self.base) else { return };
+        let (accelerators, old) = (new.core.accelerators.clone(), self.config.load_full());
+        let (mut new, diff) = merged(&old, new);
+        // Pools come and go.
+        new.core.accelerators = accelerators;
+        if diff.is_empty() && new.core.accelerators == old.core.accelerators {
+            return;
+        }
+        self.replace(new, &diff);
+        tracing::info!("the cluster's objects changed: {diff}");
+    }
+
+    fn replace(&mut self, new: Config, diff: &Diff) {
         if diff.settings.contains(&"tls") {
             for doubt in
                 config::check(&new).warnings.iter().filter(|problem| problem.text.starts_with("tls."))
@@ -51,7 +78,7 @@ impl Reload {
                 tracing::warn!("{}", doubt.display(&new.origin));
             }
         }
-        if let Some(text) = super::restart_needed(&diff) {
+        if let Some(text) = super::restart_needed(diff) {
             tracing::warn!("{text}");
         }
         let new = Arc::new(new);
@@ -59,9 +86,6 @@ impl Reload {
         self.metrics.certificate_expires(new.tls.as_ref().and_then(config::Tls::expires));
         self.platform.reconfigure(Arc::clone(&new));
         self.handle.tell(Event::Configured { configuration: Box::new(new.core.clone()) });
-        self.metrics.reloaded(Outcome::Done);
-        // Last, so that whoever reads it can count on it.
-        tracing::info!("configuration reloaded: {diff}");
     }
 
     /// The certificates' files: those that are in use, and those that the source names by now. The latter may come after
@@ -77,11 +101,11 @@ impl Reload {
     }
 
     /// What no event tells of, once an hour: certificates that changed behind a link, or that come to their end.
-    pub(super) fn look(&mut self) {
+    pub(super) fn look(&mut self, home: &mut Home) {
         let config = self.config.load_full();
         let Some(tls) = &config.tls else { return };
         if !tls.is_as_read() {
-            self.again();
+            self.again(home);
         }
         self.looks += 1;
         let tls = self.config.load_full();
@@ -89,17 +113,6 @@ impl Reload {
             && let Some(doubt) = tls.tls.as_ref().and_then(config::Tls::doubt)
         {
             tracing::warn!("{}", doubt.display(&tls.origin));
-        }
-    }
-
-    /// Saves what the platform keeps and unlocks its directory.
-    pub(super) async fn close(self) {
-        let Self { platform, .. } = self;
-        match Arc::try_unwrap(platform) {
-            Ok(platform) => platform.close().await,
-            Err(_) => {
-                tracing::debug!("the platform is still in use; its state was saved within the last second")
-            }
         }
     }
 }

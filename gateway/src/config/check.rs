@@ -84,7 +84,7 @@ fn misfit(core: &Configuration, spec: &ModelSpec) -> Option<String> {
 fn general(config: &Config) -> Vec<Problem> {
     let mut warnings = Vec::new();
     let mut warn = |text: &str| warnings.push(Problem::new(At::default(), text));
-    if config.core.models.is_empty() {
+    if config.core.models.is_empty() && config.kubernetes.is_none() {
         warn("there are no models: every request is answered 404");
     }
     if !config.api.ip().is_loopback() && !config.keys_none && config.keys.is_empty() {

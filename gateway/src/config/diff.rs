@@ -51,6 +51,7 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
         ("state", old.state != new.state),
         ("logs", old.log_cap != new.log_cap || old.access_log != new.access_log),
         ("telemetry", old.telemetry != new.telemetry),
+        ("kubernetes", old.kubernetes != new.kubernetes),
     ];
     diff.settings = changed(&settings);
     diff.needs_restart = changed(&restart);

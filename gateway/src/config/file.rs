@@ -10,7 +10,7 @@ use rouse::{model::Configuration, units::Bytes};
 use super::{
     Admin, At, Config, Errors, Problem, cors,
     devices::devices,
-    keys,
+    keys, kubernetes,
     machine::{Machine, default_state_dir},
     model, policy,
     reader::{Reader, Section},
@@ -53,7 +53,7 @@ pub(super) fn parse_on(machine: &Machine, text: &str, origin: &str) -> Result<Co
 }
 
 fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
-    refuse_later_keys(reader, root);
+    let kubernetes = kubernetes::kubernetes(reader, root);
     let (api, admin_listen) = root.sub(reader, "listen", |reader, listen| {
         let api = listen.read(reader, "api", address).map(|(api, _)| api);
         (api, listen.read(reader, "admin", address))
@@ -94,7 +94,7 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         models: found.models,
         former: Vec::new(),
         meters: devices.meters,
-        accelerators_auto: devices.auto,
+        accelerators_auto: devices.auto && kubernetes.is_none(),
         headroom,
         stream,
         timeouts,
@@ -105,22 +105,13 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         log_cap,
         access_log,
         telemetry,
+        kubernetes,
         keys: keys.keys,
         keys_none: keys.none,
         key_doubts: keys.doubts,
         origin: String::new(),
         places: found.places,
     }
-}
-
-/// A key whose meaning is settled but not built. Accepting it in silence would be a surprise.
-fn refuse_later_keys(reader: &mut Reader, root: &mut Section) {
-    root.read(reader, "platform", |reader, node| {
-        if reader.choice(node, &[("local", false), ("kubernetes", true)])? {
-            reader.not_yet(node.at);
-        }
-        Some(())
-    });
 }
 
 fn admin(

@@ -41,10 +41,6 @@ impl Reader {
         self.problems.push(Problem::new(at, text));
     }
 
-    pub(super) fn not_yet(&mut self, at: At) {
-        self.note(at, "not supported yet in this version");
-    }
-
     /// A text with `${env:NAME}` filled in.
     pub(super) fn text(&mut self, node: &Node) -> Option<String> {
         self.substituted(node, substitute::Place::Elsewhere)
@@ -223,6 +219,11 @@ impl Section {
             section.close(reader);
             value
         })
+    }
+
+    /// Where this key stands, if it is there and was not read yet.
+    pub(super) fn place_of(&self, key: &str) -> Option<At> {
+        self.entries.iter().find(|entry| entry.key == key).map(|entry| entry.value.at)
     }
 
     /// Says of every key that nobody asked for that it is unknown.

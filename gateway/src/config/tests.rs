@@ -154,7 +154,7 @@ fn what_is_no_mapping_is_refused() {
 fn keys_of_later_versions_are_known_but_not_silently_accepted() {
     let accepted = "platform: local\ntls: {}\nkeys: none\napi: {cors: {origins: []}}\n";
     assert!(read(accepted).unwrap().keys_none);
-    insta::assert_snapshot!(errors("platform: kubernetes\n"), @"rouse.yaml:1:11: platform: not supported yet in this version");
+    insta::assert_snapshot!(errors("platform: kubernetes\n"), @"rouse.yaml:1:11: kubernetes needs a section `kubernetes` with at least stubImage");
 }
 
 #[test]

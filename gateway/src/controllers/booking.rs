@@ -87,18 +87,7 @@ impl Ledger {
                 _ => Err(Refused::Held { has: known.sum() }),
             };
         }
-        let reservation = Reservation {
-            id: self.next,
-            model: wanted.model.clone(),
-            replica: wanted.replica,
-            count: wanted.count,
-            bytes: wanted.bytes,
-            host_bytes: wanted.host_bytes,
-            node: None,
-            accelerators: Vec::new(),
-            state: ReservationState::Reserved,
-            since: now,
-        };
+        let reservation = Reservation::new(self.next, wanted, now);
         let available = total.saturating_sub(self.allocated());
         if reservation.sum() > available {
             return Err(Refused::Full { wanted: reservation.sum(), available, total });
@@ -116,6 +105,16 @@ impl Ledger {
         self.next = id.checked_add(1).ok_or(Refused::Worn)?;
         self.reservations.push(reservation);
         Ok(id)
+    }
+
+    /// The engine runs: what it takes is booked, whether or not there is room for it.
+    pub fn adopt(&mut self, wanted: &Wanted, now: Tick) {
+        if self.of(&wanted.model, wanted.replica).is_none()
+            && let Some(next) = self.next.checked_add(1)
+        {
+            self.reservations.push(Reservation::new(self.next, wanted, now));
+            self.next = next;
+        }
     }
 
     /// The engine with this reservation is told to go: what it has stays booked until it is seen free.
@@ -140,6 +139,21 @@ impl Ledger {
 }
 
 impl Reservation {
+    fn new(id: u64, wanted: &Wanted, now: Tick) -> Self {
+        Self {
+            id,
+            model: wanted.model.clone(),
+            replica: wanted.replica,
+            count: wanted.count,
+            bytes: wanted.bytes,
+            host_bytes: wanted.host_bytes,
+            node: None,
+            accelerators: Vec::new(),
+            state: ReservationState::Reserved,
+            since: now,
+        }
+    }
+
     fn is_of(&self, wanted: &Wanted) -> bool {
         let sizes = (wanted.count, wanted.bytes, wanted.host_bytes);
         (self.count, self.bytes, self.host_bytes) == sizes

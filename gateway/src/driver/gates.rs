@@ -43,6 +43,8 @@ struct Held {
     endpoint: Endpoint,
     /// Closed, and its drain not reported yet.
     closing: bool,
+    /// Its drain is reported by the platform, which closes a gate that others pass as well.
+    elsewhere: bool,
     revoked: bool,
     queued: bool,
     /// In the routes.
@@ -105,20 +107,26 @@ impl Gates {
                 held.left_out = until;
                 batch.push(Event::LeftOut { engine: engine.clone(), generation, until });
             }
-            if held.closing && leases == 0 {
+            if held.closing && leases == 0 && !held.elsewhere {
                 held.closing = false;
                 batch.push(Event::Drained { engine: engine.clone(), generation });
             }
         }
     }
 
-    /// Its drain is reported by [`Self::sample`] once the last lease is gone; at once, when there never was a gate.
-    pub(super) fn close(&mut self, engine: &EngineId, generation: Generation) -> Option<Event> {
+    /// Its drain is reported by [`Self::sample`] once the last lease is gone, or by the platform, when the gate is `elsewhere`
+    /// as well; at once, when there never was a gate.
+    pub(super) fn close(
+        &mut self,
+        engine: &EngineId,
+        generation: Generation,
+        elsewhere: bool,
+    ) -> Option<Event> {
         let Some(held) = self.held.get_mut(engine).filter(|h| h.endpoint.generation == generation) else {
             return Some(Event::Drained { engine: engine.clone(), generation });
         };
         held.endpoint.gate.close();
-        held.closing = true;
+        (held.closing, held.elsewhere) = (true, elsewhere);
         None
     }
 
@@ -176,6 +184,7 @@ impl Gates {
                     reported: platform.reported(&engine.id, engine.generation),
                 },
                 closing: false,
+                elsewhere: false,
                 revoked: false,
                 queued: false,
                 public: false,
@@ -221,7 +230,7 @@ impl Gates {
 
     pub(super) fn open(&mut self, engine: &EngineId) {
         if let Some(held) = self.held.get_mut(engine) {
-            held.closing = false;
+            (held.closing, held.elsewhere) = (false, false);
             held.endpoint.gate.open();
         }
     }

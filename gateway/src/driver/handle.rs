@@ -166,11 +166,11 @@ impl Handle {
         });
         let driver = Driver {
             fleet: Fleet::new(),
+            gates: Gates::new(clock),
             platform,
             shared: Arc::clone(&shared),
             asks: received,
             events,
-            gates: Gates::new(clock),
             queue: Queue::default(),
             journal,
             recorder: Recorder::new(metrics),

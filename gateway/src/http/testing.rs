@@ -370,6 +370,7 @@ fn config() -> Config {
         access_log: config::AccessLog::Off,
         telemetry: config::Telemetry::default(),
         keys: config::Keys::default(),
+        kubernetes: None,
         keys_none: true,
         key_doubts: Vec::new(),
         origin: String::new(),

@@ -16,11 +16,12 @@
 //!   with every failing answer, so that a journal of a healthy night is short.
 
 mod adopt;
+mod fit;
 mod launch;
 mod life;
 mod log;
 mod meter;
-mod ready;
+
 mod store;
 mod supervisor;
 mod work;
@@ -31,7 +32,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use arc_swap::ArcSwap;
 use rouse::{
     fleet::{
         command::Command,
@@ -43,7 +43,7 @@ use rouse::{
 };
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use super::Platform;
+use super::{Platform, contact::Common};
 use crate::{config::Config, routes::Reported};
 use meter::Meters;
 use store::{Lock, Store};
@@ -64,16 +64,12 @@ pub struct Local {
 /// What every task of the platform uses.
 #[derive(Debug)]
 struct Shared {
-    config: ArcSwap<Config>,
-    events: mpsc::Sender<Event>,
-    clock: Clock,
+    common: Arc<Common>,
     store: Arc<Store>,
     meters: Arc<Meters>,
     lost: Mutex<BTreeSet<AcceleratorId>>,
     /// Given to engines that live, or are about to.
     ports: Mutex<BTreeSet<u16>>,
-    /// What engines say about themselves in their present lives.
-    reported: Mutex<BTreeMap<EngineId, (Generation, Arc<Reported>)>>,
 }
 
 impl Local {
@@ -84,39 +80,14 @@ impl Local {
         let (store, lock) = Store::open(&config.state)?;
         let shared = Arc::new(Shared {
             store: Arc::new(store),
-            config: ArcSwap::new(config),
-            events,
-            clock,
+            common: Common::new(config, events, clock),
             meters: Arc::default(),
             lost: Mutex::default(),
             ports: Mutex::default(),
-            reported: Mutex::default(),
         });
         let (commands, orders) = mpsc::unbounded_channel();
         let supervisor = Supervisor::new(Arc::clone(&shared));
         Ok(Self { commands, shared, supervisor: tokio::spawn(supervisor.run(orders)), lock })
-    }
-
-    /// From here on launches and probes go by `config`. Engines that run are not touched: stopping what is no longer
-    /// configured is decided elsewhere.
-    pub fn reconfigure(&self, config: Arc<Config>) {
-        self.shared.config.store(config);
-    }
-
-    /// Keeps an engine's idle clock for the next start of the gateway. Cheap; call it every few seconds.
-    pub fn note_idle(&self, engine: &EngineId, generation: Generation, last_end: Tick) {
-        self.shared.store.note_idle(engine, generation, last_end);
-    }
-
-    /// Keeps what was learned for the next start; what is `None` now keeps its earlier value.
-    pub fn save_learned(&self, learned: BTreeMap<ModelName, Learned>) {
-        self.shared.store.learn(learned);
-    }
-
-    /// The log of this engine. There may be no such file yet.
-    #[must_use]
-    pub fn log(&self, engine: &EngineId) -> PathBuf {
-        log::path(self.shared.store.folder(), engine)
     }
 
     /// Ends every task, saves what is unsaved and unlocks the state directory. Engines live on.
@@ -139,34 +110,29 @@ impl Platform for Local {
     }
 
     fn reported(&self, engine: &EngineId, generation: Generation) -> Arc<Reported> {
-        self.shared.reported(engine, generation)
+        self.shared.common.reported(engine, generation)
+    }
+
+    fn reconfigure(&self, config: Arc<Config>) {
+        self.shared.common.config.store(config);
+    }
+
+    fn note_idle(&self, engine: &EngineId, generation: Generation, last_end: Tick) {
+        self.shared.store.note_idle(engine, generation, last_end);
+    }
+
+    fn save_learned(&self, learned: BTreeMap<ModelName, Learned>) {
+        self.shared.store.learn(learned);
+    }
+
+    fn log(&self, engine: &EngineId) -> Option<PathBuf> {
+        Some(self.shared.log(engine))
     }
 }
 
 impl Shared {
-    /// Waits when the driver is behind: an outcome may be late, never lost.
-    async fn tell(&self, event: Event) {
-        if self.events.send(event).await.is_err() {
-            tracing::debug!("nobody listens to events any more");
-        }
-    }
-
     fn log(&self, engine: &EngineId) -> PathBuf {
         log::path(self.store.folder(), engine)
-    }
-
-    /// The same for everybody who asks about one life.
-    fn reported(&self, engine: &EngineId, generation: Generation) -> Arc<Reported> {
-        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
-        let (life, latest) = reported.entry(engine.clone()).or_default();
-        // Whoever still asks about an earlier life is answered with something that nobody writes to.
-        if *life > generation {
-            return Arc::default();
-        }
-        if *life < generation {
-            (*life, *latest) = (generation, Arc::default());
-        }
-        Arc::clone(latest)
     }
 
     /// This port belongs to an engine from here on.

@@ -20,7 +20,7 @@ use rouse_gateway::controllers::{
 use crate::{
     process::Gateway,
     site::Site,
-    support::{Revisions, check_books, cluster, pool, wanted},
+    support::{names, Revisions, check_books, cluster, pool, wanted},
 };
 
 const ROUNDS: u32 = 1000;
@@ -161,12 +161,12 @@ async fn a_pool_that_is_gone_and_a_leader_that_is_none_are_told_of() {
     assert!(matches!(outcome, Err(Error::NoPool(ref name)) if name == "nowhere"), "{outcome:?}");
 
     pool(&site.admin, "there", TOTAL).await;
-    let ledgers = books.take_over(["nowhere", "there"]).await.unwrap();
+    let ledgers = books.take_over(&names(&["nowhere", "there"])).await.unwrap();
     assert_eq!(ledgers.into_keys().collect::<Vec<_>>(), ["there"], "a pool that is gone is left out");
     let pools: Api<AcceleratorPool> = Api::all(site.admin.clone());
     let stamped = pools.get("there").await.unwrap();
     assert_eq!(stamped.status.as_ref().unwrap().epoch, claim.epoch);
-    books.take_over(["there"]).await.unwrap();
+    books.take_over(&names(&["there"])).await.unwrap();
     books.change("there", nothing).await.unwrap();
     let after = pools.get("there").await.unwrap();
     assert_eq!(after.resource_version(), stamped.resource_version(), "written although nothing changed");
@@ -174,6 +174,6 @@ async fn a_pool_that_is_gone_and_a_leader_that_is_none_are_told_of() {
     election.release().await;
     let outcome = books.change("there", nothing).await;
     assert!(matches!(outcome, Err(Error::NotLeading)), "{outcome:?}");
-    let outcome = books.take_over(["there"]).await;
+    let outcome = books.take_over(&names(&["there"])).await;
     assert!(matches!(outcome, Err(Error::NotLeading)), "{outcome:?}");
 }

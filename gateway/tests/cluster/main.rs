@@ -4,9 +4,12 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod books;
+#[path = "../it/support/client.rs"]
+mod client;
 mod columns;
 mod definitions;
 mod election;
+mod flows;
 mod objects;
 mod outages;
 mod process;
@@ -15,3 +18,4 @@ mod rights;
 mod site;
 mod stopped;
 mod support;
+mod world;

@@ -11,7 +11,7 @@ use rouse_gateway::controllers::{
 use crate::{
     process::Gateway,
     site::Site,
-    support::{Revisions, check_books, cluster, pool, wanted},
+    support::{names, Revisions, check_books, cluster, pool, wanted},
 };
 
 /// Of which one [`LAST`] is reserved from the beginning.
@@ -99,7 +99,7 @@ async fn what_was_under_way_when_another_took_over_is_refused() {
     assert_eq!(claim.epoch, EPOCH + 1);
     let books = Books::new(scene.site.client().await, next.claim());
     let name = scene.pool();
-    let ledgers = books.take_over([name.as_str()]).await.unwrap();
+    let ledgers = books.take_over(&names(&[&name])).await.unwrap();
     assert_eq!(ledgers[&name].reservations.len(), 1);
     let stamped = scene.version().await;
 
@@ -151,7 +151,7 @@ async fn who_believes_it_leads_is_refused_by_the_stamp_of_a_newer_leader() {
     };
     replaced(before.change("stamped", &mut reserve).await);
     assert_eq!(asked, 2, "who was replaced is not asked for anything");
-    assert!(matches!(before.take_over(["stamped"]).await, Err(Error::Replaced { .. })));
+    assert!(matches!(before.take_over(&names(&["stamped"])).await, Err(Error::Replaced { .. })));
 
     let all = revisions.all().await;
     check_books(&all);

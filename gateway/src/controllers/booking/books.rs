@@ -1,6 +1,6 @@
 //! The write: compare-and-set on the status of an AcceleratorPool, by whoever leads.
 
-use std::{collections::BTreeMap, convert::Infallible, time::Duration};
+use std::{collections::{BTreeMap, BTreeSet}, convert::Infallible, time::Duration};
 
 use kube::{Api, Client, api::PostParams};
 use tokio::{sync::watch, time};
@@ -58,14 +58,14 @@ impl Books {
     ///
     /// # Errors
     /// As [`Error`] says; some of the pools may be stamped then. Nothing is lost by asking again.
-    pub async fn take_over<'a>(
+    pub async fn take_over(
         &self,
-        pools: impl IntoIterator<Item = &'a str>,
+        pools: &BTreeSet<String>,
     ) -> Result<BTreeMap<String, Ledger>, Error<Infallible>> {
         let mut ledgers = BTreeMap::new();
         for pool in pools {
             match self.write(pool, |status| Ok(status.ledger.clone())).await {
-                Ok(ledger) => drop(ledgers.insert(pool.to_owned(), ledger)),
+                Ok(ledger) => drop(ledgers.insert(pool.clone(), ledger)),
                 Err(Error::NoPool(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -87,6 +87,24 @@ impl Books {
         let change = |status: &mut AcceleratorPoolStatus| {
             let may_grant = total(status);
             change(&mut status.ledger, may_grant)
+        };
+        self.write(pool, change).await
+    }
+
+    /// As [`Self::change`], of what the status says beside the ledger, its sums and its stamp. `wanted` is given what is
+    /// stored.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn survey(
+        &self,
+        pool: &str,
+        wanted: impl Fn(&AcceleratorPoolStatus) -> AcceleratorPoolStatus,
+    ) -> Result<(), Error<Infallible>> {
+        let change = |status: &mut AcceleratorPoolStatus| {
+            let AcceleratorPoolStatus { epoch, ledger, .. } = status.clone();
+            *status = AcceleratorPoolStatus { epoch, ledger, ..wanted(status) };
+            Ok(())
         };
         self.write(pool, change).await
     }

@@ -19,14 +19,14 @@ use tokio::{task, time};
 use super::{
     Shared,
     launch::{self, MARK},
-    life::{Contact, Start},
+    life::{Start, Tenant},
     store::{Entry, Phase},
 };
 
 /// For all questions to one engine. The whole adoption takes little longer: engines are asked side by side.
 const DEADLINE: Duration = Duration::from_millis(1200);
 
-type Adopted = (Arc<Contact>, Process, Start);
+type Adopted = (Arc<Tenant>, Process, Start);
 
 #[derive(Debug, thiserror::Error)]
 enum Leftover {
@@ -57,13 +57,13 @@ pub(super) async fn all(shared: &Arc<Shared>) -> Vec<Adopted> {
 
 async fn one(shared: &Arc<Shared>, engine: EngineId, entry: Entry) -> Option<Adopted> {
     match examine(shared, &engine, &entry).await {
-        Ok((contact, process, start, asleep)) => {
+        Ok((tenant, process, start, asleep)) => {
             shared.keep_port(entry.address.port());
             let ready = start != Start::Starting;
             tracing::info!(%engine, pid = entry.pid, ?start, "adopted");
             // One that had been ready and is silent has all of a start's time to answer, not what is left of its own.
             let silent = start == Start::Starting && entry.phase != Phase::Starting;
-            let started = if silent { shared.clock.now() } else { entry.started };
+            let started = if silent { shared.common.clock.now() } else { entry.started };
             let found = Found {
                 address: entry.address,
                 accelerators: entry.accelerators,
@@ -75,8 +75,8 @@ async fn one(shared: &Arc<Shared>, engine: EngineId, entry: Entry) -> Option<Ado
             };
             let generation = entry.generation;
             let event = Event::Adopted { engine, generation, found };
-            shared.tell(event).await;
-            Some((contact, process, start))
+            shared.common.tell(event).await;
+            Some((tenant, process, start))
         }
         Err(reason) => {
             tracing::warn!(%engine, pid = entry.pid, %reason, "left over: ended");
@@ -91,23 +91,23 @@ async fn examine(
     shared: &Arc<Shared>,
     engine: &EngineId,
     entry: &Entry,
-) -> Result<(Arc<Contact>, Process, Start, Option<Level>), Leftover> {
-    let config = shared.config.load_full();
+) -> Result<(Arc<Tenant>, Process, Start, Option<Level>), Leftover> {
+    let config = shared.common.config.load_full();
     let model = config.models.get(&engine.model).ok_or(Leftover::NotConfigured)?;
-    let contact = Contact::new(shared, engine.clone(), entry.generation, entry.address, Arc::clone(model));
-    let process = Process::adopted(entry.pid, contact.mark()).map_err(|_| Leftover::Gone)?;
+    let tenant = Tenant::new(shared, engine.clone(), entry.generation, entry.address, Arc::clone(model));
+    let process = Process::adopted(entry.pid, tenant.mark()).map_err(|_| Leftover::Gone)?;
     // Asked after the descriptor is held: from here on the pid cannot become another process unnoticed.
     if !same(entry) {
         return Err(Leftover::Gone);
     }
-    if !listens(entry, contact.mark()).await? {
+    if !listens(entry, tenant.mark()).await? {
         return match entry.phase {
-            Phase::Starting => Ok((contact, process, Start::Starting, None)),
+            Phase::Starting => Ok((tenant, process, Start::Starting, None)),
             Phase::Awake | Phase::Moving(_) | Phase::Asleep(_) => Err(Leftover::Unhealthy),
         };
     }
-    let (start, asleep) = ask(&contact, entry.phase).await?;
-    Ok((contact, process, start, asleep))
+    let (start, asleep) = ask(&tenant, entry.phase).await?;
+    Ok((tenant, process, start, asleep))
 }
 
 /// Whether the recorded process is the one that has its pid now.
@@ -132,12 +132,12 @@ async fn listens(entry: &Entry, mark: String) -> Result<bool, Leftover> {
 
 /// How the engine answers, held against what was recorded. One that is silent (it may be starting, or busy) is taken
 /// over as not ready: the decisions' deadline for starts ends it when it stays so.
-async fn ask(contact: &Arc<Contact>, recorded: Phase) -> Result<(Start, Option<Level>), Leftover> {
-    let health = async { tokio::join!(contact.adapter.health(DEADLINE), contact.adapter.asleep(DEADLINE)) };
+async fn ask(tenant: &Arc<Tenant>, recorded: Phase) -> Result<(Start, Option<Level>), Leftover> {
+    let health = async { tokio::join!(tenant.contact.adapter.health(DEADLINE), tenant.contact.adapter.asleep(DEADLINE)) };
     let (health, says_asleep) = time::timeout(DEADLINE, health).await.unwrap_or((Health::Silent, None));
     let health = match health {
         // Before it closed its gate the stub was there for an engine that served: it is watched as one that does.
-        Health::Gated if contact.model.stub => Health::Good,
+        Health::Gated if tenant.contact.model.stub => Health::Good,
         Health::Gated => Health::Bad,
         health => health,
     };
@@ -145,7 +145,7 @@ async fn ask(contact: &Arc<Contact>, recorded: Phase) -> Result<(Start, Option<L
         (Phase::Starting, _, _) => Ok((Start::Starting, None)),
         (Phase::Asleep(level), Some(true) | None, Health::Good | Health::Silent)
         | (Phase::Moving(level), Some(true), _) => {
-            contact.enter(Phase::Asleep(level)).await;
+            tenant.enter(Phase::Asleep(level)).await;
             Ok((Start::Asleep, Some(level)))
         }
         // Half awake, and at level 2 perhaps with noise for weights: not to be guessed at.

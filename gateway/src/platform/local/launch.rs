@@ -21,7 +21,7 @@ use tokio::task;
 
 use super::{
     Shared,
-    life::Contact,
+    life::Tenant,
     log,
     store::{Entry, Phase},
 };
@@ -73,18 +73,18 @@ pub(super) async fn launch(
     engine: EngineId,
     generation: Generation,
     accelerators: Vec<AcceleratorId>,
-) -> Option<(Arc<Contact>, Process)> {
+) -> Option<(Arc<Tenant>, Process)> {
     match start(shared, &engine, generation, &accelerators).await {
-        Ok((contact, process)) => {
-            let address = contact.address;
+        Ok((tenant, process)) => {
+            let address = tenant.contact.address;
             let started = Event::Started { engine, generation, address };
-            shared.tell(started).await;
-            Some((contact, process))
+            shared.common.tell(started).await;
+            Some((tenant, process))
         }
         Err(error) => {
             tracing::error!(%engine, %error, "cannot launch");
             let gone = Event::Gone { engine, generation, cause: error.cause() };
-            shared.tell(gone).await;
+            shared.common.tell(gone).await;
             None
         }
     }
@@ -95,8 +95,8 @@ async fn start(
     engine: &EngineId,
     generation: Generation,
     accelerators: &[AcceleratorId],
-) -> Result<(Arc<Contact>, Process), Error> {
-    let config = shared.config.load_full();
+) -> Result<(Arc<Tenant>, Process), Error> {
+    let config = shared.common.config.load_full();
     let model = config.models.get(&engine.model).ok_or(Error::NotConfigured)?;
     let spec = config.core.models.iter().find(|spec| spec.name == engine.model);
     let spec = spec.ok_or(Error::NotConfigured)?;
@@ -105,7 +105,7 @@ async fn start(
     let kv_cache = kv_cache(spec);
     let address = free_address(shared).map_err(Error::Port)?;
     let (host, port) = (address.ip(), address.port());
-    let now = shared.clock.now();
+    let now = shared.common.clock.now();
     let ids: Vec<&str> = accelerators.iter().map(AcceleratorId::as_str).collect();
     let plan = Plan {
         command: model.command_line(port, host, fraction, kv_cache),
@@ -130,8 +130,8 @@ async fn start(
         last_end: now,
     };
     shared.store.add(engine.clone(), entry).await;
-    let contact = Contact::new(shared, engine.clone(), generation, address, Arc::clone(model));
-    Ok((contact, process))
+    let tenant = Tenant::new(shared, engine.clone(), generation, address, Arc::clone(model));
+    Ok((tenant, process))
 }
 
 /// What a process of this engine's life has in its environment as [`MARK`]. Begins with the state directory, so that
@@ -154,7 +154,7 @@ fn free_address(shared: &Shared) -> io::Result<SocketAddr> {
 
 /// All the memory of the largest accelerator, by its meter, or as configured.
 async fn total(shared: &Shared, accelerators: &[AcceleratorId]) -> Bytes {
-    let config = shared.config.load_full();
+    let config = shared.common.config.load_full();
     let mut largest = Bytes::ZERO;
     for id in accelerators {
         let Some(known) = config.core.accelerators.iter().find(|a| a.id == *id) else {

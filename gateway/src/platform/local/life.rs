@@ -3,11 +3,10 @@
 //! Work is a future that this task polls, not a task of its own: an order that supersedes it, or the end of the
 //! process, drops it, and with it the connection it talks on. So nothing can report on behalf of a life that is over.
 
-use std::{future::pending, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{future::pending, net::SocketAddr, pin::Pin, sync::Arc};
 
 use nix::sys::signal::Signal;
 use rouse::{
-    adapter::Adapter,
     fault::Cause,
     fleet::event::{Event, Learned},
     model::{EngineId, Level},
@@ -26,7 +25,7 @@ use super::{
     store::Phase,
     work::{self, After, Watch, Work},
 };
-use crate::config::Model;
+use crate::{config::Model, platform::contact::Contact};
 
 /// What a life can be told.
 #[derive(Clone, Copy, Debug)]
@@ -48,20 +47,16 @@ pub(super) enum Start {
     Asleep,
 }
 
-/// Which engine, in which life, and how to speak to it.
+/// An engine whose process is on this machine.
 #[derive(Debug)]
-pub(super) struct Contact {
+pub(super) struct Tenant {
     pub(super) shared: Arc<Shared>,
-    pub(super) id: EngineId,
-    pub(super) generation: Generation,
-    pub(super) address: SocketAddr,
-    pub(super) model: Arc<Model>,
-    pub(super) adapter: Adapter,
+    pub(super) contact: Contact,
 }
 
 /// Until the process group is gone, or the gateway leaves.
 pub(super) async fn live(
-    contact: Arc<Contact>,
+    tenant: Arc<Tenant>,
     process: Process,
     mut orders: UnboundedReceiver<Order>,
     start: Start,
@@ -70,8 +65,8 @@ pub(super) async fn live(
     let (mut work, mut probe): (Option<Work>, Option<Work>) = (None, None);
     let mut health: Option<Watch> = None;
     match start {
-        Start::Starting => work = Some(Box::pin(work::become_ready(Arc::clone(&contact)))),
-        Start::Awake => health = Some(Box::pin(work::watch(Arc::clone(&contact), false))),
+        Start::Starting => work = Some(Box::pin(work::become_ready(Arc::clone(&tenant)))),
+        Start::Awake => health = Some(Box::pin(work::watch(Arc::clone(&tenant), false))),
         Start::Asleep => {}
     }
     let mut kill_at: Option<Instant> = None;
@@ -95,25 +90,25 @@ pub(super) async fn live(
                     stopping = true;
                 }
                 Some(_) if stopping => {}
-                Some(Order::Probe) => probe = Some(Box::pin(work::probe(Arc::clone(&contact)))),
+                Some(Order::Probe) => probe = Some(Box::pin(work::probe(Arc::clone(&tenant)))),
                 Some(Order::Hold) if work.is_some() => held = true,
                 Some(Order::Hold) => {
-                    health = Some(Box::pin(work::watch(Arc::clone(&contact), true)));
+                    health = Some(Box::pin(work::watch(Arc::clone(&tenant), true)));
                 }
                 Some(Order::Sleep(level)) => {
                     (probe, health, held) = (None, None, false);
-                    work = Some(Box::pin(work::sleep(Arc::clone(&contact), level)));
+                    work = Some(Box::pin(work::sleep(Arc::clone(&tenant), level)));
                 }
                 Some(Order::Wake(level)) => {
                     (probe, health, held) = (None, None, false);
-                    work = Some(Box::pin(work::wake(Arc::clone(&contact), level)));
+                    work = Some(Box::pin(work::wake(Arc::clone(&tenant), level)));
                 }
             },
             after = under_way(&mut work) => {
                 work = None;
                 if after == After::Watch {
                     let held = std::mem::take(&mut held);
-                    health = Some(Box::pin(work::watch(Arc::clone(&contact), held)));
+                    health = Some(Box::pin(work::watch(Arc::clone(&tenant), held)));
                 }
             }
             _ = under_way(&mut probe) => probe = None,
@@ -125,12 +120,13 @@ pub(super) async fn live(
         }
     }
     drop((work, probe, health));
-    bury(&contact, process, orders, stopping).await;
+    bury(&tenant, process, orders, stopping).await;
 }
 
 /// Ends what is left of the group, and only then reports.
-async fn bury(contact: &Contact, process: Process, orders: UnboundedReceiver<Order>, stopping: bool) {
-    let Contact { shared, id, generation, .. } = contact;
+async fn bury(tenant: &Tenant, process: Process, orders: UnboundedReceiver<Order>, stopping: bool) {
+    let Tenant { shared, contact } = tenant;
+    let Contact { id, generation, .. } = contact;
     let status = process.end().await;
     let cause = if stopping {
         Cause::Stopped
@@ -144,7 +140,7 @@ async fn bury(contact: &Contact, process: Process, orders: UnboundedReceiver<Ord
     shared.release_port(contact.address.port());
     // From here on the supervisor knows that a new life may begin; the driver learns it next.
     drop(orders);
-    shared.tell(Event::Gone { engine: id.clone(), generation: *generation, cause }).await;
+    shared.common.tell(Event::Gone { engine: id.clone(), generation: *generation, cause }).await;
 }
 
 async fn under_way<T>(work: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
@@ -161,7 +157,7 @@ async fn at(moment: Option<Instant>) {
     }
 }
 
-impl Contact {
+impl Tenant {
     pub(super) fn new(
         shared: &Arc<Shared>,
         id: EngineId,
@@ -169,42 +165,27 @@ impl Contact {
         address: SocketAddr,
         model: Arc<Model>,
     ) -> Arc<Self> {
-        Arc::new(Self {
-            shared: Arc::clone(shared),
-            id,
-            generation,
-            address,
-            adapter: Adapter::new(model.manner(), address),
-            model,
-        })
-    }
-
-    pub(super) fn health_timeout(&self) -> Duration {
-        self.shared.config.load().timeouts.health_timeout.duration()
+        let contact = Contact::new(&shared.common, id, generation, address, model);
+        Arc::new(Self { shared: Arc::clone(shared), contact })
     }
 
     /// As it stands in the environment of the engine's processes.
     pub(super) fn mark(&self) -> String {
-        format!("{MARK}={}", launch::mark(&self.shared, &self.id, self.generation))
+        let mark = launch::mark(&self.shared, &self.contact.id, self.contact.generation);
+        format!("{MARK}={mark}")
     }
 
     /// The process group; `None` when it is gone.
     pub(super) fn group(&self) -> Option<i32> {
         let engines = self.shared.store.engines();
-        engines.get(&self.id).map(|entry| entry.pid)
-    }
-
-    pub(super) fn explicit_memory(&self) -> bool {
-        let config = self.shared.config.load();
-        let spec = config.core.models.iter().find(|spec| spec.name == self.id.model);
-        spec.is_some_and(|spec| spec.explicit_memory)
+        engines.get(&self.contact.id).map(|entry| entry.pid)
     }
 
     pub(super) fn learned(&self) -> Option<Learned> {
-        self.shared.store.learned().get(&self.id.model).copied()
+        self.shared.store.learned().get(&self.contact.id.model).copied()
     }
 
     pub(super) async fn enter(&self, phase: Phase) {
-        self.shared.store.set_phase(&self.id, self.generation, phase).await;
+        self.shared.store.set_phase(&self.contact.id, self.contact.generation, phase).await;
     }
 }

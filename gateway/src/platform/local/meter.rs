@@ -81,18 +81,18 @@ impl Meters {
 impl Shared {
     /// Reads the meter and sends what it shows; an accelerator that vanished is reported once.
     pub(super) async fn measure(&self, accelerator: AcceleratorId) {
-        let file = self.config.load().meters.get(&accelerator).cloned();
+        let file = self.common.config.load().meters.get(&accelerator).cloned();
         match self.meters.read(accelerator.clone(), file).await {
             Ok(reading) => {
                 if self.set_lost(&accelerator, false) {
-                    self.tell(Event::AcceleratorBack { accelerator: accelerator.clone() }).await;
+                    self.common.tell(Event::AcceleratorBack { accelerator: accelerator.clone() }).await;
                 }
                 let by_engine = reading.by_pid.and_then(|by_pid| self.by_engine(&accelerator, by_pid));
-                self.tell(Event::Memory { accelerator, used: reading.used, by_engine }).await;
+                self.common.tell(Event::Memory { accelerator, used: reading.used, by_engine }).await;
             }
             Err(Error::Nvml(nvml::Error::Lost(_))) => {
                 if self.set_lost(&accelerator, true) {
-                    self.tell(Event::AcceleratorLost { accelerator }).await;
+                    self.common.tell(Event::AcceleratorLost { accelerator }).await;
                 }
             }
             Err(error) => tracing::warn!(%accelerator, %error, "no reading"),

@@ -69,22 +69,22 @@ impl Supervisor {
     async fn adopt(&mut self) {
         let learned = self.shared.store.learned();
         for (model, learned) in learned {
-            self.shared.tell(Event::Recalled { model, learned }).await;
+            self.shared.common.tell(Event::Recalled { model, learned }).await;
         }
-        for (contact, process, start) in adopt::all(&self.shared).await {
-            let (id, generation) = (contact.id.clone(), contact.generation);
+        for (tenant, process, start) in adopt::all(&self.shared).await {
+            let (id, generation) = (tenant.contact.id.clone(), tenant.contact.generation);
             let (orders, received) = mpsc::unbounded_channel();
-            self.tasks.spawn(life::live(contact, process, received, start));
+            self.tasks.spawn(life::live(tenant, process, received, start));
             self.lives.insert(id, Life { generation, orders });
         }
-        self.shared.tell(Event::AdoptionDone).await;
+        self.shared.common.tell(Event::AdoptionDone).await;
     }
 
     async fn carry_out(&mut self, command: Command) {
         match command {
             Command::Reserve { engine, generation, accelerators, .. } => {
                 let placed = Event::Placed { engine, generation, accelerators };
-                self.shared.tell(placed).await;
+                self.shared.common.tell(placed).await;
             }
             Command::Launch { engine, generation, accelerators, .. } => {
                 self.launch(engine, generation, accelerators).await
@@ -117,15 +117,15 @@ impl Supervisor {
         if let Some(running) = running {
             tracing::error!(%engine, %generation, running = %running.generation, "launched while it runs");
             let cause = Cause::Refused;
-            self.shared.tell(Event::StartFailed { engine, generation, cause }).await;
+            self.shared.common.tell(Event::StartFailed { engine, generation, cause }).await;
             return;
         }
         let (orders, received) = mpsc::unbounded_channel();
         let shared = Arc::clone(&self.shared);
         let id = engine.clone();
         self.tasks.spawn(async move {
-            if let Some((contact, process)) = launch::launch(&shared, id, generation, accelerators).await {
-                life::live(contact, process, received, life::Start::Starting).await;
+            if let Some((tenant, process)) = launch::launch(&shared, id, generation, accelerators).await {
+                life::live(tenant, process, received, life::Start::Starting).await;
             }
         });
         self.lives.insert(engine, Life { generation, orders });
@@ -146,7 +146,7 @@ impl Supervisor {
             Order::Hold => return,
             Order::Stop(_) => Event::Gone { engine, generation, cause: Cause::Stopped },
         };
-        self.shared.tell(outcome).await;
+        self.shared.common.tell(outcome).await;
     }
 
     fn meter(&mut self, accelerator: AcceleratorId, after: Millis) {
@@ -169,7 +169,7 @@ async fn keep(shared: Arc<Shared>) {
                 time::sleep(SAVE_EVERY).await;
             }
             _ = trim.tick() => {
-                let cap = shared.config.load().log_cap;
+                let cap = shared.common.config.load().log_cap;
                 for engine in shared.store.engines().into_keys() {
                     let path = shared.log(&engine);
                     let trimmed = task::spawn_blocking(move || log::trim(&path, cap)).await;

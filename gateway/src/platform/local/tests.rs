@@ -255,7 +255,7 @@ async fn an_engine_is_launched_probed_put_to_sleep_woken_and_stopped() {
     world.stop("m", Millis::secs(5));
     assert_eq!(world.gone("m").await, Cause::Stopped);
     assert!(
-        fs::read_to_string(world.local.log(&EngineId::new("m".into(), 0)))
+        fs::read_to_string(world.local.log(&EngineId::new("m".into(), 0)).unwrap())
             .unwrap()
             .contains("m#0, generation 1")
     );

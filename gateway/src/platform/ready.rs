@@ -1,16 +1,14 @@
-//! From "the process runs" or "the wake was ordered" to "it can be asked".
+//! From "it is there" to "it can be asked".
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use rouse::{
     adapter::Health,
-    fault::Cause,
-    process::table,
     units::{Millis, Tick},
 };
 use tokio::time;
 
-use super::life::Contact;
+use super::contact::Contact;
 
 const FIRST: Duration = Duration::from_millis(10);
 const LAST: Duration = Duration::from_millis(500);
@@ -38,45 +36,20 @@ impl Pace {
 
 /// Waits until the engine answers health requests and does not say that it sleeps. For ever, if need be: the
 /// decisions hold the deadline.
-pub(super) async fn up(contact: &Arc<Contact>, expected: Option<Millis>) {
-    let mut pace = Pace { began: contact.shared.clock.now(), expected, gap: FIRST };
+pub(super) async fn up(contact: &Contact, expected: Option<Millis>) {
+    let mut pace = Pace { began: contact.common.clock.now(), expected, gap: FIRST };
     while !contact.adapter.up(contact.health_timeout()).await {
-        time::sleep(pace.next(contact.shared.clock.now())).await;
+        time::sleep(pace.next(contact.common.clock.now())).await;
     }
 }
 
 /// Waits until the engine's stub no longer says that it lets nobody in. Whatever else is heard, or nothing, is no closed
 /// gate: requests then go out, and what they meet is judged as ever.
-pub(super) async fn ungated(contact: &Arc<Contact>) {
-    let mut pace = Pace { began: contact.shared.clock.now(), expected: None, gap: FIRST };
+pub(super) async fn ungated(contact: &Contact) {
+    let mut pace = Pace { began: contact.common.clock.now(), expected: None, gap: FIRST };
     while contact.adapter.health(contact.health_timeout()).await == Health::Gated {
-        time::sleep(pace.next(contact.shared.clock.now())).await;
+        time::sleep(pace.next(contact.common.clock.now())).await;
     }
-}
-
-/// What must hold of an engine that answers before it may serve.
-pub(super) async fn fit(contact: &Arc<Contact>) -> Result<(), Cause> {
-    if !contact.model.allow_public {
-        let (port, group, mark) = (contact.address.port(), contact.group(), contact.mark());
-        let public = tokio::task::spawn_blocking(move || listens_publicly(port, group, &mark)).await;
-        if public.unwrap_or(true) {
-            return Err(Cause::PublicListener);
-        }
-    }
-    contact.adapter.serves(contact.health_timeout()).await
-}
-
-/// Whether the engine's port can be reached from elsewhere. Where the listener is not the engine's own process
-/// (a container runtime's forwarder), whoever listens there counts.
-fn listens_publicly(port: u16, group: Option<i32>, mark: &str) -> bool {
-    let all = table::listeners(port);
-    // Whose they are takes a look at every process of the machine, and a parked request waits for this answer.
-    if all.iter().all(|listener| listener.address.is_loopback()) {
-        return false;
-    }
-    let own = table::owned(&all, &table::members(group, mark));
-    let relevant = if own.is_empty() { all } else { own };
-    relevant.iter().any(|listener| !listener.address.is_loopback())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Small calls to an engine on loopback: one connection each, a deadline over the whole, a bounded answer.
+//! Small calls to an engine or a stub: one connection each, a deadline over the whole, a bounded answer.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -11,28 +11,31 @@ use tokio::{net::TcpStream, time};
 
 use crate::{
     fault::Cause,
-    wire::{GATED, NOT_READY},
+    wire::{EPOCH, Epoch, GATED, NOT_READY},
 };
 
 /// Metrics of an engine with many models and histograms run to a few hundred KiB; more than this is not an answer.
 const MOST: usize = 4 << 20;
 
+/// Calls what listens at one address.
 #[derive(Debug)]
-pub(super) struct Caller {
+pub struct Caller {
     address: SocketAddr,
     api_key: Option<String>,
 }
 
+/// What was answered.
 #[derive(Debug)]
-pub(super) struct Reply {
-    pub(super) status: u16,
-    pub(super) body: Bytes,
+pub struct Reply {
+    pub status: u16,
+    pub body: Bytes,
     /// A 503 with the mark of a stub that lets nobody in.
-    pub(super) gated: bool,
+    pub gated: bool,
 }
 
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Failure {
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
     #[error("no connection")]
     Unreachable,
     #[error("no answer in time")]
@@ -42,7 +45,8 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    pub(super) const fn cause(&self) -> Cause {
+    #[must_use]
+    pub const fn cause(&self) -> Cause {
         match self {
             Self::Timeout => Cause::Timeout,
             Self::Unreachable | Self::Broken => Cause::Unreachable,
@@ -51,34 +55,46 @@ impl Failure {
 }
 
 impl Reply {
-    pub(super) const fn success(&self) -> bool {
+    #[must_use]
+    pub const fn success(&self) -> bool {
         matches!(self.status, 200..=299)
     }
 }
 
 impl Caller {
-    pub(super) const fn new(address: SocketAddr, api_key: Option<String>) -> Self {
+    /// `api_key` is sent as a bearer token.
+    #[must_use]
+    pub const fn new(address: SocketAddr, api_key: Option<String>) -> Self {
         Self { address, api_key }
     }
 
-    pub(super) async fn get(&self, path: &str, within: Duration) -> Result<Reply, Failure> {
-        self.call(Method::GET, path, None, within).await
+    /// # Errors
+    /// There was no whole answer in time.
+    pub async fn get(&self, path: &str, within: Duration) -> Result<Reply, Failure> {
+        self.call(Method::GET, path, None, None, within).await
     }
 
-    pub(super) async fn post(
+    /// # Errors
+    /// There was no whole answer in time.
+    pub async fn post(
         &self,
         path: &str,
         body: Option<&Value>,
         within: Duration,
     ) -> Result<Reply, Failure> {
-        self.call(Method::POST, path, body, within).await
+        self.call(Method::POST, path, body, None, within).await
     }
 
-    async fn call(
+    /// `epoch`: who orders, where the body does not say it.
+    ///
+    /// # Errors
+    /// There was no whole answer in time.
+    pub async fn call(
         &self,
         method: Method,
         path: &str,
         body: Option<&Value>,
+        epoch: Option<Epoch>,
         within: Duration,
     ) -> Result<Reply, Failure> {
         let mut request = Request::builder()
@@ -88,6 +104,9 @@ impl Caller {
             .header(header::CONNECTION, "close");
         if let Some(key) = &self.api_key {
             request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
+        }
+        if let Some(epoch) = epoch {
+            request = request.header(EPOCH, epoch);
         }
         if body.is_some() {
             request = request.header(header::CONTENT_TYPE, "application/json");

@@ -1,0 +1,80 @@
+//! Where this gateway's engines are: on this machine, or in a cluster.
+
+use std::sync::Arc;
+
+use rouse::{fleet::event::Event, lease::Clock};
+use tokio::sync::mpsc;
+
+use super::cluster::Cluster;
+use crate::{
+    config::Config,
+    metrics::Metrics,
+    platform::{Platform, local::Local},
+};
+
+pub(super) enum Home {
+    Local(Arc<Local>),
+    Cluster(Box<Cluster>),
+}
+
+/// What happens to a gateway in a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The objects mean something else than before.
+    Objects,
+    /// The task that holds the lease ended: this gateway would not hear that another leads, and must not go on.
+    Ended,
+}
+
+impl Home {
+    pub(super) async fn start(
+        config: &Arc<Config>,
+        events: mpsc::Sender<Event>,
+        clock: Clock,
+        metrics: &Metrics,
+    ) -> anyhow::Result<Self> {
+        match &config.kubernetes {
+            None => Ok(Self::Local(Arc::new(Local::start(Arc::clone(config), events, clock)?))),
+            Some(settings) => {
+                let cluster = Cluster::start(config, settings, events, clock, metrics).await?;
+                Ok(Self::Cluster(Box::new(cluster)))
+            }
+        }
+    }
+
+    pub(super) fn platform(&self) -> Arc<dyn Platform> {
+        match self {
+            Self::Local(local) => Arc::clone(local) as _,
+            Self::Cluster(cluster) => Arc::clone(&cluster.platform) as _,
+        }
+    }
+
+    /// The file's configuration with what the cluster's objects say; `None` on one machine, where the file says all.
+    pub(super) fn compose(&mut self, base: &Config) -> Option<Config> {
+        match self {
+            Self::Local(_) => None,
+            Self::Cluster(cluster) => Some(cluster.compose(base)),
+        }
+    }
+
+    /// What happens next that concerns the whole gateway; on one machine nothing.
+    pub(super) async fn next(&mut self) -> Next {
+        match self {
+            Self::Local(_) => std::future::pending().await,
+            Self::Cluster(cluster) => cluster.next().await,
+        }
+    }
+
+    /// Saves what the platform keeps, and gives back what others may want. Engines live on.
+    pub(super) async fn close(self) {
+        match self {
+            Self::Local(local) => match Arc::try_unwrap(local) {
+                Ok(local) => local.close().await,
+                Err(_) => {
+                    tracing::debug!("the platform is still in use; its state was saved within the last second");
+                }
+            },
+            Self::Cluster(cluster) => cluster.close().await,
+        }
+    }
+}

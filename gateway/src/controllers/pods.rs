@@ -1,0 +1,169 @@
+//! What matters of a Pod to whoever runs an engine in it.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use kube::ResourceExt as _;
+use rouse::units::{Generation, Tick};
+
+use super::{
+    condition::tick,
+    crd::ledger::ObjectName,
+    label,
+    workload::{FINGERPRINT, GENERATION, REPLICA, STUB, TEMPLATE},
+};
+
+/// A Pod of an engine, as it was last seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub name: ObjectName,
+    pub uid: String,
+    /// The model and the Deployment's template, by their labels.
+    pub model: String,
+    pub template: String,
+    pub fingerprint: u64,
+    /// Which engine it is, once the leader has said so.
+    pub engine: Option<(u32, Generation)>,
+    pub address: Option<IpAddr>,
+    pub created: Tick,
+    /// The kubelet finds it ready: its stub says that it serves.
+    pub ready: bool,
+    /// It was told to go.
+    pub ending: bool,
+    /// Its containers have ended for good.
+    pub over: bool,
+    pub trouble: Option<Trouble>,
+}
+
+/// Why a Pod does not get on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// No node takes it, since then.
+    Unschedulable { since: Tick, message: String },
+    /// A container cannot be made: its image, its configuration.
+    Container { reason: String, message: String },
+    /// The engine's container has ended by itself, so often.
+    Crashed { code: i32, signal: Option<i32>, times: u32 },
+}
+
+impl Seen {
+    /// `None`: what is not a Pod of Rouse's, by its labels.
+    #[must_use]
+    pub fn of(pod: &Pod) -> Option<Self> {
+        let labels = pod.labels();
+        let annotations = pod.annotations();
+        let number = |name: &str| annotations.get(name).and_then(|text| text.parse::<u64>().ok());
+        let status = pod.status.clone().unwrap_or_default();
+        let replica = number(REPLICA).and_then(|replica| u32::try_from(replica).ok());
+        let ready = status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
+        Some(Self {
+            name: ObjectName::new(pod.namespace()?, pod.name_any()),
+            uid: pod.uid()?,
+            model: labels.get(label::MODEL)?.clone(),
+            template: labels.get(TEMPLATE)?.clone(),
+            fingerprint: number(FINGERPRINT)?,
+            engine: replica.zip(number(GENERATION).map(Generation)),
+            address: status.pod_ip.as_ref().and_then(|ip| ip.parse().ok()),
+            created: pod.creation_timestamp().map_or(Tick(0), |time| tick(&time)),
+            ready,
+            ending: pod.metadata.deletion_timestamp.is_some(),
+            over: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
+            trouble: trouble(pod),
+        })
+    }
+
+    /// It can become an engine that nothing runs in yet.
+    #[must_use]
+    pub const fn is_free(&self) -> bool {
+        self.engine.is_none() && !self.ending && !self.over
+    }
+}
+
+fn trouble(pod: &Pod) -> Option<Trouble> {
+    let status = pod.status.as_ref()?;
+    let unscheduled = status.conditions.iter().flatten().find(|condition| {
+        condition.type_ == "PodScheduled"
+            && condition.status == "False"
+            && condition.reason.as_deref() == Some("Unschedulable")
+    });
+    if let Some(condition) = unscheduled {
+        return Some(Trouble::Unschedulable {
+            since: condition.last_transition_time.as_ref().map_or(Tick(0), tick),
+            message: condition.message.clone().unwrap_or_default(),
+        });
+    }
+    let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    let mut own = containers.filter(|container| container.name != STUB);
+    own.find_map(stuck)
+}
+
+fn stuck(container: &ContainerStatus) -> Option<Trouble> {
+    let ended = [&container.last_state, &container.state];
+    let ended = ended.into_iter().flatten().find_map(|state| state.terminated.as_ref());
+    let times = u32::try_from(container.restart_count).unwrap_or(0);
+    if let Some(ended) = ended.filter(|_| !container.ready) {
+        let signal = ended.signal.filter(|signal| *signal > 0);
+        return Some(Trouble::Crashed { code: ended.exit_code, signal, times: times.max(1) });
+    }
+    let waiting = container.state.as_ref()?.waiting.as_ref()?;
+    let reason = waiting.reason.clone().unwrap_or_default();
+    // What is only on its way has a reason, too.
+    if matches!(reason.as_str(), "" | "ContainerCreating" | "PodInitializing") {
+        return None;
+    }
+    Some(Trouble::Container { reason, message: waiting.message.clone().unwrap_or_default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn seen(status: Value) -> Option<Seen> {
+        let pod = json!({
+            "metadata": {
+                "name": "m-1", "namespace": "ns", "uid": "u",
+                "labels": {TEMPLATE: "abcd", label::MODEL: "hash"},
+                "annotations": {FINGERPRINT: "7", REPLICA: "2", GENERATION: "3"},
+            },
+            "status": status,
+        });
+        Seen::of(&serde_json::from_value(pod).unwrap())
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_pod_is_told_apart_from_what_takes_time() {
+        let waiting = |reason: &str| {
+            json!({"containerStatuses": [
+                {"name": STUB, "image": "", "imageID": "", "ready": false, "restartCount": 9,
+                 "state": {"waiting": {"reason": "CrashLoopBackOff"}}},
+                {"name": "engine", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                 "state": {"waiting": {"reason": reason, "message": "why"}}},
+            ]})
+        };
+        assert_eq!(seen(waiting("ContainerCreating")).unwrap().trouble, None);
+        let image = Trouble::Container { reason: "ErrImagePull".into(), message: "why".into() };
+        assert_eq!(seen(waiting("ErrImagePull")).unwrap().trouble, Some(image));
+        let crashed = json!({"containerStatuses": [
+            {"name": "engine", "image": "", "imageID": "", "ready": false, "restartCount": 2,
+             "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+             "lastState": {"terminated": {"exitCode": 3}}},
+        ]});
+        let crash = Trouble::Crashed { code: 3, signal: None, times: 2 };
+        assert_eq!(seen(crashed).unwrap().trouble, Some(crash));
+        let nowhere = json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+            "message": "0/3 nodes", "lastTransitionTime": "2026-01-01T00:00:00Z"}]});
+        assert!(matches!(seen(nowhere).unwrap().trouble, Some(Trouble::Unschedulable { .. })));
+    }
+
+    #[test]
+    fn a_pod_is_an_engine_by_its_annotations() {
+        let pod = seen(json!({"podIP": "10.0.0.7", "phase": "Running"})).unwrap();
+        assert_eq!(pod.engine, Some((2, Generation(3))));
+        assert_eq!((pod.fingerprint, pod.address), (7, Some([10, 0, 0, 7].into())));
+        assert!(!pod.is_free() && !pod.over && !pod.ready);
+        let foreign = json!({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}});
+        assert_eq!(Seen::of(&serde_json::from_value(foreign).unwrap()), None);
+    }
+}

@@ -1,0 +1,213 @@
+//! What the engines of a model are in a cluster: a Deployment, with a stub beside each engine.
+//!
+//! One Deployment for each template that engines run by. A template that changes makes another Deployment, beside the
+//! former, whose engines are drained and put away one by one; so no controller but Rouse ever decides that an engine goes,
+//! and a rollout cuts no stream. Its name is the object's and eight characters of the template's fingerprint.
+
+mod merge;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use rouse::wire::Epoch;
+use serde_json::{Map, Value, json};
+
+use super::{
+    convert::{Pods, Variant},
+    crd::{Template, ledger::ObjectName},
+    label,
+};
+use crate::config::{self, kind_name};
+
+/// Label: which template a Pod runs by.
+pub const TEMPLATE: &str = "rouse.dev/template";
+/// Label on all that Rouse makes, with [`ROUSE`] as its value.
+pub const MANAGED: &str = "app.kubernetes.io/managed-by";
+pub const ROUSE: &str = "rouse";
+/// Annotation of a Pod: which of the model's engines it is.
+pub const REPLICA: &str = "rouse.dev/replica";
+/// Annotation of a Pod: which life of that engine.
+pub const GENERATION: &str = "rouse.dev/generation";
+/// Annotation: the fingerprint of what the engine was started with, in decimal.
+pub const FINGERPRINT: &str = "rouse.dev/fingerprint";
+/// Annotation: the leader that wrote it last. A new leader writes its own before anything else, so that what an earlier one
+/// has on its way is refused for its version.
+pub const EPOCH: &str = "rouse.dev/epoch";
+/// Which Pod a ReplicaSet gives up first: the lowest.
+pub const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+
+/// The stub's container.
+pub const STUB: &str = "rouse-stub";
+/// Its ports. Engines' usual ones are far from them.
+pub const PROBES_PORT: u16 = 18080;
+pub const SPI_PORT: u16 = 18081;
+pub const PROXY_PORT: u16 = 18082;
+
+/// Longer, with what a ReplicaSet and a Pod append, would be cut by Kubernetes.
+const LONGEST_NAME: usize = 200;
+
+/// Whose the Deployment is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    pub object: ObjectName,
+    pub uid: String,
+}
+
+/// What the injected stub is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sidecar {
+    pub image: String,
+    pub pull_policy: Option<String>,
+}
+
+/// One Deployment, as it should be.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload<'a> {
+    pub owner: &'a Owner,
+    pub engine: &'a config::Model,
+    pub pods: &'a Pods,
+    pub variant: &'a Variant,
+    /// The key of the pool's taint.
+    pub taint: Option<&'a str>,
+    pub sidecar: &'a Sidecar,
+    pub replicas: u32,
+    pub epoch: Epoch,
+}
+
+/// Eight hexadecimal characters of a template's fingerprint.
+#[must_use]
+pub fn template(fingerprint: u64) -> String {
+    format!("{:08x}", (fingerprint >> 32) ^ (fingerprint & 0xffff_ffff))
+}
+
+/// The Deployment's name. Names that are cut keep apart by a hash of the whole.
+#[must_use]
+pub fn name(object: &ObjectName, fingerprint: u64) -> String {
+    let template = template(fingerprint);
+    if object.name.len() <= LONGEST_NAME {
+        return format!("{}-{template}", object.name);
+    }
+    let head: String = object.name.chars().take(LONGEST_NAME - 33).collect();
+    format!("{head}-{}-{template}", label::value(&object.name))
+}
+
+/// Which Deployments and Pods are Rouse's.
+#[must_use]
+pub fn selector() -> String {
+    format!("{MANAGED}={ROUSE},{}", label::MODEL)
+}
+
+impl Workload<'_> {
+    /// To be applied by server-side apply, whole.
+    #[must_use]
+    pub fn deployment(&self) -> Value {
+        let fingerprint = self.variant.spec.fingerprint;
+        let labels = BTreeMap::from([
+            (MANAGED, ROUSE.to_owned()),
+            (label::MODEL, label::value(self.engine.name.as_str())),
+            (TEMPLATE, template(fingerprint)),
+        ]);
+        let annotations = json!({
+            label::MODEL_NAME: self.engine.name.as_str(),
+            FINGERPRINT: fingerprint.to_string(),
+        });
+        let mut marked = annotations.clone();
+        merge::into(&mut marked, &json!({EPOCH: self.epoch.to_string()}));
+        json!({
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {
+                "name": name(&self.owner.object, fingerprint),
+                "namespace": self.owner.object.namespace,
+                "labels": labels,
+                "annotations": marked,
+                "ownerReferences": [{
+                    "apiVersion": "rouse.dev/v1alpha1",
+                    "kind": "InferenceModel",
+                    "name": self.owner.object.name,
+                    "uid": self.owner.uid,
+                    "controller": true,
+                }],
+            },
+            "spec": {
+                "replicas": self.replicas,
+                "revisionHistoryLimit": 0,
+                // How long an engine may take is decided elsewhere.
+                "progressDeadlineSeconds": i32::MAX,
+                "selector": {"matchLabels": labels},
+                "template": self.pod(&json!({"labels": labels, "annotations": annotations})),
+            },
+        })
+    }
+
+    fn pod(&self, metadata: &Value) -> Value {
+        let mut pod = Value::Object(self.pods.template.0.clone());
+        if let Some(Template(patch)) = &self.variant.patch {
+            merge::into(&mut pod, &Value::Object(patch.clone()));
+        }
+        // A Pod of a Deployment has the Deployment's namespace and a name that is made for it.
+        if let Some(own) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
+            own.remove("name");
+            own.remove("namespace");
+        }
+        merge::into(&mut pod, &json!({"metadata": metadata, "spec": {"nodeSelector": self.variant.node_selector}}));
+        let spec = pod.get_mut("spec").and_then(Value::as_object_mut);
+        if let Some(spec) = spec {
+            push(spec, "containers", self.stub());
+            if let Some(key) = self.taint {
+                push(spec, "tolerations", json!({"key": key, "operator": "Exists"}));
+            }
+        }
+        pod
+    }
+
+    /// The stub listens at the Pod's own address: so does the engine, and no other port of the Pod leads past it.
+    fn stub(&self) -> Value {
+        let args = [
+            "proxy".to_owned(),
+            "--host=$(POD_IP)".to_owned(),
+            format!("--probes-port={PROBES_PORT}"),
+            format!("--spi-port={SPI_PORT}"),
+            format!("--proxy-port={PROXY_PORT}"),
+            "--epoch-gate".to_owned(),
+            // The engine beside it gets its SIGTERM in the same instant: there is nothing to hold for.
+            "--hold=0s".to_owned(),
+            format!("--engine-kind={}", kind_name(self.engine.kind).replace('-', "")),
+            format!("--model={}", self.engine.served_name),
+        ];
+        let mut stub = json!({
+            "name": STUB,
+            "image": self.sidecar.image,
+            "args": args,
+            "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+            "ports": [
+                {"name": "rouse-probes", "containerPort": PROBES_PORT},
+                {"name": "rouse-spi", "containerPort": SPI_PORT},
+                {"name": "rouse-proxy", "containerPort": PROXY_PORT},
+            ],
+            "readinessProbe": {
+                "httpGet": {"path": "/ready", "port": PROBES_PORT},
+                "periodSeconds": 1,
+                "failureThreshold": 1,
+            },
+            "livenessProbe": {
+                "httpGet": {"path": "/health", "port": PROBES_PORT},
+                "periodSeconds": 10,
+                "timeoutSeconds": 5,
+            },
+            "resources": {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"memory": "250Mi"}},
+        });
+        if let Some(policy) = &self.sidecar.pull_policy {
+            merge::into(&mut stub, &json!({"imagePullPolicy": policy}));
+        }
+        stub
+    }
+}
+
+fn push(spec: &mut Map<String, Value>, list: &str, item: Value) {
+    let list = spec.entry(list).or_insert_with(|| json!([]));
+    if let Some(list) = list.as_array_mut() {
+        list.push(item);
+    }
+}

@@ -1,0 +1,96 @@
+use serde_json::json;
+
+use super::*;
+use crate::controllers::{
+    convert::{Policy, Run, convert},
+    crd::InferenceModel,
+};
+
+fn workload(spec: Value, look: impl FnOnce(Value)) {
+    let object = json!({
+        "apiVersion": "rouse.dev/v1alpha1", "kind": "InferenceModel",
+        "metadata": {"name": "qwen", "namespace": "team", "uid": "u1"},
+        "spec": spec,
+    });
+    let object: InferenceModel = serde_json::from_value(object).unwrap();
+    let model = convert(&object, Policy::default()).unwrap();
+    let Run::Deployment(pods) = &model.run else { panic!("{:?}", model.run) };
+    let owner = Owner { object: model.object.clone(), uid: "u1".into() };
+    let sidecar = Sidecar { image: "stub:1".into(), pull_policy: Some("Never".into()) };
+    let workload = Workload {
+        owner: &owner,
+        engine: &model.engine,
+        pods,
+        variant: &model.variants[0],
+        taint: Some("gpu"),
+        sidecar: &sidecar,
+        replicas: 2,
+        epoch: 7,
+    };
+    look(workload.deployment());
+}
+
+#[test]
+fn an_engine_has_its_template_and_a_stub_beside_it() {
+    let spec = json!({
+        "modelName": "org/Qwen", "memory": "80Gi", "nodeSelector": {"inference-pool": "h200"},
+        "engine": {"port": 9000},
+        "template": {
+            "metadata": {"labels": {"team": "a"}, "name": "ignored"},
+            "spec": {
+                "nodeSelector": {"zone": "x"},
+                "tolerations": [{"key": "own"}],
+                "containers": [{"name": "vllm", "image": "vllm:1"}],
+            },
+        },
+    });
+    workload(spec, |made| {
+        let name = made.pointer("/metadata/name").unwrap().as_str().unwrap();
+        let (object, template) = name.rsplit_once('-').unwrap();
+        assert_eq!((object, template.len()), ("qwen", 8));
+        let owner = json!([{"apiVersion": "rouse.dev/v1alpha1", "kind": "InferenceModel", "name": "qwen", "uid": "u1",
+            "controller": true}]);
+        assert_eq!(made["metadata"]["ownerReferences"], owner);
+        assert_eq!(made["metadata"]["annotations"][EPOCH], "7");
+        assert_eq!(made["spec"]["replicas"], 2);
+        let pod = &made["spec"]["template"];
+        assert_eq!(pod["metadata"]["labels"]["team"], "a");
+        assert_eq!(pod["metadata"]["labels"][TEMPLATE], template);
+        assert_eq!(pod["metadata"]["labels"][label::MODEL], label::value("org/Qwen"));
+        assert_eq!(pod["metadata"].get("name"), None);
+        // What a leader writes to the Deployment must not reach the template: it would be another.
+        assert_eq!(pod["metadata"]["annotations"].get(EPOCH), None);
+        assert_eq!(made["spec"]["selector"]["matchLabels"][TEMPLATE], template);
+        assert_eq!(pod["spec"]["nodeSelector"], json!({"zone": "x", "inference-pool": "h200"}));
+        let keys: Vec<_> = pod["spec"]["tolerations"].as_array().unwrap().iter().map(|t| &t["key"]).collect();
+        assert_eq!(keys, ["own", "gpu"]);
+        let containers = pod["spec"]["containers"].as_array().unwrap();
+        let names: Vec<_> = containers.iter().map(|c| c["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["vllm", STUB]);
+        let args = containers[1]["args"].as_array().unwrap();
+        assert!(args.contains(&json!("--epoch-gate")) && args.contains(&json!("--host=$(POD_IP)")), "{args:?}");
+        assert_eq!(containers[1]["imagePullPolicy"], "Never");
+    });
+}
+
+#[test]
+fn another_template_is_another_deployment_and_more_replicas_are_not() {
+    let spec = |image: &str| {
+        json!({"modelName": "m", "memory": "1Gi", "containerImage": image})
+    };
+    let mut names = Vec::new();
+    for image in ["a", "b", "a"] {
+        workload(spec(image), |made| names.push(made["metadata"]["name"].clone()));
+    }
+    assert_eq!(names[0], names[2]);
+    assert_ne!(names[0], names[1]);
+}
+
+#[test]
+fn a_name_fits_and_is_its_objects_own() {
+    let object = |name: String| ObjectName::new("ns", name);
+    let short = name(&object("m".into()), 0x0123_4567_89ab_cdef);
+    assert_eq!(short, format!("m-{:08x}", 0x0123_4567_u32 ^ 0x89ab_cdef_u32));
+    let long = |last: &str| name(&object("x".repeat(250) + last), 1);
+    assert!(long("a").len() <= 220 && long("a") != long("b"));
+}

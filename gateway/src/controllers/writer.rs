@@ -1,0 +1,176 @@
+//! The one way in which the leader writes objects.
+//!
+//! Every write looks at the claim first, has a deadline, and is counted. A claim that was lost between that look and the
+//! write's arrival is the versions' affair: whatever is changed here carries the version that was read, and a new leader
+//! writes every object that it takes over before it decides anything.
+
+use std::{convert::Infallible, fmt::Debug, sync::Arc, time::Duration};
+
+use kube::{
+    Api, Resource,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+};
+use prometheus::IntCounterVec;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::{sync::watch, time};
+
+use super::{booking, election::Claim, fault};
+
+/// Who owns the fields that Rouse writes.
+pub const MANAGER: &str = "rouse";
+/// A call that takes longer has failed; whether it was carried out is not known.
+const CALL: Duration = Duration::from_secs(5);
+
+/// Why nothing is known to be written.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    #[error("this gateway does not lead, or no longer")]
+    NotLeading,
+    #[error("another was quicker")]
+    Conflict,
+    #[error("it is gone")]
+    Gone,
+    /// The object itself is at fault, and will be refused again.
+    #[error("{0}")]
+    Invalid(String),
+    #[error("the API server did not answer in time")]
+    Late,
+    #[error("the API server says: {0}")]
+    Api(Arc<kube::Error>),
+}
+
+/// Writes while this gateway leads.
+#[derive(Clone, Debug)]
+pub struct Writer {
+    claim: watch::Receiver<Option<Claim>>,
+    /// By kind and outcome.
+    writes: IntCounterVec,
+}
+
+impl Writer {
+    #[must_use]
+    pub const fn new(claim: watch::Receiver<Option<Claim>>, writes: IntCounterVec) -> Self {
+        Self { claim, writes }
+    }
+
+    /// The claim by which something may be written now.
+    ///
+    /// # Errors
+    /// This gateway does not lead.
+    pub fn claim(&self) -> Result<Claim, Error> {
+        self.claim.borrow().filter(Claim::is_fresh).ok_or(Error::NotLeading)
+    }
+
+    /// Server-side apply of a whole object. With a `resourceVersion` in it, only if it still has that one.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn apply<K>(&self, api: &Api<K>, name: &str, object: &Value) -> Result<K, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let parameters = PatchParams::apply(MANAGER).force();
+        self.call::<K, _>(api.patch(name, &parameters, &Patch::Apply(object))).await
+    }
+
+    /// Merges into an object.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn merge<K>(&self, api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let parameters = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        self.call::<K, _>(api.patch(name, &parameters, &Patch::Merge(patch))).await
+    }
+
+    /// Server-side apply of an object's status; with a `resourceVersion` in it, only if it still has that one.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn apply_status<K>(&self, api: &Api<K>, name: &str, object: &Value) -> Result<K, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let parameters = PatchParams::apply(MANAGER).force();
+        self.call::<K, _>(api.patch_status(name, &parameters, &Patch::Apply(object))).await
+    }
+
+    /// Deletes the one object that has this uid. Gone already is as good.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn delete<K>(&self, api: &Api<K>, name: &str, uid: &str) -> Result<(), Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+        let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        match self.call::<K, _>(api.delete(name, &parameters)).await {
+            // A conflict is another object of the same name.
+            Ok(_) | Err(Error::Gone | Error::Conflict) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn call<K: Resource<DynamicType = ()>, T>(
+        &self,
+        call: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, Error> {
+        self.claim()?;
+        fault::point();
+        let outcome = match time::timeout(CALL, call).await {
+            Ok(outcome) => outcome.map_err(Error::from),
+            Err(_) => Err(Error::Late),
+        };
+        let label = match &outcome {
+            Ok(_) => "done",
+            Err(error) => error.label(),
+        };
+        self.writes.with_label_values(&[K::kind(&()).as_ref(), label]).inc();
+        outcome
+    }
+}
+
+impl Error {
+    /// In metrics.
+    #[must_use]
+    pub const fn label(&self) -> &'static str {
+        match self {
+            Self::NotLeading => "not_leading",
+            Self::Conflict => "conflict",
+            Self::Gone => "gone",
+            Self::Invalid(_) => "invalid",
+            Self::Late => "late",
+            Self::Api(_) => "failed",
+        }
+    }
+}
+
+impl From<booking::Error<Infallible>> for Error {
+    fn from(error: booking::Error<Infallible>) -> Self {
+        match error {
+            booking::Error::Refused(never) => match never {},
+            booking::Error::NotLeading | booking::Error::Replaced { .. } => Self::NotLeading,
+            booking::Error::NoPool(_) => Self::Gone,
+            booking::Error::Late => Self::Late,
+            booking::Error::Contended => Self::Conflict,
+            booking::Error::Api(error) => Self::from(*error),
+        }
+    }
+}
+
+impl From<kube::Error> for Error {
+    fn from(error: kube::Error) -> Self {
+        match &error {
+            kube::Error::Api(status) if status.is_conflict() || status.is_already_exists() => Self::Conflict,
+            kube::Error::Api(status) if status.is_not_found() => Self::Gone,
+            kube::Error::Api(status) if matches!(status.code, 400 | 403 | 422) => {
+                Self::Invalid(status.message.clone())
+            }
+            _ => Self::Api(Arc::new(error)),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What every life of an engine needs, wherever it runs: the way to the driver, and how the engine is spoken to.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use rouse::{adapter::Adapter, fleet::event::Event, lease::Clock, model::EngineId, units::Generation};
+use tokio::sync::mpsc;
+
+use crate::{
+    config::{Config, Model},
+    routes::Reported,
+};
+
+/// What every task of a platform uses.
+#[derive(Debug)]
+pub(super) struct Common {
+    pub(super) config: ArcSwap<Config>,
+    events: mpsc::Sender<Event>,
+    pub(super) clock: Clock,
+    /// What engines say about themselves in their present lives.
+    reported: Mutex<BTreeMap<EngineId, (Generation, Arc<Reported>)>>,
+}
+
+impl Common {
+    pub(super) fn new(config: Arc<Config>, events: mpsc::Sender<Event>, clock: Clock) -> Arc<Self> {
+        Arc::new(Self { config: ArcSwap::new(config), events, clock, reported: Mutex::default() })
+    }
+
+    /// Waits when the driver is behind: an outcome may be late, never lost.
+    pub(super) async fn tell(&self, event: Event) {
+        if self.events.send(event).await.is_err() {
+            tracing::debug!("nobody listens to events any more");
+        }
+    }
+
+    /// The same for everybody who asks about one life.
+    pub(super) fn reported(&self, engine: &EngineId, generation: Generation) -> Arc<Reported> {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let (life, latest) = reported.entry(engine.clone()).or_default();
+        // Whoever still asks about an earlier life is answered with something that nobody writes to.
+        if *life > generation {
+            return Arc::default();
+        }
+        if *life < generation {
+            (*life, *latest) = (generation, Arc::default());
+        }
+        Arc::clone(latest)
+    }
+}
+
+/// Which engine, in which life, and how to speak to it.
+#[derive(Debug)]
+pub(super) struct Contact {
+    pub(super) common: Arc<Common>,
+    pub(super) id: EngineId,
+    pub(super) generation: Generation,
+    pub(super) address: SocketAddr,
+    pub(super) model: Arc<Model>,
+    pub(super) adapter: Adapter,
+}
+
+impl Contact {
+    pub(super) fn new(
+        common: &Arc<Common>,
+        id: EngineId,
+        generation: Generation,
+        address: SocketAddr,
+        model: Arc<Model>,
+    ) -> Self {
+        let common = Arc::clone(common);
+        let adapter = Adapter::new(model.manner(), address);
+        Self { common, id, generation, address, model, adapter }
+    }
+
+    pub(super) fn health_timeout(&self) -> Duration {
+        self.common.config.load().timeouts.health_timeout.duration()
+    }
+
+    pub(super) fn explicit_memory(&self) -> bool {
+        let config = self.common.config.load();
+        let spec = config.core.models.iter().find(|spec| spec.name == self.id.model);
+        spec.is_some_and(|spec| spec.explicit_memory)
+    }
+}

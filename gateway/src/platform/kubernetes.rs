@@ -1,0 +1,206 @@
+//! A cluster: engines are Pods of Deployments, with a stub beside each, and memory is booked in pools.
+//!
+//! ```text
+//!   submit ──▶ steward ──▶ one task per engine's life ──▶ events
+//!                │  ▲         │ stub: gate, readiness
+//!                │  Pods      └ adapter: through the stub
+//!                ├──▶ crew: one per Deployment, its replicas
+//!                └──▶ clerk: one per pool, its ledger
+//! ```
+//!
+//! Only the gateway that holds the lease runs any of this; what it does is written down in the cluster before its effect
+//! (a booking in the pool, an engine's name on its Pod), so that another can go on from there.
+
+mod clerk;
+mod crew;
+mod life;
+mod place;
+mod steward;
+mod stub;
+mod takeover;
+mod work;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use arc_swap::ArcSwapOption;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use rouse::{
+    fleet::{Changes, Fleet, Plan, command::Command, event::Event},
+    lease::Clock,
+    model::{EngineId, ModelName},
+    units::{Generation, Tick},
+};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::JoinHandle,
+};
+
+use self::{
+    clerk::Entry,
+    steward::{Request, Steward},
+};
+use super::{Platform, contact::Common};
+use crate::{
+    config::Config,
+    controllers::{
+        booking::Books, election::Claim, told::Told, watch::Change, workload::Sidecar, writer::Writer,
+    },
+    routes::Reported,
+};
+
+pub use place::Place;
+
+/// Where each model's engines are to run, by the model's name.
+pub type Places = BTreeMap<ModelName, Arc<Place>>;
+
+/// What a platform in a cluster is made of.
+pub struct Parts {
+    pub client: Client,
+    pub books: Books,
+    pub writer: Writer,
+    pub claim: watch::Receiver<Option<Claim>>,
+    pub sidecar: Sidecar,
+    /// The namespaces whose Pods are watched; `None` is the whole cluster.
+    pub watched: Vec<Option<String>>,
+    /// What is seen of Pods.
+    pub pods: mpsc::Receiver<Change<Pod>>,
+    /// Where it is told what is decided of each model.
+    pub told: Arc<Told>,
+}
+
+/// The engines of a cluster.
+pub struct Kubernetes {
+    commands: mpsc::UnboundedSender<Command>,
+    requests: mpsc::UnboundedSender<Request>,
+    shared: Arc<Shared>,
+    steward: JoinHandle<()>,
+}
+
+/// What every task of the platform uses.
+struct Shared {
+    common: Arc<Common>,
+    client: Client,
+    books: Books,
+    writer: Writer,
+    sidecar: Sidecar,
+    watched: Vec<Option<String>>,
+    told: Arc<Told>,
+    /// `None` before anything was heard of the cluster's objects.
+    places: ArcSwapOption<Places>,
+    last_requests: Mutex<BTreeMap<ModelName, Tick>>,
+    requests: mpsc::UnboundedSender<Request>,
+}
+
+impl Kubernetes {
+    /// Begins. On `events` come, whenever this gateway gets the lease: engines that already run (`Adopted`),
+    /// `AdoptionDone`; then outcomes. Must be called inside a runtime, on which the platform's tasks run.
+    #[must_use]
+    pub fn start(config: Arc<Config>, events: mpsc::Sender<Event>, clock: Clock, parts: Parts) -> Self {
+        let Parts { client, books, writer, claim, sidecar, watched, pods, told } = parts;
+        let (commands, orders) = mpsc::unbounded_channel();
+        let (requests, asked) = mpsc::unbounded_channel();
+        let shared = Arc::new(Shared {
+            common: Common::new(config, events, clock),
+            client,
+            books,
+            writer,
+            sidecar,
+            watched,
+            told,
+            places: ArcSwapOption::empty(),
+            last_requests: Mutex::default(),
+            requests: requests.clone(),
+        });
+        let steward = Steward::new(Arc::clone(&shared), requests.clone());
+        let steward = tokio::spawn(steward.run(orders, pods, asked, claim));
+        Self { commands, requests, shared, steward }
+    }
+
+    /// Where engines are to run from now on. Those that run are not touched.
+    pub fn place(&self, places: Arc<Places>) {
+        self.shared.places.store(Some(places));
+        // Whoever waits for the first of them looks again.
+        self.requests.send(Request::Applied).unwrap_or_default();
+    }
+
+    /// When a model was last used, as it is written in its status: for engines that are taken over.
+    pub fn used(&self, model: ModelName, at: Tick) {
+        let mut all = self.shared.last_requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.entry(model).or_default();
+        *known = at.max(*known);
+    }
+
+    /// Ends every task. Engines live on.
+    pub async fn close(self) {
+        let Self { commands, requests, shared, steward } = self;
+        drop((commands, requests, shared));
+        if let Err(error) = steward.await {
+            tracing::error!(%error, "the platform's steward died");
+        }
+    }
+}
+
+impl Platform for Kubernetes {
+    fn submit(&self, command: Command) {
+        if self.commands.send(command).is_err() {
+            tracing::error!("the platform's steward is gone");
+        }
+    }
+
+    fn reported(&self, engine: &EngineId, generation: Generation) -> Arc<Reported> {
+        self.shared.common.reported(engine, generation)
+    }
+
+    fn reconfigure(&self, config: Arc<Config>) {
+        self.shared.common.config.store(config);
+    }
+
+    fn has_gates(&self) -> bool {
+        true
+    }
+
+    fn follow(&self, fleet: &Fleet, plan: &Plan, changes: &Changes) {
+        self.shared.told.follow(fleet, plan, changes);
+    }
+}
+
+impl Shared {
+    fn places(&self) -> Arc<Places> {
+        self.places.load_full().unwrap_or_default()
+    }
+
+    fn is_placed(&self) -> bool {
+        self.places.load().is_some()
+    }
+
+    fn place(&self, model: &ModelName) -> Option<Arc<Place>> {
+        self.places.load().as_ref()?.get(model).cloned()
+    }
+
+    fn last_request(&self, model: &ModelName) -> Tick {
+        let all = self.last_requests.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(model).copied().unwrap_or_default()
+    }
+
+    /// The engine was told to go; what it has stays booked until [`Self::release`].
+    fn releasing(&self, place: &Place, replica: u32) {
+        if let Some(pool) = place.pool.clone() {
+            let entry = Entry::Releasing { model: place.owner.object.clone(), replica };
+            self.requests.send(Request::Enter { pool, entry }).unwrap_or_default();
+        }
+    }
+
+    /// What the engine had is free; returns when that is written.
+    async fn release(&self, place: &Place, replica: u32) {
+        let Some(pool) = place.pool.clone() else { return };
+        let (done, released) = oneshot::channel();
+        let entry = Entry::Release { model: place.owner.object.clone(), replica, done: Some(done) };
+        self.requests.send(Request::Enter { pool, entry }).unwrap_or_default();
+        // An error is a clerk that is gone, and with it this gateway's lead: the next one looks for itself.
+        drop(released.await);
+    }
+}

@@ -1,0 +1,133 @@
+//! Who changes the ledger of one pool: one after the other, and what waits together in one write.
+//!
+//! An order of things is kept that the decisions rely on: what was given back is given back before the same engine books
+//! again. A booking whose write failed may stand all the same; it is given back, and the decisions ask anew.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use rouse::{fleet::event::Event, model::EngineId, units::Generation};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time,
+};
+
+use super::Shared;
+use crate::controllers::{
+    booking::{Error, Wanted},
+    crd::ledger::{Ledger, ObjectName},
+};
+
+/// So many changes go into one write.
+const TOGETHER: usize = 64;
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LAST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A change of the ledger.
+#[derive(Debug)]
+pub(super) enum Entry {
+    /// Outcome: `Placed` or `Conflict`.
+    Reserve { engine: EngineId, generation: Generation, wanted: Wanted },
+    /// The engine was told to go; what it has stays booked.
+    Releasing { model: ObjectName, replica: u32 },
+    /// It runs: what it takes is booked, whether or not there is room.
+    Adopt { wanted: Wanted },
+    /// Its memory is free.
+    Release { model: ObjectName, replica: u32, done: Option<oneshot::Sender<()>> },
+}
+
+/// Until nobody has entries any more.
+pub(super) async fn keep(shared: Arc<Shared>, pool: String, mut entries: mpsc::UnboundedReceiver<Entry>) {
+    let mut open = Vec::new();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        if open.is_empty() && entries.recv_many(&mut open, TOGETHER).await == 0 {
+            return;
+        }
+        let now = shared.common.clock.now();
+        let change = |ledger: &mut Ledger, total| {
+            Ok::<_, Infallible>(open.iter().map(|entry| entry.enter(ledger, total, now)).collect::<Vec<_>>())
+        };
+        match shared.books.change(&pool, change).await {
+            Ok(outcomes) => {
+                pause = FIRST_PAUSE;
+                for (entry, booked) in open.drain(..).zip(outcomes) {
+                    entry.done(&shared, &pool, booked).await;
+                }
+            }
+            Err(Error::NotLeading | Error::Replaced { .. }) => {
+                // Whoever leads now books from what there is.
+                for entry in open.drain(..) {
+                    entry.done(&shared, &pool, false).await;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(pool, %error, "the ledger was not written; it is tried again");
+                let mut again = Vec::new();
+                for entry in open.drain(..) {
+                    again.push(entry.undone(&shared).await);
+                }
+                open = again;
+                time::sleep(pause).await;
+                pause = (pause * 2).min(LAST_PAUSE);
+            }
+        }
+    }
+}
+
+impl Entry {
+    /// Whether it stands.
+    fn enter(&self, ledger: &mut Ledger, total: rouse::units::Bytes, now: rouse::units::Tick) -> bool {
+        match self {
+            Self::Reserve { engine, wanted, .. } => match ledger.reserve(wanted, total, now) {
+                Ok(_) => true,
+                Err(reason) => {
+                    tracing::info!(%engine, %reason, "not reserved");
+                    false
+                }
+            },
+            Self::Releasing { model, replica } => {
+                if let Some(id) = ledger.of(model, *replica).map(|known| known.id) {
+                    ledger.releasing(id, now);
+                }
+                true
+            }
+            Self::Adopt { wanted } => {
+                ledger.adopt(wanted, now);
+                true
+            }
+            Self::Release { model, replica, .. } => {
+                if let Some(id) = ledger.of(model, *replica).map(|known| known.id) {
+                    ledger.release(id);
+                }
+                true
+            }
+        }
+    }
+
+    async fn done(self, shared: &Shared, pool: &str, stands: bool) {
+        match self {
+            Self::Reserve { engine, generation, .. } => {
+                let event = if stands {
+                    Event::Placed { engine, generation, accelerators: vec![pool.into()] }
+                } else {
+                    Event::Conflict { engine, generation }
+                };
+                shared.common.tell(event).await;
+            }
+            // Whoever waited for it may be gone.
+            Self::Release { done, .. } => drop(done.map(|done| done.send(()))),
+            Self::Releasing { .. } | Self::Adopt { .. } => {}
+        }
+    }
+
+    /// What is to be written instead, where it is not known whether this was.
+    async fn undone(self, shared: &Shared) -> Self {
+        match self {
+            Self::Reserve { engine, generation, wanted } => {
+                shared.common.tell(Event::Conflict { engine, generation }).await;
+                Self::Release { model: wanted.model, replica: wanted.replica, done: None }
+            }
+            entry => entry,
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What the one that leads orders of the stub in front of an engine. Every order carries the leader's epoch and the life it
+//! means; the stub refuses an older one, so whoever was replaced and does not know it yet changes nothing there.
+
+use std::{net::SocketAddr, time::Duration};
+
+use http::Method;
+use rouse::{
+    caller::{Caller, Failure, Reply},
+    units::{Generation, Millis},
+    wire::{Close, Epoch, OnDeadline, Open},
+};
+use serde_json::{Value, json};
+
+/// A stub answers at once; a call that takes longer has failed.
+const CALL: Duration = Duration::from_secs(2);
+/// For so long it may let its caller wait for a drain; then it is asked again.
+const DRAIN: Duration = Duration::from_secs(30);
+
+/// Why an order was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Error {
+    #[error("the stub does not answer: {0}")]
+    Silent(#[from] Failure),
+    /// A newer leader has given orders.
+    #[error("the stub has heard a newer leader")]
+    Older,
+    #[error("the stub answered {status}: {text}")]
+    Refused { status: u16, text: String },
+}
+
+/// One stub, as this leader speaks to it about one life of its engine.
+#[derive(Debug)]
+pub(super) struct Stub {
+    caller: Caller,
+    epoch: Epoch,
+    generation: Generation,
+}
+
+impl Stub {
+    pub(super) const fn new(address: SocketAddr, epoch: Epoch, generation: Generation) -> Self {
+        Self { caller: Caller::new(address, None), epoch, generation }
+    }
+
+    /// Where the engine listens. Told again after the stub's container was started anew.
+    pub(super) async fn target(&self, engine: SocketAddr) -> Result<(), Error> {
+        let body = json!({"address": engine.ip().to_string(), "port": engine.port()});
+        self.order(Method::PUT, "/v1/proxy/config", Some(body), CALL).await
+    }
+
+    /// Requests may pass.
+    pub(super) async fn open(&self) -> Result<(), Error> {
+        let body = serde_json::to_value(Open { epoch: self.epoch, generation: self.generation });
+        self.order(Method::DELETE, "/v1/gate", body.ok(), CALL).await
+    }
+
+    /// No request passes from the answer on. `cut`: those under way end with an error in their stream; else they have all the
+    /// time they want.
+    pub(super) async fn close(&self, cut: bool) -> Result<(), Error> {
+        self.order(Method::POST, "/v1/gate", Some(self.closing(cut)), CALL).await
+    }
+
+    /// Closes, and returns when no request is under way any more, or the gate was opened again, or after half a minute: true
+    /// when it is closed and drained.
+    pub(super) async fn drained(&self, cut: bool) -> Result<bool, Error> {
+        let body = self.closing(cut);
+        let path = "/v1/gate?wait=true";
+        let reply = match self.caller.call(Method::POST, path, Some(&body), None, DRAIN).await {
+            Err(Failure::Timeout) => return Ok(false),
+            reply => checked(reply?)?,
+        };
+        let gate: rouse::wire::Gate = serde_json::from_slice(&reply.body).map_err(|_| Failure::Broken)?;
+        Ok(gate.gated && gate.leases == 0)
+    }
+
+    /// What the kubelet is told.
+    pub(super) async fn ready(&self, ready: bool) -> Result<(), Error> {
+        let path = if ready { "/v1/become-ready" } else { "/v1/become-unready" };
+        self.order(Method::POST, path, None, CALL).await
+    }
+
+    fn closing(&self, cut: bool) -> Value {
+        let close = Close {
+            epoch: self.epoch,
+            generation: self.generation,
+            drain_deadline: cut.then_some(Millis::ZERO.0),
+            on_deadline: if cut { OnDeadline::Cut } else { OnDeadline::Keep },
+        };
+        // Numbers and words: nothing of it can fail.
+        serde_json::to_value(close).unwrap_or_default()
+    }
+
+    async fn order(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+        within: Duration,
+    ) -> Result<(), Error> {
+        let reply = self.caller.call(method, path, body.as_ref(), Some(self.epoch), within).await?;
+        checked(reply).map(drop)
+    }
+}
+
+fn checked(reply: Reply) -> Result<Reply, Error> {
+    match reply.status {
+        200..=299 => Ok(reply),
+        409 => Err(Error::Older),
+        status => {
+            let text = String::from_utf8_lossy(&reply.body).chars().take(256).collect();
+            Err(Error::Refused { status, text })
+        }
+    }
+}

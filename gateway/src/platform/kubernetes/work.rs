@@ -1,0 +1,289 @@
+//! What a life does with its Pod, its stub and its engine, step by step. Each is a future that the life polls and may drop at
+//! any await; each can be begun again where another leader left off.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use k8s_openapi::api::core::v1::Pod as PodObject;
+use kube::Api;
+use rouse::{
+    fault::Cause,
+    fleet::event::Event,
+    units::{Millis, Tick},
+};
+use serde_json::json;
+use tokio::time;
+
+use super::{
+    life::{Berth, Pauses, Pod, crashed},
+    steward::Request,
+    stub::{self, Stub},
+};
+use crate::{
+    controllers::{
+        pods::{Seen, Trouble},
+        workload::{DELETION_COST, EPOCH, GENERATION, REPLICA, SPI_PORT},
+        writer::Error,
+    },
+    platform::{contact::Contact, ready},
+};
+
+/// How a step of a start ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Done {
+    /// Its Pod has an address, and is its own.
+    Started,
+    Ready,
+    /// It has been told why.
+    Failed,
+}
+
+/// A Pod that no node takes for so long is given up.
+const UNSCHEDULED: Millis = Millis::secs(60);
+/// A kubelet looks every second whether a stub says that it serves.
+const UNREADY: Duration = Duration::from_secs(3);
+/// What a ReplicaSet gives up last, and first.
+const KEPT: &str = "100";
+const LEAVING: &str = "-100";
+
+/// Waits for a Pod and makes it the engine's.
+pub(super) async fn begin(berth: Arc<Berth>, mut pod: Pod) -> Done {
+    let waits = trouble(&berth, pod.clone());
+    let found = tokio::select! {
+        seen = usable(&mut pod) => seen,
+        cause = waits => {
+            fail(&berth, cause).await;
+            return Done::Failed;
+        }
+    };
+    let Some((seen, address)) = found else { return Done::Failed };
+    let marks = json!({
+        REPLICA: berth.id.replica.to_string(),
+        GENERATION: berth.generation.to_string(),
+        DELETION_COST: KEPT,
+    });
+    let mut pauses = Pauses::new();
+    while let Err(error) = mark(&berth, &seen, marks.clone()).await {
+        if matches!(error, Error::Gone | Error::Conflict) {
+            // Another will come for it.
+            return Box::pin(begin(berth, pod)).await;
+        }
+        tracing::debug!(pod = %seen.name, %error, "the Pod was not marked; it is tried again");
+        pauses.pause().await;
+    }
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    berth.shared.told.runs_in(&engine, generation, &seen.name.name);
+    drop(berth.requests.send(Request::Bound { engine: engine.clone(), generation }));
+    berth.shared.common.tell(Event::Started { engine, generation, address }).await;
+    Done::Started
+}
+
+/// Waits until the engine of the Pod answers, then tells that it is ready.
+pub(super) async fn resume(berth: Arc<Berth>, pod: Pod) -> Done {
+    let Some(address) = berth.proxy(&pod) else { return Done::Failed };
+    let contact = Contact::new(
+        &berth.shared.common,
+        berth.id.clone(),
+        berth.generation,
+        address,
+        Arc::clone(&berth.place.engine),
+    );
+    let fit = async {
+        enter(&berth, address).await;
+        ready::up(&contact, None).await;
+        contact.adapter.serves(contact.health_timeout()).await
+    };
+    let outcome = tokio::select! {
+        fit = fit => fit,
+        cause = trouble(&berth, pod.clone()) => Err(cause),
+    };
+    if let Err(cause) = outcome {
+        fail(&berth, cause).await;
+        return Done::Failed;
+    }
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    berth.shared.common.tell(Event::Ready { engine, generation }).await;
+    told_ready(&berth, address, true).await;
+    Done::Ready
+}
+
+/// The stub knows its engine and lets requests in.
+async fn enter(berth: &Berth, proxy: SocketAddr) {
+    let target = SocketAddr::new(proxy.ip(), berth.place.pods.port);
+    let mut pauses = Pauses::new();
+    loop {
+        let Some(stub) = berth.stub(proxy) else { return std::future::pending().await };
+        let done = async {
+            stub.target(target).await?;
+            stub.open().await
+        };
+        match done.await {
+            Ok(()) => return,
+            Err(stub::Error::Older) => return overruled(berth).await,
+            Err(error) => tracing::debug!(engine = %berth.id, %error, "its stub is not there yet"),
+        }
+        pauses.pause().await;
+    }
+}
+
+/// A stub whose container was started anew knows nothing: it is told again.
+pub(super) async fn restore(contact: Arc<Contact>, berth: Arc<Berth>) {
+    enter(&berth, contact.address).await;
+    told_ready(&berth, contact.address, true).await;
+}
+
+/// Closes the stub's gate and tells when nothing is under way any more.
+pub(super) async fn drain(contact: Arc<Contact>, berth: Arc<Berth>, cut: bool) {
+    let mut pauses = Pauses::new();
+    loop {
+        let Some(stub) = berth.stub(contact.address) else { return std::future::pending().await };
+        match stub.drained(cut).await {
+            Ok(true) => break,
+            Ok(false) => continue,
+            Err(stub::Error::Older) => return overruled(&berth).await,
+            Err(error) => tracing::debug!(engine = %berth.id, %error, "its stub does not drain yet"),
+        }
+        pauses.pause().await;
+    }
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    berth.shared.common.tell(Event::Drained { engine, generation }).await;
+}
+
+pub(super) async fn open(contact: Arc<Contact>, berth: Arc<Berth>) {
+    enter(&berth, contact.address).await;
+}
+
+/// What the engine has comes to its end: nobody gets in, its Pod is given up, and seen gone. `begun`: it has a stub.
+pub(super) async fn leave(berth: Arc<Berth>, mut pod: Pod, begun: bool) {
+    berth.shared.releasing(&berth.place, berth.id.replica);
+    let seen = pod.borrow().clone();
+    if let Some(seen) = &seen {
+        if begun && let Some(address) = berth.proxy(&pod) {
+            shut(&berth, address).await;
+        }
+        if !seen.ending {
+            // A Pod that is not ready is given up before one that is, whatever it costs.
+            if let Err(error) = mark(&berth, seen, json!({DELETION_COST: LEAVING})).await {
+                tracing::debug!(pod = %seen.name, %error, "the Pod was not marked as leaving");
+            }
+            let unready = |seen: &Option<Arc<Seen>>| seen.as_ref().is_none_or(|seen| !seen.ready);
+            // Late or not, it goes.
+            let _late = time::timeout(UNREADY, pod.wait_for(unready)).await.is_err();
+        }
+    }
+    berth.left().await;
+    let mut pauses = Pauses::new();
+    loop {
+        let seen = pod.borrow().clone();
+        let Some(seen) = seen.filter(|seen| !seen.ending) else { break };
+        if delete(&berth, &seen).await {
+            break;
+        }
+        pauses.pause().await;
+    }
+    let gone = pod.wait_for(Option::is_none).await.is_ok();
+    if !gone {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// No request passes, and the kubelet is told. One try: whoever does not answer lets nobody in either, and its Pod goes.
+async fn shut(berth: &Berth, proxy: SocketAddr) {
+    if let Some(stub) = berth.stub(proxy)
+        && let Err(error) = stub.close(true).await
+    {
+        tracing::debug!(engine = %berth.id, %error, "its stub was not told that it ends");
+    }
+    told_ready(berth, proxy, false).await;
+}
+
+async fn told_ready(berth: &Berth, proxy: SocketAddr, ready: bool) {
+    if let Some(stub) = berth.stub(proxy)
+        && let Err(error) = stub.ready(ready).await
+    {
+        tracing::debug!(engine = %berth.id, %error, "its stub was not told whether it serves");
+    }
+}
+
+async fn delete(berth: &Berth, seen: &Seen) -> bool {
+    let api: Api<PodObject> = Api::namespaced(berth.shared.client.clone(), &seen.name.namespace);
+    let done = berth.shared.writer.delete(&api, &seen.name.name, &seen.uid).await;
+    done.inspect_err(|error| tracing::debug!(pod = %seen.name, %error, "the Pod was not deleted")).is_ok()
+}
+
+/// Writes annotations of this one Pod, and who wrote them.
+async fn mark(berth: &Berth, seen: &Seen, mut marks: serde_json::Value) -> Result<(), Error> {
+    let epoch = berth.shared.writer.claim()?.epoch;
+    if let Some(marks) = marks.as_object_mut() {
+        marks.insert(EPOCH.to_owned(), json!(epoch.to_string()));
+    }
+    let api: Api<PodObject> = Api::namespaced(berth.shared.client.clone(), &seen.name.namespace);
+    let patch = json!({"metadata": {"uid": seen.uid, "annotations": marks}});
+    berth.shared.writer.merge(&api, &seen.name.name, &patch).await.map(drop)
+}
+
+/// The Pod and where its stub listens, once it has an address; `None` when this gateway does not lead any more.
+async fn usable(pod: &mut Pod) -> Option<(Arc<Seen>, SocketAddr)> {
+    let has_address = |seen: &Option<Arc<Seen>>| seen.as_ref().is_some_and(|seen| seen.address.is_some());
+    let seen = pod.wait_for(has_address).await.ok()?.clone()?;
+    let address = SocketAddr::new(seen.address?, crate::controllers::workload::PROXY_PORT);
+    Some((seen, address))
+}
+
+/// Ends when nothing will come of this start.
+async fn trouble(berth: &Berth, mut pod: Pod) -> Cause {
+    loop {
+        let (cause, due) = judge(pod.borrow_and_update().as_deref(), berth.shared.common.clock.now());
+        if let Some(cause) = cause {
+            return cause;
+        }
+        let due = async {
+            match due {
+                Some(pause) => time::sleep(pause.duration()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = pod.changed() => {
+                if changed.is_err() {
+                    return std::future::pending().await;
+                }
+            }
+            () = due => {}
+        }
+    }
+}
+
+/// Why nothing will come of it; or when to look again.
+fn judge(seen: Option<&Seen>, now: Tick) -> (Option<Cause>, Option<Millis>) {
+    match seen.and_then(|seen| seen.trouble.as_ref()) {
+        None => (None, None),
+        Some(Trouble::Crashed { code, signal, .. }) => (Some(crashed(*code, *signal)), None),
+        // A registry may answer the next time; the kubelet says when it has given that up for longer.
+        Some(Trouble::Container { reason, .. }) if reason == "ErrImagePull" => (None, None),
+        Some(Trouble::Container { .. }) => (Some(Cause::Unrunnable), None),
+        Some(Trouble::Unschedulable { since, .. }) => {
+            let by = *since + UNSCHEDULED;
+            if by <= now { (Some(Cause::Unschedulable), None) } else { (None, Some(by.since(now))) }
+        }
+    }
+}
+
+async fn fail(berth: &Berth, cause: Cause) {
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    tracing::warn!(%engine, %generation, %cause, "it does not start");
+    berth.shared.common.tell(Event::StartFailed { engine, generation, cause }).await;
+}
+
+/// The stub obeys a newer leader: this gateway has been replaced, and is about to hear it.
+async fn overruled(berth: &Berth) {
+    tracing::warn!(engine = %berth.id, "its stub obeys another leader");
+    std::future::pending().await
+}
+
+impl Berth {
+    /// The stub in its Pod; `None`: this gateway does not lead.
+    pub(super) fn stub(&self, proxy: SocketAddr) -> Option<Stub> {
+        let epoch = self.shared.writer.claim().ok()?.epoch;
+        Some(Stub::new(SocketAddr::new(proxy.ip(), SPI_PORT), epoch, self.generation))
+    }
+}

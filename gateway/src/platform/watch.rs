@@ -1,0 +1,82 @@
+//! What is asked of an engine that serves, or is about to: its one token, and its health.
+
+use std::sync::Arc;
+
+use rouse::{
+    adapter::Health,
+    fault::Cause,
+    fleet::event::{Event, Verdict},
+};
+use tokio::time;
+
+use super::{contact::Contact, ready};
+use crate::routes::Reported;
+
+/// Asks for one token and tells how that went.
+pub(super) async fn probe(contact: &Contact) {
+    let patience = contact.common.config.load().timeouts.first_byte.duration();
+    let verdict = contact.adapter.probe(patience).await;
+    let (engine, generation) = (contact.id.clone(), contact.generation);
+    let verdict = match verdict {
+        Verdict::Inconclusive if contact.model.stub => {
+            contact.common.tell(Event::Gated { engine: engine.clone(), generation }).await;
+            Verdict::Inconclusive
+        }
+        // An engine without a stub that calls itself one.
+        Verdict::Inconclusive => Verdict::Failed(Cause::Unhealthy),
+        verdict => verdict,
+    };
+    contact.common.tell(Event::Canary { engine, generation, verdict }).await;
+}
+
+/// Asks an awake engine for its health, for as long as it is polled. See the platform's header for what is sent.
+///
+/// `held`: begins by waiting for its stub to let requests in. While a stub lets nobody in, nothing is known of the engine's
+/// health, and nothing is held against it; the stub is asked often, by this one for all who wait.
+pub(super) async fn watch(contact: &Contact, mut held: bool) {
+    let (mut was_ok, mut tokens) = (true, None);
+    let reports = Reports(contact.common.reported(&contact.id, contact.generation));
+    loop {
+        if std::mem::take(&mut held) {
+            ready::ungated(contact).await;
+            let (engine, generation) = (contact.id.clone(), contact.generation);
+            contact.common.tell(Event::Ungated { engine, generation }).await;
+        }
+        let every = contact.common.config.load().timeouts.health_every;
+        time::sleep(every.duration()).await;
+        let within = contact.health_timeout();
+        let (health, counters) =
+            tokio::join!(contact.adapter.health(within), contact.adapter.counters(within));
+        if health == Health::Gated && contact.model.stub {
+            let (engine, generation) = (contact.id.clone(), contact.generation);
+            contact.common.tell(Event::Gated { engine, generation }).await;
+            held = true;
+            continue;
+        }
+        let ok = health == Health::Good;
+        match counters {
+            Some(counters) => reports.0.waits(counters.waiting),
+            None => reports.0.silent(),
+        }
+        let now = counters.map(|counters| counters.tokens);
+        let progressed = matches!((tokens, now), (Some(before), Some(now)) if now != before);
+        tokens = now.or(tokens);
+        if progressed {
+            reports.0.progressed(contact.common.clock.now());
+        }
+        if !ok || !was_ok {
+            let (engine, generation) = (contact.id.clone(), contact.generation);
+            contact.common.tell(Event::Health { engine, generation, ok, progressed }).await;
+        }
+        was_ok = ok;
+    }
+}
+
+/// What is no longer watched is no longer said to have a queue.
+struct Reports(Arc<Reported>);
+
+impl Drop for Reports {
+    fn drop(&mut self) {
+        self.0.silent();
+    }
+}
