@@ -111,6 +111,31 @@ pub struct ModelSpec {
     pub can_sleep: bool,
     /// Changes when the command, environment or kind changes: an engine with another fingerprint is outdated.
     pub fingerprint: u64,
+    /// When its engines may be put away for other models; `None`: as [`Settings::eviction`] says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eviction: Option<Eviction>,
+    #[serde(default, skip_serializing_if = "OwnQueue::is_empty")]
+    pub queue: OwnQueue,
+}
+
+/// How requests wait for one model, where that is its own. `None`: as [`Settings::queue`] says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnQueue {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<QueuePolicy>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_wait: Option<Millis>,
+    /// Requests parked at once for this model. What holds for all models together holds beside it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_waiting: Option<u32>,
+}
+
+impl OwnQueue {
+    /// Nothing of it is the model's own.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Which accelerators an engine of the model takes.
@@ -182,7 +207,7 @@ pub struct Accelerator {
     pub metered: bool,
 }
 
-/// Policy that is not a model's own.
+/// Policy that is not a model's own, or is unless the model says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// Host RAM that level-1 sleepers may hold together.
@@ -297,6 +322,26 @@ impl Registry {
     /// Every name and alias with the model it means, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &ModelName)> {
         self.names.iter().map(|(name, model)| (name.as_str(), model))
+    }
+}
+
+impl Settings {
+    /// When engines of this model may be put away for others.
+    #[must_use]
+    pub fn eviction_of(&self, spec: &ModelSpec) -> Eviction {
+        spec.eviction.unwrap_or(self.eviction)
+    }
+
+    /// Whether requests for this model wait for memory that others hold.
+    #[must_use]
+    pub fn policy_of(&self, spec: &ModelSpec) -> QueuePolicy {
+        spec.queue.policy.unwrap_or(self.queue.policy)
+    }
+
+    /// The longest a request waits for this model.
+    #[must_use]
+    pub fn max_wait_of(&self, spec: &ModelSpec) -> Millis {
+        spec.queue.max_wait.unwrap_or(self.queue.max_wait)
     }
 }
 

@@ -6,7 +6,9 @@ use rouse::{
         command::Command,
         event::{Event, Waiter, WaiterId},
     },
-    model::{Accelerator, Accelerators, Configuration, Idle, LevelPolicy, Memory, ModelSpec, Settings},
+    model::{
+        Accelerator, Accelerators, Configuration, Idle, LevelPolicy, Memory, ModelSpec, OwnQueue, Settings,
+    },
     sim::{Deed, Random, Request, Scenario, World, journal},
     units::{Bytes, Millis},
 };
@@ -26,6 +28,8 @@ fn model(name: &str, gib: u64, max_concurrency: Option<u32>) -> ModelSpec {
         explicit_memory: false,
         can_sleep: true,
         fingerprint: 1,
+        eviction: None,
+        queue: OwnQueue::default(),
     }
 }
 

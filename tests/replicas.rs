@@ -6,7 +6,8 @@ use rouse::{
     engine::state::State,
     fleet::command::{Command, Why},
     model::{
-        Accelerator, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelSpec, Settings,
+        Accelerator, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelSpec, OwnQueue,
+        Settings,
     },
     sim::{Deed, Request, Scenario, World, journal},
     units::{Bytes, Generation, Millis},
@@ -27,6 +28,8 @@ fn model(name: &str, replicas: u32) -> ModelSpec {
         explicit_memory: false,
         can_sleep: false,
         fingerprint: 1,
+        eviction: None,
+        queue: OwnQueue::default(),
     }
 }
 

@@ -8,7 +8,8 @@ use rouse::{
         event::{Event, Found, Waiter, WaiterId},
     },
     model::{
-        Accelerator, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelSpec, Settings,
+        Accelerator, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelSpec, OwnQueue,
+        Settings,
     },
     sim::journal,
     units::{Bytes, Generation, Millis, Tick},
@@ -43,6 +44,8 @@ fn configuration(replicas: u32, max_concurrency: u32) -> Configuration {
         explicit_memory: true,
         can_sleep: true,
         fingerprint: 1,
+        eviction: None,
+        queue: OwnQueue::default(),
     };
     let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false };
     let settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };

@@ -3,7 +3,8 @@
 use rouse::{
     fleet::event::Order,
     model::{
-        Accelerator, Accelerators, Configuration, Idle, LevelPolicy, Memory, ModelSpec, OnDeadline, Settings,
+        Accelerator, Accelerators, Configuration, Idle, LevelPolicy, Memory, ModelSpec, OnDeadline, OwnQueue,
+        Settings,
     },
     sim::{Deed, Habits, Nature, Pattern, Random, Request, Scenario, Source, World, fcfs, trace},
     units::{Bytes, Millis},
@@ -24,6 +25,8 @@ fn model(name: &str, memory: Bytes) -> ModelSpec {
         explicit_memory: false,
         can_sleep: true,
         fingerprint: 1,
+        eviction: None,
+        queue: OwnQueue::default(),
     }
 }
 

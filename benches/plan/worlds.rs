@@ -11,7 +11,7 @@ use rouse::{
     },
     model::{
         Accelerator, AcceleratorId, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory,
-        ModelName, ModelSpec, Settings,
+        ModelName, ModelSpec, OwnQueue, Settings,
     },
     units::{Bytes, Generation, Millis, Tick},
 };
@@ -153,6 +153,8 @@ fn model(n: usize) -> ModelSpec {
         explicit_memory: true,
         can_sleep: true,
         fingerprint: 1,
+        eviction: None,
+        queue: OwnQueue::default(),
     }
 }
 

@@ -7,7 +7,7 @@ use rouse::{
     fleet::report::ModelState,
     lease::Gate,
     model::{EngineId, ModelName, Registry},
-    units::Generation,
+    units::{Generation, Millis},
 };
 
 mod authors;
@@ -43,6 +43,8 @@ pub struct Route {
     pub state: ModelState,
     /// How many engines the model may have at once.
     pub replicas: u32,
+    /// The longest a request waits for it; `None`: as for all.
+    pub max_wait: Option<Millis>,
     /// Awake engines whose gates are open to everybody.
     pub endpoints: Vec<Endpoint>,
     /// Over the endpoints, where there are several.
@@ -65,7 +67,7 @@ impl Route {
     /// In the same state with the same engines: nobody would notice an exchange.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
-        let facts = |route: &Self| (route.priority, route.state, route.replicas);
+        let facts = |route: &Self| (route.priority, route.state, route.replicas, route.max_wait);
         let ends = |endpoint: &Endpoint| (endpoint.address, Arc::as_ptr(&endpoint.gate));
         facts(self) == facts(other) && self.endpoints.iter().map(ends).eq(other.endpoints.iter().map(ends))
     }
@@ -76,13 +78,14 @@ impl Route {
         priority: i32,
         state: ModelState,
         replicas: u32,
+        max_wait: Option<Millis>,
         endpoints: Vec<Endpoint>,
         before: Option<&Self>,
     ) -> Self {
         let kept = before.and_then(|route| route.ring.as_ref()).filter(|ring| ring.is_of(&endpoints));
         let ring =
             (endpoints.len() > 1).then(|| kept.map_or_else(|| Arc::new(Ring::new(&endpoints)), Arc::clone));
-        Self { priority, state, replicas, endpoints, ring }
+        Self { priority, state, replicas, max_wait, endpoints, ring }
     }
 
     /// Engines that get no new requests but one to try them: never more than half, the first in line of those that failed.

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     engine::state::State,
     fault::Cause,
-    model::{AcceleratorId, EngineId, Eviction, ModelSpec, QueuePolicy},
+    model::{AcceleratorId, EngineId, ModelSpec, QueuePolicy},
     units::{Bytes, Millis, Tick},
 };
 
@@ -151,8 +151,14 @@ impl Draft<'_> {
 
     /// `queue.policy: reject`, and only engines in use could make room: that would be waiting.
     fn refuses_to_wait(&self, candidates: &[Candidate], id: &EngineId) -> bool {
-        self.planner.settings.queue.policy == QueuePolicy::Reject
+        self.rejects(id)
             && self.victims(id, candidates).is_some_and(|(_, set)| set.iter().any(Victim::is_busy))
+    }
+
+    fn rejects(&self, id: &EngineId) -> bool {
+        let settings = &self.planner.settings;
+        let policy = self.planner.spec(&id.model).map_or(settings.queue.policy, |s| settings.policy_of(s));
+        policy == QueuePolicy::Reject
     }
 
     fn reserve(&mut self, id: &EngineId, spec: &ModelSpec, candidate: &Candidate) {
@@ -329,7 +335,7 @@ impl Draft<'_> {
     /// Nobody may be put away yet: it keeps its place in line for the candidate that comes free first.
     fn wait_for_turn(&mut self, id: &EngineId, candidate: &Candidate) {
         let mut reason = self.held_reason(id, candidate);
-        if self.planner.settings.queue.policy == QueuePolicy::Reject {
+        if self.rejects(id) {
             reason.refuse = true;
         } else if self.in_reach(id, candidate) {
             self.claim(id, candidate);
@@ -339,21 +345,13 @@ impl Draft<'_> {
 
     /// When the engines in the way of a candidate may first be put away.
     fn earliest(&self, id: &EngineId, candidate: &Candidate) -> Tick {
-        let never = Tick(u64::MAX);
         let near = self.planner.engines.near(&candidate.accelerators);
         let in_the_way = near.into_iter().filter(|e| {
             e.id != *id
                 && e.state.has_process()
                 && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
         });
-        let free_at = |e: &crate::engine::Engine| {
-            if self.pinned(&e.id) || self.planner.settings.eviction == Eviction::Never {
-                never
-            } else {
-                self.planner.may_go_at(e)
-            }
-        };
-        in_the_way.map(free_at).filter(|at| *at != never).min().unwrap_or(never)
+        in_the_way.filter_map(|e| self.may_go_at(e)).min().unwrap_or(Tick(u64::MAX))
     }
 
     /// Books nothing, but keeps others behind in line from taking it.

@@ -168,10 +168,4 @@ impl Planner {
             engines: engines.collect(),
         }
     }
-
-    /// When this model would go if nobody held it: the earliest end of its residency or turn.
-    pub(super) fn may_go_at(&self, engine: &Engine) -> Tick {
-        let turns = &self.settings.turns;
-        if engine.leases == 0 { engine.turn + turns.residency } else { engine.turn + turns.max_turn }
-    }
 }

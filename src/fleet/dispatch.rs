@@ -136,7 +136,6 @@ impl Dispatch {
     /// Grants and refusals; canaries and probes go through the draft, since they change engines.
     pub(super) fn decide(&self, draft: &mut Draft<'_>, verdicts: &Verdicts, now: Tick) -> Vec<Command> {
         let mut out = Vec::new();
-        let mut granted = BTreeSet::new();
         for (model, queue) in self.queues.iter().filter(|(_, queue)| !queue.is_empty()) {
             let seats = Seats::of(draft, model);
             if seats.are_taken() {
@@ -146,16 +145,17 @@ impl Dispatch {
                 grant(&seated, draft, &mut out);
             }
         }
-        granted.extend(out.iter().filter_map(|command| match command {
+        let granted = out.iter().filter_map(|command| match command {
             Command::Grant { waiter, .. } => Some(*waiter),
             _ => None,
-        }));
-        let crowd = self.crowd(&granted, draft.max_waiting());
+        });
+        let granted: BTreeSet<WaiterId> = granted.collect();
+        let crowds = self.crowds(granted.clone(), draft);
         for (model, queue) in &self.queues {
-            let crowded = !crowd.is_empty() && queue.ids().any(|id| crowd.contains(&id));
+            let crowded = !crowds.is_empty() && queue.ids().any(|id| crowds.holds(id));
             if verdicts.refuses(model) || queue.is_late(now) || crowded {
                 let left = queue.in_turn().filter(|waiter| !granted.contains(&waiter.id));
-                refuse(model, left, &crowd, verdicts, now, &mut out);
+                refuse(model, left, &crowds, verdicts, now, &mut out);
             }
         }
         for engine in draft.unproven() {
@@ -164,22 +164,60 @@ impl Dispatch {
         out
     }
 
-    /// Those whom there is no room for, of all that still wait, beyond so many: of the key that has most of them the
-    /// newest, and so on. Else one key that fills the queue would keep everybody else out of it.
-    fn crowd(&self, granted: &BTreeSet<WaiterId>, most: usize) -> BTreeSet<WaiterId> {
-        let crowd = (self.waiters.len() - granted.len()).saturating_sub(most);
-        if crowd == 0 {
-            return BTreeSet::new();
+    /// Those who leave: first those a model has no room for, of whoever waits for it alone, then those whom there is no
+    /// room for among all the rest.
+    fn crowds(&self, mut gone: BTreeSet<WaiterId>, draft: &Draft<'_>) -> Crowds {
+        let mut own = BTreeSet::new();
+        for (model, queue) in self.queues.iter().filter(|(_, queue)| !queue.is_empty()) {
+            // Looked at first: those who stay are hardly ever so many.
+            if let Some(most) = draft.max_waiting_for(model).filter(|most| queue.len() > *most) {
+                let staying: Vec<&Waiter> = queue.in_turn().filter(|w| !gone.contains(&w.id)).collect();
+                own.extend(crowd(&staying, most));
+            }
         }
-        // By arrival, not by number: a request that comes back to the queue has a new number and its old arrival.
-        let mut keys: BTreeMap<&str, Vec<(Tick, WaiterId)>> = BTreeMap::new();
-        for waiter in self.waiters.values().filter(|waiter| !granted.contains(&waiter.id)) {
-            keys.entry(&waiter.key).or_default().push((waiter.arrived, waiter.id));
+        gone.extend(&own);
+        let most = draft.max_waiting();
+        if self.waiters.len() - gone.len() <= most {
+            return Crowds { own, all: BTreeSet::new() };
         }
-        keys.values_mut().for_each(|places| places.sort_unstable());
-        let largest = || keys.values_mut().max_by_key(|places| (places.len(), places.last().copied()))?.pop();
-        std::iter::from_fn(largest).map(|(_, id)| id).take(crowd).collect()
+        let staying = self.waiters.values().map(|w| &**w).filter(|w| !gone.contains(&w.id));
+        Crowds { own, all: crowd(&staying.collect::<Vec<_>>(), most) }
     }
+}
+
+/// Those whom there is no room for.
+struct Crowds {
+    /// By what their own model says.
+    own: BTreeSet<WaiterId>,
+    /// By what holds for all models together.
+    all: BTreeSet<WaiterId>,
+}
+
+impl Crowds {
+    fn is_empty(&self) -> bool {
+        self.own.is_empty() && self.all.is_empty()
+    }
+
+    fn holds(&self, id: WaiterId) -> bool {
+        self.own.contains(&id) || self.all.contains(&id)
+    }
+}
+
+/// Those of them who are too many, beyond so many: of the key that has most of them the newest, and so on. Else one key
+/// that fills the queue would keep everybody else out of it.
+fn crowd(waiters: &[&Waiter], most: usize) -> BTreeSet<WaiterId> {
+    let crowd = waiters.len().saturating_sub(most);
+    if crowd == 0 {
+        return BTreeSet::new();
+    }
+    // By arrival, not by number: a request that comes back to the queue has a new number and its old arrival.
+    let mut keys: BTreeMap<&str, Vec<(Tick, WaiterId)>> = BTreeMap::new();
+    for waiter in waiters {
+        keys.entry(&waiter.key).or_default().push((waiter.arrived, waiter.id));
+    }
+    keys.values_mut().for_each(|places| places.sort_unstable());
+    let largest = || keys.values_mut().max_by_key(|places| (places.len(), places.last().copied()))?.pop();
+    std::iter::from_fn(largest).map(|(_, id)| id).take(crowd).collect()
 }
 
 /// An engine that must prove itself is opened for the one who does it with.
@@ -198,14 +236,14 @@ fn grant(seated: &Seated<'_>, draft: &mut Draft<'_>, out: &mut Vec<Command>) {
 fn refuse<'w>(
     model: &ModelName,
     queue: impl Iterator<Item = &'w Waiter>,
-    crowd: &BTreeSet<WaiterId>,
+    crowds: &Crowds,
     verdicts: &Verdicts,
     now: Tick,
     out: &mut Vec<Command>,
 ) {
     let all = verdicts.refuses(model);
     for (index, waiter) in queue.enumerate() {
-        let (late, crowded) = (waiter.deadline <= now, crowd.contains(&waiter.id));
+        let (late, crowded) = (waiter.deadline <= now, crowds.holds(waiter.id));
         if !(all || late || crowded) {
             continue;
         }
@@ -217,6 +255,10 @@ fn refuse<'w>(
         let fault = match verdicts.refusal(model, &wait) {
             Some(fault) => fault,
             None if late => verdicts.late(model, wait),
+            None if crowds.own.contains(&waiter.id) => {
+                let message = format!("too many requests wait for '{model}' (its own queue.maxWaiting)");
+                Fault::QueueFull { message, wait }
+            }
             None => {
                 Fault::QueueFull { message: "too many requests wait (queue.maxWaiting)".to_owned(), wait }
             }
@@ -245,11 +287,8 @@ mod tests {
 
     #[test]
     fn who_waits_longest_is_not_the_crowd_however_late_its_number() {
-        let mut dispatch = Dispatch::default();
-        for waiter in [waiter(1, 10), waiter(2, 20), waiter(3, 5)] {
-            dispatch.arrived(waiter);
-        }
-        assert_eq!(dispatch.crowd(&BTreeSet::new(), 2), BTreeSet::from([WaiterId(2)]));
+        let waiters = [waiter(1, 10), waiter(2, 20), waiter(3, 5)];
+        assert_eq!(crowd(&waiters.iter().collect::<Vec<_>>(), 2), BTreeSet::from([WaiterId(2)]));
     }
 
     #[test]

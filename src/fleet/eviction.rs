@@ -75,8 +75,7 @@ impl Draft<'_> {
     /// How this engine could make room, if it may be made to.
     fn options(&self, requester: &EngineId, e: &Engine) -> Vec<Victim> {
         let planner = &self.planner;
-        if e.id.model == requester.model || self.pinned(&e.id) || planner.settings.eviction == Eviction::Never
-        {
+        if e.id.model == requester.model || self.pinned(&e.id) {
             return Vec::new();
         }
         let Some(model) = planner.models.get(&e.id.model) else {
@@ -85,6 +84,9 @@ impl Draft<'_> {
         let Some(spec) = model.spec.as_deref() else {
             return Vec::new();
         };
+        if planner.settings.eviction_of(spec) == Eviction::Never {
+            return Vec::new();
+        }
         let held = planner.ledger.held(&e.id);
         let victim = |then, frees, tier, comes_back_in| Victim {
             engine: e.id.clone(),
@@ -143,7 +145,7 @@ impl Draft<'_> {
     /// It starts beside another of its model, and nobody has been sent to it. As whatever gives memory back, it waits for
     /// a neighbour that measures it. A warm one is there in a moment, and sleeps rather than ends.
     fn is_superfluous(&self, e: &Engine) -> bool {
-        self.planner.settings.eviction == Eviction::Residency
+        self.planner.eviction_of(&e.id.model) == Eviction::Residency
             && e.door == Door::Closed
             && !self.planner.leads(&e.id)
             && !self.profiled_beside(&e.id)
@@ -154,10 +156,11 @@ impl Draft<'_> {
     fn leaves_its_turn(&self, e: &Engine) -> Option<bool> {
         let settings = &self.planner.settings;
         let turns = &settings.turns;
-        match settings.eviction {
+        let spec = self.planner.spec(&e.id.model)?;
+        match settings.eviction_of(spec) {
             Eviction::Never => None,
             Eviction::Cooldown => {
-                let after = self.planner.spec(&e.id.model)?.idle.sleep_after?;
+                let after = spec.idle.sleep_after?;
                 (e.leases == 0 && e.idle_since() + after <= self.now).then_some(false)
             }
             Eviction::Residency if self.planner.is_spare(e) => Some(e.leases > 0),

@@ -143,9 +143,7 @@ impl Draft<'_> {
         let places = if wanted.is_empty() { "its accelerators".to_owned() } else { wanted.join(", ") };
         let available = candidate.accelerators.iter().filter_map(|a| planner.ledger.accelerators.get(a));
         let available = available.map(super::budget::Account::free).min().unwrap_or_default();
-        let movable =
-            holders.iter().filter(|e| !self.pinned(&e.id) && planner.settings.eviction != Eviction::Never);
-        let retry_after = movable.map(|e| planner.may_go_at(e)).min();
+        let retry_after = holders.iter().filter_map(|e| self.may_go_at(e)).min();
         Reason {
             text: format!(
                 "waiting for {places}: {}",
@@ -159,6 +157,24 @@ impl Draft<'_> {
         }
     }
 
+    /// The first moment at which this engine may be put away for others, if it ever may: the end of its residency or
+    /// turn, or of its cooldown, should nobody use it until then.
+    pub(super) fn may_go_at(&self, e: &Engine) -> Option<Tick> {
+        let turns = &self.planner.settings.turns;
+        if self.pinned(&e.id) {
+            return None;
+        }
+        match self.planner.eviction_of(&e.id.model) {
+            Eviction::Never => None,
+            Eviction::Cooldown if e.state == State::Awake => {
+                let after = self.planner.spec(&e.id.model)?.idle.sleep_after?;
+                Some(if e.leases == 0 { e.idle_since() } else { self.now } + after)
+            }
+            _ if e.leases == 0 => Some(e.turn + turns.residency),
+            _ => Some(e.turn + turns.max_turn),
+        }
+    }
+
     fn hold(&self, e: &Engine) -> String {
         let turns = &self.planner.settings.turns;
         let leases = match e.leases {
@@ -168,14 +184,21 @@ impl Draft<'_> {
         let until = match &e.state {
             State::Draining { .. } => format!("drains at most until {}", e.since + turns.drain_deadline),
             State::Awake if self.pinned(&e.id) => "pinned".to_owned(),
-            State::Awake if self.planner.settings.eviction == Eviction::Never => {
-                "never put away for others".to_owned()
-            }
+            State::Awake if self.planner.eviction_of(&e.id.model) != Eviction::Residency => self.stays(e),
             State::Awake if e.leases == 0 => format!("may go at {}", e.turn + turns.residency),
             State::Awake => format!("its turn ends at {}", e.turn + turns.max_turn),
             state => state.to_string(),
         };
         format!("held by {}, {leases}, {until}", e.id.model)
+    }
+
+    /// Of one that is awake and has no turns, for texts.
+    fn stays(&self, e: &Engine) -> String {
+        match self.may_go_at(e) {
+            None => "never put away for others".to_owned(),
+            Some(at) if e.leases == 0 => format!("unused since {}, may go at {at}", e.idle_since()),
+            Some(_) => "in use, and may go only after its cooldown".to_owned(),
+        }
     }
 
     /// No accelerator, or set of them, could ever hold it.

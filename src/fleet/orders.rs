@@ -97,7 +97,7 @@ impl Draft<'_> {
                 let starting = self.planner.engines_of(&op.model).any(|e| e.state.is_starting());
                 let reason = self.reasons.get(&op.model)?;
                 // It waits as long as a request would.
-                let late = op.given + self.planner.settings.queue.max_wait <= self.now && !starting;
+                let late = op.given + self.planner.max_wait_of(&op.model) <= self.now && !starting;
                 (reason.is_final() || late).then(|| Err(reason.text.clone()))
             }
         }

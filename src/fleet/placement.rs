@@ -172,7 +172,8 @@ impl Draft<'_> {
         };
         let by_idleness = spec.idle.sleep_after.is_some() || spec.idle.stop_after.is_some();
         e.state.is_leaving()
-            || (!self.pinned(&e.id) && (by_idleness || self.planner.settings.eviction == Eviction::Residency))
+            || (!self.pinned(&e.id)
+                && (by_idleness || self.planner.settings.eviction_of(spec) == Eviction::Residency))
     }
 
     /// Memory on an accelerator that engines on their way out will give back.

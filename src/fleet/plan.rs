@@ -21,7 +21,7 @@ use super::{
 use crate::{
     engine::{Door, Engine, NOT_DUE, state::State},
     fault::{Cause, Fault, Wait},
-    model::{AcceleratorId, EngineId, ModelName, ModelSpec, Settings},
+    model::{AcceleratorId, EngineId, Eviction, ModelName, ModelSpec, Settings},
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -186,6 +186,11 @@ impl<'a> Draft<'a> {
         self.planner.settings.queue.max_waiting as usize
     }
 
+    /// What the model itself says of that, if it does.
+    pub(super) fn max_waiting_for(&self, model: &ModelName) -> Option<usize> {
+        self.planner.spec(model)?.queue.max_waiting.map(|most| most as usize)
+    }
+
     pub(super) fn waiting(&self, model: &ModelName) -> u32 {
         self.demand.get(model).map_or(0, |d| d.waiting)
     }
@@ -280,6 +285,16 @@ impl Planner {
         self.models.get(model)?.spec.clone()
     }
 
+    /// When engines of this model may be put away for others. One that is no longer configured has no word of its own.
+    pub(super) fn eviction_of(&self, model: &ModelName) -> Eviction {
+        self.spec(model).map_or(self.settings.eviction, |spec| self.settings.eviction_of(spec))
+    }
+
+    /// How long whoever wants this model waits.
+    pub(super) fn max_wait_of(&self, model: &ModelName) -> Millis {
+        self.spec(model).map_or(self.settings.queue.max_wait, |spec| self.settings.max_wait_of(spec))
+    }
+
     /// An accelerator of this engine that no longer answers.
     pub(super) fn lost_accelerator(&self, id: &EngineId) -> Option<&AcceleratorId> {
         let engine = self.engines.get(id)?;
@@ -367,7 +382,7 @@ impl Planner {
     pub(super) fn deadline_after(&self, after: Tick) -> Option<Tick> {
         let awaited = self.ledger.accelerators.awaited();
         let lost = awaited.flat_map(|(_, a)| a.lost_at().into_iter().chain(a.sought_at()));
-        let orders = self.operations.values().map(|op| op.given + self.settings.queue.max_wait);
+        let orders = self.operations.values().map(|op| op.given + self.max_wait_of(&op.model));
         let mut engines = None;
         self.each_model(|model, of| {
             let spec = model.and_then(|m| m.spec.as_deref());

@@ -197,7 +197,9 @@ impl World {
     fn spare_that_would_do(&self, engine: &EngineId, to: &EngineId) -> Option<EngineId> {
         let configuration = &self.scenario.configuration;
         let spec = configuration.models.iter().find(|spec| spec.name == to.model)?;
-        if configuration.settings.eviction != Eviction::Residency || self.machine.processes.contains_key(to) {
+        let own = configuration.models.iter().find(|spec| spec.name == engine.model)?;
+        let eviction = configuration.settings.eviction_of(own);
+        if eviction != Eviction::Residency || self.machine.processes.contains_key(to) {
             return None;
         }
         let free_for_it = |id: &AcceleratorId| {
@@ -427,7 +429,11 @@ impl World {
             let sleep = spec.idle.sleep_after.unwrap_or_default();
             sleep + spec.idle.stop_after.unwrap_or_default() + spec.start_timeout
         });
-        configuration.settings.queue.max_wait + idle.max().unwrap_or_default() + Millis::secs(300)
+        let settings = &configuration.settings;
+        let waits = configuration.models.iter().map(|spec| settings.max_wait_of(spec));
+        settings.queue.max_wait.max(waits.max().unwrap_or_default())
+            + idle.max().unwrap_or_default()
+            + Millis::secs(300)
     }
 
     fn check_rest(&mut self) {

@@ -84,8 +84,10 @@ impl World {
             self.tally.add("requests for unknown models");
             return;
         }
-        let settings = &self.scenario.configuration.settings;
-        let mut wait = settings.queue.max_wait;
+        let configuration = &self.scenario.configuration;
+        let spec = configuration.models.iter().find(|spec| spec.name == request.model);
+        let settings = &configuration.settings;
+        let mut wait = spec.map_or(settings.queue.max_wait, |spec| settings.max_wait_of(spec));
         if let Some(timeout) = request.timeout {
             wait = Millis(wait.0.min(timeout.0));
         }

@@ -105,7 +105,9 @@ fn general(config: &Config) -> Vec<Problem> {
 /// Nothing is learned before the first start, so the deadlines of sleep and wake stand in for their times.
 fn long_turns(config: &Config) -> Option<String> {
     let settings = &config.core.settings;
-    let (turns, max_wait) = (&settings.turns, settings.queue.max_wait);
+    let turns = &settings.turns;
+    // Whoever gives up first is not served first.
+    let max_wait = config.core.models.iter().map(|spec| settings.max_wait_of(spec)).min()?;
     let swap = if config.core.models.iter().any(|spec| spec.can_sleep) {
         settings.timeouts.sleep + settings.timeouts.wake
     } else {
@@ -124,7 +126,7 @@ fn long_turns(config: &Config) -> Option<String> {
 /// Waits that cannot end well: the client's own patience ends before the model can be there.
 fn waits(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
     let settings = &config.core.settings;
-    let max_wait = settings.queue.max_wait;
+    let max_wait = settings.max_wait_of(spec);
     if spec.start_timeout > max_wait {
         warn(format!(
             "engine.startTimeout ({}) exceeds queue.maxWait ({max_wait}): whoever waits for a slow start is refused \

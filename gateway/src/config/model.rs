@@ -8,7 +8,7 @@ use rouse::{
 };
 
 use super::{
-    At, Model, SleepApi, engine,
+    At, Model, SleepApi, engine, policy,
     reader::{Reader, Section},
     tree::{Node, Value},
 };
@@ -94,6 +94,8 @@ fn one(
         }
         Some(number)
     });
+    let eviction = policy::eviction(reader, section);
+    let queue = section.sub(reader, "queue", policy::own_queue);
     let (engine, memory) = (engine?, memory?);
     name?;
     let spec = ModelSpec {
@@ -110,6 +112,8 @@ fn one(
         explicit_memory: engine.explicit_memory(),
         can_sleep,
         fingerprint: engine.model.fingerprint,
+        eviction,
+        queue,
     };
     Some((spec, engine.model))
 }

@@ -1,7 +1,7 @@
 //! Policy and limits: queue, turns, eviction, streams, timeouts, limits, shutdown.
 
 use rouse::{
-    model::{Eviction, OnDeadline, Queue, QueuePolicy, Settings, Timeouts as Transitions, Turns},
+    model::{Eviction, OnDeadline, OwnQueue, Queue, QueuePolicy, Settings, Timeouts as Transitions, Turns},
     units::{Bytes, Millis},
 };
 
@@ -19,31 +19,41 @@ pub(super) fn settings(reader: &mut Reader, root: &mut Section, host: Bytes) -> 
         .unwrap_or(host);
     let queue = root.sub(reader, "queue", |reader, section| queue(reader, section, default.queue));
     let turns = root.sub(reader, "turns", |reader, section| turns(reader, section, default.turns));
-    let eviction = root
-        .read(reader, "eviction", |reader, node| {
-            reader.choice(
-                node,
-                &[
-                    ("residency", Eviction::Residency),
-                    ("cooldown", Eviction::Cooldown),
-                    ("never", Eviction::Never),
-                ],
-            )
-        })
-        .unwrap_or(default.eviction);
+    let eviction = eviction(reader, root).unwrap_or(default.eviction);
     Settings { host_memory, queue, turns, eviction, timeouts: default.timeouts }
 }
 
+/// Of all models, or of the one whose section this is.
+pub(super) fn eviction(reader: &mut Reader, section: &mut Section) -> Option<Eviction> {
+    section.read(reader, "eviction", |reader, node| {
+        reader.choice(
+            node,
+            &[
+                ("residency", Eviction::Residency),
+                ("cooldown", Eviction::Cooldown),
+                ("never", Eviction::Never),
+            ],
+        )
+    })
+}
+
 fn queue(reader: &mut Reader, section: &mut Section, default: Queue) -> Queue {
-    let policy = section.read(reader, "policy", |reader, node| {
-        reader.choice(node, &[("wait", QueuePolicy::Wait), ("reject", QueuePolicy::Reject)])
-    });
-    let max_waiting = section.read(reader, "maxWaiting", Reader::number);
-    let max_wait = section.read(reader, "maxWait", Reader::positive_span);
+    let said = own_queue(reader, section);
     Queue {
-        policy: policy.unwrap_or(default.policy),
-        max_waiting: max_waiting.unwrap_or(default.max_waiting),
-        max_wait: max_wait.unwrap_or(default.max_wait),
+        policy: said.policy.unwrap_or(default.policy),
+        max_waiting: said.max_waiting.unwrap_or(default.max_waiting),
+        max_wait: said.max_wait.unwrap_or(default.max_wait),
+    }
+}
+
+/// What a `queue` says, and nothing in place of what it leaves out.
+pub(super) fn own_queue(reader: &mut Reader, section: &mut Section) -> OwnQueue {
+    OwnQueue {
+        policy: section.read(reader, "policy", |reader, node| {
+            reader.choice(node, &[("wait", QueuePolicy::Wait), ("reject", QueuePolicy::Reject)])
+        }),
+        max_waiting: section.read(reader, "maxWaiting", Reader::number),
+        max_wait: section.read(reader, "maxWait", Reader::positive_span),
     }
 }
 

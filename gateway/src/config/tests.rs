@@ -6,7 +6,7 @@ mod keys;
 use std::path::Path;
 
 use rouse::{
-    model::{Accelerators, LevelPolicy},
+    model::{Accelerators, Eviction, LevelPolicy, OwnQueue, QueuePolicy},
     units::{Bytes, Millis},
 };
 
@@ -81,6 +81,26 @@ fn a_model_is_read_with_its_defaults() {
     let env = model.environment(4711, host, 0.5, Bytes::ZERO);
     assert_eq!(env["VERSION"], "1.10");
     assert_eq!(env["SIZE"], "8");
+}
+
+#[test]
+fn a_model_says_itself_how_it_waits_and_when_it_goes_or_leaves_that_to_the_settings() {
+    let spec = |fields: &str| read(&format!("{MODEL}{fields}")).unwrap().core.models[0].clone();
+    let silent = spec("");
+    assert_eq!((silent.eviction, silent.queue), (None, OwnQueue::default()));
+    let told = spec("    eviction: never\n    queue: {policy: reject, maxWait: 90s, maxWaiting: 3}\n");
+    let queue = OwnQueue {
+        policy: Some(QueuePolicy::Reject),
+        max_wait: Some(Millis::secs(90)),
+        max_waiting: Some(3),
+    };
+    assert_eq!((told.eviction, told.queue), (Some(Eviction::Never), queue));
+    assert_eq!(told.fingerprint, silent.fingerprint, "its engine is no other");
+    insta::assert_snapshot!(errors(&format!("{MODEL}    eviction: no\n    queue: {{maxWait: 0s, wait: 1}}\n")), @r###"
+    rouse.yaml:12:15: models[0].eviction: 'no' is none of: residency, cooldown, never
+    rouse.yaml:13:22: models[0].queue.maxWait: must be longer than 0
+    rouse.yaml:13:26: models[0].queue: unknown key 'wait' (known here: policy, maxWaiting, maxWait)
+    "###);
 }
 
 #[test]

@@ -12,7 +12,7 @@ mod tests;
 use std::{collections::BTreeMap, sync::Arc};
 
 use rouse::{
-    model::{Accelerators, Eviction, Idle, Memory, ModelName, ModelSpec, QueuePolicy},
+    model::{Accelerators, Eviction, Idle, Memory, ModelName, ModelSpec, OwnQueue, QueuePolicy},
     units::{Bytes, Millis},
 };
 
@@ -43,9 +43,6 @@ pub struct Model {
     pub declared: Option<Bytes>,
     /// Directly; [`super::settle::closure`] has all.
     pub dependencies: Vec<ObjectName>,
-    /// `None`: as the gateway has it.
-    pub eviction: Option<Eviction>,
-    pub queue: Queue,
 }
 
 /// Who runs the engines.
@@ -80,14 +77,6 @@ pub struct Variant {
     pub patch: Option<Template>,
 }
 
-/// How requests wait. `None`: as the gateway has it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Queue {
-    pub policy: Option<QueuePolicy>,
-    pub max_wait: Option<Millis>,
-    pub max_waiting: Option<u32>,
-}
-
 /// What the gateway allows objects to say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
@@ -119,15 +108,9 @@ pub fn convert(object: &InferenceModel, policy: Policy) -> Result<Model, Refused
         Some(Run::External(_)) => vec![external(spec, &engine, &common)],
         _ => variants(&mut reader, spec, &engine, &common, run.as_ref()),
     };
-    let queue = queue(&mut reader, spec);
-    let eviction = spec.eviction.map(|eviction| match eviction {
-        written::Eviction::Residency => Eviction::Residency,
-        written::Eviction::Cooldown => Eviction::Cooldown,
-        written::Eviction::Never => Eviction::Never,
-    });
     let declared = spec.memory.as_ref().and_then(|memory| memory.bytes().ok());
     let run = reader.finish(run)?;
-    Ok(Model { object, engine: Arc::new(engine), run, variants, declared, dependencies, eviction, queue })
+    Ok(Model { object, engine: Arc::new(engine), run, variants, declared, dependencies })
 }
 
 fn run(reader: &mut Reader, spec: &InferenceModelSpec, object: &ObjectName, policy: Policy) -> Option<Run> {
@@ -156,6 +139,8 @@ fn run(reader: &mut Reader, spec: &InferenceModelSpec, object: &ObjectName, poli
 struct Common {
     idle: Idle,
     start_timeout: Millis,
+    eviction: Option<Eviction>,
+    queue: OwnQueue,
 }
 
 fn common(reader: &mut Reader, spec: &InferenceModelSpec) -> Common {
@@ -173,7 +158,12 @@ fn common(reader: &mut Reader, spec: &InferenceModelSpec) -> Common {
     }
     let idle = Idle { sleep_after, stop_after, level: engine::level(spec.engine.level) };
     let start_timeout = reader.positive_span("startTimeout", &spec.start_timeout);
-    Common { idle, start_timeout }
+    let eviction = spec.eviction.map(|eviction| match eviction {
+        written::Eviction::Residency => Eviction::Residency,
+        written::Eviction::Cooldown => Eviction::Cooldown,
+        written::Eviction::Never => Eviction::Never,
+    });
+    Common { idle, start_timeout, eviction, queue: queue(reader, spec) }
 }
 
 fn external(spec: &InferenceModelSpec, engine: &config::Model, common: &Common) -> Variant {
@@ -255,14 +245,16 @@ fn model_spec(
         explicit_memory: false,
         can_sleep: engine.sleep != config::SleepApi::None,
         fingerprint: engine.fingerprint,
+        eviction: common.eviction,
+        queue: common.queue,
     }
 }
 
-fn queue(reader: &mut Reader, spec: &InferenceModelSpec) -> Queue {
+fn queue(reader: &mut Reader, spec: &InferenceModelSpec) -> OwnQueue {
     let Some(queue) = &spec.queue else {
-        return Queue::default();
+        return OwnQueue::default();
     };
-    Queue {
+    OwnQueue {
         policy: queue.policy.map(|policy| match policy {
             written::QueuePolicy::Wait => QueuePolicy::Wait,
             written::QueuePolicy::Reject => QueuePolicy::Reject,

@@ -17,7 +17,9 @@ pub(super) fn routes(before: &Routes, fleet: &Fleet, changes: &Changes, gates: &
         let before = before.models.get(&spec.name);
         let endpoints = gates.endpoints(&spec.name);
         let state = fleet.state(&spec.name);
-        let route = Route::new(spec.priority, state, spec.replicas, endpoints, before.map(|route| &**route));
+        let before_it = before.map(|route| &**route);
+        let max_wait = spec.queue.max_wait;
+        let route = Route::new(spec.priority, state, spec.replicas, max_wait, endpoints, before_it);
         match before {
             Some(before) if before.is_like(&route) => Arc::clone(before),
             _ => Arc::new(route),

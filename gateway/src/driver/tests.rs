@@ -5,7 +5,7 @@ use rouse::{
     lease::{Clock, Lease},
     model::{
         Accelerator, AcceleratorId, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory,
-        ModelName, ModelSpec, Settings,
+        ModelName, ModelSpec, OwnQueue, Settings,
     },
     units::{Bytes, Millis},
 };
@@ -118,6 +118,8 @@ fn model(n: usize, priority: i32) -> ModelSpec {
         explicit_memory: true,
         can_sleep: true,
         fingerprint: 1,
+        eviction: None,
+        queue: OwnQueue::default(),
     }
 }
 

@@ -69,10 +69,8 @@ impl Served {
             }
         };
         let at = self.track.received(body.len());
-        let longest = config.core.settings.queue.max_wait;
-        let deadline = self.track.arrived + timeout.map_or(longest, |asked| asked.min(longest));
         let received = Received { body, charge, at };
-        let job = self.job(call, headers, received, key.clone(), config, deadline).await;
+        let job = self.job(call, headers, received, key.clone(), config, timeout).await;
         let (mut response, now) = match job {
             Ok(job) => self.run(job, exchange).await,
             Err(fault) => (self.refuse(&fault, exchange), Instant::now()),
@@ -92,16 +90,20 @@ impl Served {
         received: Received,
         key: Option<Arc<Key>>,
         config: Arc<Config>,
-        deadline: Tick,
+        timeout: Option<Millis>,
     ) -> Result<Job, Fault> {
         let Received { body, charge, at } = received;
         let head = call.read(&body).await?;
-        let (model, plural) = {
+        let (model, plural, max_wait) = {
             let routes = self.core.shared.control.routes();
             let model = call.model(&head, &routes.registry)?;
-            let plural = routes.models.get(&model).is_some_and(|route| affinity::is_plural(route));
-            (model, plural)
+            let route = routes.models.get(&model);
+            let plural = route.is_some_and(|route| affinity::is_plural(route));
+            let max_wait = route.and_then(|route| route.max_wait);
+            (model, plural, max_wait)
         };
+        let longest = max_wait.unwrap_or(config.core.settings.queue.max_wait);
+        let deadline = self.track.arrived + timeout.map_or(longest, |asked| asked.min(longest));
         self.track.model(&model);
         let spec = config.models.get(&model).cloned();
         let spec = spec.ok_or_else(|| Fault::ModelNotFound { model: text::cut(call.spelled(&head)) })?;

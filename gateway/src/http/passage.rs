@@ -89,7 +89,7 @@ fn split<'a, 'r>(registry: &'r Registry, rest: &'a str) -> Option<(String, &'r M
 
 #[cfg(test)]
 mod tests {
-    use rouse::model::{Accelerators, Idle, LevelPolicy, Memory, ModelSpec};
+    use rouse::model::{Accelerators, Idle, LevelPolicy, Memory, ModelSpec, OwnQueue};
     use rouse::units::{Bytes, Millis};
 
     use super::*;
@@ -109,6 +109,8 @@ mod tests {
             explicit_memory: false,
             can_sleep: true,
             fingerprint: 0,
+            eviction: None,
+            queue: OwnQueue::default(),
         }
     }
 

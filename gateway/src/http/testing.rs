@@ -17,7 +17,7 @@ use rouse::{
     lease::{Clock, Gate},
     model::{
         Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory, ModelName, ModelSpec,
-        Registry, Settings,
+        OwnQueue, Registry, Settings,
     },
     units::{Bytes, Generation, Millis, Tick},
 };
@@ -140,7 +140,8 @@ impl Gateway {
             })
             .collect();
         let replicas = u32::try_from(engines.len()).unwrap();
-        let route = Route::new(3, ModelState::Awake, replicas, endpoints, None);
+        let max_wait = self.config.load().core.models.first().and_then(|spec| spec.queue.max_wait);
+        let route = Route::new(3, ModelState::Awake, replicas, max_wait, endpoints, None);
         self.control.routes.store(Arc::new(Routes {
             registry: Arc::new(Registry::new([&spec()])),
             models: BTreeMap::from([(MODEL.into(), Arc::new(route))]),
@@ -302,6 +303,8 @@ fn spec() -> ModelSpec {
         explicit_memory: false,
         can_sleep: true,
         fingerprint: 0,
+        eviction: None,
+        queue: OwnQueue::default(),
     }
 }
 

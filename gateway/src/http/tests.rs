@@ -189,6 +189,18 @@ async fn a_wait_ends_at_the_shorter_of_what_the_client_asks_and_what_is_allowed(
 }
 
 #[tokio::test]
+async fn a_model_has_a_longest_wait_of_its_own() {
+    let mut gateway = Gateway::start(|config| config.core.models[0].queue.max_wait = Some(Millis::secs(7)));
+    for (asked, wait) in [("1.5", 1500), ("3600", 7000)] {
+        let mut client = gateway.connect().await;
+        let headers = format!("x-request-timeout: {asked}\r\n");
+        client.send(raw("POST /v1/completions", &headers, "{\"model\":\"alias\"}")).await;
+        let parking = gateway.next_parked().await.parking;
+        assert_eq!(parking.deadline.since(parking.arrived), Millis(wait));
+    }
+}
+
+#[tokio::test]
 async fn a_queue_that_does_not_answer_does_not_hold_a_request_for_ever() {
     let mut gateway = Gateway::start(|_| {});
     let mut client = gateway.connect().await;

@@ -4,7 +4,7 @@ use super::{Faults, Nature, Scenario};
 use crate::{
     model::{
         Accelerator, AcceleratorId, Accelerators, Configuration, Eviction, Idle, LevelPolicy, Memory,
-        ModelName, ModelSpec, OnDeadline, Queue, QueuePolicy, Settings, Timeouts, Turns,
+        ModelName, ModelSpec, OnDeadline, OwnQueue, Queue, QueuePolicy, Settings, Timeouts, Turns,
     },
     sim::{
         demand::{Habits, Pattern, Source},
@@ -20,11 +20,14 @@ impl Scenario {
         let mut random = Random::new(seed);
         // The first numbers of neighbouring seeds are alike in some bits.
         let _ = random.draw();
-        let configuration = configuration(&mut random);
+        let mut configuration = configuration(&mut random);
         let faults = faults(&mut random);
         let sources = configuration.models.iter().flat_map(|spec| sources(&spec.name, &mut random)).collect();
         let nature = nature(&mut random, &faults);
         let gated = random.chance(0.25).then(|| Millis::secs(random.between(5, 40)));
+        if random.chance(0.25) {
+            configuration.models.iter_mut().for_each(|spec| own_policy(spec, &mut random));
+        }
         Self {
             name: format!("seed {seed}"),
             seed,
@@ -113,7 +116,20 @@ pub(in crate::sim) fn model(
         explicit_memory: random.chance(0.3),
         can_sleep,
         fingerprint: random.draw() >> 1,
+        eviction: None,
+        queue: OwnQueue::default(),
     }
+}
+
+fn own_policy(spec: &mut ModelSpec, random: &mut Random) {
+    let policy = if random.chance(0.5) { QueuePolicy::Wait } else { QueuePolicy::Reject };
+    spec.queue = OwnQueue {
+        policy: random.chance(0.4).then_some(policy),
+        max_wait: random.chance(0.4).then(|| Millis::secs(random.between(5, 120))),
+        max_waiting: random.chance(0.4).then(|| random.between(0, 20) as u32),
+    };
+    let evictions = [Eviction::Residency, Eviction::Cooldown, Eviction::Never];
+    spec.eviction = random.pick(&evictions).copied().filter(|_| random.chance(0.5));
 }
 
 fn shape(accelerators: &[Accelerator], random: &mut Random) -> Accelerators {

@@ -6,7 +6,7 @@ use crate::{
     fleet::event::Order,
     model::{
         Accelerator, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelSpec, OnDeadline,
-        Settings,
+        OwnQueue, Settings,
     },
     sim::client::Request,
     units::{Bytes, Millis},
@@ -226,6 +226,8 @@ fn model(name: &str, gib: u64) -> ModelSpec {
         explicit_memory: false,
         can_sleep: true,
         fingerprint: 1,
+        eviction: None,
+        queue: OwnQueue::default(),
     }
 }
 

@@ -45,6 +45,7 @@ fn the_document_has_every_key_and_no_other() {
         ("models[].", "models: [{zzzzzzzzzzzz: 1}]"),
         ("models[].engine.", "models: [{engine: {zzzzzzzzzzzz: 1}}]"),
         ("models[].memory.", "models: [{memory: {zzzzzzzzzzzz: 1}}]"),
+        ("models[].queue.", "models: [{queue: {zzzzzzzzzzzz: 1}}]"),
         ("models[].idle.", "models: [{idle: {zzzzzzzzzzzz: 1}}]"),
     ] {
         let errors = errors(text);

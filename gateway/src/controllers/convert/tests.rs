@@ -57,7 +57,7 @@ fn the_smallest_object_means_what_its_defaults_say() {
     assert_eq!((model.engine.kind, model.engine.served_name.as_str()), (Kind::Custom, "llama"));
     assert!(model.engine.stub);
     assert_eq!(model.declared, Some(Bytes::gib(80)));
-    assert_eq!((model.eviction, model.queue), (None, Queue::default()));
+    assert_eq!((spec.eviction, spec.queue), (None, OwnQueue::default()));
 }
 
 #[test]
@@ -157,6 +157,24 @@ fn variants_take_from_the_model_what_they_leave_out() {
         model.variants[0].spec.fingerprint, model.engine.fingerprint,
         "it is started with something else"
     );
+}
+
+#[test]
+fn every_variant_has_the_queue_and_the_eviction_of_its_model() {
+    let model = read(json!({
+        "eviction": "cooldown",
+        "queue": {"policy": "reject", "maxWait": "90s", "maxWaiting": 3},
+        "variants": [{"name": "big", "cost": 2}, {"name": "small", "cost": 1}],
+    }));
+    let queue = OwnQueue {
+        policy: Some(QueuePolicy::Reject),
+        max_wait: Some(Millis::secs(90)),
+        max_waiting: Some(3),
+    };
+    assert_eq!(model.variants.len(), 2);
+    for Variant { spec, .. } in &model.variants {
+        assert_eq!((spec.eviction, spec.queue), (Some(Eviction::Cooldown), queue));
+    }
 }
 
 #[test]

@@ -222,7 +222,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use rouse::{
-        model::{Accelerators, Idle, LevelPolicy, Memory},
+        model::{Accelerators, Idle, LevelPolicy, Memory, OwnQueue},
         units::Millis,
     };
 
@@ -244,6 +244,8 @@ mod tests {
             explicit_memory: true,
             can_sleep: true,
             fingerprint: 0,
+            eviction: None,
+            queue: OwnQueue::default(),
         };
         assert_eq!(kv_cache(&spec(30, 16)), Bytes::gib(30 - 16 - 3));
         assert_eq!(kv_cache(&spec(10, 40)), Bytes::gib(1));

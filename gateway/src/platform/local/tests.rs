@@ -9,7 +9,7 @@ use engine_sim::accelerator::Book;
 use rouse::{
     fault::Cause,
     fleet::event::Verdict,
-    model::{Accelerators, Idle, Level, LevelPolicy, Memory, ModelSpec},
+    model::{Accelerators, Idle, Level, LevelPolicy, Memory, ModelSpec, OwnQueue},
     process::table,
     units::{Bytes, Millis},
 };
@@ -197,6 +197,8 @@ fn spec(name: &ModelName) -> ModelSpec {
         explicit_memory: false,
         can_sleep: true,
         fingerprint: 7,
+        eviction: None,
+        queue: OwnQueue::default(),
     }
 }
 

@@ -1,0 +1,5 @@
+//! What models say of themselves (when they may be put away, how their requests wait), and pools of accelerators of which
+//! somebody else picks the ones.
+
+mod own_policy;
+mod world;

@@ -1,0 +1,192 @@
+//! A fleet whose commands are carried out at once, and all of them well.
+
+use std::collections::BTreeMap;
+
+use rouse::{
+    fault::Fault,
+    fleet::{
+        Fleet,
+        command::Command,
+        event::{Event, Verdict, Waiter, WaiterId},
+    },
+    model::{
+        Accelerator, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelName, ModelSpec,
+        OwnQueue, Settings,
+    },
+    units::{Bytes, Generation, Millis, Tick},
+};
+
+pub(crate) struct World {
+    pub(crate) fleet: Fleet,
+    pub(crate) now: Tick,
+    pub(crate) configuration: Configuration,
+    /// Everything that was ordered so far.
+    pub(crate) ordered: Vec<Command>,
+    pub(crate) refused: BTreeMap<WaiterId, Fault>,
+    pub(crate) served: Vec<WaiterId>,
+    waiters: u64,
+}
+
+pub(crate) fn engine(model: &str) -> EngineId {
+    EngineId::new(model.into(), 0)
+}
+
+pub(crate) fn model(name: &str, gib: u64) -> ModelSpec {
+    ModelSpec {
+        name: name.into(),
+        aliases: Vec::new(),
+        accelerators: Accelerators::Count(1),
+        memory: Memory { awake: Bytes::gib(gib), asleep: Bytes::gib(1), host: Bytes::gib(1) },
+        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        replicas: 1,
+        pinned: false,
+        priority: 0,
+        max_concurrency: None,
+        start_timeout: Millis::secs(60),
+        explicit_memory: false,
+        can_sleep: true,
+        fingerprint: 1,
+        eviction: None,
+        queue: OwnQueue::default(),
+    }
+}
+
+pub(crate) fn gpu(gib: u64) -> Accelerator {
+    Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(gib), metered: false }
+}
+
+impl World {
+    pub(crate) fn new(accelerators: Vec<Accelerator>, models: Vec<ModelSpec>) -> Self {
+        let settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+        let configuration = Configuration { settings, accelerators, models };
+        let mut world = Self {
+            fleet: Fleet::new(),
+            now: Tick(1_000_000),
+            configuration,
+            ordered: Vec::new(),
+            refused: BTreeMap::new(),
+            served: Vec::new(),
+            waiters: 0,
+        };
+        world.configure(|_| {});
+        world.tell(Event::AdoptionDone);
+        world
+    }
+
+    /// With this changed, from now on.
+    pub(crate) fn configure(&mut self, change: impl FnOnce(&mut Configuration)) {
+        change(&mut self.configuration);
+        self.tell(Event::Configured { configuration: Box::new(self.configuration.clone()) });
+    }
+
+    pub(crate) fn tell(&mut self, event: Event) {
+        self.fleet.on(&event, self.now);
+        self.settle();
+    }
+
+    /// A request waits for it.
+    pub(crate) fn ask(&mut self, model: &str) -> WaiterId {
+        self.waiters += 1;
+        let id = WaiterId(self.waiters);
+        let waiter = Waiter {
+            id,
+            model: model.into(),
+            band: 0,
+            key: String::new(),
+            arrived: self.now,
+            deadline: self.now + Millis::secs(3600),
+            stream: true,
+            only: None,
+        };
+        self.tell(Event::Arrived { waiter });
+        id
+    }
+
+    /// Everybody who uses it is answered.
+    pub(crate) fn end(&mut self, engine: EngineId) {
+        let generation = self.fleet.engine(&engine).unwrap().generation;
+        let (last_end, last_byte) = (self.now, self.now);
+        self.tell(Event::Used { engine, generation, leases: 0, last_end, last_byte });
+    }
+
+    /// Time passes, with everything that falls due in it.
+    pub(crate) fn pass(&mut self, span: Millis) {
+        let end = self.now + span;
+        while let Some(at) = self.fleet.next_deadline().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            self.settle();
+        }
+        self.now = end;
+        self.settle();
+    }
+
+    pub(crate) fn state(&self, engine: &EngineId) -> String {
+        self.fleet.engine(engine).map_or_else(|| "unknown".to_owned(), |e| e.state.to_string())
+    }
+
+    /// Why a model is as it is.
+    pub(crate) fn reason(&self, model: &str) -> String {
+        let plan = self.fleet.plan(self.now);
+        assert!(plan.commands.is_empty(), "{:?}", plan.commands);
+        self.fleet.report(&plan).models[&ModelName::from(model)].reason.clone()
+    }
+
+    /// Decides and carries out until nothing is left to do.
+    fn settle(&mut self) {
+        loop {
+            let plan = self.fleet.plan(self.now);
+            self.fleet.issued(&plan.commands, self.now);
+            assert!(self.fleet.plan(self.now).commands.is_empty(), "once more at the same moment");
+            assert_eq!(self.fleet.check(), [""; 0]);
+            if plan.commands.is_empty() {
+                return;
+            }
+            for command in &plan.commands {
+                for outcome in self.outcomes(command) {
+                    self.fleet.on(&outcome, self.now);
+                }
+            }
+            self.ordered.extend(plan.commands);
+        }
+    }
+
+    fn outcomes(&mut self, command: &Command) -> Vec<Event> {
+        let ready = |engine: &EngineId, generation: Generation| {
+            let engine = engine.clone();
+            Event::Ready { engine, generation }
+        };
+        match command.clone() {
+            Command::Reserve { engine, generation, accelerators, .. } => {
+                vec![Event::Placed { engine, generation, accelerators }]
+            }
+            Command::Launch { engine, generation, .. } => {
+                let address = ([127, 0, 0, 1], 1).into();
+                let ready = ready(&engine, generation);
+                let profiled = Event::Profiled { engine: engine.clone(), generation };
+                vec![Event::Started { engine, generation, address }, profiled, ready]
+            }
+            Command::Wake { engine, generation, .. } => vec![ready(&engine, generation)],
+            Command::Sleep { engine, generation, level } => vec![Event::Slept { engine, generation, level }],
+            Command::Stop { engine, generation, .. } => {
+                vec![Event::Gone { engine, generation, cause: rouse::fault::Cause::Stopped }]
+            }
+            Command::CloseGate { engine, generation, .. } => {
+                let busy = self.fleet.engine(&engine).is_some_and(|e| e.leases > 0);
+                if busy { Vec::new() } else { vec![Event::Drained { engine, generation }] }
+            }
+            Command::Grant { waiter, engine, generation, canary } => {
+                self.served.push(waiter);
+                let verdict = Verdict::Passed;
+                if canary { vec![Event::Canary { engine, generation, verdict }] } else { Vec::new() }
+            }
+            Command::Probe { engine, generation } => {
+                vec![Event::Canary { engine, generation, verdict: Verdict::Passed }]
+            }
+            Command::Refuse { waiter, fault } => {
+                self.refused.insert(waiter, fault);
+                Vec::new()
+            }
+            _ => Vec::new(),
+        }
+    }
+}
