@@ -114,6 +114,8 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     let (stage, watched) = watch::channel(Stage::Serving);
     let mut driver = tokio::spawn(driver.run());
     let keeper = tokio::spawn(keep(handle.clone(), Arc::clone(&platform)));
+    // A request that came before the first turn would be told that there is no such model.
+    handle.refresh().await;
     let mut serving = api.start(watched.clone())?;
     // Operators are told that it is ready by the listener that comes up next.
     serving.up().await;

@@ -128,6 +128,8 @@ impl Cluster {
     /// The file's configuration with what the objects say now; the platform knows where from here on.
     pub(super) fn compose(&mut self, base: &Config) -> Config {
         let settled = self.settled.borrow_and_update().clone().unwrap_or_default();
+        let (served, refused, pools) = (settled.served.len(), settled.rejected.len(), settled.pools.len());
+        tracing::debug!(served, refused, pools, "the cluster's objects");
         self.platform.place(Arc::new(places(&settled)));
         compose::compose(base, &settled)
     }

@@ -52,13 +52,23 @@ impl Told {
         if changes.configured {
             models.extend(fleet.specs().map(|spec| spec.name.clone()));
         }
-        let waiting: BTreeMap<ModelName, Waiting> = fleet
+        let mut waiting: BTreeMap<ModelName, Waiting> = fleet
             .reasons(plan)
             .map(|(model, text, memory)| {
                 let text = text.to_owned();
                 (model.clone(), if memory { Waiting::Memory(text) } else { Waiting::Other(text) })
             })
             .collect();
+        // Whoever was refused for want of memory waits no longer, and would be refused again until somebody gives some back.
+        let given_back = |model: &ModelName| fleet.engines_of(model).any(|engine| !engine.state.has_process());
+        if !changes.configured && !changes.models.iter().any(given_back) {
+            let wants = |(model, why): &(&ModelName, &Waiting)| {
+                matches!(why, Waiting::Memory(_)) && !changes.models.contains(*model)
+            };
+            for (model, why) in inner.waiting.iter().filter(wants) {
+                waiting.entry(model.clone()).or_insert_with(|| why.clone());
+            }
+        }
         let differs = |model: &&ModelName| inner.waiting.get(*model) != waiting.get(*model);
         models.extend(inner.waiting.keys().chain(waiting.keys()).filter(differs).cloned());
         inner.waiting = waiting;

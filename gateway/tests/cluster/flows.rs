@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::world::{World, aside};
+use crate::world::{World, aside, reason};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cold_model_is_started_by_its_first_request_and_put_away_when_nobody_asks() {
     let world = World::new("flow-cold", 1, "128Gi").await;
     world.model("qwen", "80Gi", "", json!({"cooldownPeriod": "2s"})).await;
     let gateway = world.gateway("gateway-0", "");
-    world.until("qwen", "accepted", |model| crate::world::reason(model, "Accepted") == "Accepted").await;
+    world.until("qwen", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
     assert_eq!(world.running().await.len(), 0, "nothing is started before somebody asks");
 
     let client = gateway.client();
@@ -22,8 +23,66 @@ async fn a_cold_model_is_started_by_its_first_request_and_put_away_when_nobody_a
     world.until("qwen", "ready", |model| model.status.as_ref().is_some_and(|status| status.ready)).await;
     assert_eq!(world.running().await.len(), 1);
 
-    let zero = |model: &_| crate::world::reason(model, "Ready") == "ScaledToZero";
+    let zero = |model: &_| reason(model, "Ready") == "ScaledToZero";
     tokio::time::timeout(Duration::from_secs(30), world.until("qwen", "scaled to zero", zero)).await.unwrap();
     assert_eq!(world.booked().await, []);
     assert_eq!(world.running().await.len(), 0);
+}
+
+/// The acceptance list of the design that this comes from: a budget of 128Gi, of which one model holds 80.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_without_room_is_refused_with_who_has_it_and_starts_once_that_one_was_put_away() {
+    let world = World::new("flow-full", 2, "128Gi").await;
+    let policy = json!({"cooldownPeriod": "4s", "eviction": "cooldown", "queue": {"policy": "reject"}});
+    world.model("large", "80Gi", "", policy.clone()).await;
+    world.model("other", "60Gi", "", policy).await;
+    let gateway = world.gateway("gateway-0", "");
+    world.until("other", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
+    let client = gateway.client();
+    assert_eq!(aside(move || client.chat("large", false, 4)).await.status, 200);
+
+    let refused = aside(move || client.chat("other", false, 4)).await;
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    let error = &refused.json()["error"];
+    assert_eq!((&error["type"], &error["code"]), (&json!("insufficient_memory"), &json!("insufficient_memory")));
+    let details = &error["details"];
+    assert_eq!(details["requested"], json!({"model": "other", "memory": "60Gi"}));
+    assert_eq!(details["available"], "48Gi");
+    assert_eq!(details["blocking"][0]["model"], "large", "{details}");
+    assert_eq!(details["blocking"][0]["memory"], "80Gi", "{details}");
+    assert!(details["blocking"][0]["idle_for"].is_string(), "{details}");
+    let wait: u64 = refused.header("retry-after").parse().unwrap();
+    assert!((1..=4).contains(&wait), "{wait}");
+    world.until("other", "told so", |model| reason(model, "Available") == "InsufficientMemory").await;
+    assert_eq!(world.booked().await, [("large".to_owned(), 80)], "nothing was booked for it");
+
+    world.until("large", "scaled to zero", |model| reason(model, "Ready") == "ScaledToZero").await;
+    let served = aside(move || client.chat("other", true, 4)).await;
+    assert!(served.is_whole_stream(), "{served:?}");
+    assert_eq!(world.booked().await, [("other".to_owned(), 60)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_leaves_the_budget_and_the_engines_as_they_are() {
+    let world = World::new("flow-restart", 2, "128Gi").await;
+    world.model("large", "80Gi", "", json!({"eviction": "cooldown", "queue": {"policy": "reject"}})).await;
+    world.model("other", "60Gi", "", json!({"queue": {"policy": "reject"}})).await;
+    let mut gateway = world.gateway("gateway-0", "");
+    let client = gateway.client();
+    assert_eq!(aside(move || client.chat("large", false, 4)).await.status, 200);
+    let before = world.running().await;
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        gateway.signal(signal);
+        assert!(gateway.ended(Duration::from_secs(20)).is_some(), "{signal} did not end it");
+        gateway = world.gateway("gateway-0", "");
+        let client = gateway.client();
+        let answer = aside(move || client.chat("large", false, 4)).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(answer.header("x-rouse-cold-start"), "", "it has been awake all the time");
+        assert_eq!(world.booked().await, [("large".to_owned(), 80)]);
+        let refused = aside(move || client.chat("other", false, 4)).await;
+        assert_eq!(refused.status, 429, "{}", refused.text());
+        let now = world.running().await;
+        assert_eq!(now.iter().map(|pod| &pod.metadata.uid).collect::<Vec<_>>(), [&before[0].metadata.uid]);
+    }
 }
