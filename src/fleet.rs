@@ -27,6 +27,7 @@ mod bookings;
 mod budget;
 mod calm;
 mod check;
+mod elsewhere;
 mod engines;
 mod eviction;
 mod explain;
@@ -146,7 +147,7 @@ impl Fleet {
     }
 
     fn look(&self, now: Tick) -> Plan {
-        let demand = self.dispatch.demand();
+        let demand = self.planner.anywhere(self.dispatch.demand());
         let mut draft = plan::Draft::new(self.planner.clone(), &demand, now);
         draft.decide();
         let mut commands = draft.take_commands();

@@ -261,7 +261,8 @@ impl Draft<'_> {
     fn idle(&self, id: &EngineId) -> Option<Then> {
         let e = self.engine(id)?;
         let spec = self.planner.spec(&id.model)?;
-        if e.leases > 0 || self.waiting(&id.model) > 0 || self.pinned(id) || self.ordered_awake(&id.model) {
+        let used = self.planner.uses(e) > 0 || self.waiting(&id.model) > 0;
+        if used || self.pinned(id) || self.ordered_awake(&id.model) {
             return None;
         }
         let past = |after: Option<Millis>| after.is_some_and(|after| e.idle_since() + after <= self.now);

@@ -107,6 +107,12 @@ pub enum Event {
     Resumed {
         state: Box<Planner>,
     },
+    /// Another gateway of the cluster says what it has of every model: this replaces what it said before. `None`: that
+    /// gateway is gone. What this gateway has itself is never told so.
+    Elsewhere {
+        gateway: String,
+        demand: Option<BTreeMap<ModelName, Elsewhere>>,
+    },
     /// The gate is closed and no lease is left.
     Drained {
         engine: EngineId,
@@ -230,6 +236,18 @@ pub struct Found {
     pub started: Tick,
 }
 
+/// What one gateway has of one model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Elsewhere {
+    /// Requests that wait there.
+    pub waiting: u32,
+    /// Requests at an engine.
+    pub in_flight: u32,
+    /// When the last one ended, in wall time.
+    pub last_request: Tick,
+}
+
 /// A canary's outcome. Any status below 500 passes; a client that leaves proves nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -289,6 +307,12 @@ impl fmt::Display for Event {
             Self::Served { model, key, tokens } => write!(f, "{model} served {tokens} tokens to {key}"),
             Self::Shares { model, .. } => write!(f, "what keys were served by {model} before"),
             Self::Resumed { state } => write!(f, "what was known before: {}", state.summary()),
+            Self::Elsewhere { gateway, demand: Some(demand) } => {
+                let sum = |of: fn(&Elsewhere) -> u32| demand.values().map(|d| u64::from(of(d))).sum::<u64>();
+                let (waiting, in_flight) = (sum(|d| d.waiting), sum(|d| d.in_flight));
+                write!(f, "{gateway} has {waiting} waiting and {in_flight} in flight")
+            }
+            Self::Elsewhere { gateway, demand: None } => write!(f, "{gateway} is gone"),
             Self::Drained { engine, .. } => write!(f, "{engine} is drained"),
             Self::Canary { engine, verdict, .. } => write!(f, "the first answer of {engine}: {verdict}"),
             Self::Placed { engine, accelerators, .. } => {

@@ -168,16 +168,16 @@ impl Draft<'_> {
             Eviction::Never => None,
             Eviction::Cooldown if e.state == State::Awake => {
                 let after = self.planner.spec(&e.id.model)?.idle.sleep_after?;
-                Some(if e.leases == 0 { e.idle_since() } else { self.now } + after)
+                Some(if self.planner.uses(e) == 0 { e.idle_since() } else { self.now } + after)
             }
-            _ if e.leases == 0 => Some(e.turn + turns.residency),
+            _ if self.planner.uses(e) == 0 => Some(e.turn + turns.residency),
             _ => Some(e.turn + turns.max_turn),
         }
     }
 
     fn hold(&self, e: &Engine) -> String {
         let turns = &self.planner.settings.turns;
-        let leases = match e.leases {
+        let leases = match self.planner.uses(e) {
             1 => "1 lease".to_owned(),
             n => format!("{n} leases"),
         };
@@ -185,7 +185,7 @@ impl Draft<'_> {
             State::Draining { .. } => format!("drains at most until {}", e.since + turns.drain_deadline),
             State::Awake if self.pinned(&e.id) => "pinned".to_owned(),
             State::Awake if self.planner.eviction_of(&e.id.model) != Eviction::Residency => self.stays(e),
-            State::Awake if e.leases == 0 => format!("may go at {}", e.turn + turns.residency),
+            State::Awake if self.planner.uses(e) == 0 => format!("may go at {}", e.turn + turns.residency),
             State::Awake => format!("its turn ends at {}", e.turn + turns.max_turn),
             state => state.to_string(),
         };
@@ -196,7 +196,9 @@ impl Draft<'_> {
     fn stays(&self, e: &Engine) -> String {
         match self.may_go_at(e) {
             None => "never put away for others".to_owned(),
-            Some(at) if e.leases == 0 => format!("unused since {}, may go at {at}", e.idle_since()),
+            Some(at) if self.planner.uses(e) == 0 => {
+                format!("unused since {}, may go at {at}", e.idle_since())
+            }
             Some(_) => "in use, and may go only after its cooldown".to_owned(),
         }
     }
@@ -239,8 +241,8 @@ impl Planner {
         Blocking {
             model: e.id.model.clone(),
             memory: self.ledger.held(&e.id),
-            idle_for: if e.leases > 0 { crate::units::Millis::ZERO } else { now.since(e.idle_since()) },
-            leases: e.leases,
+            idle_for: if self.uses(e) > 0 { crate::units::Millis::ZERO } else { now.since(e.idle_since()) },
+            leases: self.uses(e),
             pinned: self.models.get(&e.id.model).is_some_and(super::plan::Model::pinned),
         }
     }
@@ -270,7 +272,7 @@ impl Planner {
             State::Awake if limit.is_some_and(|n| serving().all(|e| e.leases >= n)) => {
                 format!("{awake}; every place of its maxConcurrency is taken")
             }
-            State::Awake if serving().any(|e| e.leases > 0) => format!("{awake}; in use"),
+            State::Awake if serving().any(|e| self.uses(e) > 0) => format!("{awake}; in use"),
             State::Awake => match idle.and_then(|i| i.sleep_after) {
                 Some(after) => {
                     format!(

@@ -36,6 +36,7 @@ impl Planner {
             Event::AdoptionDone => self.adopted = true,
             Event::Arrived { waiter } => self.wanted(&waiter.model, now),
             Event::Left { .. } | Event::Served { .. } | Event::Shares { .. } | Event::Resumed { .. } => {}
+            Event::Elsewhere { gateway, demand } => self.heard(gateway, demand.as_ref(), now),
             Event::Memory { accelerator, used, by_engine } => {
                 let reading = Reading { used: *used, by_engine: by_engine.clone(), at: now };
                 self.metered(accelerator, reading);
@@ -134,7 +135,7 @@ impl Planner {
     }
 
     /// A request came that had to wait: how long had nobody asked?
-    fn wanted(&mut self, model: &ModelName, now: Tick) {
+    pub(super) fn wanted(&mut self, model: &ModelName, now: Tick) {
         let awake = self.engines.of(model).any(|e| e.serves() || e.is_held());
         let last = self.engines.of(model).map(|e| e.last_end).max();
         if let (Some(last), false) = (last, awake)

@@ -12,6 +12,7 @@ use super::{
     budget::Ledger,
     calm::Calm,
     command::Command,
+    elsewhere::Others,
     engines::Engines,
     event::{Learned, OperationId},
     explain::Reason,
@@ -46,6 +47,8 @@ pub struct Planner {
     /// The last life of any engine that is no longer known. One that enters under the same name goes on from here, or what
     /// is still said of the old one would count for it.
     pub(super) last_life: Generation,
+    #[serde(default, skip_serializing_if = "Others::is_empty")]
+    pub(super) elsewhere: Others,
 }
 
 /// A model and what is known of it beyond its configuration.
@@ -66,6 +69,8 @@ pub(super) struct Model {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
     pub waiting: u32,
+    /// So many of them at other gateways.
+    pub elsewhere: u32,
     /// The highest band among the waiters.
     pub band: i32,
     /// The earliest arrival.
@@ -260,11 +265,11 @@ impl Verdicts {
 impl Planner {
     pub(super) fn report(&self, why: &Why) -> Report {
         let line = |name: &ModelName| {
-            let waiting = why.demand.get(name).map_or(0, |d| d.waiting);
+            let Demand { waiting, elsewhere, .. } = why.demand.get(name).copied().unwrap_or_default();
             let state = self.model_state(name);
             let leases = self.leases_of(name);
             let reason = why.reasons.get(name).cloned().unwrap_or_else(|| self.explain_rest(name));
-            Line { state, waiting, leases, wait: reason.wait(why.now), reason: reason.text }
+            Line { state, waiting, elsewhere, leases, wait: reason.wait(why.now), reason: reason.text }
         };
         let accounts = &self.ledger.accelerators;
         Report {
