@@ -14,17 +14,25 @@ use crate::{
 
 impl Draft<'_> {
     pub(super) fn advance(&mut self) {
+        self.attend();
+        self.seek_lost();
+    }
+
+    /// Looks at every engine that may demand something.
+    pub(super) fn attend(&mut self) {
         let astir = self.planner.astir(self.now);
         if cfg!(debug_assertions) {
             self.advance_all(&astir);
         } else {
             astir.iter().for_each(|id| self.live(id));
         }
-        self.seek_lost();
     }
 
     fn live(&mut self, id: &EngineId) {
         self.bury(id);
+        if !self.planner.role.decides() {
+            return self.follow_gate(id);
+        }
         self.step(id);
         self.settle_residue(id);
     }

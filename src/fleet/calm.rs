@@ -127,6 +127,9 @@ impl Planner {
 
     /// `None`: until something befalls it.
     fn rests_until(&self, e: &Engine) -> Option<Tick> {
+        if !self.role.decides() {
+            return (!self.is_followed(e)).then_some(ASTIR);
+        }
         let Some(spec) = self.spec(&e.id.model) else { return Some(ASTIR) };
         let outdated = e.state.has_process() && e.fingerprint != spec.fingerprint;
         let ordered = self.operations.values().any(|op| op.model == e.id.model);

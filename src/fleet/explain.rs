@@ -80,6 +80,20 @@ impl Reason {
         Self { text, named: self.named, class: Class::Full, ..Self::default() }
     }
 
+    /// The same, where another gateway decides. `settled`: nothing is about to be decided for anybody; `runs`: an engine of
+    /// the model does. What else may be known to that gateway and not here could make a refusal wrong.
+    pub(super) fn foreseen(self, settled: bool, runs: bool) -> Self {
+        let certain = match self.class {
+            Class::Memory { .. } => settled,
+            Class::Never { .. } => !runs,
+            Class::Failed { .. } => {
+                return Self::starting("it failed, and the gateway that leads tries it again");
+            }
+            Class::Start | Class::Full => false,
+        };
+        Self { refuse: self.refuse && certain, ..self }
+    }
+
     pub(super) fn wait(&self, now: Tick) -> Wait {
         Wait {
             waited_for: self.text.clone(),
@@ -249,7 +263,7 @@ impl Planner {
 
     /// A model nobody waits for: what it does, and what comes next.
     pub(super) fn explain_rest(&self, model: &ModelName) -> Reason {
-        if !self.adopted {
+        if self.role.decides() && !self.adopted {
             return Reason::starting("the gateway is looking for engines that already run");
         }
         // The one that says most about the model: of those awake the one used last.
@@ -294,6 +308,9 @@ impl Planner {
                 None => format!("asleep at level {}", level.number()),
             },
             State::Cold => "not running; launched when asked for".to_owned(),
+            State::Backoff { .. } if !self.role.decides() => {
+                "failed; the gateway that leads tries it again".to_owned()
+            }
             State::Backoff { until, cause } => format!("failed ({cause}); not tried again before {until}"),
             state => format!("{state} since {}", e.since),
         };
