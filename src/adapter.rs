@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use crate::{fault::Cause, fleet::event::Verdict};
 
-pub use counters::Counters;
 use crate::caller::Caller;
+pub use counters::Counters;
 
 /// The calls that an engine understands for sleep and wake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

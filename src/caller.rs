@@ -76,12 +76,7 @@ impl Caller {
 
     /// # Errors
     /// There was no whole answer in time.
-    pub async fn post(
-        &self,
-        path: &str,
-        body: Option<&Value>,
-        within: Duration,
-    ) -> Result<Reply, Failure> {
+    pub async fn post(&self, path: &str, body: Option<&Value>, within: Duration) -> Result<Reply, Failure> {
         self.call(Method::POST, path, body, None, within).await
     }
 

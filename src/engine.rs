@@ -97,6 +97,9 @@ pub struct Engine {
     pub cold: bool,
     /// A process of this generation is gone while its gate was open: the gate is still to be shut.
     pub orphan: Option<(Generation, Cause)>,
+    /// Taken over asleep while somebody here still held a lease: those are told, and count no more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub forsaken: bool,
 }
 
 /// Awake for so long without a failure, and former failures are forgotten.
@@ -143,6 +146,7 @@ impl Engine {
             began: now,
             cold: true,
             orphan: None,
+            forsaken: false,
         }
     }
 

@@ -27,15 +27,18 @@ mod bookings;
 mod budget;
 mod calm;
 mod check;
+mod elsewhere;
 mod engines;
 mod eviction;
 mod explain;
 mod line;
+mod mirror;
 mod observe;
 mod orders;
 mod placement;
 mod queue;
 mod residue;
+mod role;
 mod seats;
 mod share;
 
@@ -43,9 +46,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use command::Command;
 use dispatch::Dispatch;
-use event::{Event, Learned, Order};
+use event::{Elsewhere, Event, Learned, Order};
 use plan::{Planner, Why};
 use report::{ModelState, Report, View};
+use role::Role;
 
 use crate::{
     engine::Engine,
@@ -146,7 +150,7 @@ impl Fleet {
     }
 
     fn look(&self, now: Tick) -> Plan {
-        let demand = self.dispatch.demand();
+        let demand = self.planner.anywhere(self.dispatch.demand());
         let mut draft = plan::Draft::new(self.planner.clone(), &demand, now);
         draft.decide();
         let mut commands = draft.take_commands();
@@ -289,10 +293,29 @@ impl Fleet {
         self.dispatch.counted()
     }
 
-    /// Configured, and everything that already ran is known.
+    /// Configured, and everything that already ran is known, be it from the gateway that leads.
     #[must_use]
     pub const fn is_ready(&self) -> bool {
-        self.planner.adopted && self.planner.shutdown.is_none()
+        (self.planner.adopted || !self.planner.role.decides()) && self.planner.shutdown.is_none()
+    }
+
+    /// This gateway orders engines about, or will as soon as it knows what runs.
+    #[must_use]
+    pub fn leads(&self) -> bool {
+        self.planner.role != Role::Follows
+    }
+
+    /// What this gateway has itself of every model that is asked for or in use, as other gateways are to be told
+    /// ([`Event::Elsewhere`]).
+    #[must_use]
+    pub fn demand(&self) -> BTreeMap<ModelName, Elsewhere> {
+        let own = |name: &ModelName| Elsewhere {
+            waiting: u32::try_from(self.dispatch.waiting(name)).unwrap_or(u32::MAX),
+            in_flight: self.planner.leases_of(name),
+            last_request: self.planner.engines_of(name).map(|e| e.last_end).max().unwrap_or_default(),
+        };
+        let all = self.planner.models.keys().map(|name| (name.clone(), own(name)));
+        all.filter(|(_, own)| *own != Elsewhere::default()).collect()
     }
 
     /// Shutdown was ordered, and nothing is left to wait for.

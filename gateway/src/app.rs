@@ -99,8 +99,7 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
         None => current,
     };
     platform.reconfigure(Arc::clone(&current));
-    let (handle, driver) =
-        Handle::new(Arc::clone(&platform), received, journal, Arc::clone(&metrics), clock);
+    let (handle, driver) = Handle::new(Arc::clone(&platform), received, journal, Arc::clone(&metrics), clock);
     handle.tell(Event::Configured { configuration: Box::new(current.core.clone()) });
 
     let telemetry = Telemetry::start(&current, &lost)?;
@@ -121,8 +120,15 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     serving.up().await;
     let mut api = tokio::spawn(serving.ended());
     let mut admin = tokio::spawn(admin.run(watched));
-    let mut reload =
-        Reload { source, base, config: Arc::clone(&config), handle: handle.clone(), metrics, platform, looks: 0 };
+    let mut reload = Reload {
+        source,
+        base,
+        config: Arc::clone(&config),
+        handle: handle.clone(),
+        metrics,
+        platform,
+        looks: 0,
+    };
     loop {
         tokio::select! {
             asked = signals.next() => {

@@ -199,10 +199,7 @@ impl Driver {
             match command {
                 Command::OpenGate { ref engine, .. } => {
                     // A plan may open a gate and close it again; closes went first, so the last word is the fleet's.
-                    if self
-                        .fleet
-                        .engine(engine)
-                        .is_some_and(|e| !matches!(e.door, Door::Closed | Door::Held))
+                    if self.fleet.engine(engine).is_some_and(|e| !matches!(e.door, Door::Closed | Door::Held))
                     {
                         self.gates.open(engine);
                         if elsewhere(&command) {

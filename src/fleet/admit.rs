@@ -382,8 +382,10 @@ impl Draft<'_> {
 
     fn backing_off(&self, id: &EngineId, until: Tick, cause: Cause) -> Reason {
         let (failures, fruitless) = self.engine(id).map_or((0, 0), |e| (e.failures, e.fruitless));
-        let hopeless =
-            matches!(cause, Cause::CommandNotFound | Cause::Unrunnable | Cause::WrongModel { .. } | Cause::PublicListener);
+        let hopeless = matches!(
+            cause,
+            Cause::CommandNotFound | Cause::Unrunnable | Cause::WrongModel { .. } | Cause::PublicListener
+        );
         let others_serve = self.planner.engines_of(&id.model).any(crate::engine::Engine::serves);
         Reason::failed(cause, failures, until, (fruitless >= TRIES || hopeless) && !others_serve)
     }

@@ -6,6 +6,7 @@ use super::{
     event::{Found, Order},
     plan::Planner,
     report::{AcceleratorView, EngineView, HostView, ModelState, ModelView, Report, View},
+    role::{ANOTHER_LEADS, Role},
 };
 use crate::{
     engine::{Engine, Proof, state::State},
@@ -17,6 +18,16 @@ impl Planner {
     /// An engine enters as it is, also when that exceeds what may be granted: nothing new is granted there until it
     /// fits again.
     pub(super) fn adopt(&mut self, id: &EngineId, generation: Generation, found: &Found, now: Tick) {
+        let followed = self.role == Role::TakesOver;
+        if self.role == Role::Follows
+            || (followed && self.engines.get(id).is_some_and(|e| e.generation > generation))
+        {
+            return;
+        }
+        self.unfound.remove(id);
+        if followed && self.keeps(id, generation, found, now) {
+            return;
+        }
         let memory = self.spec(&id.model).map(|s| s.memory);
         let residue = self.residue_of(id);
         let mut engine = Engine::new(id.clone(), now);
@@ -43,13 +54,24 @@ impl Planner {
         // A sleeper is stopped so long after it fell asleep, which was not later than now and not before it was used.
         engine.since = if found.asleep.is_some() { engine.turn } else { now };
         engine.state = state;
+        if followed {
+            self.hand_over(&mut engine, now);
+        }
         self.engines.insert(engine);
         if found.asleep == Some(crate::model::Level::One) {
             let host = self.host_need(id);
             self.ledger.host.booked.book(id, host);
         }
         self.ledger.book(id, &found.accelerators, bytes);
-        Arc::make_mut(&mut self.models).entry(id.model.clone()).or_insert_with(|| super::plan::Model {
+        self.remember(&id.model, now);
+    }
+
+    /// An engine may be there of a model that is not configured.
+    pub(super) fn remember(&mut self, model: &ModelName, now: Tick) {
+        if self.models.contains_key(model) {
+            return;
+        }
+        Arc::make_mut(&mut self.models).entry(model.clone()).or_insert_with(|| super::plan::Model {
             spec: None,
             pin: None,
             learned: super::event::Learned::default(),
@@ -87,6 +109,9 @@ impl Planner {
         };
         if self.shutdown.is_some() {
             return Err("the gateway is shutting down".to_owned());
+        }
+        if self.role == Role::Follows {
+            return Err(ANOTHER_LEADS.to_owned());
         }
         match order {
             Order::Sleep { .. } if !spec.can_sleep || spec.idle.level == LevelPolicy::Never => Err(format!(

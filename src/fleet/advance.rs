@@ -14,17 +14,25 @@ use crate::{
 
 impl Draft<'_> {
     pub(super) fn advance(&mut self) {
+        self.attend();
+        self.seek_lost();
+    }
+
+    /// Looks at every engine that may demand something.
+    pub(super) fn attend(&mut self) {
         let astir = self.planner.astir(self.now);
         if cfg!(debug_assertions) {
             self.advance_all(&astir);
         } else {
             astir.iter().for_each(|id| self.live(id));
         }
-        self.seek_lost();
     }
 
     fn live(&mut self, id: &EngineId) {
         self.bury(id);
+        if !self.planner.role.decides() {
+            return self.follow_gate(id);
+        }
         self.step(id);
         self.settle_residue(id);
     }
@@ -261,7 +269,8 @@ impl Draft<'_> {
     fn idle(&self, id: &EngineId) -> Option<Then> {
         let e = self.engine(id)?;
         let spec = self.planner.spec(&id.model)?;
-        if e.leases > 0 || self.waiting(&id.model) > 0 || self.pinned(id) || self.ordered_awake(&id.model) {
+        let used = self.planner.uses(e) > 0 || self.waiting(&id.model) > 0;
+        if used || self.pinned(id) || self.ordered_awake(&id.model) {
             return None;
         }
         let past = |after: Option<Millis>| after.is_some_and(|after| e.idle_since() + after <= self.now);

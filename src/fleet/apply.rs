@@ -56,6 +56,7 @@ impl Planner {
             Command::Probe { engine, .. } => self.with(engine, |e| e.proof = Proof::Out(now)),
             Command::OpenGate { engine, public, .. } => self.with(engine, |e| {
                 e.door = if *public { Door::Public } else { Door::Waiters };
+                e.forsaken = false;
                 if matches!(e.state, State::Draining { .. }) {
                     e.become_state(State::Awake, now);
                 }
@@ -150,12 +151,17 @@ impl Planner {
 
     fn close(&mut self, engine: &EngineId, generation: Generation, why: Why, then: Then, now: Tick) {
         let cause = self.cause_of_end(engine, now);
+        let decides = self.role.decides();
         self.with(engine, |e| {
             if e.orphan.as_ref().is_some_and(|(orphan, _)| *orphan == generation) {
                 e.orphan = None;
                 return;
             }
             e.door = Door::Closed;
+            if !decides {
+                // Its state is somebody else's to say.
+                return;
+            }
             match (&mut e.state, why) {
                 (State::Failing { .. }, _) => {}
                 (state, Why::Shutdown) if state.is_starting() => {}

@@ -127,6 +127,9 @@ impl Planner {
 
     /// `None`: until something befalls it.
     fn rests_until(&self, e: &Engine) -> Option<Tick> {
+        if !self.role.decides() {
+            return (!self.is_followed(e)).then_some(ASTIR);
+        }
         let Some(spec) = self.spec(&e.id.model) else { return Some(ASTIR) };
         let outdated = e.state.has_process() && e.fingerprint != spec.fingerprint;
         let ordered = self.operations.values().any(|op| op.model == e.id.model);
@@ -143,7 +146,7 @@ impl Planner {
             State::Awake => {
                 let idle = [spec.idle.sleep_after, spec.idle.stop_after];
                 let idle = idle.into_iter().flatten().map(|after| e.idle_since() + after);
-                let idle = idle.filter(|_| e.leases == 0);
+                let idle = idle.filter(|_| self.uses(e) == 0);
                 let stands = self.stands(e, |account| !account.is_unread_since(e.turn));
                 let door = if e.gated { Door::Held } else { Door::Public };
                 (e.door == door && !e.is_to_be_held() && stands, idle.chain(e.hung_at(timeouts)).min())

@@ -43,7 +43,11 @@ impl Planner {
             if e.is_to_be_held() && self.adopted && self.shutdown.is_none() {
                 broken.push(format!("{id} is not held, and its stub lets nobody in"));
             }
-            if e.state.has_process()
+            // Seen in another gateway's words, which come one by one, an engine may be where nothing is configured, or asleep
+            // before it was heard that its last request ended.
+            let decides = self.role.decides();
+            if decides
+                && e.state.has_process()
                 && e.accelerators.iter().any(|a| booked(a) == Bytes::ZERO)
                 && self.needs_memory(e)
             {
@@ -52,7 +56,11 @@ impl Planner {
             if !e.state.has_process() && e.placing.is_none() && self.ledger.held(id) > Bytes::ZERO {
                 broken.push(format!("{id} is {} and still holds {}", e.state, self.ledger.held(id)));
             }
-            if matches!(e.state, State::Asleep { .. } | State::FallingAsleep { .. } | State::Stopping { .. })
+            if decides
+                && matches!(
+                    e.state,
+                    State::Asleep { .. } | State::FallingAsleep { .. } | State::Stopping { .. }
+                )
                 && e.leases > 0
             {
                 broken.push(format!("{id} is {} with {} leases", e.state, e.leases));

@@ -26,6 +26,8 @@ pub enum Why {
     /// It is hung, failed or gone.
     Fault,
     Shutdown,
+    /// The gateway that leads says that it is not awake.
+    Published,
 }
 
 /// What follows once the gate is drained.

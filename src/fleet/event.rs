@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::{plan::Planner, share::Shares};
 use crate::{
+    engine::{Engine, state::State},
     fault::Cause,
     model::{AcceleratorId, Configuration, EngineId, Level, ModelName},
     units::{Bytes, Generation, Millis, Tick},
@@ -106,6 +107,24 @@ pub enum Event {
     /// Everything that was known of models, engines and memory before a journal began: only in a snapshot.
     Resumed {
         state: Box<Planner>,
+    },
+    /// Another gateway of the cluster says what it has of every model: this replaces what it said before. `None`: that
+    /// gateway is gone. What this gateway has itself is never told so.
+    Elsewhere {
+        gateway: String,
+        demand: Option<BTreeMap<ModelName, Elsewhere>>,
+    },
+    /// Whether this gateway leads, in a cluster; one that is never told does. Who comes to lead is then told what is
+    /// found running, as `Adopted`, and that this is all, as `AdoptionDone`.
+    Led {
+        leads: bool,
+    },
+    /// What the gateway that leads says of an engine; `None`: it has no process. States in between may be left out. To be
+    /// told also of an engine known here that is not among those published.
+    Published {
+        engine: EngineId,
+        generation: Generation,
+        published: Option<Published>,
     },
     /// The gate is closed and no lease is left.
     Drained {
@@ -230,6 +249,75 @@ pub struct Found {
     pub started: Tick,
 }
 
+/// What one gateway has of one model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Elsewhere {
+    /// Requests that wait there.
+    pub waiting: u32,
+    /// Requests at an engine.
+    pub in_flight: u32,
+    /// When the last one ended, in wall time.
+    pub last_request: Tick,
+}
+
+/// An engine, as the gateway that leads publishes it to the others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Published {
+    pub state: PublishedState,
+    /// Where it answers, once that is known.
+    pub address: Option<SocketAddr>,
+    /// Which template it was started from.
+    pub fingerprint: u64,
+    pub accelerators: Vec<AcceleratorId>,
+    /// When the state was entered, in wall time.
+    pub since: Tick,
+}
+
+/// What others need to know of an engine's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum PublishedState {
+    Launching,
+    Loading,
+    Awake,
+    Draining,
+    FallingAsleep,
+    Asleep(Level),
+    Waking,
+    Failing,
+    Stopping,
+    Backoff,
+}
+
+impl Published {
+    /// What the leader publishes of an engine; `None` of one without a process that never failed.
+    #[must_use]
+    pub fn of(engine: &Engine) -> Option<Self> {
+        let state = match &engine.state {
+            State::Cold => return None,
+            State::Launching => PublishedState::Launching,
+            State::Loading => PublishedState::Loading,
+            State::Awake => PublishedState::Awake,
+            State::Draining { .. } => PublishedState::Draining,
+            State::FallingAsleep { .. } => PublishedState::FallingAsleep,
+            State::Asleep { level } => PublishedState::Asleep(*level),
+            State::Waking { .. } => PublishedState::Waking,
+            State::Failing { .. } => PublishedState::Failing,
+            State::Stopping { .. } => PublishedState::Stopping,
+            State::Backoff { .. } => PublishedState::Backoff,
+        };
+        Some(Self {
+            state,
+            address: engine.address,
+            fingerprint: engine.fingerprint,
+            accelerators: engine.accelerators.clone(),
+            since: engine.since,
+        })
+    }
+}
+
 /// A canary's outcome. Any status below 500 passes; a client that leaves proves nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -289,6 +377,18 @@ impl fmt::Display for Event {
             Self::Served { model, key, tokens } => write!(f, "{model} served {tokens} tokens to {key}"),
             Self::Shares { model, .. } => write!(f, "what keys were served by {model} before"),
             Self::Resumed { state } => write!(f, "what was known before: {}", state.summary()),
+            Self::Elsewhere { gateway, demand: Some(demand) } => {
+                let sum = |of: fn(&Elsewhere) -> u32| demand.values().map(|d| u64::from(of(d))).sum::<u64>();
+                let (waiting, in_flight) = (sum(|d| d.waiting), sum(|d| d.in_flight));
+                write!(f, "{gateway} has {waiting} waiting and {in_flight} in flight")
+            }
+            Self::Elsewhere { gateway, demand: None } => write!(f, "{gateway} is gone"),
+            Self::Led { leads: true } => f.write_str("this gateway leads"),
+            Self::Led { .. } => f.write_str("another gateway leads"),
+            Self::Published { engine, published: Some(published), .. } => {
+                write!(f, "{engine} is published as {:?}", published.state)
+            }
+            Self::Published { engine, .. } => write!(f, "{engine} is published as not running"),
             Self::Drained { engine, .. } => write!(f, "{engine} is drained"),
             Self::Canary { engine, verdict, .. } => write!(f, "the first answer of {engine}: {verdict}"),
             Self::Placed { engine, accelerators, .. } => {

@@ -161,12 +161,12 @@ impl Draft<'_> {
             Eviction::Never => None,
             Eviction::Cooldown => {
                 let after = spec.idle.sleep_after?;
-                (e.leases == 0 && e.idle_since() + after <= self.now).then_some(false)
+                (self.planner.uses(e) == 0 && e.idle_since() + after <= self.now).then_some(false)
             }
-            Eviction::Residency if self.planner.is_spare(e) => Some(e.leases > 0),
+            Eviction::Residency if self.planner.is_spare(e) => Some(self.planner.uses(e) > 0),
             Eviction::Residency => {
                 // Who has just been woken for waiters has no lease before they are granted theirs.
-                let used = e.leases > 0 || self.waiting(&e.id.model) > 0;
+                let used = self.planner.uses(e) > 0 || self.waiting(&e.id.model) > 0;
                 if !used && e.turn + turns.residency <= self.now {
                     Some(false)
                 } else {

@@ -80,6 +80,20 @@ impl Reason {
         Self { text, named: self.named, class: Class::Full, ..Self::default() }
     }
 
+    /// The same, where another gateway decides. `settled`: nothing is about to be decided for anybody; `runs`: an engine of
+    /// the model does. What else may be known to that gateway and not here could make a refusal wrong.
+    pub(super) fn foreseen(self, settled: bool, runs: bool) -> Self {
+        let certain = match self.class {
+            Class::Memory { .. } => settled,
+            Class::Never { .. } => !runs,
+            Class::Failed { .. } => {
+                return Self::starting("it failed, and the gateway that leads tries it again");
+            }
+            Class::Start | Class::Full => false,
+        };
+        Self { refuse: self.refuse && certain, ..self }
+    }
+
     pub(super) fn wait(&self, now: Tick) -> Wait {
         Wait {
             waited_for: self.text.clone(),
@@ -168,16 +182,16 @@ impl Draft<'_> {
             Eviction::Never => None,
             Eviction::Cooldown if e.state == State::Awake => {
                 let after = self.planner.spec(&e.id.model)?.idle.sleep_after?;
-                Some(if e.leases == 0 { e.idle_since() } else { self.now } + after)
+                Some(if self.planner.uses(e) == 0 { e.idle_since() } else { self.now } + after)
             }
-            _ if e.leases == 0 => Some(e.turn + turns.residency),
+            _ if self.planner.uses(e) == 0 => Some(e.turn + turns.residency),
             _ => Some(e.turn + turns.max_turn),
         }
     }
 
     fn hold(&self, e: &Engine) -> String {
         let turns = &self.planner.settings.turns;
-        let leases = match e.leases {
+        let leases = match self.planner.uses(e) {
             1 => "1 lease".to_owned(),
             n => format!("{n} leases"),
         };
@@ -185,7 +199,7 @@ impl Draft<'_> {
             State::Draining { .. } => format!("drains at most until {}", e.since + turns.drain_deadline),
             State::Awake if self.pinned(&e.id) => "pinned".to_owned(),
             State::Awake if self.planner.eviction_of(&e.id.model) != Eviction::Residency => self.stays(e),
-            State::Awake if e.leases == 0 => format!("may go at {}", e.turn + turns.residency),
+            State::Awake if self.planner.uses(e) == 0 => format!("may go at {}", e.turn + turns.residency),
             State::Awake => format!("its turn ends at {}", e.turn + turns.max_turn),
             state => state.to_string(),
         };
@@ -196,7 +210,9 @@ impl Draft<'_> {
     fn stays(&self, e: &Engine) -> String {
         match self.may_go_at(e) {
             None => "never put away for others".to_owned(),
-            Some(at) if e.leases == 0 => format!("unused since {}, may go at {at}", e.idle_since()),
+            Some(at) if self.planner.uses(e) == 0 => {
+                format!("unused since {}, may go at {at}", e.idle_since())
+            }
             Some(_) => "in use, and may go only after its cooldown".to_owned(),
         }
     }
@@ -239,15 +255,15 @@ impl Planner {
         Blocking {
             model: e.id.model.clone(),
             memory: self.ledger.held(&e.id),
-            idle_for: if e.leases > 0 { crate::units::Millis::ZERO } else { now.since(e.idle_since()) },
-            leases: e.leases,
+            idle_for: if self.uses(e) > 0 { crate::units::Millis::ZERO } else { now.since(e.idle_since()) },
+            leases: self.uses(e),
             pinned: self.models.get(&e.id.model).is_some_and(super::plan::Model::pinned),
         }
     }
 
     /// A model nobody waits for: what it does, and what comes next.
     pub(super) fn explain_rest(&self, model: &ModelName) -> Reason {
-        if !self.adopted {
+        if self.role.decides() && !self.adopted {
             return Reason::starting("the gateway is looking for engines that already run");
         }
         // The one that says most about the model: of those awake the one used last.
@@ -270,7 +286,7 @@ impl Planner {
             State::Awake if limit.is_some_and(|n| serving().all(|e| e.leases >= n)) => {
                 format!("{awake}; every place of its maxConcurrency is taken")
             }
-            State::Awake if serving().any(|e| e.leases > 0) => format!("{awake}; in use"),
+            State::Awake if serving().any(|e| self.uses(e) > 0) => format!("{awake}; in use"),
             State::Awake => match idle.and_then(|i| i.sleep_after) {
                 Some(after) => {
                     format!(
@@ -292,6 +308,9 @@ impl Planner {
                 None => format!("asleep at level {}", level.number()),
             },
             State::Cold => "not running; launched when asked for".to_owned(),
+            State::Backoff { .. } if !self.role.decides() => {
+                "failed; the gateway that leads tries it again".to_owned()
+            }
             State::Backoff { until, cause } => format!("failed ({cause}); not tried again before {until}"),
             state => format!("{state} since {}", e.since),
         };

@@ -112,7 +112,7 @@ impl Planner {
         let awake = || self.engines_of(&e.id.model).filter(|other| other.serves());
         let began = awake().map(|other| other.turn).min();
         let came = began.is_some_and(|began| e.turn < began) || e.yielded > e.turn || e.fruitless > 0;
-        came && e.spare_from() <= now && awake().any(|other| other.leases > 0)
+        came && e.spare_from() <= now && awake().any(|other| self.uses(other) > 0)
     }
 
     fn replicas_of<'a>(&'a self, model: &ModelName) -> impl Iterator<Item = &'a Engine> {

@@ -8,6 +8,7 @@ use super::{
     event::{Event, Learned, Order, Verdict},
     orders::Operation,
     plan::{Model, Planner},
+    role::Role,
 };
 use crate::{
     engine::{Door, Engine, Proof, backoff, state::State},
@@ -33,9 +34,14 @@ impl Planner {
             Event::Recalled { model, learned } => {
                 self.learn(model, |known| *known = *learned);
             }
-            Event::AdoptionDone => self.adopted = true,
+            Event::AdoptionDone => self.adoption_done(now),
+            Event::Led { leads } => self.led(*leads, now),
+            Event::Published { engine, generation, published } => {
+                self.published(engine, *generation, published.as_ref(), now);
+            }
             Event::Arrived { waiter } => self.wanted(&waiter.model, now),
             Event::Left { .. } | Event::Served { .. } | Event::Shares { .. } | Event::Resumed { .. } => {}
+            Event::Elsewhere { gateway, demand } => self.heard(gateway, demand.as_ref(), now),
             Event::Memory { accelerator, used, by_engine } => {
                 let reading = Reading { used: *used, by_engine: by_engine.clone(), at: now };
                 self.metered(accelerator, reading);
@@ -71,6 +77,14 @@ impl Planner {
             Some(engine) if engine.generation == generation => {}
             _ => return,
         }
+        let own = matches!(
+            event,
+            Event::Used { .. } | Event::LeftOut { .. } | Event::Gated { .. } | Event::Ungated { .. }
+        );
+        if self.role == Role::Follows && !own {
+            // Of its life the leader tells; an outcome of what was ordered before may contradict that.
+            return;
+        }
         match event {
             Event::Canary { verdict, .. } => self.proved(id, verdict, now),
             Event::Conflict { .. } => self.conflict(id, now),
@@ -100,7 +114,8 @@ impl Planner {
             });
             model.spec = Some(Arc::new(spec.clone()));
             // What failed was another command.
-            if before.get(&spec.name).is_some_and(|fingerprint| *fingerprint != spec.fingerprint) {
+            let other = before.get(&spec.name).is_some_and(|fingerprint| *fingerprint != spec.fingerprint);
+            if other && self.role.decides() {
                 self.forgive(&spec.name, now);
             }
             for replica in 0..spec.replicas {
@@ -118,6 +133,11 @@ impl Planner {
         for name in before.keys() {
             self.forget(name);
         }
+        if !self.role.decides() {
+            // The leader may have been told earlier, and published engines of what was not configured here.
+            let all: Vec<EngineId> = self.engines.values().map(|e| e.id.clone()).collect();
+            all.iter().for_each(|id| self.book_as_seen(id, now));
+        }
     }
 
     fn forgive(&mut self, model: &ModelName, now: Tick) {
@@ -134,7 +154,7 @@ impl Planner {
     }
 
     /// A request came that had to wait: how long had nobody asked?
-    fn wanted(&mut self, model: &ModelName, now: Tick) {
+    pub(super) fn wanted(&mut self, model: &ModelName, now: Tick) {
         let awake = self.engines.of(model).any(|e| e.serves() || e.is_held());
         let last = self.engines.of(model).map(|e| e.last_end).max();
         if let (Some(last), false) = (last, awake)
@@ -254,7 +274,9 @@ impl Planner {
     }
 
     fn ordered(&mut self, operation: super::event::OperationId, model: &ModelName, order: Order, now: Tick) {
-        if let Some(model) = Arc::make_mut(&mut self.models).get_mut(model) {
+        if self.role != Role::Follows
+            && let Some(model) = Arc::make_mut(&mut self.models).get_mut(model)
+        {
             match order {
                 Order::Pin => (model.pin, model.since) = (Some(true), now),
                 Order::Unpin => model.pin = Some(false),
@@ -272,7 +294,9 @@ impl Engine {
         match event {
             Event::Used { leases, last_end, last_byte, .. } => {
                 // Those who still hold a lease on a process that is gone count for no later one.
-                self.leases = if self.state.has_process() { *leases } else { 0 };
+                let counts = self.state.has_process() && !self.forsaken;
+                self.leases = if counts { *leases } else { 0 };
+                self.forsaken &= *leases > 0;
                 self.last_end = self.last_end.max(*last_end);
                 self.last_progress = self.last_progress.max(*last_byte);
             }

@@ -4,7 +4,10 @@
 //! each engine's own life demands (`advance`), then who starts (`admit`), since what is on its way out is room that
 //! need not be made twice.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -12,11 +15,13 @@ use super::{
     budget::Ledger,
     calm::Calm,
     command::Command,
+    elsewhere::Others,
     engines::Engines,
     event::{Learned, OperationId},
     explain::Reason,
     orders::Operation,
     report::{Line, Report},
+    role::Role,
 };
 use crate::{
     engine::{Door, Engine, NOT_DUE, state::State},
@@ -46,6 +51,13 @@ pub struct Planner {
     /// The last life of any engine that is no longer known. One that enters under the same name goes on from here, or what
     /// is still said of the old one would count for it.
     pub(super) last_life: Generation,
+    #[serde(default, skip_serializing_if = "Others::is_empty")]
+    pub(super) elsewhere: Others,
+    #[serde(default, skip_serializing_if = "Role::decides")]
+    pub(super) role: Role,
+    /// Seen while another gateway led, and not found running since this one does.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(super) unfound: BTreeSet<EngineId>,
 }
 
 /// A model and what is known of it beyond its configuration.
@@ -66,6 +78,8 @@ pub(super) struct Model {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
     pub waiting: u32,
+    /// So many of them at other gateways.
+    pub elsewhere: u32,
     /// The highest band among the waiters.
     pub band: i32,
     /// The earliest arrival.
@@ -100,7 +114,7 @@ pub(super) struct Why {
 pub struct Verdicts {
     reasons: Arc<BTreeMap<ModelName, Reason>>,
     models: Arc<BTreeMap<ModelName, Model>>,
-    adopted: bool,
+    knows: bool,
     shutdown: bool,
     now: Tick,
 }
@@ -142,6 +156,9 @@ impl<'a> Draft<'a> {
     }
 
     pub(super) fn decide(&mut self) {
+        if !self.planner.role.decides() {
+            return self.follow();
+        }
         if !self.planner.adopted {
             return;
         }
@@ -176,7 +193,7 @@ impl<'a> Draft<'a> {
         Verdicts {
             reasons: Arc::clone(&self.reasons),
             models: Arc::clone(&self.planner.models),
-            adopted: self.planner.adopted,
+            knows: self.planner.knows(),
             shutdown: self.planner.shutdown.is_some(),
             now: self.now,
         }
@@ -195,9 +212,9 @@ impl<'a> Draft<'a> {
         self.demand.get(model).map_or(0, |d| d.waiting)
     }
 
-    /// Engines that must prove themselves and have nobody to do it with.
+    /// Engines that must prove themselves and have nobody to do it with; none where another gateway sees to that.
     pub(super) fn unproven(&self) -> Vec<EngineId> {
-        self.planner.engines.unproven()
+        if self.planner.role.decides() { self.planner.engines.unproven() } else { Vec::new() }
     }
 
     pub(super) fn probe(&mut self, engine: &EngineId) {
@@ -224,14 +241,14 @@ impl Verdicts {
         self.reasons.get(model).map_or_else(|| Reason::full().wait(self.now), |r| r.wait(self.now))
     }
 
-    fn knows(&self, model: &ModelName) -> bool {
+    fn has(&self, model: &ModelName) -> bool {
         self.models.get(model).is_some_and(|model| model.spec.is_some())
     }
 
     /// Everybody who waits for this model is sent away.
     pub(super) fn refuses(&self, model: &ModelName) -> bool {
         let refused = |reason: &Reason| reason.is_final();
-        self.shutdown || !self.knows(model) || self.reasons.get(model).is_some_and(refused)
+        self.shutdown || !self.has(model) || self.reasons.get(model).is_some_and(refused)
     }
 
     /// Why everybody who waits for this model is sent away, if so.
@@ -239,7 +256,7 @@ impl Verdicts {
         if self.shutdown {
             return Some(Fault::ShuttingDown);
         }
-        if !self.knows(model) {
+        if !self.has(model) {
             return Some(Fault::ModelNotFound { model: model.to_string() });
         }
         self.reasons.get(model)?.refusal(model, wait)
@@ -249,9 +266,7 @@ impl Verdicts {
     pub(super) fn late(&self, model: &ModelName, wait: Wait) -> Fault {
         match self.reasons.get(model) {
             Some(reason) => reason.late(model, wait),
-            None if !self.adopted => {
-                Fault::ModelNotReady { model: model.clone(), cause: Cause::Timeout, wait }
-            }
+            None if !self.knows => Fault::ModelNotReady { model: model.clone(), cause: Cause::Timeout, wait },
             None => Fault::QueueFull { message: format!("'{model}' is at its maxConcurrency"), wait },
         }
     }
@@ -260,11 +275,11 @@ impl Verdicts {
 impl Planner {
     pub(super) fn report(&self, why: &Why) -> Report {
         let line = |name: &ModelName| {
-            let waiting = why.demand.get(name).map_or(0, |d| d.waiting);
+            let Demand { waiting, elsewhere, .. } = why.demand.get(name).copied().unwrap_or_default();
             let state = self.model_state(name);
             let leases = self.leases_of(name);
             let reason = why.reasons.get(name).cloned().unwrap_or_else(|| self.explain_rest(name));
-            Line { state, waiting, leases, wait: reason.wait(why.now), reason: reason.text }
+            Line { state, waiting, elsewhere, leases, wait: reason.wait(why.now), reason: reason.text }
         };
         let accounts = &self.ledger.accelerators;
         Report {
@@ -330,15 +345,17 @@ impl Planner {
     pub(super) fn is_finished(&self) -> bool {
         match self.shutdown {
             None => false,
-            Some(true) => self.engines.values().all(|e| !e.state.has_process()),
-            Some(false) => self.engines.values().all(|e| e.door == Door::Closed && e.leases == 0),
+            Some(true) if self.role.decides() => self.engines.values().all(|e| !e.state.has_process()),
+            Some(_) => self.engines.values().all(|e| e.door == Door::Closed && e.leases == 0),
         }
     }
 
     /// Time alone: back-offs that ended, models that are gone for good.
     pub(super) fn settle(&mut self, now: Tick) {
         self.planned = self.planned.max(now);
-        let rested = |engine: &Engine| matches!(engine.state, State::Backoff { until, .. } if until <= now);
+        let decides = self.role.decides();
+        let rested =
+            |engine: &Engine| decides && matches!(engine.state, State::Backoff { until, .. } if until <= now);
         for id in self.engines.restless() {
             // Looked at first: a change copies what others still read.
             if !self

@@ -104,6 +104,7 @@ impl Queue {
         let first = self.bands.iter().find(|(_, band)| !band.keys.is_empty());
         Demand {
             waiting: u32::try_from(self.len()).unwrap_or(u32::MAX),
+            elsewhere: 0,
             band: first.map_or(0, |(band, _)| band.0),
             oldest: self.arrivals.first().map(|(arrived, _)| *arrived).unwrap_or_default(),
         }

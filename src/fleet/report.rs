@@ -23,7 +23,11 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Line {
     pub state: ModelState,
+    /// At all gateways.
     pub waiting: u32,
+    /// So many of them at others than this one.
+    #[serde(skip_serializing_if = "is_none")]
+    pub elsewhere: u32,
     pub leases: u32,
     /// In words: "waiting for gpu-0: held by llama, 1 lease, its turn ends at 08:15:00.000".
     pub reason: String,
@@ -99,6 +103,10 @@ pub struct EngineView {
     pub host: Bytes,
 }
 
+const fn is_none(number: &u32) -> bool {
+    *number == 0
+}
+
 impl ModelState {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -115,14 +123,12 @@ impl ModelState {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (model, line) in &self.models {
-            writeln!(
-                f,
-                "{model}: {}, {} waiting, {} leases: {}",
-                line.state.as_str(),
-                line.waiting,
-                line.leases,
-                line.reason
-            )?;
+            let Line { waiting, elsewhere, leases, reason, .. } = line;
+            write!(f, "{model}: {}, {waiting} waiting, ", line.state.as_str())?;
+            if *elsewhere > 0 {
+                write!(f, "{elsewhere} of them at other gateways, ")?;
+            }
+            writeln!(f, "{leases} leases: {reason}")?;
         }
         for (accelerator, why) in &self.accelerators {
             writeln!(f, "{accelerator}: {why}")?;

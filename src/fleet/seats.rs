@@ -63,7 +63,8 @@ impl<'w> Seats<'w> {
         };
         let awake = engines().filter(|e| e.serves()).map(seat).collect();
         // The last is taken first.
-        let mut proving: Vec<_> = engines().filter(|e| e.wants_proof()).map(|e| e.id.clone()).collect();
+        let proves = |e: &&crate::engine::Engine| draft.planner.role.decides() && e.wants_proof();
+        let mut proving: Vec<_> = engines().filter(proves).map(|e| e.id.clone()).collect();
         proving.reverse();
         Self { awake, proving }
     }

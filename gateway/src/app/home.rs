@@ -71,7 +71,9 @@ impl Home {
             Self::Local(local) => match Arc::try_unwrap(local) {
                 Ok(local) => local.close().await,
                 Err(_) => {
-                    tracing::debug!("the platform is still in use; its state was saved within the last second");
+                    tracing::debug!(
+                        "the platform is still in use; its state was saved within the last second"
+                    );
                 }
             },
             Self::Cluster(cluster) => cluster.close().await,

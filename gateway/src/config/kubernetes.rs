@@ -50,7 +50,10 @@ pub(super) fn kubernetes(reader: &mut Reader, root: &mut Section) -> Option<Kube
         (true, Some(_)) => {
             for (key, instead) in [("models", "InferenceModels"), ("accelerators", "AcceleratorPools")] {
                 if let Some(at) = root.place_of(key) {
-                    reader.note(at, format_args!("with platform: kubernetes there are {instead} instead of {key}"));
+                    reader.note(
+                        at,
+                        format_args!("with platform: kubernetes there are {instead} instead of {key}"),
+                    );
                 }
             }
             section

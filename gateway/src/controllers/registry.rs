@@ -7,11 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::{Api, Client, Resource as _};
-use rouse::{
-    lease::Clock,
-    model::ModelName,
-    units::Millis,
-};
+use rouse::{lease::Clock, model::ModelName, units::Millis};
 use serde_json::json;
 use tokio::task::JoinSet;
 

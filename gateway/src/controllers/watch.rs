@@ -25,7 +25,10 @@ use super::crd::ledger::ObjectName;
 #[derive(Clone, Debug)]
 pub enum Change<K> {
     /// These are all that there are in this namespace; in the cluster, where none is said.
-    All { namespace: Option<String>, objects: Vec<Found<K>> },
+    All {
+        namespace: Option<String>,
+        objects: Vec<Found<K>>,
+    },
     Applied(Box<Found<K>>),
     Deleted(ObjectName),
 }
@@ -77,9 +80,8 @@ pub async fn watch<K, M>(
 ) where
     K: Resource<DynamicType: Default + Eq + Hash + Clone> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let config = labels.map_or_else(watcher::Config::default, |labels| {
-        watcher::Config::default().labels(labels)
-    });
+    let config =
+        labels.map_or_else(watcher::Config::default, |labels| watcher::Config::default().labels(labels));
     let events = watcher::watcher(api, config).default_backoff();
     follow(events, namespace, told, wrap).await;
 }

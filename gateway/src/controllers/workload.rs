@@ -151,7 +151,10 @@ impl Workload<'_> {
             own.remove("name");
             own.remove("namespace");
         }
-        merge::into(&mut pod, &json!({"metadata": metadata, "spec": {"nodeSelector": self.variant.node_selector}}));
+        merge::into(
+            &mut pod,
+            &json!({"metadata": metadata, "spec": {"nodeSelector": self.variant.node_selector}}),
+        );
         let spec = pod.get_mut("spec").and_then(Value::as_object_mut);
         if let Some(spec) = spec {
             push(spec, "containers", self.stub());

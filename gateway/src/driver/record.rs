@@ -75,7 +75,9 @@ impl Recorder {
                 self.closed.remove(engine);
             }
             Command::CloseGate { engine, why, then, .. } => {
-                self.closed.insert(engine.clone(), cause(*why));
+                if let Some(cause) = cause(*why) {
+                    self.closed.insert(engine.clone(), cause);
+                }
                 if *why == Why::Turn {
                     let how = if *then == Then::Stop { Transition::Stop } else { Transition::Sleep };
                     self.metrics.model(&engine.model).evicted(how);
@@ -97,13 +99,15 @@ impl Recorder {
     }
 }
 
-const fn cause(why: Why) -> Cause {
-    match why {
+/// `None`: another gateway puts it away, and counts that.
+const fn cause(why: Why) -> Option<Cause> {
+    Some(match why {
         Why::Idle => Cause::Idle,
         Why::Turn => Cause::Swap,
         Why::Order => Cause::Operator,
         Why::Outdated => Cause::Reload,
         Why::Fault => Cause::Fault,
         Why::Shutdown => Cause::Shutdown,
-    }
+        Why::Published => return None,
+    })
 }

@@ -1,7 +1,7 @@
 //! What a turn costs beside the decision: nothing that grows with what it does not touch.
 
 use rouse::{
-    fleet::event::{Found, Order},
+    fleet::event::{Found, Order, Published, PublishedState},
     lease::{Clock, Lease},
     model::{
         Accelerator, AcceleratorId, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory,
@@ -242,4 +242,34 @@ async fn an_order_is_judged_by_all_that_was_heard_before_it() {
         tokio::task::yield_now().await;
     }
     order.await.unwrap().unwrap();
+}
+
+fn published(state: PublishedState) -> Event {
+    let engine = EngineId::new(name(0), 0);
+    let (address, accelerators) = (Some(([127, 0, 0, 1], 9).into()), vec![gpu(0)]);
+    let published = Published { state, address, fingerprint: 1, accelerators, since: START };
+    Event::Published { engine, generation: Generation(1), published: Some(published) }
+}
+
+#[tokio::test]
+async fn the_gates_of_a_gateway_that_does_not_lead_are_as_is_published() {
+    let mut world = World::new(2, 1);
+    let gate = Arc::clone(&world.routes().models[&name(0)].endpoints[0].gate);
+    let lease = world.lease(0);
+    world.turn([Event::Led { leads: false }]);
+    assert!(gate.is_open(), "what was awake goes on serving");
+    world.turn([published(PublishedState::Draining)]);
+    assert!(world.routes().models[&name(0)].endpoints.is_empty() && !gate.is_open());
+    assert_eq!(gate.leases(), 1, "whoever is inside stays");
+    let waiting = world.park(0);
+    world.step().await;
+    assert!(!waiting.is_finished());
+    drop(lease);
+    world.turn([published(PublishedState::Awake)]);
+    drop(waiting.await.unwrap());
+    assert!(gate.is_open() && world.routes().models[&name(0)].endpoints.len() == 1);
+    world.turn([Event::Led { leads: true }]);
+    assert!(gate.is_open() && world.routes().ready, "and so does what is taken over");
+    world.turn([adopted(0), Event::AdoptionDone]);
+    assert!(Arc::ptr_eq(&gate, &world.routes().models[&name(0)].endpoints[0].gate) && gate.is_open());
 }

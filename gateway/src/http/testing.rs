@@ -236,6 +236,7 @@ impl Control for Scripted {
         let line = Line {
             state: ModelState::Asleep,
             waiting: 2,
+            elsewhere: 0,
             leases: 0,
             reason: "waits for gpu-0".into(),
             wait: fault::Wait::default(),

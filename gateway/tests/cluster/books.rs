@@ -20,7 +20,7 @@ use rouse_gateway::controllers::{
 use crate::{
     process::Gateway,
     site::Site,
-    support::{names, Revisions, check_books, cluster, pool, wanted},
+    support::{Revisions, check_books, cluster, names, pool, wanted},
 };
 
 const ROUNDS: u32 = 1000;

@@ -11,7 +11,7 @@ use rouse_gateway::controllers::{
 use crate::{
     process::Gateway,
     site::Site,
-    support::{names, Revisions, check_books, cluster, pool, wanted},
+    support::{Revisions, check_books, cluster, names, pool, wanted},
 };
 
 /// Of which one [`LAST`] is reserved from the beginning.

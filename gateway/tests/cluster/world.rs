@@ -19,7 +19,11 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use rouse_cluster::{PodRunner, podrunner::{Image, NodeSpec}, wait};
+use rouse_cluster::{
+    PodRunner,
+    podrunner::{Image, NodeSpec},
+    wait,
+};
 use rouse_gateway::controllers::crd::{AcceleratorPool, InferenceModel};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -124,7 +128,12 @@ impl World {
     }
 
     /// Waits until the model's status is so.
-    pub(crate) async fn until(&self, name: &str, what: &str, fits: impl Fn(&InferenceModel) -> bool) -> InferenceModel {
+    pub(crate) async fn until(
+        &self,
+        name: &str,
+        what: &str,
+        fits: impl Fn(&InferenceModel) -> bool,
+    ) -> InferenceModel {
         let fits = |model: &Option<InferenceModel>| model.as_ref().is_some_and(&fits);
         wait::until(&self.models(), name, what, fits).await.unwrap().unwrap()
     }
@@ -139,7 +148,9 @@ impl World {
     pub(crate) async fn booked(&self) -> Vec<(String, u64)> {
         let api: Api<AcceleratorPool> = Api::all(self.site.admin.clone());
         let status = api.get(self.name()).await.unwrap().status.unwrap_or_default();
-        let of = |r: &rouse_gateway::controllers::crd::ledger::Reservation| (r.model.name.clone(), r.sum().0 >> 30);
+        let of = |r: &rouse_gateway::controllers::crd::ledger::Reservation| {
+            (r.model.name.clone(), r.sum().0 >> 30)
+        };
         status.ledger.reservations.iter().map(of).collect()
     }
 
@@ -214,7 +225,13 @@ impl Gateway {
         let mut at = |what: &str| {
             let line = lines.by_ref().map(Result::unwrap).find(|line| line.starts_with(what));
             let line = line.unwrap_or_else(|| panic!("the gateway did not say where its {what} is"));
-            let url = line.rsplit(' ').next().unwrap().trim_start_matches("http://").trim_end_matches("/v1").to_owned();
+            let url = line
+                .rsplit(' ')
+                .next()
+                .unwrap()
+                .trim_start_matches("http://")
+                .trim_end_matches("/v1")
+                .to_owned();
             url.parse().unwrap()
         };
         let (api, admin) = (at("inference API"), at("admin"));

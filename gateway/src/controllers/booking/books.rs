@@ -1,6 +1,10 @@
 //! The write: compare-and-set on the status of an AcceleratorPool, by whoever leads.
 
-use std::{collections::{BTreeMap, BTreeSet}, convert::Infallible, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    time::Duration,
+};
 
 use kube::{Api, Client, api::PostParams};
 use tokio::{sync::watch, time};

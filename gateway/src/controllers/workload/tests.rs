@@ -68,16 +68,17 @@ fn an_engine_has_its_template_and_a_stub_beside_it() {
         let names: Vec<_> = containers.iter().map(|c| c["name"].as_str().unwrap()).collect();
         assert_eq!(names, ["vllm", STUB]);
         let args = containers[1]["args"].as_array().unwrap();
-        assert!(args.contains(&json!("--epoch-gate")) && args.contains(&json!("--host=$(POD_IP)")), "{args:?}");
+        assert!(
+            args.contains(&json!("--epoch-gate")) && args.contains(&json!("--host=$(POD_IP)")),
+            "{args:?}"
+        );
         assert_eq!(containers[1]["imagePullPolicy"], "Never");
     });
 }
 
 #[test]
 fn another_template_is_another_deployment_and_more_replicas_are_not() {
-    let spec = |image: &str| {
-        json!({"modelName": "m", "memory": "1Gi", "containerImage": image})
-    };
+    let spec = |image: &str| json!({"modelName": "m", "memory": "1Gi", "containerImage": image});
     let mut names = Vec::new();
     for image in ["a", "b", "a"] {
         workload(spec(image), |made| names.push(made["metadata"]["name"].clone()));

@@ -11,11 +11,7 @@ use tokio::{
 };
 
 use super::{Place, Shared, steward::Request};
-use crate::controllers::{
-    crd::ledger::ObjectName,
-    workload::Workload,
-    writer::Error,
-};
+use crate::controllers::{crd::ledger::ObjectName, workload::Workload, writer::Error};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
@@ -95,7 +91,8 @@ async fn write(
         epoch,
     }
     .deployment();
-    if let (Some(version), Some(metadata)) = (version, object.get_mut("metadata").and_then(|m| m.as_object_mut()))
+    if let (Some(version), Some(metadata)) =
+        (version, object.get_mut("metadata").and_then(|m| m.as_object_mut()))
     {
         metadata.insert("resourceVersion".to_owned(), json!(version));
     }

@@ -58,7 +58,8 @@ impl Place {
     /// It is a Pod of this model, by whatever template.
     #[must_use]
     pub fn owns(&self, pod: &Seen) -> bool {
-        pod.name.namespace == self.owner.object.namespace && pod.model == label::value(self.engine.name.as_str())
+        pod.name.namespace == self.owner.object.namespace
+            && pod.model == label::value(self.engine.name.as_str())
     }
 
     /// What one of its engines takes of the pool; `None`: nothing.

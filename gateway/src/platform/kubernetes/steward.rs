@@ -35,12 +35,7 @@ use super::{
     takeover,
 };
 use crate::controllers::{
-    crd::ledger::ObjectName,
-    election::Claim,
-    label,
-    pods::Seen,
-    watch::Change,
-    workload,
+    crd::ledger::ObjectName, election::Claim, label, pods::Seen, watch::Change, workload,
 };
 
 /// What a life or a crew wants of the steward.
@@ -194,10 +189,16 @@ impl Steward {
             // Whoever is asleep in a Pod of its own keeps its accelerators from all others: such models are not told to
             // sleep.
             Command::Sleep { engine, generation, .. } => {
-                self.shared.common.tell(Event::SleepFailed { engine, generation, cause: Cause::Refused }).await;
+                self.shared
+                    .common
+                    .tell(Event::SleepFailed { engine, generation, cause: Cause::Refused })
+                    .await;
             }
             Command::Wake { engine, generation, .. } => {
-                self.shared.common.tell(Event::WakeFailed { engine, generation, cause: Cause::Refused }).await;
+                self.shared
+                    .common
+                    .tell(Event::WakeFailed { engine, generation, cause: Cause::Refused })
+                    .await;
             }
             // No meter of a pool is read at once; the rest is the driver's.
             Command::Shrink { .. }
@@ -318,7 +319,8 @@ impl Steward {
 
     /// How many Pods this Deployment is to have follows from who lives in them.
     pub(super) fn recount(&mut self, deployment: &ObjectName, place: Option<Arc<Place>>) -> u64 {
-        let members = self.lives.values().filter(|life| life.deployment == *deployment && life.leaving.is_none());
+        let members =
+            self.lives.values().filter(|life| life.deployment == *deployment && life.leaving.is_none());
         let replicas = u32::try_from(members.count()).unwrap_or(u32::MAX);
         if let Some(crew) = self.crews.get(deployment) {
             crew.desired.send_modify(|desired| {
@@ -378,7 +380,8 @@ impl Steward {
                 life.leaving = Some((u64::MAX, Some(done)));
                 let deployment = life.deployment.clone();
                 let version = self.recount(&deployment, None);
-                if let Some((from, _)) = self.life(&engine, generation).and_then(|life| life.leaving.as_mut()) {
+                if let Some((from, _)) = self.life(&engine, generation).and_then(|life| life.leaving.as_mut())
+                {
                     *from = version;
                 }
                 self.let_go();
@@ -407,13 +410,15 @@ impl Steward {
         for deployment in names {
             let applied = self.crews.get(&deployment).map_or(0, |crew| *crew.applied.borrow());
             let spare = self.free(&deployment).len();
-            let seeking = self.lives.values().filter(|life| {
-                life.deployment == deployment && !life.bound && life.leaving.is_none()
-            });
+            let seeking = self
+                .lives
+                .values()
+                .filter(|life| life.deployment == deployment && !life.bound && life.leaving.is_none());
             let surplus = spare > seeking.count();
             for life in self.lives.values_mut().filter(|life| life.deployment == deployment) {
                 let Some((from, done)) = &mut life.leaving else { continue };
-                if *from <= applied && (life.bound || !surplus)
+                if *from <= applied
+                    && (life.bound || !surplus)
                     && let Some(done) = done.take()
                 {
                     // Whoever asked may have been dropped.
@@ -444,12 +449,8 @@ impl Steward {
                     objects.into_iter().filter_map(|found| Seen::of(&found.good()?)).map(Arc::new).collect();
                 let names: BTreeSet<&ObjectName> = there.iter().map(|pod| &pod.name).collect();
                 let within = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
-                let gone: Vec<ObjectName> = self
-                    .pods
-                    .keys()
-                    .filter(|name| within(name) && !names.contains(name))
-                    .cloned()
-                    .collect();
+                let gone: Vec<ObjectName> =
+                    self.pods.keys().filter(|name| within(name) && !names.contains(name)).cloned().collect();
                 gone.iter().for_each(|name| self.vanished(name));
                 there.into_iter().for_each(|pod| self.appeared(pod));
                 self.listed.insert(namespace);

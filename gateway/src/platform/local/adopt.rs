@@ -133,7 +133,9 @@ async fn listens(entry: &Entry, mark: String) -> Result<bool, Leftover> {
 /// How the engine answers, held against what was recorded. One that is silent (it may be starting, or busy) is taken
 /// over as not ready: the decisions' deadline for starts ends it when it stays so.
 async fn ask(tenant: &Arc<Tenant>, recorded: Phase) -> Result<(Start, Option<Level>), Leftover> {
-    let health = async { tokio::join!(tenant.contact.adapter.health(DEADLINE), tenant.contact.adapter.asleep(DEADLINE)) };
+    let health = async {
+        tokio::join!(tenant.contact.adapter.health(DEADLINE), tenant.contact.adapter.asleep(DEADLINE))
+    };
     let (health, says_asleep) = time::timeout(DEADLINE, health).await.unwrap_or((Health::Silent, None));
     let health = match health {
         // Before it closed its gate the stub was there for an engine that served: it is watched as one that does.

@@ -1,0 +1,186 @@
+//! Who decides, where several gateways of a cluster have the same fleet.
+//!
+//! One of them leads. The others follow: they know engines as that one publishes them (`mirror`), give leases on those
+//! that are awake to their own waiters, and order nothing of an engine's life. What they would decide they find out all
+//! the same, since a waiter is to be told what it waits for, and then throw it away.
+//!
+//! A follower knows less than the leader: nothing of memory that is booked and not used yet, of failures and what
+//! became of them, of leases at other gateways that did not say. So it refuses only what no such knowledge could
+//! change; when in doubt somebody waits, and the leader's next word decides.
+//!
+//! Who comes to lead adopts what runs before it decides anything, as after a restart. Requests do not notice: what was
+//! awake goes on serving meanwhile.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    command::{Command, Then, Why},
+    plan::{Draft, Planner},
+};
+use crate::{
+    engine::{Door, Engine, Proof, state::State},
+    fault::Fault,
+    model::EngineId,
+    units::Tick,
+};
+
+/// What this gateway is to the cluster; a gateway alone always leads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Role {
+    #[default]
+    Leads,
+    /// Another gateway does, or none at this moment.
+    Follows,
+    /// It leads from now on, and what runs is not known yet but for what it saw while it followed.
+    TakesOver,
+}
+
+/// What a gateway that does not decide does to an engine's gate.
+enum Turn {
+    Open,
+    Close,
+    Hold,
+    /// Whoever is inside is told why.
+    End(Why, Fault),
+}
+
+pub(super) const ANOTHER_LEADS: &str = "another gateway leads: give the order there";
+
+impl Role {
+    /// It orders engines about.
+    pub(super) const fn decides(&self) -> bool {
+        matches!(self, Self::Leads)
+    }
+}
+
+impl Planner {
+    pub(super) fn led(&mut self, leads: bool, now: Tick) {
+        match (self.role, leads) {
+            (Role::Follows, true) => {
+                self.role = Role::TakesOver;
+                let running = self.engines.values().filter(|e| e.state.has_process());
+                self.unfound = running.map(|e| e.id.clone()).collect();
+            }
+            (Role::Leads | Role::TakesOver, false) => self.step_down(now),
+            _ => return,
+        }
+        self.calm.forget();
+    }
+
+    /// Engines stay as they are until the one that leads now says otherwise. What was reserved and not used is given up:
+    /// who leads finds that out by itself.
+    fn step_down(&mut self, now: Tick) {
+        self.role = Role::Follows;
+        self.unfound.clear();
+        for model in Arc::make_mut(&mut self.models).values_mut() {
+            // Only the one who gave the order could take it back, and would do so where it is known.
+            model.pin = None;
+        }
+        let all: Vec<EngineId> = self.engines.values().map(|e| e.id.clone()).collect();
+        for id in &all {
+            let begun = |e: &Engine| e.placing.is_some() || e.shrinking.is_some();
+            if self.engines.get(id).is_some_and(begun) {
+                self.engines.change(id, |e| (e.placing, e.shrinking) = (None, None));
+                self.book_as_seen(id, now);
+            }
+        }
+    }
+
+    /// Everything that already ran is known. Whatever was only believed to run does not.
+    pub(super) fn adoption_done(&mut self, now: Tick) {
+        self.adopted = true;
+        if self.role != Role::TakesOver {
+            return;
+        }
+        self.role = Role::Leads;
+        for id in std::mem::take(&mut self.unfound) {
+            self.vanish(&id, now);
+        }
+        self.calm.forget();
+    }
+
+    /// What its gate needs of a gateway that does not decide: it follows what is published, and nothing else does.
+    fn turn_of_gate(&self, e: &Engine) -> Option<Turn> {
+        let open = e.door != Door::Closed;
+        if self.shutdown.is_some() {
+            return open.then_some(Turn::End(Why::Shutdown, Fault::ShuttingDown));
+        }
+        // Its first request was sent while this gateway led, and is not over.
+        let proves = e.state.is_starting() && e.door != Door::Public && matches!(e.proof, Proof::Out(_));
+        match &e.state {
+            State::Awake if e.is_to_be_held() => Some(Turn::Hold),
+            _ if proves => e.is_to_be_held().then_some(Turn::Hold),
+            State::Awake if e.gated || e.door == Door::Public => None,
+            State::Awake => (self.role == Role::Follows && e.address.is_some()).then_some(Turn::Open),
+            State::Failing { cause, .. } if open => {
+                let (model, cause) = (e.id.model.clone(), cause.clone());
+                Some(Turn::End(Why::Fault, Fault::EngineFailed { model, cause, wait: None }))
+            }
+            _ => open.then_some(Turn::Close),
+        }
+    }
+
+    /// It needs nothing until something befalls it.
+    pub(super) fn is_followed(&self, e: &Engine) -> bool {
+        e.orphan.is_none() && self.turn_of_gate(e).is_none()
+    }
+
+    /// It can be said what a model waits for.
+    pub(super) const fn knows(&self) -> bool {
+        match self.role {
+            Role::Leads => self.adopted,
+            Role::Follows => true,
+            Role::TakesOver => false,
+        }
+    }
+}
+
+impl Draft<'_> {
+    /// What a gateway decides that does not lead, or not yet.
+    pub(super) fn follow(&mut self) {
+        self.attend();
+        if self.planner.role != Role::Follows {
+            return;
+        }
+        for operation in self.planner.operations.keys().copied().collect::<Vec<_>>() {
+            self.emit(Command::Finish { operation, outcome: Err(ANOTHER_LEADS.to_owned()) });
+        }
+        if self.planner.shutdown.is_none() && !self.demand.is_empty() {
+            self.foresee();
+        }
+    }
+
+    pub(super) fn follow_gate(&mut self, id: &EngineId) {
+        let Some(e) = self.engine(id) else { return };
+        let (engine, generation) = (id.clone(), e.generation);
+        match self.planner.turn_of_gate(e) {
+            None => {}
+            Some(Turn::Open) => self.emit(Command::OpenGate { engine, generation, public: true }),
+            Some(Turn::Hold) => self.emit(Command::Hold { engine, generation }),
+            Some(Turn::Close) => self.close(id, Why::Published, Then::Stop),
+            Some(Turn::End(why, fault)) => {
+                self.close(id, why, Then::Stop);
+                self.emit(Command::Revoke { engine, generation, fault });
+            }
+        }
+    }
+
+    /// What the leader would say to those who wait here, did it know no more.
+    fn foresee(&mut self) {
+        let mut ahead = Draft::new(self.planner.clone(), self.demand, self.now);
+        ahead.planner.role = Role::Leads;
+        ahead.admit();
+        // Where anything is to be decided, the leader may have decided otherwise, and this gateway has not heard yet.
+        let reads = |command: &Command| matches!(command, Command::Meter { .. });
+        let settled = ahead.claims.is_empty() && ahead.take_commands().iter().all(reads);
+        let mut reasons = ahead.into_reasons();
+        for (model, reason) in Arc::make_mut(&mut reasons) {
+            let runs = self.planner.engines_of(model).any(|e| e.state.has_process());
+            *reason = std::mem::take(reason).foreseen(settled, runs);
+        }
+        self.reasons = reasons;
+    }
+}

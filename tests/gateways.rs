@@ -1,0 +1,51 @@
+//! Several gateways with the same fleet, of which one leads, in small worlds by chance: what is published comes late
+//! and not in full, leaders change, gateways and engines die.
+//!
+//! `ROUSE_GATEWAY_SEEDS` sets how many worlds; `ROUSE_GATEWAY_SEED` runs one alone.
+
+use std::collections::BTreeMap;
+
+#[path = "gateways/world.rs"]
+mod world;
+
+use world::World;
+
+const STEPS: u64 = 300;
+
+#[test]
+fn every_request_ends_whoever_leads() {
+    if let Ok(seed) = std::env::var("ROUSE_GATEWAY_SEED") {
+        let mut world = World::new(seed.parse().expect("a number"));
+        world.told = Some(Vec::new());
+        let outcome = world.run(STEPS);
+        world.told.iter().flatten().for_each(|line| println!("{line}"));
+        return outcome.unwrap_or_else(|broken| panic!("{broken}"));
+    }
+    let seeds = std::env::var("ROUSE_GATEWAY_SEEDS").map_or(200, |text| text.parse().expect("a number"));
+    let mut tally: BTreeMap<&str, u64> = BTreeMap::new();
+    for seed in 0..seeds {
+        let mut world = World::new(seed);
+        if let Err(broken) = world.run(STEPS) {
+            panic!("seed {seed}: {broken}");
+        }
+        for (what, count) in &world.tally {
+            *tally.entry(what).or_default() += count;
+        }
+    }
+    println!("{seeds} worlds: {tally:?}");
+    // What never happened was not tested.
+    for what in [
+        "grants by followers",
+        "gates closed by followers",
+        "turned away",
+        "leaders changed",
+        "engines that kept their gate",
+        "gateways restarted",
+        "processes died",
+        "wakes",
+        "sleeps",
+        "launches",
+    ] {
+        assert!(tally.get(what).is_some_and(|count| *count >= seeds / 4), "{what}: {tally:?}");
+    }
+}

@@ -1,0 +1,322 @@
+//! What a gateway's driver does, and what reaches it from others, and when.
+
+use rouse::{
+    engine::Door,
+    fault::Cause,
+    fleet::{
+        command::{Command, Why},
+        event::{Event, Published, Verdict, WaiterId},
+    },
+    model::EngineId,
+    units::{Generation, Millis, Tick},
+};
+
+use super::{GATEWAYS, Gate, Lease, Phase, Process, World};
+
+impl World {
+    /// Some of what was published, and of what others said, comes through; the rest later.
+    pub(super) fn deliver(&mut self, gateway: usize) {
+        for engine in std::mem::take(&mut self.gateways[gateway].stale) {
+            if self.settles || self.random.chance(0.3) {
+                self.hear(gateway, &engine);
+            } else {
+                self.gateways[gateway].stale.insert(engine);
+            }
+        }
+        for other in std::mem::take(&mut self.gateways[gateway].unheard) {
+            if self.settles || self.random.chance(0.3) {
+                let demand = Some(self.gateways[other].said.clone());
+                self.tell(gateway, Event::Elsewhere { gateway: other.to_string(), demand });
+            } else {
+                self.gateways[gateway].unheard.insert(other);
+            }
+        }
+        let gates = self.gateways[gateway].gates.iter().filter(|(_, gate)| gate.held);
+        let opened = gates.filter(|(engine, gate)| {
+            self.processes.get(engine).is_some_and(|p| p.stub && p.generation == gate.generation)
+        });
+        let opened: Vec<_> = opened.map(|(engine, gate)| (engine.clone(), gate.generation)).collect();
+        for (engine, generation) in opened {
+            if let Some(gate) = self.gateways[gateway].gates.get_mut(&engine) {
+                gate.held = false;
+            }
+            self.tell(gateway, Event::Ungated { engine, generation });
+        }
+    }
+
+    pub(super) fn hear(&mut self, gateway: usize, engine: &EngineId) {
+        let known = self.gateways[gateway].fleet.engine(engine).map(|e| e.generation).unwrap_or_default();
+        let (generation, published) = match self.published.get(engine) {
+            Some((generation, Some(published))) => (*generation, Some(published.clone())),
+            Some((generation, None)) => (known.max(*generation), None),
+            None => (known, None),
+        };
+        self.tell(gateway, Event::Published { engine: engine.clone(), generation, published });
+    }
+
+    /// What the driver does.
+    pub(super) fn turn(&mut self, number: usize) {
+        let mut events = std::mem::take(&mut self.gateways[number].inbox);
+        events.extend(self.sample(number));
+        let now = self.now;
+        let gateway = &mut self.gateways[number];
+        events.iter().for_each(|event| gateway.fleet.on(event, now));
+        let plan = gateway.fleet.plan(now);
+        gateway.fleet.issued(&plan.commands, now);
+        let again = gateway.fleet.plan(now).commands;
+        let mut broken = gateway.fleet.check();
+        if !again.is_empty() {
+            broken.push(format!("planning again gives {again:?}"));
+        }
+        broken.extend(gateway.fleet.next_deadline().filter(|at| *at <= now).map(|at| format!("due at {at}")));
+        self.broken.extend(broken.into_iter().map(|text| format!("gateway {number}: {text}")));
+        if let Some(told) = &mut self.told {
+            told.extend(events.iter().map(|event| format!("{now} {number} < {event}")));
+            told.extend(plan.commands.iter().map(|command| format!("{now} {number} > {command}")));
+        }
+        self.check_role(number, &plan.commands);
+        self.execute(number, plan.commands);
+        self.spread(number);
+    }
+
+    /// Only who leads and knows what runs orders engines about.
+    pub(super) fn check_role(&mut self, number: usize, commands: &[Command]) {
+        if number == self.leader && self.adopts_at.is_none() {
+            return;
+        }
+        let orders = commands.iter().filter(|command| {
+            !matches!(
+                command,
+                Command::OpenGate { public: true, .. }
+                    | Command::CloseGate { .. }
+                    | Command::Revoke { .. }
+                    | Command::Hold { .. }
+                    | Command::Grant { canary: false, .. }
+                    | Command::Refuse { .. }
+            )
+        });
+        let orders: Vec<String> =
+            orders.map(|command| format!("gateway {number} orders: {command}")).collect();
+        self.broken.extend(orders);
+    }
+
+    pub(super) fn sample(&mut self, number: usize) -> Vec<Event> {
+        let mut events = Vec::new();
+        let leader = number == self.leader;
+        for (engine, gate) in &mut self.gateways[number].gates {
+            let generation = gate.generation;
+            let at = |lease: &&Lease| lease.engine == *engine && lease.generation == generation;
+            let all = self.leases.iter().filter(at).count();
+            let own = self.leases.iter().filter(at).filter(|lease| lease.gateway == number).count();
+            let seen = (own as u32, gate.last_end);
+            if seen != gate.told {
+                gate.told = seen;
+                let (leases, last_end, last_byte) = (seen.0, seen.1, self.now);
+                events.push(Event::Used { engine: engine.clone(), generation, leases, last_end, last_byte });
+            }
+            // The leader hears it of the stub, which knows of all gateways' requests.
+            if gate.closing.is_some() && if leader { all == 0 } else { own == 0 } {
+                gate.closing = None;
+                events.push(Event::Drained { engine: engine.clone(), generation });
+            }
+        }
+        events
+    }
+
+    pub(super) fn execute(&mut self, number: usize, commands: Vec<Command>) {
+        let opened = commands.iter().filter_map(|command| match command {
+            Command::OpenGate { engine, .. } => Some(engine),
+            _ => None,
+        });
+        let fleet = &self.gateways[number].fleet;
+        let shut = |engine: &&EngineId| fleet.engine(engine).is_none_or(|e| e.door == Door::Closed);
+        self.passed_over = opened.filter(shut).cloned().collect();
+        for command in &commands {
+            match command {
+                Command::CloseGate { engine, generation, why, .. } => {
+                    self.close(number, engine, *generation, *why)
+                }
+                Command::Revoke { engine, generation, .. } => {
+                    let (engine, generation) = (engine.clone(), *generation);
+                    self.end_leases(|l| {
+                        l.gateway == number && l.engine == engine && l.generation == generation
+                    });
+                }
+                Command::Hold { engine, generation } => {
+                    if let Some(gate) = self.gate(number, engine, *generation) {
+                        (gate.open, gate.held) = (false, true);
+                    }
+                }
+                _ => {}
+            }
+        }
+        let engines: Vec<_> = self.gateways[number].fleet.engines().cloned().collect();
+        for engine in engines.iter().filter(|e| e.address.is_some()) {
+            let gate = self.gateways[number].gates.get(&engine.id);
+            if gate.is_none_or(|gate| gate.generation != engine.generation) {
+                let generation = engine.generation;
+                let (told, last_end) = ((0, Tick(0)), Tick(0));
+                let gate = Gate { generation, open: false, held: false, closing: None, told, last_end };
+                self.gateways[number].gates.insert(engine.id.clone(), gate);
+            }
+        }
+        for command in commands {
+            self.carry_out(number, command);
+        }
+    }
+
+    pub(super) fn gate(
+        &mut self,
+        number: usize,
+        engine: &EngineId,
+        generation: Generation,
+    ) -> Option<&mut Gate> {
+        self.gateways[number].gates.get_mut(engine).filter(|gate| gate.generation == generation)
+    }
+
+    pub(super) fn close(&mut self, number: usize, engine: &EngineId, generation: Generation, why: Why) {
+        match self.gate(number, engine, generation) {
+            Some(gate) => (gate.open, gate.held, gate.closing) = (false, false, Some(why)),
+            None => self.tell(number, Event::Drained { engine: engine.clone(), generation }),
+        }
+        if number != self.leader {
+            self.count("gates closed by followers");
+        } else if let Some(process) = self.process(engine, generation) {
+            process.stub = false;
+        }
+    }
+
+    pub(super) fn carry_out(&mut self, number: usize, command: Command) {
+        let soon = self.now + Millis(self.random.between(10, 1000));
+        match command {
+            Command::OpenGate { engine, generation, .. } => {
+                if self.passed_over.contains(&engine) {
+                    return;
+                }
+                if number == self.leader
+                    && let Some(process) = self.process(&engine, generation)
+                {
+                    process.stub = true;
+                }
+                match self.gate(number, &engine, generation) {
+                    Some(gate) => (gate.open, gate.held, gate.closing) = (true, false, None),
+                    None => self.violation(format!("gateway {number} opens no gate of {engine}")),
+                }
+            }
+            Command::Reserve { engine, generation, accelerators, .. } => {
+                self.later.push((soon, number, Event::Placed { engine, generation, accelerators }));
+            }
+            Command::Launch { engine, generation, accelerators, .. } => {
+                self.count("launches");
+                if let Some(process) = self.processes.get(&engine) {
+                    self.broken.push(format!("{engine} is launched, and runs: {process:?}"));
+                }
+                let (phase, due, stub, small) = (Phase::Launching, Some(soon), false, false);
+                self.processes
+                    .insert(engine.clone(), Process { generation, phase, due, accelerators, stub, small });
+                self.check_memory(&engine);
+            }
+            Command::Wake { engine, generation, .. } => {
+                self.count("wakes");
+                self.enter(&engine, generation, Phase::Waking, soon);
+                self.check_memory(&engine);
+            }
+            Command::Sleep { engine, generation, level } => {
+                self.count("sleeps");
+                self.check_unused(&engine, generation, "put to sleep");
+                self.enter(&engine, generation, Phase::FallingAsleep(level), soon);
+            }
+            Command::Stop { engine, generation, .. } => self.stop(engine, generation, soon),
+            Command::Probe { engine, generation } => {
+                let verdict = Verdict::Passed;
+                self.later.push((soon, number, Event::Canary { engine, generation, verdict }));
+            }
+            Command::Grant { waiter, engine, generation, canary } => {
+                self.grant(number, waiter, engine, generation, canary);
+            }
+            Command::Refuse { waiter, fault } => {
+                self.gateways[number].parked.remove(&waiter);
+                // Only an engine that dies again and again is a reason.
+                if !fault.to_string().contains("failed to become ready") {
+                    self.violation(format!("waiter {} is refused: {fault}", waiter.0));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn grant(
+        &mut self,
+        number: usize,
+        id: WaiterId,
+        engine: EngineId,
+        generation: Generation,
+        canary: bool,
+    ) {
+        let Some(waiter) = self.gateways[number].parked.remove(&id) else {
+            return self.violation(format!("waiter {} is granted a lease, and is not there", id.0));
+        };
+        if self.passed_over.contains(&engine) {
+            return self.park(number, waiter.model, waiter.arrived, waiter.stream);
+        }
+        if self.gate(number, &engine, generation).is_none_or(|gate| !gate.open) {
+            return self.violation(format!("gateway {number} grants a lease on {engine} with a closed gate"));
+        }
+        self.count(if number == self.leader { "grants by leaders" } else { "grants by followers" });
+        let (ends, gateway) = (self.now + Millis(self.random.between(10, 3000)), number);
+        if let Some(gate) = self.gate(number, &engine, generation) {
+            // What was told of it last may look like no change.
+            gate.told = (u32::MAX, Tick(0));
+        }
+        match self.process(&engine, generation).map(|process| (process.phase, process.stub)) {
+            Some((Phase::Up, true)) => {
+                self.leases.push(Lease { gateway, engine, generation, ends, canary });
+            }
+            Some((_, false)) => {
+                self.count("turned away");
+                self.tell(number, Event::Gated { engine: engine.clone(), generation });
+                if canary {
+                    let verdict = Verdict::Inconclusive;
+                    self.tell(number, Event::Canary { engine, generation, verdict });
+                }
+                self.park(number, waiter.model, waiter.arrived, waiter.stream);
+            }
+            Some((phase, true)) => self.violation(format!("a request reaches {engine}, which is {phase:?}")),
+            // Nobody is there any more, and that was not heard yet.
+            None => {
+                self.count("broken connections");
+                if canary {
+                    let verdict = Verdict::Failed(Cause::Unreachable);
+                    self.tell(number, Event::Canary { engine, generation, verdict });
+                }
+            }
+        }
+    }
+
+    /// What this gateway has to say is there for others to hear.
+    pub(super) fn spread(&mut self, number: usize) {
+        let said = self.gateways[number].fleet.demand();
+        if said != self.gateways[number].said {
+            self.gateways[number].said = said;
+            for other in (0..GATEWAYS).filter(|other| *other != number) {
+                self.gateways[other].unheard.insert(number);
+            }
+        }
+        // Before it has adopted what runs it knows no more than others.
+        if number != self.leader || !self.gateways[number].fleet.leads() || self.adopts_at.is_some() {
+            return;
+        }
+        for engine in self.known(number) {
+            let now = match self.gateways[number].fleet.engine(&engine) {
+                Some(e) => (e.generation, Published::of(e)),
+                None => (self.published[&engine].0, None),
+            };
+            if self.published.get(&engine) != Some(&now) {
+                self.published.insert(engine.clone(), now);
+                for other in (0..GATEWAYS).filter(|other| *other != number) {
+                    self.gateways[other].stale.insert(engine.clone());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! The world the gateways are in: what is physically true of engines and requests, and what reaches whom, and when.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rouse::{
+    fleet::{
+        Fleet,
+        command::Why,
+        event::{Elsewhere, Event, Found, Published, Waiter, WaiterId},
+    },
+    model::{
+        Accelerator, AcceleratorId, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory,
+        ModelName, ModelSpec, Settings,
+    },
+    sim::{Random, journal},
+    units::{Bytes, Generation, Millis, Tick},
+};
+
+mod driver;
+mod engines;
+
+const GATEWAYS: usize = 3;
+const NEVER: Tick = Tick(1 << 50);
+
+pub(crate) struct World {
+    now: Tick,
+    random: Random,
+    configuration: Configuration,
+    gateways: Vec<Gateway>,
+    leader: usize,
+    /// When the leader has found out what runs; until then it decides nothing.
+    adopts_at: Option<Tick>,
+    processes: BTreeMap<EngineId, Process>,
+    leases: Vec<Lease>,
+    published: BTreeMap<EngineId, (Generation, Option<Published>)>,
+    later: Vec<(Tick, usize, Event)>,
+    waiters: u64,
+    /// Everything is told at once, and nothing happens any more by chance.
+    settles: bool,
+    pub(crate) tally: BTreeMap<&'static str, u64>,
+    pub(crate) told: Option<Vec<String>>,
+    broken: Vec<String>,
+    /// What the plan that is carried out opens and closes again: closes go first, and nobody gets in.
+    passed_over: BTreeSet<EngineId>,
+}
+
+#[derive(Default)]
+struct Gateway {
+    fleet: Fleet,
+    inbox: Vec<Event>,
+    gates: BTreeMap<EngineId, Gate>,
+    parked: BTreeMap<WaiterId, Waiter>,
+    /// Engines of which something was published that it has not heard.
+    stale: BTreeSet<EngineId>,
+    /// Gateways whose demand it has not heard.
+    unheard: BTreeSet<usize>,
+    said: BTreeMap<ModelName, Elsewhere>,
+}
+
+#[derive(Clone, Debug)]
+struct Gate {
+    generation: Generation,
+    open: bool,
+    held: bool,
+    /// Closed, and its drain not reported yet.
+    closing: Option<Why>,
+    told: (u32, Tick),
+    last_end: Tick,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Launching,
+    Loading,
+    /// It answers.
+    Up,
+    FallingAsleep(Level),
+    Asleep(Level),
+    Waking,
+    Stopping,
+}
+
+#[derive(Clone, Debug)]
+struct Process {
+    generation: Generation,
+    phase: Phase,
+    /// When the phase ends, if it does.
+    due: Option<Tick>,
+    accelerators: Vec<AcceleratorId>,
+    /// Its stub lets requests in.
+    stub: bool,
+    /// It sleeps, or slept before it was stopped: most of its memory is free.
+    small: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Lease {
+    gateway: usize,
+    engine: EngineId,
+    generation: Generation,
+    ends: Tick,
+    canary: bool,
+}
+
+fn configuration(random: &mut Random) -> Configuration {
+    let gpu = |n| Accelerator { id: format!("gpu-{n}").into(), capacity: Bytes::gib(24), metered: false };
+    let mut settings = Settings { host_memory: Bytes::gib(16), ..Settings::default() };
+    settings.queue.max_wait = Millis(NEVER.0);
+    settings.turns.residency = Millis(random.between(0, 2000));
+    settings.turns.max_turn = Millis(random.between(1000, 6000));
+    let model = |n: u64, random: &mut Random| ModelSpec {
+        name: format!("model-{n}").into(),
+        aliases: Vec::new(),
+        accelerators: Accelerators::Count(1),
+        memory: Memory {
+            awake: Bytes::gib(*random.pick(&[8, 11, 20]).expect("one of three")),
+            asleep: Bytes::gib(1),
+            host: Bytes::gib(4),
+        },
+        idle: Idle {
+            sleep_after: random.chance(0.7).then(|| Millis(random.between(500, 8000))),
+            stop_after: random.chance(0.3).then(|| Millis(random.between(5000, 20_000))),
+            level: LevelPolicy::Auto,
+        },
+        replicas: random.between(1, 2) as u32,
+        pinned: false,
+        priority: 0,
+        max_concurrency: random.chance(0.5).then(|| random.between(1, 4) as u32),
+        start_timeout: Millis::secs(600),
+        explicit_memory: random.chance(0.5),
+        can_sleep: random.chance(0.8),
+        fingerprint: 1,
+    };
+    let models = (0..random.between(2, 4)).map(|n| model(n, random)).collect();
+    Configuration { settings, accelerators: (0..2).map(gpu).collect(), models }
+}
+
+impl World {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9));
+        let configuration = configuration(&mut random);
+        let mut world = Self {
+            now: Tick(1_000_000),
+            random,
+            configuration,
+            gateways: Vec::new(),
+            leader: 0,
+            adopts_at: None,
+            processes: BTreeMap::new(),
+            leases: Vec::new(),
+            published: BTreeMap::new(),
+            later: Vec::new(),
+            waiters: 0,
+            settles: false,
+            tally: BTreeMap::new(),
+            told: None,
+            broken: Vec::new(),
+            passed_over: BTreeSet::new(),
+        };
+        for gateway in 0..GATEWAYS {
+            world.gateways.push(Gateway::default());
+            world.begin(gateway);
+        }
+        world.elect(0);
+        world
+    }
+
+    pub(crate) fn run(&mut self, steps: u64) -> Result<(), String> {
+        for _ in 0..steps {
+            self.now = self.now + Millis(self.random.between(1, 300));
+            self.chance();
+            self.step()?;
+        }
+        self.settles = true;
+        for _ in 0..5000 {
+            let busy = self.gateways.iter().any(|g| !g.parked.is_empty()) || !self.leases.is_empty();
+            if !busy && self.adopts_at.is_none() {
+                return Ok(());
+            }
+            self.now = self.now + Millis(100);
+            self.step()?;
+        }
+        let waiting: Vec<_> = self.gateways.iter().map(|g| g.parked.values().collect::<Vec<_>>()).collect();
+        let engines = self.gateways[self.leader].fleet.engines().map(|e| format!("{} {}", e.id, e.state));
+        let engines: Vec<_> = engines.collect();
+        Err(format!("somebody waits for ever: {waiting:?}, {engines:?}, {:?}", self.processes))
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.tally.entry(what).or_default() += 1;
+    }
+
+    fn violation(&mut self, text: String) {
+        self.broken.push(text);
+    }
+
+    fn tell(&mut self, gateway: usize, event: Event) {
+        self.gateways[gateway].inbox.push(event);
+    }
+
+    /// A new gateway: it follows, and hears of everything.
+    fn begin(&mut self, gateway: usize) {
+        let said = (0..GATEWAYS).filter(|other| *other != gateway);
+        let fresh = Gateway {
+            stale: self.published.keys().cloned().collect(),
+            unheard: said.collect(),
+            ..Gateway::default()
+        };
+        self.gateways[gateway] = fresh;
+        let configuration = Box::new(self.configuration.clone());
+        self.tell(gateway, Event::Configured { configuration });
+        self.tell(gateway, Event::Led { leads: false });
+    }
+
+    /// Who led is told before the next one is, and the next one has heard everything that was published.
+    fn elect(&mut self, gateway: usize) {
+        if self.leader != gateway {
+            self.count("leaders changed");
+            let (old, known) = (self.leader, self.known(self.leader));
+            self.tell(old, Event::Led { leads: false });
+            self.gateways[old].stale.extend(known);
+        }
+        self.leader = gateway;
+        self.later.clear();
+        let stale = std::mem::take(&mut self.gateways[gateway].stale);
+        stale.into_iter().for_each(|engine| self.hear(gateway, &engine));
+        self.tell(gateway, Event::Led { leads: true });
+        self.adopts_at = Some(self.now + Millis(self.random.between(0, 2000)));
+    }
+
+    fn known(&self, gateway: usize) -> Vec<EngineId> {
+        let known = self.gateways[gateway].fleet.engines().map(|e| e.id.clone());
+        known.chain(self.published.keys().cloned()).collect()
+    }
+
+    /// The leader finds what runs. Whatever moves has come to its end by then.
+    fn adopt(&mut self) {
+        self.adopts_at = None;
+        self.processes.retain(|_, process| process.phase != Phase::Stopping);
+        let started = self.now;
+        let mut found = Vec::new();
+        for (engine, process) in &mut self.processes {
+            process.phase = match process.phase {
+                Phase::FallingAsleep(level) => Phase::Asleep(level),
+                Phase::Waking => Phase::Up,
+                phase => phase,
+            };
+            process.small = matches!(process.phase, Phase::Asleep(_));
+            if !matches!(process.phase, Phase::Launching | Phase::Loading) {
+                process.due = None;
+            }
+            let asleep = match process.phase {
+                Phase::Asleep(level) => Some(level),
+                _ => None,
+            };
+            // What is up is let in to: whatever the one before had begun is nobody's any more.
+            process.stub = process.phase == Phase::Up;
+            let accelerators = process.accelerators.clone();
+            let ready = process.phase == Phase::Up;
+            let last_end = Tick(0);
+            let found_as =
+                Found { address: address(), accelerators, asleep, ready, fingerprint: 1, last_end, started };
+            found.push(Event::Adopted {
+                engine: engine.clone(),
+                generation: process.generation,
+                found: found_as,
+            });
+        }
+        let doors = found.iter().filter(|event| match event {
+            Event::Adopted { engine, generation, found } => {
+                let gate = self.gateways[self.leader].gates.get(engine);
+                found.ready && gate.is_some_and(|gate| gate.open && gate.generation == *generation)
+            }
+            _ => false,
+        });
+        let doors = doors.count() as u64;
+        *self.tally.entry("engines that kept their gate").or_default() += doors;
+        found.push(Event::AdoptionDone);
+        found.into_iter().for_each(|event| self.tell(self.leader, event));
+    }
+
+    fn chance(&mut self) {
+        if self.random.chance(0.5) {
+            self.arrive();
+        }
+        if self.random.chance(0.03) {
+            self.leave();
+        }
+        if self.random.chance(0.01) {
+            let next = self.random.between(0, GATEWAYS as u64 - 1) as usize;
+            if next != self.leader {
+                self.elect(next);
+            }
+        }
+        if self.random.chance(0.005) {
+            self.restart();
+        }
+        if self.random.chance(0.01) {
+            self.die();
+        }
+        if self.random.chance(0.02) {
+            self.resume();
+        }
+    }
+
+    /// A fleet goes on from what a journal that starts over says of it.
+    fn resume(&mut self) {
+        let gateway = self.random.between(0, GATEWAYS as u64 - 1) as usize;
+        let line = journal::write_turn(self.now, &self.gateways[gateway].fleet.snapshot()).expect("a line");
+        let header = journal::write(&journal::Line::header("0", self.now)).expect("a line");
+        let lines = journal::read(&format!("{header}\n{line}\n")).expect("a journal");
+        let mut fleet = Fleet::new();
+        for line in &lines {
+            if let journal::Line::Turn { events, .. } = line {
+                events.iter().for_each(|event| fleet.on(event, self.now));
+            }
+        }
+        self.gateways[gateway].fleet = fleet;
+    }
+
+    fn arrive(&mut self) {
+        let gateway = self.random.between(0, GATEWAYS as u64 - 1) as usize;
+        let models: Vec<ModelName> = self.configuration.models.iter().map(|m| m.name.clone()).collect();
+        let model = self.random.pick(&models).expect("there are models").clone();
+        let (arrived, stream) = (self.now, self.random.chance(0.7));
+        self.park(gateway, model, arrived, stream);
+        self.count("arrivals");
+    }
+
+    fn park(&mut self, gateway: usize, model: ModelName, arrived: Tick, stream: bool) {
+        self.waiters += 1;
+        let (id, key) = (WaiterId(self.waiters), String::new());
+        let waiter = Waiter { id, model, band: 0, key, arrived, deadline: NEVER, stream, only: None };
+        self.gateways[gateway].parked.insert(id, waiter.clone());
+        self.tell(gateway, Event::Arrived { waiter });
+    }
+
+    fn leave(&mut self) {
+        let gateway = self.random.between(0, GATEWAYS as u64 - 1) as usize;
+        if let Some((waiter, _)) = self.gateways[gateway].parked.pop_first() {
+            self.tell(gateway, Event::Left { waiter });
+        }
+    }
+
+    /// A gateway dies with all that was its own, and another takes its place.
+    fn restart(&mut self) {
+        self.count("gateways restarted");
+        let gateway = self.random.between(0, GATEWAYS as u64 - 1) as usize;
+        self.leases.retain(|lease| lease.gateway != gateway);
+        self.begin(gateway);
+        for other in (0..GATEWAYS).filter(|other| *other != gateway) {
+            self.gateways[other].unheard.remove(&gateway);
+            let demand = None;
+            self.tell(other, Event::Elsewhere { gateway: gateway.to_string(), demand });
+        }
+        if gateway == self.leader {
+            let next = self.random.between(0, GATEWAYS as u64 - 1) as usize;
+            self.leader = next;
+            self.count("leaders changed");
+            self.elect(next);
+        }
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        self.end_leases_due();
+        self.move_processes();
+        let now = self.now;
+        for (_, to, event) in self.later.extract_if(.., |(at, ..)| *at <= now).collect::<Vec<_>>() {
+            self.tell(to, event);
+        }
+        if self.adopts_at.is_some_and(|at| at <= self.now) {
+            self.adopt();
+        }
+        for gateway in 0..GATEWAYS {
+            self.deliver(gateway);
+            self.turn(gateway);
+        }
+        match self.broken.is_empty() {
+            true => Ok(()),
+            false => Err(format!("at {}: {}", self.now, self.broken.join("; "))),
+        }
+    }
+
+    fn end_leases_due(&mut self) {
+        let now = self.now;
+        self.end_leases(|lease| lease.ends <= now);
+    }
+}
+
+fn address() -> std::net::SocketAddr {
+    ([127, 0, 0, 1], 1).into()
+}

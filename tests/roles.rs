@@ -1,0 +1,426 @@
+//! One gateway leads and the others follow: what each of them decides, and what becomes of it when that changes.
+
+use rouse::{
+    engine::{Door, Engine, state::State},
+    fault::{Cause, Fault},
+    fleet::{
+        Fleet,
+        command::{Command, Why},
+        event::{Event, Found, OperationId, Order, Published, PublishedState, Verdict, Waiter, WaiterId},
+    },
+    model::{
+        Accelerator, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory, ModelSpec,
+        QueuePolicy, Settings,
+    },
+    sim::journal,
+    units::{Bytes, Generation, Millis, Tick},
+};
+
+const START: Tick = Tick(1_000_000);
+const ONE: Generation = Generation(1);
+const TWO: Generation = Generation(2);
+
+fn model(name: &str) -> ModelSpec {
+    ModelSpec {
+        name: name.into(),
+        aliases: Vec::new(),
+        accelerators: Accelerators::Count(1),
+        memory: Memory { awake: Bytes::gib(20), asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        idle: Idle { sleep_after: Some(Millis::secs(60)), stop_after: None, level: LevelPolicy::One },
+        replicas: 1,
+        pinned: false,
+        priority: 0,
+        max_concurrency: None,
+        start_timeout: Millis::secs(600),
+        explicit_memory: true,
+        can_sleep: true,
+        fingerprint: 1,
+    }
+}
+
+/// One gateway of several, with one accelerator that holds one model at a time.
+struct World {
+    fleet: Fleet,
+    now: Tick,
+    waiters: u64,
+}
+
+impl World {
+    /// It leads, and nothing runs.
+    fn leader(policy: QueuePolicy) -> Self {
+        let mut world = Self { fleet: Fleet::new(), now: START, waiters: 0 };
+        let accelerators = vec![Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false }];
+        let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+        settings.queue.policy = policy;
+        let mut large = model("large");
+        large.memory.awake = Bytes::gib(90);
+        let configuration =
+            Configuration { settings, accelerators, models: vec![model("a"), model("b"), large] };
+        world.tell(&Event::Configured { configuration: Box::new(configuration) });
+        world.tell(&Event::AdoptionDone);
+        assert_eq!(world.turn(), []);
+        world
+    }
+
+    fn follower(policy: QueuePolicy) -> Self {
+        let mut world = Self::leader(policy);
+        world.tell(&Event::Led { leads: false });
+        assert_eq!(world.turn(), []);
+        world
+    }
+
+    /// A follower that serves `a` with this many leases.
+    fn serving(leases: u32) -> Self {
+        let mut world = Self::follower(QueuePolicy::Wait);
+        assert_eq!(world.publish("a", ONE, PublishedState::Awake), [opens("a", ONE)]);
+        world.used("a", ONE, leases);
+        world
+    }
+
+    fn tell(&mut self, event: &Event) {
+        self.fleet.on(event, self.now);
+    }
+
+    fn after(&mut self, secs: u64) -> &mut Self {
+        self.now = self.now + Millis::secs(secs);
+        self
+    }
+
+    fn turn(&mut self) -> Vec<Command> {
+        let plan = self.fleet.plan(self.now);
+        self.fleet.issued(&plan.commands, self.now);
+        assert!(self.fleet.plan(self.now).commands.is_empty(), "once more at the same moment");
+        assert_eq!(self.fleet.check(), [""; 0]);
+        assert!(self.fleet.next_deadline().is_none_or(|at| at > self.now));
+        plan.commands
+    }
+
+    fn publish(&mut self, model: &str, generation: Generation, state: PublishedState) -> Vec<Command> {
+        let published = Some(Published {
+            state,
+            address: (state != PublishedState::Launching).then(address),
+            fingerprint: 1,
+            accelerators: vec!["gpu-0".into()],
+            since: self.now,
+        });
+        self.tell(&Event::Published { engine: engine(model), generation, published });
+        self.turn()
+    }
+
+    fn adopt(&mut self, model: &str, generation: Generation, asleep: Option<Level>, ready: bool) {
+        let (accelerators, last_end) = (vec!["gpu-0".into()], Tick(0));
+        let found = Found {
+            address: address(),
+            accelerators,
+            asleep,
+            ready,
+            fingerprint: 1,
+            last_end,
+            started: START,
+        };
+        self.tell(&Event::Adopted { engine: engine(model), generation, found });
+    }
+
+    fn used(&mut self, model: &str, generation: Generation, leases: u32) {
+        let (engine, last_end, last_byte) = (engine(model), self.now, self.now);
+        self.tell(&Event::Used { engine, generation, leases, last_end, last_byte });
+    }
+
+    fn arrive(&mut self, model: &str) -> Vec<Command> {
+        self.waiters += 1;
+        let waiter = Waiter {
+            id: WaiterId(self.waiters),
+            model: model.into(),
+            band: 0,
+            key: String::new(),
+            arrived: self.now,
+            deadline: self.now + Millis::secs(540),
+            stream: true,
+            only: None,
+        };
+        self.tell(&Event::Arrived { waiter });
+        self.turn()
+    }
+
+    fn of(&self, model: &str) -> &Engine {
+        self.fleet.engine(&engine(model)).expect("it is configured")
+    }
+}
+
+fn engine(model: &str) -> EngineId {
+    EngineId::new(model.into(), 0)
+}
+
+fn address() -> std::net::SocketAddr {
+    ([127, 0, 0, 1], 1).into()
+}
+
+fn opens(model: &str, generation: Generation) -> Command {
+    Command::OpenGate { engine: engine(model), generation, public: true }
+}
+
+fn grants(waiter: u64, model: &str, generation: Generation) -> Command {
+    Command::Grant { waiter: WaiterId(waiter), engine: engine(model), generation, canary: false }
+}
+
+/// Closes, of which generation and why; and whether the leases of it are revoked.
+fn closes(commands: &[Command]) -> Vec<(Generation, Why, bool)> {
+    let revoked = |of: Generation| {
+        commands.iter().any(|c| matches!(c, Command::Revoke { generation, .. } if *generation == of))
+    };
+    let closed = commands.iter().filter_map(|command| match command {
+        Command::CloseGate { generation, why, .. } => Some((*generation, *why, revoked(*generation))),
+        _ => None,
+    });
+    closed.collect()
+}
+
+fn refused(commands: &[Command]) -> &Fault {
+    match commands {
+        [Command::Refuse { fault, .. }] => fault,
+        other => panic!("nobody is refused: {other:?}"),
+    }
+}
+
+#[test]
+fn a_follower_orders_nothing_and_grants_what_is_published_awake() {
+    let mut world = World::follower(QueuePolicy::Wait);
+    assert_eq!(world.arrive("a"), []);
+    assert_eq!(world.fleet.next_deadline(), Some(world.now + Millis::secs(540)));
+    for state in [PublishedState::Launching, PublishedState::Loading] {
+        assert_eq!(world.publish("a", ONE, state), []);
+    }
+    // Whatever is said of its start is for the leader.
+    world.tell(&Event::Ready { engine: engine("a"), generation: ONE });
+    assert_eq!(world.turn(), []);
+    let commands = world.publish("a", ONE, PublishedState::Awake);
+    assert_eq!(commands, [opens("a", ONE), grants(1, "a", ONE)]);
+    world.used("a", ONE, 0);
+    world.after(3600);
+    assert_eq!(world.turn(), [], "to put it away is for the leader");
+    assert!(!world.fleet.leads() && world.fleet.is_ready());
+}
+
+#[test]
+fn a_gate_is_open_while_its_engine_is_published_awake() {
+    let mut world = World::serving(1);
+    let turn = world.of("a").turn;
+    let commands = world.after(5).publish("a", ONE, PublishedState::Draining);
+    assert_eq!(closes(&commands), [(ONE, Why::Published, false)]);
+    assert!(matches!(world.of("a").state, State::Draining { .. }) && world.of("a").leases == 1);
+    assert_eq!(world.arrive("a"), []);
+    let commands = world.publish("a", ONE, PublishedState::Awake);
+    assert_eq!(commands, [opens("a", ONE), grants(1, "a", ONE)]);
+    assert_eq!(world.of("a").turn, turn, "its turn was not over");
+    let commands = world.publish("a", ONE, PublishedState::Asleep(Level::One));
+    assert_eq!(closes(&commands), [(ONE, Why::Published, false)]);
+    assert_eq!(world.publish("a", ONE, PublishedState::Waking), []);
+}
+
+#[test]
+fn the_life_that_is_published_replaces_the_one_that_was_known() {
+    let mut world = World::serving(2);
+    let commands = world.publish("a", TWO, PublishedState::Awake);
+    assert_eq!(closes(&commands), [(ONE, Why::Fault, true)], "whoever used the other is told");
+    assert!(commands.contains(&opens("a", TWO)) && world.of("a").leases == 0);
+    assert_eq!(world.publish("a", ONE, PublishedState::Asleep(Level::One)), [], "that is over");
+    world.tell(&Event::Published { engine: engine("a"), generation: ONE, published: None });
+    assert_eq!(world.turn(), []);
+    world.tell(&Event::Published { engine: engine("a"), generation: TWO, published: None });
+    assert_eq!(closes(&world.turn()), [(TWO, Why::Fault, true)]);
+    assert_eq!(world.of("a").state, State::Cold);
+}
+
+#[test]
+fn who_uses_an_engine_that_is_published_failing_is_told() {
+    let mut world = World::serving(1);
+    assert_eq!(closes(&world.publish("a", ONE, PublishedState::Failing)), [(ONE, Why::Fault, true)]);
+    assert_eq!(world.publish("a", ONE, PublishedState::Backoff), []);
+    assert_eq!(world.arrive("a"), []);
+    world.after(300);
+    assert_eq!(world.turn(), [], "when it is tried again is for the leader");
+}
+
+#[test]
+fn a_follower_holds_what_its_stub_lets_nobody_into() {
+    let mut world = World::serving(1);
+    world.tell(&Event::Gated { engine: engine("a"), generation: ONE });
+    assert_eq!(world.turn(), [Command::Hold { engine: engine("a"), generation: ONE }]);
+    assert_eq!(world.arrive("a"), []);
+    world.tell(&Event::Ungated { engine: engine("a"), generation: ONE });
+    assert_eq!(world.turn(), [opens("a", ONE), grants(1, "a", ONE)]);
+}
+
+#[test]
+fn a_follower_refuses_what_the_leader_would_and_waits_when_in_doubt() {
+    let mut world = World::follower(QueuePolicy::Reject);
+    let Fault::InsufficientMemory(shortage) = refused(&world.arrive("large")).clone() else {
+        panic!("it fits nowhere");
+    };
+    assert!(shortage.never);
+    world.publish("a", ONE, PublishedState::Awake);
+    world.used("a", ONE, 1);
+    let Fault::InsufficientMemory(shortage) = refused(&world.arrive("b")).clone() else {
+        panic!("it has no memory");
+    };
+    assert!(!shortage.never);
+    let holders: Vec<_> = shortage.wait.holders.iter().map(|held| held.model.as_str()).collect();
+    assert_eq!(holders, ["a"]);
+    world.publish("a", ONE, PublishedState::Draining);
+    assert_eq!(world.arrive("b"), [], "its memory may be for this one");
+    world.publish("b", ONE, PublishedState::Backoff);
+    assert_eq!(world.turn(), [], "what becomes of it only the leader knows");
+}
+
+#[test]
+fn a_refusal_that_hangs_on_what_is_about_to_be_decided_is_none() {
+    let mut world = World::follower(QueuePolicy::Reject);
+    // Both would fit alone; the leader may have chosen either.
+    assert_eq!(world.arrive("a"), []);
+    assert_eq!(world.arrive("b"), []);
+}
+
+#[test]
+fn orders_are_for_the_gateway_that_leads() {
+    let mut world = World::serving(0);
+    let forbidden = world.fleet.forbids(&"a".into(), Order::Stop).expect_err("it follows");
+    assert!(forbidden.contains("another gateway leads"), "{forbidden}");
+    world.tell(&Event::Operator { operation: OperationId(1), model: "b".into(), order: Order::Pin });
+    let commands = world.turn();
+    assert!(matches!(&commands[..], [Command::Finish { outcome: Err(why), .. }] if *why == forbidden));
+    world.tell(&Event::Led { leads: true });
+    world.tell(&Event::AdoptionDone);
+    assert!(world.turn().iter().all(|c| !matches!(c, Command::Reserve { .. })), "it was never pinned");
+}
+
+#[test]
+fn a_follower_that_shuts_down_tells_its_own_and_stops_nothing() {
+    let mut world = World::serving(1);
+    world.arrive("b");
+    world.tell(&Event::Shutdown { stop_engines: true });
+    let commands = world.turn();
+    assert_eq!(closes(&commands), [(ONE, Why::Shutdown, true)]);
+    assert!(commands.iter().any(|c| matches!(c, Command::Refuse { fault: Fault::ShuttingDown, .. })));
+    assert_eq!(commands.len(), 3, "{commands:?}");
+    assert!(!world.fleet.is_finished());
+    world.used("a", ONE, 0);
+    assert_eq!(world.turn(), []);
+    assert!(world.fleet.is_finished() && world.of("a").state == State::Awake);
+}
+
+#[test]
+fn who_comes_to_lead_goes_on_serving_and_decides_once_it_knows_what_runs() {
+    let mut world = World::serving(2);
+    let (turn, last_end) = (world.of("a").turn, world.of("a").last_end);
+    world.after(10).tell(&Event::Led { leads: true });
+    assert_eq!(world.turn(), []);
+    assert_eq!(world.arrive("a"), [grants(1, "a", ONE)], "without a gap");
+    assert_eq!(world.arrive("b"), []);
+    assert!(world.fleet.is_ready() && world.fleet.leads());
+    world.publish("a", TWO, PublishedState::Stopping);
+    assert_eq!(world.of("a").generation, ONE, "nobody else is listened to");
+    world.adopt("a", ONE, None, true);
+    assert_eq!(world.turn(), []);
+    let a = world.of("a");
+    assert_eq!((a.door, a.leases, a.turn, a.last_end), (Door::Public, 3, turn, last_end));
+    world.tell(&Event::AdoptionDone);
+    assert_eq!(world.turn(), []);
+    world.after(300);
+    assert_eq!(closes(&world.turn()), [(ONE, Why::Turn, false)], "its turn is over, and it decides");
+}
+
+#[test]
+fn what_is_not_found_running_is_gone() {
+    let mut world = World::serving(1);
+    world.tell(&Event::Led { leads: true });
+    world.tell(&Event::AdoptionDone);
+    assert_eq!(closes(&world.turn()), [(ONE, Why::Fault, true)]);
+    assert_eq!(world.of("a").state, State::Cold);
+    let commands = world.arrive("a");
+    assert!(matches!(commands[..], [Command::Reserve { generation: TWO, .. }]), "{commands:?}");
+}
+
+#[test]
+fn what_is_found_asleep_is_shut_and_whoever_is_in_it_is_told() {
+    let mut world = World::serving(1);
+    world.tell(&Event::Led { leads: true });
+    world.adopt("a", ONE, Some(Level::One), true);
+    world.tell(&Event::AdoptionDone);
+    world.used("a", ONE, 1);
+    assert_eq!(closes(&world.turn()), [(ONE, Why::Fault, true)]);
+    let commands = world.arrive("a");
+    assert!(matches!(commands[..], [Command::Reserve { generation: ONE, .. }]), "{commands:?}");
+}
+
+#[test]
+fn one_that_does_not_answer_for_a_moment_keeps_its_requests_and_is_watched() {
+    let mut world = World::serving(1);
+    world.tell(&Event::Led { leads: true });
+    world.adopt("a", ONE, None, false);
+    world.tell(&Event::AdoptionDone);
+    assert_eq!(world.turn(), []);
+    assert_eq!((world.of("a").door, world.of("a").leases), (Door::Public, 1));
+    world.after(11);
+    assert_eq!(closes(&world.turn()), [(ONE, Why::Fault, true)], "it hangs");
+}
+
+#[test]
+fn who_no_longer_leads_gives_up_what_it_had_begun() {
+    let mut world = World::leader(QueuePolicy::Wait);
+    world.tell(&Event::Operator { operation: OperationId(1), model: "a".into(), order: Order::Wake });
+    assert!(matches!(world.turn()[..], [Command::Reserve { .. }]));
+    world.tell(&Event::Led { leads: false });
+    let commands = world.turn();
+    assert!(
+        matches!(&commands[..], [Command::Finish { outcome: Err(why), .. }] if why.contains("another gateway"))
+    );
+    world.tell(&Event::Placed { engine: engine("a"), generation: ONE, accelerators: vec!["gpu-0".into()] });
+    assert_eq!(world.turn(), []);
+    assert!(world.of("a").placing.is_none());
+}
+
+#[test]
+fn a_start_under_way_stays_as_it_is_until_it_is_published() {
+    let mut world = World::leader(QueuePolicy::Wait);
+    world.arrive("a");
+    world.tell(&Event::Placed { engine: engine("a"), generation: ONE, accelerators: vec!["gpu-0".into()] });
+    assert!(matches!(world.turn()[..], [Command::Launch { .. }]));
+    world.tell(&Event::Started { engine: engine("a"), generation: ONE, address: address() });
+    world.tell(&Event::Ready { engine: engine("a"), generation: ONE });
+    let commands = world.turn();
+    assert!(matches!(
+        commands[..],
+        [Command::OpenGate { public: false, .. }, Command::Grant { canary: true, .. }]
+    ));
+    world.tell(&Event::Led { leads: false });
+    assert_eq!(world.turn(), []);
+    assert_eq!(world.arrive("a"), [], "no second one is sent to prove it");
+    let verdict = Verdict::Failed(Cause::Unhealthy);
+    world.tell(&Event::Canary { engine: engine("a"), generation: ONE, verdict });
+    world.after(3600);
+    assert_eq!(refused(&world.turn()).to_string(), "Model 'a' failed to become ready: timeout");
+    assert_eq!(world.of("a").state, State::Loading);
+    assert_eq!(world.publish("a", ONE, PublishedState::Awake), [opens("a", ONE)]);
+}
+
+#[test]
+fn a_role_survives_in_a_journal_and_older_journals_do_without() {
+    let mut world = World::serving(1);
+    world.arrive("b");
+    let mut text = journal::write(&journal::Line::header("0", world.now)).expect("a line");
+    text = text + "\n" + &journal::write_turn(world.now, &world.fleet.snapshot()).expect("a line") + "\n";
+    let draining =
+        Published { state: PublishedState::Draining, ..Published::of(world.of("a")).expect("it runs") };
+    let events = [Event::Published { engine: engine("a"), generation: ONE, published: Some(draining) }];
+    text = text + &journal::write_turn(world.now, &events).expect("a line") + "\n";
+    let mut plans = Vec::new();
+    journal::replay(&journal::read(&text).expect("a journal"), |_, _, plan, _| {
+        plans.push(plan.commands.clone())
+    });
+    assert_eq!(plans[0], []);
+    assert_eq!(closes(&plans[1]), [(ONE, Why::Published, false)]);
+
+    let alone = World::leader(QueuePolicy::Wait);
+    let text = journal::write_turn(START, &alone.fleet.snapshot()).expect("a line");
+    assert!(!text.contains("role") && !text.contains("unfound") && !text.contains("forsaken"), "{text}");
+}
