@@ -100,6 +100,10 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     };
     platform.reconfigure(Arc::clone(&current));
     let (handle, driver) = Handle::new(Arc::clone(&platform), received, journal, Arc::clone(&metrics), clock);
+    if current.kubernetes.is_some() {
+        // Until it has the lease.
+        handle.tell(Event::Led { leads: false });
+    }
     handle.tell(Event::Configured { configuration: Box::new(current.core.clone()) });
 
     let telemetry = Telemetry::start(&current, &lost)?;
@@ -108,6 +112,7 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     let shared = http::Shared::told(control, Arc::clone(&config), meter, Arc::clone(&telemetry));
     let api = Api::bind(current.api, current.threads, shared)?;
     let admin = Admin::bind(current.admin.address, parts(&handle, &config, &metrics, &platform))?;
+    home.speak(&handle, api.address());
     announce(&shown, source.file.is_none(), &api, &admin);
 
     let (stage, watched) = watch::channel(Stage::Serving);

@@ -217,7 +217,10 @@ impl Driver {
                         }
                     }
                 }
-                Command::Refuse { waiter, fault } => self.queue.refuse(waiter, fault),
+                Command::Refuse { waiter, fault } => {
+                    self.platform.refused(&fault);
+                    self.queue.refuse(waiter, fault);
+                }
                 Command::Finish { operation, outcome } => self.shared.finish(operation, outcome),
                 Command::CloseGate { .. } | Command::Revoke { .. } if !elsewhere(&command) => {}
                 command => self.platform.submit(command),

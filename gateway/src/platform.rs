@@ -9,6 +9,7 @@ mod watch;
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use rouse::{
+    fault::Fault,
     fleet::{Changes, Fleet, Plan, command::Command, event::Learned},
     model::{EngineId, ModelName},
     units::{Generation, Tick},
@@ -42,6 +43,11 @@ pub trait Platform: Send + Sync {
     /// What was decided and is recorded: for whoever tells others of it. Called once a turn.
     fn follow(&self, fleet: &Fleet, plan: &Plan, changes: &Changes) {
         let _ = (fleet, plan, changes);
+    }
+
+    /// Somebody who waited was sent away, for this reason.
+    fn refused(&self, fault: &Fault) {
+        let _ = fault;
     }
 
     /// Keeps an engine's idle clock for the next start of the gateway. Cheap; called every few seconds.

@@ -1,6 +1,6 @@
 //! A gateway in a cluster: what it watches, whether it leads, and what runs its engines.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use k8s_openapi::jiff::Timestamp;
@@ -23,11 +23,13 @@ use crate::{
         index::{Index, Settled, Sight},
         objects::{self, Keeper},
         registry::Registry,
+        replica::{self, Replica},
         told::Told,
         watch::watch as follow,
         workload::{self, Sidecar},
         writer::Writer,
     },
+    driver::Handle,
     metrics::Metrics,
     platform::kubernetes::{Kubernetes, Parts, Place, Places},
 };
@@ -36,6 +38,8 @@ use crate::{
 const LEASE: &str = "rouse-controller";
 /// Changes of Pods that may wait for the platform; more of them wait at the API server.
 const PODS: usize = 1024;
+/// As many of the gateways' objects.
+const REPLICAS: usize = 64;
 /// How often it is said that the API server has not shown everything yet.
 const WAITING: Duration = Duration::from_secs(10);
 
@@ -44,6 +48,11 @@ pub(super) struct Cluster {
     election: Election,
     settled: watch::Receiver<Option<Arc<Settled>>>,
     tasks: JoinSet<()>,
+    client: Client,
+    told: Arc<Told>,
+    /// What others know this gateway by, and its namespace.
+    name: String,
+    own: String,
 }
 
 impl Cluster {
@@ -58,6 +67,7 @@ impl Cluster {
         let client = Client::try_default().await.context(
             "cannot tell where the Kubernetes API is: run in a Pod with a service account, or set KUBECONFIG",
         )?;
+        let reached = client.clone();
         let own = settings.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         let namespaces: Vec<Option<String>> = match &settings.watched {
             Watched::Own => vec![Some(own.clone())],
@@ -76,19 +86,23 @@ impl Cluster {
         let books = Books::new(client.clone(), election.claim());
         let writer = Writer::new(election.claim(), metrics.writes());
         let told = Arc::new(Told::default());
+        let (say, published) = mpsc::unbounded_channel();
         let keeper = Keeper {
             index: Index::new(Sight { policy, nodes: true }),
             told: seen,
             facts: Arc::clone(&told),
             claim: election.claim(),
             registry: Registry::new(client.clone(), writer.clone(), books.clone(), clock),
+            published: say,
+            known: BTreeMap::new(),
             settled: tell,
         };
         tasks.spawn(keeper.run());
         let parts = Parts {
             books,
             writer,
-            told,
+            told: Arc::clone(&told),
+            published,
             claim: election.claim(),
             sidecar: Sidecar {
                 image: settings.stub_image.clone(),
@@ -99,7 +113,7 @@ impl Cluster {
             client,
         };
         let platform = Arc::new(Kubernetes::start(Arc::clone(config), events, clock, parts));
-        let mut cluster = Self { platform, election, settled, tasks };
+        let mut cluster = Self { platform, election, settled, tasks, client: reached, told, name, own };
         cluster.first().await;
         Ok(cluster)
     }
@@ -125,6 +139,24 @@ impl Cluster {
         }
     }
 
+    /// Tells others of this gateway's demand, and the decisions of theirs.
+    pub(super) fn speak(&mut self, handle: &Handle, api: SocketAddr) {
+        let replica = Replica {
+            client: self.client.clone(),
+            namespace: self.own.clone(),
+            name: self.name.clone(),
+            address: api.to_string(),
+            handle: handle.clone(),
+            told: Arc::clone(&self.told),
+        };
+        self.tasks.spawn(replica.run());
+        let (told, seen) = mpsc::channel(REPLICAS);
+        let replicas = objects::namespaced(&self.client, Some(&self.own));
+        let namespace = Some(self.own.clone());
+        self.tasks.spawn(async move { follow(replicas, namespace, None, told, |change| change).await });
+        self.tasks.spawn(replica::listen(self.name.clone(), handle.clone(), seen));
+    }
+
     /// The file's configuration with what the objects say now; the platform knows where from here on.
     pub(super) fn compose(&mut self, base: &Config) -> Config {
         let settled = self.settled.borrow_and_update().clone().unwrap_or_default();
@@ -136,8 +168,9 @@ impl Cluster {
 
     /// Nothing is written any more; then another may lead at once.
     pub(super) async fn close(self) {
-        let Self { platform, election, mut tasks, .. } = self;
+        let Self { platform, election, mut tasks, client, own, name, .. } = self;
         tasks.shutdown().await;
+        replica::remove(client, &own, &name).await;
         if let Ok(platform) = Arc::try_unwrap(platform) {
             platform.close().await;
         }

@@ -1,6 +1,6 @@
 //! Where this gateway's engines are: on this machine, or in a cluster.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use rouse::{fleet::event::Event, lease::Clock};
 use tokio::sync::mpsc;
@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use super::cluster::Cluster;
 use crate::{
     config::Config,
+    driver::Handle,
     metrics::Metrics,
     platform::{Platform, local::Local},
 };
@@ -46,6 +47,13 @@ impl Home {
         match self {
             Self::Local(local) => Arc::clone(local) as _,
             Self::Cluster(cluster) => Arc::clone(&cluster.platform) as _,
+        }
+    }
+
+    /// Others are told of this gateway's demand, where there are others. `api`: where it is reached.
+    pub(super) fn speak(&mut self, handle: &Handle, api: SocketAddr) {
+        if let Self::Cluster(cluster) = self {
+            cluster.speak(handle, api);
         }
     }
 

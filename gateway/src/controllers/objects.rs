@@ -1,6 +1,9 @@
 //! The objects of the cluster, as they come: watched, put into the index, and what follows from them told.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use k8s_openapi::{NamespaceResourceScope, api::core::v1::Node};
 use kube::{Api, Client, Resource, core::DeserializeGuard};
@@ -11,9 +14,10 @@ use tokio::{
 };
 
 use super::{
-    crd::{AcceleratorNode, AcceleratorPool, InferenceModel},
+    crd::{AcceleratorNode, AcceleratorPool, InferenceModel, ledger::ObjectName},
     election::Claim,
     index::{Index, Key, Kind, Object, Settled},
+    published::Published,
     registry::Registry,
     told::Told as Facts,
     watch::{Change, Found, watch as follow},
@@ -73,6 +77,10 @@ pub struct Keeper {
     pub facts: Arc<Facts>,
     pub claim: watch::Receiver<Option<Claim>>,
     pub registry: Registry,
+    /// What statuses say is passed on here.
+    pub published: mpsc::UnboundedSender<Published>,
+    /// The last of it.
+    pub known: BTreeMap<ObjectName, Published>,
     /// What follows from the objects, as soon as everything was seen once.
     pub settled: watch::Sender<Option<Arc<Settled>>>,
 }
@@ -128,9 +136,17 @@ impl Keeper {
         match told {
             Told::Model(change) => {
                 match &change {
-                    Change::All { objects, .. } => objects.iter().for_each(|found| self.saw(found)),
+                    Change::All { namespace, objects } => {
+                        let there: BTreeSet<ObjectName> = objects.iter().map(Found::name).collect();
+                        let within =
+                            |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
+                        let gone = self.known.keys().filter(|name| within(name) && !there.contains(name));
+                        let gone: Vec<ObjectName> = gone.cloned().collect();
+                        gone.iter().for_each(|name| self.lost(name));
+                        objects.iter().for_each(|found| self.saw(found));
+                    }
                     Change::Applied(found) => self.saw(found),
-                    Change::Deleted(_) => {}
+                    Change::Deleted(name) => self.lost(name),
                 }
                 enter(&mut self.index, Kind::Model, change);
             }
@@ -141,8 +157,19 @@ impl Keeper {
     }
 
     fn saw(&mut self, found: &Found<InferenceModel>) {
-        if let Found::Good(model) = found {
-            self.registry.saw(model);
+        let Found::Good(model) = found else { return };
+        self.registry.saw(model);
+        let published = Published::of(model);
+        if self.known.get(&published.object) != Some(&published) {
+            self.known.insert(published.object.clone(), published.clone());
+            // Whoever listens ends with this gateway.
+            self.published.send(published).unwrap_or_default();
+        }
+    }
+
+    fn lost(&mut self, name: &ObjectName) {
+        if let Some(known) = self.known.remove(name) {
+            self.published.send(known.gone()).unwrap_or_default();
         }
     }
 }

@@ -7,6 +7,7 @@ use std::{
 
 use rouse::{
     engine::{Engine, state::State},
+    fault::Fault,
     fleet::{Changes, Fleet, Plan},
     model::{EngineId, Level, ModelName},
     units::{Generation, Tick},
@@ -24,11 +25,17 @@ use super::{
 pub struct Told {
     inner: Mutex<Inner>,
     changed: Notify,
+    edge: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     facts: BTreeMap<ModelName, Facts>,
+    /// Those of them that nobody has taken.
+    news: BTreeSet<ModelName>,
+    /// Models that somebody waits for here, and models that are being used here.
+    wanted: BTreeSet<ModelName>,
+    used: BTreeSet<ModelName>,
     /// What each model waits for, as it was last told.
     waiting: BTreeMap<ModelName, Waiting>,
     /// In which Pod each life runs.
@@ -48,6 +55,9 @@ impl Told {
     /// Takes note of what a turn of the decisions has changed.
     pub(crate) fn follow(&self, fleet: &Fleet, plan: &Plan, changes: &Changes) {
         let mut inner = self.inner();
+        if inner.turn(fleet) {
+            self.edge.notify_one();
+        }
         let mut models: BTreeSet<ModelName> = changes.models.clone();
         if changes.configured {
             models.extend(fleet.specs().map(|spec| spec.name.clone()));
@@ -60,7 +70,8 @@ impl Told {
             })
             .collect();
         // Whoever was refused for want of memory waits no longer, and would be refused again until somebody gives some back.
-        let given_back = |model: &ModelName| fleet.engines_of(model).any(|engine| !engine.state.has_process());
+        let given_back =
+            |model: &ModelName| fleet.engines_of(model).any(|engine| !engine.state.has_process());
         if !changes.configured && !changes.models.iter().any(given_back) {
             let wants = |(model, why): &(&ModelName, &Waiting)| {
                 matches!(why, Waiting::Memory(_)) && !changes.models.contains(*model)
@@ -77,10 +88,28 @@ impl Told {
         }
         for model in models {
             let facts = inner.facts_of(fleet, &model);
-            inner.facts.insert(model, facts);
+            inner.facts.insert(model.clone(), facts);
+            inner.news.insert(model);
         }
         drop(inner);
         self.changed.notify_one();
+    }
+
+    /// Somebody who waited was sent away.
+    pub(crate) fn refused(&self, fault: &Fault) {
+        let Fault::InsufficientMemory(shortage) = fault else { return };
+        let mut inner = self.inner();
+        let waiting = Waiting::Memory(fault.to_string());
+        inner.facts.entry(shortage.model.clone()).or_default().waiting = Some(waiting.clone());
+        inner.waiting.insert(shortage.model.clone(), waiting);
+        inner.news.insert(shortage.model.clone());
+        drop(inner);
+        self.changed.notify_one();
+    }
+
+    /// When a model has got its first waiter or its first request here, or has lost its last.
+    pub async fn edge(&self) {
+        self.edge.notified().await;
     }
 
     /// When there is something to take.
@@ -90,7 +119,9 @@ impl Told {
 
     /// What has changed since this was called last.
     pub fn take(&self) -> BTreeMap<ModelName, Facts> {
-        std::mem::take(&mut self.inner().facts)
+        let mut inner = self.inner();
+        let news = std::mem::take(&mut inner.news);
+        news.into_iter().filter_map(|model| Some((model.clone(), inner.facts.get(&model)?.clone()))).collect()
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -99,6 +130,16 @@ impl Told {
 }
 
 impl Inner {
+    /// Whether the demand of some model has begun or ended.
+    fn turn(&mut self, fleet: &Fleet) -> bool {
+        let wanted: BTreeSet<ModelName> = fleet.queued().cloned().collect();
+        let used = fleet.engines().filter(|engine| engine.leases > 0);
+        let used: BTreeSet<ModelName> = used.map(|engine| engine.id.model.clone()).collect();
+        let moved = (&wanted, &used) != (&self.wanted, &self.used);
+        (self.wanted, self.used) = (wanted, used);
+        moved
+    }
+
     fn facts_of(&self, fleet: &Fleet, model: &ModelName) -> Facts {
         let engines: Vec<&Engine> = fleet.engines_of(model).collect();
         let spec = fleet.spec(model);

@@ -15,7 +15,7 @@ use rouse::{
     fault::{Fault, Wait},
     fleet::{
         Changes, Fleet, Plan,
-        event::{Event, Learned, OperationId, Order, Verdict, Waiter, WaiterId},
+        event::{Elsewhere, Event, Learned, OperationId, Order, Verdict, Waiter, WaiterId},
         report::{Report, View},
     },
     lease::{Clock, Lease},
@@ -264,6 +264,11 @@ impl Handle {
         let read = move |fleet: &Fleet, plan: &Plan| drop(reply.send(read(fleet, plan)));
         self.0.asks.send(Ask::Read(Box::new(read))).ok()?;
         answer.await.ok()
+    }
+
+    /// What this gateway's requests want of each model, as of the last turn.
+    pub async fn demand(&self) -> BTreeMap<ModelName, Elsewhere> {
+        self.read(|fleet, _| fleet.demand()).await.unwrap_or_default()
     }
 
     /// How an order went; `None` when unknown or older than an hour.

@@ -20,19 +20,17 @@ mod stub;
 mod takeover;
 mod work;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use arc_swap::ArcSwapOption;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use rouse::{
+    fault::Fault,
     fleet::{Changes, Fleet, Plan, command::Command, event::Event},
     lease::Clock,
     model::{EngineId, ModelName},
-    units::{Generation, Tick},
+    units::Generation,
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -41,13 +39,14 @@ use tokio::{
 
 use self::{
     clerk::Entry,
-    steward::{Request, Steward},
+    steward::{Inputs, Request, Steward},
 };
 use super::{Platform, contact::Common};
 use crate::{
     config::Config,
     controllers::{
-        booking::Books, election::Claim, told::Told, watch::Change, workload::Sidecar, writer::Writer,
+        booking::Books, election::Claim, published::Published, told::Told, watch::Change, workload::Sidecar,
+        writer::Writer,
     },
     routes::Reported,
 };
@@ -70,6 +69,8 @@ pub struct Parts {
     pub pods: mpsc::Receiver<Change<Pod>>,
     /// Where it is told what is decided of each model.
     pub told: Arc<Told>,
+    /// What the statuses of models say, whoever wrote them.
+    pub published: mpsc::UnboundedReceiver<Published>,
 }
 
 /// The engines of a cluster.
@@ -91,7 +92,6 @@ struct Shared {
     told: Arc<Told>,
     /// `None` before anything was heard of the cluster's objects.
     places: ArcSwapOption<Places>,
-    last_requests: Mutex<BTreeMap<ModelName, Tick>>,
     requests: mpsc::UnboundedSender<Request>,
 }
 
@@ -100,7 +100,7 @@ impl Kubernetes {
     /// `AdoptionDone`; then outcomes. Must be called inside a runtime, on which the platform's tasks run.
     #[must_use]
     pub fn start(config: Arc<Config>, events: mpsc::Sender<Event>, clock: Clock, parts: Parts) -> Self {
-        let Parts { client, books, writer, claim, sidecar, watched, pods, told } = parts;
+        let Parts { client, books, writer, claim, sidecar, watched, pods, told, published } = parts;
         let (commands, orders) = mpsc::unbounded_channel();
         let (requests, asked) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
@@ -112,11 +112,11 @@ impl Kubernetes {
             watched,
             told,
             places: ArcSwapOption::empty(),
-            last_requests: Mutex::default(),
             requests: requests.clone(),
         });
         let steward = Steward::new(Arc::clone(&shared), requests.clone());
-        let steward = tokio::spawn(steward.run(orders, pods, asked, claim));
+        let steward =
+            tokio::spawn(steward.run(Inputs { commands: orders, pods, requests: asked, published, claim }));
         Self { commands, requests, shared, steward }
     }
 
@@ -125,13 +125,6 @@ impl Kubernetes {
         self.shared.places.store(Some(places));
         // Whoever waits for the first of them looks again.
         self.requests.send(Request::Applied).unwrap_or_default();
-    }
-
-    /// When a model was last used, as it is written in its status: for engines that are taken over.
-    pub fn used(&self, model: ModelName, at: Tick) {
-        let mut all = self.shared.last_requests.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = all.entry(model).or_default();
-        *known = at.max(*known);
     }
 
     /// Ends every task. Engines live on.
@@ -166,6 +159,10 @@ impl Platform for Kubernetes {
     fn follow(&self, fleet: &Fleet, plan: &Plan, changes: &Changes) {
         self.shared.told.follow(fleet, plan, changes);
     }
+
+    fn refused(&self, fault: &Fault) {
+        self.shared.told.refused(fault);
+    }
 }
 
 impl Shared {
@@ -179,11 +176,6 @@ impl Shared {
 
     fn place(&self, model: &ModelName) -> Option<Arc<Place>> {
         self.places.load().as_ref()?.get(model).cloned()
-    }
-
-    fn last_request(&self, model: &ModelName) -> Tick {
-        let all = self.last_requests.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(model).copied().unwrap_or_default()
     }
 
     /// The engine was told to go; what it has stays booked until [`Self::release`].

@@ -44,7 +44,10 @@ async fn a_model_without_room_is_refused_with_who_has_it_and_starts_once_that_on
     let refused = aside(move || client.chat("other", false, 4)).await;
     assert_eq!(refused.status, 429, "{}", refused.text());
     let error = &refused.json()["error"];
-    assert_eq!((&error["type"], &error["code"]), (&json!("insufficient_memory"), &json!("insufficient_memory")));
+    assert_eq!(
+        (&error["type"], &error["code"]),
+        (&json!("insufficient_memory"), &json!("insufficient_memory"))
+    );
     let details = &error["details"];
     assert_eq!(details["requested"], json!({"model": "other", "memory": "60Gi"}));
     assert_eq!(details["available"], "48Gi");

@@ -14,6 +14,7 @@ mod objects;
 mod outages;
 mod process;
 mod refusals;
+mod replicas;
 mod rights;
 mod site;
 mod stopped;

@@ -48,6 +48,9 @@ pub struct GatewayReplicaStatus {
     /// By modelName: each model that has been asked for here.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub models: BTreeMap<String, Demand>,
+    /// When it was last written. A gateway that has not written for a minute is taken to be gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub renewed: Option<Time>,
 }
 
 /// The demand for one model.

@@ -17,10 +17,10 @@ use rouse::{
     fault::Cause,
     fleet::{
         command::Command,
-        event::{Event, Verdict},
+        event::{Event, Published as Told, Verdict},
     },
-    model::EngineId,
-    units::{Bytes, Generation},
+    model::{EngineId, ModelName},
+    units::{Bytes, Generation, Tick},
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -35,7 +35,16 @@ use super::{
     takeover,
 };
 use crate::controllers::{
-    crd::ledger::ObjectName, election::Claim, label, pods::Seen, watch::Change, workload,
+    crd::{
+        inference_model::{EngineState, EngineStatus},
+        ledger::ObjectName,
+    },
+    election::Claim,
+    label,
+    pods::Seen,
+    published::{self, Published},
+    watch::Change,
+    workload,
 };
 
 /// What a life or a crew wants of the steward.
@@ -55,6 +64,15 @@ pub(super) enum Request {
     Enter { pool: String, entry: Entry },
 }
 
+/// Where the steward hears from.
+pub(super) struct Inputs {
+    pub(super) commands: mpsc::UnboundedReceiver<Command>,
+    pub(super) pods: mpsc::Receiver<Change<Pod>>,
+    pub(super) requests: mpsc::UnboundedReceiver<Request>,
+    pub(super) published: mpsc::UnboundedReceiver<Published>,
+    pub(super) claim: watch::Receiver<Option<Claim>>,
+}
+
 pub(super) struct Steward {
     pub(super) shared: Arc<Shared>,
     pub(super) lives: BTreeMap<EngineId, Life>,
@@ -65,6 +83,8 @@ pub(super) struct Steward {
     requests: mpsc::UnboundedSender<Request>,
     /// Its place in the cluster was taken over: commands are carried out.
     leading: bool,
+    /// What statuses say.
+    pub(super) published: BTreeMap<ObjectName, Published>,
     /// Namespaces whose Pods were listed.
     listed: BTreeSet<Option<String>>,
 }
@@ -100,18 +120,14 @@ impl Steward {
             tasks: JoinSet::new(),
             requests,
             leading: false,
+            published: BTreeMap::new(),
             listed: BTreeSet::new(),
         }
     }
 
     /// Until nobody can give commands any more.
-    pub(super) async fn run(
-        mut self,
-        mut commands: mpsc::UnboundedReceiver<Command>,
-        mut seen: mpsc::Receiver<Change<Pod>>,
-        mut requests: mpsc::UnboundedReceiver<Request>,
-        mut claim: watch::Receiver<Option<Claim>>,
-    ) {
+    pub(super) async fn run(mut self, inputs: Inputs) {
+        let Inputs { mut commands, mut pods, mut requests, mut published, mut claim } = inputs;
         let mut epoch = None;
         loop {
             tokio::select! {
@@ -126,7 +142,8 @@ impl Steward {
                     None => break,
                 },
                 Some(request) = requests.recv() => self.grant(request).await,
-                Some(change) = seen.recv() => self.see(change),
+                Some(change) = pods.recv() => self.see(change),
+                Some(said) = published.recv() => self.hear(said).await,
                 Some(ended) = self.tasks.join_next() => {
                     if let Err(error) = ended
                         && !error.is_cancelled()
@@ -157,10 +174,59 @@ impl Steward {
         self.lives.clear();
         self.crews.clear();
         self.clerks.clear();
+        self.shared.common.tell(Event::Led { leads }).await;
         if leads {
             takeover::take_over(self).await;
             self.leading = true;
+        } else {
+            for said in self.published.values().cloned().collect::<Vec<_>>() {
+                self.pass_on(&said, &[]).await;
+            }
         }
+    }
+
+    /// What a status says is how an engine is, for whoever does not lead.
+    async fn hear(&mut self, said: Published) {
+        let before = self.published.insert(said.object.clone(), said.clone());
+        if !self.leading {
+            self.pass_on(&said, before.as_ref().map_or(&[], |before| &before.engines)).await;
+        }
+    }
+
+    async fn pass_on(&self, said: &Published, before: &[EngineStatus]) {
+        let place = self.shared.place(&said.model);
+        let fingerprint = place.as_ref().map_or(0, |place| place.variant.spec.fingerprint);
+        let pool = place.as_ref().and_then(|place| place.pool.clone());
+        for status in &said.engines {
+            let accelerators = pool.iter().map(|pool| pool.as_str().into()).collect();
+            self.say(&said.model, status, published::engine(status, fingerprint, accelerators)).await;
+        }
+        let gone = |known: &&EngineStatus| !said.engines.iter().any(|status| status.replica == known.replica);
+        for status in before.iter().filter(gone) {
+            self.say(&said.model, status, None).await;
+        }
+    }
+
+    async fn say(&self, model: &ModelName, status: &EngineStatus, published: Option<Told>) {
+        let engine = EngineId::new(model.clone(), status.replica);
+        let generation = Generation(status.generation);
+        self.shared.common.tell(Event::Published { engine, generation, published }).await;
+    }
+
+    pub(super) fn is_published_awake(
+        &self,
+        object: &ObjectName,
+        replica: u32,
+        generation: Generation,
+    ) -> bool {
+        let engines = self.published.get(object).map(|said| said.engines.as_slice()).unwrap_or_default();
+        engines.iter().any(|status| {
+            (status.replica, status.generation, status.state) == (replica, generation.0, EngineState::Awake)
+        })
+    }
+
+    pub(super) fn last_request(&self, object: &ObjectName) -> Tick {
+        self.published.get(object).map(|said| said.last_request).unwrap_or_default()
     }
 
     async fn carry_out(&mut self, command: Command) {

@@ -58,7 +58,12 @@ struct Runs {
 pub(super) async fn take_over(steward: &mut Steward) {
     let shared = Arc::clone(&steward.shared);
     let booked = stamp(&shared).await;
-    let runs = look(&shared, steward.pods.values()).await;
+    let mut runs = look(&shared, steward.pods.values()).await;
+    for found in &mut runs {
+        // It has proved itself to whoever led before, who has written that down.
+        found.ready &=
+            steward.is_published_awake(&found.place.owner.object, found.engine.replica, found.generation);
+    }
     for found in runs {
         adopt(steward, &shared, found).await;
     }
@@ -124,9 +129,7 @@ async fn examine(shared: &Arc<Shared>, mut runs: Runs) -> Runs {
         let contact = Contact::new(&shared.common, id, runs.generation, runs.address, model);
         Some(contact.adapter.health(DEADLINE).await == Health::Good)
     };
-    // The readiness that its stub was told of by the former leader says that it has proved itself.
-    let answers = time::timeout(DEADLINE, asked).await.ok().flatten().unwrap_or(false);
-    runs.ready = answers && runs.pod.ready;
+    runs.ready = time::timeout(DEADLINE, asked).await.ok().flatten().unwrap_or(false);
     runs
 }
 
@@ -143,7 +146,7 @@ async fn adopt(steward: &mut Steward, shared: &Arc<Shared>, found: Runs) {
             asleep: None,
             ready,
             fingerprint: pod.fingerprint,
-            last_end: shared.last_request(&engine.model).max(pod.created),
+            last_end: steward.last_request(&place.owner.object).max(pod.created),
             started: pod.created,
         },
     };

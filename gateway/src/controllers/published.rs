@@ -1,0 +1,81 @@
+//! What the status of a model says of its engines: how every gateway that does not lead knows them.
+
+use std::net::SocketAddr;
+
+use rouse::{
+    fleet::event::{Published as Told, PublishedState},
+    model::{AcceleratorId, Level, ModelName},
+    units::Tick,
+};
+
+use super::{
+    condition::tick,
+    crd::{
+        InferenceModel,
+        inference_model::{EngineState, EngineStatus},
+        ledger::ObjectName,
+    },
+    settle::object_name,
+};
+
+/// What an object's status says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Published {
+    pub object: ObjectName,
+    pub model: ModelName,
+    pub engines: Vec<EngineStatus>,
+    /// When it was last used.
+    pub last_request: Tick,
+}
+
+impl Published {
+    #[must_use]
+    pub fn of(object: &InferenceModel) -> Self {
+        let status = object.status.as_ref();
+        let last = status.and_then(|status| status.last_request_time.as_ref());
+        Self {
+            object: object_name(object),
+            model: ModelName::from(object.spec.model_name.as_str()),
+            engines: status.map(|status| status.engines.clone()).unwrap_or_default(),
+            last_request: last.map(tick).unwrap_or_default(),
+        }
+    }
+
+    /// The object is gone, and what it said with it.
+    #[must_use]
+    pub fn gone(self) -> Self {
+        Self { engines: Vec::new(), ..self }
+    }
+}
+
+/// One engine, for the decisions; `None` for what cannot be read.
+#[must_use]
+pub fn engine(status: &EngineStatus, fingerprint: u64, accelerators: Vec<AcceleratorId>) -> Option<Told> {
+    let address: Option<SocketAddr> = match &status.address {
+        Some(text) => Some(text.parse().ok()?),
+        None => None,
+    };
+    Some(Told {
+        state: state(status.state),
+        address,
+        fingerprint,
+        accelerators,
+        since: status.since.as_ref().map(tick).unwrap_or_default(),
+    })
+}
+
+const fn state(state: EngineState) -> PublishedState {
+    match state {
+        EngineState::Launching => PublishedState::Launching,
+        EngineState::Loading => PublishedState::Loading,
+        EngineState::Awake => PublishedState::Awake,
+        EngineState::Draining => PublishedState::Draining,
+        EngineState::FallingAsleep => PublishedState::FallingAsleep,
+        // The status does not say how deep; whoever does not lead wakes nobody.
+        EngineState::Asleep => PublishedState::Asleep(Level::One),
+        EngineState::Waking => PublishedState::Waking,
+        EngineState::Failing => PublishedState::Failing,
+        EngineState::Stopping => PublishedState::Stopping,
+        EngineState::Backoff => PublishedState::Backoff,
+    }
+}
