@@ -181,7 +181,7 @@ pub struct Wait {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shortage {
     pub model: ModelName,
-    /// Per accelerator.
+    /// Per accelerator; of a pool, on all that an engine takes of it.
     pub memory: Bytes,
     pub available: Bytes,
     pub never: bool,

@@ -36,6 +36,7 @@ mod mirror;
 mod observe;
 mod orders;
 mod placement;
+mod portion;
 mod queue;
 mod residue;
 mod role;

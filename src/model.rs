@@ -142,10 +142,64 @@ impl OwnQueue {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Accelerators {
-    /// Any so many.
+    /// Any so many. With 0 it runs elsewhere: it is placed at once, on none, and takes no memory from anybody.
     Count(u32),
     /// Exactly these.
     Ids(Vec<AcceleratorId>),
+    /// So many of a pool. Somebody else picks which (in a cluster the kubelet does, once the engine is on its way), so
+    /// that to the decisions the pool is one accelerator, with `count` times the memory booked on it and `count` of its
+    /// units taken. Where an engine is placed, launched or found, the pool stands for its accelerators.
+    Of { pool: AcceleratorId, count: u32 },
+}
+
+impl Accelerators {
+    /// It needs none.
+    #[must_use]
+    pub const fn is_none(&self) -> bool {
+        matches!(self, Self::Count(0) | Self::Of { count: 0, .. })
+    }
+
+    /// The same number, of this pool: for whoever knows which one a model that only counts them belongs to. Named ones
+    /// stay as they are, and so does a model that needs none.
+    #[must_use]
+    pub fn in_pool(&self, pool: &AcceleratorId) -> Self {
+        match self {
+            Self::Count(count) | Self::Of { count, .. } if *count > 0 => {
+                Self::Of { pool: pool.clone(), count: *count }
+            }
+            _ => self.clone(),
+        }
+    }
+
+    /// How many units of its pool it takes; `None`: it names no pool.
+    #[must_use]
+    pub const fn units(&self) -> Option<u32> {
+        match self {
+            Self::Of { count, .. } => Some(*count),
+            Self::Count(_) | Self::Ids(_) => None,
+        }
+    }
+
+    /// What is booked in one place for an engine with so much on each of its accelerators.
+    #[must_use]
+    pub fn in_one_place(&self, each: Bytes) -> Bytes {
+        Bytes(each.0.saturating_mul(u64::from(self.units().unwrap_or(1))))
+    }
+
+    /// What an engine has on each of its accelerators, that has so much booked in one place; rounded up.
+    #[must_use]
+    pub fn on_each(&self, in_one_place: Bytes) -> Bytes {
+        Bytes(in_one_place.0.div_ceil(u64::from(self.units().unwrap_or(1).max(1))))
+    }
+}
+
+impl ModelSpec {
+    /// Its engines measure free memory at their start, which must not change meanwhile. Those of a pool have accelerators
+    /// of their own, each of them others: nobody in the pool can disturb what another one measures.
+    #[must_use]
+    pub const fn measures(&self) -> bool {
+        !self.explicit_memory && self.accelerators.units().is_none()
+    }
 }
 
 /// Memory of one engine, per accelerator it holds.
@@ -197,7 +251,7 @@ impl Level {
     }
 }
 
-/// One accelerator and what it can hold.
+/// One accelerator, or a pool of them, and what it can hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accelerator {
     pub id: AcceleratorId,
@@ -205,6 +259,9 @@ pub struct Accelerator {
     pub capacity: Bytes,
     /// The platform can read how much is in use.
     pub metered: bool,
+    /// Of a pool: how many accelerators are in it. No more than that are taken; `None`: they are not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub units: Option<u32>,
 }
 
 /// Policy that is not a model's own, or is unless the model says otherwise.
@@ -366,5 +423,26 @@ impl Default for Settings {
                 first_byte: first_byte(),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_a_pool_is_in_one_place_and_anything_else_on_each() {
+        let pool = AcceleratorId::from("pool-a");
+        let of = |count| Accelerators::Of { pool: pool.clone(), count };
+        let ids = Accelerators::Ids(vec!["gpu-0".into(), "gpu-1".into()]);
+        assert_eq!(Accelerators::Count(3).in_pool(&pool), of(3));
+        assert_eq!(Accelerators::Of { pool: "other".into(), count: 2 }.in_pool(&pool), of(2));
+        assert_eq!(Accelerators::Count(0).in_pool(&pool), Accelerators::Count(0));
+        assert_eq!(ids.in_pool(&pool), ids);
+
+        assert_eq!((of(3).in_one_place(Bytes(5)), of(3).on_each(Bytes(15))), (Bytes(15), Bytes(5)));
+        assert_eq!(of(3).on_each(Bytes(16)), Bytes(6), "never less than there is");
+        assert_eq!((ids.in_one_place(Bytes(5)), ids.on_each(Bytes(5))), (Bytes(5), Bytes(5)));
+        assert_eq!(of(2).in_one_place(Bytes(u64::MAX)), Bytes(u64::MAX));
     }
 }

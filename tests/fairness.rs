@@ -37,7 +37,7 @@ fn scenario(name: &str, models: Vec<ModelSpec>) -> Scenario {
     let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
     settings.turns.residency = Millis::secs(1);
     settings.turns.max_turn = Millis::secs(10);
-    let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: true };
+    let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: true, units: None };
     Scenario::new(name, Configuration { settings, accelerators: vec![gpu], models })
 }
 

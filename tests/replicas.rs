@@ -36,7 +36,12 @@ fn model(name: &str, replicas: u32) -> ModelSpec {
 /// Accelerators that each hold one engine.
 fn world(gpus: u64, models: Vec<ModelSpec>) -> Scenario {
     let settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
-    let gpu = |n| Accelerator { id: format!("gpu-{n}").into(), capacity: Bytes::gib(24), metered: true };
+    let gpu = |n| Accelerator {
+        id: format!("gpu-{n}").into(),
+        capacity: Bytes::gib(24),
+        metered: true,
+        units: None,
+    };
     Scenario::new("replicas", Configuration { settings, accelerators: (0..gpus).map(gpu).collect(), models })
 }
 

@@ -47,7 +47,7 @@ fn configuration(replicas: u32, max_concurrency: u32) -> Configuration {
         eviction: None,
         queue: OwnQueue::default(),
     };
-    let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false };
+    let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false, units: None };
     let settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
     Configuration { settings, accelerators: vec![gpu], models: vec![model] }
 }

@@ -31,7 +31,12 @@ fn model(name: &str, memory: Bytes) -> ModelSpec {
 }
 
 fn configuration(gpus: u64, models: u64, settings: Settings) -> Configuration {
-    let gpu = |n| Accelerator { id: format!("gpu-{n}").into(), capacity: Bytes::gib(24), metered: true };
+    let gpu = |n| Accelerator {
+        id: format!("gpu-{n}").into(),
+        capacity: Bytes::gib(24),
+        metered: true,
+        units: None,
+    };
     // On one accelerator each model fills it; on two, each holds two.
     let memory = Bytes::gib(if gpus == 1 { 20 } else { 11 });
     Configuration {

@@ -41,7 +41,7 @@ pub(crate) fn fleet(engines: usize, waiting: Waiting) -> Fleet {
     let mut fleet = Fleet::new();
     let accelerators = (engines / 8).max(1);
     let models = (0..engines).map(model).collect();
-    let gpu = |n| Accelerator { id: gpu(n), capacity: Bytes::gib(82), metered: true };
+    let gpu = |n| Accelerator { id: gpu(n), capacity: Bytes::gib(82), metered: true, units: None };
     let mut settings = Settings { host_memory: Bytes::gib(1 << 20), ..Settings::default() };
     settings.queue.max_waiting = 100_000;
     let configuration =

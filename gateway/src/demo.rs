@@ -134,7 +134,7 @@ mod tests {
             .iter()
             .map(|spec| match &spec.accelerators {
                 Accelerators::Count(count) => Bytes(spec.memory.awake.0 * u64::from(*count)),
-                Accelerators::Ids(_) => unreachable!(),
+                Accelerators::Ids(_) | Accelerators::Of { .. } => unreachable!(),
             })
             .sum();
         assert!(wanted > total, "{wanted} must not fit into {total}");

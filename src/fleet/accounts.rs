@@ -27,7 +27,7 @@ pub(super) struct Accounts {
     places: Arc<BTreeMap<EngineId, BTreeSet<AcceleratorId>>>,
     /// Readings are under way, or it is lost and looked for.
     awaited: Arc<BTreeSet<AcceleratorId>>,
-    /// The largest capacity.
+    /// The largest capacity, but for pools.
     largest: Bytes,
     /// What has been changed since somebody took note of it.
     touched: Touched,
@@ -112,7 +112,10 @@ impl Accounts {
     pub(super) fn book(&mut self, id: &AcceleratorId, engine: &EngineId, bytes: Option<Bytes>) {
         let booked = self.change(id, |account| match bytes {
             Some(bytes) => account.booked.book(engine, bytes),
-            None => account.booked.remove(engine),
+            None => {
+                account.booked.remove(engine);
+                account.taken.remove(engine);
+            }
         });
         if booked.is_none() {
             return;
@@ -173,7 +176,7 @@ impl From<Map> for Accounts {
         Self {
             by_free: Arc::new(all.iter().map(|(id, a)| (Reverse(a.free()), id.clone())).collect()),
             awaited: Arc::new(awaited.collect()),
-            largest: all.values().map(|a| a.capacity).max().unwrap_or_default(),
+            largest: all.values().filter(|a| a.units.is_none()).map(|a| a.capacity).max().unwrap_or_default(),
             places: Arc::new(places),
             all: Arc::new(all),
             touched: Touched::All,

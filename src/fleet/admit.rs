@@ -11,6 +11,7 @@ use super::{
     explain::Reason,
     placement::{Candidate, Room},
     plan::Draft,
+    portion::Portion,
 };
 use crate::{
     engine::state::State,
@@ -163,7 +164,7 @@ impl Draft<'_> {
 
     fn reserve(&mut self, id: &EngineId, spec: &ModelSpec, candidate: &Candidate) {
         let asleep = self.engine(id).is_some_and(|e| e.state.has_process());
-        if !asleep && !spec.explicit_memory && self.wake_first(id, candidate) {
+        if !asleep && spec.measures() && self.wake_first(id, candidate) {
             return self.because(id, Reason::starting("a waiting wake on its accelerator goes first"));
         }
         let generation = self.generation(id);
@@ -171,7 +172,7 @@ impl Draft<'_> {
             engine: id.clone(),
             generation: if asleep { generation } else { generation.next() },
             accelerators: candidate.accelerators.clone(),
-            bytes: candidate.need,
+            bytes: candidate.need.bytes,
             host: Bytes::ZERO,
         });
         self.because(id, Reason::starting("its memory is being reserved"));
@@ -357,9 +358,10 @@ impl Draft<'_> {
     /// Books nothing, but keeps others behind in line from taking it.
     fn claim(&mut self, id: &EngineId, candidate: &Candidate) {
         for accelerator in &candidate.accelerators {
-            let booked =
-                self.planner.ledger.accelerators.get(accelerator).map_or(Bytes::ZERO, |a| a.booked_by(id));
-            *self.claims.entry(accelerator.clone()).or_default() += candidate.need.saturating_sub(booked);
+            let account = self.planner.ledger.accelerators.get(accelerator);
+            let has = account.map_or(Portion::default(), |account| account.part_of(id));
+            let claim = self.claims.entry(accelerator.clone()).or_default();
+            *claim = *claim + candidate.need.less(has);
         }
     }
 

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     engine::{Engine, Proof, state::State},
-    model::{EngineId, LevelPolicy, ModelName},
+    model::{EngineId, LevelPolicy, ModelName, ModelSpec},
     units::{Bytes, Generation, Tick},
 };
 
@@ -28,7 +28,9 @@ impl Planner {
         if followed && self.keeps(id, generation, found, now) {
             return;
         }
-        let memory = self.spec(&id.model).map(|s| s.memory);
+        let spec = self.spec(&id.model);
+        let awake = spec.map_or(Bytes::ZERO, |s| s.accelerators.in_one_place(s.memory.awake));
+        let units = spec.and_then(|s| s.accelerators.units());
         let residue = self.residue_of(id);
         let mut engine = Engine::new(id.clone(), now);
         engine.generation = generation;
@@ -38,9 +40,8 @@ impl Planner {
         engine.last_end = found.last_end;
         engine.last_progress = now;
         // Found in the middle of its start, it may be measuring at this moment.
-        let explicit = self.spec(&id.model).is_some_and(|s| s.explicit_memory);
-        engine.profiled = found.ready || found.asleep.is_some() || explicit;
-        let awake = memory.map_or(Bytes::ZERO, |m| m.awake);
+        let measures = self.spec(&id.model).is_none_or(ModelSpec::measures);
+        engine.profiled = found.ready || found.asleep.is_some() || !measures;
         let (state, bytes) = match (found.asleep, found.ready) {
             (Some(level), _) => (State::Asleep { level }, residue),
             (None, true) => (State::Awake, awake),
@@ -62,7 +63,7 @@ impl Planner {
             let host = self.host_need(id);
             self.ledger.host.booked.book(id, host);
         }
-        self.ledger.book(id, &found.accelerators, bytes);
+        self.ledger.book(id, &found.accelerators, bytes, units);
         self.remember(&id.model, now);
     }
 
@@ -89,17 +90,19 @@ impl Planner {
         format!("{models}, {gpus}, {} running", count(running, "engine"))
     }
 
-    /// What an engine of this model keeps on each accelerator while it sleeps.
+    /// What an engine of this model keeps on each accelerator, or of its pool, while it sleeps.
     pub(super) fn residue_of(&self, id: &EngineId) -> Bytes {
         let model = self.models.get(&id.model);
-        model.and_then(|m| m.spec.as_deref().map(|s| m.residue(s))).unwrap_or_default()
+        let residue =
+            model.and_then(|m| m.spec.as_deref().map(|s| s.accelerators.in_one_place(m.residue(s))));
+        residue.unwrap_or_default()
     }
 
     /// Host RAM a level-1 sleeper takes, over all its accelerators.
     pub(super) fn host_need(&self, id: &EngineId) -> Bytes {
-        let per = self.spec(&id.model).map_or(Bytes::ZERO, |s| s.memory.host);
-        let count = self.engines.get(id).map_or(1, |e| e.accelerators.len().max(1)) as u64;
-        Bytes(per.0.saturating_mul(count))
+        let Some(spec) = self.spec(&id.model) else { return Bytes::ZERO };
+        let places = self.engines.get(id).map_or(1, |e| e.accelerators.len().max(1)) as u64;
+        Bytes(spec.accelerators.in_one_place(spec.memory.host).0.saturating_mul(places))
     }
 
     pub(super) fn forbids(&self, model: &ModelName, order: Order) -> Result<(), String> {
@@ -163,6 +166,8 @@ impl Planner {
             id: id.clone(),
             capacity: a.capacity,
             reserved: a.reserved(),
+            units: a.units,
+            units_taken: a.units.map(|_| a.taken.sum()),
             observed: a.reading.as_ref().map(|r| r.used),
             healthy: a.healthy,
         });

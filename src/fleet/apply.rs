@@ -22,7 +22,8 @@ impl Planner {
         match command {
             Command::Reserve { engine, generation, accelerators, bytes, host: _ } => {
                 let placing = Placing { accelerators: accelerators.clone(), bytes: *bytes, confirmed: false };
-                self.ledger.book(engine, accelerators, *bytes);
+                let units = self.spec(&engine.model).and_then(|spec| spec.accelerators.units());
+                self.ledger.book(engine, accelerators, *bytes, units);
                 self.with(engine, |e| {
                     e.generation = *generation;
                     e.placing = Some(placing);
@@ -108,15 +109,17 @@ impl Planner {
     }
 
     fn shrink(&mut self, engine: &EngineId, bytes: Bytes, host: Bytes, now: Tick) {
-        self.ledger.shrink(engine, bytes, now);
+        let stays = self.engines.get(engine).is_some_and(|e| e.state.has_process());
+        self.ledger.shrink(engine, bytes, stays, now);
         if host == Bytes::ZERO {
             self.ledger.host.booked.remove(engine);
         } else if let Some(booked) = self.ledger.host.booked.of(engine) {
             self.ledger.host.booked.book(engine, host.min(booked));
         }
         let asleep = self.engines.get(engine).is_some_and(|e| matches!(e.state, State::Asleep { .. }));
-        if asleep && let Some(declared) = self.spec(&engine.model).map(|s| s.memory.asleep) {
-            let residue = (bytes > declared).then_some(bytes);
+        if asleep && let Some(spec) = self.spec(&engine.model) {
+            let (keeps, declared) = (spec.accelerators.on_each(bytes), spec.memory.asleep);
+            let residue = (keeps > declared).then_some(keeps);
             self.learn(&engine.model, |learned| learned.residue = residue);
         }
         self.with(engine, |e| {
@@ -127,12 +130,12 @@ impl Planner {
 
     fn launched(&mut self, engine: &EngineId, accelerators: Vec<crate::model::AcceleratorId>, now: Tick) {
         let spec = self.spec(&engine.model);
-        let (explicit, fingerprint) = spec.map_or((false, 0), |s| (s.explicit_memory, s.fingerprint));
+        let (measures, fingerprint) = spec.map_or((true, 0), |s| (s.measures(), s.fingerprint));
         self.with(engine, |e| {
             e.placing = None;
             e.accelerators = accelerators;
             e.fingerprint = fingerprint;
-            e.profiled = explicit;
+            e.profiled = !measures;
             e.proof = Proof::NotReady;
             e.cold = true;
             e.last_end = Tick(0);

@@ -53,6 +53,62 @@ impl Bookings {
     }
 }
 
+/// How many accelerators of a pool each engine has taken. It has them from its reservation until it is gone: asleep as
+/// well.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Units", into = "Units")]
+pub(super) struct Taken {
+    by: Arc<Units>,
+    sum: u64,
+}
+
+type Units = BTreeMap<EngineId, u32>;
+
+impl Taken {
+    pub(super) fn sum(&self) -> u32 {
+        u32::try_from(self.sum).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.by.is_empty()
+    }
+
+    pub(super) fn of(&self, engine: &EngineId) -> u32 {
+        self.by.get(engine).copied().unwrap_or_default()
+    }
+
+    pub(super) fn engines(&self) -> impl Iterator<Item = &EngineId> {
+        self.by.keys()
+    }
+
+    /// What it has already it keeps.
+    pub(super) fn take(&mut self, engine: &EngineId, units: u32) {
+        if !self.by.contains_key(engine) {
+            Arc::make_mut(&mut self.by).insert(engine.clone(), units);
+            self.sum += u64::from(units);
+        }
+    }
+
+    pub(super) fn remove(&mut self, engine: &EngineId) {
+        if self.by.contains_key(engine) {
+            let before = Arc::make_mut(&mut self.by).remove(engine).unwrap_or_default();
+            self.sum -= u64::from(before);
+        }
+    }
+}
+
+impl From<Units> for Taken {
+    fn from(by: Units) -> Self {
+        Self { sum: by.values().map(|units| u64::from(*units)).sum(), by: Arc::new(by) }
+    }
+}
+
+impl From<Taken> for Units {
+    fn from(taken: Taken) -> Self {
+        Self::clone(&taken.by)
+    }
+}
+
 fn bytes(sum: u128) -> Bytes {
     Bytes(u64::try_from(sum).unwrap_or(u64::MAX))
 }

@@ -4,11 +4,18 @@
 //! never exceeds the capacity. An *observation* is a fact: memory may come back late, an engine may take more than it
 //! declared, and somebody else may use the accelerator. Room exists only where both agree.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 
-use super::{accounts::Accounts, bookings::Bookings};
+use super::{
+    accounts::Accounts,
+    bookings::{Bookings, Taken},
+    portion::Portion,
+};
 use crate::{
     model::{Accelerator, AcceleratorId, EngineId},
     units::{Bytes, Millis, Tick},
@@ -25,8 +32,13 @@ pub(super) struct Account {
     pub(super) capacity: Bytes,
     pub(super) metered: bool,
     pub(super) healthy: bool,
+    /// Of a pool: how many accelerators are in it, where that counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) units: Option<u32>,
     /// Booked, by engine.
     pub(super) booked: Bookings,
+    #[serde(default, skip_serializing_if = "Taken::is_empty")]
+    pub(super) taken: Taken,
     pub(super) reading: Option<Reading>,
     /// A reading is under way, ordered at this moment.
     pub(super) asked: Option<Tick>,
@@ -71,7 +83,9 @@ impl Account {
             capacity: spec.capacity,
             metered: spec.metered,
             healthy: true,
+            units: spec.units,
             booked: Bookings::default(),
+            taken: Taken::default(),
             reading: None,
             asked: None,
             tried: Tick(0),
@@ -90,6 +104,24 @@ impl Account {
     #[must_use]
     pub(super) fn free(&self) -> Bytes {
         self.capacity.saturating_sub(self.reserved())
+    }
+
+    /// How many of its accelerators may still be taken: any number where they are not counted.
+    #[must_use]
+    pub(super) fn free_units(&self) -> u32 {
+        self.units.map_or(u32::MAX, |units| units.saturating_sub(self.taken.sum()))
+    }
+
+    /// It would hold this much, were it empty.
+    #[must_use]
+    pub(super) fn could_hold(&self, takes: Portion) -> bool {
+        self.capacity >= takes.bytes && self.units.is_none_or(|units| units >= takes.units)
+    }
+
+    /// What the engine has booked and taken here.
+    #[must_use]
+    pub(super) fn part_of(&self, engine: &EngineId) -> Portion {
+        Portion { bytes: self.booked_by(engine), units: self.taken.of(engine) }
     }
 
     /// It is configured, or somebody is still there.
@@ -187,13 +219,18 @@ impl Account {
         if !self.healthy {
             return Some("lost: it no longer answers; its engines are replaced elsewhere".to_owned());
         }
-        (self.reserved() > self.capacity).then(|| {
-            format!(
-                "{} reserved of {}: over by adoption, nothing new is granted here",
+        if self.reserved() > self.capacity {
+            return Some(format!(
+                "{} reserved of {}: more than there is, nothing new is granted here",
                 self.reserved(),
                 self.capacity
-            )
-        })
+            ));
+        }
+        let units = self.units.filter(|units| self.taken.sum() > *units)?;
+        let taken = self.taken.sum();
+        Some(format!(
+            "{taken} accelerators taken of {units}: more than there are, nothing new is granted here"
+        ))
     }
 
     /// Observed bytes of one engine, where that can be told or inferred.
@@ -235,34 +272,53 @@ impl Ledger {
         self.host.capacity = host;
         self.accelerators.rewrite(|all| {
             for account in all.values_mut() {
-                Arc::make_mut(account).capacity = Bytes::ZERO;
+                let account = Arc::make_mut(account);
+                account.capacity = Bytes::ZERO;
+                account.units = account.units.map(|_| 0);
             }
             for spec in accelerators {
                 let account = all.entry(spec.id.clone()).or_insert_with(|| Arc::new(Account::new(spec)));
                 let account = Arc::make_mut(account);
                 account.capacity = spec.capacity;
+                account.units = spec.units;
                 account.metered = spec.metered;
             }
-            all.retain(|_, account| account.stays());
+            // A pool of which nothing is left may have engines that are still to be found.
+            let pools: BTreeSet<_> =
+                accelerators.iter().filter(|a| a.units.is_some()).map(|a| &a.id).collect();
+            all.retain(|id, account| account.stays() || pools.contains(id));
         });
     }
 
-    /// Books exactly so much for the engine on each of these, in place of what it had there.
-    pub(super) fn book(&mut self, engine: &EngineId, accelerators: &[AcceleratorId], bytes: Bytes) {
+    /// Books exactly so much for the engine on each of these, in place of what it had there. `units`: what it takes of a
+    /// pool, unless it has that already.
+    pub(super) fn book(
+        &mut self,
+        engine: &EngineId,
+        accelerators: &[AcceleratorId],
+        bytes: Bytes,
+        units: Option<u32>,
+    ) {
         for id in accelerators {
             self.accelerators.book(id, engine, Some(bytes));
+            let taken = |account: &Account| units.or(account.units.map(|_| 1));
+            if let Some(units) = self.accelerators.get(id).and_then(taken) {
+                self.accelerators.change(id, |account| account.taken.take(engine, units));
+            }
         }
     }
 
-    /// Sets the engine's bookings to so much wherever it has any; zero ends them.
-    pub(super) fn shrink(&mut self, engine: &EngineId, bytes: Bytes, now: Tick) {
+    /// Sets the engine's bookings to so much wherever it has any; zero ends them, unless the engine is still there
+    /// (`stays`) and has accelerators of a pool.
+    pub(super) fn shrink(&mut self, engine: &EngineId, bytes: Bytes, stays: bool, now: Tick) {
         for id in self.accelerators.place_ids(engine) {
-            let booked = self.accelerators.change(&id, |account| {
+            let part = self.accelerators.change(&id, |account| {
                 account.changed = now;
-                account.booked_by(engine)
+                account.part_of(engine)
             });
-            let kept = (bytes > Bytes::ZERO).then(|| bytes.min(booked.unwrap_or_default()));
-            self.accelerators.book(&id, engine, kept);
+            let part = part.unwrap_or_default();
+            let keeps = bytes > Bytes::ZERO || (stays && part.units > 0);
+            self.accelerators.book(&id, engine, keeps.then(|| bytes.min(part.bytes)));
             if self.accelerators.get(&id).is_some_and(|account| !account.stays()) {
                 self.accelerators.rewrite(|all| all.retain(|_, account| account.stays()));
             }
@@ -272,7 +328,14 @@ impl Ledger {
     /// The most the engine has booked on any accelerator.
     #[must_use]
     pub(super) fn held(&self, engine: &EngineId) -> Bytes {
-        self.accelerators.places(engine).map(|(_, a)| a.booked_by(engine)).max().unwrap_or_default()
+        self.part(engine).bytes
+    }
+
+    /// The most the engine has booked and taken anywhere.
+    #[must_use]
+    pub(super) fn part(&self, engine: &EngineId) -> Portion {
+        let parts = self.accelerators.places(engine).map(|(_, account)| account.part_of(engine));
+        parts.max_by_key(|part| (part.bytes, part.units)).unwrap_or_default()
     }
 }
 
@@ -281,7 +344,12 @@ mod tests {
     use super::*;
 
     fn account() -> Account {
-        Account::new(&Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: true })
+        Account::new(&Accelerator {
+            id: "gpu-0".into(),
+            capacity: Bytes::gib(24),
+            metered: true,
+            units: None,
+        })
     }
 
     fn reading(used: Bytes, at: u64) -> Reading {

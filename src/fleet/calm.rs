@@ -174,6 +174,6 @@ impl Planner {
         let named = |account: &Account| {
             account.reading.as_ref().is_some_and(|r| r.at > e.since && r.by_engine.is_some())
         };
-        accounts.all(named) && self.ledger.held(&e.id) > spec.memory.asleep
+        accounts.all(named) && self.ledger.held(&e.id) > spec.accelerators.in_one_place(spec.memory.asleep)
     }
 }

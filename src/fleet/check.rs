@@ -13,6 +13,15 @@ impl Planner {
         for (accelerator, account) in self.ledger.accelerators.iter() {
             let lost = account.booked.iter().map(|(id, _)| id).filter(|id| !self.engines.contains_key(id));
             broken.extend(lost.map(|id| format!("{id} is unknown and has a booking on {accelerator}")));
+            let unbooked = account.taken.engines().filter(|id| account.booked.of(id).is_none());
+            broken.extend(
+                unbooked.map(|id| format!("{id} has taken of {accelerator} and booked nothing there")),
+            );
+            let untaken = account.booked.iter().map(|(id, _)| id).filter(|id| account.taken.of(id) == 0);
+            let untaken = untaken.filter(|_| account.units.is_some());
+            broken.extend(
+                untaken.map(|id| format!("{id} has booked on {accelerator} and taken nothing of it")),
+            );
         }
         if !self.engines.is_indexed() {
             broken.push("the engines are not as their indexes say".to_owned());

@@ -6,7 +6,7 @@
 //! others in use. A spare has no turn of its own, and residency does not protect it: nobody was put away for it. One
 //! that still starts is of no use to anybody yet: it goes as an idle engine does.
 
-use super::{command::Then, placement::Candidate, plan::Draft};
+use super::{command::Then, placement::Candidate, plan::Draft, portion::Portion};
 use crate::{
     engine::{Door, Engine, state::State},
     model::{AcceleratorId, EngineId, Eviction, Level},
@@ -18,7 +18,7 @@ use crate::{
 pub(super) struct Victim {
     pub(super) engine: EngineId,
     pub(super) then: Then,
-    frees: Bytes,
+    frees: Portion,
     on: Vec<AcceleratorId>,
     last_used: Tick,
     comes_back_in: Millis,
@@ -53,11 +53,11 @@ impl Draft<'_> {
 
     /// `None`: all of them together are not enough.
     fn ways(&self, id: &EngineId, candidate: &Candidate) -> Option<Ways> {
-        let short: Vec<(AcceleratorId, Bytes)> = candidate
+        let short: Vec<(AcceleratorId, Portion)> = candidate
             .accelerators
             .iter()
             .map(|a| (a.clone(), self.shortfalls(id, candidate, a).1))
-            .filter(|(_, short)| *short > Bytes::ZERO)
+            .filter(|(_, short)| !short.is_nothing())
             .collect();
         let options: Vec<Victim> = self
             .planner
@@ -87,7 +87,7 @@ impl Draft<'_> {
         if planner.settings.eviction_of(spec) == Eviction::Never {
             return Vec::new();
         }
-        let held = planner.ledger.held(&e.id);
+        let all = planner.ledger.part(&e.id);
         let victim = |then, frees, tier, comes_back_in| Victim {
             engine: e.id.clone(),
             then,
@@ -106,7 +106,7 @@ impl Draft<'_> {
                 if self.goes_before(&e.id, requester) {
                     Vec::new()
                 } else {
-                    vec![victim(Then::Stop, held, 1, start)]
+                    vec![victim(Then::Stop, all, 1, start)]
                 }
             }
             State::Awake if e.serves() || e.is_held() => {
@@ -118,25 +118,25 @@ impl Draft<'_> {
                 };
                 let in_use = if planner.is_spare(e) { SPARE_IN_USE } else { IN_USE };
                 let sleeps = self.sleep_level(&e.id, None);
-                let residue = model.residue(spec);
+                let bytes = all.bytes.saturating_sub(planner.residue_of(&e.id));
                 let mut ways = Vec::new();
                 match sleeps {
                     Some(_) => {
                         ways.push(victim(
                             Then::Sleep(None),
-                            held.saturating_sub(residue),
+                            Portion { bytes, units: 0 },
                             if busy { in_use } else { 0 },
                             wake,
                         ));
-                        ways.push(victim(Then::Stop, held, if busy { in_use } else { 2 }, start));
+                        ways.push(victim(Then::Stop, all, if busy { in_use } else { 2 }, start));
                     }
-                    None => ways.push(victim(Then::Stop, held, if busy { in_use } else { 0 }, start)),
+                    None => ways.push(victim(Then::Stop, all, if busy { in_use } else { 0 }, start)),
                 }
                 ways
             }
             state if state.is_starting() && self.is_superfluous(e) => {
                 let tier = if e.cold { 0 } else { 2 };
-                vec![victim(Then::Stop, held, tier, start)]
+                vec![victim(Then::Stop, all, tier, start)]
             }
             _ => Vec::new(),
         }
@@ -179,13 +179,13 @@ impl Draft<'_> {
 
 /// How room may be made on one candidate.
 struct Ways {
-    short: Vec<(AcceleratorId, Bytes)>,
+    short: Vec<(AcceleratorId, Portion)>,
     options: Vec<Victim>,
 }
 
 impl Ways {
     /// The gentlest first, then those unused for longest.
-    fn new(mut options: Vec<Victim>, short: Vec<(AcceleratorId, Bytes)>) -> Self {
+    fn new(mut options: Vec<Victim>, short: Vec<(AcceleratorId, Portion)>) -> Self {
         options.sort_by_key(|v| (v.tier, v.last_used));
         Self { short, options }
     }
@@ -211,7 +211,7 @@ fn pick(options: &[Victim], mask: u32) -> Vec<&Victim> {
 
 /// Where it takes more victims than can be tried in every combination: as many as are needed, in their order, less
 /// those that turn out to be superfluous.
-fn greedy<'v>(options: &'v [Victim], short: &[(AcceleratorId, Bytes)]) -> Option<Vec<&'v Victim>> {
+fn greedy<'v>(options: &'v [Victim], short: &[(AcceleratorId, Portion)]) -> Option<Vec<&'v Victim>> {
     let mut set: Vec<&Victim> = Vec::new();
     for option in options {
         if covers(&set, short) {
@@ -239,17 +239,17 @@ fn one_way_each(set: &[&Victim]) -> bool {
     set.iter().enumerate().all(|(i, v)| set.iter().skip(i + 1).all(|w| w.engine != v.engine))
 }
 
-fn covers(set: &[&Victim], short: &[(AcceleratorId, Bytes)]) -> bool {
-    short
-        .iter()
-        .all(|(a, need)| set.iter().filter(|v| v.on.contains(a)).map(|v| v.frees).sum::<Bytes>() >= *need)
+fn covers(set: &[&Victim], short: &[(AcceleratorId, Portion)]) -> bool {
+    short.iter().all(|(a, need)| {
+        set.iter().filter(|v| v.on.contains(a)).map(|v| v.frees).sum::<Portion>().covers(*need)
+    })
 }
 
 /// Smaller is better: accelerators disturbed that the newcomer does not need, then whether spare engines are not
 /// enough, then bytes freed, then how lately any of them was used, then the time until all of them are back.
 fn score(candidate: &Candidate, set: &[&Victim]) -> (usize, bool, Bytes, Tick, Millis) {
     let outside = set.iter().flat_map(|v| &v.on).filter(|a| !candidate.accelerators.contains(a)).count();
-    let freed = set.iter().map(|v| Bytes(v.frees.0.saturating_mul(v.on.len() as u64))).sum();
+    let freed = set.iter().map(|v| Bytes(v.frees.bytes.0.saturating_mul(v.on.len() as u64))).sum();
     let latest = set.iter().map(|v| v.last_used).max().unwrap_or_default();
     let back = set.iter().map(|v| v.comes_back_in).fold(Millis::ZERO, |a, b| a + b);
     let others = !set.iter().all(|v| v.spare);
@@ -289,7 +289,7 @@ mod tests {
         let sleeper = |n: u64| Victim {
             engine: EngineId::new(format!("sleeper-{n}").into(), 0),
             then: Then::Stop,
-            frees: Bytes::gib(4),
+            frees: Portion { bytes: Bytes::gib(4), units: 1 },
             on: vec!["gpu-0".into()],
             last_used: Tick(n),
             comes_back_in: Millis::secs(60),
@@ -298,7 +298,7 @@ mod tests {
             at_once: true,
         };
         let options: Vec<Victim> = (0..18).map(sleeper).collect();
-        let short = |gib| [(AcceleratorId::from("gpu-0"), Bytes::gib(gib))];
+        let short = |gib| [(AcceleratorId::from("gpu-0"), Portion { bytes: Bytes::gib(gib), units: 0 })];
         let set = greedy(&options, &short(46)).expect("twelve are enough");
         assert_eq!(set.len(), 12);
         assert!(set.iter().all(|v| v.last_used < Tick(12)), "those unused for longest");

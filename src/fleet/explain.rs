@@ -9,7 +9,7 @@ use super::{
 use crate::{
     engine::{Engine, state::State},
     fault::{Blocking, Cause, Fault, Shortage, Wait},
-    model::{EngineId, Eviction, ModelName, ModelSpec},
+    model::{AcceleratorId, Accelerators, EngineId, Eviction, ModelName, ModelSpec},
     units::{Bytes, Tick},
 };
 
@@ -151,24 +151,46 @@ impl Draft<'_> {
         let holders: Vec<&Engine> =
             near.into_iter().filter(|e| e.id != *id && e.state.has_process()).filter(on).collect();
         let words: Vec<String> = holders.iter().map(|e| self.hold(e)).collect();
-        let short = |a| self.shortfalls(id, candidate, a).0 > Bytes::ZERO;
-        let wanted: Vec<&str> =
-            candidate.accelerators.iter().filter(|a| short(a)).map(|a| a.as_str()).collect();
-        let places = if wanted.is_empty() { "its accelerators".to_owned() } else { wanted.join(", ") };
+        let waits_for = self.shortage(id, candidate);
         let available = candidate.accelerators.iter().filter_map(|a| planner.ledger.accelerators.get(a));
         let available = available.map(super::budget::Account::free).min().unwrap_or_default();
         let retry_after = holders.iter().filter_map(|e| self.may_go_at(e)).min();
         Reason {
             text: format!(
-                "waiting for {places}: {}",
+                "{waits_for}: {}",
                 if words.is_empty() { "claimed by others in line".to_owned() } else { words.join("; ") }
             ),
             named: holders.iter().map(|e| e.id.model.clone()).collect(),
             holders: holders.iter().map(|e| planner.blocking(e, self.now)).collect(),
             retry_after,
             refuse: false,
-            class: Class::Memory { need: candidate.need, available },
+            class: Class::Memory { need: candidate.need.bytes, available },
         }
+    }
+
+    /// What of a candidate there is not enough of, for texts.
+    fn shortage(&self, id: &EngineId, candidate: &Candidate) -> String {
+        let short = |a: &&AcceleratorId| !self.shortfalls(id, candidate, a).0.is_nothing();
+        let short: Vec<&AcceleratorId> = candidate.accelerators.iter().filter(short).collect();
+        // A pool may have the memory, and nothing that it could be used with.
+        if let [pool] = short[..]
+            && self.shortfalls(id, candidate, pool).0.bytes == Bytes::ZERO
+            && let Some(account) = self.planner.ledger.accelerators.get(pool)
+            && let Some(units) = account.units
+        {
+            return match account.free_units() {
+                0 => format!("all {units} accelerators of {pool} are taken"),
+                free => format!(
+                    "{free} of {units} accelerators of {pool} are free, and it needs {}",
+                    candidate.need.units
+                ),
+            };
+        }
+        let names: Vec<&str> = short.into_iter().map(AcceleratorId::as_str).collect();
+        format!(
+            "waiting for {}",
+            if names.is_empty() { "its accelerators".to_owned() } else { names.join(", ") }
+        )
     }
 
     /// The first moment at which this engine may be put away for others, if it ever may: the end of its residency or
@@ -219,19 +241,24 @@ impl Draft<'_> {
 
     /// No accelerator, or set of them, could ever hold it.
     pub(super) fn fits_nowhere(&self, id: &EngineId, spec: &ModelSpec) -> Reason {
-        let available = self.planner.largest();
-        let need = spec.memory.awake;
+        let available = self.planner.largest(spec);
+        let need = spec.accelerators.in_one_place(spec.memory.awake);
         if !self.candidates(id, spec, false).is_empty() {
             let class = Class::Memory { need, available: Bytes::ZERO };
             let text = "waiting for its accelerator to come back".to_owned();
             return Reason { text, class, ..Reason::default() };
         }
-        Reason {
-            text: format!("it needs {need} on each accelerator, and the largest has {available}"),
-            refuse: true,
-            class: Class::Never { need, available },
-            ..Reason::default()
-        }
+        let text = match &spec.accelerators {
+            Accelerators::Of { pool, count } => {
+                let units = self.planner.ledger.accelerators.get(pool).and_then(|account| account.units);
+                let units = units.map(|units| format!(" and {units} accelerators")).unwrap_or_default();
+                format!(
+                    "it needs {need} and {count} accelerators of {pool}, which has {available}{units} in all"
+                )
+            }
+            _ => format!("it needs {need} on each accelerator, and the largest has {available}"),
+        };
+        Reason { text, refuse: true, class: Class::Never { need, available }, ..Reason::default() }
     }
 
     pub(super) fn under_way(&self, id: &EngineId, spec: &ModelSpec) -> Reason {

@@ -37,7 +37,7 @@ impl Planner {
             self.engines.insert(Engine { generation, ..Engine::new(id.clone(), now) });
             self.remember(&id.model, now);
         }
-        let explicit = self.spec(&id.model).is_some_and(|spec| spec.explicit_memory);
+        let explicit = self.spec(&id.model).is_some_and(|spec| !spec.measures());
         self.engines.change(id, |e| e.mirror(generation, told, explicit, now));
         self.book_as_seen(id, now);
     }
@@ -54,7 +54,9 @@ impl Planner {
     /// Its memory is booked as what it does needs it, whether or not there is room.
     pub(super) fn book_as_seen(&mut self, id: &EngineId, now: Tick) {
         let Some(e) = self.engines.get(id) else { return };
-        let awake = self.spec(&id.model).map_or(Bytes::ZERO, |spec| spec.memory.awake);
+        let spec = self.spec(&id.model);
+        let awake = spec.map_or(Bytes::ZERO, |spec| spec.accelerators.in_one_place(spec.memory.awake));
+        let units = spec.and_then(|spec| spec.accelerators.units());
         let bytes = match &e.state {
             State::Asleep { .. } => self.residue_of(id),
             state if state.has_process() => awake,
@@ -65,10 +67,11 @@ impl Planner {
             State::Asleep { level: Level::One } | State::FallingAsleep { level: Level::One }
         );
         let places = e.accelerators.clone();
-        self.ledger.shrink(id, Bytes::ZERO, now);
+        let pooled = e.state.has_process() && units.is_some();
+        self.ledger.shrink(id, Bytes::ZERO, false, now);
         self.ledger.host.booked.remove(id);
-        if bytes > Bytes::ZERO {
-            self.ledger.book(id, &places, bytes);
+        if bytes > Bytes::ZERO || pooled {
+            self.ledger.book(id, &places, bytes, units);
         }
         if in_host {
             let host = self.host_need(id);
@@ -104,7 +107,7 @@ impl Planner {
     /// What stays of an engine that this gateway followed and that is found otherwise than it was known.
     pub(super) fn hand_over(&mut self, engine: &mut Engine, now: Tick) {
         let id = engine.id.clone();
-        self.ledger.shrink(&id, Bytes::ZERO, now);
+        self.ledger.shrink(&id, Bytes::ZERO, false, now);
         self.ledger.host.booked.remove(&id);
         let Some(before) = self.engines.get(&id) else { return };
         let mut before = before.clone();

@@ -172,9 +172,10 @@ impl Planner {
         }
         for (id, bytes) in reading.by_engine.iter().flatten() {
             let settled = self.engines.get(id).is_some_and(|e| e.state == State::Awake);
+            let each = self.spec(&id.model).map_or(*bytes, |spec| spec.accelerators.on_each(*bytes));
             if settled {
                 self.learn(&id.model, |learned| {
-                    learned.peak = Some(learned.peak.unwrap_or_default().max(*bytes));
+                    learned.peak = Some(learned.peak.unwrap_or_default().max(each));
                 });
             }
         }
@@ -236,7 +237,7 @@ impl Planner {
         });
         let Some(asleep) = asleep.flatten() else { return };
         let keeps = if asleep { self.residue_of(id) } else { Bytes::ZERO };
-        self.ledger.shrink(id, keeps, now);
+        self.ledger.shrink(id, keeps, asleep, now);
     }
 
     fn slept(&mut self, id: &EngineId, level: Level, now: Tick) {
@@ -269,7 +270,7 @@ impl Planner {
         for place in self.ledger.accelerators.place_ids(id) {
             self.ledger.accelerators.change(&place, Account::begin_anew);
         }
-        self.ledger.shrink(id, Bytes::ZERO, now);
+        self.ledger.shrink(id, Bytes::ZERO, false, now);
         self.ledger.host.booked.remove(id);
     }
 

@@ -1,6 +1,6 @@
 //! Where an engine may go: candidate sets of accelerators, and whether one has room.
 
-use super::{budget::Account, plan::Draft};
+use super::{budget::Account, plan::Draft, portion::Portion};
 use crate::{
     engine::{Engine, Proof, state::State},
     model::{AcceleratorId, Accelerators, EngineId, Eviction, ModelSpec},
@@ -11,8 +11,8 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
     pub(super) accelerators: Vec<AcceleratorId>,
-    /// What the engine will have booked on each of them.
-    pub(super) need: Bytes,
+    /// What the engine will have booked and taken on each of them.
+    pub(super) need: Portion,
 }
 
 /// Whether a candidate can be used.
@@ -48,17 +48,18 @@ impl Draft<'_> {
         let Some(model) = self.planner.models.get(&id.model) else {
             return Vec::new();
         };
-        let need = model.need(spec, self.planner.largest());
+        let need = model.need(spec, self.planner.largest(spec));
+        let declared = Portion { bytes: spec.accelerators.in_one_place(spec.memory.awake), ..need };
         let accounts = &self.planner.ledger.accelerators;
         let usable = |a: &AcceleratorId| {
             accounts.get(a).is_some_and(|account| {
-                let peak_or_declared = if account.capacity >= need { need } else { spec.memory.awake };
-                account.capacity >= peak_or_declared && (account.healthy || !healthy_only)
+                let could = account.could_hold(need) || account.could_hold(declared);
+                could && (account.healthy || !healthy_only)
             })
         };
         if let Some(e) = self.engine(id).filter(|e| e.state.has_process()) {
             let own = e.accelerators.clone();
-            let fits = !own.is_empty() && own.iter().all(usable);
+            let fits = (!own.is_empty() || spec.accelerators.is_none()) && own.iter().all(usable);
             return fits.then_some(Candidate { accelerators: own, need }).into_iter().collect();
         }
         self.places_for(spec, need, usable)
@@ -69,9 +70,9 @@ impl Draft<'_> {
         let Some(model) = self.planner.models.get(&id.model) else {
             return Vec::new();
         };
-        let need = model.need(spec, self.planner.largest());
+        let need = model.need(spec, self.planner.largest(spec));
         let accounts = &self.planner.ledger.accelerators;
-        let usable = |a: &AcceleratorId| accounts.get(a).is_some_and(|a| a.healthy && a.capacity >= need);
+        let usable = |a: &AcceleratorId| accounts.get(a).is_some_and(|a| a.healthy && a.could_hold(need));
         let own = self.engine(id).map(|e| e.accelerators.clone()).unwrap_or_default();
         let mut places = self.places_for(spec, need, usable);
         places.retain(|c| !c.accelerators.iter().any(|a| own.contains(a)));
@@ -81,17 +82,23 @@ impl Draft<'_> {
     fn places_for(
         &self,
         spec: &ModelSpec,
-        need: Bytes,
+        need: Portion,
         usable: impl Fn(&AcceleratorId) -> bool,
     ) -> Vec<Candidate> {
         let accounts = &self.planner.ledger.accelerators;
+        if spec.accelerators.is_none() {
+            return vec![Candidate { accelerators: Vec::new(), need }];
+        }
         let sets = match &spec.accelerators {
             Accelerators::Ids(ids) => vec![ids.clone()],
+            Accelerators::Of { pool, .. } => vec![vec![pool.clone()]],
             Accelerators::Count(n) => {
+                // A pool is no accelerator of this machine: it is for those who name it.
+                let single = |a: &&AcceleratorId| accounts.get(a).is_some_and(|a| a.units.is_none());
                 // No more of them can be in the first combinations.
                 let most = (*n as usize).saturating_add(MOST);
-                let ids: Vec<AcceleratorId> =
-                    accounts.most_free_first().filter(|a| usable(a)).take(most).cloned().collect();
+                let free = accounts.most_free_first().filter(single);
+                let ids: Vec<AcceleratorId> = free.filter(|a| usable(a)).take(most).cloned().collect();
                 combinations(&ids, *n as usize)
             }
         };
@@ -106,19 +113,19 @@ impl Draft<'_> {
         id: &EngineId,
         candidate: &Candidate,
         on: &AcceleratorId,
-    ) -> (Bytes, Bytes) {
+    ) -> (Portion, Portion) {
         let Some(account) = self.planner.ledger.accelerators.get(on) else {
             return (candidate.need, candidate.need);
         };
         let claimed = self.claims.get(on).copied().unwrap_or_default();
-        let extra = candidate.need.saturating_sub(account.booked_by(id));
+        let extra = candidate.need.less(account.part_of(id));
         let (free, coming) = (self.unused(id, on, account), self.coming(id, on));
-        let most = (free + coming).saturating_sub(claimed);
-        (extra.saturating_sub(free.min(most)), extra.saturating_sub((free + coming).min(most)))
+        let most = (free + coming).less(claimed);
+        (extra.less(free.least(most)), extra.less((free + coming).least(most)))
     }
 
     /// What is neither booked nor known to be somebody else's.
-    fn unused(&self, id: &EngineId, on: &AcceleratorId, account: &Account) -> Bytes {
+    fn unused(&self, id: &EngineId, on: &AcceleratorId, account: &Account) -> Portion {
         let mut free = account.free();
         if account.is_settled() {
             free = free.min(
@@ -128,7 +135,7 @@ impl Draft<'_> {
                     .saturating_sub(account.booked_by(id)),
             );
         }
-        free
+        Portion { bytes: free, units: account.free_units() }
     }
 
     /// What will be in use beside this engine. Where the meter names nobody and several sleep, what this one was found to
@@ -147,7 +154,8 @@ impl Draft<'_> {
         if !near.into_iter().any(|e| e.id != *id && asleep(e)) {
             return used;
         }
-        let declared = self.planner.spec(&id.model).map_or(Bytes::ZERO, |s| s.memory.asleep);
+        let spec = self.planner.spec(&id.model);
+        let declared = spec.map_or(Bytes::ZERO, |s| s.accelerators.in_one_place(s.memory.asleep));
         let doubtful = account.reading.as_ref().map_or(Bytes::ZERO, |r| r.used.saturating_sub(declared));
         used.max(doubtful)
     }
@@ -160,9 +168,13 @@ impl Draft<'_> {
                 return false;
             };
             let others = account.booked.iter().filter(|(other, _)| *other != id);
-            let may_go = others.filter(|(other, _)| self.engine(other).is_some_and(|e| self.may_ever_go(e)));
-            let may_go: Bytes = may_go.map(|(_, bytes)| bytes).sum();
-            account.booked_by(id) + self.unused(id, on, account) + may_go >= candidate.need
+            let engines = others.filter_map(|(other, bytes)| Some((self.engine(other)?, bytes)));
+            let may_go = engines.filter(|(e, _)| self.may_ever_go(e)).map(|(e, bytes)| Portion {
+                bytes,
+                units: if self.may_ever_end(e) { account.taken.of(&e.id) } else { 0 },
+            });
+            let may_go: Portion = may_go.sum();
+            (account.part_of(id) + self.unused(id, on, account) + may_go).covers(candidate.need)
         })
     }
 
@@ -171,31 +183,40 @@ impl Draft<'_> {
             return true;
         };
         let by_idleness = spec.idle.sleep_after.is_some() || spec.idle.stop_after.is_some();
-        e.state.is_leaving()
-            || (!self.pinned(&e.id)
-                && (by_idleness || self.planner.settings.eviction_of(spec) == Eviction::Residency))
+        let eviction = self.planner.settings.eviction_of(spec);
+        e.state.is_leaving() || (!self.pinned(&e.id) && (by_idleness || eviction == Eviction::Residency))
     }
 
-    /// Memory on an accelerator that engines on their way out will give back.
-    fn coming(&self, id: &EngineId, on: &AcceleratorId) -> Bytes {
+    /// Of one that may go: not only to sleep, which keeps the accelerators of its pool.
+    fn may_ever_end(&self, e: &Engine) -> bool {
+        let Some(spec) = self.planner.spec(&e.id.model) else {
+            return true;
+        };
+        let only_sleeps = self.sleep_level(&e.id, None).is_some() && spec.idle.stop_after.is_none();
+        !only_sleeps || self.planner.settings.eviction_of(spec) != Eviction::Never
+    }
+
+    /// What engines on their way out will give back on an accelerator.
+    fn coming(&self, id: &EngineId, on: &AcceleratorId) -> Portion {
         self.planner.engines.leaving(on).filter(|e| e.id != *id).map(|e| self.will_free(e, on)).sum()
     }
 
     /// What this engine will give back on its own.
-    pub(super) fn will_free(&self, e: &Engine, on: &AcceleratorId) -> Bytes {
+    pub(super) fn will_free(&self, e: &Engine, on: &AcceleratorId) -> Portion {
         let Some(account) = self.planner.ledger.accelerators.get(on) else {
-            return Bytes::ZERO;
+            return Portion::default();
         };
-        let booked = account.booked_by(&e.id);
-        let asleep = booked.saturating_sub(self.planner.residue_of(&e.id));
+        let all = account.part_of(&e.id);
+        // The accelerators of its pool are its own while it sleeps.
+        let asleep = Portion { bytes: all.bytes.saturating_sub(self.planner.residue_of(&e.id)), units: 0 };
         match &e.state {
             State::Draining { then: super::command::Then::Sleep(wish), .. } => {
-                if self.sleep_level(&e.id, *wish).is_some() { asleep } else { booked }
+                if self.sleep_level(&e.id, *wish).is_some() { asleep } else { all }
             }
             State::FallingAsleep { .. } => asleep,
             State::Asleep { .. } if e.shrinking.is_some() => asleep,
-            state if state.is_leaving() => booked,
-            _ => Bytes::ZERO,
+            state if state.is_leaving() => all,
+            _ => Portion::default(),
         }
     }
 
@@ -204,10 +225,10 @@ impl Draft<'_> {
         let mut awaits = false;
         for on in &candidate.accelerators {
             let (now, then) = self.shortfalls(id, candidate, on);
-            if then > Bytes::ZERO {
+            if !then.is_nothing() {
                 return Room::No;
             }
-            awaits |= now > Bytes::ZERO;
+            awaits |= !now.is_nothing();
         }
         if awaits {
             return Room::Coming;
@@ -223,7 +244,7 @@ impl Draft<'_> {
             if !account.is_fresh(self.now) {
                 return Room::Unread { accelerator: accelerator.clone() };
             }
-            let used = self.used_beside(id, accelerator) + candidate.need;
+            let used = self.used_beside(id, accelerator) + candidate.need.bytes;
             if account.metered && used > account.capacity {
                 let short = used.saturating_sub(account.capacity);
                 unseen =
@@ -237,13 +258,13 @@ impl Draft<'_> {
     /// other change of it.
     fn excluded(&self, id: &EngineId, spec: &ModelSpec, candidate: &Candidate) -> Option<EngineId> {
         let cold = !self.engine(id).is_some_and(|e| e.state.has_process());
-        let launch = cold && !spec.explicit_memory;
+        let launch = cold && spec.measures();
         let near = |e: &&Engine| {
             let held = e.placing.as_ref().map_or(&e.accelerators, |p| &p.accelerators);
             e.id != *id && held.iter().any(|a| candidate.accelerators.contains(a))
         };
         let blocks = |e: &&Engine| {
-            let profiles = !self.planner.spec(&e.id.model).is_some_and(|s| s.explicit_memory);
+            let profiles = self.planner.spec(&e.id.model).is_none_or(ModelSpec::measures);
             let about_to_launch = e.placing.is_some() && !e.state.has_process() && profiles;
             if e.is_profiling() || about_to_launch {
                 return true;

@@ -20,13 +20,14 @@ use super::{
     event::{Learned, OperationId},
     explain::Reason,
     orders::Operation,
+    portion::Portion,
     report::{Line, Report},
     role::Role,
 };
 use crate::{
     engine::{Door, Engine, NOT_DUE, state::State},
     fault::{Cause, Fault, Wait},
-    model::{AcceleratorId, EngineId, Eviction, ModelName, ModelSpec, Settings},
+    model::{AcceleratorId, Accelerators, EngineId, Eviction, ModelName, ModelSpec, Settings},
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -94,8 +95,8 @@ pub struct Draft<'a> {
     commands: Vec<Command>,
     /// What each model waits for, or why nothing is done about it.
     pub(super) reasons: Arc<BTreeMap<ModelName, Reason>>,
-    /// Memory that a model earlier in line will take on an accelerator.
-    pub(super) claims: BTreeMap<AcceleratorId, Bytes>,
+    /// What a model earlier in line will take on an accelerator.
+    pub(super) claims: BTreeMap<AcceleratorId, Portion>,
     /// Every engine that is wanted and not awake, in the order of turns, as it was when this look began to admit.
     pub(super) line: Vec<EngineId>,
     /// Where each of these stands in it.
@@ -124,14 +125,15 @@ impl Model {
         self.pin.unwrap_or_else(|| self.spec.as_ref().is_some_and(|s| s.pinned))
     }
 
-    /// What one awake engine takes on each of its accelerators.
-    pub(super) fn need(&self, spec: &ModelSpec, largest: Bytes) -> Bytes {
-        let declared = spec.memory.awake;
-        match self.learned.peak {
+    /// What one awake engine takes on each of its accelerators, or of its pool.
+    pub(super) fn need(&self, spec: &ModelSpec, largest: Bytes) -> Portion {
+        let declared = spec.accelerators.in_one_place(spec.memory.awake);
+        let bytes = match self.learned.peak.map(|peak| spec.accelerators.in_one_place(peak)) {
             // A peak beyond every accelerator is a misreading (somebody else's memory); it must not bar the model.
             Some(peak) if peak <= largest => declared.max(peak),
             _ => declared,
-        }
+        };
+        Portion { bytes, units: spec.accelerators.units().unwrap_or(1) }
     }
 
     /// What an asleep engine keeps on each of its accelerators.
@@ -337,9 +339,15 @@ impl Planner {
         outdated || self.shutdown == Some(true)
     }
 
-    /// The largest accelerator there is.
-    pub(super) fn largest(&self) -> Bytes {
-        self.ledger.accelerators.largest()
+    /// The most that an engine of this model could have in one place: the largest accelerator there is, or all of its
+    /// pool.
+    pub(super) fn largest(&self, spec: &ModelSpec) -> Bytes {
+        match &spec.accelerators {
+            Accelerators::Of { pool, .. } => {
+                self.ledger.accelerators.get(pool).map_or(Bytes::ZERO, |account| account.capacity)
+            }
+            Accelerators::Count(_) | Accelerators::Ids(_) => self.ledger.accelerators.largest(),
+        }
     }
 
     pub(super) fn is_finished(&self) -> bool {

@@ -63,6 +63,11 @@ pub struct AcceleratorView {
     pub id: AcceleratorId,
     pub capacity: Bytes,
     pub reserved: Bytes,
+    /// Of a pool: how many accelerators are in it, where that counts, and how many of them engines have taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub units: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub units_taken: Option<u32>,
     /// The last meter reading.
     pub observed: Option<Bytes>,
     pub healthy: bool,
@@ -98,7 +103,7 @@ pub struct EngineView {
     pub since: Tick,
     pub leases: u32,
     pub accelerators: Vec<AcceleratorId>,
-    /// Bytes booked on each of the accelerators.
+    /// Bytes booked on each of the accelerators; of a pool, for all that it has of it.
     pub reserved: Bytes,
     pub host: Bytes,
 }

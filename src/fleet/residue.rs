@@ -3,7 +3,7 @@
 use super::{command::Command, plan::Draft};
 use crate::{
     engine::state::State,
-    model::{AcceleratorId, EngineId},
+    model::{AcceleratorId, EngineId, ModelSpec},
     units::{Millis, Tick},
 };
 
@@ -58,7 +58,8 @@ impl Draft<'_> {
         let Some(e) = self.engine(id).filter(|e| e.placing.is_none()) else {
             return;
         };
-        let Some(declared) = self.planner.spec(&id.model).map(|s| s.memory.asleep) else {
+        let declared = |s: &ModelSpec| s.accelerators.in_one_place(s.memory.asleep);
+        let Some(declared) = self.planner.spec(&id.model).map(declared) else {
             return;
         };
         let booked = self.planner.ledger.held(id);

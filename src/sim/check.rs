@@ -1,5 +1,7 @@
 //! What must hold, judged by what is physically true. Each message says what was broken, by whom.
 
+mod reservations;
+
 use super::{
     client::{ClientId, End, State},
     gate::Gate,
@@ -52,59 +54,6 @@ impl World {
         }
     }
 
-    pub(super) fn check_reserve(
-        &mut self,
-        engine: &EngineId,
-        generation: Generation,
-        accelerators: &[AcceleratorId],
-        bytes: Bytes,
-    ) {
-        for id in accelerators {
-            let Some(device) = self.machine.devices.get(id) else {
-                self.violation(format!("{engine} is placed on {id}, which does not exist"));
-                continue;
-            };
-            let own = self
-                .machine
-                .bookings
-                .get(engine)
-                .filter(|booking| booking.accelerators.contains(id))
-                .map_or(Bytes::ZERO, |booking| booking.bytes);
-            let others = self.machine.booked(id).saturating_sub(own);
-            if others + bytes > device.capacity {
-                self.violation(format!(
-                    "{engine} {generation} reserves {bytes} on {id}, where {others} of {} are booked",
-                    device.capacity
-                ));
-            } else if device.lost && bytes > own {
-                self.violation(format!("{engine} is placed on {id}, which is lost"));
-            }
-        }
-    }
-
-    /// A booking may not become smaller than what is really held. Where the meter cannot tell whose memory it shows, it
-    /// is enough that all bookings together cover it.
-    pub(super) fn check_shrink(&mut self, engine: &EngineId, generation: Generation, bytes: Bytes) {
-        let Some(process) = self.machine.process(engine, generation) else {
-            return;
-        };
-        let (held, phase, accelerators) = (process.held, process.phase, process.accelerators.clone());
-        if held <= bytes || !self.machine.metered(&accelerators) {
-            return;
-        }
-        let own = self.machine.bookings.get(engine).map_or(Bytes::ZERO, |b| b.bytes);
-        let covered = accelerators.iter().all(|id| {
-            let foreign = self.machine.devices.get(id).map_or(Bytes::ZERO, |d| d.foreign);
-            let booked = self.machine.booked(id).saturating_sub(own) + bytes;
-            self.machine.used(id).saturating_sub(foreign) <= booked
-        });
-        if self.scenario.nature.per_process || !covered {
-            self.violation(format!(
-                "the reservation of {engine} {generation} shrinks to {bytes} while it is {phase:?} and holds {held}"
-            ));
-        }
-    }
-
     /// False when nothing can come of it.
     pub(super) fn check_launch(
         &mut self,
@@ -136,7 +85,7 @@ impl World {
 
     fn measures(&self, engine: &EngineId) -> bool {
         let models = &self.scenario.configuration.models;
-        models.iter().any(|spec| spec.name == engine.model && !spec.explicit_memory)
+        models.iter().any(|spec| spec.name == engine.model && spec.measures())
     }
 
     fn check_booked(
@@ -206,6 +155,7 @@ impl World {
             let listed = match &spec.accelerators {
                 Accelerators::Ids(ids) => *ids == std::slice::from_ref(id),
                 Accelerators::Count(n) => *n == 1,
+                Accelerators::Of { pool, .. } => pool == id,
             };
             let well = self.machine.devices.get(id).is_some_and(|d| !d.lost && d.foreign == Bytes::ZERO);
             listed && well && self.machine.on(id).filter(|p| p.profiling).count() <= 1
@@ -216,8 +166,10 @@ impl World {
             });
         let spare = siblings.find(|p| {
             let untouched = self.gates.get(&p.engine).is_some_and(|gate| !gate.served);
-            let holds = self.machine.bookings.get(&p.engine).map_or(Bytes::ZERO, |b| b.bytes);
-            untouched && holds >= spec.memory.awake && p.accelerators.iter().any(free_for_it)
+            let holds = self.machine.bookings.get(&p.engine).map_or((Bytes::ZERO, 0), |b| (b.bytes, b.units));
+            let bytes = spec.accelerators.in_one_place(spec.memory.awake);
+            let enough = holds.0 >= bytes && holds.1 >= self.units_of(to);
+            untouched && enough && p.accelerators.iter().any(free_for_it)
         });
         spare.map(|p| p.engine.clone())
     }
@@ -347,6 +299,15 @@ impl World {
         for accelerator in &view.accelerators {
             // What was adopted in excess is allowed, but must be reported.
             let reported = report.accelerators.contains_key(&accelerator.id);
+            if let (Some(units), Some(taken)) = (accelerator.units, accelerator.units_taken)
+                && taken > units
+                && !reported
+            {
+                self.violations.push(format!(
+                    "{} has {taken} of {units} units taken, and nobody says so",
+                    accelerator.id
+                ));
+            }
             if accelerator.reserved > accelerator.capacity && !reported {
                 self.violation(format!(
                     "the reservations on {} are {}, more than {}",

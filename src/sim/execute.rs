@@ -13,7 +13,7 @@ use crate::{
         command::{Command, Why},
         event::{Event, Verdict, WaiterId},
     },
-    model::{AcceleratorId, EngineId, Level},
+    model::{AcceleratorId, EngineId, Level, Memory},
     units::{Bytes, Generation, Millis},
 };
 
@@ -77,11 +77,14 @@ impl World {
         self.check_reserve(&engine, generation, &accelerators, bytes);
         let after = self.draw(self.scenario.nature.placing);
         let conflict = self.random.chance(self.scenario.faults.conflict);
+        let units = self.units_of(&engine);
         let event = if conflict {
             self.tally.add("fault: conflict");
             Event::Conflict { engine, generation }
         } else {
-            let booking = Booking { generation, accelerators: accelerators.clone(), bytes, placed: false };
+            let accelerators = accelerators.clone();
+            let booking =
+                Booking { generation, accelerators: accelerators.clone(), bytes, units, placed: false };
             self.machine.bookings.insert(engine.clone(), booking);
             Event::Placed { engine, generation, accelerators }
         };
@@ -100,7 +103,8 @@ impl World {
         if booking.generation != generation {
             return;
         }
-        if bytes == Bytes::ZERO {
+        // One that is there keeps the accelerators of its pool, though it may keep no memory.
+        if bytes == Bytes::ZERO && !self.machine.processes.contains_key(engine) {
             self.machine.bookings.remove(engine);
         } else {
             booking.bytes = bytes;
@@ -119,10 +123,14 @@ impl World {
             return;
         }
         let models = &self.scenario.configuration.models;
-        let Some(spec) = models.iter().find(|spec| spec.name == engine.model).cloned() else {
+        let Some(mut spec) = models.iter().find(|spec| spec.name == engine.model).cloned() else {
             self.violation(format!("{engine} is launched, but its model is not configured"));
             return;
         };
+        // What the process knows of its memory is what it takes in one place.
+        let Memory { awake, asleep, host } = spec.memory;
+        let [awake, asleep, host] = [awake, asleep, host].map(|each| spec.accelerators.in_one_place(each));
+        spec.memory = Memory { awake, asleep, host };
         let faults = self.scenario.faults;
         let metered = self.machine.metered(&accelerators);
         let mut residue = spec.memory.asleep;
@@ -131,7 +139,7 @@ impl World {
             residue = Bytes((residue.0 * 2).min(spec.memory.awake.0));
         }
         let limit = spec.max_concurrency;
-        let profiling = !spec.explicit_memory;
+        let profiling = spec.measures();
         let process = Process {
             engine: engine.clone(),
             generation,

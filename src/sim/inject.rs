@@ -291,6 +291,14 @@ impl World {
                 }
             }
         }
+        let each = next.accelerators.first().map_or(Bytes::ZERO, |a| a.capacity);
+        if let Some(pool) = next.accelerators.iter_mut().find(|a| a.units.is_some())
+            && self.random.chance(0.5)
+        {
+            self.tally.add("pools resized");
+            let units = self.random.between(0, 8);
+            (pool.capacity, pool.units) = (Bytes(each.0 * units), u32::try_from(units).ok());
+        }
         self.reload(next);
     }
 
@@ -389,16 +397,13 @@ impl World {
                 bytes: match process.phase {
                     // What is kept beyond that was not seen before the gateway died.
                     Phase::Asleep(_) => {
-                        let known = learned.get(&engine.model).and_then(|l| l.residue);
-                        process
-                            .spec
-                            .memory
-                            .asleep
-                            .max(known.unwrap_or_default())
-                            .min(process.spec.memory.awake)
+                        let known = learned.get(&engine.model).and_then(|l| l.residue).unwrap_or_default();
+                        let known = process.spec.accelerators.in_one_place(known);
+                        process.spec.memory.asleep.max(known).min(process.spec.memory.awake)
                     }
                     _ => process.spec.memory.awake,
                 },
+                units: process.spec.accelerators.units().unwrap_or(1),
                 placed: true,
             };
             self.machine.bookings.insert(engine.clone(), booking);

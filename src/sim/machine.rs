@@ -11,7 +11,11 @@ use crate::{
 /// One accelerator as it is.
 #[derive(Clone, Debug)]
 pub(super) struct Device {
+    /// What is really there: a pool that is made smaller loses nothing that anybody still uses.
     pub(super) capacity: Bytes,
+    /// What may be granted, as configured: bytes, and of a pool accelerators.
+    pub(super) granted: Bytes,
+    pub(super) units: Option<u32>,
     pub(super) metered: bool,
     pub(super) lost: bool,
     /// It works again, and nobody has noticed: only a reading tells.
@@ -28,6 +32,8 @@ pub(super) struct Booking {
     pub(super) generation: Generation,
     pub(super) accelerators: Vec<AcceleratorId>,
     pub(super) bytes: Bytes,
+    /// Of a pool: accelerators.
+    pub(super) units: u32,
     /// The fleet has been told that it stands.
     pub(super) placed: bool,
 }
@@ -52,14 +58,19 @@ pub(super) struct Machine {
 impl Machine {
     pub(super) fn configure(&mut self, accelerators: &[Accelerator]) {
         for accelerator in accelerators {
-            self.devices.entry(accelerator.id.clone()).or_insert_with(|| Device {
+            let device = self.devices.entry(accelerator.id.clone()).or_insert_with(|| Device {
                 capacity: accelerator.capacity,
+                granted: accelerator.capacity,
+                units: accelerator.units,
                 metered: accelerator.metered,
                 lost: false,
                 back: false,
                 foreign: Bytes::ZERO,
                 taken: 0,
             });
+            device.capacity = device.capacity.max(accelerator.capacity);
+            device.granted = accelerator.capacity;
+            device.units = accelerator.units;
         }
     }
 
@@ -78,11 +89,14 @@ impl Machine {
     }
 
     pub(super) fn booked(&self, accelerator: &AcceleratorId) -> Bytes {
-        self.bookings
-            .values()
-            .filter(|booking| booking.accelerators.contains(accelerator))
-            .map(|booking| booking.bytes)
-            .sum()
+        self.bookings_on(accelerator).map(|(_, booking)| booking.bytes).sum()
+    }
+
+    pub(super) fn bookings_on(
+        &self,
+        accelerator: &AcceleratorId,
+    ) -> impl Iterator<Item = (&EngineId, &Booking)> {
+        self.bookings.iter().filter(move |(_, booking)| booking.accelerators.contains(accelerator))
     }
 
     /// Host memory that sleepers hold, and those that fall asleep or wake.

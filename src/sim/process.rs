@@ -22,7 +22,7 @@ pub(super) struct Process {
     pub(super) serial: u32,
     /// On each of its accelerators.
     pub(super) held: Bytes,
-    /// As configured when it was launched.
+    /// As configured when it was launched, with the memory that it takes in one place.
     pub(super) spec: ModelSpec,
     /// What an asleep engine really keeps.
     pub(super) residue: Bytes,
@@ -173,7 +173,7 @@ impl World {
     }
 
     fn spawned(&mut self, engine: EngineId, generation: Generation) {
-        let explicit = self.machine.process(&engine, generation).is_some_and(|p| p.spec.explicit_memory);
+        let explicit = self.machine.process(&engine, generation).is_some_and(|p| !p.spec.measures());
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 40_000));
         self.tell(Event::Started { engine: engine.clone(), generation, address });
         if explicit {
@@ -188,7 +188,7 @@ impl World {
             return;
         };
         let (awake, explicit, from) =
-            (process.spec.memory.awake, process.spec.explicit_memory, process.measured_from);
+            (process.spec.memory.awake, !process.spec.measures(), process.measured_from);
         if !explicit && taken != from {
             self.violation(format!("{engine} measured free memory while another engine took some"));
         }

@@ -2,4 +2,5 @@
 //! somebody else picks the ones.
 
 mod own_policy;
+mod taken;
 mod world;

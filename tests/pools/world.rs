@@ -24,6 +24,8 @@ pub(crate) struct World {
     pub(crate) ordered: Vec<Command>,
     pub(crate) refused: BTreeMap<WaiterId, Fault>,
     pub(crate) served: Vec<WaiterId>,
+    /// What is launched says nothing more.
+    pub(crate) stuck: bool,
     waiters: u64,
 }
 
@@ -52,7 +54,7 @@ pub(crate) fn model(name: &str, gib: u64) -> ModelSpec {
 }
 
 pub(crate) fn gpu(gib: u64) -> Accelerator {
-    Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(gib), metered: false }
+    Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(gib), metered: false, units: None }
 }
 
 impl World {
@@ -66,6 +68,7 @@ impl World {
             ordered: Vec::new(),
             refused: BTreeMap::new(),
             served: Vec::new(),
+            stuck: false,
             waiters: 0,
         };
         world.configure(|_| {});
@@ -159,6 +162,7 @@ impl World {
             Command::Reserve { engine, generation, accelerators, .. } => {
                 vec![Event::Placed { engine, generation, accelerators }]
             }
+            Command::Launch { .. } if self.stuck => Vec::new(),
             Command::Launch { engine, generation, .. } => {
                 let address = ([127, 0, 0, 1], 1).into();
                 let ready = ready(&engine, generation);

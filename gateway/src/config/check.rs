@@ -67,6 +67,8 @@ fn misfit(core: &Configuration, spec: &ModelSpec) -> Option<String> {
             let capacities = ids.iter().filter_map(found).map(|device| device.capacity);
             (ids.len(), capacities.collect())
         }
+        // No file can say that.
+        Accelerators::Of { .. } => return None,
     };
     if there.len() < wanted {
         return Some(format!("it wants {wanted} accelerators, there are {}", there.len()));
@@ -139,7 +141,7 @@ fn waits(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
 fn sleeping(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
     let budget = config.core.settings.host_memory;
     let accelerators = match &spec.accelerators {
-        Accelerators::Count(count) => u64::from(*count),
+        Accelerators::Count(count) | Accelerators::Of { count, .. } => u64::from(*count),
         Accelerators::Ids(ids) => ids.len() as u64,
     };
     let host = Bytes(spec.memory.host.0.saturating_mul(accelerators));

@@ -58,6 +58,7 @@ pub(super) fn devices(reader: &mut Reader, node: &Node, headroom: Bytes) -> Opti
             id: id.clone(),
             capacity: memory.saturating_sub(headroom),
             metered: meter.is_some(),
+            units: None,
         });
         if let Some(meter) = meter {
             devices.meters.insert(id, meter.into());

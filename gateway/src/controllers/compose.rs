@@ -20,6 +20,7 @@ pub fn compose(base: &Config, settled: &Settled) -> Config {
         id: name.as_str().into(),
         capacity: pool.total.unwrap_or_default(),
         metered: false,
+        units: None,
     };
     let served = || settled.served.values();
     Config {

@@ -69,7 +69,8 @@ pub struct Pods {
 pub struct Variant {
     pub name: String,
     pub cost: f64,
-    /// `replicas` is the most that may run.
+    /// `replicas` is the most that may run. Which pool the accelerators are of is not known here: who does know says so by
+    /// [`Accelerators::in_pool`].
     pub spec: ModelSpec,
     pub min_replicas: u32,
     pub node_selector: BTreeMap<String, String>,

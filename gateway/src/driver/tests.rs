@@ -83,7 +83,7 @@ impl World {
 }
 
 fn configured(models: usize, awake: usize, priority: i32) -> Event {
-    let gpu = |n| Accelerator { id: gpu(n), capacity: Bytes::gib(24), metered: false };
+    let gpu = |n| Accelerator { id: gpu(n), capacity: Bytes::gib(24), metered: false, units: None };
     let accelerators = (0..awake).map(gpu).collect();
     let models = (0..models).map(|n| model(n, if n == 7 { priority } else { 0 })).collect();
     let configuration = Configuration { settings: Settings::default(), accelerators, models };

@@ -139,6 +139,8 @@ fn view(name: &ModelName) -> View {
             id: "gpu-0".into(),
             capacity: Bytes(1000),
             reserved: Bytes(400),
+            units: None,
+            units_taken: None,
             observed: Some(Bytes(390)),
             healthy: true,
         }],

@@ -28,6 +28,9 @@ impl Scenario {
         if random.chance(0.25) {
             configuration.models.iter_mut().for_each(|spec| own_policy(spec, &mut random));
         }
+        if random.chance(0.25) {
+            add_pool(&mut configuration, &mut random);
+        }
         Self {
             name: format!("seed {seed}"),
             seed,
@@ -45,7 +48,12 @@ fn configuration(random: &mut Random) -> Configuration {
     let metered = random.chance(0.8);
     let size = random.between(20, 80);
     let accelerators: Vec<_> = (0..random.between(1, 4))
-        .map(|i| Accelerator { id: format!("gpu-{i}").into(), capacity: Bytes::gib(size), metered })
+        .map(|i| Accelerator {
+            id: format!("gpu-{i}").into(),
+            capacity: Bytes::gib(size),
+            metered,
+            units: None,
+        })
         .collect();
     let models = (0..random.between(1, 6))
         .map(|i| model(&format!("model-{i}"), size, &accelerators, random))
@@ -130,6 +138,30 @@ fn own_policy(spec: &mut ModelSpec, random: &mut Random) {
     };
     let evictions = [Eviction::Residency, Eviction::Cooldown, Eviction::Never];
     spec.eviction = random.pick(&evictions).copied().filter(|_| random.chance(0.5));
+}
+
+/// A pool beside the accelerators, with most of the models in it; and some model may need none.
+fn add_pool(configuration: &mut Configuration, random: &mut Random) {
+    let each = configuration.accelerators.first().map_or(Bytes::ZERO, |a| a.capacity);
+    let units = random.between(1, 6);
+    // Now and then there is less memory than the accelerators could hold.
+    let tenths = if random.chance(0.3) { 7 } else { 10 };
+    let pool = AcceleratorId::from("pool-0");
+    configuration.accelerators.push(Accelerator {
+        id: pool.clone(),
+        capacity: Bytes(each.0 / 10 * tenths * units),
+        metered: random.chance(0.3),
+        units: u32::try_from(units).ok(),
+    });
+    for spec in &mut configuration.models {
+        if random.chance(0.7) {
+            let most = if random.chance(0.3) { units } else { 1 };
+            let count = random.between(1, most) as u32;
+            spec.accelerators = Accelerators::Of { pool: pool.clone(), count };
+        } else if random.chance(0.2) {
+            spec.accelerators = Accelerators::Count(0);
+        }
+    }
 }
 
 fn shape(accelerators: &[Accelerator], random: &mut Random) -> Accelerators {

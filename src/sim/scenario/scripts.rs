@@ -207,7 +207,12 @@ fn world(name: &str, gpus: u64, models: Vec<ModelSpec>) -> Scenario {
     settings.turns.residency = Millis::secs(5);
     settings.turns.max_turn = Millis::secs(20);
     settings.turns.drain_deadline = Millis::secs(10);
-    let gpu = |n| Accelerator { id: format!("gpu-{n}").into(), capacity: Bytes::gib(24), metered: true };
+    let gpu = |n| Accelerator {
+        id: format!("gpu-{n}").into(),
+        capacity: Bytes::gib(24),
+        metered: true,
+        units: None,
+    };
     Scenario::new(name, Configuration { settings, accelerators: (0..gpus).map(gpu).collect(), models })
 }
 

@@ -235,7 +235,7 @@ fn served(entry: &ModelEntry, model: &Arc<convert::Model>, variant: &Variant, pl
 /// accelerators to itself.
 fn on_pool(spec: &ModelSpec, pool: &str, alone: bool) -> ModelSpec {
     let count = match &spec.accelerators {
-        Accelerators::Count(count) => u64::from(*count),
+        Accelerators::Count(count) | Accelerators::Of { count, .. } => u64::from(*count),
         Accelerators::Ids(ids) => ids.len() as u64,
     };
     let all = |Bytes(each): Bytes| Bytes(each.saturating_mul(count));

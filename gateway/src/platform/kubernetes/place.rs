@@ -67,7 +67,7 @@ impl Place {
     pub fn wanted(&self, replica: u32) -> Option<Wanted> {
         self.pool.as_ref()?;
         let count = match &self.variant.spec.accelerators {
-            Accelerators::Count(count) => *count,
+            Accelerators::Count(count) | Accelerators::Of { count, .. } => *count,
             Accelerators::Ids(ids) => u32::try_from(ids.len()).unwrap_or(u32::MAX),
         };
         let memory = self.variant.spec.memory;

@@ -55,6 +55,7 @@ pub fn discover(headroom: Bytes) -> Result<Vec<Accelerator>, Error> {
         id: device.id,
         capacity: device.usable.saturating_sub(headroom),
         metered: true,
+        units: None,
     };
     Ok(found.into_iter().map(accelerator).collect())
 }

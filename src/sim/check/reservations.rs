@@ -1,0 +1,72 @@
+//! What may be booked, and when a booking may become smaller.
+
+use super::super::world::World;
+use crate::{
+    model::{AcceleratorId, EngineId},
+    units::{Bytes, Generation},
+};
+
+impl World {
+    /// Accelerators that an engine of this model takes of its pool.
+    pub(in crate::sim) fn units_of(&self, engine: &EngineId) -> u32 {
+        let mut models = self.scenario.configuration.models.iter();
+        models.find(|spec| spec.name == engine.model).and_then(|spec| spec.accelerators.units()).unwrap_or(1)
+    }
+
+    pub(in crate::sim) fn check_reserve(
+        &mut self,
+        engine: &EngineId,
+        generation: Generation,
+        accelerators: &[AcceleratorId],
+        bytes: Bytes,
+    ) {
+        for id in accelerators {
+            let Some(device) = self.machine.devices.get(id) else {
+                self.violation(format!("{engine} is placed on {id}, which does not exist"));
+                continue;
+            };
+            let own = self.machine.bookings.get(engine).filter(|booking| booking.accelerators.contains(id));
+            let (own, has) = own.map_or((Bytes::ZERO, 0), |booking| (booking.bytes, booking.units));
+            let others = self.machine.booked(id).saturating_sub(own);
+            let beside = self.machine.bookings_on(id).filter(|(other, _)| *other != engine);
+            let taken: u32 = beside.map(|(_, booking)| booking.units).sum();
+            // What it has it keeps, though the pool be smaller by now.
+            let units = self.units_of(engine).max(has);
+            if others + bytes > device.granted {
+                self.violation(format!(
+                    "{engine} {generation} reserves {bytes} on {id}, where {others} of {} are booked",
+                    device.granted
+                ));
+            } else if let Some(all) = device.units.filter(|all| units > has && taken + units > *all) {
+                self.violation(format!(
+                    "{engine} {generation} takes {units} accelerators of {id}, where {taken} of {all} are taken"
+                ));
+            } else if device.lost && bytes > own {
+                self.violation(format!("{engine} is placed on {id}, which is lost"));
+            }
+        }
+    }
+
+    /// A booking may not become smaller than what is really held. Where the meter cannot tell whose memory it shows, it
+    /// is enough that all bookings together cover it.
+    pub(in crate::sim) fn check_shrink(&mut self, engine: &EngineId, generation: Generation, bytes: Bytes) {
+        let Some(process) = self.machine.process(engine, generation) else {
+            return;
+        };
+        let (held, phase, accelerators) = (process.held, process.phase, process.accelerators.clone());
+        if held <= bytes || accelerators.is_empty() || !self.machine.metered(&accelerators) {
+            return;
+        }
+        let own = self.machine.bookings.get(engine).map_or(Bytes::ZERO, |b| b.bytes);
+        let covered = accelerators.iter().all(|id| {
+            let foreign = self.machine.devices.get(id).map_or(Bytes::ZERO, |d| d.foreign);
+            let booked = self.machine.booked(id).saturating_sub(own) + bytes;
+            self.machine.used(id).saturating_sub(foreign) <= booked
+        });
+        if self.scenario.nature.per_process || !covered {
+            self.violation(format!(
+                "the reservation of {engine} {generation} shrinks to {bytes} while it is {phase:?} and holds {held}"
+            ));
+        }
+    }
+}
