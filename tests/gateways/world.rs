@@ -10,7 +10,7 @@ use rouse::{
     },
     model::{
         Accelerator, AcceleratorId, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory,
-        ModelName, ModelSpec, Settings,
+        ModelName, ModelSpec, OwnQueue, Settings,
     },
     sim::{Random, journal},
     units::{Bytes, Generation, Millis, Tick},
@@ -130,6 +130,8 @@ fn configuration(random: &mut Random) -> Configuration {
         explicit_memory: random.chance(0.5),
         can_sleep: random.chance(0.8),
         fingerprint: 1,
+        eviction: None,
+        queue: OwnQueue::default(),
     };
     let models = (0..random.between(2, 4)).map(|n| model(n, random)).collect();
     Configuration { settings, accelerators: (0..2).map(gpu).collect(), models }
