@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use rouse::{
     fleet::{
         Fleet,
-        command::Why,
         event::{Elsewhere, Event, Found, Published, Waiter, WaiterId},
     },
     model::{
@@ -63,7 +62,7 @@ struct Gate {
     open: bool,
     held: bool,
     /// Closed, and its drain not reported yet.
-    closing: Option<Why>,
+    closing: bool,
     told: (u32, Tick),
     last_end: Tick,
 }
