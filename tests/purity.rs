@@ -28,7 +28,7 @@ const DECIDE: [&str; 11] = [
 ];
 
 /// What acts, by the beginning of its path.
-const FORBIDDEN: [&[&str]; 31] = [
+const FORBIDDEN: [&[&str]; 32] = [
     &["tokio"],
     &["tokio_util"],
     &["futures_util"],

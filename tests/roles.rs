@@ -10,7 +10,7 @@ use rouse::{
     },
     model::{
         Accelerator, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory, ModelSpec,
-        QueuePolicy, Settings,
+        OwnQueue, QueuePolicy, Settings,
     },
     sim::journal,
     units::{Bytes, Generation, Millis, Tick},
@@ -35,6 +35,8 @@ fn model(name: &str) -> ModelSpec {
         explicit_memory: true,
         can_sleep: true,
         fingerprint: 1,
+        eviction: None,
+        queue: OwnQueue::default(),
     }
 }
 

@@ -75,7 +75,7 @@ impl Driver {
     /// Decides about these events; they are replaced by those that follow from what was done.
     fn turn(&mut self, batch: &mut Vec<Event>) {
         let now = self.shared.clock.now();
-        self.gates.sample(batch);
+        self.gates.sample(batch, self.fleet.leads());
         self.shared.served.sample(&self.fleet, batch);
         for event in &*batch {
             self.fleet.on(event, now);
@@ -172,8 +172,8 @@ impl Driver {
 
     fn execute(&mut self, now: Tick, again: &mut Vec<Event>) {
         let commands = std::mem::take(&mut self.plan.commands);
-        let has_gates = self.platform.has_gates();
-        // What ends with this gateway alone ends here alone: others pass the same gates.
+        // What ends with this gateway alone ends here alone: others pass the same gates, and one gateway leads them.
+        let has_gates = self.platform.has_gates() && self.fleet.leads();
         let elsewhere = |command: &Command| match command {
             Command::CloseGate { why, .. } => has_gates && *why != Why::Shutdown,
             Command::Revoke { fault, .. } => has_gates && *fault != Fault::ShuttingDown,

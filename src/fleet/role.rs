@@ -43,8 +43,8 @@ enum Turn {
     Open,
     Close,
     Hold,
-    /// Whoever is inside is told why.
-    End(Why, Fault),
+    /// Whoever is inside is told why: this gateway ends, or the engine has failed.
+    End(Why),
 }
 
 pub(super) const ANOTHER_LEADS: &str = "another gateway leads: give the order there";
@@ -106,7 +106,7 @@ impl Planner {
     fn turn_of_gate(&self, e: &Engine) -> Option<Turn> {
         let open = e.door != Door::Closed;
         if self.shutdown.is_some() {
-            return open.then_some(Turn::End(Why::Shutdown, Fault::ShuttingDown));
+            return open.then_some(Turn::End(Why::Shutdown));
         }
         // Its first request was sent while this gateway led, and is not over.
         let proves = e.state.is_starting() && e.door != Door::Public && matches!(e.proof, Proof::Out(_));
@@ -115,10 +115,7 @@ impl Planner {
             _ if proves => e.is_to_be_held().then_some(Turn::Hold),
             State::Awake if e.gated || e.door == Door::Public => None,
             State::Awake => (self.role == Role::Follows && e.address.is_some()).then_some(Turn::Open),
-            State::Failing { cause, .. } if open => {
-                let (model, cause) = (e.id.model.clone(), cause.clone());
-                Some(Turn::End(Why::Fault, Fault::EngineFailed { model, cause, wait: None }))
-            }
+            State::Failing { .. } if open => Some(Turn::End(Why::Fault)),
             _ => open.then_some(Turn::Close),
         }
     }
@@ -161,7 +158,14 @@ impl Draft<'_> {
             Some(Turn::Open) => self.emit(Command::OpenGate { engine, generation, public: true }),
             Some(Turn::Hold) => self.emit(Command::Hold { engine, generation }),
             Some(Turn::Close) => self.close(id, Why::Published, Then::Stop),
-            Some(Turn::End(why, fault)) => {
+            Some(Turn::End(why)) => {
+                let fault = match &e.state {
+                    State::Failing { cause, .. } if why == Why::Fault => {
+                        let (model, cause) = (id.model.clone(), cause.clone());
+                        Fault::EngineFailed { model, cause, wait: None }
+                    }
+                    _ => Fault::ShuttingDown,
+                };
                 self.close(id, why, Then::Stop);
                 self.emit(Command::Revoke { engine, generation, fault });
             }

@@ -4,7 +4,7 @@ use rouse::{
     engine::Door,
     fault::Cause,
     fleet::{
-        command::{Command, Why},
+        command::Command,
         event::{Event, Published, Verdict, WaiterId},
     },
     model::EngineId,
@@ -115,8 +115,9 @@ impl World {
                 events.push(Event::Used { engine: engine.clone(), generation, leases, last_end, last_byte });
             }
             // The leader hears it of the stub, which knows of all gateways' requests.
-            if gate.closing.is_some() && if leader { all == 0 } else { own == 0 } {
-                gate.closing = None;
+            let left = if leader { all } else { own };
+            if gate.closing && left == 0 {
+                gate.closing = false;
                 events.push(Event::Drained { engine: engine.clone(), generation });
             }
         }
@@ -133,9 +134,7 @@ impl World {
         self.passed_over = opened.filter(shut).cloned().collect();
         for command in &commands {
             match command {
-                Command::CloseGate { engine, generation, why, .. } => {
-                    self.close(number, engine, *generation, *why)
-                }
+                Command::CloseGate { engine, generation, .. } => self.close(number, engine, *generation),
                 Command::Revoke { engine, generation, .. } => {
                     let (engine, generation) = (engine.clone(), *generation);
                     self.end_leases(|l| {
@@ -156,7 +155,7 @@ impl World {
             if gate.is_none_or(|gate| gate.generation != engine.generation) {
                 let generation = engine.generation;
                 let (told, last_end) = ((0, Tick(0)), Tick(0));
-                let gate = Gate { generation, open: false, held: false, closing: None, told, last_end };
+                let gate = Gate { generation, open: false, held: false, closing: false, told, last_end };
                 self.gateways[number].gates.insert(engine.id.clone(), gate);
             }
         }
@@ -174,9 +173,9 @@ impl World {
         self.gateways[number].gates.get_mut(engine).filter(|gate| gate.generation == generation)
     }
 
-    pub(super) fn close(&mut self, number: usize, engine: &EngineId, generation: Generation, why: Why) {
+    pub(super) fn close(&mut self, number: usize, engine: &EngineId, generation: Generation) {
         match self.gate(number, engine, generation) {
-            Some(gate) => (gate.open, gate.held, gate.closing) = (false, false, Some(why)),
+            Some(gate) => (gate.open, gate.held, gate.closing) = (false, false, true),
             None => self.tell(number, Event::Drained { engine: engine.clone(), generation }),
         }
         if number != self.leader {
@@ -199,7 +198,7 @@ impl World {
                     process.stub = true;
                 }
                 match self.gate(number, &engine, generation) {
-                    Some(gate) => (gate.open, gate.held, gate.closing) = (true, false, None),
+                    Some(gate) => (gate.open, gate.held, gate.closing) = (true, false, false),
                     None => self.violation(format!("gateway {number} opens no gate of {engine}")),
                 }
             }

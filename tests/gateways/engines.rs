@@ -91,13 +91,10 @@ impl World {
     }
 
     pub(super) fn enter(&mut self, engine: &EngineId, generation: Generation, phase: Phase, due: Tick) {
-        match self.process(engine, generation) {
-            Some(process) => {
-                process.small &= phase != Phase::Waking;
-                (process.phase, process.due) = (phase, Some(due));
-            }
-            // It has just died, and the leader has not heard.
-            None => {}
+        // It may have just died, and the leader has not heard.
+        if let Some(process) = self.process(engine, generation) {
+            process.small &= phase != Phase::Waking;
+            (process.phase, process.due) = (phase, Some(due));
         }
     }
 

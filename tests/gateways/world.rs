@@ -5,12 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use rouse::{
     fleet::{
         Fleet,
-        command::Why,
         event::{Elsewhere, Event, Found, Published, Waiter, WaiterId},
     },
     model::{
         Accelerator, AcceleratorId, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory,
-        ModelName, ModelSpec, Settings,
+        ModelName, ModelSpec, OwnQueue, Settings,
     },
     sim::{Random, journal},
     units::{Bytes, Generation, Millis, Tick},
@@ -63,7 +62,7 @@ struct Gate {
     open: bool,
     held: bool,
     /// Closed, and its drain not reported yet.
-    closing: Option<Why>,
+    closing: bool,
     told: (u32, Tick),
     last_end: Tick,
 }
@@ -130,6 +129,8 @@ fn configuration(random: &mut Random) -> Configuration {
         explicit_memory: random.chance(0.5),
         can_sleep: random.chance(0.8),
         fingerprint: 1,
+        eviction: None,
+        queue: OwnQueue::default(),
     };
     let models = (0..random.between(2, 4)).map(|n| model(n, random)).collect();
     Configuration { settings, accelerators: (0..2).map(gpu).collect(), models }

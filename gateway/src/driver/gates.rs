@@ -92,7 +92,8 @@ impl Gates {
     }
 
     /// What moved since the last turn. An engine that is found in use will be heard of when it no longer is.
-    pub(super) fn sample(&mut self, batch: &mut Vec<Event>) {
+    /// `leads`: the platform tells when a gate is drained that others pass as well.
+    pub(super) fn sample(&mut self, batch: &mut Vec<Event>, leads: bool) {
         for (engine, held) in &mut self.held {
             let (gate, generation) = (&held.endpoint.gate, held.endpoint.generation);
             let leases = gate.watch();
@@ -107,7 +108,7 @@ impl Gates {
                 held.left_out = until;
                 batch.push(Event::LeftOut { engine: engine.clone(), generation, until });
             }
-            if held.closing && leases == 0 && !held.elsewhere {
+            if held.closing && leases == 0 && !(held.elsewhere && leads) {
                 held.closing = false;
                 batch.push(Event::Drained { engine: engine.clone(), generation });
             }

@@ -24,6 +24,20 @@ impl Platform for Deaf {
     fn submit(&self, _: Command) {}
 }
 
+/// Remembers what it is told, and has gates in front of its engines.
+#[derive(Default)]
+struct Gated(std::sync::Mutex<Vec<Command>>);
+
+impl Platform for Gated {
+    fn submit(&self, command: Command) {
+        self.0.lock().unwrap().push(command);
+    }
+
+    fn has_gates(&self) -> bool {
+        true
+    }
+}
+
 struct World {
     handle: Handle,
     driver: Driver,
@@ -33,11 +47,15 @@ struct World {
 impl World {
     /// So many models, of which the first few are awake, each on an accelerator of its own.
     fn new(models: usize, awake: usize) -> Self {
+        Self::on(Arc::new(Deaf), models, awake)
+    }
+
+    fn on(platform: Arc<dyn Platform>, models: usize, awake: usize) -> Self {
         let (_, events) = mpsc::channel(1);
         let metrics = Arc::new(Metrics::new());
         let clock = Clock::new(Instant::now(), START);
         let journal = Journal::open(None).unwrap();
-        let (handle, driver) = Handle::new(Arc::new(Deaf), events, journal, metrics, clock);
+        let (handle, driver) = Handle::new(platform, events, journal, metrics, clock);
         let mut world = Self { handle, driver, batch: Vec::new() };
         world.turn([configured(models, awake, 0)]);
         world.turn((0..awake).map(adopted).chain([Event::AdoptionDone]));
@@ -272,4 +290,23 @@ async fn the_gates_of_a_gateway_that_does_not_lead_are_as_is_published() {
     assert!(gate.is_open() && world.routes().ready, "and so does what is taken over");
     world.turn([adopted(0), Event::AdoptionDone]);
     assert!(Arc::ptr_eq(&gate, &world.routes().models[&name(0)].endpoints[0].gate) && gate.is_open());
+}
+
+#[tokio::test]
+async fn a_gate_that_all_pass_is_moved_by_the_gateway_that_leads() {
+    let platform = Arc::new(Gated::default());
+    let mut world = World::on(Arc::clone(&platform) as _, 2, 1);
+    let told = || std::mem::take(&mut *platform.0.lock().unwrap());
+    assert!(matches!(told()[..], [Command::OpenGate { .. }]));
+    let operation = world.driver.shared.begin(name(0), Order::Stop);
+    world.turn([Event::Operator { operation, model: name(0), order: Order::Stop }]);
+    assert!(matches!(told()[..], [Command::CloseGate { .. }, Command::Revoke { .. }]));
+    world.turn([]);
+    assert!(told().is_empty(), "whether it is drained the platform tells, for all who pass");
+    world.turn([Event::Led { leads: false }]);
+    world.turn([published(PublishedState::Awake)]);
+    world.turn([published(PublishedState::Draining)]);
+    assert!(told().is_empty(), "its own gate is nobody else's");
+    world.driver.gates.sample(&mut world.batch, false);
+    assert!(matches!(world.batch[..], [Event::Drained { .. }]), "{:?}", world.batch);
 }
