@@ -102,6 +102,7 @@ fn a_stub_that_cannot_be_read_is_not_replaced_by_labels() {
     assert_eq!(settled.pools["p"].total, Some(Bytes::gib(80)));
     let doubt = settled.nodes["a"].doubt.as_deref().unwrap();
     assert!(doubt.contains("capacity is missing"), "{doubt}");
+    assert_eq!((settled.nodes["a"].accelerators, settled.nodes["b"].accelerators), (0, 1));
     index.delete(&Key::AcceleratorNode("a".into()));
     assert_eq!(index.settled().pools["p"].total, Some(Bytes::gib(720)));
 }

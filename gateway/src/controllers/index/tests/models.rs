@@ -182,7 +182,14 @@ fn engines_that_have_their_accelerators_to_themselves_may_start_together() {
 
 #[test]
 fn an_external_model_needs_no_pool() {
-    let fields = json!({"modelName": "org/m", "aliases": ["short"], "mode": "external", "backendUrl": "http://vllm:8000", "containerImage": null, "memory": null});
+    let fields = json!({
+        "modelName": "org/m",
+        "aliases": ["short"],
+        "mode": "external",
+        "backendUrl": "http://vllm:8000",
+        "containerImage": null,
+        "memory": null,
+    });
     let settled = settled([model("m", fields)]);
     let served = settled.find(&"org/m".into()).unwrap();
     assert_eq!(settled.served.get(&object("m")), Some(served));
