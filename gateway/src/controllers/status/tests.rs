@@ -24,7 +24,7 @@ const LATER: Tick = Tick(1_780_000_020_000);
 
 /// A pool without nodes, or with what it says of itself, and a model.
 fn settled(pool: Value, model: Value) -> Arc<Settled> {
-    let mut index = Index::new(Sight { policy: Policy::default(), nodes: false });
+    let mut index = Index::new(Sight { policy: Policy::default(), nodes: false, namespaces: 1 });
     let whole = |kind: &str, namespace: Option<&str>, spec: &Value| {
         json!({
             "apiVersion": "rouse.dev/v1alpha1",

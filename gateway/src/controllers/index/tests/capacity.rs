@@ -53,7 +53,7 @@ fn where_nodes_cannot_be_read_a_pool_is_what_it_says() {
     assert_eq!(trouble(&settled, "q").0, "NoCapacity");
     for kind in [Kind::Model, Kind::Pool] {
         assert!(!index.complete());
-        index.listed(kind, &BTreeSet::from([Key::Pool("p".into())]));
+        index.listed(kind, None, &BTreeSet::from([Key::Pool("p".into())]));
     }
     assert!(index.complete(), "nodes are not waited for");
     assert_eq!(index.settled().pools.len(), 1, "what is not listed is gone");
