@@ -1,6 +1,11 @@
 //! A gateway in a cluster: what it watches, whether it leads, and what runs its engines.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use k8s_openapi::jiff::Timestamp;
@@ -78,6 +83,7 @@ impl Cluster {
         let mut tasks = JoinSet::new();
         let (tell, settled) = watch::channel(None);
         let policy = Policy { any_backend: settings.any_backend };
+        let lists = namespaces.iter().collect::<BTreeSet<_>>().len();
         let seen = objects::watch_all(&client, &namespaces, true, &mut tasks);
         let pods = watch_pods(&client, &namespaces, &mut tasks);
         // Two lives of one Pod's container are two that may lead.
@@ -88,7 +94,7 @@ impl Cluster {
         let told = Arc::new(Told::default());
         let (say, published) = mpsc::unbounded_channel();
         let keeper = Keeper {
-            index: Index::new(Sight { policy, nodes: true }),
+            index: Index::new(Sight { policy, nodes: true, namespaces: lists }),
             told: seen,
             facts: Arc::clone(&told),
             claim: election.claim(),

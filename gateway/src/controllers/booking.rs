@@ -74,8 +74,8 @@ impl Ledger {
         self.reservations.iter().filter(of).map(Reservation::sum).sum()
     }
 
-    /// Reserves, if there is room and the namespace's quota has, too. Asked again for what it has already reserved, it says so: whoever crashed behind the
-    /// write, or never heard its answer, asks again. The reservation's id.
+    /// Reserves, if there is room and the namespace's quota has, too. Asked again for what it has already reserved, it
+    /// says so: whoever crashed behind the write, or never heard its answer, asks again. The reservation's id.
     ///
     /// # Errors
     /// There is no room, or the namespace has its share, or the engine has another reservation.

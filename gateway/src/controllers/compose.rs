@@ -82,7 +82,7 @@ mod tests {
             "test",
         );
         let base = base.unwrap_or_else(|errors| panic!("{errors}"));
-        let mut index = Index::new(Sight { policy: Policy::default(), nodes: false });
+        let mut index = Index::new(Sight { policy: Policy::default(), nodes: false, namespaces: 1 });
         let pool = |name: &str| json!({"nodeSelector": {"inference-pool": name}, "memory": "320Gi"});
         apply(&mut index, "AcceleratorPool", "default", pool("default"));
         apply(&mut index, "AcceleratorPool", "broken", json!({"nodeSelector": {"a": "b"}, "memory": "x"}));
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn ram_for_sleepers_is_that_of_all_nodes() {
-        let mut index = Index::new(Sight { policy: Policy::default(), nodes: true });
+        let mut index = Index::new(Sight { policy: Policy::default(), nodes: true, namespaces: 1 });
         let pool = json!({"nodeSelector": {"inference-pool": "default"}, "hostSleepMemory": "64Gi"});
         apply(&mut index, "AcceleratorPool", "default", pool);
         for name in ["a", "b"] {

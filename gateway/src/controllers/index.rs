@@ -75,6 +75,8 @@ pub struct Sight {
     /// Nodes can be watched. A gateway that may read one namespace alone cannot, and believes what pools say of
     /// themselves.
     pub nodes: bool,
+    /// Lists that models come in: one for each watched namespace, or one of all.
+    pub namespaces: usize,
 }
 
 /// Every object that matters, with what was made of it.
@@ -86,7 +88,8 @@ pub struct Index {
     /// What is said of a node's accelerators, by the node's name; `Err`: why it cannot be used.
     accelerators: BTreeMap<String, Result<Accelerators, String>>,
     nodes: BTreeMap<String, Result<NodeFacts, String>>,
-    listed: BTreeSet<Kind>,
+    /// What was listed, by namespace where that was one namespace's.
+    listed: BTreeSet<(Kind, Option<String>)>,
     ground: Option<Ground>,
     settled: Option<Arc<Settled>>,
     conversions: u64,
@@ -175,25 +178,31 @@ impl Index {
         }
     }
 
-    /// All objects of the kind were listed, and these are they: others have gone while nobody looked.
-    pub fn listed(&mut self, kind: Kind, there: &BTreeSet<Key>) {
+    /// All objects of the kind were listed, of this namespace or of all, and these are they: others that were there have
+    /// gone while nobody looked.
+    pub fn listed(&mut self, kind: Kind, namespace: Option<&str>, there: &BTreeSet<Key>) {
+        let looked_at = |key: &&Key| match (namespace, key) {
+            (Some(namespace), Key::Model(object)) => object.namespace == namespace,
+            _ => true,
+        };
         let known: Vec<Key> = match kind {
             Kind::Model => self.models.keys().cloned().map(Key::Model).collect(),
             Kind::Pool => self.pools.keys().cloned().map(Key::Pool).collect(),
             Kind::AcceleratorNode => self.accelerators.keys().cloned().map(Key::AcceleratorNode).collect(),
             Kind::Node => self.nodes.keys().cloned().map(Key::Node).collect(),
         };
-        known.iter().filter(|key| !there.contains(key)).for_each(|key| self.delete(key));
-        self.listed.insert(kind);
+        known.iter().filter(looked_at).filter(|key| !there.contains(key)).for_each(|key| self.delete(key));
+        self.listed.insert((kind, namespace.map(str::to_owned)));
     }
 
     /// Every kind was listed once. Before that, what is settled speaks of a part of the cluster: nothing may be put away,
     /// refused or written for it.
     #[must_use]
     pub fn complete(&self) -> bool {
-        let nodes = [Kind::AcceleratorNode, Kind::Node];
-        let wanted = [Kind::Model, Kind::Pool].iter().chain(nodes.iter().filter(|_| self.sight.nodes));
-        wanted.into_iter().all(|kind| self.listed.contains(kind))
+        let nodes = [Kind::AcceleratorNode, Kind::Node].into_iter().filter(|_| self.sight.nodes);
+        let wanted = [(Kind::Model, self.sight.namespaces), (Kind::Pool, 1)].into_iter();
+        let lists = |kind| self.listed.iter().filter(|(listed, _)| *listed == kind).count();
+        wanted.chain(nodes.map(|kind| (kind, 1))).all(|(kind, least)| lists(kind) >= least)
     }
 
     /// What follows from all of this. The same `Arc` as long as nothing that matters has changed.

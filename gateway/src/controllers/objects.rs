@@ -176,10 +176,10 @@ impl Keeper {
 
 fn enter<K: Resource + Into<Object>>(index: &mut Index, kind: Kind, change: Change<K>) {
     match change {
-        Change::All { objects, .. } => {
+        Change::All { namespace, objects } => {
             let there: BTreeSet<Key> = objects.iter().map(|found| Key::of(kind, found.metadata())).collect();
             objects.into_iter().for_each(|found| put(index, kind, found));
-            index.listed(kind, &there);
+            index.listed(kind, namespace.as_deref(), &there);
         }
         Change::Applied(found) => put(index, kind, *found),
         Change::Deleted(name) => {

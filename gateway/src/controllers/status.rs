@@ -5,6 +5,7 @@
 //! everybody who watches.
 
 mod model;
+mod node;
 mod pool;
 #[cfg(test)]
 mod tests;
@@ -12,6 +13,7 @@ mod usage;
 
 pub use self::{
     model::{Facts, Seen, Waiting, model_differs, model_status, patience},
+    node::node_condition,
     pool::{pool_differs, pool_status},
     usage::{Usage, usage},
 };

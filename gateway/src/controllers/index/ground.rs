@@ -40,7 +40,8 @@ impl Ground {
             let facts = match facts {
                 Ok(facts) => facts,
                 Err(why) => {
-                    places.insert(node.clone(), NodePlace { pool: None, doubt: Some(why.clone()) });
+                    places
+                        .insert(node.clone(), NodePlace { doubt: Some(why.clone()), ..NodePlace::default() });
                     continue;
                 }
             };
@@ -48,13 +49,16 @@ impl Ground {
                 [] => {}
                 [pool] => {
                     members.entry(pool).or_default().push((node, facts));
-                    places.insert(node.clone(), NodePlace { pool: Some((*pool).to_owned()), doubt: None });
+                    places.insert(
+                        node.clone(),
+                        NodePlace { pool: Some((*pool).to_owned()), ..NodePlace::default() },
+                    );
                 }
                 several => {
                     overlaps.note(several, Some(node));
                     let named = list(several.iter().map(|pool| format!("'{pool}'")));
                     let doubt = Some(format!("it is in the pools {named}, and so in none"));
-                    places.insert(node.clone(), NodePlace { pool: None, doubt });
+                    places.insert(node.clone(), NodePlace { doubt, ..NodePlace::default() });
                 }
             }
         }
@@ -127,7 +131,7 @@ fn pool(
             pool.doubts.push(format!("node {name}: {doubt}"));
         }
         if let Some(place) = places.get_mut(*name) {
-            place.doubt = doubt;
+            (place.accelerators, place.doubt) = (accelerators, doubt);
         }
     }
     match overlap.map(Trouble::Overlap).map_or_else(|| total(terms, members.map(<[_]>::len), known), Err) {

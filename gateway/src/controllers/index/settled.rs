@@ -63,6 +63,8 @@ pub struct Pool {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePlace {
     pub pool: Option<String>,
+    /// Its healthy accelerators, as far as they are known.
+    pub accelerators: u32,
     /// What of it does not count, and why.
     pub doubt: Option<String>,
 }

@@ -16,7 +16,7 @@ use crate::controllers::{
         inference_model::{EngineState, EngineStatus},
         ledger::{Ledger, ObjectName, Reservation, ReservationState},
     },
-    index::{Index, Object, Settled, Sight},
+    index::{Index, NodePlace, Object, Settled, Sight},
 };
 
 const NOW: Tick = Tick(1_780_000_000_000);
@@ -24,7 +24,7 @@ const LATER: Tick = Tick(1_780_000_020_000);
 
 /// A pool without nodes, or with what it says of itself, and a model.
 fn settled(pool: Value, model: Value) -> Arc<Settled> {
-    let mut index = Index::new(Sight { policy: Policy::default(), nodes: false });
+    let mut index = Index::new(Sight { policy: Policy::default(), nodes: false, namespaces: 1 });
     let whole = |kind: &str, namespace: Option<&str>, spec: &Value| {
         json!({
             "apiVersion": "rouse.dev/v1alpha1",
@@ -259,6 +259,27 @@ fn a_pool_says_what_it_has_or_why_it_is_not_ready() {
     let ready = found(&broken.conditions, "Ready");
     assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", "InvalidDuration"));
     assert_eq!((&ready.last_transition_time, &broken.total), (&time(LATER), &None));
+}
+
+#[test]
+fn a_node_says_whether_it_may_be_given_work() {
+    let place = |pool: Option<&str>, accelerators, doubt: Option<&str>| NodePlace {
+        pool: pool.map(str::to_owned),
+        accelerators,
+        doubt: doubt.map(str::to_owned),
+    };
+    let odd = Some("GPU-1: capacity: 'x' is not a size");
+    for (place, ready, reason, says) in [
+        (Some(place(Some("p"), 8, None)), "True", "Ready", "8 accelerators for the pool 'p'"),
+        (Some(place(Some("p"), 7, odd)), "True", "Ready", "Left out: GPU-1"),
+        (Some(place(Some("p"), 0, odd)), "False", "NoAccelerators", "Left out: GPU-1"),
+        (Some(place(None, 0, Some("it is in the pools 'p', 'q'"))), "False", "NoPool", "'p', 'q'"),
+        (None, "False", "NoPool", "it is in no AcceleratorPool"),
+    ] {
+        let found = node_condition(place.as_ref(), Some(2), &[], NOW);
+        assert_eq!((found.status.as_str(), found.reason.as_str()), (ready, reason), "{found:?}");
+        assert!(found.message.contains(says) && found.type_ == "Ready", "{found:?}");
+    }
 }
 
 #[test]

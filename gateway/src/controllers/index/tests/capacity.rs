@@ -53,7 +53,7 @@ fn where_nodes_cannot_be_read_a_pool_is_what_it_says() {
     assert_eq!(trouble(&settled, "q").0, "NoCapacity");
     for kind in [Kind::Model, Kind::Pool] {
         assert!(!index.complete());
-        index.listed(kind, &BTreeSet::from([Key::Pool("p".into())]));
+        index.listed(kind, None, &BTreeSet::from([Key::Pool("p".into())]));
     }
     assert!(index.complete(), "nodes are not waited for");
     assert_eq!(index.settled().pools.len(), 1, "what is not listed is gone");
@@ -102,6 +102,7 @@ fn a_stub_that_cannot_be_read_is_not_replaced_by_labels() {
     assert_eq!(settled.pools["p"].total, Some(Bytes::gib(80)));
     let doubt = settled.nodes["a"].doubt.as_deref().unwrap();
     assert!(doubt.contains("capacity is missing"), "{doubt}");
+    assert_eq!((settled.nodes["a"].accelerators, settled.nodes["b"].accelerators), (0, 1));
     index.delete(&Key::AcceleratorNode("a".into()));
     assert_eq!(index.settled().pools["p"].total, Some(Bytes::gib(720)));
 }

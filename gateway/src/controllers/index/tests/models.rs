@@ -182,7 +182,14 @@ fn engines_that_have_their_accelerators_to_themselves_may_start_together() {
 
 #[test]
 fn an_external_model_needs_no_pool() {
-    let fields = json!({"modelName": "org/m", "aliases": ["short"], "mode": "external", "backendUrl": "http://vllm:8000", "containerImage": null, "memory": null});
+    let fields = json!({
+        "modelName": "org/m",
+        "aliases": ["short"],
+        "mode": "external",
+        "backendUrl": "http://vllm:8000",
+        "containerImage": null,
+        "memory": null,
+    });
     let settled = settled([model("m", fields)]);
     let served = settled.find(&"org/m".into()).unwrap();
     assert_eq!(settled.served.get(&object("m")), Some(served));
@@ -224,4 +231,27 @@ fn what_cannot_be_read_keeps_its_name_and_what_is_deleted_serves_no_more() {
     assert_eq!(rejected(&index.settled(), "good").0, "Terminating");
     index.delete(&Key::Model(object("good")));
     assert!(index.settled().served.contains_key(&object("newer")));
+}
+
+#[test]
+fn the_list_of_one_namespace_says_nothing_of_another() {
+    let mut index = Index::new(Sight { namespaces: 2, ..SIGHT });
+    world().into_iter().for_each(|object| index.apply(object));
+    let mut other = model_at("other", json!({}), 1);
+    other.metadata.namespace = Some("team".into());
+    index.apply(other);
+    for kind in [Kind::Pool, Kind::AcceleratorNode, Kind::Node] {
+        let there = BTreeSet::from([Key::Pool("default".into()), Key::Node("n1".into())]);
+        index.listed(kind, None, &there);
+    }
+    index.listed(Kind::Model, Some("team"), &BTreeSet::new());
+    let served =
+        |index: &mut Index| index.settled().served.keys().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(served(&mut index), ["chat/good"], "the other namespace is empty");
+    // A watch that broke lists the same namespace again.
+    index.listed(Kind::Model, Some("team"), &BTreeSet::new());
+    assert!(!index.complete(), "one namespace was not seen yet");
+    index.listed(Kind::Model, Some("chat"), &BTreeSet::from([Key::Model(object("good"))]));
+    assert!(index.complete());
+    assert_eq!(served(&mut index), ["chat/good"]);
 }
