@@ -24,7 +24,8 @@ use crate::{
 };
 
 const ROUNDS: u32 = 1000;
-const EPOCH: u64 = 42;
+/// Beyond all that a clock makes of itself.
+const EPOCH: u64 = 2_000_000_042;
 /// Of which [`LAST`] are left.
 const TOTAL: Bytes = Bytes::gib(80);
 const LAST: Bytes = Bytes::gib(40);
