@@ -15,6 +15,7 @@ pub mod objects;
 pub mod pods;
 pub mod refusal;
 pub mod registry;
+mod said;
 pub mod settle;
 pub mod status;
 pub mod told;
