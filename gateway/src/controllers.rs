@@ -17,6 +17,7 @@ pub mod published;
 pub mod refusal;
 pub mod registry;
 pub mod replica;
+mod said;
 pub mod settle;
 pub mod status;
 pub mod told;

@@ -83,7 +83,7 @@ impl Election {
     pub fn start<S: Store>(store: S, name: String) -> Self {
         let (told, claim) = watch::channel(None);
         let (stop, stopped) = watch::channel(false);
-        let runner = Runner { store, race: Race::new(name), told, stopped };
+        let runner = Runner { store, race: Race::new(name), told, stopped, failing: false };
         Self { claim, stop, task: tokio::spawn(runner.run()) }
     }
 
@@ -115,6 +115,8 @@ struct Runner<S> {
     race: Race,
     told: watch::Sender<Option<Claim>>,
     stopped: watch::Receiver<bool>,
+    /// The last attempt failed.
+    failing: bool,
 }
 
 impl<S: Store> Runner<S> {
@@ -126,17 +128,20 @@ impl<S: Store> Runner<S> {
                 _ = self.stopped.wait_for(|stop| *stop) => break,
             }
         }
-        let held = self.told.send_replace(None);
-        if held.is_some()
-            && let Some((record, version)) = self.race.release()
-        {
-            match time::timeout(CALL, self.store.replace(&record, &version)).await {
-                Ok(Ok(_)) => tracing::info!("the lease is given back"),
-                Ok(Err(error)) => {
-                    tracing::warn!(%error, "the lease was not given back: it runs out by itself")
-                }
-                Err(_) => tracing::warn!("the lease was not given back in time: it runs out by itself"),
+        if self.told.send_replace(None).is_some() {
+            match self.give_back().await {
+                Ok(()) => tracing::info!("the lease is given back"),
+                Err(error) => tracing::warn!(%error, "the lease was not given back: it runs out by itself"),
             }
+        }
+    }
+
+    async fn give_back(&mut self) -> Result<(), Trouble> {
+        self.look().await?;
+        match self.race.release() {
+            Some((record, version)) => timely(self.store.replace(&record, &version)).await.map(drop),
+            // Another's by now, or gone.
+            None => Ok(()),
         }
     }
 
@@ -147,8 +152,14 @@ impl<S: Store> Runner<S> {
         if matches!(outcome, Err(Trouble::Conflict)) {
             outcome = self.attempt().await;
         }
-        if let Err(error) = outcome {
-            tracing::debug!(%error, "the lease could not be read or written");
+        match outcome {
+            Ok(()) => self.failing = false,
+            Err(error) if self.failing => tracing::debug!(%error, "the lease could not be read or written"),
+            // Told once in a row: where rights are missing, nobody ever decides, and this says why.
+            Err(error) => {
+                tracing::warn!(%error, "the lease could not be read or written; it is tried until it can");
+                self.failing = true;
+            }
         }
         self.tell();
         let pause = if self.told.borrow().is_some() { RENEW_EVERY } else { LOOK_EVERY };
@@ -157,11 +168,7 @@ impl<S: Store> Runner<S> {
     }
 
     async fn attempt(&mut self) -> Result<(), Trouble> {
-        // A holder knows the version that it wrote: it need not read before each renewal.
-        if !self.race.is_sure(Instant::now()) {
-            let found = timely(self.store.get()).await?;
-            self.race.saw(found, Instant::now());
-        }
+        self.look().await?;
         let sent = Instant::now();
         let written = match self.race.act(sent, floor()) {
             Act::Wait => return Ok(()),
@@ -180,6 +187,16 @@ impl<S: Store> Runner<S> {
                 Err(error)
             }
         }
+    }
+
+    /// A holder knows the version that it wrote: it need not read before each renewal. But it does behind one whose
+    /// answer it did not hear.
+    async fn look(&mut self) -> Result<(), Trouble> {
+        if !self.race.is_sure(Instant::now()) {
+            let found = timely(self.store.get()).await?;
+            self.race.saw(found, Instant::now());
+        }
+        Ok(())
     }
 
     fn tell(&self) {

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::{sync::watch, time};
 
-use super::{booking, election::Claim, fault};
+use super::{booking, election::Claim, fault, said::said};
 
 /// Who owns the fields that Rouse writes.
 pub const MANAGER: &str = "rouse";
@@ -36,7 +36,7 @@ pub enum Error {
     Invalid(String),
     #[error("the API server did not answer in time")]
     Late,
-    #[error("the API server says: {0}")]
+    #[error("{}", said(.0))]
     Api(Arc<kube::Error>),
 }
 

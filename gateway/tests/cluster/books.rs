@@ -10,7 +10,7 @@ use std::{
 
 use kube::{Api, ResourceExt as _};
 use rouse::units::{Bytes, Tick};
-use rouse_cluster::Cluster;
+use rouse_cluster::{Cluster, Mode};
 use rouse_gateway::controllers::{
     booking::{Books, Error, Refused},
     crd::{AcceleratorPool, ledger::Ledger},
@@ -24,7 +24,8 @@ use crate::{
 };
 
 const ROUNDS: u32 = 1000;
-const EPOCH: u64 = 42;
+/// Beyond all that a clock makes of itself.
+const EPOCH: u64 = 2_000_000_042;
 /// Of which [`LAST`] are left.
 const TOTAL: Bytes = Bytes::gib(80);
 const LAST: Bytes = Bytes::gib(40);
@@ -149,6 +150,38 @@ async fn of_two_processes_that_believe_they_lead_one_gets_what_is_left() {
     check_books(&all);
     assert_eq!(all.len() as u32, 1 + 2 * ROUNDS);
     println!("{ROUNDS} rounds, a conflict in each; won: {won:?}");
+}
+
+/// Whether a write without an answer was carried out is not known. Whoever asks again finds out, and has it once.
+#[tokio::test]
+async fn who_never_heard_the_answer_asks_again_and_has_one_reservation() {
+    let cluster = cluster().await;
+    let site = Site::new(cluster, "lost").await;
+    let (election, _) = site.leader("only").await;
+    let link = cluster.link().await.unwrap();
+    let books = Books::new(site.client_by(&link).await, election.claim());
+    let made = pool(&site.admin, "lost", TOTAL).await;
+    let mut revisions = Revisions::of(&site.admin, &made);
+    for (round, model) in ["one", "two"].into_iter().enumerate() {
+        let reserve = |ledger: &mut Ledger, total| ledger.reserve(&wanted(model, LAST), total, Tick(0));
+        let unheard = books.change("lost", |ledger, total| {
+            link.set(Mode::Hold);
+            reserve(ledger, total)
+        });
+        assert!(matches!(unheard.await, Err(Error::Late)));
+        // The first write arrives now, beside the one that asks again; the second never does.
+        link.set(if round == 0 { Mode::Pass } else { Mode::Cut });
+        link.set(Mode::Pass);
+        let id = books.change("lost", reserve).await.unwrap();
+        let all = revisions.all().await;
+        check_books(&all);
+        let ledger = &all.last().unwrap().status.as_ref().unwrap().ledger;
+        assert_eq!(
+            (ledger.reservations.len(), ledger.allocated()),
+            (round + 1, Bytes(LAST.0 * (round as u64 + 1)))
+        );
+        assert_eq!(ledger.reservations[round].id, id);
+    }
 }
 
 #[tokio::test]

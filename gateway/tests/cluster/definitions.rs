@@ -35,7 +35,10 @@ async fn what_is_printed_is_applied_without_a_warning_and_again_without_a_change
             let warnings: Vec<_> = answer.headers().get_all("warning").iter().collect();
             assert!(answer.status().is_success() && warnings.is_empty(), "{name}: {answer:?}");
             let served = await_condition(kinds.clone(), name, conditions::is_crd_established());
-            timeout(PATIENCE, served).await.unwrap_or_else(|_| panic!("{name} is not served")).unwrap();
+            timeout(PATIENCE, Box::pin(served))
+                .await
+                .unwrap_or_else(|_| panic!("{name} is not served"))
+                .unwrap();
             let there = kinds.get(name).await.unwrap();
             let stated: Vec<_> =
                 there.status.iter().flat_map(|status| status.conditions.iter().flatten()).collect();

@@ -349,7 +349,7 @@ async fn a_ledger_of_forty_thousand_is_kept_and_booked_in() {
 
     let (election, _) = site.leader("only").await;
     let books = Books::new(site.client().await, election.claim());
-    let begun = std::time::Instant::now();
+    let begun = tokio::time::Instant::now();
     let reserve =
         |ledger: &mut Ledger, total| ledger.reserve(&wanted("one-more", Bytes::gib(100)), total, Tick(0));
     let id = books.change(&name, reserve).await.unwrap();

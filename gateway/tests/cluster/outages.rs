@@ -1,10 +1,10 @@
 //! The API server goes away, and comes back: who leads meanwhile.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rouse_cluster::{Cluster, Role};
 use rouse_gateway::controllers::election::{Election, RENEW_DEADLINE};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::{
     election::Witness,

@@ -29,7 +29,8 @@ struct Scene<'a> {
     revisions: Revisions,
 }
 
-const EPOCH: u64 = 7;
+/// Beyond all that a clock makes of itself.
+const EPOCH: u64 = 2_000_000_007;
 
 impl<'a> Scene<'a> {
     async fn new(cluster: &'a Cluster, name: &str) -> Self {

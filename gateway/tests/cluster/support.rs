@@ -51,7 +51,7 @@ pub(crate) async fn define(cluster: &Cluster) {
         assert!(answer.status().is_success(), "{name}: {:?}", answer.status());
         let kinds: Api<CustomResourceDefinition> = Api::all(client.clone());
         let served = await_condition(kinds, &name, conditions::is_crd_established());
-        timeout(PATIENCE, served).await.unwrap_or_else(|_| panic!("{name} is not served")).unwrap();
+        timeout(PATIENCE, Box::pin(served)).await.unwrap_or_else(|_| panic!("{name} is not served")).unwrap();
     }
 }
 

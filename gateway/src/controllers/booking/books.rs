@@ -13,6 +13,7 @@ use super::{stamp, sum_up, total};
 use crate::controllers::{
     crd::{AcceleratorPool, AcceleratorPoolStatus, ledger::Ledger},
     election::Claim,
+    said::said,
 };
 use rouse::units::Bytes;
 
@@ -46,7 +47,7 @@ pub enum Error<E> {
     Late,
     #[error("others were quicker {TRIES} times in a row")]
     Contended,
-    #[error("the API server says: {0}")]
+    #[error("{}", said(.0))]
     Api(#[source] Box<kube::Error>),
 }
 

@@ -103,13 +103,15 @@ impl Race {
     }
 
     /// `floor`: grows with the world's time, so that epochs do when the object is deleted and made anew by one that never
-    /// saw it.
+    /// saw it, or by somebody who knows nothing of epochs. What was told an epoch keeps the highest, and would never
+    /// again listen to a leader with a lower one.
     pub(super) fn act(&self, now: Instant, floor: u64) -> Act {
         let ours = |epoch| Record { holder: Some(self.name.clone()), epoch, duration: DURATION };
+        let next = floor.max(self.highest + 1);
         match &self.seen {
             Seen::Nothing => Act::Wait,
             Seen::Absent { free, .. } if *free > now => Act::Wait,
-            Seen::Absent { .. } => Act::Create(ours(floor.max(self.highest + 1))),
+            Seen::Absent { .. } => Act::Create(ours(next)),
             Seen::Lease { record, version, at } => {
                 let mine = record.holder.as_ref() == Some(&self.name);
                 let free = record.holder.is_none() || *at + span(record) <= now;
@@ -117,7 +119,7 @@ impl Race {
                     Act::Replace(ours(record.epoch), version.clone())
                 } else if mine || free {
                     // Also what it held itself and let lapse: what it ordered in between must not count as one tenure.
-                    Act::Replace(ours(self.highest + 1), version.clone())
+                    Act::Replace(ours(next), version.clone())
                 } else {
                     Act::Wait
                 }

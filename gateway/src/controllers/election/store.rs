@@ -13,6 +13,7 @@ use kube::{
 };
 
 use super::race::{Record, Version};
+use crate::controllers::said::said;
 
 /// Why the lease could not be read or written. None of it is final: the call is made again.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +26,7 @@ pub enum Trouble {
     Worn,
     #[error("the API server gave a lease without a version")]
     Unversioned,
-    #[error("the API server says: {0}")]
+    #[error("{}", said(.0))]
     Refused(#[source] Box<kube::Error>),
 }
 

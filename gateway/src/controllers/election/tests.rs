@@ -1,12 +1,15 @@
 //! Many gateways, a server that their lines to it may not reach, and a clock that the tests move: what a runner does with
 //! its race, without the waiting.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
-    CALL, DURATION, LOOK_EVERY, RENEW_DEADLINE, RENEW_EVERY,
+    CALL, DURATION, Election, LOOK_EVERY, RENEW_DEADLINE, RENEW_EVERY, Store, Trouble,
     race::{Act, Race, Record, Version},
 };
 
@@ -232,11 +235,57 @@ fn epochs_grow_even_when_somebody_deletes_the_lease_and_its_holder_stays() {
 }
 
 #[test]
-fn who_never_saw_the_lease_makes_one_with_an_epoch_of_its_time() {
+fn who_never_saw_the_lease_makes_or_takes_one_with_an_epoch_of_its_time() {
+    const FLOOR: u64 = 178_000_000;
     let mut race = Race::new("new".to_owned());
     let now = Instant::now();
     race.saw(None, now);
-    assert!(matches!(race.act(now, 178_000_000), Act::Create(record) if record.epoch == 178_000_000));
+    assert!(matches!(race.act(now, FLOOR), Act::Create(record) if record.epoch == FLOOR));
+    // Made by somebody who knew nothing of those before; and by one whose clock goes ahead.
+    for (found, taken) in [(0, FLOOR), (FLOOR + 5, FLOOR + 6)] {
+        let mut race = Race::new("new".to_owned());
+        race.saw(Some((Record { holder: None, epoch: found, duration: DURATION }, version(1))), now);
+        assert!(matches!(race.act(now, FLOOR), Act::Replace(record, _) if record.epoch == taken));
+    }
+}
+
+/// A server whose answers to writes are lost when it is told so.
+#[derive(Clone)]
+struct Mute(Arc<Mutex<Server>>, watch::Sender<bool>);
+
+impl Mute {
+    fn write(&self, record: &Record, only: Option<&Version>) -> Result<Version, Trouble> {
+        let written = self.0.lock().unwrap().write(record, only).ok_or(Trouble::Conflict);
+        if *self.1.borrow() { Err(Trouble::Late) } else { written }
+    }
+}
+
+impl Store for Mute {
+    async fn get(&self) -> Result<Option<(Record, Version)>, Trouble> {
+        Ok(self.0.lock().unwrap().lease.clone().map(|(record, number)| (record, version(number))))
+    }
+    async fn create(&self, record: &Record) -> Result<Version, Trouble> {
+        self.write(record, None)
+    }
+    async fn replace(&self, record: &Record, before: &Version) -> Result<Version, Trouble> {
+        self.write(record, Some(before))
+    }
+}
+
+#[tokio::test]
+async fn a_lease_is_given_back_also_behind_a_renewal_that_was_never_answered() {
+    let store = Mute(Arc::default(), watch::Sender::new(false));
+    let election = Election::start(store.clone(), "one".to_owned());
+    election.claim().wait_for(Option::is_some).await.unwrap();
+    let mut told = election.claim();
+    told.mark_unchanged();
+    store.1.send_replace(true);
+    // The renewal that is lost.
+    told.changed().await.unwrap();
+    store.1.send_replace(false);
+    election.release().await;
+    let (record, versions) = store.0.lock().unwrap().lease.clone().unwrap();
+    assert_eq!((record.holder, versions), (None, 3));
 }
 
 /// Lines that are cut and mended at random, processes that are stopped and go on: never two, and one in the end.
