@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -46,8 +46,9 @@ pub struct Link {
 }
 
 impl Link {
-    pub(crate) async fn open(inner: Arc<Inner>) -> Result<Self> {
-        let (here, there) = (inner.ground.address(), inner.plane.address());
+    /// One that listens at this address of this machine.
+    pub(crate) async fn open(inner: Arc<Inner>, here: Ipv4Addr) -> Result<Self> {
+        let there = inner.plane.address();
         let (mode, seen) = watch::channel(Mode::Pass);
         let accepted = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&accepted);
