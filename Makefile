@@ -50,7 +50,7 @@ run: ## Build the gateway and start its embedded demonstration (ARGS="--config F
 test: test-crates test-loom ## Tests of the crates and of the lease in every interleaving; minutes, needs only cargo
 
 .PHONY: test-all
-test-all: test test-bench test-images test-cluster test-admin test-engines test-clients ## Everything: test, what valgrind counts, the images, the cluster, then what needs Python
+test-all: test test-bench test-images test-cluster test-node test-admin test-engines test-clients ## Everything: test, what valgrind counts, the images, the cluster, the node, then what needs Python
 
 # What goes through a stub as well, and what of it cannot.
 ROW := passage:: smuggling:: http2:: surface:: waiting:: stream stub_row::
@@ -104,6 +104,16 @@ test-cluster: ## The cluster tests: a real kube-apiserver on loopback, Pods as p
 	@$(MAKE) cluster RINGS=ring1
 	@echo "== the test cluster: etcd, kube-apiserver, kube-controller-manager, Pods that are processes; and the gateway's part of it"
 	time cargo test --locked -p rouse-cluster -p rouse-gateway --test cluster -- $(ARGS)
+
+# What goes into its images is what `make test` has built: cargo makes a package's programs for its tests. Asked for by their
+# names they would have other features, and all that they stand on would be built again.
+.PHONY: test-node
+test-node: ## A real kubelet and containerd with our images, which takes root (ARGS="NAME")
+	@$(MAKE) cluster
+	@echo "== the node: kubelet, containerd and kube-scheduler beside the test cluster, Pods in containers"
+	cargo test --workspace --locked --no-run --test it --test node
+	images/build "$(TARGET)/debug" "$(TARGET)/debug/images" rouse-stub engine-sim rouse-pause
+	time cargo test --workspace --locked --test node -- $(ARGS)
 
 .PHONY: test-engines
 test-engines: $(VENV)/.complete ## The gateway against a real llama.cpp server and with the openai SDK, both from PyPI (ARGS="-k NAME")
@@ -176,7 +186,7 @@ fmt:
 .PHONY: clippy
 clippy:
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
-	cargo clippy -p rouse-cluster -p rouse-gateway --test cluster --all-features --locked -- -D warnings
+	cargo clippy -p rouse-cluster -p rouse-gateway --test cluster --test node --all-features --locked -- -D warnings
 
 .PHONY: docs
 docs:

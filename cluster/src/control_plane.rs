@@ -18,8 +18,9 @@ const ETCD: u16 = 12379;
 const ETCD_PEERS: u16 = 12380;
 const API: u16 = 16443;
 const CONTROLLERS: u16 = 20257;
+pub(crate) const SCHEDULER: u16 = 20259;
 /// Somebody who listens there on all addresses would be in the way.
-pub(crate) const PORTS: [u16; 4] = [ETCD, ETCD_PEERS, API, CONTROLLERS];
+pub(crate) const PORTS: [u16; 5] = [ETCD, ETCD_PEERS, API, CONTROLLERS, SCHEDULER];
 
 /// The servers of a cluster.
 pub(crate) struct ControlPlane {
@@ -155,6 +156,11 @@ fn api_server(ground: &Ground, users: &Users) -> Result<Vec<String>> {
         ("tls-cert-file", file("server.pem")),
         ("tls-private-key-file", file("server.key")),
         ("client-ca-file", file("ca.pem")),
+        // Who reads a container's log through it reads it from the kubelet.
+        ("kubelet-certificate-authority", file("ca.pem")),
+        ("kubelet-client-certificate", file("user-admin.pem")),
+        ("kubelet-client-key", file("user-admin.key")),
+        ("kubelet-preferred-address-types", "InternalIP".to_owned()),
         ("service-account-issuer", "https://kubernetes.default.svc".to_owned()),
         ("service-account-key-file", file("accounts.pub")),
         ("service-account-signing-key-file", file("accounts.key")),
@@ -189,6 +195,6 @@ fn controller_manager(ground: &Ground, users: &Users) -> Result<Vec<String>> {
     ]))
 }
 
-fn flags(pairs: &[(&str, String)]) -> Vec<String> {
+pub(crate) fn flags(pairs: &[(&str, String)]) -> Vec<String> {
     pairs.iter().map(|(name, value)| format!("--{name}={value}")).collect()
 }

@@ -5,8 +5,11 @@
 //!
 //! Whatever a cluster starts carries `ROUSE_CLUSTER=N:folder` in its environment, and so does what that starts in turn. The
 //! watchdog is a shell outside our process group that waits for the end of its stdin, which comes with the end of this
-//! process, however that ends. Then it kills all that is marked, until nothing is left, and removes the folder. It also holds
-//! the claim: the addresses are free when nobody is left on them.
+//! process, however that ends. Then it kills all that is marked, until nothing is left, and removes the folder and the cgroups
+//! that have its name. It also holds the claim: the addresses are free when nobody is left on them.
+//!
+//! A node (`node`) has a network of its own, and `198.18.N.*` and `198.19.N.*` in it: what RFC 2544 sets aside for tests is
+//! routed nowhere, and so in nobody's way.
 
 use std::{
     fs,
@@ -39,6 +42,12 @@ const WATCHDOG: &str = r#"
 read -r _
 while pids=$(grep -lszxF -- "$1" /proc/[0-9]*/environ | cut -d / -f 3); [ -n "$pids" ]; do
     kill -KILL $pids
+done
+# Processes in Pods of a node have no mark, but end with its first one, which has. Nothing tells when the last has ended.
+for group in /sys/fs/cgroup/"${2##*/}" /sys/fs/cgroup/*/"${2##*/}"; do
+    while [ -d "$group" ] && ! find "$group" -depth -type d -exec rmdir {} + 2> /dev/null; do
+        sleep 0.02
+    done
 done
 if [ -e "$2/keep" ]; then rm -rf -- "$2/state"; else rm -rf -- "$2"; fi
 "#;
@@ -100,6 +109,31 @@ impl Ground {
     fn nth(&self, n: u16) -> Ipv4Addr {
         let [high, low] = n.to_be_bytes();
         Ipv4Addr::new(127, self.net, high, low)
+    }
+
+    /// This machine's end of the wire to the cluster's node.
+    pub(crate) fn uplink(&self) -> Ipv4Addr {
+        Ipv4Addr::new(198, 18, self.net, 1)
+    }
+
+    /// The node's end, and so its address.
+    pub(crate) fn node(&self) -> Ipv4Addr {
+        Ipv4Addr::new(198, 18, self.net, 2)
+    }
+
+    /// Addresses for the node's Pods: 24 bits of this are theirs.
+    pub(crate) fn pods(&self) -> Ipv4Addr {
+        Ipv4Addr::new(198, 19, self.net, 0)
+    }
+
+    /// What the wire is called on this machine.
+    pub(crate) fn wire(&self) -> String {
+        format!("rouse{}", self.net)
+    }
+
+    /// A name that no other cluster has, on this machine and as long as it lives.
+    pub(crate) fn name(&self) -> String {
+        self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     /// What goes with the cluster.

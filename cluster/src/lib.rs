@@ -2,14 +2,16 @@
 //!
 //! Nothing about Kubernetes is mocked where the real thing can run. etcd, kube-apiserver and kube-controller-manager are those
 //! that `cluster/build` builds from pinned Go modules, as child processes; what schedules Pods and runs them is ours
-//! ([`podrunner`]), since a kubelet needs root, cgroups and a container runtime, and cannot be told to misbehave.
+//! ([`podrunner`]), since a kubelet needs root, cgroups and a container runtime, and cannot be told to misbehave. Where those
+//! are, [`node`] has a real one.
 //!
 //! ```text
 //!   test ──▶ Cluster::shared() ── etcd, kube-apiserver, kube-controller-manager     (control_plane)
 //!              ├─ namespace("name")      one of its own for each test               (namespace)
 //!              ├─ client(user)           admin, certificates, service accounts      (user)
 //!              ├─ link()                 a way to the API server that can be cut    (link)
-//!              └─ PodRunner              scheduler and kubelet for its own nodes    (podrunner)
+//!              ├─ PodRunner              scheduler and kubelet for its own nodes    (podrunner)
+//!              └─ Node                   or a real kubelet, with containers         (node)
 //! ```
 //!
 //! A cluster has a runtime of its own, in a thread of its own: tests come and go with theirs, and whatever blocks one of them
@@ -44,6 +46,7 @@ mod control_plane;
 mod ground;
 mod link;
 mod namespace;
+pub mod node;
 pub mod podrunner;
 mod server;
 mod user;
@@ -53,6 +56,7 @@ pub use crate::{
     control_plane::Role,
     link::{Link, Mode, Traffic},
     namespace::Namespace,
+    node::Node,
     podrunner::PodRunner,
     user::User,
 };
@@ -198,7 +202,7 @@ impl Cluster {
     /// # Errors
     /// When no port can be had.
     pub async fn link(&self) -> Result<Link> {
-        Link::open(Arc::clone(&self.inner)).await
+        Link::open(Arc::clone(&self.inner), self.inner.ground.address()).await
     }
 }
 
@@ -262,7 +266,8 @@ fn live(told: &mpsc::Sender<Result<Arc<Inner>>>, stopped: oneshot::Receiver<()>)
 
 async fn set_up(handle: Handle) -> Result<Arc<Inner>> {
     let ground = Ground::claim()?;
-    let users = Users::new(ground.state().join("users"), ground.address())?;
+    // A node knows the API server by the address of its wire's other end.
+    let users = Users::new(ground.state().join("users"), &[ground.address(), ground.uplink()])?;
     let plane = ControlPlane::start(&ground, &users).await.inspect_err(|_| ground.keep())?;
     Ok(Arc::new(Inner { handle, ground, plane, users, counter: AtomicU32::new(1) }))
 }

@@ -1,6 +1,11 @@
 //! A way to the API server that can fail: one client's connections go through it, and others' do not.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Result, bail};
 use tokio::{
@@ -51,8 +56,9 @@ pub struct Link {
 }
 
 impl Link {
-    pub(crate) async fn open(inner: Arc<Inner>) -> Result<Self> {
-        let (here, there) = (inner.ground.address(), inner.plane.address());
+    /// One that listens at this address of this machine.
+    pub(crate) async fn open(inner: Arc<Inner>, here: Ipv4Addr) -> Result<Self> {
+        let there = inner.plane.address();
         let (mode, seen) = watch::channel(Mode::Pass);
         let traffic = Arc::new(watch::Sender::new(Traffic::default()));
         let count = Arc::clone(&traffic);

@@ -60,8 +60,8 @@ pub(crate) struct Users {
 }
 
 impl Users {
-    /// Makes the authority, the API server's certificate for this address, the service accounts' key and the admin.
-    pub(crate) fn new(folder: PathBuf, address: Ipv4Addr) -> Result<Self> {
+    /// Makes the authority, the API server's certificate for these addresses, the service accounts' key and the admin.
+    pub(crate) fn new(folder: PathBuf, addresses: &[Ipv4Addr]) -> Result<Self> {
         fs::create_dir_all(&folder)?;
         let mut params = named("rouse test cluster", None);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -75,11 +75,7 @@ impl Users {
 
         let admin = User { name: "admin".to_owned(), proof: Value::Null };
         let mut users = Self { folder, authority: Arc::new(authority), admin };
-        let mut server = named("kube-apiserver", None);
-        let dns = |name: &str| -> Result<SanType> { Ok(SanType::DnsName(name.try_into()?)) };
-        server.subject_alt_names =
-            vec![SanType::IpAddress(IpAddr::V4(address)), dns("localhost")?, dns("kubernetes.default.svc")?];
-        users.issue("server", server, ExtendedKeyUsagePurpose::ServerAuth)?;
+        users.server("server", addresses, &["localhost", "kubernetes.default.svc"])?;
         users.admin = users.certified("admin", Some(MASTERS))?;
         Ok(users)
     }
@@ -97,6 +93,17 @@ impl Users {
             "client-key": self.file(&format!("{file}.key")),
         });
         Ok(User { name: name.to_owned(), proof })
+    }
+
+    /// The certificate `FILE.pem` and the key `FILE.key` of a server that has these addresses and names.
+    pub(crate) fn server(&self, file: &str, addresses: &[Ipv4Addr], names: &[&str]) -> Result<()> {
+        let mut params = named(file, None);
+        params.subject_alt_names =
+            addresses.iter().map(|address| SanType::IpAddress(IpAddr::V4(*address))).collect();
+        for name in names {
+            params.subject_alt_names.push(SanType::DnsName((*name).try_into()?));
+        }
+        self.issue(file, params, ExtendedKeyUsagePurpose::ServerAuth)
     }
 
     /// One of the folder's files.

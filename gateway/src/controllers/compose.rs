@@ -20,7 +20,7 @@ pub fn compose(base: &Config, settled: &Settled) -> Config {
         id: name.as_str().into(),
         capacity: pool.total.unwrap_or_default(),
         metered: false,
-        units: None,
+        units: pool.units,
     };
     let served = || settled.served.values();
     Config {
@@ -104,7 +104,7 @@ mod tests {
         let large = &config.core.models[0];
         assert_eq!(
             (&large.accelerators, large.memory.awake),
-            (&Accelerators::Ids(vec!["default".into()]), Bytes::gib(160))
+            (&Accelerators::Of { pool: "default".into(), count: 4 }, Bytes::gib(40))
         );
         assert_eq!(config.models.keys().map(|name| name.as_str()).collect::<Vec<_>>(), models);
         for spec in &config.core.models {

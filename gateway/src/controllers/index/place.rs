@@ -199,7 +199,7 @@ fn served(entry: &ModelEntry, model: &Arc<convert::Model>, variant: &Variant, pl
     let quota = terms.and_then(|terms| terms.quota(&model.object.namespace));
     let most = terms.and_then(|terms| terms.max_priority).unwrap_or(i32::MAX);
     let alone = terms.is_some_and(|terms| terms.slots == 1);
-    let spec = on_pool(&variant.spec, place.name, alone);
+    let spec = on_pool(&variant.spec, place.name);
     let spec = ModelSpec { priority: spec.priority.min(most), ..spec };
     let mut notes = Vec::new();
     if model.variants.len() > 1 {
@@ -231,21 +231,11 @@ fn served(entry: &ModelEntry, model: &Arc<convert::Model>, variant: &Variant, pl
     }
 }
 
-/// The pool is one accelerator to the decisions, with the memory of all that are behind it. `alone`: an engine has its
-/// accelerators to itself.
-fn on_pool(spec: &ModelSpec, pool: &str, alone: bool) -> ModelSpec {
+/// The pool is one accelerator to the decisions, with the memory of all that are behind it.
+fn on_pool(spec: &ModelSpec, pool: &str) -> ModelSpec {
     let count = match &spec.accelerators {
-        Accelerators::Count(count) | Accelerators::Of { count, .. } => u64::from(*count),
-        Accelerators::Ids(ids) => ids.len() as u64,
+        Accelerators::Count(count) | Accelerators::Of { count, .. } => *count,
+        Accelerators::Ids(ids) => u32::try_from(ids.len()).unwrap_or(u32::MAX),
     };
-    let all = |Bytes(each): Bytes| Bytes(each.saturating_mul(count));
-    let Memory { awake, asleep, host } = spec.memory;
-    ModelSpec {
-        accelerators: Accelerators::Ids(vec![pool.into()]),
-        memory: Memory { awake: all(awake), asleep: all(asleep), host: all(host) },
-        // It measures the free memory of accelerators that the kubelet gives to no other: starts in a pool need not wait
-        // for each other.
-        explicit_memory: spec.explicit_memory || alone,
-        ..spec.clone()
-    }
+    ModelSpec { accelerators: Accelerators::Of { pool: pool.into(), count }, ..spec.clone() }
 }

@@ -133,8 +133,7 @@ pub struct Served {
     pub model: Arc<convert::Model>,
     /// Which of its variants is run: a place in `model.variants`.
     pub variant: usize,
-    /// For the decisions: on its pool, with the pool's terms applied. A pool is one accelerator to them, so the memory is
-    /// that of all of an engine's accelerators together.
+    /// For the decisions: on its pool, with the pool's terms applied.
     pub spec: ModelSpec,
     /// How engines of that variant are spoken to.
     pub engine: Arc<config::Model>,

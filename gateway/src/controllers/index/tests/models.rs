@@ -24,7 +24,7 @@ fn a_model_goes_to_the_pool_that_has_all_of_its_nodes() {
     assert!(settled.rejected.is_empty());
     for served in settled.served.values() {
         assert_eq!(served.pool.as_deref(), Some("default"));
-        assert_eq!(served.spec.accelerators, Accelerators::Ids(vec!["default".into()]));
+        assert_eq!(served.spec.accelerators, Accelerators::Of { pool: "default".into(), count: 1 });
         assert_eq!((&served.waits, served.notes.len()), (&None, 0));
     }
     let exact = &settled.served[&object("exact")];

@@ -1,0 +1,213 @@
+//! A node with a real kubelet: containerd and runc of the distribution's packages, and Pods in containers.
+//!
+//! ```text
+//!   this machine                                  the node: namespaces of its own      (node/machine)
+//!   kube-apiserver 127.N.0.1 ◀── Link 198.18.N.1 ══ wire ══ 198.18.N.2 kubelet         (node/kubelet)
+//!   kube-scheduler                                             containerd, CNI         (node/runtime)
+//!   test ───────────────────────── route ──────────▶ 198.19.N.* Pods
+//! ```
+//!
+//! Tests reach Pods at their addresses, and a Pod reaches what listens on this machine at [`Node::host`]. Images are the
+//! archives that `images/build` makes of our programs; nothing is ever pulled. Accelerators are a number in the node's status:
+//! the scheduler counts them, and which ones a Pod has its own spec must say.
+//!
+//! A cluster has either one node or Pod runners: the node's scheduler would bind Pods to their nodes as well. It takes root,
+//! cgroups and the packages that `needs` names. Nothing is left of it when it is dropped or the test's process ends.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::{Arc, mpsc},
+};
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::{Node as Object, Pod};
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+
+use crate::{Cluster, Inner, Link, server::Server, wait};
+
+mod cgroup;
+mod kubelet;
+mod machine;
+mod needs;
+mod runtime;
+mod scheduler;
+
+use self::{cgroup::Cgroup, machine::Machine};
+
+/// What a Pod asks for.
+const ACCELERATOR: &str = "nvidia.com/gpu";
+
+/// How a node is made.
+pub struct Builder<'a> {
+    cluster: &'a Cluster,
+    archives: PathBuf,
+    images: Vec<String>,
+    accelerators: u32,
+}
+
+/// A node that is ready. Dropped, it ends with all its Pods, at once.
+pub struct Node {
+    inner: Arc<Inner>,
+    name: String,
+    link: Link,
+    log: PathBuf,
+    parts: Option<Parts>,
+}
+
+/// What runs, in the order in which it ends.
+struct Parts {
+    scheduler: Server,
+    kubelet: Server,
+    containerd: Server,
+    machine: Machine,
+}
+
+impl Builder<'_> {
+    /// Pods can name this image: `NAME.tar` of the archives.
+    #[must_use]
+    pub fn image(mut self, name: &str) -> Self {
+        self.images.push(name.to_owned());
+        self
+    }
+
+    /// The node says that it has so many `nvidia.com/gpu`.
+    #[must_use]
+    pub fn accelerators(mut self, count: u32) -> Self {
+        self.accelerators = count;
+        self
+    }
+
+    /// Starts it; returns when its object says that it is ready.
+    ///
+    /// # Errors
+    /// Says what this machine lacks; or which server did not start, with the end of its log.
+    pub async fn start(self) -> Result<Node> {
+        needs::check()?;
+        let inner = Arc::clone(&self.cluster.inner);
+        let Self { archives, images, accelerators, .. } = self;
+        let home = Arc::clone(&inner);
+        // What is started belongs to the runtime that waits for it.
+        inner.at_home(async move { Node::start(home, &archives, images, accelerators).await }).await
+    }
+}
+
+impl Node {
+    /// A node for this cluster, with archives of images from this folder. `rouse-pause.tar` must be among them.
+    pub fn of<'a>(cluster: &'a Cluster, archives: &Path) -> Builder<'a> {
+        Builder { cluster, archives: archives.to_owned(), images: Vec::new(), accelerators: 0 }
+    }
+
+    async fn start(
+        inner: Arc<Inner>,
+        archives: &Path,
+        images: Vec<String>,
+        accelerators: u32,
+    ) -> Result<Self> {
+        let ground = &inner.ground;
+        let (name, folder) = (ground.wire(), ground.state().join("node"));
+        let log = ground.logs().join("node");
+        let machine = Machine::start(ground, &folder, &log, &name).await?;
+        let link = Link::open(Arc::clone(&inner), ground.uplink()).await?;
+        let started = async {
+            let containerd = runtime::start(ground, &machine, &folder).await?;
+            for image in images.iter().map(String::as_str).chain([runtime::PAUSE]) {
+                runtime::import(&machine, archives, image).await?;
+            }
+            let kubelet = kubelet::start(&inner, &machine, &folder, &name, link.address()).await?;
+            let scheduler = scheduler::start(&inner)?;
+            anyhow::Ok((scheduler, kubelet, containerd))
+        };
+        let (scheduler, kubelet, containerd) = match started.await {
+            Ok(started) => started,
+            Err(error) => {
+                machine.end().await;
+                return Err(error);
+            }
+        };
+        let parts = Some(Parts { scheduler, kubelet, containerd, machine });
+        let node = Self { inner, name, link, log, parts };
+        node.announce(accelerators).await?;
+        Ok(node)
+    }
+
+    /// As a device plugin's would be, the number is the node's; no plugin is there to say which of them a Pod has. Returns when
+    /// the kubelet has seen it, and the scheduler counts with it.
+    async fn announce(&self, accelerators: u32) -> Result<()> {
+        let client = self.inner.users.client(self.inner.users.admin(), self.inner.plane.address()).await?;
+        let status = json!({ "status": { "capacity": { ACCELERATOR: accelerators.to_string() } } });
+        let nodes: Api<Object> = Api::all(client);
+        nodes
+            .patch_status(&self.name, &PatchParams::default(), &Patch::Merge(status))
+            .await
+            .context("the node's accelerators")?;
+        let counted = |node: &Object| {
+            let status = node.status.iter().flat_map(|status| &status.allocatable);
+            status.filter_map(|all| all.get(ACCELERATOR)).any(|count| count.0 == accelerators.to_string())
+        };
+        wait::until(&nodes, &self.name, "its accelerators", |node| node.as_ref().is_some_and(counted))
+            .await?;
+        Ok(())
+    }
+
+    /// Its object's.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// This machine, as its Pods know it.
+    pub fn host(&self) -> Ipv4Addr {
+        self.inner.ground.uplink()
+    }
+
+    /// Its kubelet's way to the API server.
+    pub fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Where Pods on it reach the API server, with a certificate for that address.
+    pub fn api_server(&self) -> SocketAddr {
+        self.link.address()
+    }
+
+    /// The processes of this Pod's containers, as this machine knows them, the one that holds its network included.
+    ///
+    /// # Errors
+    /// When the cgroups cannot be read.
+    pub fn processes(&self, pod: &Pod) -> Result<Vec<i32>> {
+        Cgroup::of(&self.inner.ground).processes(&pod.uid().context("a Pod without a uid")?)
+    }
+
+    /// What the container runtime has written of this container's `restart`th life: a line each of time, stream, `F` (or `P`
+    /// for a part of a line) and text.
+    ///
+    /// # Errors
+    /// When there is no such log.
+    pub fn log(&self, pod: &Pod, container: &str, restart: u32) -> Result<String> {
+        let (namespace, uid) = (pod.namespace().unwrap_or_default(), pod.uid().unwrap_or_default());
+        let of_pod = format!("{namespace}_{}_{uid}", pod.name_any());
+        let path = self.log.join("pods").join(of_pod).join(container).join(format!("{restart}.log"));
+        fs::read_to_string(&path).with_context(|| path.display().to_string())
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let Some(mut parts) = self.parts.take() else { return };
+        let (told, ended) = mpsc::channel::<()>();
+        self.inner.handle.spawn(async move {
+            let _told = told;
+            for server in [&mut parts.scheduler, &mut parts.kubelet, &mut parts.containerd] {
+                server.kill().await;
+            }
+            parts.machine.end().await;
+        });
+        // An error is the end of the task, which is what is waited for; a runtime that has ended ran the watchdog.
+        ended.recv().ok();
+    }
+}

@@ -1,0 +1,33 @@
+//! The scheduler, a process of this machine like the other servers of the control plane.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+
+use crate::{
+    Inner, binaries,
+    control_plane::{SCHEDULER, flags},
+    server::Server,
+};
+
+/// Starts it. Who waits for it waits for what it does.
+pub(super) fn start(inner: &Arc<Inner>) -> Result<Server> {
+    let (ground, users) = (&inner.ground, &inner.users);
+    let program =
+        binaries::find("ring2")?.remove("kube-scheduler").context("cluster/build lists no kube-scheduler")?;
+    let admin = users.kubeconfig(users.admin(), inner.plane.address())?.display().to_string();
+    let args = flags(&[
+        ("kubeconfig", admin.clone()),
+        ("authentication-kubeconfig", admin.clone()),
+        ("authorization-kubeconfig", admin),
+        ("bind-address", ground.address().to_string()),
+        ("secure-port", SCHEDULER.to_string()),
+        ("cert-dir", ground.state().join("kube-scheduler").display().to_string()),
+        // It is the only one, and one that waits for a lease makes tests wait.
+        ("leader-elect", "false".to_owned()),
+        ("profiling", "false".to_owned()),
+    ]);
+    let mut server = Server::new(ground, "kube-scheduler", program, args);
+    server.start()?;
+    Ok(server)
+}

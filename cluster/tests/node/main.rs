@@ -1,0 +1,13 @@
+//! What only a real kubelet can show: its probes, its restarts, its grace, with our images in real containers.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod containers;
+mod deployments;
+mod engine;
+mod ground;
+mod http;
+mod site;
+#[path = "../cluster/support.rs"]
+#[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
+mod support;

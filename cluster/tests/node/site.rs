@@ -1,0 +1,58 @@
+//! The cluster and the node that all tests share, and the Pods that they run there.
+
+use std::path::PathBuf;
+
+use rouse_cluster::{Cluster, Node};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+/// What the shared node says that it has.
+pub(crate) const ACCELERATORS: u32 = 4;
+/// The stub's ports in [`engine`].
+pub(crate) const RELAY: u16 = 8000;
+pub(crate) const ADMIN: u16 = 8001;
+const PROBES: u16 = 8080;
+/// Where the engine listens, on the Pod's loopback alone.
+pub(crate) const ENGINE: u16 = 9000;
+
+/// Ready with the first who asks, and ended with the process.
+pub(crate) async fn node() -> &'static Node {
+    static SHARED: OnceCell<Node> = OnceCell::const_new();
+    let started = SHARED.get_or_try_init(|| start(Cluster::shared())).await;
+    started.unwrap_or_else(|error| panic!("no node: {error:#}"))
+}
+
+pub(crate) async fn start(cluster: &Cluster) -> anyhow::Result<Node> {
+    let images = Node::of(cluster, &archives()).image("rouse-stub").image("engine-sim");
+    images.accelerators(ACCELERATORS).start().await
+}
+
+/// `make test-node` builds them beside what cargo builds, which is this program too.
+fn archives() -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    program.parent().unwrap().with_file_name("images")
+}
+
+/// The spec of a Pod with an engine on one accelerator and a stub as its sidecar; nobody but the stub can reach the engine.
+pub(crate) fn engine() -> Value {
+    let ready = json!({ "path": "/ready", "port": PROBES });
+    json!({
+        "terminationGracePeriodSeconds": 20,
+        "initContainers": [{
+            "name": "stub",
+            "image": "rouse-stub",
+            "imagePullPolicy": "Never",
+            "restartPolicy": "Always",
+            "args": ["proxy", format!("--relay-port-1={RELAY}"), format!("--admin-port={ADMIN}")],
+            "env": [{ "name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-a" }],
+            "readinessProbe": { "httpGet": ready, "periodSeconds": 1, "failureThreshold": 1 },
+        }],
+        "containers": [{
+            "name": "engine",
+            "image": "engine-sim",
+            "imagePullPolicy": "Never",
+            "args": ["--host=127.0.0.1", format!("--port={ENGINE}"), "--model=qwen"],
+            "resources": { "limits": { "nvidia.com/gpu": 1 } },
+        }],
+    })
+}
