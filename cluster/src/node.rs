@@ -113,46 +113,28 @@ impl Node {
         let (name, folder) = (ground.wire(), ground.state().join("node"));
         let log = ground.logs().join("node");
         let machine = Machine::start(ground, &folder, &log, &name).await?;
-        let link = Link::open(Arc::clone(&inner), ground.uplink()).await?;
         let started = async {
+            let link = Link::open(Arc::clone(&inner), ground.uplink()).await?;
             let containerd = runtime::start(ground, &machine, &folder).await?;
             for image in images.iter().map(String::as_str).chain([runtime::PAUSE]) {
                 runtime::import(&machine, archives, image).await?;
             }
             let kubelet = kubelet::start(&inner, &machine, &folder, &name, link.address()).await?;
+            announce(&inner, &name, accelerators).await?;
+            // The last, so that it binds no Pod to a node that does not come to be.
             let scheduler = scheduler::start(&inner)?;
-            anyhow::Ok((scheduler, kubelet, containerd))
+            anyhow::Ok((link, scheduler, kubelet, containerd))
         };
-        let (scheduler, kubelet, containerd) = match started.await {
-            Ok(started) => started,
+        match started.await {
+            Ok((link, scheduler, kubelet, containerd)) => {
+                let parts = Some(Parts { scheduler, kubelet, containerd, machine });
+                Ok(Self { inner, name, link, log, parts })
+            }
             Err(error) => {
                 machine.end().await;
-                return Err(error);
+                Err(error)
             }
-        };
-        let parts = Some(Parts { scheduler, kubelet, containerd, machine });
-        let node = Self { inner, name, link, log, parts };
-        node.announce(accelerators).await?;
-        Ok(node)
-    }
-
-    /// As a device plugin's would be, the number is the node's; no plugin is there to say which of them a Pod has. Returns when
-    /// the kubelet has seen it, and the scheduler counts with it.
-    async fn announce(&self, accelerators: u32) -> Result<()> {
-        let client = self.inner.users.client(self.inner.users.admin(), self.inner.plane.address()).await?;
-        let status = json!({ "status": { "capacity": { ACCELERATOR: accelerators.to_string() } } });
-        let nodes: Api<Object> = Api::all(client);
-        nodes
-            .patch_status(&self.name, &PatchParams::default(), &Patch::Merge(status))
-            .await
-            .context("the node's accelerators")?;
-        let counted = |node: &Object| {
-            let status = node.status.iter().flat_map(|status| &status.allocatable);
-            status.filter_map(|all| all.get(ACCELERATOR)).any(|count| count.0 == accelerators.to_string())
-        };
-        wait::until(&nodes, &self.name, "its accelerators", |node| node.as_ref().is_some_and(counted))
-            .await?;
-        Ok(())
+        }
     }
 
     /// Its object's.
@@ -194,6 +176,21 @@ impl Node {
         let path = self.log.join("pods").join(of_pod).join(container).join(format!("{restart}.log"));
         fs::read_to_string(&path).with_context(|| path.display().to_string())
     }
+}
+
+/// Says that the node has so many, as a device plugin would; no plugin is there to say which of them a Pod has. Returns when the
+/// kubelet has seen it, and so the scheduler can count with it.
+async fn announce(inner: &Inner, name: &str, accelerators: u32) -> Result<()> {
+    let nodes: Api<Object> = Api::all(inner.users.client(inner.users.admin(), inner.plane.address()).await?);
+    let status = json!({ "status": { "capacity": { ACCELERATOR: accelerators.to_string() } } });
+    let patch = Patch::Merge(status);
+    nodes.patch_status(name, &PatchParams::default(), &patch).await.context("the node's accelerators")?;
+    let counted = |node: &Object| {
+        let status = node.status.iter().flat_map(|status| &status.allocatable);
+        status.filter_map(|all| all.get(ACCELERATOR)).any(|count| count.0 == accelerators.to_string())
+    };
+    wait::until(&nodes, name, "its accelerators", |node| node.as_ref().is_some_and(counted)).await?;
+    Ok(())
 }
 
 impl Drop for Node {

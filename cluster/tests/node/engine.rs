@@ -1,12 +1,13 @@
 //! An engine with a stub beside it, from its first probe to its last process.
 
-use std::{net::IpAddr, time::Instant};
+use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Node as Object, Pod};
 use kube::{Api, ResourceExt as _, api::LogParams};
 use rouse::process::table;
 use rouse_cluster::Cluster;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::{
     http::ask,
