@@ -406,6 +406,20 @@ fn a_start_under_way_stays_as_it_is_until_it_is_published() {
 }
 
 #[test]
+fn what_is_ready_when_this_gateway_no_longer_leads_is_for_another_to_prove() {
+    let mut world = World::leader(QueuePolicy::Wait);
+    world.arrive("a");
+    world.tell(&Event::Placed { engine: engine("a"), generation: ONE, accelerators: vec!["gpu-0".into()] });
+    world.turn();
+    world.tell(&Event::Started { engine: engine("a"), generation: ONE, address: address() });
+    world.tell(&Event::Ready { engine: engine("a"), generation: ONE });
+    world.tell(&Event::Led { leads: false });
+    assert_eq!(world.turn(), [], "neither by the request that waits");
+    world.tell(&Event::Left { waiter: WaiterId(1) });
+    assert_eq!(world.turn(), [], "nor by a probe");
+}
+
+#[test]
 fn a_role_survives_in_a_journal_and_older_journals_do_without() {
     let mut world = World::serving(1);
     world.arrive("b");
