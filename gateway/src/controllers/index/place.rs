@@ -5,10 +5,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use rouse::{
-    model::{Accelerators, Memory, ModelSpec},
-    units::Bytes,
-};
+use rouse::model::{Accelerators, ModelSpec};
 
 use super::{
     entry::ModelEntry,
@@ -198,7 +195,6 @@ fn served(entry: &ModelEntry, model: &Arc<convert::Model>, variant: &Variant, pl
     let terms = place.pool.and_then(|pool| pool.terms.as_deref());
     let quota = terms.and_then(|terms| terms.quota(&model.object.namespace));
     let most = terms.and_then(|terms| terms.max_priority).unwrap_or(i32::MAX);
-    let alone = terms.is_some_and(|terms| terms.slots == 1);
     let spec = on_pool(&variant.spec, place.name);
     let spec = ModelSpec { priority: spec.priority.min(most), ..spec };
     let mut notes = Vec::new();

@@ -24,12 +24,15 @@ fn a_model_goes_to_the_pool_that_has_all_of_its_nodes() {
     assert!(settled.rejected.is_empty());
     for served in settled.served.values() {
         assert_eq!(served.pool.as_deref(), Some("default"));
-        assert_eq!(served.spec.accelerators, Accelerators::Of { pool: "default".into(), count: 1 });
+        assert!(
+            matches!(&served.spec.accelerators, Accelerators::Of { pool, .. } if pool.as_str() == "default")
+        );
         assert_eq!((&served.waits, served.notes.len()), (&None, 0));
     }
     let exact = &settled.served[&object("exact")];
-    let memory = Memory { awake: Bytes::gib(150), asleep: Bytes::gib(4), host: Bytes::ZERO };
-    assert_eq!(exact.spec.memory, memory, "of both accelerators");
+    let memory = Memory { awake: Bytes::gib(75), asleep: Bytes::gib(2), host: Bytes::ZERO };
+    assert_eq!(exact.spec.memory, memory, "on each accelerator");
+    assert_eq!(exact.spec.accelerators, Accelerators::Of { pool: "default".into(), count: 2 });
     assert_eq!(exact.uid.as_deref(), Some("uid-exact"));
     assert_eq!(exact.pods().unwrap().container, "engine");
 }
