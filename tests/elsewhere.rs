@@ -50,7 +50,7 @@ struct World {
 impl World {
     fn new(models: Vec<ModelSpec>, awake: &[&str]) -> Self {
         let mut world = Self { fleet: Fleet::new(), now: START, plan: Plan::default() };
-        let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false };
+        let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false, units: None };
         let settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
         let configuration = Configuration { settings, accelerators: vec![gpu], models };
         world.tell(&Event::Configured { configuration: Box::new(configuration) });

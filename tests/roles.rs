@@ -51,7 +51,8 @@ impl World {
     /// It leads, and nothing runs.
     fn leader(policy: QueuePolicy) -> Self {
         let mut world = Self { fleet: Fleet::new(), now: START, waiters: 0 };
-        let accelerators = vec![Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false }];
+        let accelerators =
+            vec![Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false, units: None }];
         let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
         settings.queue.policy = policy;
         let mut large = model("large");

@@ -102,7 +102,12 @@ struct Lease {
 }
 
 fn configuration(random: &mut Random) -> Configuration {
-    let gpu = |n| Accelerator { id: format!("gpu-{n}").into(), capacity: Bytes::gib(24), metered: false };
+    let gpu = |n| Accelerator {
+        id: format!("gpu-{n}").into(),
+        capacity: Bytes::gib(24),
+        metered: false,
+        units: None,
+    };
     let mut settings = Settings { host_memory: Bytes::gib(16), ..Settings::default() };
     settings.queue.max_wait = Millis(NEVER.0);
     settings.turns.residency = Millis(random.between(0, 2000));
