@@ -105,7 +105,8 @@ pub struct ModelSpec {
     pub max_concurrency: Option<u32>,
     /// From the launch until the engine answers.
     pub start_timeout: Millis,
-    /// The engine was told its KV-cache bytes, so it does not measure free memory at its start and may start beside others.
+    /// The engine was told its KV-cache bytes, so it does not measure free memory at its start and may start beside others; or
+    /// it is of a pool whose engines have accelerators to themselves, where nobody disturbs what another one measures.
     pub explicit_memory: bool,
     /// The kind of engine knows sleep and wake.
     pub can_sleep: bool,
@@ -194,11 +195,10 @@ impl Accelerators {
 }
 
 impl ModelSpec {
-    /// Its engines measure free memory at their start, which must not change meanwhile. Those of a pool have accelerators
-    /// of their own, each of them others: nobody in the pool can disturb what another one measures.
+    /// Its engines measure free memory at their start, which must not change meanwhile.
     #[must_use]
     pub const fn measures(&self) -> bool {
-        !self.explicit_memory && self.accelerators.units().is_none()
+        !self.explicit_memory
     }
 }
 

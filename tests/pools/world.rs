@@ -45,7 +45,8 @@ pub(crate) fn model(name: &str, gib: u64) -> ModelSpec {
         priority: 0,
         max_concurrency: None,
         start_timeout: Millis::secs(60),
-        explicit_memory: false,
+        // Its engines have accelerators to themselves.
+        explicit_memory: true,
         can_sleep: true,
         fingerprint: 1,
         eviction: None,

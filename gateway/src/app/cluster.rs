@@ -23,9 +23,9 @@ use crate::{
     controllers::{
         booking::Books,
         compose,
-        convert::Policy,
+        convert::{Policy, Run},
         election::{Election, Leases},
-        index::{Index, Settled, Sight},
+        index::{Index, Served, Settled, Sight},
         objects::{self, Keeper},
         registry::Registry,
         replica::{self, Replica},
@@ -36,7 +36,7 @@ use crate::{
     },
     driver::Handle,
     metrics::Metrics,
-    platform::kubernetes::{Kubernetes, Parts, Place, Places},
+    platform::kubernetes::{External, Externals, Kubernetes, Parts, Place, Places},
 };
 
 /// The lease that the one who decides holds.
@@ -168,7 +168,7 @@ impl Cluster {
         let settled = self.settled.borrow_and_update().clone().unwrap_or_default();
         let (served, refused, pools) = (settled.served.len(), settled.rejected.len(), settled.pools.len());
         tracing::debug!(served, refused, pools, "the cluster's objects");
-        self.platform.place(Arc::new(places(&settled)));
+        self.platform.place(Arc::new(places(&settled)), Arc::new(externals(&settled)));
         compose::compose(base, &settled)
     }
 
@@ -204,6 +204,18 @@ fn watch_pods(
 fn places(settled: &Settled) -> Places {
     let places = settled.served.iter().filter_map(|(object, served)| Place::of(object, served, settled));
     places.map(|place| (place.engine.name.clone(), Arc::new(place))).collect()
+}
+
+/// How those get served that somebody else runs.
+fn externals(settled: &Settled) -> Externals {
+    let external = |served: &Served| match &served.model.run {
+        Run::External(backend) => {
+            let external = External { engine: Arc::clone(&served.engine), backend: backend.clone() };
+            Some((served.spec.name.clone(), Arc::new(external)))
+        }
+        Run::Deployment(_) | Run::DualPods(_) => None,
+    };
+    settled.served.values().filter_map(external).collect()
 }
 
 /// What others know this gateway by, where nothing says so.

@@ -59,15 +59,17 @@ impl Reload {
     /// The cluster's objects mean something else than before.
     pub(super) fn objects(&mut self, home: &mut Home) {
         let Some(new) = home.compose(&self.base) else { return };
-        let (accelerators, old) = (new.core.accelerators.clone(), self.config.load_full());
-        let (mut new, diff) = merged(&old, new);
+        let old = self.config.load_full();
+        let pools = new.core.accelerators != old.core.accelerators;
         // Pools come and go.
-        new.core.accelerators = accelerators;
-        if diff.is_empty() && new.core.accelerators == old.core.accelerators {
+        let mut with_pools = Config::clone(&old);
+        with_pools.core.accelerators.clone_from(&new.core.accelerators);
+        let (new, diff) = merged(&with_pools, new);
+        if diff.is_empty() && !pools {
             return;
         }
         self.replace(new, &diff);
-        tracing::info!("the cluster's objects changed: {diff}");
+        tracing::info!(pools, "the cluster's objects changed: {diff}");
     }
 
     fn replace(&mut self, new: Config, diff: &Diff) {

@@ -113,6 +113,7 @@ fn used() -> Metrics {
     metrics.swapped();
     metrics.reloaded(Outcome::Done);
     metrics.certificate_expires(Some(2_000_000_000));
+    metrics.writes().with_label_values(&["Pod", "done"]).inc();
     // Its series last as long as it is held.
     let key = metrics.key("k");
     key.request(KeyOutcome::Admitted);

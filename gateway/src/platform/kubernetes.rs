@@ -13,6 +13,7 @@
 
 mod clerk;
 mod crew;
+mod external;
 mod life;
 mod place;
 mod steward;
@@ -22,7 +23,7 @@ mod work;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use rouse::{
@@ -51,10 +52,14 @@ use crate::{
     routes::Reported,
 };
 
+pub use external::External;
 pub use place::Place;
 
 /// Where each model's engines are to run, by the model's name.
 pub type Places = BTreeMap<ModelName, Arc<Place>>;
+
+/// The models that somebody else runs.
+pub type Externals = BTreeMap<ModelName, Arc<External>>;
 
 /// What a platform in a cluster is made of.
 pub struct Parts {
@@ -92,6 +97,7 @@ struct Shared {
     told: Arc<Told>,
     /// `None` before anything was heard of the cluster's objects.
     places: ArcSwapOption<Places>,
+    externals: ArcSwap<Externals>,
     requests: mpsc::UnboundedSender<Request>,
 }
 
@@ -112,6 +118,7 @@ impl Kubernetes {
             watched,
             told,
             places: ArcSwapOption::empty(),
+            externals: ArcSwap::default(),
             requests: requests.clone(),
         });
         let steward = Steward::new(Arc::clone(&shared), requests.clone());
@@ -121,10 +128,12 @@ impl Kubernetes {
     }
 
     /// Where engines are to run from now on. Those that run are not touched.
-    pub fn place(&self, places: Arc<Places>) {
-        self.shared.places.store(Some(places));
-        // Whoever waits for the first of them looks again.
-        self.requests.send(Request::Applied).unwrap_or_default();
+    pub fn place(&self, places: Arc<Places>, externals: Arc<Externals>) {
+        self.shared.externals.store(externals);
+        let first = self.shared.places.swap(Some(places)).is_none();
+        if first {
+            self.requests.send(Request::Placed).unwrap_or_default();
+        }
     }
 
     /// Ends every task. Engines live on.
@@ -176,6 +185,14 @@ impl Shared {
 
     fn place(&self, model: &ModelName) -> Option<Arc<Place>> {
         self.places.load().as_ref()?.get(model).cloned()
+    }
+
+    fn externals(&self) -> Arc<Externals> {
+        self.externals.load_full()
+    }
+
+    fn external(&self, model: &ModelName) -> Option<Arc<External>> {
+        self.externals.load().get(model).cloned()
     }
 
     /// The engine was told to go; what it has stays booked until [`Self::release`].

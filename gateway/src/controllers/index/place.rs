@@ -195,7 +195,8 @@ fn served(entry: &ModelEntry, model: &Arc<convert::Model>, variant: &Variant, pl
     let terms = place.pool.and_then(|pool| pool.terms.as_deref());
     let quota = terms.and_then(|terms| terms.quota(&model.object.namespace));
     let most = terms.and_then(|terms| terms.max_priority).unwrap_or(i32::MAX);
-    let spec = on_pool(&variant.spec, place.name);
+    let alone = terms.is_some_and(|terms| terms.slots == 1);
+    let spec = on_pool(&variant.spec, place.name, alone);
     let spec = ModelSpec { priority: spec.priority.min(most), ..spec };
     let mut notes = Vec::new();
     if model.variants.len() > 1 {
@@ -227,11 +228,16 @@ fn served(entry: &ModelEntry, model: &Arc<convert::Model>, variant: &Variant, pl
     }
 }
 
-/// The pool is one accelerator to the decisions, with the memory of all that are behind it.
-fn on_pool(spec: &ModelSpec, pool: &str) -> ModelSpec {
+/// The pool is one accelerator to the decisions, with the memory of all that are behind it. `alone`: an engine has its
+/// accelerators to itself.
+fn on_pool(spec: &ModelSpec, pool: &str, alone: bool) -> ModelSpec {
     let count = match &spec.accelerators {
         Accelerators::Count(count) | Accelerators::Of { count, .. } => *count,
         Accelerators::Ids(ids) => u32::try_from(ids.len()).unwrap_or(u32::MAX),
     };
-    ModelSpec { accelerators: Accelerators::Of { pool: pool.into(), count }, ..spec.clone() }
+    ModelSpec {
+        accelerators: Accelerators::Of { pool: pool.into(), count },
+        explicit_memory: spec.explicit_memory || alone,
+        ..spec.clone()
+    }
 }

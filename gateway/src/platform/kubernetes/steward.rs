@@ -9,6 +9,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
     sync::Arc,
 };
 
@@ -31,6 +32,7 @@ use super::{
     Place, Shared,
     clerk::{self, Entry},
     crew::{self, Desired},
+    external::{External, Visit},
     life::{self, Berth, Order, Start},
     takeover,
 };
@@ -60,6 +62,8 @@ pub(super) enum Request {
     Refused { deployment: ObjectName, why: String },
     /// A Deployment was written.
     Applied,
+    /// It is known for the first time where models run.
+    Placed,
     /// Something for the ledger of this pool.
     Enter { pool: String, entry: Entry },
 }
@@ -171,6 +175,8 @@ impl Steward {
     async fn turn(&mut self, leads: bool) {
         self.leading = false;
         self.tasks.shutdown().await;
+        let own: Vec<(EngineId, Generation)> =
+            self.lives.iter().map(|(id, life)| (id.clone(), life.generation)).collect();
         self.lives.clear();
         self.crews.clear();
         self.clerks.clear();
@@ -179,16 +185,29 @@ impl Steward {
             takeover::take_over(self).await;
             self.leading = true;
         } else {
-            for said in self.published.values().cloned().collect::<Vec<_>>() {
-                self.pass_on(&said, &[]).await;
+            self.pass_on_all().await;
+            // What this gateway had begun and nobody speaks of is nothing that runs.
+            for (engine, generation) in own.into_iter().filter(|(engine, _)| !self.is_published(engine)) {
+                self.shared.common.tell(Event::Published { engine, generation, published: None }).await;
             }
         }
+    }
+
+    async fn pass_on_all(&self) {
+        for said in self.published.values() {
+            self.pass_on(said, &[]).await;
+        }
+    }
+
+    fn is_published(&self, engine: &EngineId) -> bool {
+        let of_model = self.published.values().filter(|said| said.model == engine.model);
+        of_model.flat_map(|said| &said.engines).any(|status| status.replica == engine.replica)
     }
 
     /// What a status says is how an engine is, for whoever does not lead.
     async fn hear(&mut self, said: Published) {
         let before = self.published.insert(said.object.clone(), said.clone());
-        if !self.leading {
+        if !self.leading && self.shared.is_placed() {
             self.pass_on(&said, before.as_ref().map_or(&[], |before| &before.engines)).await;
         }
     }
@@ -276,6 +295,10 @@ impl Steward {
     }
 
     async fn reserve(&mut self, engine: EngineId, generation: Generation) {
+        if self.shared.external(&engine.model).is_some() {
+            let accelerators = Vec::new();
+            return self.shared.common.tell(Event::Placed { engine, generation, accelerators }).await;
+        }
         let Some(place) = self.shared.place(&engine.model) else {
             return self.shared.common.tell(Event::Conflict { engine, generation }).await;
         };
@@ -305,6 +328,9 @@ impl Steward {
     }
 
     async fn launch(&mut self, engine: EngineId, generation: Generation) {
+        if let Some(external) = self.shared.external(&engine.model).filter(|_| !self.lives.contains_key(&engine)) {
+            return self.visit(engine, generation, external, None);
+        }
         let place = self.shared.place(&engine.model);
         let runs = self.lives.contains_key(&engine);
         let Some(place) = place.filter(|_| !runs) else {
@@ -347,6 +373,25 @@ impl Steward {
         self.lives.insert(id, life);
         self.recount(&deployment, Some(place));
         self.assign(&deployment);
+    }
+
+    /// Begins dealings with a backend; `known`: where it is, when it serves already.
+    pub(super) fn visit(
+        &mut self,
+        id: EngineId,
+        generation: Generation,
+        external: Arc<External>,
+        known: Option<SocketAddr>,
+    ) {
+        let (orders, received) = mpsc::unbounded_channel();
+        let shared = Arc::clone(&self.shared);
+        let requests = self.requests.clone();
+        let visit = Visit { shared, id: id.clone(), generation, external, requests };
+        self.tasks.spawn(visit.live(received, known));
+        let (shown, _) = watch::channel(None);
+        let deployment = ObjectName::new("", "");
+        let life = Life { generation, deployment, orders, pod: None, shown, bound: true, leaving: None };
+        self.lives.insert(id, life);
     }
 
     /// Ends an engine that nobody took over: what it has is seen to its end, and given back.
@@ -459,6 +504,8 @@ impl Steward {
             }
             Request::Refused { deployment, why } => self.refused(&deployment, &why).await,
             Request::Applied => self.let_go(),
+            Request::Placed if self.leading => {}
+            Request::Placed => self.pass_on_all().await,
             Request::Enter { pool, entry } => {
                 self.clerk(&pool).send(entry).unwrap_or_default();
             }

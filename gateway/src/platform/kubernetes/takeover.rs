@@ -21,7 +21,7 @@ use rouse::{
     adapter::Health,
     fleet::event::{Event, Found},
     model::EngineId,
-    units::Generation,
+    units::{Generation, Tick},
 };
 use tokio::time;
 
@@ -35,7 +35,8 @@ use super::{
 use crate::{
     controllers::{
         booking::Error,
-        crd::ledger::ObjectName,
+        condition::tick,
+        crd::{inference_model::EngineState, ledger::ObjectName},
         pods::Seen,
         workload::{PROXY_PORT, SPI_PORT},
     },
@@ -67,6 +68,7 @@ pub(super) async fn take_over(steward: &mut Steward) {
     for found in runs {
         adopt(steward, &shared, found).await;
     }
+    adopt_externals(steward, &shared).await;
     end_leftovers(steward, &shared, &booked).await;
     shared.common.tell(Event::AdoptionDone).await;
 }
@@ -158,6 +160,36 @@ async fn adopt(steward: &mut Steward, shared: &Arc<Shared>, found: Runs) {
     shared.common.tell(event).await;
     let start = if ready { Start::Awake } else { Start::Starting };
     steward.enlist(engine, generation, place, Some(pod), start);
+}
+
+/// Backends that the former leader found serving go on as they are.
+async fn adopt_externals(steward: &mut Steward, shared: &Arc<Shared>) {
+    let externals = shared.externals();
+    for (model, external) in externals.iter() {
+        let said = steward.published.values().find(|said| said.model == *model);
+        let awake = said.and_then(|said| {
+            said.engines.iter().find(|status| status.state == EngineState::Awake && status.replica == 0).cloned()
+        });
+        let Some((status, address)) = awake.and_then(|status| {
+            let address = status.address.as_ref()?.parse().ok()?;
+            Some((status, address))
+        }) else {
+            continue;
+        };
+        let engine = EngineId::new(model.clone(), 0);
+        let generation = Generation(status.generation);
+        let found = Found {
+            address,
+            accelerators: Vec::new(),
+            asleep: None,
+            ready: true,
+            fingerprint: external.engine.fingerprint,
+            last_end: Tick(0),
+            started: status.since.as_ref().map(tick).unwrap_or_default(),
+        };
+        shared.common.tell(Event::Adopted { engine: engine.clone(), generation, found }).await;
+        steward.visit(engine, generation, Arc::clone(external), Some(address));
+    }
 }
 
 /// Ends what belongs to no engine that was taken over: Pods that are on their way out or nobody's, and bookings.

@@ -1,0 +1,118 @@
+//! A backend that somebody else runs: it is looked for, asked whether it serves, and watched; never started or stopped.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use rouse::{
+    fault::Cause,
+    fleet::event::Event,
+    model::EngineId,
+    units::Generation,
+};
+use tokio::{net, sync::mpsc, time};
+
+use super::{
+    Shared,
+    life::{Order, Pauses},
+    steward::Request,
+};
+use crate::{
+    config::Model,
+    controllers::address::{self, Backend, Host},
+    platform::{contact::Contact, ready, watch as health},
+};
+
+/// A name server that takes longer has no answer.
+const LOOKUP: Duration = Duration::from_secs(5);
+
+/// How requests for a model of mode external get there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct External {
+    pub engine: Arc<Model>,
+    pub backend: Backend,
+}
+
+/// One gateway's dealings with a backend, as a life of an engine.
+pub(super) struct Visit {
+    pub(super) shared: Arc<Shared>,
+    pub(super) id: EngineId,
+    pub(super) generation: Generation,
+    pub(super) external: Arc<External>,
+    pub(super) requests: mpsc::UnboundedSender<Request>,
+}
+
+impl Visit {
+    /// Until it is told to stop. `known`: where it is, when it serves already.
+    pub(super) async fn live(self, mut orders: mpsc::UnboundedReceiver<Order>, known: Option<SocketAddr>) {
+        let stopped = async {
+            while let Some(order) = orders.recv().await {
+                match order {
+                    Order::Stop => return,
+                    // There is no stub: a gate is each gateway's own, and what is under way there ends by itself.
+                    Order::Close | Order::Cut => {
+                        let (engine, generation) = (self.id.clone(), self.generation);
+                        self.shared.common.tell(Event::Drained { engine, generation }).await;
+                    }
+                    Order::Probe => {
+                        if let Some(address) = self.address().await {
+                            health::probe(&self.contact(address)).await;
+                        }
+                    }
+                    Order::Hold | Order::Open => {}
+                }
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            () = stopped => {}
+            () = self.serve(known) => {}
+        }
+        let (engine, generation) = (self.id.clone(), self.generation);
+        drop(self.requests.send(Request::Over { engine: engine.clone(), generation }));
+        self.shared.common.tell(Event::Gone { engine, generation, cause: Cause::Stopped }).await;
+    }
+
+    async fn serve(&self, known: Option<SocketAddr>) {
+        let mut pauses = Pauses::new();
+        let address = loop {
+            match known {
+                Some(address) => break address,
+                None => match self.address().await {
+                    Some(address) => break address,
+                    None => pauses.pause().await,
+                },
+            }
+        };
+        let contact = self.contact(address);
+        if known.is_none() {
+            let (engine, generation) = (self.id.clone(), self.generation);
+            self.shared.common.tell(Event::Started { engine: engine.clone(), generation, address }).await;
+            ready::up(&contact, None).await;
+            self.shared.common.tell(Event::Ready { engine, generation }).await;
+        }
+        health::watch(&contact, false).await;
+    }
+
+    fn contact(&self, address: SocketAddr) -> Contact {
+        let engine = Arc::clone(&self.external.engine);
+        Contact::new(&self.shared.common, self.id.clone(), self.generation, address, engine)
+    }
+
+    /// Where it is now. What its name leads to is held to the same rules as an address that is written down.
+    async fn address(&self) -> Option<SocketAddr> {
+        let Backend { host, port, .. } = &self.external.backend;
+        match host {
+            Host::Address(ip) => Some(SocketAddr::new(*ip, *port)),
+            Host::Name(name) => {
+                let found = time::timeout(LOOKUP, net::lookup_host((name.as_str(), *port))).await;
+                let mut found = found.ok()?.inspect_err(|error| {
+                    tracing::warn!(engine = %self.id, name, %error, "the backend's name leads nowhere");
+                }).ok()?;
+                let allowed = found.find(|address| address::forbidden(address.ip()).is_none());
+                if allowed.is_none() {
+                    tracing::warn!(engine = %self.id, name, "the backend's name leads only to addresses that are never asked");
+                }
+                allowed
+            }
+        }
+    }
+}
