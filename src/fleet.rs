@@ -319,6 +319,12 @@ impl Fleet {
         all.filter(|(_, own)| *own != Elsewhere::default()).collect()
     }
 
+    /// Shutdown was ordered: gates close for this gateway alone.
+    #[must_use]
+    pub fn is_shutting_down(&self) -> bool {
+        self.planner.shutdown.is_some()
+    }
+
     /// Shutdown was ordered, and nothing is left to wait for.
     #[must_use]
     pub fn is_finished(&self) -> bool {

@@ -359,7 +359,7 @@ impl Draft<'_> {
     fn claim(&mut self, id: &EngineId, candidate: &Candidate) {
         for accelerator in &candidate.accelerators {
             let account = self.planner.ledger.accelerators.get(accelerator);
-            let has = account.map_or(Portion::default(), |account| account.part_of(id));
+            let has = account.map_or_else(Portion::default, |account| account.part_of(id));
             let claim = self.claims.entry(accelerator.clone()).or_default();
             *claim = *claim + candidate.need.less(has);
         }

@@ -301,7 +301,7 @@ impl Ledger {
     ) {
         for id in accelerators {
             self.accelerators.book(id, engine, Some(bytes));
-            let taken = |account: &Account| units.or(account.units.map(|_| 1));
+            let taken = |account: &Account| units.or_else(|| account.units.map(|_| 1));
             if let Some(units) = self.accelerators.get(id).and_then(taken) {
                 self.accelerators.change(id, |account| account.taken.take(engine, units));
             }

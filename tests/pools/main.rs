@@ -1,6 +1,8 @@
 //! What models say of themselves (when they may be put away, how their requests wait), and pools of accelerators of which
 //! somebody else picks the ones.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
 mod own_policy;
 mod taken;
 mod world;

@@ -159,7 +159,7 @@ impl Cluster {
         let (told, seen) = mpsc::channel(REPLICAS);
         let replicas = objects::namespaced(&self.client, Some(&self.own));
         let namespace = Some(self.own.clone());
-        self.tasks.spawn(async move { follow(replicas, namespace, None, told, |change| change).await });
+        self.tasks.spawn(follow(replicas, namespace, None, told, |change| change));
         self.tasks.spawn(replica::listen(self.name.clone(), handle.clone(), seen));
     }
 
@@ -192,10 +192,8 @@ fn watch_pods(
     let (told, received) = mpsc::channel(PODS);
     for namespace in namespaces {
         let api = objects::namespaced(client, namespace.as_deref());
-        let (namespace, told) = (namespace.clone(), told.clone());
-        tasks.spawn(async move {
-            follow(api, namespace, Some(&workload::selector()), told, |change| change).await;
-        });
+        let labels = Some(workload::selector());
+        tasks.spawn(follow(api, namespace.clone(), labels, told.clone(), |change| change));
     }
     received
 }

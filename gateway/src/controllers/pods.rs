@@ -10,7 +10,7 @@ use super::{
     condition::tick,
     crd::ledger::ObjectName,
     label,
-    workload::{FINGERPRINT, GENERATION, REPLICA, STUB, TEMPLATE},
+    workload::{CONTAINER, FINGERPRINT, GENERATION, REPLICA, STUB, TEMPLATE},
 };
 
 /// A Pod of an engine, as it was last seen.
@@ -92,19 +92,27 @@ fn trouble(pod: &Pod) -> Option<Trouble> {
             message: condition.message.clone().unwrap_or_default(),
         });
     }
+    // The kubelet starts it again, but that is another engine, of which nothing is known, in memory that is this one's.
+    let engine = pod.annotations().get(CONTAINER);
+    let mut engines = status.container_statuses.iter().flatten().filter(|it| Some(&it.name) == engine);
+    if let Some(crash) = engines.find_map(crashed) {
+        return Some(crash);
+    }
     let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
     let mut own = containers.filter(|container| container.name != STUB);
     own.find_map(stuck)
 }
 
+fn crashed(container: &ContainerStatus) -> Option<Trouble> {
+    let states = [&container.state, &container.last_state];
+    let ended = states.into_iter().flatten().find_map(|state| state.terminated.as_ref())?;
+    let times = u32::try_from(container.restart_count).unwrap_or(0).max(1);
+    let signal = ended.signal.filter(|signal| *signal > 0);
+    Some(Trouble::Crashed { code: ended.exit_code, signal, times })
+}
+
+/// It cannot be made.
 fn stuck(container: &ContainerStatus) -> Option<Trouble> {
-    let ended = [&container.last_state, &container.state];
-    let ended = ended.into_iter().flatten().find_map(|state| state.terminated.as_ref());
-    let times = u32::try_from(container.restart_count).unwrap_or(0);
-    if let Some(ended) = ended.filter(|_| !container.ready) {
-        let signal = ended.signal.filter(|signal| *signal > 0);
-        return Some(Trouble::Crashed { code: ended.exit_code, signal, times: times.max(1) });
-    }
     let waiting = container.state.as_ref()?.waiting.as_ref()?;
     let reason = waiting.reason.clone().unwrap_or_default();
     // What is only on its way has a reason, too.
@@ -125,7 +133,7 @@ mod tests {
             "metadata": {
                 "name": "m-1", "namespace": "ns", "uid": "u",
                 "labels": {TEMPLATE: "abcd", label::MODEL: "hash"},
-                "annotations": {FINGERPRINT: "7", REPLICA: "2", GENERATION: "3"},
+                "annotations": {FINGERPRINT: "7", CONTAINER: "engine", REPLICA: "2", GENERATION: "3"},
             },
             "status": status,
         });
@@ -146,9 +154,8 @@ mod tests {
         let image = Trouble::Container { reason: "ErrImagePull".into(), message: "why".into() };
         assert_eq!(seen(waiting("ErrImagePull")).unwrap().trouble, Some(image));
         let crashed = json!({"containerStatuses": [
-            {"name": "engine", "image": "", "imageID": "", "ready": false, "restartCount": 2,
-             "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-             "lastState": {"terminated": {"exitCode": 3}}},
+            {"name": "engine", "image": "", "imageID": "", "ready": true, "restartCount": 2,
+             "state": {"running": {}}, "lastState": {"terminated": {"exitCode": 3}}},
         ]});
         let crash = Trouble::Crashed { code: 3, signal: None, times: 2 };
         assert_eq!(seen(crashed).unwrap().trouble, Some(crash));

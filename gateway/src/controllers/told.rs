@@ -54,6 +54,10 @@ impl Told {
 
     /// Takes note of what a turn of the decisions has changed.
     pub(crate) fn follow(&self, fleet: &Fleet, plan: &Plan, changes: &Changes) {
+        // What ends with this gateway is no news of engines.
+        if fleet.is_shutting_down() {
+            return;
+        }
         let mut inner = self.inner();
         if inner.turn(fleet) {
             self.edge.notify_one();

@@ -74,14 +74,14 @@ fn name(metadata: &ObjectMeta) -> ObjectName {
 pub async fn watch<K, M>(
     api: Api<DeserializeGuard<K>>,
     namespace: Option<String>,
-    labels: Option<&str>,
+    labels: Option<String>,
     told: mpsc::Sender<M>,
     wrap: impl Fn(Change<K>) -> M,
 ) where
     K: Resource<DynamicType: Default + Eq + Hash + Clone> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let config =
-        labels.map_or_else(watcher::Config::default, |labels| watcher::Config::default().labels(labels));
+        labels.map_or_else(watcher::Config::default, |labels| watcher::Config::default().labels(&labels));
     let events = watcher::watcher(api, config).default_backoff();
     follow(events, namespace, told, wrap).await;
 }

@@ -31,6 +31,8 @@ pub const REPLICA: &str = "rouse.dev/replica";
 pub const GENERATION: &str = "rouse.dev/generation";
 /// Annotation: the fingerprint of what the engine was started with, in decimal.
 pub const FINGERPRINT: &str = "rouse.dev/fingerprint";
+/// Annotation of a Pod: the name of its engine's container.
+pub const CONTAINER: &str = "rouse.dev/container";
 /// Annotation: the leader that wrote it last. A new leader writes its own before anything else, so that what an earlier one
 /// has on its way is refused for its version.
 pub const EPOCH: &str = "rouse.dev/epoch";
@@ -111,6 +113,7 @@ impl Workload<'_> {
         let annotations = json!({
             label::MODEL_NAME: self.engine.name.as_str(),
             FINGERPRINT: fingerprint.to_string(),
+            CONTAINER: self.pods.container,
         });
         let mut marked = annotations.clone();
         merge::into(&mut marked, &json!({EPOCH: self.epoch.to_string()}));

@@ -76,7 +76,7 @@ async fn a_restart_leaves_the_budget_and_the_engines_as_they_are() {
     let before = world.running().await;
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         gateway.signal(signal);
-        assert!(gateway.ended(Duration::from_secs(20)).is_some(), "{signal} did not end it");
+        gateway.ended().await;
         gateway = world.gateway("gateway-0", "");
         let client = gateway.client();
         let answer = aside(move || client.chat("large", false, 4)).await;

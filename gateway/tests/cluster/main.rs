@@ -5,12 +5,15 @@
 
 mod books;
 #[path = "../it/support/client.rs"]
+#[allow(dead_code, reason = "shared with the tests of one machine")]
 mod client;
 mod columns;
 mod definitions;
 mod election;
+mod engines;
 mod flows;
 mod objects;
+mod objects_served;
 mod outages;
 mod process;
 mod refusals;

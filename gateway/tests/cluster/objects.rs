@@ -140,8 +140,7 @@ pub(crate) fn full_node() -> (Value, Value) {
 
 pub(crate) fn full_replica() -> (Value, Value) {
     let demand = json!({ "waiting": 3, "inFlight": 5, "lastRequest": MOMENT });
-    let status =
-        json!({ "waiting": 3, "inFlight": 5, "models": { "meta-llama/Llama-3.3-70B-Instruct": demand }, "renewed": MOMENT });
+    let status = json!({ "waiting": 3, "inFlight": 5, "models": { "meta-llama/Llama-3.3-70B-Instruct": demand }, "renewed": MOMENT });
     (json!({ "address": "10.0.0.7:8080" }), status)
 }
 

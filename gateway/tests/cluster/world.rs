@@ -7,7 +7,6 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::PathBuf,
     process::{Child, Command, Stdio},
-    time::Duration,
 };
 
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
@@ -22,11 +21,12 @@ use nix::{
 use rouse_cluster::{
     PodRunner,
     podrunner::{Image, NodeSpec},
-    wait,
+    wait::{self, PATIENCE},
 };
 use rouse_gateway::controllers::crd::{AcceleratorPool, InferenceModel};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::time::timeout;
 
 use crate::{
     client::Client,
@@ -206,7 +206,7 @@ fn stub_program(dir: &TempDir) -> PathBuf {
 
 /// A gateway's process; ended by its own pid when dropped.
 pub(crate) struct Gateway {
-    child: Child,
+    child: Option<Child>,
     pub(crate) api: SocketAddr,
     pub(crate) admin: SocketAddr,
 }
@@ -236,7 +236,7 @@ impl Gateway {
         };
         let (api, admin) = (at("inference API"), at("admin"));
         std::thread::spawn(move || lines.for_each(drop));
-        Self { child, api, admin }
+        Self { child: Some(child), api, admin }
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -244,32 +244,27 @@ impl Gateway {
     }
 
     pub(crate) fn pid(&self) -> Pid {
-        Pid::from_raw(i32::try_from(self.child.id()).unwrap())
+        Pid::from_raw(i32::try_from(self.child.as_ref().unwrap().id()).unwrap())
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
         kill(self.pid(), signal).unwrap();
     }
 
-    /// Waits for its end, for so long.
-    pub(crate) fn ended(&mut self, within: Duration) -> Option<std::process::ExitStatus> {
-        let until = std::time::Instant::now() + within;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return Some(status);
-            }
-            if std::time::Instant::now() > until {
-                return None;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+    /// Waits for its end.
+    pub(crate) async fn ended(mut self) {
+        let mut child = self.child.take().unwrap();
+        let ended = tokio::task::spawn_blocking(move || child.wait().unwrap());
+        timeout(PATIENCE, ended).await.expect("it does not end").unwrap();
     }
 }
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 }
 

@@ -51,8 +51,12 @@ pub(super) async fn keep(
                 continue;
             }
             Err(Error::Invalid(why)) => {
-                // Whoever waits for Pods of it is told.
+                // Whoever waits for Pods of it is told. Where there is no such Deployment, it has no Pods either.
+                if matches!(api.get_opt(&name.name).await, Ok(None)) {
+                    applied.send_replace(wanted.version);
+                }
                 drop(requests.send(Request::Refused { deployment: name.clone(), why }));
+                drop(requests.send(Request::Applied));
             }
             Err(error) => {
                 tracing::warn!(deployment = %name, %error, "the Deployment was not written; it is tried again");

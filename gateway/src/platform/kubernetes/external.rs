@@ -2,12 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use rouse::{
-    fault::Cause,
-    fleet::event::Event,
-    model::EngineId,
-    units::Generation,
-};
+use rouse::{fault::Cause, fleet::event::Event, model::EngineId, units::Generation};
 use tokio::{net, sync::mpsc, time};
 
 use super::{
@@ -104,9 +99,12 @@ impl Visit {
             Host::Address(ip) => Some(SocketAddr::new(*ip, *port)),
             Host::Name(name) => {
                 let found = time::timeout(LOOKUP, net::lookup_host((name.as_str(), *port))).await;
-                let mut found = found.ok()?.inspect_err(|error| {
-                    tracing::warn!(engine = %self.id, name, %error, "the backend's name leads nowhere");
-                }).ok()?;
+                let mut found = found
+                    .ok()?
+                    .inspect_err(|error| {
+                        tracing::warn!(engine = %self.id, name, %error, "the backend's name leads nowhere");
+                    })
+                    .ok()?;
                 let allowed = found.find(|address| address::forbidden(address.ip()).is_none());
                 if allowed.is_none() {
                     tracing::warn!(engine = %self.id, name, "the backend's name leads only to addresses that are never asked");

@@ -328,7 +328,9 @@ impl Steward {
     }
 
     async fn launch(&mut self, engine: EngineId, generation: Generation) {
-        if let Some(external) = self.shared.external(&engine.model).filter(|_| !self.lives.contains_key(&engine)) {
+        if let Some(external) =
+            self.shared.external(&engine.model).filter(|_| !self.lives.contains_key(&engine))
+        {
             return self.visit(engine, generation, external, None);
         }
         let place = self.shared.place(&engine.model);

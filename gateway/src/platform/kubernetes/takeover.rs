@@ -168,7 +168,10 @@ async fn adopt_externals(steward: &mut Steward, shared: &Arc<Shared>) {
     for (model, external) in externals.iter() {
         let said = steward.published.values().find(|said| said.model == *model);
         let awake = said.and_then(|said| {
-            said.engines.iter().find(|status| status.state == EngineState::Awake && status.replica == 0).cloned()
+            said.engines
+                .iter()
+                .find(|status| status.state == EngineState::Awake && status.replica == 0)
+                .cloned()
         });
         let Some((status, address)) = awake.and_then(|status| {
             let address = status.address.as_ref()?.parse().ok()?;

@@ -1,0 +1,58 @@
+//! What becomes of an engine, and what its gateway says of it.
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::json;
+
+use crate::{
+    client::Client,
+    world::{World, aside, reason},
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_dies_is_replaced_and_its_memory_is_booked_once() {
+    let world = World::new("engine-dies", 2, "64Gi").await;
+    world.model("qwen", "40Gi", "", json!({})).await;
+    let gateway = world.gateway("gateway-0", "");
+    let client = gateway.client();
+    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    let pods = world.running().await;
+    let processes = world.runner.processes(&pods[0]);
+    let (_, engine) = processes.iter().find(|(container, _)| container == "engine").unwrap();
+    kill(Pid::from_raw(*engine), Signal::SIGKILL).unwrap();
+    let failed = world.until("qwen", "seen dead", |model| reason(model, "Ready") != "Deployed").await;
+    assert!(!failed.status.unwrap().ready);
+    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    assert_eq!(world.booked().await, [("qwen".to_owned(), 40)]);
+    let now = world.running().await;
+    assert_eq!(now.len(), 1);
+    assert_ne!(now[0].metadata.uid, pods[0].metadata.uid, "what it had is gone with its Pod");
+}
+
+/// What people who know the design that this comes from look for, and what writing to the cluster costs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn metrics_name_the_pool_and_count_the_writes() {
+    let world = World::new("engine-metrics", 2, "64Gi").await;
+    world.model("qwen", "40Gi", "", json!({})).await;
+    let gateway = world.gateway("gateway-0", "");
+    let client = gateway.client();
+    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    world.until("qwen", "ready", |model| reason(model, "Ready") == "Deployed").await;
+    let admin = Client::new(gateway.admin);
+    let text = aside(move || admin.get("/metrics").text()).await;
+    let value = |name: &str| {
+        let line =
+            text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    let deployments = "rouse_kubernetes_writes_total{kind=\"Deployment\",outcome=\"done\"}";
+    assert!((value(deployments) - 1.0).abs() < 0.5, "one Deployment, written once: {text}");
+    let made = world.deployments().list(&kube::api::ListParams::default()).await.unwrap();
+    assert_eq!(made.items.len(), 1);
+    let budget = format!("inference_budget_allocated_bytes{{node_pool=\"{}\"}}", world.name());
+    let local = "inference_budget_allocated_bytes";
+    let named = text.lines().any(|line| line.starts_with(&budget));
+    assert!(named || value(local) > 0.0, "{text}");
+}

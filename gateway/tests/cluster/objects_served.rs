@@ -1,0 +1,72 @@
+//! What objects do to a gateway that runs: bad ones to nobody else, and those that somebody else runs.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpListener,
+};
+
+use serde_json::json;
+
+use crate::world::{World, aside, reason};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bad_object_says_so_and_harms_no_other() {
+    let world = World::new("served-bad", 2, "128Gi").await;
+    let gateway = world.gateway("gateway-0", "");
+    world.model("good", "10Gi", "", json!({})).await;
+    world.model("homeless", "10Gi", "", json!({"nodeSelector": {"inference-pool": "nowhere"}})).await;
+    world.model("twin", "10Gi", "", json!({"modelName": "good"})).await;
+    let external =
+        json!({"modelName": "metadata", "mode": "external", "backendUrl": "http://169.254.169.254/"});
+    world.apply("metadata", &external).await.unwrap();
+    // The schema lets it pass; a Deployment of it is refused.
+    let broken = json!({"template": {"spec": {"containers": [{"name": "engine", "image": "rouse/engine", "ports": [{"containerPort": 99999}]}]}}});
+    world.model("broken", "10Gi", "", broken).await;
+    for (name, why) in [("homeless", "NoPool"), ("twin", "DuplicateName"), ("metadata", "ForbiddenBackend")] {
+        world.until(name, why, |model| reason(model, "Accepted") == why).await;
+    }
+    world.until("broken", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
+    let client = gateway.client();
+    let refused = aside(move || client.chat("broken", false, 4)).await;
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    assert_eq!(refused.json()["error"]["code"], "model_not_ready", "{}", refused.text());
+    world.until("broken", "failed", |model| reason(model, "Available") == "Failed").await;
+    assert_eq!(aside(move || client.chat("homeless", false, 4)).await.status, 404);
+    assert_eq!(aside(move || client.chat("good", false, 4)).await.status, 200);
+    assert_eq!(world.booked().await, [("good".to_owned(), 10)], "what failed holds nothing");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_that_grows_lets_in_who_found_no_room() {
+    let world = World::new("served-grows", 2, "16Gi").await;
+    world.model("large", "40Gi", "", json!({"queue": {"policy": "reject"}})).await;
+    let gateway = world.gateway("gateway-0", "");
+    let client = gateway.client();
+    let refused = aside(move || client.chat("large", false, 4)).await;
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    world.until("large", "no room", |model| reason(model, "Available") == "InsufficientMemory").await;
+    let name = world.name().to_owned();
+    world.pool(&name, json!({"nodeSelector": {"inference-pool": name}, "memory": "64Gi"})).await;
+    world.until("large", "room", |model| reason(model, "Available") == "ScaledToZero").await;
+    assert_eq!(aside(move || client.chat("large", false, 4)).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backend_by_an_address_of_this_machine_is_never_asked() {
+    let asked = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = asked.local_addr().unwrap().port();
+    let world = World::new("served-loopback", 1, "16Gi").await;
+    let gateway = world.gateway("gateway-0", "");
+    let external = |url: String| json!({"modelName": "inside", "mode": "external", "backendUrl": url});
+    world.apply("inside", &external(format!("http://127.0.0.1:{port}"))).await.unwrap();
+    world.until("inside", "refused", |model| reason(model, "Accepted") == "ForbiddenBackend").await;
+    let client = gateway.client();
+    assert_eq!(aside(move || client.chat("inside", false, 4)).await.status, 404);
+    asked.set_nonblocking(true).unwrap();
+    if let Ok((mut stream, from)) = asked.accept() {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok();
+        stream.flush().ok();
+        panic!("{from} asked: {text}");
+    }
+}
