@@ -319,6 +319,12 @@ impl Fleet {
         all.filter(|(_, own)| *own != Elsewhere::default()).collect()
     }
 
+    /// This gateway leads, and everything that already ran is known to it.
+    #[must_use]
+    pub fn decides(&self) -> bool {
+        self.planner.role == Role::Leads && self.planner.adopted
+    }
+
     /// Shutdown was ordered: gates close for this gateway alone.
     #[must_use]
     pub fn is_shutting_down(&self) -> bool {

@@ -441,3 +441,18 @@ fn a_role_survives_in_a_journal_and_older_journals_do_without() {
     let text = journal::write_turn(START, &alone.fleet.snapshot()).expect("a line");
     assert!(!text.contains("role") && !text.contains("unfound") && !text.contains("forsaken"), "{text}");
 }
+
+/// A gateway that comes to lead has not heard of every life that there was, and others have: what it starts is told apart
+/// from all of those.
+#[test]
+fn lives_under_a_new_leader_are_later_than_any_before() {
+    let mut world = World::follower(QueuePolicy::Wait);
+    world.tell(&Event::Led { leads: true });
+    let from = Generation(7 << 16);
+    world.tell(&Event::LivesFrom { generation: from });
+    world.tell(&Event::AdoptionDone);
+    let generation = |world: &World| world.fleet.engine(&engine("a")).unwrap().generation;
+    assert_eq!(generation(&world), from);
+    world.tell(&Event::LivesFrom { generation: ONE });
+    assert_eq!(generation(&world), from, "never back");
+}

@@ -4,10 +4,7 @@
 //! never exceeds the capacity. An *observation* is a fact: memory may come back late, an engine may take more than it
 //! declared, and somebody else may use the accelerator. Room exists only where both agree.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +29,9 @@ pub(super) struct Account {
     pub(super) capacity: Bytes,
     pub(super) metered: bool,
     pub(super) healthy: bool,
+    /// In the configuration.
+    #[serde(default = "listed", skip_serializing_if = "Clone::clone")]
+    pub(super) listed: bool,
     /// Of a pool: how many accelerators are in it, where that counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) units: Option<u32>,
@@ -65,6 +65,11 @@ pub(super) struct HostAccount {
     pub(super) booked: Bookings,
 }
 
+/// Journals from before it was recorded had no others.
+const fn listed() -> bool {
+    true
+}
+
 /// A reading older than this is taken again before memory is granted on its word.
 const FRESH: Millis = Millis(1000);
 /// An unanswered reading is asked for again after this.
@@ -84,6 +89,7 @@ impl Account {
             metered: spec.metered,
             healthy: true,
             units: spec.units,
+            listed: true,
             booked: Bookings::default(),
             taken: Taken::default(),
             reading: None,
@@ -124,9 +130,9 @@ impl Account {
         Portion { bytes: self.booked_by(engine), units: self.taken.of(engine) }
     }
 
-    /// It is configured, or somebody is still there.
+    /// It is configured, also where there is nothing of it at present, or somebody is still there.
     fn stays(&self) -> bool {
-        self.capacity > Bytes::ZERO || !self.booked.is_empty()
+        self.listed || !self.booked.is_empty()
     }
 
     #[must_use]
@@ -274,6 +280,7 @@ impl Ledger {
             for account in all.values_mut() {
                 let account = Arc::make_mut(account);
                 account.capacity = Bytes::ZERO;
+                account.listed = false;
                 account.units = account.units.map(|_| 0);
             }
             for spec in accelerators {
@@ -281,12 +288,10 @@ impl Ledger {
                 let account = Arc::make_mut(account);
                 account.capacity = spec.capacity;
                 account.units = spec.units;
+                account.listed = true;
                 account.metered = spec.metered;
             }
-            // A pool of which nothing is left may have engines that are still to be found.
-            let pools: BTreeSet<_> =
-                accelerators.iter().filter(|a| a.units.is_some()).map(|a| &a.id).collect();
-            all.retain(|id, account| account.stays() || pools.contains(id));
+            all.retain(|_, account| account.stays());
         });
     }
 

@@ -119,6 +119,11 @@ pub enum Event {
     Led {
         leads: bool,
     },
+    /// Lives of engines that begin from here on are later ones than this. A new leader has not heard of all that there were
+    /// before it, and others have.
+    LivesFrom {
+        generation: Generation,
+    },
     /// What the gateway that leads says of an engine; `None`: it has no process. States in between may be left out. To be
     /// told also of an engine known here that is not among those published.
     Published {
@@ -385,6 +390,7 @@ impl fmt::Display for Event {
             Self::Elsewhere { gateway, demand: None } => write!(f, "{gateway} is gone"),
             Self::Led { leads: true } => f.write_str("this gateway leads"),
             Self::Led { .. } => f.write_str("another gateway leads"),
+            Self::LivesFrom { generation } => write!(f, "lives are counted from {generation} on"),
             Self::Published { engine, published: Some(published), .. } => {
                 write!(f, "{engine} is published as {:?}", published.state)
             }

@@ -36,6 +36,7 @@ impl Planner {
             }
             Event::AdoptionDone => self.adoption_done(now),
             Event::Led { leads } => self.led(*leads, now),
+            Event::LivesFrom { generation } => self.lives_from(*generation),
             Event::Published { engine, generation, published } => {
                 self.published(engine, *generation, published.as_ref(), now);
             }

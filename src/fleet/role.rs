@@ -23,7 +23,7 @@ use crate::{
     engine::{Door, Engine, Proof, state::State},
     fault::Fault,
     model::EngineId,
-    units::Tick,
+    units::{Generation, Tick},
 };
 
 /// What this gateway is to the cluster; a gateway alone always leads.
@@ -86,6 +86,18 @@ impl Planner {
                 self.engines.change(id, |e| (e.placing, e.shrinking) = (None, None));
                 self.book_as_seen(id, now);
             }
+        }
+    }
+
+    /// Engines that have no life now begin their next one above this.
+    pub(super) fn lives_from(&mut self, generation: Generation) {
+        self.last_life = self.last_life.max(generation);
+        let between = self.engines.values().filter(|e| {
+            !e.state.has_process() && e.placing.is_none() && e.orphan.is_none() && e.generation < generation
+        });
+        let between: Vec<EngineId> = between.map(|e| e.id.clone()).collect();
+        for id in &between {
+            self.engines.change(id, |e| e.generation = generation);
         }
     }
 

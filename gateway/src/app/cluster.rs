@@ -54,6 +54,7 @@ pub(super) struct Cluster {
     settled: watch::Receiver<Option<Arc<Settled>>>,
     tasks: JoinSet<()>,
     client: Client,
+    sidecar: Sidecar,
     told: Arc<Told>,
     /// What others know this gateway by, and its namespace.
     name: String,
@@ -104,22 +105,22 @@ impl Cluster {
             settled: tell,
         };
         tasks.spawn(keeper.run());
+        let sidecar =
+            Sidecar { image: settings.stub_image.clone(), pull_policy: settings.stub_pull_policy.clone() };
         let parts = Parts {
             books,
             writer,
             told: Arc::clone(&told),
             published,
             claim: election.claim(),
-            sidecar: Sidecar {
-                image: settings.stub_image.clone(),
-                pull_policy: settings.stub_pull_policy.clone(),
-            },
+            sidecar: sidecar.clone(),
             watched: namespaces,
             pods,
             client,
         };
         let platform = Arc::new(Kubernetes::start(Arc::clone(config), events, clock, parts));
-        let mut cluster = Self { platform, election, settled, tasks, client: reached, told, name, own };
+        let mut cluster =
+            Self { platform, election, settled, tasks, client: reached, sidecar, told, name, own };
         cluster.first().await;
         Ok(cluster)
     }
@@ -168,7 +169,7 @@ impl Cluster {
         let settled = self.settled.borrow_and_update().clone().unwrap_or_default();
         let (served, refused, pools) = (settled.served.len(), settled.rejected.len(), settled.pools.len());
         tracing::debug!(served, refused, pools, "the cluster's objects");
-        self.platform.place(Arc::new(places(&settled)), Arc::new(externals(&settled)));
+        self.platform.place(Arc::new(places(&settled, &self.sidecar)), Arc::new(externals(&settled)));
         compose::compose(base, &settled)
     }
 
@@ -199,8 +200,9 @@ fn watch_pods(
 }
 
 /// Where each served model runs. External ones run nowhere.
-fn places(settled: &Settled) -> Places {
-    let places = settled.served.iter().filter_map(|(object, served)| Place::of(object, served, settled));
+fn places(settled: &Settled, sidecar: &Sidecar) -> Places {
+    let places =
+        settled.served.iter().filter_map(|(object, served)| Place::of(object, served, settled, sidecar));
     places.map(|place| (place.engine.name.clone(), Arc::new(place))).collect()
 }
 

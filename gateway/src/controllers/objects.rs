@@ -114,12 +114,16 @@ impl Keeper {
                 self.registry.all(&settled);
             }
             let leads = self.claim.borrow_and_update().filter(Claim::holds).map(|claim| claim.epoch);
-            if leads != epoch {
-                epoch = leads;
+            // Before it knows what runs, a new leader would write that nothing does.
+            let decides = leads.filter(|_| self.facts.decides());
+            if decides != epoch {
+                epoch = decides;
                 self.registry.all(&settled);
             }
             self.registry.told(self.facts.take(), &settled);
-            self.registry.write(&self.index, &settled);
+            if decides.is_some() {
+                self.registry.write(&self.index, &settled);
+            }
         }
     }
 

@@ -4,12 +4,15 @@
 //! the last write of it has ended. Each write carries the version that was seen, so that what a replaced leader still has on
 //! its way is refused; whoever is refused waits for the newer version, which is on its way to it, and looks again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use kube::{Api, Client, Resource as _};
 use rouse::{lease::Clock, model::ModelName, units::Millis};
 use serde_json::json;
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time};
 
 use super::{
     booking::Books,
@@ -19,6 +22,8 @@ use super::{
     writer::{Error, Writer},
 };
 
+/// After a failure a status is written again so much later.
+const AGAIN: Duration = Duration::from_secs(2);
 /// So many statuses are written at once.
 const AT_ONCE: usize = 8;
 
@@ -33,7 +38,14 @@ pub struct Registry {
     versions: BTreeMap<ObjectName, String>,
     due: BTreeSet<What>,
     writing: BTreeSet<What>,
-    writes: JoinSet<(What, Result<(), Error>)>,
+    writes: JoinSet<Ended>,
+}
+
+/// What came to its end.
+enum Ended {
+    Write(What, Result<(), Error>),
+    /// The pause after a write that failed.
+    Pause(What),
 }
 
 /// Whose status.
@@ -88,18 +100,30 @@ impl Registry {
         match self.writes.join_next().await {
             None => std::future::pending().await,
             Some(Err(error)) => tracing::error!(%error, "a write of a status died"),
-            Some(Ok((what, outcome))) => {
+            Some(Ok(Ended::Pause(what))) => {
                 self.writing.remove(&what);
-                match outcome {
-                    // What was written comes back by the watch, and so does what was in the way.
-                    Ok(()) | Err(Error::Conflict | Error::Gone | Error::NotLeading) => {}
-                    Err(error) => {
-                        tracing::warn!(?what, %error, "a status was not written; it is tried again");
-                        self.due.insert(what);
-                    }
-                }
+                self.due.insert(what);
+            }
+            Some(Ok(Ended::Write(what, outcome))) => self.wrote(what, outcome),
+        }
+    }
+
+    fn wrote(&mut self, what: What, outcome: Result<(), Error>) {
+        match outcome {
+            // What was written comes back by the watch, and so does what was in the way.
+            Ok(()) | Err(Error::Conflict | Error::Gone | Error::NotLeading) => {}
+            // It would be refused again; another one is written when there is something else to say.
+            Err(error @ Error::Invalid(_)) => tracing::error!(?what, %error, "a status is refused"),
+            Err(error) => {
+                tracing::warn!(?what, %error, "a status was not written; it is tried again");
+                self.writes.spawn(async move {
+                    time::sleep(AGAIN).await;
+                    Ended::Pause(what)
+                });
+                return;
             }
         }
+        self.writing.remove(&what);
     }
 
     /// Starts the writes that are due, if this gateway leads.
@@ -148,12 +172,14 @@ impl Registry {
         let name = object.name.clone();
         self.writes.spawn(async move {
             let outcome = writer.apply_status(&api, &name, &patch).await;
-            (what, outcome.map(drop))
+            Ended::Write(what, outcome.map(drop))
         });
     }
 
     fn pool(&mut self, index: &Index, settled: &Settled, name: &str) {
-        let Some(pool) = settled.pools.get(name) else { return };
+        // Another installation in the same cluster may have pools of its own.
+        let ours = settled.served.values().any(|served| served.pool.as_deref() == Some(name));
+        let Some(pool) = settled.pools.get(name).filter(|_| ours) else { return };
         let now = self.clock.now();
         let wanted = status::pool_status(pool, index.pool_status(name), now);
         if !status::pool_differs(index.pool_status(name), &wanted) {
@@ -165,7 +191,7 @@ impl Registry {
         let name = name.to_owned();
         self.writes.spawn(async move {
             let outcome = books.survey(&name, |stored| status::pool_status(&pool, Some(stored), now)).await;
-            (what, outcome.map_err(Error::from))
+            Ended::Write(what, outcome.map_err(Error::from))
         });
     }
 }

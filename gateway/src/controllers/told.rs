@@ -33,6 +33,8 @@ struct Inner {
     facts: BTreeMap<ModelName, Facts>,
     /// Those of them that nobody has taken.
     news: BTreeSet<ModelName>,
+    /// This gateway leads, and knows what runs.
+    decides: bool,
     /// Models that somebody waits for here, and models that are being used here.
     wanted: BTreeSet<ModelName>,
     used: BTreeSet<ModelName>,
@@ -63,9 +65,11 @@ impl Told {
             self.edge.notify_one();
         }
         let mut models: BTreeSet<ModelName> = changes.models.clone();
-        if changes.configured {
+        let decides = fleet.decides();
+        if changes.configured || decides != inner.decides {
             models.extend(fleet.specs().map(|spec| spec.name.clone()));
         }
+        inner.decides = decides;
         let mut waiting: BTreeMap<ModelName, Waiting> = fleet
             .reasons(plan)
             .map(|(model, text, memory)| {
@@ -114,6 +118,11 @@ impl Told {
     /// When a model has got its first waiter or its first request here, or has lost its last.
     pub async fn edge(&self) {
         self.edge.notified().await;
+    }
+
+    /// What is told here is what engines are, and no guess from what others say.
+    pub fn decides(&self) -> bool {
+        self.inner().decides
     }
 
     /// When there is something to take.

@@ -2,7 +2,7 @@
 //!
 //! One Deployment for each template that engines run by. A template that changes makes another Deployment, beside the
 //! former, whose engines are drained and put away one by one; so no controller but Rouse ever decides that an engine goes,
-//! and a rollout cuts no stream. Its name is the object's and eight characters of the template's fingerprint.
+//! and a rollout cuts no stream. Its name is the object's and eight characters that stand for the template.
 
 mod merge;
 #[cfg(test)]
@@ -18,7 +18,7 @@ use super::{
     crd::{Template, ledger::ObjectName},
     label,
 };
-use crate::config::{self, kind_name};
+use crate::config::{self, Fingerprint, kind_name};
 
 /// Label: which template a Pod runs by.
 pub const TEMPLATE: &str = "rouse.dev/template";
@@ -77,16 +77,9 @@ pub struct Workload<'a> {
     pub epoch: Epoch,
 }
 
-/// Eight hexadecimal characters of a template's fingerprint.
-#[must_use]
-pub fn template(fingerprint: u64) -> String {
-    format!("{:08x}", (fingerprint >> 32) ^ (fingerprint & 0xffff_ffff))
-}
-
 /// The Deployment's name. Names that are cut keep apart by a hash of the whole.
 #[must_use]
-pub fn name(object: &ObjectName, fingerprint: u64) -> String {
-    let template = template(fingerprint);
+pub fn name(object: &ObjectName, template: &str) -> String {
     if object.name.len() <= LONGEST_NAME {
         return format!("{}-{template}", object.name);
     }
@@ -101,30 +94,38 @@ pub fn selector() -> String {
 }
 
 impl Workload<'_> {
+    /// Eight hexadecimal characters that stand for everything in its Pods: also what is no engine's affair, such as the stub
+    /// beside it. A Deployment whose template changed would end Pods by itself.
+    #[must_use]
+    pub fn template(&self) -> String {
+        let mut hash = Fingerprint::new();
+        hash.part(&self.pod().to_string());
+        let hash = hash.value();
+        format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
+    }
+
     /// To be applied by server-side apply, whole.
     #[must_use]
     pub fn deployment(&self) -> Value {
-        let fingerprint = self.variant.spec.fingerprint;
+        let template = self.template();
         let labels = BTreeMap::from([
             (MANAGED, ROUSE.to_owned()),
             (label::MODEL, label::value(self.engine.name.as_str())),
-            (TEMPLATE, template(fingerprint)),
+            (TEMPLATE, template.clone()),
         ]);
-        let annotations = json!({
-            label::MODEL_NAME: self.engine.name.as_str(),
-            FINGERPRINT: fingerprint.to_string(),
-            CONTAINER: self.pods.container,
-        });
-        let mut marked = annotations.clone();
-        merge::into(&mut marked, &json!({EPOCH: self.epoch.to_string()}));
+        let mut pod = self.pod();
+        merge::into(&mut pod, &json!({"metadata": {"labels": labels}}));
         json!({
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": {
-                "name": name(&self.owner.object, fingerprint),
+                "name": name(&self.owner.object, &template),
                 "namespace": self.owner.object.namespace,
                 "labels": labels,
-                "annotations": marked,
+                "annotations": {
+                    label::MODEL_NAME: self.engine.name.as_str(),
+                    EPOCH: self.epoch.to_string(),
+                },
                 "ownerReferences": [{
                     "apiVersion": "rouse.dev/v1alpha1",
                     "kind": "InferenceModel",
@@ -139,12 +140,13 @@ impl Workload<'_> {
                 // How long an engine may take is decided elsewhere.
                 "progressDeadlineSeconds": i32::MAX,
                 "selector": {"matchLabels": labels},
-                "template": self.pod(&json!({"labels": labels, "annotations": annotations})),
+                "template": pod,
             },
         })
     }
 
-    fn pod(&self, metadata: &Value) -> Value {
+    /// What a Pod is made of, but for its labels.
+    fn pod(&self) -> Value {
         let mut pod = Value::Object(self.pods.template.0.clone());
         if let Some(Template(patch)) = &self.variant.patch {
             merge::into(&mut pod, &Value::Object(patch.clone()));
@@ -154,12 +156,17 @@ impl Workload<'_> {
             own.remove("name");
             own.remove("namespace");
         }
-        merge::into(
-            &mut pod,
-            &json!({"metadata": metadata, "spec": {"nodeSelector": self.variant.node_selector}}),
-        );
-        let spec = pod.get_mut("spec").and_then(Value::as_object_mut);
-        if let Some(spec) = spec {
+        let annotations = json!({
+            label::MODEL_NAME: self.engine.name.as_str(),
+            FINGERPRINT: self.variant.spec.fingerprint.to_string(),
+            CONTAINER: self.pods.container,
+        });
+        let placed = json!({
+            "metadata": {"annotations": annotations},
+            "spec": {"nodeSelector": self.variant.node_selector},
+        });
+        merge::into(&mut pod, &placed);
+        if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) {
             push(spec, "containers", self.stub());
             if let Some(key) = self.taint {
                 push(spec, "tolerations", json!({"key": key, "operator": "Exists"}));

@@ -54,8 +54,8 @@ pub(super) async fn keep(shared: Arc<Shared>, pool: String, mut entries: mpsc::U
                     entry.done(&shared, &pool, booked).await;
                 }
             }
-            Err(Error::NotLeading | Error::Replaced { .. }) => {
-                // Whoever leads now books from what there is.
+            Err(Error::NotLeading | Error::Replaced { .. } | Error::NoPool(_)) => {
+                // Whoever leads now books from what there is; in a pool that is gone nothing is booked.
                 for entry in open.drain(..) {
                     entry.done(&shared, &pool, false).await;
                 }

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{Place, Shared, steward::Request};
-use crate::controllers::{crd::ledger::ObjectName, workload::Workload, writer::Error};
+use crate::controllers::{crd::ledger::ObjectName, workload::EPOCH, writer::Error};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
@@ -84,22 +84,29 @@ async fn write(
 ) -> Result<Option<String>, Error> {
     let epoch = shared.writer.claim()?.epoch;
     let place = &wanted.place;
-    let mut object = Workload {
-        owner: &place.owner,
-        engine: &place.engine,
-        pods: &place.pods,
-        variant: &place.variant,
-        taint: place.taint.as_deref(),
-        sidecar: &shared.sidecar,
-        replicas: wanted.replicas,
-        epoch,
-    }
-    .deployment();
+    let mut object = if *name == place.deployment() {
+        place.workload(&shared.sidecar, wanted.replicas, epoch).deployment()
+    } else {
+        // Of a former template nothing is changed but how many run by it.
+        json!({
+            "metadata": {"annotations": {EPOCH: epoch.to_string()}},
+            "spec": {"replicas": wanted.replicas},
+        })
+    };
     if let (Some(version), Some(metadata)) =
         (version, object.get_mut("metadata").and_then(|m| m.as_object_mut()))
     {
         metadata.insert("resourceVersion".to_owned(), json!(version));
     }
-    let written = shared.writer.apply(api, &name.name, &object).await?;
-    Ok(written.resource_version())
+    let written = if *name == place.deployment() {
+        shared.writer.apply(api, &name.name, &object).await
+    } else {
+        shared.writer.merge(api, &name.name, &object).await
+    };
+    match written {
+        Ok(written) => Ok(written.resource_version()),
+        // A former one that is gone has no Pods.
+        Err(Error::Gone) => Ok(None),
+        Err(error) => Err(error),
+    }
 }

@@ -93,9 +93,6 @@ pub(super) async fn live(
             ended = lost(&mut pod, contact.is_some(), leaving.is_some()) => {
                 (starting, probe, drain, watched) = (None, None, None, None);
                 cause = ended;
-                if pod.borrow().is_none() {
-                    break;
-                }
                 leaving = Some(Box::pin(work::leave(Arc::clone(&berth), pod.clone(), contact.is_some())));
             }
             () = under_way(&mut leaving) => break,

@@ -11,10 +11,10 @@ use crate::{
         index::{Served, Settled},
         label,
         pods::Seen,
-        workload::{self, Owner},
+        workload::{self, Owner, Sidecar, Workload},
     },
 };
-use rouse::{model::Accelerators, units::Bytes};
+use rouse::{model::Accelerators, units::Bytes, wire::Epoch};
 
 /// All that is needed to run an engine of one model.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,14 +29,16 @@ pub struct Place {
     pub quota: Option<Bytes>,
     /// The key of the pool's taint.
     pub taint: Option<String>,
+    /// Of the Deployment that new engines are Pods of.
+    pub template: String,
 }
 
 impl Place {
     /// `None` for a model that is external: it runs nowhere that Rouse knows.
     #[must_use]
-    pub fn of(object: &ObjectName, served: &Served, settled: &Settled) -> Option<Self> {
+    pub fn of(object: &ObjectName, served: &Served, settled: &Settled, sidecar: &Sidecar) -> Option<Self> {
         let pool = served.pool.as_ref().and_then(|name| settled.pools.get(name));
-        Some(Self {
+        let mut place = Self {
             owner: Owner { object: object.clone(), uid: served.uid.clone().unwrap_or_default() },
             engine: Arc::clone(&served.engine),
             pods: served.pods()?.clone(),
@@ -44,15 +46,37 @@ impl Place {
             pool: served.pool.clone(),
             quota: served.quota,
             taint: pool.and_then(|pool| pool.terms.as_ref()?.taint.clone()),
-        })
+            template: String::new(),
+        };
+        place.template = place.workload(sidecar, 0, 0).template();
+        Some(place)
+    }
+
+    /// So many Pods, under the leader of this epoch.
+    pub(super) fn workload<'a>(&'a self, sidecar: &'a Sidecar, replicas: u32, epoch: Epoch) -> Workload<'a> {
+        Workload {
+            owner: &self.owner,
+            engine: &self.engine,
+            pods: &self.pods,
+            variant: &self.variant,
+            taint: self.taint.as_deref(),
+            sidecar,
+            replicas,
+            epoch,
+        }
     }
 
     /// The Deployment that new engines are Pods of.
     #[must_use]
     pub fn deployment(&self) -> ObjectName {
+        self.deployment_of(&self.template)
+    }
+
+    /// The Deployment whose Pods have this template.
+    #[must_use]
+    pub fn deployment_of(&self, template: &str) -> ObjectName {
         let object = &self.owner.object;
-        let name = workload::name(object, self.variant.spec.fingerprint);
-        ObjectName::new(object.namespace.clone(), name)
+        ObjectName::new(object.namespace.clone(), workload::name(object, template))
     }
 
     /// It is a Pod of this model, by whatever template.

@@ -46,8 +46,10 @@ use crate::controllers::{
     pods::Seen,
     published::{self, Published},
     watch::Change,
-    workload,
 };
+
+/// Bits of a generation below those of its leader's epoch: so many lives can one engine have under one leader.
+const LIVES: u32 = 16;
 
 /// What a life or a crew wants of the steward.
 #[derive(Debug)]
@@ -83,6 +85,10 @@ pub(super) struct Steward {
     pub(super) pods: BTreeMap<ObjectName, Arc<Seen>>,
     pub(super) crews: BTreeMap<ObjectName, Crew>,
     clerks: BTreeMap<String, mpsc::UnboundedSender<Entry>>,
+    /// Deployments whose numbers are to be written once everything is taken over.
+    pending: BTreeMap<ObjectName, Arc<Place>>,
+    /// Where engines that are not launched yet have something booked.
+    booked: BTreeMap<EngineId, Arc<Place>>,
     pub(super) tasks: JoinSet<()>,
     requests: mpsc::UnboundedSender<Request>,
     /// Its place in the cluster was taken over: commands are carried out.
@@ -101,8 +107,11 @@ pub(super) struct Life {
     pod: Option<ObjectName>,
     shown: watch::Sender<Option<Arc<Seen>>>,
     bound: bool,
-    leaving: Option<(u64, Option<oneshot::Sender<()>>)>,
+    leaving: Leaving,
 }
+
+/// From which version of its Deployment no Pod is kept for it, and who waits for that.
+type Leaving = Option<(u64, Option<oneshot::Sender<()>>)>;
 
 /// One Deployment.
 pub(super) struct Crew {
@@ -121,6 +130,8 @@ impl Steward {
             pods: BTreeMap::new(),
             crews: BTreeMap::new(),
             clerks: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            booked: BTreeMap::new(),
             tasks: JoinSet::new(),
             requests,
             leading: false,
@@ -161,7 +172,7 @@ impl Steward {
             let now = claimed.filter(|_| epoch.is_some() || self.has_seen_all());
             if now != epoch {
                 epoch = now;
-                self.turn(now.is_some()).await;
+                self.turn(now).await;
             }
         }
         self.tasks.shutdown().await;
@@ -172,7 +183,8 @@ impl Steward {
     }
 
     /// This gateway leads from now on, or does no longer.
-    async fn turn(&mut self, leads: bool) {
+    async fn turn(&mut self, epoch: Option<u64>) {
+        let leads = epoch.is_some();
         self.leading = false;
         self.tasks.shutdown().await;
         let own: Vec<(EngineId, Generation)> =
@@ -180,10 +192,21 @@ impl Steward {
         self.lives.clear();
         self.crews.clear();
         self.clerks.clear();
-        self.shared.common.tell(Event::Led { leads }).await;
-        if leads {
+        self.booked.clear();
+        self.pending.clear();
+        // Also between two leads that followed each other at once: what was under way in the first is over.
+        self.shared.common.tell(Event::Led { leads: false }).await;
+        if let Some(epoch) = epoch {
+            self.shared.common.tell(Event::Led { leads }).await;
+            // Lives that no gateway of today has heard of are older.
+            let generation = Generation(epoch << LIVES);
+            self.shared.common.tell(Event::LivesFrom { generation }).await;
             takeover::take_over(self).await;
             self.leading = true;
+            for (deployment, place) in std::mem::take(&mut self.pending) {
+                self.recount(&deployment, Some(place));
+                self.assign(&deployment);
+            }
         } else {
             self.pass_on_all().await;
             // What this gateway had begun and nobody speaks of is nothing that runs.
@@ -255,7 +278,7 @@ impl Steward {
         match command {
             Command::Reserve { engine, generation, .. } => self.reserve(engine, generation).await,
             Command::Shrink { engine, bytes: Bytes::ZERO, .. } => {
-                if let Some(place) = self.shared.place(&engine.model) {
+                if let Some(place) = self.booked.remove(&engine) {
                     let model = place.owner.object.clone();
                     self.enter(&place, Entry::Release { model, replica: engine.replica, done: None });
                 }
@@ -307,6 +330,7 @@ impl Steward {
             let accelerators = Vec::new();
             return self.shared.common.tell(Event::Placed { engine, generation, accelerators }).await;
         };
+        self.booked.insert(engine.clone(), Arc::clone(&place));
         self.enter(&place, Entry::Reserve { engine, generation, wanted });
     }
 
@@ -333,7 +357,8 @@ impl Steward {
         {
             return self.visit(engine, generation, external, None);
         }
-        let place = self.shared.place(&engine.model);
+        // What was booked is what it runs by, also where the objects say something else by now.
+        let place = self.booked.remove(&engine).or_else(|| self.shared.place(&engine.model));
         let runs = self.lives.contains_key(&engine);
         let Some(place) = place.filter(|_| !runs) else {
             tracing::error!(%engine, %generation, runs, "cannot be launched");
@@ -352,7 +377,23 @@ impl Steward {
         pod: Option<Arc<Seen>>,
         start: Start,
     ) {
-        let deployment = place.deployment();
+        self.begin(id, generation, place, pod, start, None);
+    }
+
+    /// `leaving`: no Pod is to be kept for it from the start.
+    fn begin(
+        &mut self,
+        id: EngineId,
+        generation: Generation,
+        place: Arc<Place>,
+        pod: Option<Arc<Seen>>,
+        start: Start,
+        leaving: Leaving,
+    ) {
+        let deployment = match &pod {
+            Some(pod) => place.deployment_of(&pod.template),
+            None => place.deployment(),
+        };
         let (orders, received) = mpsc::unbounded_channel();
         let (shown, seen) = watch::channel(pod.clone());
         let berth = Berth {
@@ -370,7 +411,7 @@ impl Steward {
             bound: pod.is_some(),
             pod: pod.map(|pod| pod.name.clone()),
             shown,
-            leaving: None,
+            leaving,
         };
         self.lives.insert(id, life);
         self.recount(&deployment, Some(place));
@@ -409,7 +450,8 @@ impl Steward {
             return;
         }
         let start = if pod.is_some() { Start::Starting } else { Start::Launch };
-        self.enlist(engine.clone(), generation, Arc::clone(place), pod, start);
+        let leaving = Some((u64::MAX, None));
+        self.begin(engine.clone(), generation, Arc::clone(place), pod, start, leaving);
         self.order(engine, generation, Order::Stop).await;
     }
 
@@ -435,16 +477,24 @@ impl Steward {
         let members =
             self.lives.values().filter(|life| life.deployment == *deployment && life.leaving.is_none());
         let replicas = u32::try_from(members.count()).unwrap_or(u32::MAX);
+        if !self.leading {
+            // While things are taken over their number is not known yet.
+            self.pending.extend(place.map(|place| (deployment.clone(), place)));
+            return 0;
+        }
         if let Some(crew) = self.crews.get(deployment) {
             crew.desired.send_modify(|desired| {
                 desired.version += 1;
                 desired.replicas = replicas;
+                if let Some(place) = place {
+                    desired.place = place;
+                }
             });
             return crew.desired.borrow().version;
         }
         let Some(place) = place else { return 0 };
         let model = label::value(place.engine.name.as_str());
-        let template = workload::template(place.variant.spec.fingerprint);
+        let template = deployment.name.rsplit('-').next().unwrap_or_default().to_owned();
         let (desired, wanted) = watch::channel(Desired { version: 1, replicas, place });
         let (told, applied) = watch::channel(0);
         let shared = Arc::clone(&self.shared);
@@ -532,8 +582,9 @@ impl Steward {
             let surplus = spare > seeking.count();
             for life in self.lives.values_mut().filter(|life| life.deployment == deployment) {
                 let Some((from, done)) = &mut life.leaving else { continue };
+                // What takes the place of a Pod that is gone is nobody's, and has to go as well.
                 if *from <= applied
-                    && (life.bound || !surplus)
+                    && (life.pod.is_some() || !surplus)
                     && let Some(done) = done.take()
                 {
                     // Whoever asked may have been dropped.

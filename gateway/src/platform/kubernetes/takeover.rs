@@ -46,6 +46,16 @@ use crate::{
 /// For all questions to one engine. Engines are asked side by side.
 const DEADLINE: Duration = Duration::from_millis(1500);
 
+/// A pool's ledger is asked for so often, with pauses of up to a second.
+const STAMPS: u32 = 10;
+
+/// An engine that has something booked.
+struct Booked {
+    pool: String,
+    model: ObjectName,
+    replica: u32,
+}
+
 /// An engine that runs, and how it was found.
 struct Runs {
     engine: EngineId,
@@ -74,22 +84,32 @@ pub(super) async fn take_over(steward: &mut Steward) {
 }
 
 /// Writes the epoch into every pool's ledger; which engines have something booked.
-async fn stamp(shared: &Arc<Shared>) -> Vec<(ObjectName, u32)> {
+async fn stamp(shared: &Arc<Shared>) -> Vec<Booked> {
     let places = shared.places();
     let pools: BTreeSet<String> = places.values().filter_map(|place| place.pool.clone()).collect();
-    let mut pauses = Pauses::new();
-    loop {
-        match shared.books.take_over(&pools).await {
-            Ok(ledgers) => {
-                let booked = ledgers.into_values().flat_map(|ledger| ledger.reservations);
-                return booked.map(|entry| (entry.model, entry.replica)).collect();
+    let mut all = Vec::new();
+    for pool in pools {
+        let mut pauses = Pauses::new();
+        for _ in 0..STAMPS {
+            match shared.books.take_over(&BTreeSet::from([pool.clone()])).await {
+                Ok(ledgers) => {
+                    let booked = ledgers.into_values().flat_map(|ledger| ledger.reservations);
+                    all.extend(booked.map(|entry| Booked {
+                        pool: pool.clone(),
+                        model: entry.model,
+                        replica: entry.replica,
+                    }));
+                    break;
+                }
+                // Whoever leads instead has stamped them, or will.
+                Err(Error::NotLeading | Error::Replaced { .. }) => return all,
+                // One that cannot be read must not keep the others from being served. Nothing is booked in it either.
+                Err(error) => tracing::warn!(pool, %error, "the pool was not taken over; it is tried again"),
             }
-            // Whoever leads instead has stamped them, or will.
-            Err(Error::NotLeading | Error::Replaced { .. }) => return Vec::new(),
-            Err(error) => tracing::warn!(%error, "the pools were not taken over; it is tried again"),
+            pauses.pause().await;
         }
-        pauses.pause().await;
     }
+    all
 }
 
 async fn look(shared: &Arc<Shared>, pods: impl Iterator<Item = &Arc<Seen>>) -> Vec<Runs> {
@@ -196,7 +216,7 @@ async fn adopt_externals(steward: &mut Steward, shared: &Arc<Shared>) {
 }
 
 /// Ends what belongs to no engine that was taken over: Pods that are on their way out or nobody's, and bookings.
-async fn end_leftovers(steward: &mut Steward, shared: &Arc<Shared>, booked: &[(ObjectName, u32)]) {
+async fn end_leftovers(steward: &mut Steward, shared: &Arc<Shared>, booked: &[Booked]) {
     let places = shared.places();
     let leaving = steward.pods.values().filter(|pod| pod.ending || pod.over).cloned().collect::<Vec<_>>();
     for pod in leaving {
@@ -205,15 +225,22 @@ async fn end_leftovers(steward: &mut Steward, shared: &Arc<Shared>, booked: &[(O
             steward.dismiss(place, replica, generation, Some(pod)).await;
         }
     }
-    for (object, replica) in booked {
-        if let Some(place) = places.values().find(|place| place.owner.object == *object) {
+    for Booked { pool, model, replica } in booked {
+        if let Some(place) = places.values().find(|place| place.owner.object == *model) {
             steward.dismiss(place, *replica, Generation(0), None).await;
+            continue;
+        }
+        // Its model is gone, and so are its Pods, but for those that are on their way out.
+        let unowned = |pod: &Arc<Seen>| !places.values().any(|place| place.owns(pod));
+        if !steward.pods.values().any(|pod| pod.name.namespace == model.namespace && unowned(pod)) {
+            let entry = Entry::Release { model: model.clone(), replica: *replica, done: None };
+            steward.clerk(pool).send(entry).unwrap_or_default();
         }
     }
     // Pods that nobody knows of are given up where their number is written.
-    for place in places.values() {
-        if steward.pods.values().any(|pod| place.owns(pod)) {
-            steward.recount(&place.deployment(), Some(Arc::clone(place)));
+    for pod in steward.pods.values().cloned().collect::<Vec<_>>() {
+        if let Some(place) = places.values().find(|place| place.owns(&pod)) {
+            steward.recount(&place.deployment_of(&pod.template), Some(Arc::clone(place)));
         }
     }
 }

@@ -41,6 +41,8 @@ pub(super) enum Done {
 const UNSCHEDULED: Millis = Millis::secs(60);
 /// A kubelet looks every second whether a stub says that it serves.
 const UNREADY: Duration = Duration::from_secs(3);
+/// A stub that has not answered for so long is not waited for, where requests under way are to end.
+const SILENT: Duration = Duration::from_secs(30);
 /// What a ReplicaSet gives up last, and first.
 const KEPT: &str = "100";
 const LEAVING: &str = "-100";
@@ -134,9 +136,12 @@ pub(super) async fn restore(contact: Arc<Contact>, berth: Arc<Berth>) {
 /// Closes the stub's gate and tells when nothing is under way any more.
 pub(super) async fn drain(contact: Arc<Contact>, berth: Arc<Berth>, cut: bool) {
     let mut pauses = Pauses::new();
+    let given_up = time::Instant::now() + SILENT;
     loop {
         let Some(stub) = berth.stub(contact.address) else { return std::future::pending().await };
         match stub.drained(cut).await {
+            // Nobody is to be waited for any more, and nobody can be reached: what is under way ends with its Pod.
+            Err(_) if cut && time::Instant::now() > given_up => break,
             Ok(true) => break,
             Ok(false) => continue,
             Err(stub::Error::Older) => return overruled(&berth).await,
