@@ -41,6 +41,8 @@ async fn a_pool_that_grows_lets_in_who_found_no_room() {
     let world = World::new("served-grows", 2, "16Gi").await;
     world.model("large", "40Gi", "", json!({"queue": {"policy": "reject"}})).await;
     let gateway = world.gateway("gateway-0", "");
+    // Who does not lead refuses as well, and has no say in statuses.
+    world.until("large", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
     let client = gateway.client();
     let refused = aside(move || client.chat("large", false, 4)).await;
     assert_eq!(refused.status, 429, "{}", refused.text());
