@@ -7,9 +7,12 @@
 //! All of it exists only while this gateway leads. When it gets the lease it takes over what it finds (`takeover`); when it
 //! loses it, lives, crews and clerks are dropped as they are.
 
+mod housing;
+mod starts;
+mod words;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
     sync::Arc,
 };
 
@@ -18,10 +21,10 @@ use rouse::{
     fault::Cause,
     fleet::{
         command::Command,
-        event::{Event, Published as Told, Verdict},
+        event::{Event, Verdict},
     },
-    model::{EngineId, ModelName},
-    units::{Bytes, Generation, Tick},
+    model::EngineId,
+    units::{Bytes, Generation},
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -31,21 +34,12 @@ use tokio::{
 use super::{
     Place, Shared,
     clerk::{self, Entry},
-    crew::{self, Desired},
-    external::{External, Visit},
-    life::{self, Berth, Order, Start},
+    crew::Desired,
+    life::Order,
     takeover,
 };
 use crate::controllers::{
-    crd::{
-        inference_model::{EngineState, EngineStatus},
-        ledger::ObjectName,
-    },
-    election::Claim,
-    label,
-    pods::Seen,
-    published::{self, Published},
-    watch::Change,
+    crd::ledger::ObjectName, election::Claim, pods::Seen, published::Published, watch::Change,
 };
 
 /// Bits of a generation below those of its leader's epoch: so many lives can one engine have under one leader.
@@ -172,7 +166,7 @@ impl Steward {
             let now = claimed.filter(|_| epoch.is_some() || self.has_seen_all());
             if now != epoch {
                 epoch = now;
-                self.turn(now).await;
+                self.turn(now, &mut commands).await;
             }
         }
         self.tasks.shutdown().await;
@@ -183,7 +177,7 @@ impl Steward {
     }
 
     /// This gateway leads from now on, or does no longer.
-    async fn turn(&mut self, epoch: Option<u64>) {
+    async fn turn(&mut self, epoch: Option<u64>, commands: &mut mpsc::UnboundedReceiver<Command>) {
         let leads = epoch.is_some();
         self.leading = false;
         self.tasks.shutdown().await;
@@ -202,7 +196,16 @@ impl Steward {
             let generation = Generation(epoch << LIVES);
             self.shared.common.tell(Event::LivesFrom { generation }).await;
             takeover::take_over(self).await;
+            // What was ordered before it was heard what runs was meant for another world, but for looking after a stub.
+            let mut holds = Vec::new();
+            while let Ok(command) = commands.try_recv() {
+                holds.extend(Some(command).filter(|command| matches!(command, Command::Hold { .. })));
+            }
+            self.shared.common.tell(Event::AdoptionDone).await;
             self.leading = true;
+            for hold in holds {
+                self.carry_out(hold).await;
+            }
             for (deployment, place) in std::mem::take(&mut self.pending) {
                 self.recount(&deployment, Some(place));
                 self.assign(&deployment);
@@ -214,61 +217,6 @@ impl Steward {
                 self.shared.common.tell(Event::Published { engine, generation, published: None }).await;
             }
         }
-    }
-
-    async fn pass_on_all(&self) {
-        for said in self.published.values() {
-            self.pass_on(said, &[]).await;
-        }
-    }
-
-    fn is_published(&self, engine: &EngineId) -> bool {
-        let of_model = self.published.values().filter(|said| said.model == engine.model);
-        of_model.flat_map(|said| &said.engines).any(|status| status.replica == engine.replica)
-    }
-
-    /// What a status says is how an engine is, for whoever does not lead.
-    async fn hear(&mut self, said: Published) {
-        let before = self.published.insert(said.object.clone(), said.clone());
-        if !self.leading && self.shared.is_placed() {
-            self.pass_on(&said, before.as_ref().map_or(&[], |before| &before.engines)).await;
-        }
-    }
-
-    async fn pass_on(&self, said: &Published, before: &[EngineStatus]) {
-        let place = self.shared.place(&said.model);
-        let fingerprint = place.as_ref().map_or(0, |place| place.variant.spec.fingerprint);
-        let pool = place.as_ref().and_then(|place| place.pool.clone());
-        for status in &said.engines {
-            let accelerators = pool.iter().map(|pool| pool.as_str().into()).collect();
-            self.say(&said.model, status, published::engine(status, fingerprint, accelerators)).await;
-        }
-        let gone = |known: &&EngineStatus| !said.engines.iter().any(|status| status.replica == known.replica);
-        for status in before.iter().filter(gone) {
-            self.say(&said.model, status, None).await;
-        }
-    }
-
-    async fn say(&self, model: &ModelName, status: &EngineStatus, published: Option<Told>) {
-        let engine = EngineId::new(model.clone(), status.replica);
-        let generation = Generation(status.generation);
-        self.shared.common.tell(Event::Published { engine, generation, published }).await;
-    }
-
-    pub(super) fn is_published_awake(
-        &self,
-        object: &ObjectName,
-        replica: u32,
-        generation: Generation,
-    ) -> bool {
-        let engines = self.published.get(object).map(|said| said.engines.as_slice()).unwrap_or_default();
-        engines.iter().any(|status| {
-            (status.replica, status.generation, status.state) == (replica, generation.0, EngineState::Awake)
-        })
-    }
-
-    pub(super) fn last_request(&self, object: &ObjectName) -> Tick {
-        self.published.get(object).map(|said| said.last_request).unwrap_or_default()
     }
 
     async fn carry_out(&mut self, command: Command) {
@@ -351,110 +299,6 @@ impl Steward {
         entries
     }
 
-    async fn launch(&mut self, engine: EngineId, generation: Generation) {
-        if let Some(external) =
-            self.shared.external(&engine.model).filter(|_| !self.lives.contains_key(&engine))
-        {
-            return self.visit(engine, generation, external, None);
-        }
-        // What was booked is what it runs by, also where the objects say something else by now.
-        let place = self.booked.remove(&engine).or_else(|| self.shared.place(&engine.model));
-        let runs = self.lives.contains_key(&engine);
-        let Some(place) = place.filter(|_| !runs) else {
-            tracing::error!(%engine, %generation, runs, "cannot be launched");
-            let cause = Cause::Refused;
-            return self.shared.common.tell(Event::Gone { engine, generation, cause }).await;
-        };
-        self.enlist(engine, generation, place, None, Start::Launch);
-    }
-
-    /// Begins a life.
-    pub(super) fn enlist(
-        &mut self,
-        id: EngineId,
-        generation: Generation,
-        place: Arc<Place>,
-        pod: Option<Arc<Seen>>,
-        start: Start,
-    ) {
-        self.begin(id, generation, place, pod, start, None);
-    }
-
-    /// `leaving`: no Pod is to be kept for it from the start.
-    fn begin(
-        &mut self,
-        id: EngineId,
-        generation: Generation,
-        place: Arc<Place>,
-        pod: Option<Arc<Seen>>,
-        start: Start,
-        leaving: Leaving,
-    ) {
-        let deployment = match &pod {
-            Some(pod) => place.deployment_of(&pod.template),
-            None => place.deployment(),
-        };
-        let (orders, received) = mpsc::unbounded_channel();
-        let (shown, seen) = watch::channel(pod.clone());
-        let berth = Berth {
-            shared: Arc::clone(&self.shared),
-            id: id.clone(),
-            generation,
-            place: Arc::clone(&place),
-            requests: self.requests.clone(),
-        };
-        self.tasks.spawn(life::live(Arc::new(berth), received, seen, start));
-        let life = Life {
-            generation,
-            deployment: deployment.clone(),
-            orders,
-            bound: pod.is_some(),
-            pod: pod.map(|pod| pod.name.clone()),
-            shown,
-            leaving,
-        };
-        self.lives.insert(id, life);
-        self.recount(&deployment, Some(place));
-        self.assign(&deployment);
-    }
-
-    /// Begins dealings with a backend; `known`: where it is, when it serves already.
-    pub(super) fn visit(
-        &mut self,
-        id: EngineId,
-        generation: Generation,
-        external: Arc<External>,
-        known: Option<SocketAddr>,
-    ) {
-        let (orders, received) = mpsc::unbounded_channel();
-        let shared = Arc::clone(&self.shared);
-        let requests = self.requests.clone();
-        let visit = Visit { shared, id: id.clone(), generation, external, requests };
-        self.tasks.spawn(visit.live(received, known));
-        let (shown, _) = watch::channel(None);
-        let deployment = ObjectName::new("", "");
-        let life = Life { generation, deployment, orders, pod: None, shown, bound: true, leaving: None };
-        self.lives.insert(id, life);
-    }
-
-    /// Ends an engine that nobody took over: what it has is seen to its end, and given back.
-    pub(super) async fn dismiss(
-        &mut self,
-        place: &Arc<Place>,
-        replica: u32,
-        generation: Generation,
-        pod: Option<Arc<Seen>>,
-    ) {
-        let engine = EngineId::new(place.engine.name.clone(), replica);
-        if self.lives.contains_key(&engine) {
-            return;
-        }
-        let start = if pod.is_some() { Start::Starting } else { Start::Launch };
-        let leaving = Some((u64::MAX, None));
-        self.begin(engine.clone(), generation, Arc::clone(place), pod, start, leaving);
-        self.order(engine, generation, Order::Stop).await;
-    }
-
     /// An order to a life that is over has the outcome that it has for something that is gone.
     async fn order(&mut self, engine: EngineId, generation: Generation, order: Order) {
         let life = self.lives.get(&engine).filter(|life| life.generation == generation);
@@ -470,65 +314,6 @@ impl Steward {
             Order::Hold | Order::Open => return,
         };
         self.shared.common.tell(outcome).await;
-    }
-
-    /// How many Pods this Deployment is to have follows from who lives in them.
-    pub(super) fn recount(&mut self, deployment: &ObjectName, place: Option<Arc<Place>>) -> u64 {
-        let members =
-            self.lives.values().filter(|life| life.deployment == *deployment && life.leaving.is_none());
-        let replicas = u32::try_from(members.count()).unwrap_or(u32::MAX);
-        if !self.leading {
-            // While things are taken over their number is not known yet.
-            self.pending.extend(place.map(|place| (deployment.clone(), place)));
-            return 0;
-        }
-        if let Some(crew) = self.crews.get(deployment) {
-            crew.desired.send_modify(|desired| {
-                desired.version += 1;
-                desired.replicas = replicas;
-                if let Some(place) = place {
-                    desired.place = place;
-                }
-            });
-            return crew.desired.borrow().version;
-        }
-        let Some(place) = place else { return 0 };
-        let model = label::value(place.engine.name.as_str());
-        let template = deployment.name.rsplit('-').next().unwrap_or_default().to_owned();
-        let (desired, wanted) = watch::channel(Desired { version: 1, replicas, place });
-        let (told, applied) = watch::channel(0);
-        let shared = Arc::clone(&self.shared);
-        self.tasks.spawn(crew::keep(shared, deployment.clone(), wanted, told, self.requests.clone()));
-        self.crews.insert(deployment.clone(), Crew { model, template, desired, applied });
-        1
-    }
-
-    /// Gives Pods that are nobody's to lives that have none, the lowest first.
-    fn assign(&mut self, deployment: &ObjectName) {
-        let taken: BTreeSet<ObjectName> = self.lives.values().filter_map(|life| life.pod.clone()).collect();
-        let mut free = self.free(deployment);
-        free.retain(|pod| !taken.contains(&pod.name));
-        // The oldest first, which is the nearest to being of use.
-        free.sort_by(|a, b| (b.created, &b.name).cmp(&(a.created, &a.name)));
-        for life in self.lives.values_mut() {
-            if life.deployment != *deployment || life.pod.is_some() || life.bound || life.leaving.is_some() {
-                continue;
-            }
-            let Some(pod) = free.pop() else { return };
-            life.pod = Some(pod.name.clone());
-            life.shown.send_replace(Some(pod));
-        }
-    }
-
-    /// Pods of this Deployment that are no engine's yet.
-    fn free(&self, deployment: &ObjectName) -> Vec<Arc<Seen>> {
-        let Some(crew) = self.crews.get(deployment) else { return Vec::new() };
-        let of = |pod: &&Arc<Seen>| {
-            pod.is_free()
-                && pod.name.namespace == deployment.namespace
-                && (&pod.model, &pod.template) == (&crew.model, &crew.template)
-        };
-        self.pods.values().filter(of).cloned().collect()
     }
 
     async fn grant(&mut self, request: Request) {
@@ -566,97 +351,5 @@ impl Steward {
 
     fn life(&mut self, engine: &EngineId, generation: Generation) -> Option<&mut Life> {
         self.lives.get_mut(engine).filter(|life| life.generation == generation)
-    }
-
-    /// Tells lives that leave that no Pod is kept for them any more. One that never had a Pod of its own waits as well until
-    /// none is left that was made for it.
-    fn let_go(&mut self) {
-        let names: Vec<ObjectName> = self.crews.keys().cloned().collect();
-        for deployment in names {
-            let applied = self.crews.get(&deployment).map_or(0, |crew| *crew.applied.borrow());
-            let spare = self.free(&deployment).len();
-            let seeking = self
-                .lives
-                .values()
-                .filter(|life| life.deployment == deployment && !life.bound && life.leaving.is_none());
-            let surplus = spare > seeking.count();
-            for life in self.lives.values_mut().filter(|life| life.deployment == deployment) {
-                let Some((from, done)) = &mut life.leaving else { continue };
-                // What takes the place of a Pod that is gone is nobody's, and has to go as well.
-                if *from <= applied
-                    && (life.pod.is_some() || !surplus)
-                    && let Some(done) = done.take()
-                {
-                    // Whoever asked may have been dropped.
-                    done.send(()).unwrap_or_default();
-                }
-            }
-        }
-    }
-
-    async fn refused(&mut self, deployment: &ObjectName, why: &str) {
-        tracing::error!(%deployment, why, "the API server refuses the Deployment");
-        let starts: Vec<(EngineId, Generation)> = self
-            .lives
-            .iter()
-            .filter(|(_, life)| life.deployment == *deployment && !life.bound)
-            .map(|(id, life)| (id.clone(), life.generation))
-            .collect();
-        for (engine, generation) in starts {
-            let cause = Cause::Unrunnable;
-            self.shared.common.tell(Event::StartFailed { engine, generation, cause }).await;
-        }
-    }
-
-    fn see(&mut self, change: Change<Pod>) {
-        let moved = match change {
-            Change::All { namespace, objects } => {
-                let there: Vec<Arc<Seen>> =
-                    objects.into_iter().filter_map(|found| Seen::of(&found.good()?)).map(Arc::new).collect();
-                let names: BTreeSet<&ObjectName> = there.iter().map(|pod| &pod.name).collect();
-                let within = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
-                let gone: Vec<ObjectName> =
-                    self.pods.keys().filter(|name| within(name) && !names.contains(name)).cloned().collect();
-                gone.iter().for_each(|name| self.vanished(name));
-                there.into_iter().for_each(|pod| self.appeared(pod));
-                self.listed.insert(namespace);
-                true
-            }
-            Change::Applied(found) => match found.good().as_ref().and_then(Seen::of) {
-                Some(pod) => {
-                    self.appeared(Arc::new(pod));
-                    true
-                }
-                None => false,
-            },
-            Change::Deleted(name) => {
-                self.vanished(&name);
-                true
-            }
-        };
-        if moved && self.leading {
-            let names: Vec<ObjectName> = self.crews.keys().cloned().collect();
-            names.iter().for_each(|name| self.assign(name));
-            self.let_go();
-        }
-    }
-
-    fn appeared(&mut self, pod: Arc<Seen>) {
-        // Another Pod of the same name is another.
-        if self.pods.get(&pod.name).is_some_and(|known| known.uid != pod.uid) {
-            self.vanished(&pod.name.clone());
-        }
-        for life in self.lives.values_mut().filter(|life| life.pod.as_ref() == Some(&pod.name)) {
-            life.shown.send_replace(Some(Arc::clone(&pod)));
-        }
-        self.pods.insert(pod.name.clone(), pod);
-    }
-
-    fn vanished(&mut self, name: &ObjectName) {
-        self.pods.remove(name);
-        for life in self.lives.values_mut().filter(|life| life.pod.as_ref() == Some(name)) {
-            life.pod = None;
-            life.shown.send_replace(None);
-        }
     }
 }

@@ -4,7 +4,8 @@
 //! 2. Every Pod that the former leader made an engine is asked through its stub, which obeys the new epoch from then on.
 //!    What is known of it is told as `Adopted`.
 //! 3. What is booked for engines that there are not is given back.
-//! 4. `AdoptionDone`: decisions begin.
+//!
+//! Then `AdoptionDone` is told, and decisions begin.
 //!
 //! A Pod that is nobody's yet is given up by its Deployment, which is written anew for each; the engine that it was made for
 //! starts again, in its turn.
@@ -80,7 +81,6 @@ pub(super) async fn take_over(steward: &mut Steward) {
     }
     adopt_externals(steward, &shared).await;
     end_leftovers(steward, &shared, &booked).await;
-    shared.common.tell(Event::AdoptionDone).await;
 }
 
 /// Writes the epoch into every pool's ledger; which engines have something booked.

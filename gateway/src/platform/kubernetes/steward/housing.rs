@@ -1,0 +1,173 @@
+//! Which Pod is whose, and how many Pods each Deployment has.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use k8s_openapi::api::core::v1::Pod;
+use rouse::{fault::Cause, fleet::event::Event, model::EngineId, units::Generation};
+use tokio::sync::watch;
+
+use super::{Crew, Steward};
+use crate::{
+    controllers::{crd::ledger::ObjectName, label, pods::Seen, watch::Change},
+    platform::kubernetes::{
+        Place,
+        crew::{self, Desired},
+    },
+};
+
+impl Steward {
+    /// How many Pods this Deployment is to have follows from who lives in them.
+    pub(in crate::platform::kubernetes) fn recount(
+        &mut self,
+        deployment: &ObjectName,
+        place: Option<Arc<Place>>,
+    ) -> u64 {
+        let members =
+            self.lives.values().filter(|life| life.deployment == *deployment && life.leaving.is_none());
+        let replicas = u32::try_from(members.count()).unwrap_or(u32::MAX);
+        if !self.leading {
+            // While things are taken over their number is not known yet.
+            self.pending.extend(place.map(|place| (deployment.clone(), place)));
+            return 0;
+        }
+        if let Some(crew) = self.crews.get(deployment) {
+            crew.desired.send_modify(|desired| {
+                desired.version += 1;
+                desired.replicas = replicas;
+                if let Some(place) = place {
+                    desired.place = place;
+                }
+            });
+            return crew.desired.borrow().version;
+        }
+        let Some(place) = place else { return 0 };
+        let model = label::value(place.engine.name.as_str());
+        let template = deployment.name.rsplit('-').next().unwrap_or_default().to_owned();
+        let (desired, wanted) = watch::channel(Desired { version: 1, replicas, place });
+        let (told, applied) = watch::channel(0);
+        let shared = Arc::clone(&self.shared);
+        self.tasks.spawn(crew::keep(shared, deployment.clone(), wanted, told, self.requests.clone()));
+        self.crews.insert(deployment.clone(), Crew { model, template, desired, applied });
+        1
+    }
+
+    /// Gives Pods that are nobody's to lives that have none, the lowest first.
+    pub(super) fn assign(&mut self, deployment: &ObjectName) {
+        let taken: BTreeSet<ObjectName> = self.lives.values().filter_map(|life| life.pod.clone()).collect();
+        let mut free = self.free(deployment);
+        free.retain(|pod| !taken.contains(&pod.name));
+        // The oldest first, which is the nearest to being of use.
+        free.sort_by(|a, b| (b.created, &b.name).cmp(&(a.created, &a.name)));
+        for life in self.lives.values_mut() {
+            if life.deployment != *deployment || life.pod.is_some() || life.bound || life.leaving.is_some() {
+                continue;
+            }
+            let Some(pod) = free.pop() else { return };
+            life.pod = Some(pod.name.clone());
+            life.shown.send_replace(Some(pod));
+        }
+    }
+
+    /// Pods of this Deployment that are no engine's yet.
+    pub(super) fn free(&self, deployment: &ObjectName) -> Vec<Arc<Seen>> {
+        let Some(crew) = self.crews.get(deployment) else { return Vec::new() };
+        let of = |pod: &&Arc<Seen>| {
+            pod.is_free()
+                && pod.name.namespace == deployment.namespace
+                && (&pod.model, &pod.template) == (&crew.model, &crew.template)
+        };
+        self.pods.values().filter(of).cloned().collect()
+    }
+
+    /// Tells lives that leave that no Pod is kept for them any more. One that never had a Pod of its own waits as well until
+    /// none is left that was made for it.
+    pub(super) fn let_go(&mut self) {
+        let names: Vec<ObjectName> = self.crews.keys().cloned().collect();
+        for deployment in names {
+            let applied = self.crews.get(&deployment).map_or(0, |crew| *crew.applied.borrow());
+            let spare = self.free(&deployment).len();
+            let seeking = self
+                .lives
+                .values()
+                .filter(|life| life.deployment == deployment && !life.bound && life.leaving.is_none());
+            let surplus = spare > seeking.count();
+            for life in self.lives.values_mut().filter(|life| life.deployment == deployment) {
+                let Some((from, done)) = &mut life.leaving else { continue };
+                // What takes the place of a Pod that is gone is nobody's, and has to go as well.
+                if *from <= applied
+                    && (life.pod.is_some() || !surplus)
+                    && let Some(done) = done.take()
+                {
+                    // Whoever asked may have been dropped.
+                    done.send(()).unwrap_or_default();
+                }
+            }
+        }
+    }
+
+    pub(super) async fn refused(&mut self, deployment: &ObjectName, why: &str) {
+        tracing::error!(%deployment, why, "the API server refuses the Deployment");
+        let starts: Vec<(EngineId, Generation)> = self
+            .lives
+            .iter()
+            .filter(|(_, life)| life.deployment == *deployment && !life.bound)
+            .map(|(id, life)| (id.clone(), life.generation))
+            .collect();
+        for (engine, generation) in starts {
+            let cause = Cause::Unrunnable;
+            self.shared.common.tell(Event::StartFailed { engine, generation, cause }).await;
+        }
+    }
+
+    pub(super) fn see(&mut self, change: Change<Pod>) {
+        let moved = match change {
+            Change::All { namespace, objects } => {
+                let there: Vec<Arc<Seen>> =
+                    objects.into_iter().filter_map(|found| Seen::of(&found.good()?)).map(Arc::new).collect();
+                let names: BTreeSet<&ObjectName> = there.iter().map(|pod| &pod.name).collect();
+                let within = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
+                let gone: Vec<ObjectName> =
+                    self.pods.keys().filter(|name| within(name) && !names.contains(name)).cloned().collect();
+                gone.iter().for_each(|name| self.vanished(name));
+                there.into_iter().for_each(|pod| self.appeared(pod));
+                self.listed.insert(namespace);
+                true
+            }
+            Change::Applied(found) => match found.good().as_ref().and_then(Seen::of) {
+                Some(pod) => {
+                    self.appeared(Arc::new(pod));
+                    true
+                }
+                None => false,
+            },
+            Change::Deleted(name) => {
+                self.vanished(&name);
+                true
+            }
+        };
+        if moved && self.leading {
+            let names: Vec<ObjectName> = self.crews.keys().cloned().collect();
+            names.iter().for_each(|name| self.assign(name));
+            self.let_go();
+        }
+    }
+
+    pub(super) fn appeared(&mut self, pod: Arc<Seen>) {
+        // Another Pod of the same name is another.
+        if self.pods.get(&pod.name).is_some_and(|known| known.uid != pod.uid) {
+            self.vanished(&pod.name.clone());
+        }
+        for life in self.lives.values_mut().filter(|life| life.pod.as_ref() == Some(&pod.name)) {
+            life.shown.send_replace(Some(Arc::clone(&pod)));
+        }
+        self.pods.insert(pod.name.clone(), pod);
+    }
+
+    pub(super) fn vanished(&mut self, name: &ObjectName) {
+        self.pods.remove(name);
+        for life in self.lives.values_mut().filter(|life| life.pod.as_ref() == Some(name)) {
+            life.pod = None;
+            life.shown.send_replace(None);
+        }
+    }
+}
