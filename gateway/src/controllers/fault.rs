@@ -2,7 +2,7 @@
 
 /// Ends the process, as `kill -9` does, before the write of the number in `ROUSE_TEST_ABORT_BEFORE_WRITE`. Does nothing in
 /// what ships.
-pub(super) fn point() {
+pub(in crate::controllers) fn point() {
     #[cfg(debug_assertions)]
     {
         use std::sync::{

@@ -8,6 +8,7 @@ mod books;
 #[allow(dead_code, reason = "shared with the tests of one machine")]
 mod client;
 mod columns;
+mod crashes;
 mod definitions;
 mod election;
 mod engines;

@@ -13,6 +13,7 @@ use super::{stamp, sum_up, total};
 use crate::controllers::{
     crd::{AcceleratorPool, AcceleratorPoolStatus, ledger::Ledger},
     election::Claim,
+    fault,
     said::said,
 };
 use rouse::units::Bytes;
@@ -161,6 +162,7 @@ impl Books {
 
     /// `false`: another wrote meanwhile.
     async fn replace<E>(&self, pool: &str, object: &AcceleratorPool) -> Result<bool, Error<E>> {
+        fault::point();
         let parameters = PostParams::default();
         let write = self.pools.replace_status(pool, &parameters, object);
         match time::timeout(CALL, write).await.map_err(|_| Error::Late)? {
