@@ -113,7 +113,11 @@ async fn enter(berth: &Berth, proxy: SocketAddr) {
     let target = SocketAddr::new(proxy.ip(), berth.place.pods.port);
     let mut pauses = Pauses::new();
     loop {
-        let Some(stub) = berth.stub(proxy) else { return std::future::pending().await };
+        // A claim that is not fresh is renewed again, or lost, and this task with it.
+        let Some(stub) = berth.stub(proxy) else {
+            pauses.pause().await;
+            continue;
+        };
         let done = async {
             stub.target(target).await?;
             stub.open().await
@@ -138,7 +142,10 @@ pub(super) async fn drain(contact: Arc<Contact>, berth: Arc<Berth>, cut: bool) {
     let mut pauses = Pauses::new();
     let given_up = time::Instant::now() + SILENT;
     loop {
-        let Some(stub) = berth.stub(contact.address) else { return std::future::pending().await };
+        let Some(stub) = berth.stub(contact.address) else {
+            pauses.pause().await;
+            continue;
+        };
         match stub.drained(cut).await {
             // Nobody is to be waited for any more, and nobody can be reached: what is under way ends with its Pod.
             Err(_) if cut && time::Instant::now() > given_up => break,
@@ -286,7 +293,7 @@ async fn overruled(berth: &Berth) {
 }
 
 impl Berth {
-    /// The stub in its Pod; `None`: this gateway does not lead.
+    /// The stub in its Pod; `None`: this gateway's claim to lead is not fresh.
     pub(super) fn stub(&self, proxy: SocketAddr) -> Option<Stub> {
         let epoch = self.shared.writer.claim().ok()?.epoch;
         Some(Stub::new(SocketAddr::new(proxy.ip(), SPI_PORT), epoch, self.generation))
