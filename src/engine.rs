@@ -48,6 +48,9 @@ pub struct Placing {
     pub bytes: Bytes,
     /// The answer was `Placed`.
     pub confirmed: bool,
+    /// Its model needs others, or others need it: it may be long until it can start, and then it looks who is beside it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub patient: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,6 +90,9 @@ pub struct Engine {
     pub failures: u32,
     /// Those of them since it last proved that it serves: whether anything will come of waiting for it.
     pub fruitless: u32,
+    /// Bookings in a row that were not granted, by what the decisions do not know.
+    #[serde(default, skip_serializing_if = "none_yet")]
+    pub conflicts: u32,
     /// Confirmed asleep at this moment, and the memory it gave back is not seen free yet.
     pub shrinking: Option<Tick>,
     /// A stop was given up to this moment; after it the order is repeated, without grace.
@@ -113,6 +119,11 @@ const FRUITLESS: u32 = 5;
 const NOW_AND_THEN: Millis = Millis::secs(600);
 /// A stop that nothing came of is repeated after so long beyond its grace.
 pub const STOP_AGAIN: Millis = Millis::secs(20);
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's form")]
+const fn none_yet(count: &u32) -> bool {
+    *count == 0
+}
 
 impl Engine {
     #[must_use]
@@ -141,6 +152,7 @@ impl Engine {
             stub_watched: false,
             failures: 0,
             fruitless: 0,
+            conflicts: 0,
             shrinking: None,
             stop_by: Tick(0),
             began: now,

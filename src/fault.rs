@@ -137,6 +137,8 @@ pub enum Cause {
     AcceleratorLost,
     /// No node takes its Pod.
     Unschedulable,
+    /// Its Pod came to accelerators that have no room for it.
+    Misplaced,
     /// What its Pod is made of cannot be run: a template that the API server refuses, an image that is not to be had.
     Unrunnable,
 }
@@ -249,6 +251,7 @@ impl std::fmt::Display for Cause {
             Self::Unreachable => f.write_str("unreachable"),
             Self::AcceleratorLost => f.write_str("accelerator_lost"),
             Self::Unschedulable => f.write_str("unschedulable"),
+            Self::Misplaced => f.write_str("misplaced"),
             Self::Unrunnable => f.write_str("unrunnable"),
         }
     }

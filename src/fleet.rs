@@ -31,8 +31,10 @@ mod elsewhere;
 mod engines;
 mod eviction;
 mod explain;
+mod fit;
 mod line;
 mod mirror;
+mod needs;
 mod observe;
 mod orders;
 mod placement;
@@ -42,6 +44,7 @@ mod residue;
 mod role;
 mod seats;
 mod share;
+mod together;
 
 use std::collections::{BTreeMap, BTreeSet};
 

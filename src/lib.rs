@@ -10,7 +10,7 @@
 //!
 //! The crate has two halves, and `tests/purity.rs` fails when the first imports what only the second may:
 //!
-//! * **decide**: [`units`], [`model`], [`engine`], [`fleet`], [`sim`]. Synchronous; no clock, no randomness, no I/O, no
+//! * **decide**: [`units`], [`model`], [`engine`], [`fleet`], [`pairing`], [`sim`]. Synchronous; no clock, no randomness, no I/O, no
 //!   tokio, no hyper. Time comes in as a [`units::Tick`]; every decision comes out with its reason.
 //! * **carry**: [`lease`], [`openai`], [`relay`], [`client`], [`tcp`], [`aside`]: holds requests, counts them, moves their
 //!   bytes.
@@ -32,6 +32,7 @@ pub mod limits;
 pub mod model;
 pub mod nvml;
 pub mod openai;
+pub mod pairing;
 pub mod process;
 pub mod relay;
 pub mod sim;

@@ -99,6 +99,13 @@ pub struct ModelSpec {
     pub replicas: u32,
     /// Never put away, and kept awake without demand.
     pub pinned: bool,
+    /// The same of so many of its engines, those with the lowest numbers.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub min_replicas: u32,
+    /// Models that serve before an engine of this one starts or wakes, and for as long as it is more than asleep. Directly;
+    /// what these need comes with them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dependencies: Vec<ModelName>,
     /// Higher goes first; 0 is usual.
     pub priority: i32,
     /// Requests one engine takes at a time; `None` leaves it to the engine.
@@ -117,6 +124,11 @@ pub struct ModelSpec {
     pub eviction: Option<Eviction>,
     #[serde(default, skip_serializing_if = "OwnQueue::is_empty")]
     pub queue: OwnQueue,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+const fn is_zero(n: &u32) -> bool {
+    *n == 0
 }
 
 /// How requests wait for one model, where that is its own. `None`: as [`Settings::queue`] says.

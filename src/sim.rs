@@ -27,6 +27,7 @@ mod random;
 mod tally;
 mod world;
 
+pub mod cluster;
 pub mod fcfs;
 pub mod journal;
 pub mod narrate;

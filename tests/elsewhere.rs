@@ -29,6 +29,8 @@ fn model(name: &str) -> ModelSpec {
         idle: Idle { sleep_after: Some(Millis::secs(60)), stop_after: None, level: LevelPolicy::One },
         replicas: 1,
         pinned: false,
+        min_replicas: 0,
+        dependencies: Vec::new(),
         priority: 0,
         max_concurrency: None,
         start_timeout: Millis::secs(600),

@@ -22,6 +22,8 @@ fn model(name: &str, gib: u64, max_concurrency: Option<u32>) -> ModelSpec {
         idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
         replicas: 1,
         pinned: false,
+        min_replicas: 0,
+        dependencies: Vec::new(),
         priority: 0,
         max_concurrency,
         start_timeout: Millis::secs(60),

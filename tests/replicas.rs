@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use rouse::{
     engine::state::State,
-    fleet::command::{Command, Why},
+    fleet::{
+        command::{Command, Why},
+        event::Order,
+    },
     model::{
         Accelerator, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelSpec, OwnQueue,
         Settings,
@@ -22,6 +25,8 @@ fn model(name: &str, replicas: u32) -> ModelSpec {
         idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
         replicas,
         pinned: false,
+        min_replicas: 0,
+        dependencies: Vec::new(),
         priority: 0,
         max_concurrency: None,
         start_timeout: Millis::secs(60),
@@ -226,4 +231,55 @@ fn a_place_that_is_waited_for_is_not_given_to_a_spare_while_its_model_is_left_al
     };
     assert_eq!(launched(&engine("llama", 0)), 4);
     assert_eq!(launched(&engine("qwen", 1)), 0, "the place is kept");
+}
+
+/// Two of three engines are to run in any case: for each of them an idle model goes, and nobody puts them away again.
+#[test]
+fn so_many_engines_as_are_to_run_start_at_once_and_stay() {
+    let mut least = model("qwen", 3);
+    least.min_replicas = 2;
+    least.idle.sleep_after = Some(Millis::secs(5));
+    let mut scenario = world(2, vec![model("llama", 1), least]);
+    scenario.configuration.settings.turns.residency = Millis::secs(5);
+    let before = scenario.configuration.clone();
+    scenario.configuration.models.truncate(1);
+    let scenario = scenario
+        .at(Millis::secs(1), ask("llama", Millis(500)))
+        .at(Millis::secs(20), Deed::Reload(Box::new(before)))
+        .at(Millis::secs(60), ask("llama", Millis(500)));
+    let world = run(scenario, 120);
+    let launched = |replica| {
+        let first = commands(&world)
+            .into_iter()
+            .find(|(_, c)| matches!(c, Command::Launch { engine: id, .. } if *id == engine("qwen", replica)));
+        first.map(|(at, _)| at)
+    };
+    assert!(launched(0).is_some_and(|at| (20.0..21.0).contains(&at)), "{:?}", launched(0));
+    // Its accelerator was another model's, which is idle and past its residency.
+    assert!(launched(1).is_some_and(|at| at < 25.0), "{:?}", launched(1));
+    assert_eq!(launched(2), None, "nobody asked for a third");
+    assert!(swapped(&world, &engine("llama", 0)));
+    assert_eq!(awake(&world, "qwen"), 2, "unused for long, and there all the same");
+    assert_eq!(awake(&world, "llama"), 0);
+}
+
+#[test]
+fn an_order_against_what_is_to_run_is_refused_until_it_is_unpinned() {
+    let mut least = model("qwen", 2);
+    (least.min_replicas, least.can_sleep) = (1, true);
+    least.idle.sleep_after = Some(Millis::secs(5));
+    let scenario = world(1, vec![least]);
+    let scenario = scenario.at(Millis::secs(30), Deed::Order("qwen".into(), Order::Unpin));
+    let mut world = World::new(scenario).recorded();
+    world.run_until(Millis::secs(20)).unwrap_or_else(|failure| panic!("{failure}"));
+    let fleet = world.fleet();
+    let report = fleet.report(&fleet.plan(world.now()));
+    assert_eq!(report.models["qwen"].reason, "1 of 2 engines awake; kept by minReplicas 1");
+    for order in [Order::Stop, Order::Sleep { level: None }] {
+        let refused = fleet.forbids(&"qwen".into(), order);
+        assert!(refused.as_ref().is_err_and(|why| why.contains("minReplicas 1")), "{refused:?}");
+    }
+    world.run_until(Millis::secs(60)).unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!(awake(&world, "qwen"), 0, "unpinned, it is put away like any other");
+    assert_eq!(world.fleet().forbids(&"qwen".into(), Order::Stop), Ok(()));
 }

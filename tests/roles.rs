@@ -29,6 +29,8 @@ fn model(name: &str) -> ModelSpec {
         idle: Idle { sleep_after: Some(Millis::secs(60)), stop_after: None, level: LevelPolicy::One },
         replicas: 1,
         pinned: false,
+        min_replicas: 0,
+        dependencies: Vec::new(),
         priority: 0,
         max_concurrency: None,
         start_timeout: Millis::secs(600),
@@ -50,15 +52,18 @@ struct World {
 impl World {
     /// It leads, and nothing runs.
     fn leader(policy: QueuePolicy) -> Self {
+        let mut large = model("large");
+        large.memory.awake = Bytes::gib(90);
+        Self::of_models(vec![model("a"), model("b"), large], policy)
+    }
+
+    fn of_models(models: Vec<ModelSpec>, policy: QueuePolicy) -> Self {
         let mut world = Self { fleet: Fleet::new(), now: START, waiters: 0 };
         let accelerators =
             vec![Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: false, units: None }];
         let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
         settings.queue.policy = policy;
-        let mut large = model("large");
-        large.memory.awake = Bytes::gib(90);
-        let configuration =
-            Configuration { settings, accelerators, models: vec![model("a"), model("b"), large] };
+        let configuration = Configuration { settings, accelerators, models };
         world.tell(&Event::Configured { configuration: Box::new(configuration) });
         world.tell(&Event::AdoptionDone);
         assert_eq!(world.turn(), []);
@@ -87,6 +92,11 @@ impl World {
     fn after(&mut self, secs: u64) -> &mut Self {
         self.now = self.now + Millis::secs(secs);
         self
+    }
+
+    fn reason(&self, model: &str) -> String {
+        let plan = self.fleet.plan(self.now);
+        self.fleet.report(&plan).models[model].reason.clone()
     }
 
     fn turn(&mut self) -> Vec<Command> {
@@ -455,4 +465,84 @@ fn lives_under_a_new_leader_are_later_than_any_before() {
     assert_eq!(generation(&world), from);
     world.tell(&Event::LivesFrom { generation: ONE });
     assert_eq!(generation(&world), from, "never back");
+}
+
+/// What runs has a life of a former leader's, of which this one may not have heard.
+#[test]
+fn an_engine_of_which_nobody_told_is_adopted_in_the_life_that_it_has() {
+    let mut world = World::follower(QueuePolicy::Wait);
+    world.tell(&Event::Led { leads: true });
+    world.tell(&Event::LivesFrom { generation: Generation(7 << 16) });
+    world.adopt("a", ONE, None, true);
+    world.tell(&Event::AdoptionDone);
+    let e = world.of("a");
+    assert_eq!((e.generation, &e.state), (ONE, &State::Awake));
+}
+
+/// Nothing that is cold can be begun, and whoever waits for it is told so; what is awake is another matter.
+#[test]
+fn who_waits_while_the_clusters_api_is_silent_is_told_so_by_whoever_decides() {
+    for mut world in [World::leader(QueuePolicy::Wait), World::serving(1)] {
+        world.arrive("b");
+        world.tell(&Event::Cluster { answers: false });
+        let told = world.after(5).reason("b");
+        assert!(told.contains("the cluster's API server has not answered since"), "{told}");
+        let told = world.reason("large");
+        assert!(told.contains("the cluster's API server"), "nobody waits for it: {told}");
+        let told = world.reason("a");
+        assert_eq!(told.contains("API server"), !world.of("a").serves(), "{told}");
+        world.tell(&Event::Cluster { answers: true });
+        let told = world.reason("b");
+        assert!(!told.contains("API server"), "{told}");
+    }
+}
+
+/// Others may use it, and could not say so yet.
+#[test]
+fn nothing_is_put_away_as_idle_before_every_other_gateway_could_be_heard() {
+    let idle = |commands: &[Command]| closes(commands).iter().any(|(_, why, _)| *why == Why::Idle);
+    let mut world = World::serving(0);
+    world.after(600).tell(&Event::Led { leads: true });
+    world.adopt("a", ONE, None, true);
+    world.tell(&Event::AdoptionDone);
+    assert!(!idle(&world.turn()) && !idle(&world.after(14).turn()));
+    assert!(world.fleet.next_deadline().is_some_and(|at| at <= world.now + Millis::secs(1)));
+    assert!(idle(&world.after(1).turn()), "it has been unused for ten minutes");
+
+    let mut world = World::serving(0);
+    world.tell(&Event::Led { leads: true });
+    world.adopt("a", ONE, None, true);
+    world.tell(&Event::AdoptionDone);
+    world.turn();
+    world.after(30).tell(&Event::Cluster { answers: false });
+    assert!(!idle(&world.after(600).turn()), "nobody can say anything");
+    world.tell(&Event::Cluster { answers: true });
+    assert!(!idle(&world.turn()) && !idle(&world.after(14).turn()));
+    assert!(idle(&world.after(1).turn()));
+}
+
+/// What it needs may be reserved for, or about to be, where the leader is: only what never fits is refused.
+#[test]
+fn a_follower_refuses_nobody_for_what_is_needed_and_may_be_coming() {
+    let needs = |name: &str, other: &str| {
+        let mut spec = model(name);
+        (spec.memory.awake, spec.dependencies) = (Bytes::gib(8), vec![other.into()]);
+        spec
+    };
+    let mut small = model("small");
+    small.memory.awake = Bytes::gib(8);
+    let models = vec![model("a"), needs("never", "a"), small, needs("top", "small")];
+    let mut world = World::of_models(models, QueuePolicy::Reject);
+    world.tell(&Event::Led { leads: false });
+    assert_eq!(world.turn(), []);
+    assert_eq!(world.arrive("top"), [], "both could be reserved for");
+    for state in [PublishedState::Launching, PublishedState::Loading, PublishedState::Failing] {
+        assert_eq!(world.publish("small", ONE, state), []);
+    }
+    assert_eq!(world.publish("small", ONE, PublishedState::Backoff), []);
+    let Fault::InsufficientMemory(shortage) = refused(&world.arrive("never")).clone() else {
+        panic!("it would be served");
+    };
+    assert!(shortage.never, "{shortage:?}");
+    assert!(shortage.wait.waited_for.contains("a needs 20Gi on one accelerator"), "{shortage:?}");
 }

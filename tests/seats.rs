@@ -38,6 +38,8 @@ fn configuration(replicas: u32, max_concurrency: u32) -> Configuration {
         idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
         replicas,
         pinned: false,
+        min_replicas: 0,
+        dependencies: Vec::new(),
         priority: 0,
         max_concurrency: Some(max_concurrency),
         start_timeout: Millis::secs(60),

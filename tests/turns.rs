@@ -19,6 +19,8 @@ fn model(name: &str, memory: Bytes) -> ModelSpec {
         idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
         replicas: 1,
         pinned: false,
+        min_replicas: 0,
+        dependencies: Vec::new(),
         priority: 0,
         max_concurrency: None,
         start_timeout: Millis::secs(60),

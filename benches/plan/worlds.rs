@@ -147,6 +147,8 @@ fn model(n: usize) -> ModelSpec {
         },
         replicas: 1,
         pinned: false,
+        min_replicas: 0,
+        dependencies: Vec::new(),
         priority: 0,
         max_concurrency: Some(PLACES),
         start_timeout: Millis::secs(600),

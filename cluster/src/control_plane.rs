@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use tokio::sync::Mutex;
 
 use crate::{
-    binaries,
+    binaries, calls,
     ground::Ground,
     server::{self, Server},
     user::Users,
@@ -145,7 +145,8 @@ fn api_server(ground: &Ground, users: &Users) -> Result<Vec<String>> {
     fs::create_dir_all(&scratch)?;
     let file = |name: &str| users.file(name).display().to_string();
     let address = ground.address().to_string();
-    Ok(flags(&[
+    let audit = calls::flags(ground)?;
+    let own = [
         ("etcd-servers", format!("http://{address}:{ETCD}")),
         ("bind-address", address.clone()),
         ("advertise-address", address),
@@ -170,7 +171,8 @@ fn api_server(ground: &Ground, users: &Users) -> Result<Vec<String>> {
         ("disable-admission-plugins", "TaintNodesByCondition".to_owned()),
         ("allow-privileged", "true".to_owned()),
         ("profiling", "false".to_owned()),
-    ]))
+    ];
+    Ok(flags(&own.into_iter().chain(audit).collect::<Vec<_>>()))
 }
 
 fn controller_manager(ground: &Ground, users: &Users) -> Result<Vec<String>> {

@@ -10,6 +10,7 @@
 //!              ├─ namespace("name")      one of its own for each test               (namespace)
 //!              ├─ client(user)           admin, certificates, service accounts      (user)
 //!              ├─ link()                 a way to the API server that can be cut    (link)
+//!              ├─ calls(account)         what it was asked for, by whom             (calls)
 //!              ├─ PodRunner              scheduler and kubelet for its own nodes    (podrunner)
 //!              └─ Node                   or a real kubelet, with containers         (node)
 //! ```
@@ -42,6 +43,7 @@ use tokio::{
 use crate::{control_plane::ControlPlane, ground::Ground, user::Users};
 
 mod binaries;
+mod calls;
 mod control_plane;
 mod ground;
 mod link;
@@ -53,6 +55,7 @@ mod user;
 pub mod wait;
 
 pub use crate::{
+    calls::Call,
     control_plane::Role,
     link::{Link, Mode, Traffic},
     namespace::Namespace,
@@ -142,6 +145,19 @@ impl Cluster {
     /// Where its logs are. They go when it ends, unless a test of this process panics.
     pub fn logs(&self) -> PathBuf {
         self.inner.ground.logs()
+    }
+
+    /// What in its environment says that a process belongs to this cluster: it ends with it, however the test's process ends.
+    pub fn mark(&self) -> (&'static str, String) {
+        (ground::MARK, self.inner.ground.mark())
+    }
+
+    /// Every call of this service account that the API server has answered.
+    ///
+    /// # Errors
+    /// When the API server's log of them cannot be read.
+    pub fn calls(&self, account: &User) -> Result<Vec<Call>> {
+        calls::of(&self.inner.ground, account)
     }
 
     /// A user with a certificate that names this group, and with no rights but what RBAC gives it.

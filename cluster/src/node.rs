@@ -40,6 +40,12 @@ mod scheduler;
 
 use self::{cgroup::Cgroup, machine::Machine};
 
+/// What Pods call the image of this program of ours.
+#[must_use]
+pub fn image(program: &str) -> String {
+    runtime::name_of(program)
+}
+
 /// What a Pod asks for.
 const ACCELERATOR: &str = "nvidia.com/gpu";
 
@@ -69,10 +75,10 @@ struct Parts {
 }
 
 impl Builder<'_> {
-    /// Pods can name this image: `NAME.tar` of the archives.
+    /// Pods can use this program's image, which is `PROGRAM.tar` of the archives, by [`image`]'s name.
     #[must_use]
-    pub fn image(mut self, name: &str) -> Self {
-        self.images.push(name.to_owned());
+    pub fn image(mut self, program: &str) -> Self {
+        self.images.push(program.to_owned());
         self
     }
 

@@ -3,7 +3,7 @@
 //! Everything that can fail for a reason of the operator's (a port, a state directory, an accelerator driver) fails
 //! here, before an engine is started or adopted.
 
-use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
@@ -14,7 +14,7 @@ use rouse::{
     units::{Bytes, Millis, Tick},
 };
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     task::JoinHandle,
     time::Instant,
 };
@@ -84,12 +84,31 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     let journal = Journal::open(journal.as_deref()).context("cannot open the journal")?;
     let (events, received) = mpsc::channel(EVENTS);
     let current = config.load_full();
-    let mut home = tokio::select! {
-        home = Home::start(&current, events, clock, &metrics) => home?,
-        // Only a cluster takes its time.
-        () = signals.terminate() => return Ok(ExitCode::SUCCESS),
-    };
+    let mut home = Home::start(&current, events, clock, &metrics).await?;
     let platform = home.platform();
+    let (handle, driver) = Handle::new(Arc::clone(&platform), received, journal, Arc::clone(&metrics), clock);
+    let admin = Admin::bind(current.admin.address, parts(&handle, &config, &metrics, &home))?;
+    let operators = admin.address();
+    let (stage, watched) = watch::channel(Stage::Serving);
+    let (mut driver, driver_goes) = held(driver.run());
+    let (mut admin, admin_goes) = held(admin.run(watched.clone()));
+    let mut goes = Some((driver_goes, admin_goes));
+    if current.kubernetes.is_some() {
+        // Until it has the lease.
+        handle.tell(Event::Led { leads: false });
+        // A cluster takes its time, and operators may ask for what is waited.
+        if let Some((driver_goes, admin_goes)) = goes.take() {
+            go(driver_goes);
+            go(admin_goes);
+        }
+        tokio::select! {
+            () = home.first() => {}
+            () = signals.terminate() => {
+                home.close().await;
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+    }
     let base = Config::clone(&current);
     let current = match home.compose(&base) {
         Some(composed) => {
@@ -99,11 +118,6 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
         None => current,
     };
     platform.reconfigure(Arc::clone(&current));
-    let (handle, driver) = Handle::new(Arc::clone(&platform), received, journal, Arc::clone(&metrics), clock);
-    if current.kubernetes.is_some() {
-        // Until it has the lease.
-        handle.tell(Event::Led { leads: false });
-    }
     handle.tell(Event::Configured { configuration: Box::new(current.core.clone()) });
 
     let telemetry = Telemetry::start(&current, &lost)?;
@@ -111,20 +125,23 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     let control = Arc::new(handle.clone());
     let shared = http::Shared::told(control, Arc::clone(&config), meter, Arc::clone(&telemetry));
     let api = Api::bind(current.api, current.threads, shared)?;
-    let admin = Admin::bind(current.admin.address, parts(&handle, &config, &metrics, &platform))?;
     home.speak(&handle, api.address());
-    announce(&shown, source.file.is_none(), &api, &admin);
+    announce(&shown, source.file.is_none(), &api, operators);
 
-    let (stage, watched) = watch::channel(Stage::Serving);
-    let mut driver = tokio::spawn(driver.run());
+    let admin_goes = goes.map(|(driver_goes, admin_goes)| {
+        go(driver_goes);
+        admin_goes
+    });
     let keeper = tokio::spawn(keep(handle.clone(), Arc::clone(&platform)));
     // A request that came before the first turn would be told that there is no such model.
     handle.refresh().await;
-    let mut serving = api.start(watched.clone())?;
+    let mut serving = api.start(watched)?;
     // Operators are told that it is ready by the listener that comes up next.
     serving.up().await;
     let mut api = tokio::spawn(serving.ended());
-    let mut admin = tokio::spawn(admin.run(watched));
+    if let Some(admin_goes) = admin_goes {
+        go(admin_goes);
+    }
     let mut reload = Reload {
         source,
         base,
@@ -173,6 +190,26 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     Ok(ExitCode::SUCCESS)
 }
 
+/// Work that begins when it is told to, by the other end of this.
+fn held<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> (JoinHandle<T>, oneshot::Sender<()>) {
+    let (goes, told) = oneshot::channel();
+    let task = tokio::spawn(async move {
+        if told.await.is_err() {
+            // What had to be there before it is not there.
+            std::future::pending::<()>().await;
+        }
+        work.await
+    });
+    (task, goes)
+}
+
+fn go(work: oneshot::Sender<()>) {
+    // Nobody listens where the runtime ends.
+    work.send(()).unwrap_or_default();
+}
+
 fn discover(headroom: Bytes) -> anyhow::Result<Vec<rouse::model::Accelerator>> {
     crate::platform::local::discover(headroom).context("no accelerator was found")
 }
@@ -183,13 +220,9 @@ fn anchored() -> Clock {
     Clock::new(now, Tick::default() + Millis::from(Wall::now().since_epoch(now)))
 }
 
-fn parts(
-    handle: &Handle,
-    config: &Arc<ArcSwap<Config>>,
-    metrics: &Arc<Metrics>,
-    platform: &Arc<dyn Platform>,
-) -> Parts {
-    let (metrics, measured, platform) = (Arc::clone(metrics), handle.clone(), Arc::downgrade(platform));
+fn parts(handle: &Handle, config: &Arc<ArcSwap<Config>>, metrics: &Arc<Metrics>, home: &Home) -> Parts {
+    let (metrics, measured) = (Arc::clone(metrics), handle.clone());
+    let platform = Arc::downgrade(&home.platform());
     Parts {
         control: Arc::new(handle.clone()),
         config: Arc::clone(config),
@@ -204,20 +237,21 @@ fn parts(
             let engine = EngineId::new(model.clone(), replica);
             platform.upgrade().and_then(|platform| platform.log(&engine))
         }),
+        waits: home.waits(),
     }
 }
 
 /// What a person needs to try it, on standard output, so that it is seen whatever the log level is.
-fn announce(config: &Config, demonstration: bool, api: &Api, admin: &Admin) {
+fn announce(config: &Config, demonstration: bool, api: &Api, admin: SocketAddr) {
     let api = api.address();
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     println!("inference API  {scheme}://{api}/v1");
     let scheme = if config.admin.tls { "https" } else { "http" };
-    println!("admin          {scheme}://{}", admin.address());
+    println!("admin          {scheme}://{admin}");
     println!("state          {}", config.state.display());
     if demonstration {
         let program = std::env::args().next().unwrap_or_else(|| "rouse-gateway".to_owned());
-        println!("\n{}", crate::demo::welcome(api, admin.address(), &program));
+        println!("\n{}", crate::demo::welcome(api, admin, &program));
     }
 }
 

@@ -12,6 +12,8 @@ mod labels;
 mod lost;
 mod meter;
 mod model;
+mod readings;
+mod traffic;
 mod view;
 
 #[cfg(test)]
@@ -23,7 +25,7 @@ use std::{
 };
 
 pub(crate) use self::labels::{phase, start};
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
@@ -41,6 +43,7 @@ pub use self::{
     labels::{Cause, Outcome, Route, Status, Transition},
     lost::Lost,
     model::ModelMetrics,
+    readings::{Readings, Source},
 };
 
 /// Seconds that a request may take or wait: from a token of a small model to a cold start of a large one.
@@ -52,6 +55,9 @@ const ADDED: [f64; 10] = [0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 
 
 /// What the label `model` says of everything that is not configured.
 const OTHER: &str = "other";
+
+/// What the labels `node_pool` and `namespace` say on one machine.
+const LOCAL: &str = "local";
 
 /// All of the gateway's metrics.
 pub struct Metrics {
@@ -73,6 +79,9 @@ pub struct Metrics {
     certificate: IntGaugeVec,
     keys: Arc<keys::Families>,
     writes: IntCounterVec,
+    readings: Readings,
+    /// In a cluster, the namespace of each model.
+    namespaces: ArcSwapOption<BTreeMap<ModelName, String>>,
 }
 
 impl Default for Metrics {
@@ -93,6 +102,17 @@ impl Metrics {
         self.writes.clone()
     }
 
+    /// Where it is counted how reading the memory of a cluster's accelerators goes.
+    #[must_use]
+    pub fn readings(&self) -> Readings {
+        self.readings.clone()
+    }
+
+    /// These are the namespaces of a cluster's models, from the next configuration on; and accelerators are pools.
+    pub fn in_cluster(&self, namespaces: BTreeMap<ModelName, String>) {
+        self.namespaces.store(Some(Arc::new(namespaces)));
+    }
+
     /// With counters that others hold already.
     #[must_use]
     pub fn with(lost: &Lost) -> Self {
@@ -108,7 +128,7 @@ impl Metrics {
             "phase",
         );
         Self {
-            other: Arc::new(ModelMetrics::new(&registry, OTHER)),
+            other: Arc::new(ModelMetrics::new(&registry, OTHER, LOCAL)),
             models: ArcSwap::default(),
             configuring: Mutex::default(),
             view: view::Gauges::new(&registry),
@@ -174,6 +194,8 @@ impl Metrics {
                 )),
             ),
             keys: keys::Families::new(&registry),
+            readings: Readings::new(&registry),
+            namespaces: ArcSwapOption::empty(),
             registry,
         }
     }
@@ -182,24 +204,34 @@ impl Metrics {
     pub fn configure<'a>(&self, names: impl IntoIterator<Item = &'a ModelName>) {
         let _alone = self.configuring.lock().unwrap_or_else(PoisonError::into_inner);
         let mut before = self.models.load().as_ref().clone();
+        let namespaces = self.namespaces.load_full().unwrap_or_default();
         let after = names.into_iter().map(|name| {
-            let kept = before.remove(name);
-            (name.clone(), kept.unwrap_or_else(|| self.register(name)))
+            let namespace = namespaces.get(name).map_or(LOCAL, String::as_str);
+            let kept = match before.remove(name) {
+                Some(moved) if moved.namespace() != namespace => {
+                    self.unregister(&moved);
+                    None
+                }
+                kept => kept,
+            };
+            (name.clone(), kept.unwrap_or_else(|| self.register(name, namespace)))
         });
         self.models.store(Arc::new(after.collect()));
-        for metrics in before.into_values() {
-            if !Arc::ptr_eq(&metrics, &self.other) {
-                metrics.unregister(&self.registry);
-            }
-        }
+        before.values().for_each(|metrics| self.unregister(metrics));
     }
 
-    fn register(&self, name: &ModelName) -> Arc<ModelMetrics> {
+    fn register(&self, name: &ModelName, namespace: &str) -> Arc<ModelMetrics> {
         if name.as_str() == OTHER {
             // Its series are there already, and a second set under one name is refused.
             return Arc::clone(&self.other);
         }
-        Arc::new(ModelMetrics::new(&self.registry, name.as_str()))
+        Arc::new(ModelMetrics::new(&self.registry, name.as_str(), namespace))
+    }
+
+    fn unregister(&self, metrics: &Arc<ModelMetrics>) {
+        if !Arc::ptr_eq(metrics, &self.other) {
+            metrics.unregister(&self.registry);
+        }
     }
 
     /// The handles of a model, or those of `other` when it is not configured.
@@ -228,7 +260,7 @@ impl Metrics {
 
     /// Sets every gauge that follows from the state of the fleet. Engines of a view are in the order of their names.
     pub fn observe_view(&self, view: &View) {
-        self.view.observe(view);
+        self.view.observe(view, self.namespaces.load().is_some());
         let by_model = view.engines.chunk_by(|a, b| a.engine.model == b.engine.model);
         let by_model: BTreeMap<&ModelName, &[EngineView]> =
             by_model.filter_map(|engines| Some((&engines.first()?.engine.model, engines))).collect();

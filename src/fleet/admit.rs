@@ -20,6 +20,16 @@ use crate::{
     units::{Bytes, Millis, Tick},
 };
 
+/// What came of an engine's turn in line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Outcome {
+    /// Its memory is being reserved, or could be.
+    Placed,
+    /// It will have room without anybody else's turn: that is looked for, or being made.
+    Coming,
+    Stuck,
+}
+
 /// What a cold start is taken to last before one was seen.
 const COLD_START: Millis = Millis::secs(60);
 /// Failures in a row, none of which came after it had served, after which those who wait are told, instead of trying on
@@ -29,9 +39,9 @@ const TRIES: u32 = 2;
 impl Draft<'_> {
     pub(super) fn admit(&mut self) {
         self.line = self.wanted_in_order();
-        self.places = self.line.iter().cloned().enumerate().map(|(place, id)| (id, place)).collect();
+        self.places = self.places_in(&self.line);
         let (first, spare): (Vec<_>, Vec<_>) =
-            self.line.clone().into_iter().partition(|id| self.planner.leads(id));
+            self.line.clone().into_iter().partition(|id| self.planner.goes_first(id));
         for id in &first {
             self.bring_up(id, true);
         }
@@ -58,19 +68,30 @@ impl Draft<'_> {
         }
     }
 
-    fn bring_up(&mut self, id: &EngineId, may_evict: bool) {
+    pub(super) fn bring_up(&mut self, id: &EngineId, may_evict: bool) -> Outcome {
         let Some(spec) = self.planner.shared_spec(&id.model) else {
-            return;
+            return Outcome::Stuck;
         };
-        let Some(e) = self.engine(id) else { return };
+        self.take_own_turn(id);
+        let Some(e) = self.engine(id) else { return Outcome::Stuck };
         if e.placing.is_some() {
-            return self.because(id, Reason::starting("its memory is being reserved"));
+            self.because(id, self.reserved(id));
+            return Outcome::Placed;
         }
         match e.state.clone() {
             State::Cold | State::Asleep { .. } if e.shrinking.is_none() => self.start(id, &spec, may_evict),
-            State::Backoff { until, cause } => self.because(id, self.backing_off(id, until, cause)),
-            state if state.is_starting() => self.because(id, self.under_way(id, &spec)),
-            State::Awake if e.gated => self.because(id, Reason::gated(id)),
+            State::Backoff { until, cause } => {
+                self.because(id, self.backing_off(id, until, cause));
+                Outcome::Stuck
+            }
+            state if state.is_starting() => {
+                self.because(id, self.under_way(id, &spec));
+                Outcome::Placed
+            }
+            State::Awake if e.gated => {
+                self.because(id, Reason::gated(id));
+                Outcome::Stuck
+            }
             state => {
                 // On its way down while it is wanted: it comes back in its turn, and its place is kept for it.
                 let text = format!("it is {state}, and starts again afterwards");
@@ -80,22 +101,27 @@ impl Draft<'_> {
                 if let Some(candidate) = candidate.filter(keeps) {
                     self.claim(id, &candidate);
                 }
+                Outcome::Coming
             }
         }
     }
 
-    fn start(&mut self, id: &EngineId, spec: &ModelSpec, may_evict: bool) {
+    fn start(&mut self, id: &EngineId, spec: &ModelSpec, may_evict: bool) -> Outcome {
+        if let Some(outcome) = self.with_what_it_needs(id, may_evict) {
+            return outcome;
+        }
         let candidates = self.candidates(id, spec, true);
         if candidates.is_empty() {
             let reason = self.fits_nowhere(id, spec);
-            return self.because(id, reason);
+            self.because(id, reason);
+            return Outcome::Stuck;
         }
         let rooms: Vec<Room> = candidates.iter().map(|c| self.room(id, spec, c)).collect();
         let at = |wanted: fn(&Room) -> bool| rooms.iter().position(wanted).and_then(|i| candidates.get(i));
         if let Some(candidate) = at(|r| *r == Room::Yes) {
             return match self.better_unread(candidates.iter().zip(&rooms)) {
                 Some(better) => self.await_room(id, better, &self.room(id, spec, better)),
-                None => self.reserve(id, spec, candidate),
+                None => self.take(id, spec, candidate),
             };
         }
         let awaited: [fn(&Room) -> bool; 4] = [
@@ -112,19 +138,23 @@ impl Draft<'_> {
         }
         self.look_again(&candidates);
         if !may_evict {
-            return self.because(id, Reason::starting("waiting for memory that nobody else has or wants"));
+            self.because(id, Reason::starting("waiting for memory that nobody else has or wants"));
+            return Outcome::Stuck;
         }
         let victims = self.victims(id, &candidates);
         let gentle = victims.as_ref().is_some_and(|(_, set)| !set.iter().any(Victim::is_busy));
         if !gentle && self.moves(id, spec, &candidates) {
-            return;
+            return Outcome::Coming;
         }
         match victims {
             Some((candidate, _)) if self.refuses_to_wait(&candidates, id) => {
                 let candidate = candidate.clone();
                 self.wait_for_turn(id, &candidate);
             }
-            Some((candidate, victims)) => self.evict(id, candidate, &victims),
+            Some((candidate, victims)) => {
+                self.evict(id, candidate, &victims);
+                return Outcome::Coming;
+            }
             None => {
                 let best = candidates
                     .iter()
@@ -135,6 +165,7 @@ impl Draft<'_> {
                 }
             }
         }
+        Outcome::Stuck
     }
 
     /// A candidate with more room than the first that is known to have it, which only was not looked at for a while.
@@ -158,15 +189,32 @@ impl Draft<'_> {
 
     fn rejects(&self, id: &EngineId) -> bool {
         let settings = &self.planner.settings;
-        let policy = self.planner.spec(&id.model).map_or(settings.queue.policy, |s| settings.policy_of(s));
+        let policy =
+            self.planner.spec(&self.asker(id).model).map_or(settings.queue.policy, |s| settings.policy_of(s));
         policy == QueuePolicy::Reject
     }
 
-    fn reserve(&mut self, id: &EngineId, spec: &ModelSpec, candidate: &Candidate) {
-        let asleep = self.engine(id).is_some_and(|e| e.state.has_process());
-        if !asleep && spec.measures() && self.wake_first(id, candidate) {
-            return self.because(id, Reason::starting("a waiting wake on its accelerator goes first"));
+    /// There is room for it.
+    fn take(&mut self, id: &EngineId, spec: &ModelSpec, candidate: &Candidate) -> Outcome {
+        if self.only_claims() {
+            self.claim(id, candidate);
+            let root = self.asker(id).model.clone();
+            let text = format!("there is room for it, and it is reserved for along with '{root}'");
+            self.because(id, Reason::starting(&text).naming(&root));
+            return Outcome::Placed;
         }
+        let asleep = self.engine(id).is_some_and(|e| e.state.has_process());
+        // Those that are reserved together wait for the wakes beside them later on.
+        if !asleep && spec.measures() && self.together.is_none() && self.wake_first(id, candidate) {
+            self.because(id, Reason::starting("a waiting wake on its accelerator goes first"));
+            return Outcome::Coming;
+        }
+        self.reserve(id, candidate);
+        Outcome::Placed
+    }
+
+    fn reserve(&mut self, id: &EngineId, candidate: &Candidate) {
+        let asleep = self.engine(id).is_some_and(|e| e.state.has_process());
         let generation = self.generation(id);
         self.emit(Command::Reserve {
             engine: id.clone(),
@@ -187,6 +235,7 @@ impl Draft<'_> {
                 && e.placing.is_none()
                 && e.shrinking.is_none()
                 && e.accelerators.iter().any(|a| candidate.accelerators.contains(a))
+                && self.is_alone(&e.id)
         });
         let mut behind: Vec<(usize, EngineId)> =
             sleepers.filter_map(|e| Some((*self.places.get(&e.id)?, e.id.clone()))).collect();
@@ -203,7 +252,7 @@ impl Draft<'_> {
             };
             match self.room(&sleeper, &spec, &own) {
                 Room::Yes => {
-                    self.reserve(&sleeper, &spec, &own);
+                    self.reserve(&sleeper, &own);
                     first = true;
                 }
                 Room::Unread { .. } => {
@@ -263,7 +312,7 @@ impl Draft<'_> {
     }
 
     /// Room is there or coming, and nothing needs to be decided but to look.
-    fn await_room(&mut self, id: &EngineId, candidate: &Candidate, room: &Room) {
+    fn await_room(&mut self, id: &EngineId, candidate: &Candidate, room: &Room) -> Outcome {
         self.claim(id, candidate);
         match room {
             Room::Unread { accelerator } => {
@@ -297,6 +346,7 @@ impl Draft<'_> {
                 self.because(id, reason);
             }
         }
+        Outcome::Coming
     }
 
     /// Idle drains that this model counts on can no longer be cancelled.
@@ -320,6 +370,10 @@ impl Draft<'_> {
 
     fn evict(&mut self, id: &EngineId, candidate: &Candidate, victims: &[Victim]) {
         for victim in victims {
+            // It goes once those who need it are asleep or gone.
+            if self.engine(&victim.engine).is_some_and(|e| self.planner.keeper(e).is_some()) {
+                continue;
+            }
             if victim.goes_at_once() {
                 self.stop(&victim.engine);
             } else {
@@ -363,9 +417,12 @@ impl Draft<'_> {
             let claim = self.claims.entry(accelerator.clone()).or_default();
             *claim = *claim + candidate.need.less(has);
         }
+        if let Some(together) = &mut self.together {
+            together.claimed.insert(id.clone(), candidate.clone());
+        }
     }
 
-    fn because(&mut self, id: &EngineId, reason: Reason) {
+    pub(super) fn because(&mut self, id: &EngineId, reason: Reason) {
         let awake = self.planner.engines_of(&id.model).filter(|e| e.serves()).count();
         let reason = match self.planner.spec(&id.model) {
             Some(spec) if awake > 0 => reason.beside(awake, spec.replicas, self.waiting(&id.model) > 0),

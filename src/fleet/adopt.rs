@@ -123,6 +123,10 @@ impl Planner {
             Order::Sleep { .. } | Order::Stop if state.pinned() => {
                 Err(format!("'{model}' is pinned: it would be woken again at once; unpin it first"))
             }
+            Order::Sleep { .. } | Order::Stop if state.least() > 0 => Err(format!(
+                "'{model}' has minReplicas {}: it would be woken again at once; unpin it first",
+                state.least()
+            )),
             Order::Sleep { .. }
                 if self.engines_of(model).all(|e| {
                     !matches!(e.state, State::Awake | State::Asleep { .. } | State::Draining { .. })

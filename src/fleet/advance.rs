@@ -120,8 +120,11 @@ impl Draft<'_> {
             return;
         };
         let (engine, generation) = (id.clone(), e.generation);
-        if self.unwanted(id) || self.planner.shutdown.is_some() {
+        if self.unwanted(id) || self.planner.shutdown.is_some() || self.is_in_vain(id, &placing) {
             return self.emit(Command::Shrink { engine, generation, bytes: Bytes::ZERO, host: Bytes::ZERO });
+        }
+        if self.is_too_early(id, &placing) {
+            return;
         }
         let accelerators = placing.accelerators;
         self.emit(Command::Launch { engine, generation, accelerators, bytes: placing.bytes });
@@ -134,17 +137,21 @@ impl Draft<'_> {
         if self.unwanted(id) || self.planner.lost_accelerator(id).is_some() || self.ordered_stop(id) {
             return self.stop(id);
         }
-        if e.placing.as_ref().is_some_and(|p| p.confirmed) {
-            if self.planner.shutdown.is_some() {
+        if let Some(placing) = e.placing.as_ref().filter(|p| p.confirmed).cloned() {
+            if self.planner.shutdown.is_some() || self.is_in_vain(id, &placing) {
                 let host = self.planner.ledger.host.booked.of(id).unwrap_or_default();
                 let bytes = self.planner.residue_of(id);
                 return self.emit(Command::Shrink { engine, generation, bytes, host });
             }
+            if self.is_too_early(id, &placing) {
+                return;
+            }
             return self.emit(Command::Wake { engine, generation, level });
         }
         let stop_after = self.planner.spec(&id.model).and_then(|s| s.idle.stop_after);
-        let wanted = self.waiting(&id.model) > 0 || e.placing.is_some() || self.pinned(id);
-        if !wanted && stop_after.is_some_and(|after| unused + after <= self.now) {
+        let wanted = self.waiting(&id.model) > 0 || e.placing.is_some() || self.planner.is_kept(id);
+        let due = stop_after.is_some_and(|after| unused + after <= self.now);
+        if due && !wanted && !self.is_wanted_for_others(id) {
             self.stop(id);
         }
     }
@@ -215,7 +222,8 @@ impl Draft<'_> {
             return self.revoke(id, self.failed(id, Cause::Stopped));
         }
         // Also when it is drained already and only waits for a neighbour.
-        if why == Why::Idle && self.waiting(&id.model) > 0 && !hung {
+        let wanted = self.waiting(&id.model) > 0 || self.is_wanted_for_others(id);
+        if why == Why::Idle && wanted && !hung {
             return self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
         }
         if drained {
@@ -270,14 +278,20 @@ impl Draft<'_> {
         let e = self.engine(id)?;
         let spec = self.planner.spec(&id.model)?;
         let used = self.planner.uses(e) > 0 || self.waiting(&id.model) > 0;
-        if used || self.pinned(id) || self.ordered_awake(&id.model) {
+        if used || self.planner.is_kept(id) || self.ordered_awake(&id.model) {
             return None;
         }
-        let past = |after: Option<Millis>| after.is_some_and(|after| e.idle_since() + after <= self.now);
-        if past(spec.idle.stop_after) {
-            return Some(Then::Stop);
-        }
-        past(spec.idle.sleep_after).then_some(Then::Sleep(None))
+        let past = |after: Option<Millis>| {
+            after.and_then(|after| self.planner.idle_at(e, after)).is_some_and(|at| at <= self.now)
+        };
+        let then = if past(spec.idle.stop_after) {
+            Then::Stop
+        } else if past(spec.idle.sleep_after) {
+            Then::Sleep(None)
+        } else {
+            return None;
+        };
+        (!self.is_wanted_for_others(id)).then_some(then)
     }
 
     /// Asks for a reading, unless one is under way.
@@ -304,10 +318,6 @@ impl Draft<'_> {
                 && other.is_profiling()
                 && other.accelerators.iter().any(|a| e.accelerators.contains(a))
         })
-    }
-
-    pub(super) fn pinned(&self, id: &EngineId) -> bool {
-        self.planner.models.get(&id.model).is_some_and(super::plan::Model::pinned)
     }
 
     /// Ends a start whose model is not wanted any more; a canary that is out is told first.

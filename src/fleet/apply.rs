@@ -21,10 +21,18 @@ impl Planner {
     pub(super) fn apply(&mut self, command: &Command, now: Tick) {
         match command {
             Command::Reserve { engine, generation, accelerators, bytes, host: _ } => {
-                let placing = Placing { accelerators: accelerators.clone(), bytes: *bytes, confirmed: false };
-                let units = self.spec(&engine.model).and_then(|spec| spec.accelerators.units());
-                self.ledger.book(engine, accelerators, *bytes, units);
+                let patient = self.needs.concern(&engine.model);
+                let accelerators = accelerators.clone();
+                let placing = Placing { accelerators, bytes: *bytes, confirmed: false, patient };
+                let spec = self.spec(&engine.model);
+                let units = spec.and_then(|spec| spec.accelerators.units());
+                let fingerprint = spec.map(|spec| spec.fingerprint).filter(|_| patient);
+                self.ledger.book(engine, &placing.accelerators, *bytes, units);
                 self.with(engine, |e| {
+                    // What waits for long is started as it was reserved for, or not at all.
+                    if let Some(fingerprint) = fingerprint.filter(|_| !e.state.has_process()) {
+                        e.fingerprint = fingerprint;
+                    }
                     e.generation = *generation;
                     e.placing = Some(placing);
                     e.began = now;
@@ -32,12 +40,15 @@ impl Planner {
             }
             Command::Shrink { engine, bytes, host, .. } => self.shrink(engine, *bytes, *host, now),
             Command::Launch { engine, accelerators, .. } => self.launched(engine, accelerators.clone(), now),
-            Command::Wake { engine, level, .. } => self.with(engine, |e| {
-                e.placing = None;
-                e.proof = Proof::NotReady;
-                e.cold = false;
-                e.become_state(State::Waking { level: *level }, now);
-            }),
+            Command::Wake { engine, level, .. } => {
+                self.begins(engine, now);
+                self.with(engine, |e| {
+                    e.placing = None;
+                    e.proof = Proof::NotReady;
+                    e.cold = false;
+                    e.become_state(State::Waking { level: *level }, now);
+                })
+            }
             Command::Sleep { engine, level, .. } => self.put_to_sleep(engine, *level, now),
             Command::Stop { engine, grace, .. } => {
                 let cause = self.cause_of_end(engine, now);
@@ -128,7 +139,16 @@ impl Planner {
         });
     }
 
+    /// What was reserved for long, until all that it needs served, takes no longer to start for that.
+    fn begins(&mut self, engine: &EngineId, now: Tick) {
+        let patient = |e: &Engine| e.placing.as_ref().is_some_and(|placing| placing.patient);
+        if self.engines.get(engine).is_some_and(patient) {
+            self.with(engine, |e| e.began = now);
+        }
+    }
+
     fn launched(&mut self, engine: &EngineId, accelerators: Vec<crate::model::AcceleratorId>, now: Tick) {
+        self.begins(engine, now);
         let spec = self.spec(&engine.model);
         let (measures, fingerprint) = spec.map_or((true, 0), |s| (s.measures(), s.fingerprint));
         self.with(engine, |e| {

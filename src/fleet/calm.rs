@@ -145,7 +145,7 @@ impl Planner {
             }
             State::Awake => {
                 let idle = [spec.idle.sleep_after, spec.idle.stop_after];
-                let idle = idle.into_iter().flatten().map(|after| e.idle_since() + after);
+                let idle = idle.into_iter().flatten().filter_map(|after| self.idle_at(e, after));
                 let idle = idle.filter(|_| self.uses(e) == 0);
                 let stands = self.stands(e, |account| !account.is_unread_since(e.turn));
                 let door = if e.gated { Door::Held } else { Door::Public };

@@ -119,6 +119,14 @@ pub enum Event {
     Led {
         leads: bool,
     },
+    /// Whether the cluster's API answers this gateway; one that is never told takes it to.
+    Cluster {
+        answers: bool,
+    },
+    /// Whether there are other gateways, as far as can be seen; one that is never told takes it that there are.
+    Gateways {
+        others: bool,
+    },
     /// Lives of engines that begin from here on are later ones than this. A new leader has not heard of all that there were
     /// before it, and others have.
     LivesFrom {
@@ -213,6 +221,13 @@ pub enum Event {
         accelerator: AcceleratorId,
         used: Bytes,
         by_engine: Option<BTreeMap<EngineId, Bytes>>,
+    },
+    /// What was in use on one accelerator of this engine, where nobody else is: the most of them. Of an engine of a pool,
+    /// whose accelerators the decisions do not know.
+    Observed {
+        engine: EngineId,
+        generation: Generation,
+        used: Bytes,
     },
     AcceleratorLost {
         accelerator: AcceleratorId,
@@ -351,6 +366,10 @@ pub struct Learned {
     pub start: Option<Millis>,
     pub wake: Option<Millis>,
     pub sleep: Option<Millis>,
+    /// Of a pool, the most that an engine was seen to use on one accelerator. Unlike by `peak` nothing is booked by it: what is
+    /// booked of a pool is in a ledger that others read, and that says what was declared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed: Option<Bytes>,
 }
 
 /// In words, for golden scenarios and people reading a journal. The generation is left out: an engine has one at a
@@ -390,6 +409,10 @@ impl fmt::Display for Event {
             Self::Elsewhere { gateway, demand: None } => write!(f, "{gateway} is gone"),
             Self::Led { leads: true } => f.write_str("this gateway leads"),
             Self::Led { .. } => f.write_str("another gateway leads"),
+            Self::Cluster { answers: true } => f.write_str("the cluster's API server answers"),
+            Self::Cluster { .. } => f.write_str("the cluster's API server does not answer"),
+            Self::Gateways { others: true } => f.write_str("there are other gateways"),
+            Self::Gateways { .. } => f.write_str("there is no other gateway"),
             Self::LivesFrom { generation } => write!(f, "lives are counted from {generation} on"),
             Self::Published { engine, published: Some(published), .. } => {
                 write!(f, "{engine} is published as {:?}", published.state)
@@ -416,6 +439,7 @@ impl fmt::Display for Event {
                 write!(f, "{engine} is {health}{progress}")
             }
             Self::Memory { accelerator, used, .. } => write!(f, "{accelerator} has {used} in use"),
+            Self::Observed { engine, used, .. } => write!(f, "{engine} uses {used} of an accelerator"),
             Self::AcceleratorLost { accelerator } => write!(f, "{accelerator} is lost"),
             Self::AcceleratorBack { accelerator } => write!(f, "{accelerator} is back"),
             Self::Adopted { engine, found, .. } => {

@@ -5,6 +5,8 @@
 //! spare engines in use, whose model is served by another one; only then, when a turn has lasted its maximum, the
 //! others in use. A spare has no turn of its own, and residency does not protect it: nobody was put away for it. One
 //! that still starts is of no use to anybody yet: it goes as an idle engine does.
+//!
+//! What others need goes only along with them, and is told to when they are asleep or gone.
 
 use super::{command::Then, placement::Candidate, plan::Draft, portion::Portion};
 use crate::{
@@ -27,6 +29,8 @@ pub(super) struct Victim {
     spare: bool,
     /// No lease was ever given on it since it began to start or to sleep: nothing has to be drained.
     at_once: bool,
+    /// Those that need it, and have to go with it.
+    with: Vec<EngineId>,
 }
 
 /// Subsets of so many victims are tried exhaustively; beyond, only the longest unused are considered.
@@ -59,7 +63,7 @@ impl Draft<'_> {
             .map(|a| (a.clone(), self.shortfalls(id, candidate, a).1))
             .filter(|(_, short)| !short.is_nothing())
             .collect();
-        let options: Vec<Victim> = self
+        let mut options: Vec<Victim> = self
             .planner
             .engines
             .near(&candidate.accelerators)
@@ -67,15 +71,50 @@ impl Draft<'_> {
             .filter(|e| e.id != *id && e.accelerators.iter().any(|a| short.iter().any(|(s, _)| s == a)))
             .flat_map(|e| self.options(id, e))
             .collect();
+        self.add_those_that_need(id, &mut options);
         let all: Vec<&Victim> = options.iter().collect();
         // Counted with both ways of an engine, where it has two: more than there is, never less.
         covers(&all, &short).then(|| Ways::new(options, short))
     }
 
+    /// Wherever they are, they have to go as well.
+    fn add_those_that_need(&self, id: &EngineId, options: &mut Vec<Victim>) {
+        let mut at = 0;
+        while let Some(victim) = options.get(at) {
+            let missing = victim.with.iter().filter(|with| options.iter().all(|v| v.engine != **with));
+            let more = missing.filter_map(|with| self.engine(with)).flat_map(|e| self.options(id, e));
+            let more: Vec<Victim> = more.collect();
+            options.extend(more);
+            at += 1;
+        }
+    }
+
+    /// Those that need this engine and are not leaving yet, where each of them may be made to; `None`: one may not.
+    fn those_that_need(&self, requester: &EngineId, e: &Engine) -> Option<Vec<EngineId>> {
+        let planner = &self.planner;
+        let mut with = Vec::new();
+        if planner.keeper(e).is_none() {
+            return Some(with);
+        }
+        for other in planner.needs.dependents(&e.id.model).flat_map(|model| planner.engines_of(model)) {
+            let asleep = matches!(other.state, State::Asleep { .. }) && other.placing.is_none();
+            let gone = !other.state.has_process() && other.placing.is_none();
+            if asleep || gone || other.state.is_leaving() {
+                continue;
+            }
+            if self.options(requester, other).is_empty() {
+                return None;
+            }
+            with.push(other.id.clone());
+        }
+        Some(with)
+    }
+
     /// How this engine could make room, if it may be made to.
     fn options(&self, requester: &EngineId, e: &Engine) -> Vec<Victim> {
         let planner = &self.planner;
-        if e.id.model == requester.model || self.pinned(&e.id) {
+        let asker = self.asker(requester);
+        if e.id.model == requester.model || planner.is_kept(&e.id) || self.is_needed_with(asker, e) {
             return Vec::new();
         }
         let Some(model) = planner.models.get(&e.id.model) else {
@@ -98,12 +137,13 @@ impl Draft<'_> {
             tier,
             spare: planner.is_spare(e) || e.state.is_starting(),
             at_once: e.state != State::Awake,
+            with: Vec::new(),
         };
         let start = model.learned.start.unwrap_or(Millis::secs(60));
         let wake = model.learned.wake.unwrap_or(Millis::secs(1));
         match &e.state {
             State::Asleep { .. } if e.placing.is_none() && e.shrinking.is_none() => {
-                if self.goes_before(&e.id, requester) {
+                if self.goes_before(&e.id, asker) {
                     Vec::new()
                 } else {
                     vec![victim(Then::Stop, all, 1, start)]
@@ -112,9 +152,14 @@ impl Draft<'_> {
             State::Awake if e.serves() || e.is_held() => {
                 // In use in a higher band, it is waited for: taking turns would let the lower band in by halves, with a
                 // swap each time.
-                let above = self.band(&e.id) > self.band(requester);
+                let above = self.band(&e.id) > self.band(asker);
                 let Some(busy) = self.leaves_its_turn(e).filter(|busy| !(*busy && above)) else {
                     return Vec::new();
+                };
+                let Some(with) = self.those_that_need(requester, e) else { return Vec::new() };
+                let victim = |then, frees, tier, back| Victim {
+                    with: with.clone(),
+                    ..victim(then, frees, tier, back)
                 };
                 let in_use = if planner.is_spare(e) { SPARE_IN_USE } else { IN_USE };
                 let sleeps = self.sleep_level(&e.id, None);
@@ -161,7 +206,8 @@ impl Draft<'_> {
             Eviction::Never => None,
             Eviction::Cooldown => {
                 let after = spec.idle.sleep_after?;
-                (self.planner.uses(e) == 0 && e.idle_since() + after <= self.now).then_some(false)
+                let idle = self.planner.idle_at(e, after).is_some_and(|at| at <= self.now);
+                (self.planner.uses(e) == 0 && idle).then_some(false)
             }
             Eviction::Residency if self.planner.is_spare(e) => Some(self.planner.uses(e) > 0),
             Eviction::Residency => {
@@ -198,7 +244,7 @@ impl Ways {
         let few = options.get(..MOST).unwrap_or(options);
         (1_u32..1 << few.len())
             .map(|mask| pick(few, mask))
-            .filter(|set| one_way_each(set) && covers(set, &self.short))
+            .filter(|set| one_way_each(set) && is_whole(set) && covers(set, &self.short))
             .min_by_key(|set| score(candidate, set))
             .or_else(|| greedy(options, &self.short))
             .map(|set| set.into_iter().cloned().collect())
@@ -220,6 +266,9 @@ fn greedy<'v>(options: &'v [Victim], short: &[(AcceleratorId, Portion)]) -> Opti
         // The gentler way stands first; the other takes its place when there is nothing else left.
         set.retain(|v| v.engine != option.engine);
         set.push(option);
+        while let Some(with) = set.iter().flat_map(|v| &v.with).find(|with| !holds(&set, with)) {
+            set.push(options.iter().find(|v| v.engine == *with)?);
+        }
     }
     if !covers(&set, short) {
         return None;
@@ -227,7 +276,7 @@ fn greedy<'v>(options: &'v [Victim], short: &[(AcceleratorId, Portion)]) -> Opti
     for at in (0..set.len()).rev() {
         let without: Vec<&Victim> =
             set.iter().enumerate().filter(|(i, _)| *i != at).map(|(_, v)| *v).collect();
-        if covers(&without, short) {
+        if is_whole(&without) && covers(&without, short) {
             set = without;
         }
     }
@@ -237,6 +286,15 @@ fn greedy<'v>(options: &'v [Victim], short: &[(AcceleratorId, Portion)]) -> Opti
 /// No engine stands in the set twice, once to sleep and once to stop.
 fn one_way_each(set: &[&Victim]) -> bool {
     set.iter().enumerate().all(|(i, v)| set.iter().skip(i + 1).all(|w| w.engine != v.engine))
+}
+
+fn holds(set: &[&Victim], engine: &EngineId) -> bool {
+    set.iter().any(|v| v.engine == *engine)
+}
+
+/// Those that need one of the set are in it, too.
+fn is_whole(set: &[&Victim]) -> bool {
+    set.iter().all(|v| v.with.iter().all(|with| holds(set, with)))
 }
 
 fn covers(set: &[&Victim], short: &[(AcceleratorId, Portion)]) -> bool {
@@ -296,6 +354,7 @@ mod tests {
             tier: 1,
             spare: false,
             at_once: true,
+            with: Vec::new(),
         };
         let options: Vec<Victim> = (0..18).map(sleeper).collect();
         let short = |gib| [(AcceleratorId::from("gpu-0"), Portion { bytes: Bytes::gib(gib), units: 0 })];

@@ -1,6 +1,6 @@
 //! Why nothing happens, or not yet: the words of `explain`, and the details of every refusal.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, sync::Arc};
 
 use super::{
     placement::Candidate,
@@ -58,6 +58,18 @@ impl Reason {
         Self { named: vec![model.clone()], ..self }
     }
 
+    /// What can never be.
+    pub(super) fn never(text: String, need: Bytes, available: Bytes) -> Self {
+        Self { text, refuse: true, class: Class::Never { need, available }, ..Self::default() }
+    }
+
+    /// The same of whoever waits for this model, since it needs it.
+    pub(super) fn of_needed(mut self, model: &ModelName) -> Self {
+        self.text = format!("waits for '{model}', which it needs: {}", self.text);
+        self.named.push(model.clone());
+        self
+    }
+
     /// It is awake, and as many as may are being served.
     pub(super) fn full() -> Self {
         Self::starting("every place of its maxConcurrency is taken")
@@ -104,6 +116,14 @@ impl Reason {
         }
     }
 
+    /// Nothing is written down, so nothing is begun.
+    fn cut_off(since: Tick) -> Self {
+        let text = format!(
+            "the cluster's API server has not answered since {since}: what is not awake waits until it does"
+        );
+        Self { text, ..Self::default() }
+    }
+
     /// It waits for memory that others hold, or that there is not.
     pub(super) const fn is_of_memory(&self) -> bool {
         matches!(self.class, Class::Memory { .. } | Class::Never { .. })
@@ -143,6 +163,20 @@ impl Reason {
 }
 
 impl Draft<'_> {
+    /// While the cluster does not answer, that is what everybody waits for whose model is not awake.
+    pub(super) fn explain_cut_off(&mut self) {
+        let Some(since) = self.planner.cut_off else { return };
+        let planner = &self.planner;
+        let waits = |model: &ModelName, reason: &Reason| {
+            !reason.refuse && !planner.engines_of(model).any(Engine::serves)
+        };
+        for (model, reason) in Arc::make_mut(&mut self.reasons) {
+            if waits(model, reason) {
+                *reason = Reason::cut_off(since);
+            }
+        }
+    }
+
     /// Who holds the memory of a candidate, and until when.
     pub(super) fn held_reason(&self, id: &EngineId, candidate: &Candidate) -> Reason {
         let planner = &self.planner;
@@ -197,14 +231,14 @@ impl Draft<'_> {
     /// turn, or of its cooldown, should nobody use it until then.
     pub(super) fn may_go_at(&self, e: &Engine) -> Option<Tick> {
         let turns = &self.planner.settings.turns;
-        if self.pinned(&e.id) {
+        if self.planner.is_kept(&e.id) || self.planner.keeper(e).is_some() {
             return None;
         }
         match self.planner.eviction_of(&e.id.model) {
             Eviction::Never => None,
             Eviction::Cooldown if e.state == State::Awake => {
                 let after = self.planner.spec(&e.id.model)?.idle.sleep_after?;
-                Some(if self.planner.uses(e) == 0 { e.idle_since() } else { self.now } + after)
+                if self.planner.uses(e) > 0 { Some(self.now + after) } else { self.planner.idle_at(e, after) }
             }
             _ if self.planner.uses(e) == 0 => Some(e.turn + turns.residency),
             _ => Some(e.turn + turns.max_turn),
@@ -219,7 +253,8 @@ impl Draft<'_> {
         };
         let until = match &e.state {
             State::Draining { .. } => format!("drains at most until {}", e.since + turns.drain_deadline),
-            State::Awake if self.pinned(&e.id) => "pinned".to_owned(),
+            State::Awake if self.planner.is_kept(&e.id) => self.planner.kept(&e.id),
+            State::Awake if self.planner.keeper(e).is_some() => self.planner.needed(e),
             State::Awake if self.planner.eviction_of(&e.id.model) != Eviction::Residency => self.stays(e),
             State::Awake if self.planner.uses(e) == 0 => format!("may go at {}", e.turn + turns.residency),
             State::Awake => format!("its turn ends at {}", e.turn + turns.max_turn),
@@ -258,7 +293,7 @@ impl Draft<'_> {
             }
             _ => format!("it needs {need} on each accelerator, and the largest has {available}"),
         };
-        Reason { text, refuse: true, class: Class::Never { need, available }, ..Reason::default() }
+        Reason::never(text, need, available)
     }
 
     pub(super) fn under_way(&self, id: &EngineId, spec: &ModelSpec) -> Reason {
@@ -284,14 +319,31 @@ impl Planner {
             memory: self.ledger.held(&e.id),
             idle_for: if self.uses(e) > 0 { crate::units::Millis::ZERO } else { now.since(e.idle_since()) },
             leases: self.uses(e),
-            pinned: self.models.get(&e.id.model).is_some_and(super::plan::Model::pinned),
+            pinned: self.is_kept(&e.id),
         }
+    }
+
+    /// Why this engine is kept awake, for texts.
+    fn kept(&self, id: &EngineId) -> String {
+        match self.models.get(&id.model) {
+            Some(model) if !model.pinned() => format!("kept by minReplicas {}", model.least()),
+            _ => "pinned".to_owned(),
+        }
+    }
+
+    /// Who needs this engine, for texts.
+    fn needed(&self, e: &Engine) -> String {
+        let by = self.needs.dependents(&e.id.model).filter(|model| self.is_active(model));
+        format!("needed by {}", by.map(|model| format!("'{model}'")).collect::<Vec<_>>().join(", "))
     }
 
     /// A model nobody waits for: what it does, and what comes next.
     pub(super) fn explain_rest(&self, model: &ModelName) -> Reason {
         if self.role.decides() && !self.adopted {
             return Reason::starting("the gateway is looking for engines that already run");
+        }
+        if let Some(since) = self.cut_off.filter(|_| !self.engines_of(model).any(Engine::serves)) {
+            return Reason::cut_off(since);
         }
         // The one that says most about the model: of those awake the one used last.
         let telling = |e: &&Engine| (!e.serves(), !e.state.is_starting(), Reverse(e.idle_since()));
@@ -300,7 +352,6 @@ impl Planner {
         };
         let spec = self.spec(model);
         let idle = spec.map(|s| s.idle);
-        let pinned = self.models.get(model).is_some_and(super::plan::Model::pinned);
         let serving = || self.engines_of(model).filter(|e| e.serves());
         let awake = match spec.map_or(1, |s| s.replicas) {
             1 => "awake".to_owned(),
@@ -309,21 +360,25 @@ impl Planner {
         let limit = spec.and_then(|s| s.max_concurrency);
         let text = match &e.state {
             State::Awake if e.gated => format!("{awake}; its gate is closed by its stub"),
-            State::Awake if pinned => format!("{awake}; pinned"),
+            State::Awake if self.is_kept(&e.id) => format!("{awake}; {}", self.kept(&e.id)),
+            State::Awake if self.keeper(e).is_some() => format!("{awake}; {}", self.needed(e)),
             State::Awake if limit.is_some_and(|n| serving().all(|e| e.leases >= n)) => {
                 format!("{awake}; every place of its maxConcurrency is taken")
             }
             State::Awake if serving().any(|e| self.uses(e) > 0) => format!("{awake}; in use"),
             State::Awake => match idle.and_then(|i| i.sleep_after) {
-                Some(after) => {
-                    format!(
-                        "{awake}; unused since {}, put away at {}",
-                        e.idle_since(),
-                        e.idle_since() + after
-                    )
-                }
+                Some(after) => match self.idle_at(e, after) {
+                    Some(at) => format!("{awake}; unused since {}, put away at {at}", e.idle_since()),
+                    None => format!("{awake}; unused here, and what others do cannot be heard"),
+                },
                 None => format!("{awake}; never put away by idleness"),
             },
+            State::Cold | State::Asleep { .. } if e.placing.is_some() => {
+                let lacks = self
+                    .lacks(model)
+                    .map_or_else(String::new, |m| format!("; waits for '{m}', which it needs"));
+                format!("its memory is reserved{lacks}")
+            }
             State::Asleep { level } => match idle.and_then(|i| i.stop_after) {
                 Some(after) => {
                     format!(

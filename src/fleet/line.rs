@@ -11,7 +11,8 @@
 //! load is worth is for scaling to say, not for the order of turns. Where nothing limits the requests at one engine,
 //! none ever waits for a second one, so that waiting alone cannot be what calls it: being in use is enough. A spare
 //! that was put away by idleness while its model was in use has been found superfluous, and comes back when somebody
-//! waits. One that failed has not: it is tried again, ever more rarely when nothing comes of it.
+//! waits. One that failed has not: it is tried again, ever more rarely when nothing comes of it. Those that `minReplicas`
+//! asks for are no spares: each has its model's place in line, and others are put away for it.
 
 use std::{
     cmp::Reverse,
@@ -25,16 +26,21 @@ use crate::{
     units::Tick,
 };
 
-/// An engine that should be awake, with its place in line: those that lead go first.
-type Turn = (bool, Reverse<i32>, u32, Tick, EngineId);
+/// An engine that should be awake, with its place in line: those that lead go first, and of one place those that need
+/// fewer others.
+type Turn = (bool, Reverse<i32>, u32, Tick, usize, EngineId);
+/// A place in line, the foremost the least.
+type Place = (Reverse<i32>, Tick);
 
 impl Draft<'_> {
     /// Every engine that is wanted and not awake, the first in line first.
     pub(super) fn wanted_in_order(&self) -> Vec<EngineId> {
         let planner = &self.planner;
-        let pinned = planner.models.iter().filter(|(_, model)| model.pinned()).map(|(name, _)| name);
+        let kept = planner.models.iter().filter(|(_, model)| model.keeps(0)).map(|(name, _)| name);
         let ordered = planner.operations.values().map(|op| &op.model);
-        let models = self.demand.keys().chain(pinned).chain(ordered).chain(planner.engines.plural());
+        let needed = self.needed();
+        let models = self.demand.keys().chain(kept).chain(ordered).chain(planner.engines.plural());
+        let models = models.chain(needed.keys().copied());
         let models: BTreeSet<&ModelName> = models.collect();
         let wanted = models.into_iter().flat_map(|name| planner.engines_of(name)).filter_map(|e| {
             let model = planner.models.get(&e.id.model)?;
@@ -43,20 +49,31 @@ impl Draft<'_> {
                 return None;
             }
             let place = match self.demand.get(&e.id.model) {
-                Some(demand) => (demand.band, demand.oldest),
-                None if model.pinned() || self.ordered_awake(&e.id.model) || planner.joins(e, self.now) => {
-                    (spec.priority, model.since)
+                Some(demand) => Some((Reverse(demand.band), demand.oldest)),
+                None if model.keeps(e.id.replica)
+                    || self.ordered_awake(&e.id.model)
+                    || planner.joins(e, self.now) =>
+                {
+                    Some((Reverse(spec.priority), model.since))
                 }
-                None => return None,
+                None => None,
             };
-            let spare = !planner.leads(&e.id);
+            let needed = needed.get(&e.id.model).filter(|_| planner.leads(&e.id)).copied();
+            let place = place.into_iter().chain(needed).min()?;
+            let spare = !planner.goes_first(&e.id);
             let replica = if spare { e.id.replica } else { 0 };
-            Some((spare, Reverse(place.0), replica, place.1, e.id.clone()))
+            let needs = planner.needs.closure(&e.id.model).len();
+            Some((spare, place.0, replica, place.1, needs, e.id.clone()))
         });
         let mut line: Vec<Turn> = wanted.collect();
-        let asked: BTreeMap<EngineId, (Reverse<i32>, Tick)> =
-            line.iter().map(|(_, band, _, oldest, id)| (id.clone(), (*band, *oldest))).collect();
-        for (_, band, _, place, id) in &mut line {
+        let mut asked: BTreeMap<EngineId, Place> =
+            line.iter().map(|(_, band, _, oldest, _, id)| (id.clone(), (*band, *oldest))).collect();
+        for (_, band, _, oldest, _, id) in line.iter().filter(|_| !planner.needs.is_empty()) {
+            for needed in planner.needs.closure(&id.model).iter().flat_map(|m| planner.engines_of(m)) {
+                asked.entry(needed.id.clone()).or_insert((*band, *oldest));
+            }
+        }
+        for (_, band, _, place, _, id) in &mut line {
             let Some(e) = self.engine(id) else { continue };
             *place = (*place).max(e.yielded);
             let ahead = e.yielded_to.as_ref().and_then(|other| asked.get(other));
@@ -71,10 +88,47 @@ impl Draft<'_> {
         line.into_iter().map(|(.., id)| id).collect()
     }
 
+    /// What is needed awake since somebody who needs it is on its way or there: each in the place of that one.
+    fn needed(&self) -> BTreeMap<&ModelName, Place> {
+        let planner = &self.planner;
+        let mut needed: BTreeMap<&ModelName, Place> = BTreeMap::new();
+        for name in planner.needs.dependent().filter(|name| planner.is_up(name)) {
+            let place = match (self.demand.get(name), planner.models.get(name)) {
+                (Some(demand), _) => (Reverse(demand.band), demand.oldest),
+                (None, Some(model)) => {
+                    (Reverse(model.spec.as_ref().map_or(0, |spec| spec.priority)), model.since)
+                }
+                (None, None) => continue,
+            };
+            for model in planner.needs.closure(name).iter().filter(|model| !planner.serves(model)) {
+                needed.entry(model).and_modify(|first| *first = place.min(*first)).or_insert(place);
+            }
+        }
+        needed
+    }
+
+    /// Where the engines of the line stand in it. What one needs that does not serve stands with it, or where it stands
+    /// itself when that is before.
+    pub(super) fn places_in(&self, line: &[EngineId]) -> BTreeMap<EngineId, usize> {
+        let mut places: BTreeMap<EngineId, usize> =
+            line.iter().cloned().enumerate().map(|(place, id)| (id, place)).collect();
+        if self.planner.needs.is_empty() {
+            return places;
+        }
+        for (place, id) in line.iter().enumerate() {
+            for needed in self.planner.lacking(&id.model) {
+                places.entry(needed).and_modify(|own| *own = place.min(*own)).or_insert(place);
+            }
+        }
+        places
+    }
+
     /// The band in which somebody asks for a model, or would.
     pub(super) fn band(&self, id: &EngineId) -> i32 {
         let own = self.planner.spec(&id.model).map_or(0, |spec| spec.priority);
-        self.demand.get(&id.model).map_or(own, |demand| demand.band)
+        let own = self.demand.get(&id.model).map_or(own, |demand| demand.band);
+        let needing = self.planner.needs.dependents(&id.model).filter_map(|model| self.demand.get(model));
+        needing.map(|demand| demand.band).max().map_or(own, |band| own.max(band))
     }
 
     /// Whether `a` stands before `b` in line.
@@ -87,7 +141,7 @@ impl Draft<'_> {
 impl Planner {
     /// The engine that others may be put away for: one that is awake, though its stub be closed, or on its way, else a
     /// sleeper, else one that stands behind those it made room for, else the first. One that is left alone for a while leads only when all are.
-    pub(super) fn leads(&self, id: &EngineId) -> bool {
+    pub(super) fn leader(&self, model: &ModelName) -> Option<&Engine> {
         let rank = |e: &Engine| match &e.state {
             _ if e.serves() && e.failing_since.is_none() => 0,
             _ if e.serves() || e.is_held() => 1,
@@ -97,13 +151,21 @@ impl Planner {
             State::Backoff { .. } => 6,
             _ => 5,
         };
-        let leader = self.replicas_of(&id.model).min_by_key(|e| (rank(e), e.id.replica));
-        leader.is_some_and(|leader| leader.id == *id)
+        self.replicas_of(model).min_by_key(|e| (rank(e), e.id.replica))
+    }
+
+    pub(super) fn leads(&self, id: &EngineId) -> bool {
+        self.leader(&id.model).is_some_and(|leader| leader.id == *id)
+    }
+
+    /// Others are put away for it: it leads, or is one of those that are to run in any case.
+    pub(super) fn goes_first(&self, id: &EngineId) -> bool {
+        self.models.get(&id.model).is_some_and(|model| id.replica < model.least()) || self.leads(id)
     }
 
     /// It serves, or would if its stub let anybody in, beside another of its model that leads.
     pub(super) fn is_spare(&self, e: &Engine) -> bool {
-        (e.serves() || e.is_held()) && !self.leads(&e.id)
+        (e.serves() || e.is_held()) && !self.goes_first(&e.id)
     }
 
     /// Its model is in use, and it has not been awake since that began, or no longer because another model needed room or

@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{
     budget::{Account, Reading},
     event::{Event, Learned, Order, Verdict},
+    needs::Needs,
     orders::Operation,
     plan::{Model, Planner},
     role::Role,
@@ -21,6 +22,7 @@ impl Planner {
     pub(super) fn observe(&mut self, event: &Event, now: Tick) {
         if let Event::Resumed { state } = event {
             self.clone_from(state);
+            self.needs = Needs::of(&self.models);
             return self.glance();
         }
         self.settle(now);
@@ -36,6 +38,11 @@ impl Planner {
             }
             Event::AdoptionDone => self.adoption_done(now),
             Event::Led { leads } => self.led(*leads, now),
+            Event::Cluster { answers } => self.answers(*answers, now),
+            Event::Gateways { others } => {
+                self.alone = !others;
+                self.calm.forget();
+            }
             Event::LivesFrom { generation } => self.lives_from(*generation),
             Event::Published { engine, generation, published } => {
                 self.published(engine, *generation, published.as_ref(), now);
@@ -68,6 +75,7 @@ impl Planner {
             | Event::WakeFailed { engine, generation, .. }
             | Event::StartFailed { engine, generation, .. }
             | Event::Gone { engine, generation, .. }
+            | Event::Observed { engine, generation, .. }
             | Event::Health { engine, generation, .. } => self.of_engine(engine, *generation, event, now),
         }
     }
@@ -91,6 +99,7 @@ impl Planner {
             Event::Conflict { .. } => self.conflict(id, now),
             Event::Slept { level, .. } => self.slept(id, *level, now),
             Event::Gone { cause, .. } => self.gone(id, cause, now),
+            Event::Observed { used, .. } => self.observed(id, *used),
             _ => {
                 self.engines.change(id, |engine| engine.hears(event, now));
             }
@@ -127,6 +136,7 @@ impl Planner {
                 }
             }
         }
+        self.needs = Needs::of(&self.models);
         self.engines.loosen();
         self.calm.forget();
         self.settle(now);
@@ -183,6 +193,13 @@ impl Planner {
         self.ledger.accelerators.change(accelerator, |account| account.read(reading));
     }
 
+    fn observed(&mut self, id: &EngineId, used: Bytes) {
+        let asleep = |e: &Engine| matches!(e.state, State::FallingAsleep { .. } | State::Asleep { .. });
+        if self.engines.get(id).is_some_and(|e| e.state.has_process() && !asleep(e)) {
+            self.learn(&id.model, |known| known.observed = known.observed.max(Some(used)));
+        }
+    }
+
     fn set_health(&mut self, accelerator: &crate::model::AcceleratorId, healthy: bool, now: Tick) {
         self.ledger.accelerators.change(accelerator, |account| {
             account.healthy = healthy;
@@ -231,7 +248,9 @@ impl Planner {
             engine.placing.take()?;
             let asleep = matches!(engine.state, State::Asleep { .. });
             if !asleep {
-                let until = now + Millis(250);
+                // Somebody else's booking comes and goes; what the ledger knows and the decisions do not (a quota) stays.
+                let until = now + Millis(250 << engine.conflicts.min(6));
+                engine.conflicts += 1;
                 engine.become_state(State::Backoff { until, cause: Cause::Refused }, now);
             }
             Some(asleep)
@@ -308,6 +327,7 @@ impl Engine {
             Event::Ungated { .. } => (self.gated, self.stub_watched) = (false, false),
             Event::Drained { .. } => self.drained(),
             Event::Placed { accelerators, .. } => {
+                self.conflicts = 0;
                 if let Some(placing) = &mut self.placing {
                     placing.accelerators.clone_from(accelerators);
                     placing.confirmed = true;

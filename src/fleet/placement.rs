@@ -40,7 +40,7 @@ pub(super) enum Room {
 }
 
 /// More combinations than this are not looked at; those with the most free memory come first.
-const MOST: usize = 64;
+pub(super) const MOST: usize = 64;
 
 impl Draft<'_> {
     /// Every candidate, those with the most free memory first. Empty: it fits nowhere, even were all else put away.
@@ -79,7 +79,7 @@ impl Draft<'_> {
         places
     }
 
-    fn places_for(
+    pub(super) fn places_for(
         &self,
         spec: &ModelSpec,
         need: Portion,
@@ -169,12 +169,15 @@ impl Draft<'_> {
             };
             let others = account.booked.iter().filter(|(other, _)| *other != id);
             let engines = others.filter_map(|(other, bytes)| Some((self.engine(other)?, bytes)));
+            let asker = self.asker(id);
+            let engines = engines.filter(|(e, _)| !self.is_needed_with(asker, e));
             let may_go = engines.filter(|(e, _)| self.may_ever_go(e)).map(|(e, bytes)| Portion {
                 bytes,
                 units: if self.may_ever_end(e) { account.taken.of(&e.id) } else { 0 },
             });
             let may_go: Portion = may_go.sum();
-            (account.part_of(id) + self.unused(id, on, account) + may_go).covers(candidate.need)
+            let beside = self.claimed_beside(id, on);
+            (account.part_of(id) + self.unused(id, on, account) + may_go).covers(candidate.need + beside)
         })
     }
 
@@ -184,7 +187,19 @@ impl Draft<'_> {
         };
         let by_idleness = spec.idle.sleep_after.is_some() || spec.idle.stop_after.is_some();
         let eviction = self.planner.settings.eviction_of(spec);
-        e.state.is_leaving() || (!self.pinned(&e.id) && (by_idleness || eviction == Eviction::Residency))
+        let own = !self.planner.is_kept(&e.id) && (by_idleness || eviction == Eviction::Residency);
+        e.state.is_leaving() || (own && self.those_may_ever_go(e))
+    }
+
+    /// Those that need it, for whose sake it stays.
+    fn those_may_ever_go(&self, e: &Engine) -> bool {
+        let planner = &self.planner;
+        if planner.keeper(e).is_none() {
+            return true;
+        }
+        let active = planner.needs.dependents(&e.id.model).filter(|model| planner.is_active(model));
+        let mut engines = active.flat_map(|model| planner.engines_of(model));
+        engines.all(|e| !e.state.has_process() || self.may_ever_go(e))
     }
 
     /// Of one that may go: not only to sleep, which keeps the accelerators of its pool.
@@ -233,7 +248,10 @@ impl Draft<'_> {
         if awaits {
             return Room::Coming;
         }
-        if let Some(by) = self.excluded(id, spec, candidate) {
+        // Those that are reserved together start one by one, and each looks again.
+        if self.together.is_none()
+            && let Some(by) = self.excluded(id, spec, candidate)
+        {
             return Room::Excluded { by };
         }
         let mut unseen = None;
@@ -263,26 +281,40 @@ impl Draft<'_> {
             let held = e.placing.as_ref().map_or(&e.accelerators, |p| &p.accelerators);
             e.id != *id && held.iter().any(|a| candidate.accelerators.contains(a))
         };
-        let blocks = |e: &&Engine| {
-            let profiles = self.planner.spec(&e.id.model).is_none_or(ModelSpec::measures);
-            let about_to_launch = e.placing.is_some() && !e.state.has_process() && profiles;
-            if e.is_profiling() || about_to_launch {
-                return true;
-            }
-            // One with explicit bytes lets others start beside it at once, but takes its memory only as it loads: whoever
-            // measures meanwhile would measure wrong.
-            let takes = e.state.is_starting() && e.proof == Proof::NotReady && !(profiles && e.profiled);
-            let moves = e.placing.is_some()
-                || matches!(
-                    e.state,
-                    State::Waking { .. } | State::FallingAsleep { .. } | State::Stopping { .. }
-                )
-                || e.shrinking.is_some()
-                || takes;
-            launch && moves
-        };
+        // What is reserved for one that lacks something is not about to be used.
+        let about_to = |e: &Engine| e.placing.is_some() && self.planner.lacks(&e.id.model).is_none();
         let engines = self.planner.engines.near(&candidate.accelerators);
+        let blocks = |e: &&Engine| self.disturbs(e, launch, about_to(e));
         engines.into_iter().filter(near).find(blocks).map(|e| e.id.clone())
+    }
+
+    /// What this engine does, or is about to, must be over before another one takes memory beside it. `launch`: one that
+    /// measures how much is free.
+    fn disturbs(&self, e: &Engine, launch: bool, about_to: bool) -> bool {
+        let profiles = self.planner.spec(&e.id.model).is_none_or(ModelSpec::measures);
+        if e.is_profiling() || (about_to && !e.state.has_process() && profiles) {
+            return true;
+        }
+        // One with explicit bytes lets others start beside it at once, but takes its memory only as it loads: whoever
+        // measures meanwhile would measure wrong.
+        let takes = e.state.is_starting() && e.proof == Proof::NotReady && !(profiles && e.profiled);
+        let moves = about_to
+            || matches!(e.state, State::Waking { .. } | State::FallingAsleep { .. } | State::Stopping { .. })
+            || e.shrinking.is_some()
+            || takes;
+        launch && moves
+    }
+
+    /// Another engine does so on these, where this one has something reserved. Who waits for nobody else starts as soon as it
+    /// is reserved for; of those that do wait, the first goes ahead.
+    pub(super) fn is_disturbed(&self, id: &EngineId, accelerators: &[AcceleratorId]) -> bool {
+        let cold = !self.engine(id).is_some_and(|e| e.state.has_process());
+        let launch = cold && self.planner.spec(&id.model).is_none_or(ModelSpec::measures);
+        let about_to = |e: &Engine| e.placing.as_ref().is_some_and(|placing| !placing.patient);
+        let near = self.planner.engines.near(accelerators).into_iter().filter(|e| e.id != *id);
+        let mut near = near.filter(|e| e.state.has_process() || about_to(e));
+        // One that fails may be measuring until it is told to end.
+        near.any(|e| matches!(e.state, State::Failing { .. }) || self.disturbs(e, launch, about_to(e)))
     }
 }
 

@@ -19,10 +19,13 @@ use super::{
     engines::Engines,
     event::{Learned, OperationId},
     explain::Reason,
+    needs::Needs,
     orders::Operation,
+    placement::Candidate,
     portion::Portion,
     report::{Line, Report},
     role::Role,
+    together::Together,
 };
 use crate::{
     engine::{Door, Engine, NOT_DUE, state::State},
@@ -47,6 +50,9 @@ pub struct Planner {
     /// Made from the rest.
     #[serde(skip)]
     pub(super) calm: Calm,
+    /// As well.
+    #[serde(skip)]
+    pub(super) needs: Needs,
     /// When a plan was last recorded.
     pub(super) planned: Tick,
     /// The last life of any engine that is no longer known. One that enters under the same name goes on from here, or what
@@ -56,6 +62,15 @@ pub struct Planner {
     pub(super) elsewhere: Others,
     #[serde(default, skip_serializing_if = "Role::decides")]
     pub(super) role: Role,
+    /// Before this moment others may be using what they could not say yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) heard_by: Option<Tick>,
+    /// There is no other gateway that could be using anything.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) alone: bool,
+    /// Since when the cluster's API has not answered this gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) cut_off: Option<Tick>,
     /// Seen while another gateway led, and not found running since this one does.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(super) unfound: BTreeSet<EngineId>,
@@ -99,8 +114,12 @@ pub struct Draft<'a> {
     pub(super) claims: BTreeMap<AcceleratorId, Portion>,
     /// Every engine that is wanted and not awake, in the order of turns, as it was when this look began to admit.
     pub(super) line: Vec<EngineId>,
-    /// Where each of these stands in it.
+    /// Where each of these stands in it, and what they need with them.
     pub(super) places: BTreeMap<EngineId, usize>,
+    /// An engine is being brought up along with all that it needs.
+    pub(super) together: Option<Together>,
+    /// What of the claims is for an engine that others need.
+    pub(super) claimed: BTreeMap<EngineId, Candidate>,
 }
 
 /// What a report is made of, beside the state.
@@ -123,6 +142,16 @@ pub struct Verdicts {
 impl Model {
     pub(super) fn pinned(&self) -> bool {
         self.pin.unwrap_or_else(|| self.spec.as_ref().is_some_and(|s| s.pinned))
+    }
+
+    /// So many of its engines run whoever asks for them. An operator's unpin lifts that as well.
+    pub(super) fn least(&self) -> u32 {
+        if self.pin == Some(false) { 0 } else { self.spec.as_ref().map_or(0, |s| s.min_replicas) }
+    }
+
+    /// This engine of it is kept awake without demand, and never put away.
+    pub(super) fn keeps(&self, replica: u32) -> bool {
+        self.pinned() || replica < self.least()
     }
 
     /// What one awake engine takes on each of its accelerators, or of its pool.
@@ -154,22 +183,23 @@ impl<'a> Draft<'a> {
             claims: BTreeMap::new(),
             line: Vec::new(),
             places: BTreeMap::new(),
+            together: None,
+            claimed: BTreeMap::new(),
         }
     }
 
     pub(super) fn decide(&mut self) {
         if !self.planner.role.decides() {
-            return self.follow();
+            self.follow();
+        } else if self.planner.adopted {
+            self.supersede();
+            self.advance();
+            if self.planner.shutdown.is_none() {
+                self.admit();
+            }
+            self.finish_operations();
         }
-        if !self.planner.adopted {
-            return;
-        }
-        self.supersede();
-        self.advance();
-        if self.planner.shutdown.is_none() {
-            self.admit();
-        }
-        self.finish_operations();
+        self.explain_cut_off();
     }
 
     /// Decides on a command, and records it in the draft at once.
@@ -185,6 +215,11 @@ impl<'a> Draft<'a> {
     /// How many commands were decided on, and not taken yet.
     pub(super) const fn decided(&self) -> usize {
         self.commands.len()
+    }
+
+    /// What was decided since there were so many.
+    pub(super) fn take_back(&mut self, decided: usize) -> Vec<Command> {
+        self.commands.split_off(decided)
     }
 
     pub(super) fn take_commands(&mut self) -> Vec<Command> {
@@ -288,6 +323,10 @@ impl Planner {
             models: self.models.keys().map(|name| (name.clone(), line(name))).collect(),
             accelerators: accounts.iter().filter_map(|(id, a)| Some((id.clone(), a.trouble()?))).collect(),
         }
+    }
+
+    pub(super) fn is_kept(&self, id: &EngineId) -> bool {
+        self.models.get(&id.model).is_some_and(|model| model.keeps(id.replica))
     }
 
     pub(super) fn leases_of(&self, model: &ModelName) -> u32 {
@@ -425,8 +464,8 @@ impl Planner {
             State::Awake => [
                 Some(e.turn + turns.residency),
                 Some(e.turn + turns.max_turn),
-                idle.and_then(|i| i.sleep_after).map(|after| e.idle_since() + after),
-                idle.and_then(|i| i.stop_after).map(|after| e.idle_since() + after),
+                idle.and_then(|i| self.idle_at(e, i.sleep_after?)),
+                idle.and_then(|i| self.idle_at(e, i.stop_after?)),
             ],
             State::Draining { .. } => [Some(e.since + turns.drain_deadline), None, None, None],
             State::Asleep { .. } => {

@@ -23,7 +23,7 @@ use crate::{
     engine::{Door, Engine, Proof, state::State},
     fault::Fault,
     model::EngineId,
-    units::{Generation, Tick},
+    units::{Generation, Millis, Tick},
 };
 
 /// What this gateway is to the cluster; a gateway alone always leads.
@@ -46,6 +46,10 @@ enum Turn {
     /// Whoever is inside is told why: this gateway ends, or the engine has failed.
     End(Why),
 }
+
+/// So long after this gateway leads, or hears of the cluster again, every other that there is has said what it has in use:
+/// each tries to say it every few seconds.
+const HEARD: Millis = Millis::secs(15);
 
 pub(super) const ANOTHER_LEADS: &str = "another gateway leads: give the order there";
 
@@ -89,9 +93,16 @@ impl Planner {
         }
     }
 
-    /// Engines that have no life now begin their next one above this.
+    /// Engines that have no life begin their next one above this; of which that is true is not known before all is found
+    /// that runs.
     pub(super) fn lives_from(&mut self, generation: Generation) {
         self.last_life = self.last_life.max(generation);
+        if self.role != Role::TakesOver {
+            self.begin_lives_from(self.last_life);
+        }
+    }
+
+    fn begin_lives_from(&mut self, generation: Generation) {
         let between = self.engines.values().filter(|e| {
             !e.state.has_process() && e.placing.is_none() && e.orphan.is_none() && e.generation < generation
         });
@@ -111,7 +122,26 @@ impl Planner {
         for id in std::mem::take(&mut self.unfound) {
             self.vanish(&id, now);
         }
+        self.begin_lives_from(self.last_life);
+        self.heard_by = Some(now + HEARD);
         self.calm.forget();
+    }
+
+    /// Whether the cluster's API does.
+    pub(super) fn answers(&mut self, answers: bool, now: Tick) {
+        if answers && self.cut_off.take().is_some() {
+            self.heard_by = Some(now + HEARD);
+        } else if !answers {
+            self.cut_off.get_or_insert(now);
+        }
+        self.calm.forget();
+    }
+
+    /// When an engine that nobody is known to use has been idle for so long. Never while others cannot say that they use it,
+    /// and, of one that they may have used before they could, not before they have had the time to.
+    pub(super) fn idle_at(&self, e: &Engine, after: Millis) -> Option<Tick> {
+        let unheard = self.heard_by.filter(|by| !self.alone && e.turn + HEARD <= *by).unwrap_or_default();
+        self.cut_off.is_none().then(|| (e.idle_since() + after).max(unheard))
     }
 
     /// What its gate needs of a gateway that does not decide: it follows what is published, and nothing else does.

@@ -1,5 +1,6 @@
 //! What must hold, judged by what is physically true. Each message says what was broken, by whom.
 
+mod needs;
 mod reservations;
 
 use super::{
@@ -13,9 +14,10 @@ use crate::{
     fault::Cause,
     fleet::{
         Plan,
+        command::Why,
         event::{Event, Verdict},
     },
-    model::{AcceleratorId, Accelerators, EngineId, Eviction, Level},
+    model::{AcceleratorId, Accelerators, EngineId, Eviction, Level, ModelSpec},
     units::{Bytes, Generation, Millis},
 };
 
@@ -128,11 +130,36 @@ impl World {
         true
     }
 
+    fn spec_of(&self, engine: &EngineId) -> Option<&ModelSpec> {
+        self.scenario.configuration.models.iter().find(|spec| spec.name == engine.model)
+    }
+
+    /// It is configured, or ordered, to be awake whoever asks for it.
+    fn is_kept(&self, engine: &EngineId) -> bool {
+        let pin = self.pins.get(&engine.model).copied();
+        let pinned = pin.unwrap_or_else(|| self.spec_of(engine).is_some_and(|spec| spec.pinned));
+        pinned || self.is_counted_on(engine)
+    }
+
+    /// It is one of those that its model is never to have fewer of.
+    fn is_counted_on(&self, engine: &EngineId) -> bool {
+        let least = self.spec_of(engine).map_or(0, |spec| spec.min_replicas);
+        engine.replica < least && self.pins.get(&engine.model) != Some(&false)
+    }
+
+    /// What is to be awake in any case goes for nobody and for no idleness.
+    pub(super) fn check_kept(&mut self, engine: &EngineId, why: Why) {
+        let open = self.gates.get(engine).is_some_and(|gate| gate.open);
+        if open && matches!(why, Why::Turn | Why::Idle) && self.is_kept(engine) {
+            self.violation(format!("{engine} is put away ({why:?}), and is to be awake in any case"));
+        }
+    }
+
     /// For a model that is served already nobody else's gate closes, and none in use while a spare of its model is only
     /// starting where the other could go as well.
     pub(super) fn check_spare(&mut self, engine: &EngineId, to: &EngineId) {
         let serves = |(id, gate): (&EngineId, &Gate)| id.model == to.model && gate.open && gate.public;
-        if self.gates.iter().any(serves) {
+        if self.gates.iter().any(serves) && !self.is_counted_on(to) {
             self.violation(format!("{engine} is put away for {to}, beside which its model is served"));
         }
         let busy = self.gates.get(engine).is_some_and(|gate| gate.open && !gate.leases.is_empty());
@@ -440,9 +467,9 @@ impl World {
                     .push(format!("{} runs at the end, but its model is not configured", process.engine));
                 continue;
             };
-            let pinned = spec.pinned || self.pinned.contains(&spec.name);
+            let kept = self.is_kept(&process.engine) || self.stays_for_others(&process.engine);
             let sleeps = spec.idle.sleep_after.or(spec.idle.stop_after);
-            if !pinned && sleeps.is_some() && !matches!(process.phase, Phase::Asleep(_)) {
+            if !kept && sleeps.is_some() && !matches!(process.phase, Phase::Asleep(_)) {
                 self.violations.push(format!(
                     "{} is {:?} at the end, though nobody used it",
                     process.engine, process.phase

@@ -39,6 +39,8 @@ impl World {
             }
             Command::OpenGate { engine, generation, public } => self.open_gate(&engine, generation, public),
             Command::CloseGate { engine, generation, why, to, .. } => {
+                self.check_kept(&engine, why);
+                self.check_needed(&engine, why);
                 if let Some(to) = to {
                     self.check_spare(&engine, &to);
                 }
@@ -119,6 +121,7 @@ impl World {
         bytes: Bytes,
     ) {
         self.tally.add("launches");
+        self.check_needs(&engine, "launched");
         if !self.check_launch(&engine, generation, &accelerators, bytes) {
             return;
         }
@@ -224,6 +227,7 @@ impl World {
 
     fn wake(&mut self, engine: &EngineId, generation: Generation, level: Level) {
         self.tally.add("wakes");
+        self.check_needs(engine, "woken");
         if !self.check_wake(engine, generation, level) {
             return;
         }

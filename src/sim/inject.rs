@@ -229,11 +229,8 @@ impl World {
         }
         self.tally.add("operator orders");
         match order {
-            Order::Pin => {
-                self.pinned.insert(model.clone());
-            }
-            Order::Unpin => {
-                self.pinned.remove(&model);
+            Order::Pin | Order::Unpin => {
+                self.pins.insert(model.clone(), order == Order::Pin);
             }
             _ => {}
         }
@@ -287,7 +284,8 @@ impl World {
             _ => {
                 if let Some(spec) = next.models.get_mut(which) {
                     spec.idle.sleep_after = Some(Millis(self.random.between(1000, 30_000)));
-                    spec.pinned = false;
+                    (spec.pinned, spec.min_replicas) = (false, 0);
+                    spec.dependencies.clear();
                 }
             }
         }
@@ -326,7 +324,7 @@ impl World {
         self.waiters.clear();
         self.parked.clear();
         self.operations.clear();
-        self.pinned.clear();
+        self.pins.clear();
         self.inbox.clear();
         // What was on its way to the dead gateway never arrives; processes and clients go on.
         // Of processes that are gone nothing is to come either: their engine's next life may have the same number.

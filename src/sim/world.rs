@@ -1,6 +1,6 @@
 //! The loop: what the gateway's driver does, with jumps in place of waits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::{
     agenda::Agenda,
@@ -55,8 +55,8 @@ pub struct World {
     pub(super) next_waiter: u64,
     pub(super) next_operation: u64,
     pub(super) shutdown: bool,
-    /// Pinned by an operator.
-    pub(super) pinned: BTreeSet<ModelName>,
+    /// An operator's last word on pinning.
+    pub(super) pins: BTreeMap<ModelName, bool>,
     pub(super) next_model: u64,
 
     // The rest of the world
@@ -163,7 +163,7 @@ impl World {
             next_waiter: 0,
             next_operation: 0,
             shutdown: false,
-            pinned: BTreeSet::new(),
+            pins: BTreeMap::new(),
             next_model: 0,
             machine: Machine::default(),
             clients: BTreeMap::new(),

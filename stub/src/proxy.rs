@@ -83,12 +83,15 @@ fn serve(args: &Args) -> Result<(), Error> {
     if let Err(error) = rouse::limits::raise() {
         tracing::warn!(%error, "the limit of open files stays as it is");
     }
-    let token = args.token_file.clone().map(|file| {
-        let name = file.display().to_string();
-        Token::in_file(file).map_err(|source| Error::Token { file: name, source })
-    });
+    let token = match args.token_file.clone() {
+        Some(file) => {
+            let name = file.display().to_string();
+            Some(Token::in_file(file).map_err(|source| Error::Token { file: name, source })?)
+        }
+        None => args.token_sha256.map(Token::Hashed),
+    };
     let (threads, starts) = relay::Threads::new(args.threads());
-    let proxy = Proxy::new(args, token.transpose()?, threads);
+    let proxy = Proxy::new(args, token, threads);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let served = runtime.block_on(async {
         let mut signals = Signals::new()?;

@@ -1,6 +1,9 @@
-//! The bearer token of those who may give orders, as a file holds it.
+//! The bearer token of those who may give orders: as a file holds it, or known by its SHA-256 alone.
 //!
-//! The file is read for every call: it is a few bytes of a file system in memory, and the time at which it was written
+//! A hash may stand where many can read it, such as in a Pod's spec: nobody finds the token by it, as long as the token was
+//! drawn by lot and not thought up.
+//!
+//! A file is read for every call: it is a few bytes of a file system in memory, and the time at which it was written
 //! tells too little, since two versions of it may bear the same. A new token counts from the next call on, and the old
 //! one no longer does. While the file cannot be read, or is empty, the last token holds: whoever replaces it in two
 //! steps locks nobody out.
@@ -9,23 +12,32 @@ use std::{
     fs::File,
     io::{self, Read as _},
     path::{Path, PathBuf},
+    str::FromStr,
     sync::{Mutex, PoisonError},
 };
 
+use aws_lc_rs::digest;
 use http::{HeaderMap, HeaderValue, header};
 
 /// Longer than any token, in bytes.
 const MOST: u64 = 64 << 10;
 
-/// What the file says, as it says it now.
 #[derive(Debug)]
-pub(crate) struct Token {
-    file: PathBuf,
-    held: Mutex<Held>,
+pub(crate) enum Token {
+    /// What the file says, as it says it now.
+    File {
+        file: PathBuf,
+        held: Mutex<Held>,
+    },
+    Hashed(Hash),
 }
 
+/// A SHA-256.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hash([u8; 32]);
+
 #[derive(Debug)]
-struct Held {
+pub(crate) struct Held {
     token: String,
     /// The file could not be read the last time, which was told.
     failing: bool,
@@ -36,23 +48,59 @@ impl Token {
     /// The file cannot be read, or holds no token.
     pub(crate) fn in_file(file: PathBuf) -> io::Result<Self> {
         let held = Mutex::new(Held { token: read(&file)?, failing: false });
-        Ok(Self { file, held })
+        Ok(Self::File { file, held })
     }
 
     /// The request shows it.
     pub(crate) fn is_shown(&self, headers: &HeaderMap) -> bool {
         let shown = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).and_then(bearer);
         let Some(shown) = shown else { return false };
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        match read(&self.file) {
-            Ok(token) => *held = Held { token, failing: false },
+        match self {
+            Self::File { file, held } => {
+                let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+                held.read_again(file);
+                same(shown, held.token.as_bytes())
+            }
+            Self::Hashed(hash) => Hash::of(shown) == *hash,
+        }
+    }
+}
+
+impl Held {
+    fn read_again(&mut self, file: &Path) {
+        match read(file) {
+            Ok(token) => *self = Self { token, failing: false },
             Err(error) => {
-                if !std::mem::replace(&mut held.failing, true) {
+                if !std::mem::replace(&mut self.failing, true) {
                     tracing::warn!(%error, "the token's file is not read; the last token holds");
                 }
             }
         }
-        same(shown, held.token.as_bytes())
+    }
+}
+
+impl Hash {
+    fn of(token: &[u8]) -> Self {
+        let mut hash = [0; 32];
+        hash.copy_from_slice(digest::digest(&digest::SHA256, token).as_ref());
+        Self(hash)
+    }
+}
+
+impl FromStr for Hash {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const FORM: &str = "must be a SHA-256 as 64 hexadecimal digits";
+        if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(FORM);
+        }
+        let mut hash = [0; 32];
+        for (byte, digits) in hash.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            let digits = str::from_utf8(digits).map_err(|_| FORM)?;
+            *byte = u8::from_str_radix(digits, 16).map_err(|_| FORM)?;
+        }
+        Ok(Self(hash))
     }
 }
 
@@ -92,6 +140,23 @@ mod tests {
             assert!(!same(b"token", other.as_bytes()), "{other}");
         }
         assert!(same(b"token", b"token"));
+    }
+
+    #[test]
+    fn by_its_hash_a_token_is_known_and_the_hash_is_none() {
+        const HASH: &str = "3c469e9d6c5875d37a43f353d4f88e61fcf812c66eee3457465a40b0da4153e0";
+        let token = Token::Hashed(HASH.parse().unwrap());
+        assert!(shows(&token, "Bearer token"));
+        for other in ["Bearer Token", "Bearer ", "Bearer token2", "Basic token", &format!("Bearer {HASH}")] {
+            let value = HeaderValue::from_str(other).unwrap();
+            assert!(!token.is_shown(&HeaderMap::from_iter([(header::AUTHORIZATION, value)])), "{other}");
+        }
+        assert!(!token.is_shown(&HeaderMap::new()));
+        for junk in
+            ["", "3c", &"c".repeat(63), &format!("{HASH}00"), &HASH.replace('c', "g"), &"+1".repeat(32)]
+        {
+            assert!(junk.parse::<Hash>().is_err(), "{junk}");
+        }
     }
 
     #[test]

@@ -128,6 +128,8 @@ fn configuration(random: &mut Random) -> Configuration {
         },
         replicas: random.between(1, 2) as u32,
         pinned: false,
+        min_replicas: 0,
+        dependencies: Vec::new(),
         priority: 0,
         max_concurrency: random.chance(0.5).then(|| random.between(1, 4) as u32),
         start_timeout: Millis::secs(600),

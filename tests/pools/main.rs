@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod observed;
 mod own_policy;
 mod taken;
 mod world;

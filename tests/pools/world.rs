@@ -42,6 +42,8 @@ pub(crate) fn model(name: &str, gib: u64) -> ModelSpec {
         idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
         replicas: 1,
         pinned: false,
+        min_replicas: 0,
+        dependencies: Vec::new(),
         priority: 0,
         max_concurrency: None,
         start_timeout: Millis::secs(60),

@@ -17,8 +17,11 @@ use crate::{
 pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
 /// What holds a Pod's network.
 pub(super) const PAUSE: &str = "rouse-pause";
-/// Where a name without a registry is looked for.
-const LIBRARY: &str = "docker.io/library";
+
+/// What Pods call the image of this program, as `images/build` does.
+pub(super) fn name_of(program: &str) -> String {
+    format!("localhost/{program}:{}", env!("CARGO_PKG_VERSION"))
+}
 
 /// Starts it; returns when it answers.
 pub(super) async fn start(ground: &Ground, machine: &Machine, folder: &Path) -> Result<Server> {
@@ -34,16 +37,13 @@ pub(super) async fn start(ground: &Ground, machine: &Machine, folder: &Path) -> 
     Ok(server)
 }
 
-/// Makes the image of this archive known to the kubelet by the program's name.
+/// Makes the image of this archive known to the kubelet, by the name that the archive gives it.
 pub(super) async fn import(machine: &Machine, archives: &Path, name: &str) -> Result<()> {
     let archive = archives.join(format!("{name}.tar"));
     if !archive.exists() {
         bail!("{} is not there: `make test-node` builds the images first", archive.display());
     }
-    ctr(machine, &["images", "import", &archive.display().to_string()]).await?;
-    // The archive's name for it has no registry, and the kubelet looks for none without one.
-    let (bare, full) = (format!("{name}:latest"), format!("{LIBRARY}/{name}:latest"));
-    ctr(machine, &["images", "tag", &bare, &full]).await
+    ctr(machine, &["images", "import", &archive.display().to_string()]).await
 }
 
 async fn ctr(machine: &Machine, words: &[&str]) -> Result<()> {
@@ -78,7 +78,7 @@ address = "{SOCKET}"
 
 [plugins."io.containerd.grpc.v1.cri"]
 # Ours, as all is: containerd's own would be pulled.
-sandbox_image = "{LIBRARY}/{PAUSE}:latest"
+sandbox_image = "{pause}"
 # Sandboxes are meant to be killed last when memory is short. Root in a container itself may lack CAP_SYS_RESOURCE, which it
 # takes to go below what one has, and no test needs it.
 restrict_oom_score_adj = true
@@ -98,6 +98,7 @@ SystemdCgroup = false
 bin_dir = "{plugins}"
 conf_dir = "{net}"
 "#,
+        pause = name_of(PAUSE),
         plugins = plugins.display(),
         net = net.display(),
     ))

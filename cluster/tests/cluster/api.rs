@@ -107,6 +107,13 @@ async fn who_has_no_rights_is_refused_until_it_gets_them() {
         let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
         assert_eq!(refusal(maps.list(&ListParams::default()).await).code, Some(403));
     }
+
+    // What an account asked for is told with what came of it.
+    let calls = cluster.calls(&account).unwrap();
+    let told: Vec<_> =
+        calls.iter().map(|call| (call.verb.as_str(), call.resource.as_str(), call.code)).collect();
+    assert_eq!(told.first(), Some(&("list", "pods", 403)));
+    assert_eq!(told[told.len() - 2..], [("list", "pods", 200), ("list", "configmaps", 403)]);
 }
 
 #[tokio::test]

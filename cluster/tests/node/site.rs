@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use rouse_cluster::{Cluster, Node};
+use rouse_cluster::{Cluster, Node, node::image};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -40,7 +40,7 @@ pub(crate) fn engine() -> Value {
         "terminationGracePeriodSeconds": 20,
         "initContainers": [{
             "name": "stub",
-            "image": "rouse-stub",
+            "image": image("rouse-stub"),
             "imagePullPolicy": "Never",
             "restartPolicy": "Always",
             "args": ["proxy", format!("--relay-port-1={RELAY}"), format!("--admin-port={ADMIN}")],
@@ -49,7 +49,7 @@ pub(crate) fn engine() -> Value {
         }],
         "containers": [{
             "name": "engine",
-            "image": "engine-sim",
+            "image": image("engine-sim"),
             "imagePullPolicy": "Never",
             "args": ["--host=127.0.0.1", format!("--port={ENGINE}"), "--model=qwen"],
             "resources": { "limits": { "nvidia.com/gpu": 1 } },

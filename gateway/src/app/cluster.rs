@@ -8,35 +8,40 @@ use std::{
 };
 
 use anyhow::Context as _;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::Client;
 use rouse::{fleet::event::Event, lease::Clock};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     task::JoinSet,
     time,
 };
 
 use super::home::Next;
 use crate::{
-    config::{self, Config, Watched},
+    config::{self, Config, Watched as Namespaces},
     controllers::{
         booking::Books,
         compose,
         convert::{Policy, Run},
+        crd::ledger::ObjectName,
         election::{Election, Leases},
         index::{Index, Served, Settled, Sight},
         objects::{self, Keeper},
+        pods,
+        recorder::Recorder,
         registry::Registry,
         replica::{self, Replica},
+        stub_key::StubKey,
         told::Told,
-        watch::watch as follow,
-        workload::{self, Sidecar},
+        watch::{Awaited, Change, Watched, watch as follow},
+        workload::Sidecar,
         writer::Writer,
     },
     driver::Handle,
+    http::admin::Waits,
     metrics::Metrics,
-    platform::kubernetes::{External, Externals, Kubernetes, Parts, Place, Places},
+    platform::kubernetes::{External, Externals, Kubernetes, Parts, Place, Places, dcgm::Dcgm},
 };
 
 /// The lease that the one who decides holds.
@@ -47,28 +52,35 @@ const PODS: usize = 1024;
 const REPLICAS: usize = 64;
 /// How often it is said that the API server has not shown everything yet.
 const WAITING: Duration = Duration::from_secs(10);
+/// Between tries to read what cannot be done without.
+const RETRY: Duration = Duration::from_secs(1);
 
 pub(super) struct Cluster {
     pub(super) platform: Arc<Kubernetes>,
     election: Election,
     settled: watch::Receiver<Option<Arc<Settled>>>,
+    /// What was composed last, and where its models run.
+    placed: (Arc<Settled>, Arc<Places>),
+    awaited: Awaited,
     tasks: JoinSet<()>,
     client: Client,
     sidecar: Sidecar,
     told: Arc<Told>,
+    metrics: Arc<Metrics>,
     /// What others know this gateway by, and its namespace.
     name: String,
     own: String,
+    pod_uid: Option<String>,
 }
 
 impl Cluster {
-    /// Returns once everything that is to be served was seen. Engines are told of on `events`.
+    /// Engines are told of on `events`, once [`Self::first`] has returned and what was seen is composed.
     pub(super) async fn start(
         config: &Arc<Config>,
         settings: &config::Kubernetes,
         events: mpsc::Sender<Event>,
         clock: Clock,
-        metrics: &Metrics,
+        metrics: &Arc<Metrics>,
     ) -> anyhow::Result<Self> {
         let client = Client::try_default().await.context(
             "cannot tell where the Kubernetes API is: run in a Pod with a service account, or set KUBECONFIG",
@@ -76,16 +88,20 @@ impl Cluster {
         let reached = client.clone();
         let own = settings.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         let namespaces: Vec<Option<String>> = match &settings.watched {
-            Watched::Own => vec![Some(own.clone())],
-            Watched::Some(names) => names.iter().cloned().map(Some).collect(),
-            Watched::All => vec![None],
+            Namespaces::Own => vec![Some(own.clone())],
+            Namespaces::Some(names) => names.iter().cloned().map(Some).collect(),
+            Namespaces::All => vec![None],
         };
         let name = settings.name.clone().map_or_else(host, Ok)?;
+        let key = stub_key(&client, &own).await?;
+        let dcgm = settings.prometheus.clone();
+        let dcgm = dcgm.map(|asked| Dcgm::new(asked, clock, metrics.readings())).transpose()?;
         let mut tasks = JoinSet::new();
         let (tell, settled) = watch::channel(None);
         let policy = Policy { any_backend: settings.any_backend };
         let lists = namespaces.iter().collect::<BTreeSet<_>>().len();
-        let seen = objects::watch_all(&client, &namespaces, true, &mut tasks);
+        let awaited = Awaited::default();
+        let seen = objects::watch_all(&client, &namespaces, true, &awaited, &mut tasks);
         let pods = watch_pods(&client, &namespaces, &mut tasks);
         // Two lives of one Pod's container are two that may lead.
         let life = format!("{name}_{}", Timestamp::now().as_nanosecond());
@@ -94,19 +110,24 @@ impl Cluster {
         let writer = Writer::new(election.claim(), metrics.writes());
         let told = Arc::new(Told::default());
         let (say, published) = mpsc::unbounded_channel();
+        let (herald, recorder) = Recorder::new(client.clone(), writer.clone(), name.clone());
+        tasks.spawn(recorder.run());
         let keeper = Keeper {
             index: Index::new(Sight { policy, nodes: true, namespaces: lists }),
             told: seen,
             facts: Arc::clone(&told),
             claim: election.claim(),
-            registry: Registry::new(client.clone(), writer.clone(), books.clone(), clock),
+            registry: Registry::new(client.clone(), writer.clone(), books.clone(), clock, herald),
             published: say,
             known: BTreeMap::new(),
             settled: tell,
         };
         tasks.spawn(keeper.run());
-        let sidecar =
-            Sidecar { image: settings.stub_image.clone(), pull_policy: settings.stub_pull_policy.clone() };
+        let sidecar = Sidecar {
+            image: settings.stub_image.clone(),
+            pull_policy: settings.stub_pull_policy.clone(),
+            key,
+        };
         let parts = Parts {
             books,
             writer,
@@ -117,21 +138,48 @@ impl Cluster {
             watched: namespaces,
             pods,
             client,
+            dcgm,
+            readings: metrics.readings(),
         };
         let platform = Arc::new(Kubernetes::start(Arc::clone(config), events, clock, parts));
-        let mut cluster =
-            Self { platform, election, settled, tasks, client: reached, sidecar, told, name, own };
-        cluster.first().await;
-        Ok(cluster)
+        let (metrics, placed) = (Arc::clone(metrics), Default::default());
+        Ok(Self {
+            platform,
+            election,
+            settled,
+            placed,
+            awaited,
+            tasks,
+            client: reached,
+            sidecar,
+            told,
+            metrics,
+            name,
+            own,
+            pod_uid: settings.pod_uid.clone(),
+        })
     }
 
-    async fn first(&mut self) {
+    /// Says what has not been seen yet; nothing once all was.
+    pub(super) fn waits(&self) -> Arc<Waits> {
+        let (settled, awaited) = (self.settled.clone(), self.awaited.clone());
+        Arc::new(move || {
+            let waits = settled.borrow().is_none();
+            waits.then(|| format!("the API server has not shown everything yet: {awaited}"))
+        })
+    }
+
+    /// Returns once everything that is to be served was seen.
+    pub(super) async fn first(&mut self) {
         let mut every = time::interval_at(time::Instant::now() + WAITING, WAITING);
         loop {
             tokio::select! {
                 // The index outlives this.
                 _ = self.settled.wait_for(Option::is_some) => return,
-                _ = every.tick() => tracing::warn!("the API server has not shown all models, pools and nodes yet"),
+                _ = every.tick() => {
+                    let awaited = &self.awaited;
+                    tracing::warn!(%awaited, "the API server has not shown all models, pools and nodes yet");
+                }
             }
         }
     }
@@ -152,15 +200,24 @@ impl Cluster {
             client: self.client.clone(),
             namespace: self.own.clone(),
             name: self.name.clone(),
+            pod_uid: self.pod_uid.clone(),
             address: api.to_string(),
             handle: handle.clone(),
             told: Arc::clone(&self.told),
         };
-        self.tasks.spawn(replica.run());
+        let (tried, written) = oneshot::channel();
+        self.tasks.spawn(replica.run(tried));
+        self.tasks.spawn(tell_answers(self.election.answers(), handle.clone()));
         let (told, seen) = mpsc::channel(REPLICAS);
-        let replicas = objects::namespaced(&self.client, Some(&self.own));
+        let api = objects::namespaced(&self.client, Some(&self.own));
         let namespace = Some(self.own.clone());
-        self.tasks.spawn(follow(replicas, namespace, None, told, |change| change));
+        self.tasks.spawn(async move {
+            // By the time of its own object it knows how old the others are.
+            written.await.unwrap_or_default();
+            // When they were written stands where else nobody looks.
+            let replicas = Watched { api, namespace, labels: None, slim: |_| {} };
+            follow(replicas, told, Awaited::default(), |change| change).await;
+        });
         self.tasks.spawn(replica::listen(self.name.clone(), handle.clone(), seen));
     }
 
@@ -169,8 +226,28 @@ impl Cluster {
         let settled = self.settled.borrow_and_update().clone().unwrap_or_default();
         let (served, refused, pools) = (settled.served.len(), settled.rejected.len(), settled.pools.len());
         tracing::debug!(served, refused, pools, "the cluster's objects");
-        self.platform.place(Arc::new(places(&settled, &self.sidecar)), Arc::new(externals(&settled)));
-        compose::compose(base, &settled)
+        let namespace =
+            |(object, served): (&ObjectName, &Served)| (served.spec.name.clone(), object.namespace.clone());
+        self.metrics.in_cluster(settled.served.iter().map(namespace).collect());
+        let places = Arc::new(self.places(&settled));
+        let externals = Arc::new(externals(&settled));
+        self.platform.place(Arc::clone(&places), externals, Arc::clone(&settled.nodes));
+        let composed = compose::compose(base, &settled);
+        self.placed = (settled, places);
+        composed
+    }
+
+    /// Where each served model runs. External ones run nowhere. A place has the hash of a whole Pod in it: those that are as
+    /// before are not made again.
+    fn places(&self, now: &Settled) -> Places {
+        let (before, places) = &self.placed;
+        let place = |(object, served): (&ObjectName, &Served)| {
+            let same = before.served.get(object) == Some(served) && before.terms(served) == now.terms(served);
+            let known = places.get(&served.spec.name).filter(|_| same);
+            known.cloned().or_else(|| Place::of(object, served, now, &self.sidecar).map(Arc::new))
+        };
+        let places = now.served.iter().filter_map(place);
+        places.map(|place| (place.engine.name.clone(), place)).collect()
     }
 
     /// Nothing is written any more; then another may lead at once.
@@ -185,25 +262,39 @@ impl Cluster {
     }
 }
 
+/// Waits for an API server that is away; what somebody must mend first is an error.
+async fn stub_key(client: &Client, namespace: &str) -> anyhow::Result<StubKey> {
+    loop {
+        match StubKey::of(client, namespace).await {
+            Err(error) if error.may_pass() => {
+                tracing::warn!(%error, "the key of the stubs' tokens was not read; it is tried again");
+                time::sleep(RETRY).await;
+            }
+            outcome => return Ok(outcome?),
+        }
+    }
+}
+
+/// Tells the decisions whenever the API server falls silent or is back.
+async fn tell_answers(mut answers: watch::Receiver<bool>, handle: Handle) {
+    let mut told = true;
+    while answers.wait_for(|answers| *answers != told).await.is_ok() {
+        told = !told;
+        handle.tell(Event::Cluster { answers: told });
+    }
+}
+
 fn watch_pods(
     client: &Client,
     namespaces: &[Option<String>],
     tasks: &mut JoinSet<()>,
-) -> mpsc::Receiver<crate::controllers::watch::Change<k8s_openapi::api::core::v1::Pod>> {
+) -> mpsc::Receiver<Change<Pod>> {
     let (told, received) = mpsc::channel(PODS);
     for namespace in namespaces {
-        let api = objects::namespaced(client, namespace.as_deref());
-        let labels = Some(workload::selector());
-        tasks.spawn(follow(api, namespace.clone(), labels, told.clone(), |change| change));
+        let pods = pods::watched(client, namespace.clone());
+        tasks.spawn(follow(pods, told.clone(), Awaited::default(), |change| change));
     }
     received
-}
-
-/// Where each served model runs. External ones run nowhere.
-fn places(settled: &Settled, sidecar: &Sidecar) -> Places {
-    let places =
-        settled.served.iter().filter_map(|(object, served)| Place::of(object, served, settled, sidecar));
-    places.map(|place| (place.engine.name.clone(), Arc::new(place))).collect()
 }
 
 /// How those get served that somebody else runs.

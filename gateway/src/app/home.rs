@@ -9,6 +9,7 @@ use super::cluster::Cluster;
 use crate::{
     config::Config,
     driver::Handle,
+    http::admin::Waits,
     metrics::Metrics,
     platform::{Platform, local::Local},
 };
@@ -32,7 +33,7 @@ impl Home {
         config: &Arc<Config>,
         events: mpsc::Sender<Event>,
         clock: Clock,
-        metrics: &Metrics,
+        metrics: &Arc<Metrics>,
     ) -> anyhow::Result<Self> {
         match &config.kubernetes {
             None => Ok(Self::Local(Arc::new(Local::start(Arc::clone(config), events, clock)?))),
@@ -40,6 +41,21 @@ impl Home {
                 let cluster = Cluster::start(config, settings, events, clock, metrics).await?;
                 Ok(Self::Cluster(Box::new(cluster)))
             }
+        }
+    }
+
+    /// Says what a gateway has yet to see before it serves.
+    pub(super) fn waits(&self) -> Arc<Waits> {
+        match self {
+            Self::Local(_) => Arc::new(|| None),
+            Self::Cluster(cluster) => cluster.waits(),
+        }
+    }
+
+    /// Returns once all of that was seen.
+    pub(super) async fn first(&mut self) {
+        if let Self::Cluster(cluster) = self {
+            cluster.first().await;
         }
     }
 

@@ -1,6 +1,6 @@
 //! What a reload changes. Models that are not named here are not touched.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use rouse::model::{ModelName, ModelSpec};
 
@@ -88,21 +88,28 @@ impl fmt::Display for Diff {
 }
 
 fn models(old: &Config, new: &Config, diff: &mut Diff) {
-    let by_name = |config: &Config| -> BTreeMap<ModelName, ModelSpec> {
-        let specs = config.core.models.iter().cloned();
-        specs.map(|spec| (spec.name.clone(), spec)).collect()
-    };
     let (before, after) = (by_name(old), by_name(new));
-    diff.removed = before.keys().filter(|name| !after.contains_key(*name)).cloned().collect();
+    diff.removed = before.keys().filter(|name| !after.contains_key(*name)).copied().cloned().collect();
     for (name, spec) in &after {
         match before.get(name) {
-            None => diff.added.push(name.clone()),
-            Some(was) if was.fingerprint != spec.fingerprint => diff.outdated.push(name.clone()),
-            Some(was) if was != spec || old.models.get(name) != new.models.get(name) => {
-                diff.changed.push(name.clone());
+            None => diff.added.push((*name).clone()),
+            Some(was) if was.fingerprint != spec.fingerprint => diff.outdated.push((*name).clone()),
+            Some(was) if was != spec || is_spoken_to_otherwise(name, old, new) => {
+                diff.changed.push((*name).clone());
             }
             Some(_) => {}
         }
+    }
+}
+
+fn by_name(config: &Config) -> BTreeMap<&ModelName, &ModelSpec> {
+    config.core.models.iter().map(|spec| (&spec.name, spec)).collect()
+}
+
+fn is_spoken_to_otherwise(name: &ModelName, old: &Config, new: &Config) -> bool {
+    match (old.models.get(name), new.models.get(name)) {
+        (Some(old), Some(new)) => !Arc::ptr_eq(old, new) && old != new,
+        (old, new) => old != new,
     }
 }
 

@@ -1,5 +1,10 @@
 //! `platform: kubernetes`: where the gateway is in a cluster, and what it looks after there.
 
+use std::path::PathBuf;
+
+use http::Uri;
+use rouse::units::Millis;
+
 use super::{
     reader::{Reader, Section},
     tree::Node,
@@ -13,11 +18,30 @@ pub struct Kubernetes {
     pub namespace: Option<String>,
     /// What others know this gateway by; its Pod's name, where nothing is said.
     pub name: Option<String>,
+    /// Of the Pod of that name, with which this gateway's own object goes.
+    pub pod_uid: Option<String>,
     /// The image of the stub that is put beside each engine.
     pub stub_image: String,
     pub stub_pull_policy: Option<String>,
     /// Backends need not be Services of their model's namespace.
     pub any_backend: bool,
+    /// Who is asked what memory of accelerators is in use, beside the stubs.
+    pub prometheus: Option<Prometheus>,
+}
+
+/// A Prometheus that scrapes DCGM's exporter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prometheus {
+    /// `http` or `https`, with the path before `/api/v1`, where there is one.
+    pub url: Uri,
+    /// A bearer token is in there.
+    pub token_file: Option<PathBuf>,
+    /// Certificates that its own must come from.
+    pub ca_file: Option<PathBuf>,
+    /// It is not asked again within this.
+    pub interval: Millis,
+    /// An answer that takes longer is none.
+    pub timeout: Millis,
 }
 
 /// Whose models are served.
@@ -71,20 +95,62 @@ fn section(reader: &mut Reader, node: &Node) -> Option<Kubernetes> {
     let watched = section.read(reader, "namespaces", watched).unwrap_or_default();
     let namespace = section.read(reader, "namespace", Reader::text);
     let name = section.read(reader, "name", Reader::text);
+    let pod_uid = section.read(reader, "podUid", Reader::text);
     let stub_image = section.require(reader, "stubImage", Reader::text);
     let stub_pull_policy = section.read(reader, "stubPullPolicy", |reader, node| {
         reader.choice(node, &[("Always", "Always"), ("IfNotPresent", "IfNotPresent"), ("Never", "Never")])
     });
     let any_backend = section.read(reader, "anyBackend", Reader::flag).unwrap_or(false);
+    let prometheus = section.read(reader, "prometheus", prometheus);
     section.close(reader);
     Some(Kubernetes {
         watched,
         namespace,
         name,
+        pod_uid,
         stub_image: stub_image?,
         stub_pull_policy: stub_pull_policy.map(str::to_owned),
         any_backend,
+        prometheus,
     })
+}
+
+fn prometheus(reader: &mut Reader, node: &Node) -> Option<Prometheus> {
+    let mut section = reader.section(node);
+    let url = section.require(reader, "url", server);
+    let mut file = |reader: &mut Reader, key| section.read(reader, key, Reader::text).map(PathBuf::from);
+    let (token_file, ca_file) = (file(reader, "tokenFile"), file(reader, "caFile"));
+    let mut span = |reader: &mut Reader, key, default| {
+        section.read(reader, key, Reader::positive_span).unwrap_or_else(|| Millis::secs(default))
+    };
+    let (interval, timeout) = (span(reader, "interval", 15), span(reader, "timeout", 5));
+    section.close(reader);
+    Some(Prometheus { url: url?, token_file, ca_file, interval, timeout })
+}
+
+fn server(reader: &mut Reader, node: &Node) -> Option<Uri> {
+    let text = reader.text(node)?;
+    let usable = |uri: &Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some();
+    match text.parse::<Uri>().ok().filter(usable) {
+        // One that holds a password is not repeated.
+        Some(uri) if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) => {
+            reader.note(
+                node.at,
+                "it has credentials in it: put a bearer token into a file, and name that as tokenFile",
+            );
+            None
+        }
+        Some(uri) if uri.query().is_some() => {
+            reader.note(node.at, "it has a query: write what comes before /api/v1, as in http://HOST:9090");
+            None
+        }
+        Some(uri) => Some(uri),
+        None => {
+            let shown = if text.contains('@') { "it" } else { &format!("'{text}'") };
+            reader.note(node.at, format_args!("{shown} is no address: write http://HOST:9090"));
+            None
+        }
+    }
 }
 
 fn watched(reader: &mut Reader, node: &Node) -> Option<Watched> {

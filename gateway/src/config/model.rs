@@ -106,6 +106,8 @@ fn one(
         idle,
         replicas: replicas.unwrap_or(1),
         pinned,
+        min_replicas: 0,
+        dependencies: Vec::new(),
         priority,
         max_concurrency,
         start_timeout: engine.start_timeout,

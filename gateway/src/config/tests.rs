@@ -178,6 +178,28 @@ fn keys_of_later_versions_are_known_but_not_silently_accepted() {
 }
 
 #[test]
+fn a_prometheus_is_an_address_and_the_rest_has_defaults() {
+    let text = |prometheus: &str| {
+        format!("platform: kubernetes\nkubernetes: {{stubImage: s, prometheus: {prometheus}}}\n")
+    };
+    let read = |prometheus: &str| read(&text(prometheus)).unwrap().kubernetes.unwrap().prometheus.unwrap();
+    let plain = read("{url: 'http://prometheus.monitoring:9090/base'}");
+    assert_eq!(plain.url.to_string(), "http://prometheus.monitoring:9090/base");
+    assert_eq!((plain.interval, plain.timeout), (Millis::secs(15), Millis::secs(5)));
+    assert_eq!((plain.token_file, plain.ca_file), (None, None));
+    let full = read("{url: 'https://p', tokenFile: /t, caFile: /c, interval: 30s, timeout: 2s}");
+    assert_eq!((full.interval, full.timeout), (Millis::secs(30), Millis::secs(2)));
+    assert_eq!((full.token_file, full.ca_file), (Some("/t".into()), Some("/c".into())));
+    insta::assert_snapshot!(errors(&text("{}")), @"rouse.yaml:2:40: kubernetes.prometheus: 'url' is missing");
+    insta::assert_snapshot!(errors(&text("{url: 'prometheus:9090'}")), @"rouse.yaml:2:46: kubernetes.prometheus.url: 'prometheus:9090' is no address: write http://HOST:9090");
+    insta::assert_snapshot!(errors(&text("{url: 'http://me:secret@p'}")), @"rouse.yaml:2:46: kubernetes.prometheus.url: it has credentials in it: put a bearer token into a file, and name that as tokenFile");
+    insta::assert_snapshot!(errors(&text("{url: 'http://p/api/v1/query?x=y', interval: 0s}")), @r"
+    rouse.yaml:2:46: kubernetes.prometheus.url: it has a query: write what comes before /api/v1, as in http://HOST:9090
+    rouse.yaml:2:85: kubernetes.prometheus.interval: must be longer than 0
+    ");
+}
+
+#[test]
 fn heartbeats_of_responses_are_comments_unless_asked_otherwise() {
     assert!(!read("stream: {responsesHeartbeat: comment}\n").unwrap().stream.responses_events);
     assert!(read("stream: {responsesHeartbeat: event}\n").unwrap().stream.responses_events);

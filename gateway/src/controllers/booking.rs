@@ -10,6 +10,7 @@
 //! older version, and what that reads anew carries the stamp of a newer leader.
 
 mod books;
+mod spot;
 
 use rouse::units::{Bytes, Tick};
 
@@ -18,7 +19,10 @@ use super::crd::{
     ledger::{Ledger, ObjectName, Reservation, ReservationState},
 };
 
-pub use books::{Books, Error};
+pub use self::{
+    books::{Books, Error},
+    spot::{NoRoom, Spot},
+};
 
 /// What an engine needs before it may start or wake.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -41,7 +41,7 @@ pub struct Model {
     pub variants: Vec<Variant>,
     /// What the object says of one engine's memory, for its status.
     pub declared: Option<Bytes>,
-    /// Directly; [`super::settle::closure`] has all.
+    /// Directly. Their models' names are known beside the others ([`super::index`]), which fill [`ModelSpec::dependencies`].
     pub dependencies: Vec<ObjectName>,
 }
 
@@ -72,7 +72,6 @@ pub struct Variant {
     /// `replicas` is the most that may run. Which pool the accelerators are of is not known here: who does know says so by
     /// [`Accelerators::in_pool`].
     pub spec: ModelSpec,
-    pub min_replicas: u32,
     pub node_selector: BTreeMap<String, String>,
     /// To be merged into the template.
     pub patch: Option<Template>,
@@ -178,9 +177,8 @@ fn external(spec: &InferenceModelSpec, engine: &config::Model, common: &Common) 
             pinned: true,
             can_sleep: false,
             idle: awake,
-            ..model_spec(spec, engine, common, nothing, 1)
+            ..model_spec(spec, engine, common, nothing, (1, 1))
         },
-        min_replicas: 1,
         node_selector: BTreeMap::new(),
         patch: None,
     }
@@ -205,17 +203,20 @@ fn variants(
         reader.within =
             if spec.variants.is_empty() { String::new() } else { format!("variants '{}': ", written.name) };
         let memory = reader.memory(spec, written, engine.sleep != config::SleepApi::None);
-        let (min, max) = reader.replicas(spec, written);
+        let replicas = reader.replicas(spec, written);
         variants.push(Variant {
             name: written.name.clone(),
             cost: written.cost,
             spec: ModelSpec {
                 accelerators: Accelerators::Count(reader.accelerators(spec, written)),
                 explicit_memory: explicit,
-                fingerprint: pods::patched(engine.fingerprint, written.template.as_ref()),
-                ..model_spec(spec, engine, common, memory, max)
+                fingerprint: pods::patched(
+                    engine.fingerprint,
+                    written.template.as_ref(),
+                    written.node_selector.as_ref().filter(|own| **own != spec.node_selector),
+                ),
+                ..model_spec(spec, engine, common, memory, replicas)
             },
-            min_replicas: if spec.pinned { min.max(1) } else { min },
             node_selector: written.node_selector.as_ref().unwrap_or(&spec.node_selector).clone(),
             patch: written.template.clone(),
         });
@@ -230,7 +231,7 @@ fn model_spec(
     engine: &config::Model,
     common: &Common,
     memory: Memory,
-    replicas: u32,
+    (least, most): (u32, u32),
 ) -> ModelSpec {
     ModelSpec {
         name: ModelName::from(spec.model_name.as_str()),
@@ -238,8 +239,10 @@ fn model_spec(
         accelerators: Accelerators::Count(spec.accelerators),
         memory,
         idle: common.idle,
-        replicas,
+        replicas: most,
         pinned: spec.pinned,
+        min_replicas: if spec.pinned { least.max(1) } else { least },
+        dependencies: Vec::new(),
         priority: spec.priority,
         max_concurrency: spec.max_concurrency,
         start_timeout: common.start_timeout,

@@ -74,6 +74,7 @@ impl Claim {
 #[derive(Debug)]
 pub struct Election {
     claim: watch::Receiver<Option<Claim>>,
+    answers: watch::Receiver<bool>,
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
@@ -82,15 +83,22 @@ impl Election {
     /// `name`: this process, and no other before or after it: two lives of one Pod's container are two.
     pub fn start<S: Store>(store: S, name: String) -> Self {
         let (told, claim) = watch::channel(None);
+        let (heard, answers) = watch::channel(true);
         let (stop, stopped) = watch::channel(false);
-        let runner = Runner { store, race: Race::new(name), told, stopped, failing: false };
-        Self { claim, stop, task: tokio::spawn(runner.run()) }
+        let runner = Runner { store, race: Race::new(name), told, heard, stopped, failing: false };
+        Self { claim, answers, stop, task: tokio::spawn(runner.run()) }
     }
 
     /// The claim as it stands; changes with every renewal. `None`: another decides, or nobody.
     #[must_use]
     pub fn claim(&self) -> watch::Receiver<Option<Claim>> {
         self.claim.clone()
+    }
+
+    /// Whether the API server answers, as whoever takes part is the first to know: it asks every second or two.
+    #[must_use]
+    pub fn answers(&self) -> watch::Receiver<bool> {
+        self.answers.clone()
     }
 
     /// Ends when the task does, which it does by itself only when it panics: whoever runs an election ends with it, or
@@ -114,6 +122,7 @@ struct Runner<S> {
     store: S,
     race: Race,
     told: watch::Sender<Option<Claim>>,
+    heard: watch::Sender<bool>,
     stopped: watch::Receiver<bool>,
     /// The last attempt failed.
     failing: bool,
@@ -152,6 +161,8 @@ impl<S: Store> Runner<S> {
         if matches!(outcome, Err(Trouble::Conflict)) {
             outcome = self.attempt().await;
         }
+        let answers = !outcome.as_ref().is_err_and(Trouble::is_silence);
+        self.heard.send_if_modified(|before| std::mem::replace(before, answers) != answers);
         match outcome {
             Ok(()) => self.failing = false,
             Err(error) if self.failing => tracing::debug!(%error, "the lease could not be read or written"),

@@ -38,7 +38,7 @@ use super::{
 pub(super) use self::settled::list;
 pub use self::{
     pool::Terms,
-    settled::{NodePlace, Pool, Rejected, Served, Settled, Trouble},
+    settled::{NodePlace, Pool, Rejected, Room, Served, Settled, Trouble},
 };
 
 /// The kinds of objects that are watched for this.
@@ -118,8 +118,11 @@ impl Index {
             Object::Pool(pool) => self.pool(*pool),
             Object::AcceleratorNode(node) => {
                 let name = node.metadata.name.clone().unwrap_or_default();
-                let facts = Accelerators::of(&node);
-                if put(&mut self.accelerators, name, Ok(facts)) {
+                let moved = match Accelerators::of(&node) {
+                    Some(found) => put(&mut self.accelerators, name, Ok(found)),
+                    None => self.accelerators.remove(&name).is_some(),
+                };
+                if moved {
                     self.ground_moved();
                 }
             }

@@ -5,8 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use k8s_openapi::{NamespaceResourceScope, api::core::v1::Node};
-use kube::{Api, Client, Resource, core::DeserializeGuard};
+use k8s_openapi::{
+    ClusterResourceScope, NamespaceResourceScope,
+    api::core::v1::{Node, NodeStatus},
+};
+use kube::{Api, Client, Resource, ResourceExt as _, core::DeserializeGuard};
 use serde::de::DeserializeOwned;
 use tokio::{
     sync::{mpsc, watch},
@@ -20,7 +23,7 @@ use super::{
     published::Published,
     registry::Registry,
     told::Told as Facts,
-    watch::{Change, Found, watch as follow},
+    watch::{Awaited, Change, Found, Watched, watch as follow},
 };
 
 /// Changes that may wait for the index; more of them wait at the API server.
@@ -37,25 +40,49 @@ pub enum Told {
     Node(Change<Node>),
 }
 
-/// Watches everything that the index needs. `namespaces`: whose models; `None` is the whole cluster.
+/// Watches everything that the index needs. `namespaces`: whose models; `None` is the whole cluster. `awaited`: what of it has
+/// not come yet.
 pub fn watch_all(
     client: &Client,
     namespaces: &[Option<String>],
     nodes: bool,
+    awaited: &Awaited,
     tasks: &mut JoinSet<()>,
 ) -> mpsc::Receiver<Told> {
     let (told, received) = mpsc::channel(WAITING);
     for namespace in namespaces {
         let api = namespaced(client, namespace.as_deref());
-        tasks.spawn(follow(api, namespace.clone(), None, told.clone(), Told::Model));
+        let models = Watched { api, namespace: namespace.clone(), labels: None, slim };
+        tasks.spawn(follow(models, told.clone(), awaited.clone(), Told::Model));
     }
-    tasks.spawn(follow(Api::all(client.clone()), None, None, told.clone(), Told::Pool));
+    tasks.spawn(follow(everywhere(client, slim), told.clone(), awaited.clone(), Told::Pool));
     if nodes {
-        let api = Api::all(client.clone());
-        tasks.spawn(follow(api, None, None, told.clone(), Told::AcceleratorNode));
-        tasks.spawn(follow(Api::all(client.clone()), None, None, told, Told::Node));
+        tasks.spawn(follow(everywhere(client, slim), told.clone(), awaited.clone(), Told::AcceleratorNode));
+        tasks.spawn(follow(everywhere(client, slim_node), told, awaited.clone(), Told::Node));
     }
     received
+}
+
+fn everywhere<K>(client: &Client, slim: fn(&mut K)) -> Watched<K>
+where
+    K: Resource<Scope = ClusterResourceScope, DynamicType = ()> + Clone + DeserializeOwned,
+{
+    Watched { api: Api::all(client.clone()), namespace: None, labels: None, slim }
+}
+
+/// Who wrote which field takes as much room as the fields.
+fn slim<K: Resource>(object: &mut K) {
+    let metadata = object.meta_mut();
+    (metadata.managed_fields, metadata.annotations) = (None, None);
+}
+
+/// Most of a Node says what is on its disk.
+fn slim_node(node: &mut Node) {
+    slim(node);
+    node.spec = None;
+    if let Some(status) = node.status.take() {
+        node.status = Some(NodeStatus { allocatable: status.allocatable, ..NodeStatus::default() });
+    }
 }
 
 /// Objects of one namespace, or of all.
@@ -110,9 +137,7 @@ impl Keeper {
                 continue;
             }
             let settled = self.index.settled();
-            if self.tell(&settled) {
-                self.registry.all(&settled);
-            }
+            self.tell(&settled);
             let leads = self.claim.borrow_and_update().filter(Claim::holds).map(|claim| claim.epoch);
             // Before it knows what runs, a new leader would write that nothing does.
             let decides = leads.filter(|_| self.facts.decides());
@@ -121,19 +146,31 @@ impl Keeper {
                 self.registry.all(&settled);
             }
             self.registry.told(self.facts.take(), &settled);
+            self.registry.happened(self.facts.happened(), &settled);
             if decides.is_some() {
                 self.registry.write(&self.index, &settled);
             }
         }
     }
 
-    /// Whether that is news.
-    fn tell(&self, now: &Arc<Settled>) -> bool {
-        self.settled.send_if_modified(|before| {
-            let same = before.as_ref().is_some_and(|before| Arc::ptr_eq(before, now) || before == now);
-            *before = Some(Arc::clone(now));
-            !same
-        })
+    /// Tells it on where it is news.
+    fn tell(&mut self, now: &Arc<Settled>) {
+        let before = self.settled.borrow().clone();
+        if before.as_ref().is_some_and(|before| Arc::ptr_eq(before, now)) {
+            return;
+        }
+        if before.as_ref() == Some(now) {
+            // No news, and not to be compared again.
+            self.settled.send_if_modified(|held| {
+                *held = Some(Arc::clone(now));
+                false
+            });
+            return;
+        }
+        let before = before.unwrap_or_default();
+        self.registry.changed(&before, now);
+        self.facts.again(now.objects.keys().filter(|model| !before.objects.contains_key(*model)));
+        self.settled.send_replace(Some(Arc::clone(now)));
     }
 
     fn take(&mut self, told: Told) {
@@ -154,9 +191,41 @@ impl Keeper {
                 }
                 enter(&mut self.index, Kind::Model, change);
             }
-            Told::Pool(change) => enter(&mut self.index, Kind::Pool, change),
-            Told::AcceleratorNode(change) => enter(&mut self.index, Kind::AcceleratorNode, change),
+            Told::Pool(change) => {
+                if let Change::Applied(found) = &change
+                    && let Found::Good(pool) = &**found
+                {
+                    let name = pool.name_any();
+                    let before = self.index.pool_status(&name).map(|status| &status.ledger);
+                    self.registry.saw_pool(&name, before, pool.status.as_ref().map(|status| &status.ledger));
+                }
+                enter(&mut self.index, Kind::Pool, change);
+            }
+            Told::AcceleratorNode(change) => {
+                self.take_node(&change);
+                enter(&mut self.index, Kind::AcceleratorNode, change);
+            }
             Told::Node(change) => enter(&mut self.index, Kind::Node, change),
+        }
+    }
+
+    fn take_node(&mut self, change: &Change<AcceleratorNode>) {
+        match change {
+            Change::All { objects, .. } => {
+                let there: BTreeSet<String> = objects.iter().map(|found| found.name().name).collect();
+                let gone = self.registry.known_nodes().filter(|name| !there.contains(*name));
+                let gone: Vec<String> = gone.cloned().collect();
+                gone.iter().for_each(|name| self.registry.lost_node(name));
+                objects.iter().for_each(|found| self.saw_node(found));
+            }
+            Change::Applied(found) => self.saw_node(found),
+            Change::Deleted(name) => self.registry.lost_node(&name.name),
+        }
+    }
+
+    fn saw_node(&mut self, found: &Found<AcceleratorNode>) {
+        if let Found::Good(node) = found {
+            self.registry.saw_node(node);
         }
     }
 
@@ -172,8 +241,14 @@ impl Keeper {
     }
 
     fn lost(&mut self, name: &ObjectName) {
+        self.registry.lost(name);
         if let Some(known) = self.known.remove(name) {
             self.published.send(known.gone()).unwrap_or_default();
+            if self.facts.decides()
+                && let Some(settled) = &*self.settled.borrow()
+            {
+                self.registry.deleted(name, settled);
+            }
         }
     }
 }

@@ -1,16 +1,17 @@
 //! What matters of a Pod to whoever runs an engine in it.
 
-use std::net::IpAddr;
+use std::{fmt, net::IpAddr};
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use kube::ResourceExt as _;
+use kube::{Client, ResourceExt as _};
 use rouse::units::{Generation, Tick};
 
 use super::{
     condition::tick,
     crd::ledger::ObjectName,
-    label,
-    workload::{CONTAINER, FINGERPRINT, GENERATION, REPLICA, STUB, TEMPLATE},
+    label, objects,
+    watch::Watched,
+    workload::{self, CONTAINER, FINGERPRINT, GENERATION, OBJECT, REPLICA, STUB, TEMPLATE},
 };
 
 /// A Pod of an engine, as it was last seen.
@@ -25,6 +26,12 @@ pub struct Seen {
     /// Which engine it is, once the leader has said so.
     pub engine: Option<(u32, Generation)>,
     pub address: Option<IpAddr>,
+    /// The InferenceModel that it is a Pod of.
+    pub object: Option<ObjectName>,
+    /// The Deployment that it is a Pod of.
+    pub deployment: Option<ObjectName>,
+    /// The node that it was given.
+    pub node: Option<String>,
     pub created: Tick,
     /// The kubelet finds it ready: its stub says that it serves.
     pub ready: bool,
@@ -33,6 +40,14 @@ pub struct Seen {
     /// Its containers have ended for good.
     pub over: bool,
     pub trouble: Option<Trouble>,
+}
+
+/// Pods of engines, of this namespace or of all.
+#[must_use]
+pub fn watched(client: &Client, namespace: Option<String>) -> Watched<Pod> {
+    let api = objects::namespaced(client, namespace.as_deref());
+    let slim = |pod: &mut Pod| pod.metadata.managed_fields = None;
+    Watched { api, namespace, labels: Some(workload::selector()), slim }
 }
 
 /// Why a Pod does not get on.
@@ -44,6 +59,22 @@ pub enum Trouble {
     Container { reason: String, message: String },
     /// The engine's container has ended by itself, so often.
     Crashed { code: i32, signal: Option<i32>, times: u32 },
+}
+
+/// For people.
+impl fmt::Display for Trouble {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unschedulable { message, .. } => write!(out, "no node takes its Pod: {message}"),
+            Self::Container { reason, message } if message.is_empty() => {
+                write!(out, "a container of its Pod cannot be made: {reason}")
+            }
+            Self::Container { reason, message } => {
+                write!(out, "a container of its Pod cannot be made: {reason}: {message}")
+            }
+            Self::Crashed { code, .. } => write!(out, "its engine ended by itself, with exit code {code}"),
+        }
+    }
 }
 
 impl Seen {
@@ -64,6 +95,11 @@ impl Seen {
             fingerprint: number(FINGERPRINT)?,
             engine: replica.zip(number(GENERATION).map(Generation)),
             address: status.pod_ip.as_ref().and_then(|ip| ip.parse().ok()),
+            object: annotations
+                .get(OBJECT)
+                .map(|name| ObjectName::new(pod.namespace().unwrap_or_default(), name)),
+            deployment: deployment(pod),
+            node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
             created: pod.creation_timestamp().map_or(Tick(0), |time| tick(&time)),
             ready,
             ending: pod.metadata.deletion_timestamp.is_some(),
@@ -77,6 +113,14 @@ impl Seen {
     pub const fn is_free(&self) -> bool {
         self.engine.is_none() && !self.ending && !self.over
     }
+}
+
+/// A Pod's owner is a ReplicaSet, whose name is the Deployment's and the hash that the Pod has as a label.
+fn deployment(pod: &Pod) -> Option<ObjectName> {
+    let set = pod.owner_references().iter().find(|owner| owner.kind == "ReplicaSet")?;
+    let hash = pod.labels().get("pod-template-hash")?;
+    let name = set.name.strip_suffix(hash.as_str())?.strip_suffix('-')?;
+    Some(ObjectName::new(pod.namespace()?, name))
 }
 
 fn trouble(pod: &Pod) -> Option<Trouble> {
@@ -99,8 +143,12 @@ fn trouble(pod: &Pod) -> Option<Trouble> {
         return Some(crash);
     }
     let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
-    let mut own = containers.filter(|container| container.name != STUB);
-    own.find_map(stuck)
+    let mut stuck = containers.filter_map(|container| Some((container, stuck(container)?)));
+    // A stub that ended is started again, and told anew what it is to do.
+    stuck.find_map(|(container, (reason, message))| {
+        (container.name != STUB || reason != "CrashLoopBackOff")
+            .then_some(Trouble::Container { reason, message })
+    })
 }
 
 fn crashed(container: &ContainerStatus) -> Option<Trouble> {
@@ -111,15 +159,15 @@ fn crashed(container: &ContainerStatus) -> Option<Trouble> {
     Some(Trouble::Crashed { code: ended.exit_code, signal, times })
 }
 
-/// It cannot be made.
-fn stuck(container: &ContainerStatus) -> Option<Trouble> {
+/// Why it cannot be made, in a word and in more.
+fn stuck(container: &ContainerStatus) -> Option<(String, String)> {
     let waiting = container.state.as_ref()?.waiting.as_ref()?;
     let reason = waiting.reason.clone().unwrap_or_default();
     // What is only on its way has a reason, too.
     if matches!(reason.as_str(), "" | "ContainerCreating" | "PodInitializing") {
         return None;
     }
-    Some(Trouble::Container { reason, message: waiting.message.clone().unwrap_or_default() })
+    Some((reason, waiting.message.clone().unwrap_or_default()))
 }
 
 #[cfg(test)]
@@ -152,7 +200,12 @@ mod tests {
         };
         assert_eq!(seen(waiting("ContainerCreating")).unwrap().trouble, None);
         let image = Trouble::Container { reason: "ErrImagePull".into(), message: "why".into() };
-        assert_eq!(seen(waiting("ErrImagePull")).unwrap().trouble, Some(image));
+        assert_eq!(seen(waiting("ErrImagePull")).unwrap().trouble, Some(image.clone()));
+        let without_stub = json!({"containerStatuses": [
+            {"name": STUB, "image": "", "imageID": "", "ready": false, "restartCount": 0,
+             "state": {"waiting": {"reason": "ErrImagePull", "message": "why"}}},
+        ]});
+        assert_eq!(seen(without_stub).unwrap().trouble, Some(image));
         let crashed = json!({"containerStatuses": [
             {"name": "engine", "image": "", "imageID": "", "ready": true, "restartCount": 2,
              "state": {"running": {}}, "lastState": {"terminated": {"exitCode": 3}}},

@@ -3,16 +3,16 @@
 use std::net::SocketAddr;
 
 use rouse::{
-    fleet::event::{Published as Told, PublishedState},
+    fleet::event::{Learned, Published as Told, PublishedState},
     model::{AcceleratorId, Level, ModelName},
-    units::Tick,
+    units::{Millis, Tick},
 };
 
 use super::{
     condition::tick,
     crd::{
-        InferenceModel,
-        inference_model::{EngineState, EngineStatus},
+        InferenceModel, Quantity,
+        inference_model::{self as crd, EngineState, EngineStatus},
         ledger::ObjectName,
     },
     settle::object_name,
@@ -26,6 +26,8 @@ pub struct Published {
     pub engines: Vec<EngineStatus>,
     /// When it was last used.
     pub last_request: Tick,
+    /// What was learned of its engines.
+    pub learned: Option<Learned>,
 }
 
 impl Published {
@@ -38,6 +40,7 @@ impl Published {
             model: ModelName::from(object.spec.model_name.as_str()),
             engines: status.map(|status| status.engines.clone()).unwrap_or_default(),
             last_request: last.map(tick).unwrap_or_default(),
+            learned: status.and_then(|status| status.learned.as_ref()).map(learned),
         }
     }
 
@@ -45,6 +48,19 @@ impl Published {
     #[must_use]
     pub fn gone(self) -> Self {
         Self { engines: Vec::new(), ..self }
+    }
+}
+
+/// What cannot be read is not known.
+fn learned(status: &crd::Learned) -> Learned {
+    let bytes = |quantity: &Option<Quantity>| quantity.as_ref().and_then(|quantity| quantity.bytes().ok());
+    Learned {
+        peak: None,
+        observed: bytes(&status.peak),
+        residue: bytes(&status.residue),
+        start: status.start_millis.map(Millis),
+        wake: status.wake_millis.map(Millis),
+        sleep: status.sleep_millis.map(Millis),
     }
 }
 

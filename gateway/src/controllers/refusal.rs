@@ -59,9 +59,10 @@ pub enum Refusal {
     )]
     Namespace { pool: String, namespace: String },
     #[error(
-        "the pool '{pool}' has no pinned models: take pinned out, or choose another pool by nodeSelector"
+        "the pool '{pool}' has no models that stay awake without requests (pinnable): take {field} out, or choose another \
+         pool by nodeSelector"
     )]
-    Pinned { pool: String },
+    Pinned { pool: String, field: &'static str },
     #[error("{0}")]
     Unsupported(&'static str),
 }

@@ -1,11 +1,18 @@
 //! What this gateway tells the one that leads of its demand, and what it hears of the others'.
 //!
 //! Whoever has its first waiter of a model, or its last, says so at once: a start must not wait for a clock. The rest may be
-//! some seconds old. An object says when it was last renewed; a gateway that is gone without its object (its node died, it
-//! was killed) is forgotten when that has not changed for a while by the clock of whoever looks.
+//! some seconds old. An object goes with its gateway's Pod, and with a gateway that ends in order. Of one that is gone without
+//! that (it was killed, and its Pod goes on) the object is left, which nobody renews: it is forgotten after a while. Clocks of
+//! two machines are never compared for it, but two times that the API server gave: those of the writes of that object and
+//! of this gateway's own, which is written before the others are listened to.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use kube::{
     Api, Client, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
@@ -15,9 +22,9 @@ use rouse::{
     model::ModelName,
     units::{Millis, Tick},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, oneshot},
     time::{self, Instant, MissedTickBehavior},
 };
 
@@ -32,6 +39,8 @@ use crate::driver::Handle;
 
 /// What is no edge is written so often at most.
 const EVERY: Duration = Duration::from_secs(5);
+/// Which models are used is written so often at most.
+const USED: Duration = Duration::from_secs(1);
 /// An object is renewed so often, also when nothing is new.
 const RENEW: Duration = Duration::from_secs(20);
 /// A gateway whose object was not renewed for so long is gone.
@@ -45,6 +54,8 @@ pub struct Replica {
     pub client: Client,
     pub namespace: String,
     pub name: String,
+    /// Of the Pod of that name, which owns the object.
+    pub pod_uid: Option<String>,
     /// Where others reach its API.
     pub address: String,
     pub handle: Handle,
@@ -52,8 +63,9 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Writes until it is dropped.
-    pub async fn run(self) {
+    /// Writes until it is dropped. `tried`: when that was done once, whatever came of it.
+    pub async fn run(self, tried: oneshot::Sender<()>) {
+        let mut tried = Some(tried);
         let api: Api<GatewayReplica> = Api::namespaced(self.client.clone(), &self.namespace);
         let mut every = time::interval(EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -62,6 +74,7 @@ impl Replica {
         loop {
             tokio::select! {
                 () = self.told.edge() => {}
+                () = self.used_since(renewed) => {}
                 _ = every.tick() => {}
             }
             let now = self.handle.demand().await;
@@ -86,14 +99,24 @@ impl Replica {
                     last = None;
                 }
             }
+            // Whoever waits for it ends with this.
+            drop(tried.take());
         }
     }
 
+    /// When another set of models is used than was told, and a while after that was: a busy gateway's changes with each turn.
+    async fn used_since(&self, told: Instant) {
+        self.told.used().await;
+        time::sleep_until(told + USED).await;
+    }
+
     async fn make(&self, api: &Api<GatewayReplica>) -> kube::Result<()> {
+        let owner = |uid: &String| json!({"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": uid});
+        let owners: Vec<Value> = self.pod_uid.iter().map(owner).collect();
         let object = json!({
             "apiVersion": "rouse.dev/v1alpha1",
             "kind": "GatewayReplica",
-            "metadata": {"name": self.name, "namespace": self.namespace},
+            "metadata": {"name": self.name, "namespace": self.namespace, "ownerReferences": owners},
             "spec": {"address": self.address},
         });
         api.patch(&self.name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&object)).await.map(drop)
@@ -156,9 +179,10 @@ impl From<&Elsewhere> for Demand {
 
 /// Tells the decisions what other gateways say, until nobody watches any more.
 pub async fn listen(own: String, handle: Handle, mut seen: mpsc::Receiver<Change<GatewayReplica>>) {
-    let mut heard: BTreeMap<String, (GatewayReplicaStatus, Instant)> = BTreeMap::new();
+    let latest = Timestamp::MIN;
+    let mut listener = Listener { own, handle, heard: BTreeMap::new(), others: None, alone: false, latest };
     loop {
-        let oldest = heard.values().map(|(_, at)| *at + GONE).min();
+        let oldest = listener.heard.values().map(|heard| heard.until).min();
         let silent = async {
             match oldest {
                 Some(at) => time::sleep_until(at).await,
@@ -168,48 +192,139 @@ pub async fn listen(own: String, handle: Handle, mut seen: mpsc::Receiver<Change
         tokio::select! {
             change = seen.recv() => match change {
                 None => return,
-                Some(Change::All { objects, .. }) => {
-                    let there: Vec<String> = objects.iter().map(|found| found.name().name).collect();
-                    let gone: Vec<String> =
-                        heard.keys().filter(|name| !there.contains(name)).cloned().collect();
-                    gone.into_iter().for_each(|name| forget(&handle, &mut heard, name));
-                    objects.into_iter().for_each(|found| hear(&handle, &mut heard, &own, found));
-                }
-                Some(Change::Applied(found)) => hear(&handle, &mut heard, &own, *found),
-                Some(Change::Deleted(name)) => forget(&handle, &mut heard, name.name),
+                Some(change) => listener.take(change),
             },
-            () = silent => {
-                let now = Instant::now();
-                let gone = heard.iter().filter(|(_, (_, at))| *at + GONE <= now);
-                let gone: Vec<String> = gone.map(|(name, _)| name.clone()).collect();
-                gone.into_iter().for_each(|name| forget(&handle, &mut heard, name));
-            }
+            () = silent => listener.forget(|_, heard| heard.until <= Instant::now()),
+        }
+        listener.count();
+    }
+}
+
+struct Listener {
+    own: String,
+    handle: Handle,
+    heard: BTreeMap<String, Heard>,
+    /// The objects of others that there are, silent ones too; `None` before they were listed.
+    others: Option<BTreeSet<String>>,
+    /// It was told that there are no others.
+    alone: bool,
+    /// The latest time that an API server gave a write of any of these objects: it is that now, or later.
+    latest: Timestamp,
+}
+
+/// Of one other gateway.
+struct Heard {
+    status: GatewayReplicaStatus,
+    written: Timestamp,
+    /// When it is forgotten.
+    until: Instant,
+}
+
+impl Listener {
+    /// Tells whether there are others.
+    fn count(&mut self) {
+        let alone = self.others.as_ref().is_some_and(BTreeSet::is_empty);
+        if std::mem::replace(&mut self.alone, alone) != alone {
+            self.handle.tell(Event::Gateways { others: !alone });
         }
     }
-}
 
-fn hear(
-    handle: &Handle,
-    heard: &mut BTreeMap<String, (GatewayReplicaStatus, Instant)>,
-    own: &str,
-    found: Found<GatewayReplica>,
-) {
-    let Some(object) = found.good().filter(|object| object.name_any() != own) else { return };
-    let (gateway, status) = (object.name_any(), object.status.unwrap_or_default());
-    if heard.get(&gateway).is_some_and(|(known, _)| *known == status) {
-        return;
+    fn take(&mut self, change: Change<GatewayReplica>) {
+        match change {
+            Change::All { objects, .. } => {
+                let there: BTreeSet<String> = objects.iter().map(|found| found.name().name).collect();
+                self.others = Some(there.iter().filter(|name| **name != self.own).cloned().collect());
+                self.forget(|name, _| !there.contains(name));
+                let times = objects.iter().map(|found| written_at(found.metadata()));
+                self.latest = times.fold(self.latest, Timestamp::max);
+                objects.into_iter().for_each(|found| self.hear(found));
+            }
+            Change::Applied(found) => {
+                self.latest = self.latest.max(written_at(found.metadata()));
+                let name = found.name().name;
+                if name != self.own {
+                    self.others.get_or_insert_default().insert(name);
+                }
+                self.hear(*found);
+            }
+            Change::Deleted(name) => {
+                if let Some(others) = &mut self.others {
+                    others.remove(&name.name);
+                }
+                self.forget(|known, _| *known == name.name);
+            }
+        }
+        // What was found here may be old already.
+        let (now, latest) = (Instant::now(), self.latest);
+        for heard in self.heard.values_mut() {
+            heard.until = heard.until.min(now + rest(heard.written, latest));
+        }
     }
-    let demand = status.models.iter().map(|(model, demand)| {
-        let last_request = demand.last_request.as_ref().map(tick).unwrap_or_default();
-        let elsewhere = Elsewhere { waiting: demand.waiting, in_flight: demand.in_flight, last_request };
-        (ModelName::from(model.as_str()), elsewhere)
-    });
-    handle.tell(Event::Elsewhere { gateway: gateway.clone(), demand: Some(demand.collect()) });
-    heard.insert(gateway, (status, Instant::now()));
+
+    fn hear(&mut self, found: Found<GatewayReplica>) {
+        let written = written_at(found.metadata());
+        let Some(object) = found.good().filter(|object| object.name_any() != self.own) else { return };
+        let (gateway, status) = (object.name_any(), object.status.unwrap_or_default());
+        let rest = rest(written, self.latest);
+        if rest.is_zero() || self.heard.get(&gateway).is_some_and(|known| known.status == status) {
+            return;
+        }
+        let demand = status.models.iter().map(|(model, demand)| {
+            let last_request = demand.last_request.as_ref().map(tick).unwrap_or_default();
+            let elsewhere = Elsewhere { waiting: demand.waiting, in_flight: demand.in_flight, last_request };
+            (ModelName::from(model.as_str()), elsewhere)
+        });
+        self.handle.tell(Event::Elsewhere { gateway: gateway.clone(), demand: Some(demand.collect()) });
+        self.heard.insert(gateway, Heard { status, written, until: Instant::now() + rest });
+    }
+
+    fn forget(&mut self, gone: impl Fn(&String, &Heard) -> bool) {
+        let handle = &self.handle;
+        self.heard.retain(|gateway, heard| {
+            let gone = gone(gateway, heard);
+            if gone {
+                handle.tell(Event::Elsewhere { gateway: gateway.clone(), demand: None });
+            }
+            !gone
+        });
+    }
 }
 
-fn forget(handle: &Handle, heard: &mut BTreeMap<String, (GatewayReplicaStatus, Instant)>, gateway: String) {
-    if heard.remove(&gateway).is_some() {
-        handle.tell(Event::Elsewhere { gateway, demand: None });
+/// When the API server was given what the object says.
+fn written_at(metadata: &ObjectMeta) -> Timestamp {
+    let writes = metadata.managed_fields.iter().flatten().filter_map(|fields| fields.time.as_ref());
+    let made = metadata.creation_timestamp.as_ref();
+    writes.chain(made).map(|time| time.0).max().unwrap_or(Timestamp::MIN)
+}
+
+/// How long what was written then still counts, when it is this late.
+fn rest(written: Timestamp, now: Timestamp) -> Duration {
+    let age = Duration::try_from(now.duration_since(written)).unwrap_or_default();
+    GONE.saturating_sub(age)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_a_minute_older_than_the_latest_counts_no_more() {
+        let at = |second: i64| Timestamp::from_second(1_795_000_000 + second).unwrap();
+        assert_eq!(rest(at(0), at(0)), GONE);
+        assert_eq!(rest(at(0), at(20)), Duration::from_secs(40));
+        assert_eq!(rest(at(0), at(60)), Duration::ZERO);
+        assert_eq!(rest(Timestamp::MIN, Timestamp::MAX), Duration::ZERO);
+        assert_eq!(rest(at(30), at(0)), GONE, "another API server's clock is ahead");
+    }
+
+    #[test]
+    fn an_object_is_as_old_as_the_last_write_of_any_of_its_parts() {
+        let metadata = json!({
+            "creationTimestamp": "2026-11-22T08:00:00Z",
+            "managedFields": [{"time": "2026-11-22T08:05:00Z"}, {"time": "2026-11-22T08:03:00Z"}, {}],
+        });
+        let metadata: ObjectMeta = serde_json::from_value(metadata).unwrap();
+        assert_eq!(written_at(&metadata).to_string(), "2026-11-22T08:05:00Z");
+        assert_eq!(written_at(&ObjectMeta::default()), Timestamp::MIN);
     }
 }

@@ -156,29 +156,5 @@ fn unserved(claims: &BTreeMap<&ObjectName, &Claim>, refused: &mut BTreeMap<Objec
     }
 }
 
-/// All that must be ready before this object can be, what others need first: the order to start them in. Of accepted
-/// objects, which have no circles.
-#[must_use]
-pub fn closure<'a>(
-    object: &ObjectName,
-    dependencies: impl Fn(&ObjectName) -> &'a [ObjectName],
-) -> Vec<ObjectName> {
-    let mut order = Vec::new();
-    let mut seen: BTreeSet<&ObjectName> = BTreeSet::new();
-    let mut path: Vec<(Option<&ObjectName>, std::slice::Iter<'_, ObjectName>)> =
-        vec![(None, dependencies(object).iter())];
-    while let Some((of, rest)) = path.last_mut() {
-        if let Some(next) = rest.next() {
-            if next != object && seen.insert(next) {
-                path.push((Some(next), dependencies(next).iter()));
-            }
-        } else {
-            order.extend(of.cloned());
-            path.pop();
-        }
-    }
-    order
-}
-
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ mod usage;
 
 pub use self::{
     model::{Facts, Seen, Waiting, model_differs, model_status, patience},
-    node::node_condition,
+    node::{node_condition, node_differs, node_status},
     pool::{pool_differs, pool_status},
     usage::{Usage, usage},
 };

@@ -1,4 +1,4 @@
-//! What the decisions say of each model, for its status.
+//! What the decisions say of each model, for its status and its Events.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,15 +10,19 @@ use rouse::{
     fault::Fault,
     fleet::{Changes, Fleet, Plan},
     model::{EngineId, Level, ModelName},
-    units::{Generation, Tick},
+    units::{Bytes, Generation, Tick},
 };
 use tokio::sync::Notify;
 
 use super::{
     condition::time,
     crd::inference_model::{DEFAULT_VARIANT, EngineState, EngineStatus, Learned},
+    news::{self, News, Was},
     status::{Facts, Waiting},
 };
+
+/// News that nobody has taken. There are few in a turn, and what does not fit is left out.
+const MOST_NEWS: usize = 1024;
 
 /// Facts of models that have changed since somebody took them.
 #[derive(Debug, Default)]
@@ -26,6 +30,7 @@ pub struct Told {
     inner: Mutex<Inner>,
     changed: Notify,
     edge: Notify,
+    used: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -40,14 +45,30 @@ struct Inner {
     used: BTreeSet<ModelName>,
     /// What each model waits for, as it was last told.
     waiting: BTreeMap<ModelName, Waiting>,
+    /// What the engines were when they were last looked at, while this gateway decides.
+    was: BTreeMap<ModelName, Vec<Was>>,
+    happened: Vec<(ModelName, News)>,
     /// In which Pod each life runs.
     pods: BTreeMap<EngineId, (Generation, String)>,
+    /// What the last life that failed had for a trouble with its Pod, until a later one is awake.
+    troubles: BTreeMap<ModelName, (Generation, String)>,
+    /// The most that an engine of each model was seen to use here, on one accelerator, and when it was last looked.
+    observed: BTreeMap<ModelName, (Bytes, Tick)>,
 }
+
+/// So much of somebody else's words goes into a condition.
+const WORDS: usize = 1024;
 
 impl Told {
     /// This life has this Pod.
     pub(crate) fn runs_in(&self, engine: &EngineId, generation: Generation, pod: &str) {
         self.inner().pods.insert(engine.clone(), (generation, pod.to_owned()));
+    }
+
+    /// Why this life comes to nothing, in words for people.
+    pub(crate) fn fails(&self, engine: &EngineId, generation: Generation, why: &str) {
+        let why = why.chars().take(WORDS).collect();
+        self.inner().troubles.insert(engine.model.clone(), (generation, why));
     }
 
     pub(crate) fn is_over(&self, engine: &EngineId) {
@@ -61,12 +82,21 @@ impl Told {
             return;
         }
         let mut inner = self.inner();
-        if inner.turn(fleet) {
+        let (wanted, used) = inner.turn(fleet);
+        if wanted {
             self.edge.notify_one();
+        }
+        if used {
+            self.used.notify_one();
         }
         let mut models: BTreeSet<ModelName> = changes.models.clone();
         let decides = fleet.decides();
-        if changes.configured || decides != inner.decides {
+        if changes.configured {
+            // One that comes again by the same name is another.
+            inner.observed.retain(|model, _| fleet.spec(model).is_some());
+        }
+        let turned = decides != inner.decides;
+        if changes.configured || turned {
             models.extend(fleet.specs().map(|spec| spec.name.clone()));
         }
         inner.decides = decides;
@@ -89,25 +119,64 @@ impl Told {
             }
         }
         let differs = |model: &&ModelName| inner.waiting.get(*model) != waiting.get(*model);
-        models.extend(inner.waiting.keys().chain(waiting.keys()).filter(differs).cloned());
+        let others: Vec<ModelName> =
+            inner.waiting.keys().chain(waiting.keys()).filter(differs).cloned().collect();
+        for model in &others {
+            let news = news::of_want(inner.waiting.get(model), waiting.get(model));
+            inner.happened(model, news.filter(|_| decides && !turned));
+        }
+        models.extend(others);
         inner.waiting = waiting;
-        if models.is_empty() {
-            return;
-        }
         for model in models {
+            let later = |engine: &Engine| {
+                let trouble = inner.troubles.get(&model);
+                engine.state == State::Awake && trouble.is_some_and(|(of, _)| *of < engine.generation)
+            };
+            if fleet.engines_of(&model).any(later) {
+                inner.troubles.remove(&model);
+            }
+            if decides {
+                inner.look_at(fleet, &model, !turned);
+            }
             let facts = inner.facts_of(fleet, &model);
-            inner.facts.insert(model.clone(), facts);
-            inner.news.insert(model);
+            if inner.facts.get(&model) != Some(&facts) {
+                inner.facts.insert(model.clone(), facts);
+                inner.news.insert(model);
+            }
         }
-        drop(inner);
-        self.changed.notify_one();
+        if changes.configured {
+            inner.facts.retain(|model, _| fleet.spec(model).is_some());
+            inner.was.retain(|model, _| fleet.spec(model).is_some());
+        }
+        if turned || !inner.news.is_empty() || !inner.happened.is_empty() {
+            drop(inner);
+            self.changed.notify_one();
+        }
+    }
+
+    /// What has happened to models since this was called last.
+    pub fn happened(&self) -> Vec<(ModelName, News)> {
+        std::mem::take(&mut self.inner().happened)
+    }
+
+    /// What is known of these models is news again, to whoever had forgotten them.
+    pub fn again<'a>(&self, models: impl Iterator<Item = &'a ModelName>) {
+        let mut inner = self.inner();
+        let known: Vec<ModelName> =
+            models.filter(|model| inner.facts.contains_key(*model)).cloned().collect();
+        inner.news.extend(known);
     }
 
     /// Somebody who waited was sent away.
     pub(crate) fn refused(&self, fault: &Fault) {
         let Fault::InsufficientMemory(shortage) = fault else { return };
         let mut inner = self.inner();
-        let waiting = Waiting::Memory(fault.to_string());
+        // It says who has the memory, where anybody has.
+        let why = &shortage.wait.waited_for;
+        let waiting = Waiting::Memory(if why.is_empty() { fault.to_string() } else { why.clone() });
+        let news = news::of_want(inner.waiting.get(&shortage.model), Some(&waiting));
+        let decides = inner.decides;
+        inner.happened(&shortage.model, news.filter(|_| decides));
         inner.facts.entry(shortage.model.clone()).or_default().waiting = Some(waiting.clone());
         inner.waiting.insert(shortage.model.clone(), waiting);
         inner.news.insert(shortage.model.clone());
@@ -115,9 +184,27 @@ impl Told {
         self.changed.notify_one();
     }
 
-    /// When a model has got its first waiter or its first request here, or has lost its last.
+    /// An engine of this model was seen to use so much of one accelerator.
+    pub(crate) fn observed(&self, model: &ModelName, used: Bytes, now: Tick) {
+        let mut inner = self.inner();
+        let before = inner.observed.get(model).map_or(Bytes::ZERO, |(peak, _)| *peak);
+        inner.observed.insert(model.clone(), (before.max(used), now));
+        let Some(mut facts) = inner.facts.get(model).cloned() else { return };
+        inner.add_observed(model, &mut facts);
+        inner.facts.insert(model.clone(), facts);
+        inner.news.insert(model.clone());
+        drop(inner);
+        self.changed.notify_one();
+    }
+
+    /// When a model has got its first waiter here, or has lost its last.
     pub async fn edge(&self) {
         self.edge.notified().await;
+    }
+
+    /// When another set of models is being used here.
+    pub async fn used(&self) {
+        self.used.notified().await;
     }
 
     /// What is told here is what engines are, and no guess from what others say.
@@ -143,14 +230,30 @@ impl Told {
 }
 
 impl Inner {
-    /// Whether the demand of some model has begun or ended.
-    fn turn(&mut self, fleet: &Fleet) -> bool {
+    /// Whether somebody has begun or ceased to wait for some model, and whether to use one.
+    fn turn(&mut self, fleet: &Fleet) -> (bool, bool) {
         let wanted: BTreeSet<ModelName> = fleet.queued().cloned().collect();
         let used = fleet.engines().filter(|engine| engine.leases > 0);
         let used: BTreeSet<ModelName> = used.map(|engine| engine.id.model.clone()).collect();
-        let moved = (&wanted, &used) != (&self.wanted, &self.used);
+        let moved = (wanted != self.wanted, used != self.used);
         (self.wanted, self.used) = (wanted, used);
         moved
+    }
+
+    fn happened(&mut self, model: &ModelName, news: impl IntoIterator<Item = News>) {
+        let room = MOST_NEWS.saturating_sub(self.happened.len());
+        self.happened.extend(news.into_iter().take(room).map(|news| (model.clone(), news)));
+    }
+
+    /// `told`: what became different is news; else it is where news begin.
+    fn look_at(&mut self, fleet: &Fleet, model: &ModelName, told: bool) {
+        let now: Vec<Was> = fleet.engines_of(model).map(Was::of).collect();
+        let before = self.was.insert(model.clone(), now).unwrap_or_default();
+        if told {
+            let now = self.was.get(model).map(Vec::as_slice).unwrap_or_default();
+            let news = news::of_engines(&before, now);
+            self.happened(model, news);
+        }
     }
 
     fn facts_of(&self, fleet: &Fleet, model: &ModelName) -> Facts {
@@ -159,14 +262,26 @@ impl Inner {
         let last = engines.iter().map(|engine| engine.last_end).max().filter(|at| *at > Tick(0));
         let listed: Vec<EngineStatus> = engines.iter().filter_map(|engine| self.status(engine)).collect();
         let desired = engines.iter().filter(|engine| is_wanted(&engine.state)).count();
-        Facts {
+        let mut facts = Facts {
             desired: u32::try_from(desired).unwrap_or(u32::MAX),
             engines: listed,
             waiting: self.waiting.get(model).cloned(),
+            trouble: self.troubles.get(model).map(|(_, why)| why.clone()),
+            peak: fleet.learned_of(model).and_then(|learned| learned.observed),
+            observed: None,
             learned: spec.and_then(|_| learned(fleet, model)),
             last_request: last,
-            ..Facts::default()
-        }
+        };
+        self.add_observed(model, &mut facts);
+        facts
+    }
+
+    /// The decisions hear of it as well, a moment later.
+    fn add_observed(&self, model: &ModelName, facts: &mut Facts) {
+        let Some((peak, at)) = self.observed.get(model) else { return };
+        let peak = facts.peak.unwrap_or_default().max(*peak);
+        (facts.peak, facts.observed) = (Some(peak), Some(*at));
+        facts.learned.get_or_insert_default().peak = Some(peak.into());
     }
 
     /// One that is cold is not listed.
@@ -189,7 +304,7 @@ fn learned(fleet: &Fleet, model: &ModelName) -> Option<Learned> {
     let learned = fleet.learned_of(model)?;
     let millis = |span: Option<rouse::units::Millis>| span.map(|span| span.0);
     let known = Learned {
-        peak: learned.peak.map(Into::into),
+        peak: learned.observed.map(Into::into),
         residue: learned.residue.map(Into::into),
         start_millis: millis(learned.start),
         wake_millis: millis(learned.wake),

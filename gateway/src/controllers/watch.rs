@@ -4,16 +4,24 @@
 //! is told by its name, and holds up no other. When the API server is away the last view stands: a watch that breaks is
 //! begun again, with pauses, and nothing is told of that but in the log.
 
-use std::{fmt::Debug, hash::Hash};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Debug},
+    hash::Hash,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use futures_util::{Stream, StreamExt as _, pin_mut};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Api, Resource,
+    api::ListParams,
     core::DeserializeGuard,
     runtime::{
         WatchStreamExt as _,
-        watcher::{self, Event},
+        utils::Backoff,
+        watcher::{self, DefaultBackoff, Event},
     },
 };
 use serde::de::DeserializeOwned;
@@ -69,32 +77,122 @@ fn name(metadata: &ObjectMeta) -> ObjectName {
     ObjectName::new(text(&metadata.namespace), text(&metadata.name))
 }
 
-/// Tells of all objects of a kind, from the first list on, until nobody listens. `namespace`: where `api` looks; `wrap` makes
-/// a message of the channel.
+/// The lists that have not come yet, and what was heard of each instead.
+#[derive(Clone, Debug, Default)]
+pub struct Awaited(Arc<Mutex<BTreeMap<String, Option<String>>>>);
+
+impl Awaited {
+    fn hear(&self, what: &str, error: Option<String>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(what.to_owned(), error);
+    }
+
+    fn came(&self, what: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(what);
+    }
+}
+
+impl fmt::Display for Awaited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let each = all.iter().map(|(what, error)| match error {
+            Some(error) => format!("{what} ({error})"),
+            None => what.clone(),
+        });
+        f.write_str(&each.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// Objects of a list that are read at once. Each may be many times what is kept of it.
+const PAGE: u32 = 250;
+
+/// What is watched.
+pub struct Watched<K: Clone> {
+    pub api: Api<DeserializeGuard<K>>,
+    /// Where that looks.
+    pub namespace: Option<String>,
+    pub labels: Option<String>,
+    /// Takes out of an object what nobody here reads, before others of its list come.
+    pub slim: fn(&mut K),
+}
+
+/// Tells of all objects of a kind, from the first list on, until nobody listens. `wrap` makes a message of the channel. Until the
+/// first list has come it is among `awaited`.
 pub async fn watch<K, M>(
-    api: Api<DeserializeGuard<K>>,
-    namespace: Option<String>,
-    labels: Option<String>,
+    watched: Watched<K>,
     told: mpsc::Sender<M>,
+    awaited: Awaited,
     wrap: impl Fn(Change<K>) -> M,
 ) where
     K: Resource<DynamicType: Default + Eq + Hash + Clone> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let config =
-        labels.map_or_else(watcher::Config::default, |labels| watcher::Config::default().labels(&labels));
-    let events = watcher::watcher(api, config).default_backoff();
-    follow(events, namespace, told, wrap).await;
+    let Watched { api, namespace, labels, slim } = watched;
+    let config = watcher::Config::default().page_size(PAGE);
+    let config = match labels {
+        Some(labels) => config.labels(&labels),
+        None => config,
+    };
+    let events = watcher::watcher(api, config).backoff(Pauses::default());
+    follow(events, namespace, slim, told, awaited, wrap).await;
+}
+
+/// All of them as they are at this moment, whatever their watch has seen.
+///
+/// # Errors
+/// The API server's.
+pub async fn list<K>(watched: &Watched<K>) -> kube::Result<Change<K>>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let mut pages = ListParams::default().limit(PAGE);
+    pages.label_selector.clone_from(&watched.labels);
+    let mut objects = Vec::new();
+    loop {
+        let page = watched.api.list(&pages).await?;
+        objects.extend(page.items.into_iter().map(|object| found(object, watched.slim)));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => pages = pages.continue_token(&token),
+            None => return Ok(Change::All { namespace: watched.namespace.clone(), objects }),
+        }
+    }
+}
+
+/// Between a watch that broke and the next one. An API server that is back after a minute is to be heard soon: who gets the
+/// lease then decides by what its watches saw.
+#[derive(Default)]
+struct Pauses(DefaultBackoff);
+
+const LONGEST: Duration = Duration::from_secs(2);
+
+impl Iterator for Pauses {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        self.0.next().map(|pause| pause.min(LONGEST))
+    }
+}
+
+impl Backoff for Pauses {
+    fn reset(&mut self) {
+        self.0.reset();
+    }
 }
 
 async fn follow<K, M>(
     events: impl Stream<Item = watcher::Result<Event<DeserializeGuard<K>>>>,
     namespace: Option<String>,
+    slim: fn(&mut K),
     told: mpsc::Sender<M>,
+    awaited: Awaited,
     wrap: impl Fn(Change<K>) -> M,
 ) where
     K: Resource<DynamicType: Default>,
 {
+    let found = |object| found(object, slim);
     pin_mut!(events);
+    let kind = K::plural(&K::DynamicType::default()).into_owned();
+    let what = namespace.as_ref().map_or_else(|| kind.clone(), |namespace| format!("{kind} in {namespace}"));
+    let mut came = false;
+    awaited.hear(&what, None);
     let mut listed = Vec::new();
     while let Some(event) = events.next().await {
         let change = match event {
@@ -107,12 +205,16 @@ async fn follow<K, M>(
                 continue;
             }
             Ok(Event::InitDone) => {
+                came = true;
+                awaited.came(&what);
                 Change::All { namespace: namespace.clone(), objects: std::mem::take(&mut listed) }
             }
             Ok(Event::Apply(object)) => Change::Applied(Box::new(found(object))),
             Ok(Event::Delete(object)) => Change::Deleted(name(object.meta())),
             Err(error) => {
-                let kind = K::kind(&K::DynamicType::default()).into_owned();
+                if !came {
+                    awaited.hear(&what, Some(error.to_string()));
+                }
                 tracing::warn!(kind, %error, "a watch broke; it is begun again");
                 continue;
             }
@@ -123,9 +225,12 @@ async fn follow<K, M>(
     }
 }
 
-fn found<K>(DeserializeGuard(object): DeserializeGuard<K>) -> Found<K> {
+fn found<K>(DeserializeGuard(object): DeserializeGuard<K>, slim: fn(&mut K)) -> Found<K> {
     match object {
-        Ok(object) => Found::Good(object),
+        Ok(mut object) => {
+            slim(&mut object);
+            Found::Good(object)
+        }
         Err(bad) => Found::Bad { metadata: Box::new(bad.metadata), error: bad.error },
     }
 }

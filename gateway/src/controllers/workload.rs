@@ -15,8 +15,9 @@ use serde_json::{Map, Value, json};
 
 use super::{
     convert::{Pods, Variant},
-    crd::{Template, ledger::ObjectName},
+    crd::ledger::ObjectName,
     label,
+    stub_key::StubKey,
 };
 use crate::config::{self, Fingerprint, kind_name};
 
@@ -31,6 +32,8 @@ pub const REPLICA: &str = "rouse.dev/replica";
 pub const GENERATION: &str = "rouse.dev/generation";
 /// Annotation: the fingerprint of what the engine was started with, in decimal.
 pub const FINGERPRINT: &str = "rouse.dev/fingerprint";
+/// Annotation of a Pod: the name of the InferenceModel that it is a Pod of.
+pub const OBJECT: &str = "rouse.dev/object";
 /// Annotation of a Pod: the name of its engine's container.
 pub const CONTAINER: &str = "rouse.dev/container";
 /// Annotation: the leader that wrote it last. A new leader writes its own before anything else, so that what an earlier one
@@ -61,6 +64,8 @@ pub struct Owner {
 pub struct Sidecar {
     pub image: String,
     pub pull_policy: Option<String>,
+    /// Of which the tokens are made that stubs demand.
+    pub key: StubKey,
 }
 
 /// One Deployment, as it should be.
@@ -147,9 +152,9 @@ impl Workload<'_> {
 
     /// What a Pod is made of, but for its labels.
     fn pod(&self) -> Value {
-        let mut pod = Value::Object(self.pods.template.0.clone());
-        if let Some(Template(patch)) = &self.variant.patch {
-            merge::into(&mut pod, &Value::Object(patch.clone()));
+        let mut pod = Value::Object(self.pods.template.value());
+        if let Some(patch) = &self.variant.patch {
+            merge::into(&mut pod, &Value::Object(patch.value()));
         }
         // A Pod of a Deployment has the Deployment's namespace and a name that is made for it.
         if let Some(own) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
@@ -160,6 +165,7 @@ impl Workload<'_> {
             label::MODEL_NAME: self.engine.name.as_str(),
             FINGERPRINT: self.variant.spec.fingerprint.to_string(),
             CONTAINER: self.pods.container,
+            OBJECT: self.owner.object.name,
         });
         let placed = json!({
             "metadata": {"annotations": annotations},
@@ -167,7 +173,8 @@ impl Workload<'_> {
         });
         merge::into(&mut pod, &placed);
         if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) {
-            push(spec, "containers", self.stub());
+            let claims = claims(spec, &self.pods.container);
+            push(spec, "containers", self.stub(claims));
             if let Some(key) = self.taint {
                 push(spec, "tolerations", json!({"key": key, "operator": "Exists"}));
             }
@@ -176,7 +183,8 @@ impl Workload<'_> {
     }
 
     /// The stub listens at the Pod's own address: so does the engine, and no other port of the Pod leads past it.
-    fn stub(&self) -> Value {
+    /// `claims`: the engine's, with which the stub sees the same accelerators.
+    fn stub(&self, claims: Option<Value>) -> Value {
         let args = [
             "proxy".to_owned(),
             "--host=$(POD_IP)".to_owned(),
@@ -188,6 +196,7 @@ impl Workload<'_> {
             "--hold=0s".to_owned(),
             format!("--engine-kind={}", kind_name(self.engine.kind).replace('-', "")),
             format!("--model={}", self.engine.served_name),
+            format!("--token-sha256={}", self.sidecar.key.hash(self.owner)),
         ];
         let mut stub = json!({
             "name": STUB,
@@ -210,12 +219,29 @@ impl Workload<'_> {
                 "timeoutSeconds": 5,
             },
             "resources": {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"memory": "250Mi"}},
+            // What a namespace may demand of all its Pods.
+            "securityContext": {
+                "allowPrivilegeEscalation": false,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": true,
+                "runAsNonRoot": true,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
         });
+        if let Some(claims) = claims {
+            merge::into(&mut stub, &json!({"resources": {"claims": claims}}));
+        }
         if let Some(policy) = &self.sidecar.pull_policy {
             merge::into(&mut stub, &json!({"imagePullPolicy": policy}));
         }
         stub
     }
+}
+
+/// The resource claims of this container.
+fn claims(spec: &Map<String, Value>, container: &str) -> Option<Value> {
+    let mut all = spec.get("containers")?.as_array()?.iter();
+    all.find(|it| it["name"] == container)?.pointer("/resources/claims").cloned()
 }
 
 fn push(spec: &mut Map<String, Value>, list: &str, item: Value) {

@@ -6,6 +6,7 @@
 
 use std::{convert::Infallible, fmt::Debug, sync::Arc, time::Duration};
 
+use http::{Request, header::CONTENT_TYPE};
 use kube::{
     Api, Resource,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
@@ -60,6 +61,34 @@ impl Writer {
     /// This gateway does not lead.
     pub fn claim(&self) -> Result<Claim, Error> {
         self.claim.borrow().filter(Claim::is_fresh).ok_or(Error::NotLeading)
+    }
+
+    /// The object as it is now.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn look<K>(&self, api: &Api<K>, name: &str) -> Result<Option<K>, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let found = time::timeout(CALL, api.get_opt(name)).await.map_err(|_| Error::Late)?;
+        found.map_err(Error::from)
+    }
+
+    /// Makes an object that is not there yet, every field of it one that the API server knows. `Conflict`: it is there.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn create<K>(&self, api: &Api<K>, object: &Value) -> Result<K, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let path = format!("{}?fieldManager={MANAGER}&fieldValidation=Strict", api.resource_url());
+        let request = Request::post(path)
+            .header(CONTENT_TYPE, "application/json")
+            .body(object.to_string().into_bytes())
+            .map_err(|error| Error::Invalid(error.to_string()))?;
+        self.call::<K, _>(api.clone().into_client().request(request)).await
     }
 
     /// Server-side apply of a whole object. With a `resourceVersion` in it, only if it still has that one.

@@ -130,6 +130,8 @@ fn model(n: usize, priority: i32) -> ModelSpec {
         idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
         replicas: 1,
         pinned: false,
+        min_replicas: 0,
+        dependencies: Vec::new(),
         priority,
         max_concurrency: Some(1),
         start_timeout: Millis::secs(600),

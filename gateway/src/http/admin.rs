@@ -44,7 +44,11 @@ pub struct Parts {
     pub metrics: Arc<dyn Fn() -> control::Asked<'static, String> + Send + Sync>,
     /// Where the output of a model's engine is; `None` when there is none.
     pub logs: Arc<Logs>,
+    pub waits: Arc<Waits>,
 }
+
+/// Says what must be seen before requests are served; `None` once it was.
+pub type Waits = dyn Fn() -> Option<String> + Send + Sync;
 
 /// Finds the file with the output of one of a model's engines, counted from 0.
 pub type Logs = dyn Fn(&ModelName, u32) -> Option<PathBuf> + Send + Sync;
@@ -122,11 +126,14 @@ impl Service {
 }
 
 async fn ready(State(shared): State<Shared>) -> Response {
-    if shared.parts.control.routes().ready && *shared.stage.borrow() == Stage::Serving {
-        "ok\n".into_response()
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response()
-    }
+    let not_yet = match (shared.parts.waits)() {
+        Some(waits) => format!("not ready: {waits}\n"),
+        None if shared.parts.control.routes().ready && *shared.stage.borrow() == Stage::Serving => {
+            return "ok\n".into_response();
+        }
+        None => "not ready\n".to_owned(),
+    };
+    (StatusCode::SERVICE_UNAVAILABLE, not_yet).into_response()
 }
 
 async fn metrics(State(shared): State<Shared>) -> Response {

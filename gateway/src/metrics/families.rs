@@ -1,6 +1,6 @@
 //! Makes one model's families, and registers them as one.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
@@ -8,24 +8,32 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use super::{SECONDS, valid};
+use super::{SECONDS, traffic::Traffic, valid};
+
+pub(super) type Collectors = Arc<[Box<dyn Collector>]>;
 
 /// All families of one model, registered and unregistered as one.
 #[derive(Clone)]
-pub(super) struct Families(pub(super) Arc<[Box<dyn Collector>]>);
+pub(super) struct Families {
+    pub(super) always: Collectors,
+    pub(super) traffic: Arc<OnceLock<Traffic>>,
+}
 
 impl Collector for Families {
+    /// By these it is known when it is to be unregistered: they are the same at any time.
     fn desc(&self) -> Vec<&Desc> {
-        self.0.iter().flat_map(|family| family.desc()).collect()
+        self.always.iter().flat_map(|family| family.desc()).collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        self.0.iter().flat_map(|family| family.collect()).collect()
+        let traffic = self.traffic.get().map(|traffic| &*traffic.families).unwrap_or_default();
+        self.always.iter().chain(traffic).flat_map(|family| family.collect()).collect()
     }
 }
 
 pub(super) struct Make<'n> {
     pub(super) name: &'n str,
+    pub(super) namespace: &'n str,
     pub(super) families: Vec<Box<dyn Collector>>,
 }
 
@@ -34,9 +42,9 @@ impl Make<'_> {
         Opts::new(name, help).const_label("model", self.name)
     }
 
-    /// The families of the budget controller that came before have a namespace; one machine is one.
+    /// The families of the budget controller that came before have a namespace.
     pub(super) fn seed_opts(&self, name: &str, help: &str) -> Opts {
-        self.opts(name, help).const_label("namespace", "local")
+        self.opts(name, help).const_label("namespace", self.namespace)
     }
 
     pub(super) fn keep<C: Collector + Clone + 'static>(&mut self, family: C) -> C {

@@ -128,7 +128,8 @@ mod tests {
             bytes_in: 0,
             bytes_out: 0,
         });
+        let _next = metrics.began(&name);
         let text = metrics.encode();
-        assert!(text.contains("rouse_in_flight{model=\"m\"} 0"), "{text}");
+        assert!(text.contains("rouse_in_flight{model=\"m\"} 1"), "one is, and none less: {text}");
     }
 }

@@ -100,6 +100,42 @@ fn the_view_becomes_gauges_under_the_names_of_the_seed() {
     assert!(!metrics.encode().contains("gpu-0"), "an accelerator that is gone");
 }
 
+#[test]
+fn in_a_cluster_budgets_are_those_of_pools_and_models_have_their_namespaces() {
+    let metrics = Metrics::new();
+    let name = ModelName::from("m");
+    let (mut seen, mut other) = (view(&name), view(&name).accelerators.remove(0));
+    (other.id, other.capacity, other.reserved) = ("pool-b".into(), Bytes(70), Bytes(80));
+    seen.accelerators[0].id = "pool-a".into();
+    seen.accelerators.push(other);
+    let show = |namespace: &str| {
+        metrics.in_cluster(BTreeMap::from([(name.clone(), namespace.to_owned())]));
+        metrics.configure([&name]);
+        metrics.observe_view(&seen);
+        metrics.encode()
+    };
+    let text = show("chat");
+    for line in [
+        "inference_budget_total_bytes{node_pool=\"pool-a\"} 1000",
+        "inference_budget_allocated_bytes{node_pool=\"pool-a\"} 400",
+        "inference_budget_available_bytes{node_pool=\"pool-a\"} 600",
+        "inference_budget_total_bytes{node_pool=\"pool-b\"} 70",
+        "inference_budget_available_bytes{node_pool=\"pool-b\"} 0",
+        "inference_model_memory_declared_bytes{model=\"m\",namespace=\"chat\"} 400",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+    }
+    assert!(
+        !text.contains("node_pool=\"local\"") && !text.contains("model=\"m\",namespace=\"local\""),
+        "{text}"
+    );
+    // An object of the same model in another namespace has taken its place.
+    let text = show("search");
+    assert!(text.contains("namespace=\"search\"") && !text.contains("namespace=\"chat\""), "{text}");
+    metrics.observe_view(&View::default());
+    assert!(!metrics.encode().contains("pool-a"), "a pool that is gone");
+}
+
 /// Metrics in which everything was counted once.
 fn used() -> Metrics {
     let metrics = Metrics::new();
@@ -114,6 +150,7 @@ fn used() -> Metrics {
     metrics.reloaded(Outcome::Done);
     metrics.certificate_expires(Some(2_000_000_000));
     metrics.writes().with_label_values(&["Pod", "done"]).inc();
+    metrics.readings().done(Source::Stub, Tick(1_000));
     // Its series last as long as it is held.
     let key = metrics.key("k");
     key.request(KeyOutcome::Admitted);

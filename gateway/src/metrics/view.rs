@@ -1,20 +1,17 @@
 //! Gauges of the machine: accelerators, host RAM, and the budget under the names of the controller that came before.
 
-use prometheus::{IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{IntGaugeVec, Opts, Registry};
 use rouse::{
     fleet::report::{AcceleratorView, View},
     units::Bytes,
 };
 
-use super::{model::integer, register, valid};
-
-/// What the label `node_pool` says on one machine.
-const POOL: &str = "local";
+use super::{LOCAL, model::integer, register, valid};
 
 pub(super) struct Gauges {
-    total: IntGauge,
-    allocated: IntGauge,
-    available: IntGauge,
+    total: IntGaugeVec,
+    allocated: IntGaugeVec,
+    available: IntGaugeVec,
     memory: IntGaugeVec,
     healthy: IntGaugeVec,
     host: IntGaugeVec,
@@ -22,18 +19,13 @@ pub(super) struct Gauges {
 
 impl Gauges {
     pub(super) fn new(registry: &Registry) -> Self {
-        let budget = |name: &str, help: &str| {
-            let opts = Opts::new(name, help).const_label("node_pool", POOL);
-            register(registry, valid(IntGauge::with_opts(opts)))
-        };
         let gauges = |name: &str, help: &str, labels: &[&str]| {
             register(registry, valid(IntGaugeVec::new(Opts::new(name, help), labels)))
         };
+        let budget = |name: &str, help: &str| gauges(name, help, &["node_pool"]);
+        let total = "Memory that may be granted, all accelerators together";
         Self {
-            total: budget(
-                "inference_budget_total_bytes",
-                "Memory that may be granted, all accelerators together",
-            ),
+            total: budget("inference_budget_total_bytes", total),
             allocated: budget("inference_budget_allocated_bytes", "Memory that is reserved"),
             available: budget("inference_budget_available_bytes", "Memory that is not reserved"),
             memory: gauges(
@@ -54,12 +46,18 @@ impl Gauges {
         }
     }
 
-    pub(super) fn observe(&self, view: &View) {
-        let sum = |bytes: fn(&AcceleratorView) -> Bytes| view.accelerators.iter().map(bytes).sum::<Bytes>();
-        let (capacity, reserved) = (sum(|a| a.capacity), sum(|a| a.reserved));
-        self.total.set(integer(capacity.0));
-        self.allocated.set(integer(reserved.0));
-        self.available.set(integer(capacity.saturating_sub(reserved).0));
+    /// `pools`: each accelerator of the view is a pool, as in a cluster.
+    pub(super) fn observe(&self, view: &View, pools: bool) {
+        [&self.total, &self.allocated, &self.available].iter().for_each(|gauge| gauge.reset());
+        if pools {
+            for pool in &view.accelerators {
+                self.budget(pool.id.as_str(), pool.capacity, pool.reserved);
+            }
+        } else {
+            let sum =
+                |bytes: fn(&AcceleratorView) -> Bytes| view.accelerators.iter().map(bytes).sum::<Bytes>();
+            self.budget(LOCAL, sum(|a| a.capacity), sum(|a| a.reserved));
+        }
         // An accelerator that is gone from the view is gone from here.
         self.memory.reset();
         self.healthy.reset();
@@ -76,5 +74,12 @@ impl Gauges {
         let host = |kind, bytes: Bytes| self.host.with_label_values(&[kind]).set(integer(bytes.0));
         host("capacity", view.host.capacity);
         host("reserved", view.host.reserved);
+    }
+
+    fn budget(&self, pool: &str, total: Bytes, allocated: Bytes) {
+        let set = |gauge: &IntGaugeVec, bytes: Bytes| gauge.with_label_values(&[pool]).set(integer(bytes.0));
+        set(&self.total, total);
+        set(&self.allocated, allocated);
+        set(&self.available, total.saturating_sub(allocated));
     }
 }

@@ -13,12 +13,15 @@
 
 mod clerk;
 mod crew;
+pub mod dcgm;
 mod external;
 mod life;
+mod observe;
 mod place;
 mod steward;
 mod stub;
 mod takeover;
+mod tenants;
 mod work;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -40,15 +43,24 @@ use tokio::{
 
 use self::{
     clerk::Entry,
+    dcgm::Dcgm,
     steward::{Inputs, Request, Steward},
+    tenants::Tenants,
 };
 use super::{Platform, contact::Common};
 use crate::{
     config::Config,
     controllers::{
-        booking::Books, election::Claim, published::Published, told::Told, watch::Change, workload::Sidecar,
+        booking::{Books, NoRoom, Spot},
+        election::Claim,
+        index::{NodePlace, Room},
+        published::Published,
+        told::Told,
+        watch::Change,
+        workload::Sidecar,
         writer::Writer,
     },
+    metrics::Readings,
     routes::Reported,
 };
 
@@ -60,6 +72,9 @@ pub type Places = BTreeMap<ModelName, Arc<Place>>;
 
 /// The models that somebody else runs.
 pub type Externals = BTreeMap<ModelName, Arc<External>>;
+
+/// What is known of the nodes that are in pools.
+pub type Nodes = BTreeMap<String, NodePlace>;
 
 /// What a platform in a cluster is made of.
 pub struct Parts {
@@ -76,6 +91,9 @@ pub struct Parts {
     pub told: Arc<Told>,
     /// What the statuses of models say, whoever wrote them.
     pub published: mpsc::UnboundedReceiver<Published>,
+    /// Who is asked about accelerators where stubs cannot say.
+    pub dcgm: Option<Dcgm>,
+    pub readings: Readings,
 }
 
 /// The engines of a cluster.
@@ -98,7 +116,11 @@ struct Shared {
     /// `None` before anything was heard of the cluster's objects.
     places: ArcSwapOption<Places>,
     externals: ArcSwap<Externals>,
+    nodes: ArcSwap<Nodes>,
     requests: mpsc::UnboundedSender<Request>,
+    dcgm: Option<Dcgm>,
+    readings: Readings,
+    tenants: Arc<Tenants>,
 }
 
 impl Kubernetes {
@@ -106,7 +128,8 @@ impl Kubernetes {
     /// `AdoptionDone`; then outcomes. Must be called inside a runtime, on which the platform's tasks run.
     #[must_use]
     pub fn start(config: Arc<Config>, events: mpsc::Sender<Event>, clock: Clock, parts: Parts) -> Self {
-        let Parts { client, books, writer, claim, sidecar, watched, pods, told, published } = parts;
+        let Parts { client, books, writer, claim, sidecar, watched, pods, told, published, dcgm, readings } =
+            parts;
         let (commands, orders) = mpsc::unbounded_channel();
         let (requests, asked) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
@@ -119,7 +142,11 @@ impl Kubernetes {
             told,
             places: ArcSwapOption::empty(),
             externals: ArcSwap::default(),
+            nodes: ArcSwap::default(),
             requests: requests.clone(),
+            dcgm,
+            readings,
+            tenants: Arc::default(),
         });
         let steward = Steward::new(Arc::clone(&shared), requests.clone());
         let steward =
@@ -128,8 +155,9 @@ impl Kubernetes {
     }
 
     /// Where engines are to run from now on. Those that run are not touched.
-    pub fn place(&self, places: Arc<Places>, externals: Arc<Externals>) {
+    pub fn place(&self, places: Arc<Places>, externals: Arc<Externals>, nodes: Arc<Nodes>) {
         self.shared.externals.store(externals);
+        self.shared.nodes.store(nodes);
         let first = self.shared.places.swap(Some(places)).is_none();
         if first {
             self.requests.send(Request::Placed).unwrap_or_default();
@@ -193,6 +221,22 @@ impl Shared {
 
     fn external(&self, model: &ModelName) -> Option<Arc<External>> {
         self.externals.load().get(model).cloned()
+    }
+
+    /// What is known of this node's accelerators.
+    fn room(&self, node: &str) -> Room {
+        self.nodes.load().get(node).map(|place| place.room.clone()).unwrap_or_default()
+    }
+
+    /// The engine came to these accelerators; returns when that is written. Where it does not fit, why.
+    async fn placed(&self, place: &Place, replica: u32, spot: Spot) -> Result<(), NoRoom> {
+        let Some(pool) = place.pool.clone() else { return Ok(()) };
+        let (done, placed) = oneshot::channel();
+        let (model, room) = (place.owner.object.clone(), self.room(&spot.node));
+        let entry = Entry::Place { model, replica, spot, room, done };
+        self.requests.send(Request::Enter { pool, entry }).unwrap_or_default();
+        // An error is a clerk that is gone, and with it this gateway's lead.
+        placed.await.unwrap_or(Ok(()))
     }
 
     /// The engine was told to go; what it has stays booked until [`Self::release`].

@@ -29,12 +29,25 @@ pub(super) async fn probe(contact: &Contact) {
     contact.common.tell(Event::Canary { engine, generation, verdict }).await;
 }
 
+/// What is known of an engine when its watch begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Known {
+    /// It has just answered.
+    Well,
+    /// Its stub lets nobody in.
+    Held,
+    /// It serves, and did not answer the last time: it is asked at once, and what it answers is told.
+    Doubtful,
+}
+
 /// Asks an awake engine for its health, for as long as it is polled. See the platform's header for what is sent.
 ///
-/// `held`: begins by waiting for its stub to let requests in. While a stub lets nobody in, nothing is known of the engine's
-/// health, and nothing is held against it; the stub is asked often, by this one for all who wait.
-pub(super) async fn watch(contact: &Contact, mut held: bool) {
-    let (mut was_ok, mut tokens) = (true, None);
+/// Of one that is held it is waited first until its stub lets requests in. While a stub lets nobody in, nothing is known of the
+/// engine's health, and nothing is held against it; the stub is asked often, by this one for all who wait.
+pub(super) async fn watch(contact: &Contact, known: Known) {
+    let mut held = known == Known::Held;
+    let mut at_once = known == Known::Doubtful;
+    let (mut was_ok, mut tokens) = (!at_once, None);
     let reports = Reports(contact.common.reported(&contact.id, contact.generation));
     loop {
         if std::mem::take(&mut held) {
@@ -42,8 +55,10 @@ pub(super) async fn watch(contact: &Contact, mut held: bool) {
             let (engine, generation) = (contact.id.clone(), contact.generation);
             contact.common.tell(Event::Ungated { engine, generation }).await;
         }
-        let every = contact.common.config.load().timeouts.health_every;
-        time::sleep(every.duration()).await;
+        if !std::mem::take(&mut at_once) {
+            let every = contact.common.config.load().timeouts.health_every;
+            time::sleep(every.duration()).await;
+        }
         let within = contact.health_timeout();
         let (health, counters) =
             tokio::join!(contact.adapter.health(within), contact.adapter.counters(within));

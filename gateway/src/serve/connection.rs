@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response, header};
 use hyper::{
     body::Incoming,
     server::conn::{http1, http2},
@@ -250,8 +250,12 @@ fn service(
             follows.then(|| (Rc::clone(offer), offer::closes(request.headers())))
         });
         let answer = api::serve(&core, &socket, request);
+        let socket = Rc::clone(&socket);
         async move {
-            let answer = answer.await;
+            let mut answer = answer.await;
+            if socket.stage() > Stage::Serving && !socket.is_multiplexed() {
+                answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
             match offer {
                 Some((offer, closes)) if answer.body().is_live() && offer::is_open(&answer) => {
                     offer.make(answer, closes);
@@ -316,7 +320,9 @@ async fn drive(connection: &mut impl Serves, socket: &Socket, limits: &Limits) -
             return Poll::Ready(End::Left);
         }
         watch.is_of(socket.wake_with(cx));
-        if socket.stage() > Stage::Serving && watch.asks() {
+        // On HTTP/1.1 the next answer says it, or the watch does when there is none.
+        let asks = if socket.is_multiplexed() { Stage::Draining } else { Stage::Ending };
+        if socket.stage() >= asks && watch.asks() {
             connection.close();
             // It may be over at once.
             cx.waker().wake_by_ref();

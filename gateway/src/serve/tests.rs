@@ -341,6 +341,23 @@ async fn a_drain_finishes_what_runs_and_closes_what_does_not() {
     tokio::time::timeout(Duration::from_secs(2), &mut gateway.run).await.unwrap().unwrap();
 }
 
+/// Closed without a word, its connection could be closed under a request that is on its way.
+#[tokio::test]
+async fn who_keeps_a_connection_is_answered_while_the_gateway_drains_and_told_that_it_ends() {
+    let mut gateway = Gateway::start(|config| config.limits.connection_idle = rouse::units::Millis::secs(60));
+    let mut client = gateway.connect().await;
+    client.send(raw("GET /healthz", "", "")).await;
+    assert_eq!(client.answer().await.header("connection"), None);
+    gateway.stage.send_replace(Stage::Draining);
+    // The listener goes behind it.
+    while TcpStream::connect(gateway.address).await.is_ok() {}
+    client.send(raw("GET /healthz", "", "")).await;
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
+    assert!(client.rest().await.is_empty());
+    tokio::time::timeout(Duration::from_secs(2), &mut gateway.run).await.unwrap().unwrap();
+}
+
 #[tokio::test]
 async fn a_drain_is_held_up_neither_by_silence_nor_by_http2() {
     let mut gateway = Gateway::start(|config| config.limits.header_read = rouse::units::Millis::secs(60));

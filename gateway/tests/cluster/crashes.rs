@@ -1,9 +1,16 @@
 //! A leader that is killed before a write, whichever: the next one finds what there is, and nothing is doubled or lost.
 
+use std::path::PathBuf;
+
 use futures_util::future::join_all;
+use kube::{ResourceExt as _, api::ListParams};
+use rouse_gateway::controllers::crd::{InferenceModel, inference_model::EngineState};
 use serde_json::json;
 
-use crate::world::{World, aside, reason};
+use crate::{
+    streams::Stream,
+    world::{Gateway, World, aside, reason},
+};
 
 /// Writes of a cold start, one after the other, and some of what follows it.
 const WRITES: u32 = 8;
@@ -37,4 +44,107 @@ async fn at(write: u32) -> bool {
     assert_eq!(world.booked().await, [("qwen".to_owned(), 40)], "write {write}");
     assert_eq!(world.running().await.len(), 1, "write {write}");
     served.is_err()
+}
+
+/// Writes of a further engine's start, and of a scale-down to none, with some of what follows.
+const MORE: u32 = 7;
+const FEWER: u32 = 7;
+const FLAGS: &str = "--itl 20ms";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_killed_before_any_write_for_a_further_engine_leaves_nothing_doubled_and_no_stream_cut() {
+    let killed = join_all((1..=MORE).map(further)).await;
+    let killed = killed.into_iter().filter(|killed| *killed).count();
+    assert!(
+        killed >= 4,
+        "a reservation, a number of replicas, a Pod and a status: {killed} of {MORE} were met"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_killed_before_any_write_of_a_scale_down_leaves_nothing_behind_and_nothing_lost() {
+    let killed = join_all((1..=FEWER).map(fewer)).await;
+    let killed = killed.into_iter().filter(|killed| *killed).count();
+    assert!(
+        killed >= 5,
+        "a Pod that leaves and goes, a number of replicas, the ledger, statuses: {killed} of {FEWER} were met"
+    );
+}
+
+/// A leader that is killed before this write, once that is wanted, and a gateway that follows it.
+struct Scene {
+    world: World<'static>,
+    leader: Gateway,
+    follower: Gateway,
+    from: PathBuf,
+}
+
+impl Scene {
+    async fn new(name: &str, write: u32, more: serde_json::Value) -> Self {
+        let world = World::new(&format!("{name}-{write}"), 4, "256Gi").await;
+        world.model("qwen", "40Gi", FLAGS, more).await;
+        let from = world.dir.path().join("writes-count");
+        let env = [
+            ("ROUSE_TEST_ABORT_BEFORE_WRITE", write.to_string()),
+            ("ROUSE_TEST_ABORT_FROM", from.display().to_string()),
+        ];
+        let kubeconfig = world.site.cluster.kubeconfig(&world.site.account).unwrap();
+        let leader = world.gateway_by("gateway-0", "", &kubeconfig, &env);
+        let client = leader.client();
+        assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+        world.until("qwen", "ready", |model| reason(model, "Ready") == "Deployed").await;
+        let follower = world.gateway("gateway-1", "");
+        assert!(world.site.holder().await.starts_with("gateway-0"));
+        Self { world, leader, follower, from }
+    }
+
+    /// Whether it was killed. Another leads then, or the same when there was no such write.
+    async fn settles(&mut self, engines: usize) -> bool {
+        let killed = self.leader.has_ended();
+        let world = &self.world;
+        let all_serve = |model: &InferenceModel| {
+            let told = model.status.as_ref().map(|status| status.engines.as_slice()).unwrap_or_default();
+            told.len() == engines && told.iter().all(|engine| engine.state == EngineState::Awake)
+        };
+        world.until("qwen", "all its engines to serve", all_serve).await;
+        let deployments = world.deployments().list(&ListParams::default()).await.unwrap().items;
+        let wanted: Vec<_> =
+            deployments.iter().map(|d| d.spec.as_ref().and_then(|spec| spec.replicas)).collect();
+        assert_eq!(wanted, [i32::try_from(engines).ok()], "{}", world.name());
+        assert_eq!(world.booked().await, vec![("qwen".to_owned(), 40); engines], "{}", world.name());
+        let pods = world.running().await;
+        let mut replicas: Vec<_> =
+            pods.iter().map(|pod| pod.annotations().get("rouse.dev/replica").cloned()).collect();
+        replicas.sort();
+        let all: Vec<_> = (0..engines).map(|n| Some(n.to_string())).collect();
+        assert_eq!(replicas, all, "{}", world.name());
+        killed
+    }
+}
+
+async fn further(write: u32) -> bool {
+    let few = |most: u32| json!({"maxReplicas": most, "maxConcurrency": 1});
+    let mut scene = Scene::new("more", write, few(1)).await;
+    // At the gateway that lives: one stream has the place that there is, until after another leads; one waits.
+    let first = Stream::open(&scene.follower, "qwen", 1200).await;
+    std::fs::write(&scene.from, "").unwrap();
+    scene.world.model("qwen", "40Gi", FLAGS, few(2)).await;
+    let client = scene.follower.client();
+    let second = aside(move || client.chat("qwen", true, 10)).await;
+    assert!(second.is_whole_stream(), "write {write}: {second:?}");
+    let killed = scene.settles(2).await;
+    first.ends_whole().await;
+    killed
+}
+
+async fn fewer(write: u32) -> bool {
+    let mut scene = Scene::new("fewer", write, json!({"cooldownPeriod": "4s"})).await;
+    std::fs::write(&scene.from, "").unwrap();
+    let zero = |model: &_| reason(model, "Ready") == "ScaledToZero";
+    scene.world.until("qwen", "scaled to zero", zero).await;
+    let killed = scene.settles(0).await;
+    let client = scene.follower.client();
+    let answer = aside(move || client.chat("qwen", true, 4)).await;
+    assert!(answer.is_whole_stream(), "write {write}: {answer:?}");
+    killed
 }

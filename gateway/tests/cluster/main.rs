@@ -3,24 +3,47 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod away;
 mod books;
 #[path = "../it/support/client.rs"]
 #[allow(dead_code, reason = "shared with the tests of one machine")]
 mod client;
 mod columns;
 mod crashes;
+mod crowd;
 mod definitions;
+mod dependencies;
 mod election;
 mod engines;
+mod events;
 mod flows;
+mod leftovers;
+mod load;
+mod many;
+mod memory;
+mod moves;
+mod namespaces;
+mod nodes;
+#[path = "../../../stub/tests/it/support/nvml.rs"]
+#[allow(dead_code, reason = "shared with the stub's tests")]
+mod nvml;
 mod objects;
 mod objects_served;
 mod outages;
 mod process;
+mod prometheus;
+mod readiness;
 mod refusals;
 mod replicas;
 mod rights;
+mod runner;
+mod scale;
+mod scaledown;
+mod scraped;
 mod site;
 mod stopped;
+mod strangers;
+mod streams;
 mod support;
+mod tokens;
 mod world;

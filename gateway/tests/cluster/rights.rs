@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::authorization::v1::ResourceAttributes;
+use rouse_gateway::controllers::stub_key::SECRET;
 
 use crate::{
     site::{LEASE, Models, Site, may, right},
@@ -22,7 +23,7 @@ const CLUSTER: [Rights; 5] = [
 ];
 
 const OWN: [Rights; 3] = [
-    // Those of its one Lease come beside it.
+    // Those of its one Lease and its one Secret come beside it.
     ("coordination.k8s.io", "leases", &["create"]),
     ("rouse.dev", "gatewayreplicas", &["list", "watch", "create", "patch", "delete"]),
     ("rouse.dev", "gatewayreplicas/status", &["patch"]),
@@ -94,21 +95,24 @@ async fn a_gateway_of_one_namespace_may_do_what_it_needs_and_nothing_else() {
     exactly(&site, site.namespace.name(), &[&CLUSTER, &OWN, &MODELS]).await;
     exactly(&site, &elsewhere, &[&CLUSTER]).await;
 
-    // Its one Lease by its name, and no other's.
+    // Its one Lease and its one Secret by their names, and no other's.
     let client = site.client().await;
-    for (name, verb, given) in [
-        (LEASE, "get", true),
-        (LEASE, "update", true),
-        (LEASE, "delete", false),
-        (LEASE, "patch", false),
-        ("kube-scheduler", "get", false),
-        ("kube-scheduler", "update", false),
-    ] {
-        let named = ResourceAttributes {
-            name: Some(name.to_owned()),
-            ..right("coordination.k8s.io", "leases", verb, site.namespace.name())
-        };
-        assert_eq!(may(&client, named).await, given, "{verb} {name}");
+    for (group, resource, own, other) in
+        [("coordination.k8s.io", "leases", LEASE, "kube-scheduler"), ("", "secrets", SECRET, "somebodys")]
+    {
+        for (name, verb) in [own, other].iter().flat_map(|name| VERBS.map(|verb| (*name, verb))) {
+            // Whoever may make leases may make one of any name.
+            let given = match verb {
+                "get" | "update" => name == own,
+                "create" => resource == "leases",
+                _ => false,
+            };
+            let named = ResourceAttributes {
+                name: Some(name.to_owned()),
+                ..right(group, resource, verb, site.namespace.name())
+            };
+            assert_eq!(may(&client, named).await, given, "{verb} {name}");
+        }
     }
 }
 

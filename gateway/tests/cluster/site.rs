@@ -66,8 +66,13 @@ impl<'a> Site<'a> {
         site
     }
 
+    /// Applies once more what a gateway is given where it runs.
+    pub(crate) async fn reinstall(&self) {
+        self.install("gateway.yaml", None).await;
+    }
+
     /// Applies one of the manifests, as for this installation and with bindings of its own: those are not all of one.
-    async fn install(&self, file: &str, into: Option<&str>) {
+    pub(crate) async fn install(&self, file: &str, into: Option<&str>) {
         let text = std::fs::read_to_string(root("charts/rouse/rbac").join(file)).unwrap();
         for document in text.split("---\n") {
             let mut object: Value = serde_saphyr::from_str(document).unwrap();
@@ -155,6 +160,12 @@ impl<'a> Site<'a> {
 
     pub(crate) async fn lease(&self) -> Option<Lease> {
         self.namespace.api::<Lease>().get_opt(LEASE).await.unwrap()
+    }
+
+    /// Who holds it: a gateway's name and which life of it. Empty: nobody does.
+    pub(crate) async fn holder(&self) -> String {
+        let spec = self.lease().await.and_then(|lease| lease.spec);
+        spec.and_then(|spec| spec.holder_identity).unwrap_or_default()
     }
 }
 

@@ -2,17 +2,20 @@
 
 use std::{
     fs,
+    future::ready,
     io::{BufRead as _, BufReader},
     net::SocketAddr,
-    os::unix::fs::PermissionsExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
+    pin::pin,
     process::{Child, Command, Stdio},
 };
 
+use futures_util::StreamExt as _;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use kube::{
-    Api,
+    Api, ResourceExt as _,
     api::{ListParams, Patch, PatchParams},
+    runtime::{WatchStreamExt as _, watcher},
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -20,7 +23,6 @@ use nix::{
 };
 use rouse_cluster::{
     PodRunner,
-    podrunner::{Image, NodeSpec},
     wait::{self, PATIENCE},
 };
 use rouse_gateway::controllers::crd::{AcceleratorPool, InferenceModel};
@@ -28,50 +30,20 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-use crate::{
-    client::Client,
-    site::Site,
-    support::{MANAGER, cluster},
-};
-
-/// What this test program is, when it is started for a Pod.
-const RUNS: &str = "ROUSE_TEST_STUB";
-
-/// Not a test: the stub of a Pod.
-#[test]
-fn stub() {
-    let Ok(arguments) = std::env::var(RUNS) else { return };
-    let arguments = std::iter::once("rouse-stub").chain(arguments.lines()).map(std::ffi::OsString::from);
-    let ended = rouse_stub::cli::run_as(arguments);
-    eprintln!("the stub has ended: {ended:?}");
-}
+use crate::{client::Client, site::Site, support::MANAGER};
 
 /// A namespace with nodes, a pool of its own name, and what engines' and stubs' images stand for.
-pub(crate) struct World {
-    pub(crate) site: Site<'static>,
-    pub(crate) runner: PodRunner,
+pub(crate) struct World<'a, R = PodRunner> {
+    pub(crate) site: Site<'a>,
+    pub(crate) runner: R,
     pub(crate) dir: TempDir,
+    /// What gateways are told.
+    pub(crate) stub_image: String,
+    /// The namespaces whose models they serve.
+    pub(crate) watched: String,
 }
 
-impl World {
-    /// With one node of so many accelerators, and so much memory in the pool.
-    pub(crate) async fn new(name: &str, gpus: u32, memory: &str) -> Self {
-        let site = Site::new(cluster().await, name).await;
-        let dir = tempfile::tempdir().unwrap();
-        let own = site.namespace.name().to_owned();
-        let node = NodeSpec::new(&format!("{own}-a")).gpus(gpus).label("inference-pool", &own);
-        let runner = PodRunner::of(&site.namespace)
-            .node(node)
-            .image("rouse/stub", Image::new(stub_program(&dir)))
-            .image("rouse/engine", Image::new(env!("CARGO_BIN_EXE_rouse-gateway")))
-            .start()
-            .await
-            .unwrap();
-        let world = Self { site, runner, dir };
-        world.pool(&own, json!({"nodeSelector": {"inference-pool": own}, "memory": memory})).await;
-        world
-    }
-
+impl<R> World<'_, R> {
     pub(crate) fn name(&self) -> &str {
         self.site.namespace.name()
     }
@@ -138,6 +110,23 @@ impl World {
         wait::until(&self.models(), name, what, fits).await.unwrap().unwrap()
     }
 
+    /// The pool as it is now.
+    pub(crate) async fn budget(&self) -> AcceleratorPool {
+        let api: Api<AcceleratorPool> = Api::all(self.site.admin.clone());
+        api.get(self.name()).await.unwrap()
+    }
+
+    /// Waits until this model has a Deployment.
+    pub(crate) async fn deployed(&self, model: &str) {
+        let of = |deployment: &Deployment| deployment.name_any().starts_with(&format!("{model}-"));
+        let seen = async {
+            let events = watcher(self.deployments(), watcher::Config::default()).applied_objects();
+            let mut deployments = pin!(events.filter_map(|seen| ready(seen.ok())));
+            while !deployments.next().await.as_ref().is_some_and(of) {}
+        };
+        timeout(PATIENCE, Box::pin(seen)).await.unwrap_or_else(|_| panic!("{model} has no Deployment"));
+    }
+
     /// Pods that are not on their way out.
     pub(crate) async fn running(&self) -> Vec<Pod> {
         let pods = self.pods().list(&ListParams::default()).await.unwrap().items;
@@ -146,12 +135,14 @@ impl World {
 
     /// What the pool's ledger says: by model, how much is booked.
     pub(crate) async fn booked(&self) -> Vec<(String, u64)> {
+        bookings(&self.budget().await)
+    }
+
+    /// Waits until what the pool's ledger says is so.
+    pub(crate) async fn until_booked(&self, what: &str, fits: impl Fn(&[(String, u64)]) -> bool) {
+        let fits = |pool: &Option<AcceleratorPool>| pool.as_ref().is_some_and(|pool| fits(&bookings(pool)));
         let api: Api<AcceleratorPool> = Api::all(self.site.admin.clone());
-        let status = api.get(self.name()).await.unwrap().status.unwrap_or_default();
-        let of = |r: &rouse_gateway::controllers::crd::ledger::Reservation| {
-            (r.model.name.clone(), r.sum().0 >> 30)
-        };
-        status.ledger.reservations.iter().map(of).collect()
+        wait::until(&api, self.name(), what, fits).await.unwrap();
     }
 
     /// A gateway that watches this namespace.
@@ -160,24 +151,51 @@ impl World {
         self.gateway_by(name, settings, &kubeconfig, &[])
     }
 
+    /// One with more in its section `kubernetes`.
+    pub(crate) fn gateway_with(&self, name: &str, kubernetes: &str) -> Gateway {
+        let kubeconfig = self.site.cluster.kubeconfig(&self.site.account).unwrap();
+        self.start(name, kubernetes, "", &kubeconfig, &[])
+    }
+
     /// One that reaches the API server in this way.
     pub(crate) fn gateway_by(
         &self,
         name: &str,
         settings: &str,
-        kubeconfig: &std::path::Path,
+        kubeconfig: &Path,
         env: &[(&str, String)],
     ) -> Gateway {
+        self.start(name, "", settings, kubeconfig, env)
+    }
+
+    fn start(
+        &self,
+        name: &str,
+        kubernetes: &str,
+        settings: &str,
+        kubeconfig: &Path,
+        env: &[(&str, String)],
+    ) -> Gateway {
+        Gateway::start(&self.file(name, kubernetes, settings), kubeconfig, env)
+    }
+
+    /// The configuration of such a gateway.
+    pub(crate) fn file(&self, name: &str, kubernetes: &str, settings: &str) -> PathBuf {
         let file = self.dir.path().join(format!("{name}.yaml"));
-        let own = self.name();
+        let (own, stub, watched) = (self.name(), &self.stub_image, &self.watched);
         let text = format!(
-            "platform: kubernetes\nkubernetes: {{namespaces: [{own}], namespace: {own}, name: {name}, stubImage: rouse/stub}}\n\
+            "platform: kubernetes\nkubernetes: {{namespaces: [{watched}], namespace: {own}, name: {name}, stubImage: {stub}{kubernetes}}}\n\
              listen: {{api: 127.0.0.1:0, admin: 127.0.0.1:0}}\nstate: {}\n{settings}\n",
             self.dir.path().join(name).display()
         );
         fs::write(&file, text).unwrap();
-        Gateway::start(&file, kubeconfig, env)
+        file
     }
+}
+
+fn bookings(pool: &AcceleratorPool) -> Vec<(String, u64)> {
+    let reservations = pool.status.iter().flat_map(|status| &status.ledger.reservations);
+    reservations.map(|entry| (entry.model.name.clone(), entry.sum().0 >> 30)).collect()
 }
 
 pub(crate) fn merge(into: &mut Value, more: Value) {
@@ -191,19 +209,6 @@ pub(crate) fn merge(into: &mut Value, more: Value) {
     }
 }
 
-/// A script that starts this very program as the stub, with the container's arguments.
-fn stub_program(dir: &TempDir) -> PathBuf {
-    let path = dir.path().join("rouse-stub");
-    let own = std::env::current_exe().unwrap();
-    let script = format!(
-        "#!/bin/sh\n{RUNS}=$(printf '%s\\n' \"$@\") exec {} world::stub --exact --nocapture\n",
-        own.display()
-    );
-    fs::write(&path, script).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    path
-}
-
 /// A gateway's process; ended by its own pid when dropped.
 pub(crate) struct Gateway {
     child: Option<Child>,
@@ -212,7 +217,7 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    fn start(file: &std::path::Path, kubeconfig: &std::path::Path, env: &[(&str, String)]) -> Self {
+    pub(crate) fn start(file: &Path, kubeconfig: &Path, env: &[(&str, String)]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
             .args(["--config", file.to_str().unwrap()])
             .env("KUBECONFIG", kubeconfig)
@@ -243,6 +248,18 @@ impl Gateway {
         Client::new(self.api)
     }
 
+    /// What it says of itself on the operators' listener.
+    pub(crate) fn metrics(&self) -> String {
+        Client::new(self.admin).get("/metrics").text()
+    }
+
+    /// Waits until it says that it is ready.
+    pub(crate) async fn serves(&self) {
+        let client = self.client();
+        let ready = aside(move || while client.get("/readyz").status != 200 {});
+        timeout(PATIENCE, ready).await.expect("it never serves");
+    }
+
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.child.as_ref().unwrap().id()).unwrap())
     }
@@ -251,8 +268,16 @@ impl Gateway {
         kill(self.pid(), signal).unwrap();
     }
 
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.as_mut().unwrap().try_wait().unwrap().is_some()
+    }
+
     /// Waits for its end.
     pub(crate) async fn ended(mut self) {
+        self.ends().await;
+    }
+
+    pub(crate) async fn ends(&mut self) {
         let mut child = self.child.take().unwrap();
         let ended = tokio::task::spawn_blocking(move || child.wait().unwrap());
         timeout(PATIENCE, ended).await.expect("it does not end").unwrap();

@@ -12,6 +12,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use rouse_gateway::controllers::{
     convert::{Policy, convert},
     crd,
+    news::Reason,
 };
 use serde_json::Value;
 
@@ -256,6 +257,19 @@ fn the_page_has_every_reason_for_a_refusal() {
     let told: BTreeSet<&str> =
         rows.flat_map(|row| row.split('|').nth(1).unwrap().split(',')).map(str::trim).collect();
     assert_eq!(told, reasons);
+}
+
+#[test]
+fn the_page_has_every_event() {
+    let page = read(&root().join("docs/kubernetes.md"));
+    let rows = page.lines().skip_while(|line| !line.starts_with("| Event ")).skip(2);
+    let rows = rows.take_while(|line| line.starts_with('|')).map(|row| {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        (cells[1], cells[2])
+    });
+    let told: BTreeSet<(&str, &str)> = rows.collect();
+    let wanted: BTreeSet<_> = Reason::ALL.iter().map(|reason| (reason.word(), reason.kind())).collect();
+    assert_eq!(told, wanted);
 }
 
 /// An API server would drop a field that the schema does not have.

@@ -31,6 +31,13 @@ impl Scenario {
         if random.chance(0.25) {
             add_pool(&mut configuration, &mut random);
         }
+        if random.chance(0.25) {
+            keep_some(&mut configuration.models, &mut random);
+        }
+        if random.chance(0.3) {
+            let names: Vec<ModelName> = configuration.models.iter().map(|spec| spec.name.clone()).collect();
+            need_some(&mut configuration.models, &names, &mut random);
+        }
         Self {
             name: format!("seed {seed}"),
             seed,
@@ -118,6 +125,8 @@ pub(in crate::sim) fn model(
         },
         replicas: if random.chance(0.3) { random.between(2, 3) as u32 } else { 1 },
         pinned: random.chance(0.06),
+        min_replicas: 0,
+        dependencies: Vec::new(),
         priority: if random.chance(0.2) { 1 } else { 0 },
         max_concurrency: random.chance(0.4).then(|| random.between(1, 8) as u32),
         start_timeout: Millis::secs(random.between(15, 40)),
@@ -138,6 +147,29 @@ fn own_policy(spec: &mut ModelSpec, random: &mut Random) {
     };
     let evictions = [Eviction::Residency, Eviction::Cooldown, Eviction::Never];
     spec.eviction = random.pick(&evictions).copied().filter(|_| random.chance(0.5));
+}
+
+/// Some models run without requests, with some of their engines or all.
+fn keep_some(models: &mut [ModelSpec], random: &mut Random) {
+    for spec in models {
+        if random.chance(0.3) {
+            spec.min_replicas = random.between(1, u64::from(spec.replicas)) as u32;
+        }
+    }
+}
+
+/// Some models need others, in one direction of their names or the other.
+fn need_some(models: &mut [ModelSpec], names: &[ModelName], random: &mut Random) {
+    let forwards = random.chance(0.5);
+    for (at, spec) in models.iter_mut().enumerate() {
+        let (before, after) = names.split_at(at);
+        let others = if forwards { before } else { after.get(1..).unwrap_or_default() };
+        for name in others {
+            if random.chance(0.4) {
+                spec.dependencies.push(name.clone());
+            }
+        }
+    }
 }
 
 /// A pool beside the accelerators, with most of the models in it; and some model may need none.

@@ -1,6 +1,8 @@
 //! Worlds written by hand, one for each thing a reader should see happen. Their stories are golden: see
 //! `tests/scenarios.rs`.
 
+mod needs;
+
 use super::{Deed, Scenario};
 use crate::{
     fleet::event::Order,
@@ -18,7 +20,7 @@ pub type Script = (Scenario, Millis);
 /// Every script.
 #[must_use]
 pub fn all() -> Vec<Script> {
-    vec![
+    let mut all = vec![
         two_models_on_one_gpu(),
         alternating_bursts(),
         a_pinned_model_in_the_way(),
@@ -33,7 +35,9 @@ pub fn all() -> Vec<Script> {
         two_keys_take_turns(),
         a_stub_closes_its_gate(),
         a_stub_that_never_opens(),
-    ]
+    ];
+    all.extend(needs::all());
+    all
 }
 
 /// Neither fits beside the other: the first is put to sleep for the second, and woken again.
@@ -225,6 +229,8 @@ fn model(name: &str, gib: u64) -> ModelSpec {
         idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
         replicas: 1,
         pinned: false,
+        min_replicas: 0,
+        dependencies: Vec::new(),
         priority: 0,
         max_concurrency: None,
         start_timeout: Millis::secs(60),

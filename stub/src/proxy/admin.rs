@@ -59,7 +59,7 @@ async fn guard(State(proxy): State<Arc<Proxy>>, request: Request, next: Next) ->
     match &proxy.token {
         Some(token) if !token.is_shown(request.headers()) => {
             let wanted = [(header::WWW_AUTHENTICATE, "Bearer")];
-            (StatusCode::UNAUTHORIZED, wanted, "the bearer token of --token-file is wanted\n").into_response()
+            (StatusCode::UNAUTHORIZED, wanted, "a bearer token is wanted\n").into_response()
         }
         _ => next.run(request).await,
     }

@@ -4,6 +4,8 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use rouse::{adapter::Kind, units::Millis};
 
+use crate::token::Hash;
+
 /// What the earlier design's ports are when any of them is named.
 const RELAY: u16 = 8000;
 const ADMIN: u16 = 8001;
@@ -57,6 +59,9 @@ pub struct Args {
     /// Demand the bearer token of this file on the SPI and admin ports; read again when it changes
     #[arg(long, value_name = "FILE")]
     pub(super) token_file: Option<PathBuf>,
+    /// Demand there the bearer token that has this SHA-256, as hexadecimal digits
+    #[arg(long, value_name = "HASH", conflicts_with = "token_file")]
+    pub(super) token_sha256: Option<Hash>,
     /// UUIDs of the accelerators, one a line, where nothing else tells them
     #[arg(long, value_name = "FILE")]
     pub(super) accelerators_file: Option<PathBuf>,

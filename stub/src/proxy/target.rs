@@ -68,7 +68,7 @@ pub(super) async fn put(
             return text(StatusCode::OK, format!("requests go to {target}"));
         }
         Some(present) if !(how.retarget && proxy.token.is_some()) => {
-            let how = "another one needs ?retarget=true and a stub with --token-file";
+            let how = "another one needs ?retarget=true and a stub that demands a token";
             return text(StatusCode::CONFLICT, format!("requests go to {present} already; {how}"));
         }
         _ => {}

@@ -216,6 +216,18 @@ fn a_token_is_demanded_where_there_is_one_and_read_again_when_it_changes() {
 }
 
 #[test]
+fn a_token_known_by_its_hash_is_demanded_and_the_hash_opens_nothing() {
+    const HASH: &str = "3c469e9d6c5875d37a43f353d4f88e61fcf812c66eee3457465a40b0da4153e0";
+    let stub = stub(&["--token-sha256", HASH]);
+    let opens = |token: &str| {
+        let spi = stub.spi().with(&format!("Authorization: Bearer {token}"));
+        spi.send("DELETE", "/v1/gate?epoch=1&generation=1", "").status
+    };
+    assert_eq!(stub.spi().post("/v1/become-ready", "").status, 401);
+    assert_eq!((opens("tokens"), opens(HASH), opens("token")), (401, 401, 200));
+}
+
+#[test]
 fn a_restarted_stub_with_an_epoch_gate_is_gated_and_without_a_target() {
     for _ in 0..2 {
         let stub = stub(&["--epoch-gate"]);
@@ -243,8 +255,10 @@ fn a_port_that_is_taken_a_bad_token_file_and_a_bad_flag_have_exit_codes() {
     }
     let mut stub = Setting::new().flag("--token-file=/nowhere").spawn();
     assert_eq!(stub.exits().code(), Some(13));
-    let mut stub = Setting::new().flag("--engine-kind=other").spawn();
-    assert_eq!(stub.exits().code(), Some(2));
+    for flag in ["--engine-kind=other", "--token-sha256=token"] {
+        let mut stub = Setting::new().flag(flag).spawn();
+        assert_eq!(stub.exits().code(), Some(2), "{flag}");
+    }
 }
 
 /// As the downward API writes it: a link to a folder is exchanged.

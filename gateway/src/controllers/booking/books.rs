@@ -6,7 +6,11 @@ use std::{
     time::Duration,
 };
 
-use kube::{Api, Client, api::PostParams};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ListParams, PostParams},
+    core::DeserializeGuard,
+};
 use tokio::{sync::watch, time};
 
 use super::{stamp, sum_up, total};
@@ -77,6 +81,25 @@ impl Books {
             }
         }
         Ok(ledgers)
+    }
+
+    /// The pools that have reservations, with the namespaces whose models these are. A pool that cannot be read is left out.
+    ///
+    /// # Errors
+    /// The API server did not answer, or with an error.
+    pub async fn who_books(&self) -> Result<Vec<(String, BTreeSet<String>)>, Error<Infallible>> {
+        let pools: Api<DeserializeGuard<AcceleratorPool>> = Api::all(self.pools.clone().into_client());
+        let all = ListParams::default();
+        let listed = time::timeout(CALL, pools.list(&all)).await.map_err(|_| Error::Late)?;
+        let listed = listed.map_err(|error| Error::Api(Box::new(error)))?;
+        let who = |DeserializeGuard(pool): DeserializeGuard<AcceleratorPool>| {
+            let pool = pool.ok()?;
+            let reservations = pool.status.as_ref()?.ledger.reservations.iter();
+            let namespaces: BTreeSet<String> =
+                reservations.map(|entry| entry.model.namespace.clone()).collect();
+            (!namespaces.is_empty()).then(|| (pool.name_any(), namespaces))
+        };
+        Ok(listed.items.into_iter().filter_map(who).collect())
     }
 
     /// Reads the pool, changes its ledger and writes it; again, when another wrote meanwhile. `change` is given the

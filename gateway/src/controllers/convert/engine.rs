@@ -33,7 +33,8 @@ pub(super) fn engine(
     }
     let served_name = spec.engine.served_name.clone().unwrap_or_else(|| name.to_string());
     config::Model {
-        fingerprint: run.map_or(0, |run| pods::fingerprint(run, kind_name(kind), &served_name)),
+        fingerprint: run
+            .map_or(0, |run| pods::fingerprint(run, kind_name(kind), &served_name, &spec.node_selector)),
         served_name,
         name,
         kind,

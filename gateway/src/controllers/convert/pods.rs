@@ -1,5 +1,7 @@
 //! What an engine's Pod is made of.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value, json};
 
 use super::{Pods, Refusal, Run, read::Reader};
@@ -15,6 +17,8 @@ use crate::{
 const CONTAINER: &str = "engine";
 /// What a short form asks for accelerators by, and the taint that its Pods tolerate.
 const GPU: &str = "nvidia.com/gpu";
+
+type Labels = BTreeMap<String, String>;
 
 pub(super) fn pods(reader: &mut Reader, spec: &InferenceModelSpec) -> Option<Pods> {
     if spec.resources.is_some() && spec.container_image.is_none() {
@@ -38,8 +42,8 @@ pub(super) fn pods(reader: &mut Reader, spec: &InferenceModelSpec) -> Option<Pod
 
 /// The name of the engine's container.
 fn container(reader: &mut Reader, template: &Template, wanted: Option<&str>) -> Option<String> {
-    let names: Vec<_> =
-        template.containers().filter_map(|container| container.get("name")?.as_str()).collect();
+    let containers = template.containers();
+    let names: Vec<_> = containers.iter().filter_map(|container| container.get("name")?.as_str()).collect();
     let found = names.iter().find(|name| wanted.is_none_or(|wanted| **name == wanted));
     if found.is_none() {
         reader.note(Refusal::Template(match wanted {
@@ -77,7 +81,7 @@ fn short_form(image: &str, spec: &InferenceModelSpec) -> Template {
     if needed {
         pod["tolerations"] = json!([{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]);
     }
-    Template([("spec".to_owned(), pod)].into_iter().collect())
+    Map::from_iter([("spec".to_owned(), pod)]).into()
 }
 
 fn amounts(amounts: Option<&ResourceAmounts>) -> Map<String, Value> {
@@ -93,37 +97,46 @@ pub(super) fn command(run: &Run) -> Vec<String> {
         return Vec::new();
     };
     let named = |name: Option<&Value>| name.and_then(Value::as_str) == Some(pods.container.as_str());
-    let container = pods.template.containers().find(|container| named(container.get("name")));
+    let containers = pods.template.containers();
+    let container = containers.iter().find(|container| named(container.get("name")));
     let words =
         |key: &str| container.and_then(|container| container.get(key)?.as_array()).into_iter().flatten();
     words("command").chain(words("args")).filter_map(|word| word.as_str().map(str::to_owned)).collect()
 }
 
-/// Of what an engine is started with.
-pub(super) fn fingerprint(run: &Run, kind: &str, served_name: &str) -> u64 {
+/// Of what an engine is started with, and of the nodes that it may be on.
+pub(super) fn fingerprint(run: &Run, kind: &str, served_name: &str, nodes: &Labels) -> u64 {
     let mut hash = Fingerprint::new();
     hash.part(kind);
     hash.part(served_name);
+    feed_labels(&mut hash, nodes);
     if let Run::Deployment(pods) | Run::DualPods(pods) = run {
         hash.part(&pods.container);
         hash.part(&pods.port.to_string());
-        feed(&mut hash, &pods.template);
+        hash.part(pods.template.text());
     }
     hash.value()
 }
 
 /// Of a variant whose model has this one.
-pub(super) fn patched(fingerprint: u64, patch: Option<&Template>) -> u64 {
-    let Some(patch) = patch else {
+pub(super) fn patched(fingerprint: u64, patch: Option<&Template>, nodes: Option<&Labels>) -> u64 {
+    if patch.is_none() && nodes.is_none() {
         return fingerprint;
-    };
+    }
     let mut hash = Fingerprint::new();
     hash.feed(&fingerprint.to_le_bytes());
-    feed(&mut hash, patch);
+    if let Some(patch) = patch {
+        hash.part(patch.text());
+    }
+    if let Some(nodes) = nodes {
+        feed_labels(&mut hash, nodes);
+    }
     hash.value()
 }
 
-/// As an API server gives it, which has the keys in their order.
-fn feed(hash: &mut Fingerprint, template: &Template) {
-    hash.part(&Value::Object(template.0.clone()).to_string());
+fn feed_labels(hash: &mut Fingerprint, labels: &Labels) {
+    for (name, value) in labels {
+        hash.part(name);
+        hash.part(value);
+    }
 }

@@ -43,7 +43,7 @@ fn the_smallest_object_means_what_its_defaults_say() {
     let model = read(json!({}));
     let [variant] = model.variants.as_slice() else { panic!("{:?}", model.variants) };
     let spec = &variant.spec;
-    assert_eq!((variant.name.as_str(), variant.min_replicas, spec.replicas), ("default", 0, 1));
+    assert_eq!((variant.name.as_str(), spec.min_replicas, spec.replicas), ("default", 0, 1));
     assert_eq!(spec.memory, Memory { awake: Bytes::gib(80), asleep: Bytes::ZERO, host: Bytes::ZERO });
     assert_eq!(spec.accelerators, Accelerators::Count(1));
     let idle = Idle {
@@ -71,7 +71,7 @@ fn the_short_form_is_a_pod_that_asks_for_the_accelerators() {
         panic!()
     };
     assert_eq!(
-        Value::Object(pods.template.0),
+        Value::Object(pods.template.value()),
         json!({"spec": {
             "containers": [{
                 "name": "engine",
@@ -86,7 +86,7 @@ fn the_short_form_is_a_pod_that_asks_for_the_accelerators() {
         }})
     );
     let Run::Deployment(pods) = read(json!({"resources": {"limits": {"gpu": "0"}}})).run else { panic!() };
-    assert!(!Value::Object(pods.template.0).to_string().contains("nvidia"), "it asked for none");
+    assert!(!Value::Object(pods.template.value()).to_string().contains("nvidia"), "it asked for none");
 }
 
 fn vllm(mode: &str, args: Value) -> Value {
@@ -110,7 +110,7 @@ fn an_engine_sleeps_where_its_command_and_its_mode_let_it() {
     assert_eq!((spec.memory.asleep, spec.memory.host), (Bytes::gib(4), Bytes::gib(80)));
     let Run::DualPods(pods) = &model.run else { panic!() };
     assert_eq!((pods.container.as_str(), pods.port), ("vllm", 80));
-    assert_eq!(Value::Object(pods.template.0.clone())["spec"]["newField"], json!(true), "a field was lost");
+    assert_eq!(Value::Object(pods.template.value())["spec"]["newField"], json!(true), "a field was lost");
 
     let deployed = read(vllm("deployment", args));
     assert!(!deployed.variants[0].spec.can_sleep);
@@ -139,7 +139,7 @@ fn variants_take_from_the_model_what_they_leave_out() {
         .variants
         .iter()
         .map(|v| {
-            (v.name.as_str(), v.spec.memory.awake, &v.spec.accelerators, v.min_replicas, v.spec.replicas)
+            (v.name.as_str(), v.spec.memory.awake, &v.spec.accelerators, v.spec.min_replicas, v.spec.replicas)
         })
         .collect();
     let count = Accelerators::Count;
@@ -191,6 +191,7 @@ fn a_fingerprint_is_of_what_an_engine_is_started_with_and_of_nothing_else() {
         json!({"engine": {"kind": "vllm"}}),
         json!({"engine": {"port": 9000}}),
         json!({"engine": {"servedName": "x"}}),
+        json!({"nodeSelector": {"inference-pool": "other"}}),
     ] {
         assert_ne!(plain, of(other.clone()), "{other}");
     }

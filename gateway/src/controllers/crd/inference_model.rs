@@ -78,11 +78,13 @@ pub use self::{
         .message("minReplicas is at most maxReplicas"),
     validation = Rule::new("!has(self.aliases) || !(self.modelName in self.aliases)")
         .message("modelName need not be among the aliases"),
+    validation = Rule::new("self.modelName == oldSelf.modelName")
+        .message("modelName cannot be changed, since engines run under it: make another InferenceModel, or add an alias"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InferenceModelSpec {
     /// What clients say as `model`. Unique over the watched namespaces, aliases included: of two objects with the same
-    /// name the newer is not served, and its condition Accepted says so.
+    /// name the newer is not served, and its condition Accepted says so. It cannot be changed.
     #[schemars(extend("minLength" = 1, "maxLength" = 256, "pattern" = MODEL_NAME))]
     pub model_name: String,
     /// Other names that mean this model.

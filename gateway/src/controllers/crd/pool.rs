@@ -102,7 +102,7 @@ pub struct AcceleratorPoolSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = -1000, "maximum" = 1000))]
     pub max_priority: Option<i32>,
-    /// Models may be pinned here.
+    /// Models may be pinned here, or have minReplicas.
     #[serde(default = "yes")]
     pub pinnable: bool,
 }

@@ -3,24 +3,69 @@
 //! They stay JSON. The typed form knows the fields of one version of Kubernetes and loses all others on the way from an
 //! object to a Deployment; its schema is hundreds of kilobytes, twice, where an API server stores a definition in one
 //! entry of 1.5 MiB. Whether a template is a good one, the API server says when a Deployment is made of it.
+//!
+//! They are kept as text, which all who have one share: of thousands hardly any is ever looked into, and as a tree of maps it
+//! takes six times the room.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 /// A PodTemplateSpec, or a part of one, as the object has it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Template(pub Map<String, Value>);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template(Arc<str>);
 
 impl Template {
+    /// What is in it.
+    #[must_use]
+    pub fn value(&self) -> Map<String, Value> {
+        // It is the text of one.
+        serde_json::from_str(&self.0).unwrap_or_default()
+    }
+
+    /// As an API server gives it, which has the keys in their order.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+
     /// The containers of its Pods; none where it is not of that shape.
-    pub fn containers(&self) -> impl Iterator<Item = &Map<String, Value>> {
-        let spec = self.0.get("spec").and_then(Value::as_object);
-        let list = spec.and_then(|spec| spec.get("containers")).and_then(Value::as_array);
-        list.into_iter().flatten().filter_map(Value::as_object)
+    #[must_use]
+    pub fn containers(&self) -> Vec<Map<String, Value>> {
+        let mut value = self.value();
+        let list = value.get_mut("spec").and_then(|spec| spec.get_mut("containers")).map(Value::take);
+        let Some(Value::Array(list)) = list else { return Vec::new() };
+        let map = |container| match container {
+            Value::Object(container) => Some(container),
+            _ => None,
+        };
+        list.into_iter().filter_map(map).collect()
+    }
+}
+
+impl From<Map<String, Value>> for Template {
+    fn from(map: Map<String, Value>) -> Self {
+        Self(Value::Object(map).to_string().into())
+    }
+}
+
+impl Default for Template {
+    fn default() -> Self {
+        Map::new().into()
+    }
+}
+
+impl Serialize for Template {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.value().serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Template {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Map::deserialize(deserializer).map(Self::from)
     }
 }
 

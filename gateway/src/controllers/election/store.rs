@@ -30,6 +30,17 @@ pub enum Trouble {
     Refused(#[source] Box<kube::Error>),
 }
 
+impl Trouble {
+    /// Nobody who could say anything about the lease was heard.
+    pub(super) fn is_silence(&self) -> bool {
+        match self {
+            Self::Late => true,
+            Self::Refused(error) => !matches!(**error, kube::Error::Api(ref status) if status.code < 500),
+            Self::Conflict | Self::Worn | Self::Unversioned => false,
+        }
+    }
+}
+
 /// Where the record is kept: compare-and-set by version.
 pub trait Store: Send + Sync + 'static {
     fn get(&self) -> impl Future<Output = Result<Option<(Record, Version)>, Trouble>> + Send;

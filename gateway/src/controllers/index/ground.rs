@@ -49,16 +49,15 @@ impl Ground {
                 [] => {}
                 [pool] => {
                     members.entry(pool).or_default().push((node, facts));
-                    places.insert(
-                        node.clone(),
-                        NodePlace { pool: Some((*pool).to_owned()), ..NodePlace::default() },
-                    );
+                    let (uid, pool) = (facts.uid.clone(), Some((*pool).to_owned()));
+                    places.insert(node.clone(), NodePlace { uid, pool, ..NodePlace::default() });
                 }
                 several => {
                     overlaps.note(several, Some(node));
                     let named = list(several.iter().map(|pool| format!("'{pool}'")));
                     let doubt = Some(format!("it is in the pools {named}, and so in none"));
-                    places.insert(node.clone(), NodePlace { doubt, ..NodePlace::default() });
+                    let uid = facts.uid.clone();
+                    places.insert(node.clone(), NodePlace { uid, doubt, ..NodePlace::default() });
                 }
             }
         }
@@ -123,7 +122,8 @@ fn pool(
     };
     let mut known: Option<Bytes> = None;
     for (name, facts) in members.into_iter().flatten() {
-        let Share { bytes, accelerators, units, doubt } = share(facts, stubs.get(*name), &terms.resource);
+        let Share { bytes, accelerators, room, units, doubt } =
+            share(facts, stubs.get(*name), &terms.resource);
         known = plus(known, bytes, |known, more| known + more);
         pool.units = plus(pool.units, units, u32::saturating_add);
         pool.accelerators = pool.accelerators.saturating_add(accelerators);
@@ -131,7 +131,14 @@ fn pool(
             pool.doubts.push(format!("node {name}: {doubt}"));
         }
         if let Some(place) = places.get_mut(*name) {
-            (place.accelerators, place.doubt) = (accelerators, doubt);
+            *place = NodePlace {
+                accelerators,
+                total: bytes,
+                room,
+                doubt,
+                uid: place.uid.take(),
+                pool: place.pool.take(),
+            };
         }
     }
     match overlap.map(Trouble::Overlap).map_or_else(|| total(terms, members.map(<[_]>::len), known), Err) {

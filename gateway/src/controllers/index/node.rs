@@ -3,11 +3,12 @@
 //! An AcceleratorNode comes from a stub that asked the driver, so it decides where there is one. Without it there are the
 //! labels of NVIDIA's feature discovery and what the device plugin offers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Node;
-use rouse::units::Bytes;
+use rouse::{model::AcceleratorId, units::Bytes};
 
+use super::settled::Room;
 use crate::controllers::crd::AcceleratorNode;
 
 /// Memory of each accelerator, in MiB.
@@ -18,6 +19,7 @@ const COUNT: &str = "nvidia.com/gpu.count";
 /// Of a Node, what matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NodeFacts {
+    pub(super) uid: Option<String>,
     pub(super) labels: BTreeMap<String, String>,
     /// Extended resources that Pods may take; `Err`: a text that is no number.
     offers: BTreeMap<String, Result<u32, String>>,
@@ -26,8 +28,9 @@ pub(super) struct NodeFacts {
 /// Of an AcceleratorNode, what matters here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Accelerators {
-    /// Of healthy ones.
-    capacities: Vec<Bytes>,
+    /// Of each; nothing of one that is not healthy.
+    capacities: BTreeMap<AcceleratorId, Bytes>,
+    healthy: u32,
     /// What was left out, and why.
     doubt: Option<String>,
 }
@@ -36,7 +39,9 @@ pub(super) struct Accelerators {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Share {
     pub(super) bytes: Option<Bytes>,
+    /// Healthy ones.
     pub(super) accelerators: u32,
+    pub(super) room: Room,
     pub(super) units: Option<u32>,
     pub(super) doubt: Option<String>,
 }
@@ -46,27 +51,37 @@ impl NodeFacts {
         let allocatable = node.status.and_then(|status| status.allocatable).unwrap_or_default();
         let extended = allocatable.into_iter().filter(|(name, _)| name.contains('/'));
         let offers = extended.map(|(name, quantity)| (name, whole(&quantity.0).ok_or(quantity.0))).collect();
-        Self { labels: node.metadata.labels.unwrap_or_default(), offers }
+        Self { uid: node.metadata.uid, labels: node.metadata.labels.unwrap_or_default(), offers }
     }
 }
 
 impl Accelerators {
-    pub(super) fn of(node: &AcceleratorNode) -> Self {
+    /// `None`: no stub has said anything.
+    pub(super) fn of(node: &AcceleratorNode) -> Option<Self> {
         let listed = node.status.as_ref().map(|status| status.accelerators.as_slice()).unwrap_or_default();
-        let mut seen = BTreeSet::new();
-        let (mut capacities, mut doubts) = (Vec::new(), Vec::new());
+        let mut seen = Self::default();
+        let mut doubts = Vec::new();
         for accelerator in listed {
-            if !seen.insert(&accelerator.uuid) {
+            let id = AcceleratorId::from(accelerator.uuid.as_str());
+            if seen.capacities.contains_key(&id) {
                 doubts.push(format!("{} is listed twice", accelerator.uuid));
                 continue;
             }
-            match accelerator.capacity.bytes() {
-                Ok(capacity) if accelerator.healthy => capacities.push(capacity),
-                Ok(_) => {}
-                Err(error) => doubts.push(format!("{}: capacity: {error}", accelerator.uuid)),
-            }
+            let capacity = match accelerator.capacity.bytes() {
+                Ok(capacity) if accelerator.healthy => {
+                    seen.healthy += 1;
+                    capacity
+                }
+                Ok(_) => Bytes::ZERO,
+                Err(error) => {
+                    doubts.push(format!("{}: capacity: {error}", accelerator.uuid));
+                    Bytes::ZERO
+                }
+            };
+            seen.capacities.insert(id, capacity);
         }
-        Self { capacities, doubt: (!doubts.is_empty()).then(|| doubts.join("; ")) }
+        seen.doubt = (!doubts.is_empty()).then(|| doubts.join("; "));
+        (!listed.is_empty()).then_some(seen)
     }
 }
 
@@ -83,8 +98,9 @@ pub(super) fn share(
     };
     match accelerators {
         Some(Ok(found)) => Share {
-            bytes: Some(found.capacities.iter().copied().sum()),
-            accelerators: u32::try_from(found.capacities.len()).unwrap_or(u32::MAX),
+            bytes: Some(found.capacities.values().copied().sum()),
+            accelerators: found.healthy,
+            room: Room { each: None, capacities: found.capacities.clone() },
             units,
             doubt: join(odd, found.doubt.clone()),
         },
@@ -112,10 +128,11 @@ fn by_labels(node: &NodeFacts, units: Option<u32>, odd: Option<String>) -> Share
         Some(count) => units.min(u32::try_from(count).unwrap_or(u32::MAX)),
         None => units,
     });
-    let bytes = each
-        .zip(accelerators)
-        .map(|(mib, count)| Bytes(mib.saturating_mul(1 << 20).saturating_mul(u64::from(count))));
-    Share { bytes, accelerators: accelerators.unwrap_or_default(), units, doubt: odd }
+    let each = each.map(|mib| Bytes(mib.saturating_mul(1 << 20)));
+    let bytes =
+        each.zip(accelerators).map(|(Bytes(each), count)| Bytes(each.saturating_mul(u64::from(count))));
+    let room = Room { each, ..Room::default() };
+    Share { bytes, accelerators: accelerators.unwrap_or_default(), room, units, doubt: odd }
 }
 
 fn join(one: Option<String>, other: Option<String>) -> Option<String> {

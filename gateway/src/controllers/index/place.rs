@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use rouse::model::{Accelerators, ModelSpec};
+use rouse::model::{Accelerators, ModelName, ModelSpec};
 
 use super::{
     entry::ModelEntry,
@@ -59,7 +59,23 @@ pub(super) fn settle(
         let (uid, generation) = (entry.version.uid.clone(), entry.version.generation);
         settled.rejected.insert(object.clone(), Rejected { uid, generation, refused });
     }
+    name_dependencies(&mut settled);
     settled
+}
+
+/// Objects need objects, and decisions go by the names of models. All that a served model needs are served.
+fn name_dependencies(settled: &mut Settled) {
+    let named = |settled: &Settled, served: &Served| -> Vec<ModelName> {
+        let needed = served.model.dependencies.iter();
+        needed.filter_map(|object| Some(settled.served.get(object)?.spec.name.clone())).collect()
+    };
+    let needing = settled.served.iter().filter(|(_, served)| !served.model.dependencies.is_empty());
+    let all: Vec<_> = needing.map(|(object, served)| (object.clone(), named(settled, served))).collect();
+    for (object, dependencies) in all {
+        if let Some(served) = settled.served.get_mut(&object) {
+            served.spec.dependencies = dependencies;
+        }
+    }
 }
 
 struct Placer<'a> {
@@ -123,8 +139,8 @@ impl Placer<'_> {
                 let (pool, namespace) = (name.to_owned(), object.namespace.clone());
                 return Err(Refusal::Namespace { pool, namespace });
             }
-            if variant.spec.pinned && !terms.pinnable {
-                return Err(Refusal::Pinned { pool: name.to_owned() });
+            if let Some(field) = kept_by(&variant.spec).filter(|_| !terms.pinnable) {
+                return Err(Refusal::Pinned { pool: name.to_owned(), field });
             }
         }
         let trouble = pool.and_then(|pool| pool.trouble.as_ref());
@@ -152,6 +168,15 @@ impl Placer<'_> {
         let pools = self.entries.iter();
         let pools = pools.map(|(name, entry)| format!("'{name}' ({})", pairs(&entry.selector)));
         Refusal::NoPool { wanted: pairs(&variant.node_selector), pools: list(pools) }
+    }
+}
+
+/// What of a model's spec keeps engines of it awake without requests, if anything does.
+const fn kept_by(spec: &ModelSpec) -> Option<&'static str> {
+    match spec {
+        ModelSpec { pinned: true, .. } => Some("pinned"),
+        ModelSpec { min_replicas: 1.., .. } => Some("minReplicas"),
+        _ => None,
     }
 }
 

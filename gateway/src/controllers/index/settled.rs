@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use rouse::{
-    model::{ModelName, ModelSpec},
+    model::{AcceleratorId, ModelName, ModelSpec},
     units::Bytes,
 };
 
@@ -36,6 +36,19 @@ impl Settled {
     pub fn find(&self, model: &ModelName) -> Option<&Served> {
         self.served.get(self.objects.get(model)?)
     }
+
+    /// The object's, whether it is served or not.
+    #[must_use]
+    pub fn uid(&self, object: &ObjectName) -> Option<&String> {
+        let served = self.served.get(object).map(|served| &served.uid);
+        served.or_else(|| self.rejected.get(object).map(|rejected| &rejected.uid))?.as_ref()
+    }
+
+    /// What the pool that it runs in says.
+    #[must_use]
+    pub fn terms(&self, served: &Served) -> Option<&Terms> {
+        self.pools.get(served.pool.as_ref()?)?.terms.as_deref()
+    }
 }
 
 /// One AcceleratorPool.
@@ -62,11 +75,25 @@ pub struct Pool {
 /// Where a node belongs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePlace {
+    /// The Node's.
+    pub uid: Option<String>,
     pub pool: Option<String>,
     /// Its healthy accelerators, as far as they are known.
     pub accelerators: u32,
+    /// What may be granted on all of them together; `None`: nothing says.
+    pub total: Option<Bytes>,
+    pub room: Room,
     /// What of it does not count, and why.
     pub doubt: Option<String>,
+}
+
+/// What a node's accelerators hold, as far as that is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Each of those that are not listed.
+    pub each: Option<Bytes>,
+    /// By UUID; nothing on one that is not healthy.
+    pub capacities: BTreeMap<AcceleratorId, Bytes>,
 }
 
 /// Why nothing can be started in a pool.
@@ -126,7 +153,7 @@ pub(in crate::controllers) fn list(mut items: impl ExactSizeIterator<Item = Stri
 }
 
 /// A model that clients can name.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Served {
     pub uid: Option<String>,
     pub generation: Option<i64>,
@@ -145,6 +172,20 @@ pub struct Served {
     pub waits: Option<String>,
     /// What of the object has no effect in this version.
     pub notes: Vec<String>,
+}
+
+/// What is shared is the same: one changes among thousands, as a rule, and all are compared.
+impl PartialEq for Served {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { uid, generation, model, variant, spec, engine, pool, quota, waits, notes } = self;
+        *generation == other.generation
+            && *uid == other.uid
+            && (Arc::ptr_eq(model, &other.model) || *model == other.model)
+            && (Arc::ptr_eq(engine, &other.engine) || *engine == other.engine)
+            && *variant == other.variant
+            && *spec == other.spec
+            && (pool, quota, waits, notes) == (&other.pool, &other.quota, &other.waits, &other.notes)
+    }
 }
 
 impl Served {

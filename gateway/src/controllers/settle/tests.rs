@@ -102,25 +102,6 @@ fn a_dependency_that_is_missing_or_refused_is_named() {
 }
 
 #[test]
-fn dependencies_come_in_the_order_in_which_they_can_start() {
-    let graph: BTreeMap<ObjectName, Vec<ObjectName>> = [
-        needs("top", &["left", "right"]),
-        needs("left", &["base"]),
-        needs("right", &["base", "left"]),
-        needs("base", &[]),
-    ]
-    .into_iter()
-    .map(|claim| (claim.object, claim.dependencies))
-    .collect();
-    let order =
-        closure(&ObjectName::new("team-a", "top"), |object| graph.get(object).map_or(&[], Vec::as_slice));
-    assert_eq!(
-        order.iter().map(|object| object.name.as_str()).collect::<Vec<_>>(),
-        ["base", "left", "right"]
-    );
-}
-
-#[test]
 fn a_chain_of_thousands_is_no_trouble() {
     let name = |n: usize| format!("m{n:05}");
     let chain: Vec<Claim> = (0..5000).map(|n| needs(&name(n), &[&name((n + 1) % 5000)])).collect();

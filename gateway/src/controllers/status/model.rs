@@ -18,6 +18,8 @@ use crate::controllers::{
 
 /// A status is not written for a later time of the last request alone, before that much has passed.
 const LEAST_PATIENCE: Millis = Millis::secs(30);
+/// A peak is written again once it is so much higher, in percent of what was written.
+const STEP: u128 = 1;
 
 /// What the objects say of the model.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +36,8 @@ pub struct Facts {
     pub desired: u32,
     /// Why what should be there is not.
     pub waiting: Option<Waiting>,
+    /// What the last engine that failed had for a trouble.
+    pub trouble: Option<String>,
     /// The most that an engine was seen to use, on one accelerator.
     pub peak: Option<Bytes>,
     pub observed: Option<Tick>,
@@ -68,7 +72,9 @@ pub fn model_status(
         Seen::Served(served) => declared(served),
         Seen::Rejected(_) => None,
     };
-    let used = declared.zip(facts.peak).and_then(|(declared, peak)| usage(declared, peak));
+    let peak = peak(facts, stored);
+    let used = declared.zip(peak).and_then(|(declared, peak)| usage(declared, peak));
+    let learned = facts.learned.clone().or_else(|| stored.learned.clone());
     let last_request = facts.last_request.max(stored.last_request_time.as_ref().map(tick));
     InferenceModelStatus {
         observed_generation: generation,
@@ -77,11 +83,11 @@ pub fn model_status(
         variants: variants(seen, facts, &stored.variants, now),
         engines: facts.engines.clone(),
         declared_memory: declared.map(Quantity::from),
-        observed_peak_memory: facts.peak.map(Quantity::from),
+        observed_peak_memory: peak.map(Quantity::from),
         utilization_percent: used.as_ref().map(|used| used.percent),
         recommendation: used.and_then(|used| used.recommendation),
-        last_observation: facts.observed.map(time),
-        learned: facts.learned.clone().or_else(|| stored.learned.clone()),
+        last_observation: facts.observed.max(stored.last_observation.as_ref().map(tick)).map(time),
+        learned: learned.map(|learned| Learned { peak: peak.map(Quantity::from), ..learned }),
         last_request_time: last_request.map(time),
         conditions: conditions(seen, &state, generation, &stored.conditions, now),
     }
@@ -109,6 +115,16 @@ pub fn model_differs(
         ..wanted.clone()
     };
     !soon || told != *stored
+}
+
+/// The highest that is known. One that is hardly higher than what is stored is not worth a write.
+fn peak(facts: &Facts, stored: &InferenceModelStatus) -> Option<Bytes> {
+    let written = stored.observed_peak_memory.as_ref().and_then(|written| written.bytes().ok());
+    let worth = |seen: Bytes, before: Bytes| u128::from(seen.0) * 100 >= u128::from(before.0) * (100 + STEP);
+    match (facts.peak, written) {
+        (Some(seen), Some(before)) if !worth(seen, before) => written,
+        (seen, written) => seen.or(written),
+    }
 }
 
 /// How late the time of the last request may be written: a tenth of the time after which it matters.
@@ -210,7 +226,8 @@ fn state(seen: Seen<'_>, facts: &Facts) -> State {
     };
     if let Some(engines) = count(&[EngineState::Failing, EngineState::Backoff]) {
         let why = why.map_or_else(|| format!("failed: {engines}"), str::to_owned);
-        return State::unavailable("Failed", why);
+        let trouble = facts.trouble.iter().map(|trouble| format!("; {trouble}"));
+        return State::unavailable("Failed", why + &trouble.collect::<String>());
     }
     if let Some(why) = &served.waits {
         return State::unavailable("PoolNotReady", why);

@@ -1,12 +1,54 @@
-//! The condition of an AcceleratorNode. The rest of its status is what a stub found on the node.
+//! The status of an AcceleratorNode, but for its list of accelerators, which is what a stub found on the node.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use rouse::units::Tick;
+use rouse::units::{Bytes, Tick};
 
 use crate::controllers::{
     condition::{READY, condition},
+    crd::{AcceleratorNodeStatus, Quantity, ledger::Reservation, node::NodeReservation},
     index::NodePlace,
 };
+
+/// The status that the node's object should have, without accelerators.
+#[must_use]
+pub fn node_status(
+    place: &NodePlace,
+    reservations: &[&Reservation],
+    generation: Option<i64>,
+    stored: &AcceleratorNodeStatus,
+    now: Tick,
+) -> AcceleratorNodeStatus {
+    let before = stored.conditions.as_slice();
+    let listed = u32::try_from(place.room.capacities.len()).unwrap_or(u32::MAX);
+    let reserved: Bytes = reservations.iter().map(|reservation| reservation.sum()).sum();
+    AcceleratorNodeStatus {
+        count: listed.max(place.accelerators),
+        healthy: place.accelerators,
+        total: place.total.map(Quantity::from),
+        reserved: Some(Quantity::from(reserved)),
+        accelerators: Vec::new(),
+        reservations: reservations.iter().map(|reservation| copy(reservation)).collect(),
+        conditions: vec![node_condition(Some(place), generation, before, now)],
+    }
+}
+
+/// Whether to write it. The accelerators are for who found them to write.
+#[must_use]
+pub fn node_differs(stored: &AcceleratorNodeStatus, wanted: &AcceleratorNodeStatus) -> bool {
+    *stored != AcceleratorNodeStatus { accelerators: stored.accelerators.clone(), ..wanted.clone() }
+}
+
+fn copy(reservation: &Reservation) -> NodeReservation {
+    NodeReservation {
+        id: reservation.id,
+        model: reservation.model.to_string(),
+        replica: reservation.replica,
+        bytes: reservation.bytes.into(),
+        host_bytes: reservation.host_bytes.into(),
+        uuids: reservation.accelerators.iter().map(ToString::to_string).collect(),
+        state: reservation.state,
+    }
+}
 
 /// The condition Ready of the node's object. `None`: the node is of no pool's selector, or is not there.
 #[must_use]

@@ -13,7 +13,7 @@ use crate::controllers::{
     convert::Policy,
     crd::{
         InferenceModelStatus,
-        inference_model::{EngineState, EngineStatus},
+        inference_model::{EngineState, EngineStatus, Learned},
         ledger::{Ledger, ObjectName, Reservation, ReservationState},
     },
     index::{Index, NodePlace, Object, Settled, Sight},
@@ -119,6 +119,12 @@ fn who_waits_says_what_for() {
     assert_eq!(told(&settled_well, &asleep).2, "InsufficientMemory", "it cannot be woken");
     let awake = Facts { engines: vec![engine(0, EngineState::Awake)], ..memory };
     assert_eq!(told(&settled_well, &awake).2, "Deployed", "it serves, whatever a second one waits for");
+    let pulled = Facts {
+        engines: vec![engine(0, EngineState::Backoff)],
+        trouble: Some("ErrImagePull: why".into()),
+        ..Facts::default()
+    };
+    assert_eq!(told(&settled_well, &pulled).3, "failed: 1 engine; ErrImagePull: why");
     let backoff = Facts {
         engines: vec![engine(0, EngineState::Backoff)],
         waiting: Some(Waiting::Other("exit status 1; starts again in 8s".into())),
@@ -215,6 +221,38 @@ fn moments_change_with_what_they_are_of_and_only_that_is_written() {
 }
 
 #[test]
+fn a_peak_is_kept_and_written_again_once_it_is_a_hundredth_higher() {
+    let settled = settled(pool(), model());
+    let learned =
+        |bytes: Bytes| Learned { peak: Some(bytes.into()), start_millis: Some(7), ..Learned::default() };
+    let of = |peak: Option<Bytes>, stored: Option<&InferenceModelStatus>, now| {
+        let learned = peak.map(learned);
+        let facts = Facts { peak, learned, observed: peak.map(|_| now), ..Facts::default() };
+        let status = model_status(seen(&settled), &facts, stored, now);
+        serde_json::from_value::<InferenceModelStatus>(serde_json::to_value(status).unwrap()).unwrap()
+    };
+    let peak = |status: &InferenceModelStatus| status.observed_peak_memory.clone().unwrap().bytes().unwrap();
+    let first = of(Some(Bytes::gib(50)), None, NOW);
+    assert_eq!((peak(&first), first.utilization_percent), (Bytes::gib(50), Some(62)));
+    assert!(first.recommendation.as_ref().unwrap().starts_with("declare memory: 55Gi instead of 80Gi"));
+    assert_eq!(first.learned, Some(learned(Bytes::gib(50))));
+    assert_eq!(first.last_observation, Some(time(NOW)));
+
+    let patience = Millis::secs(60);
+    let hardly = of(Some(Bytes(Bytes::gib(50).0 + Bytes::gib(50).0 / 101)), Some(&first), LATER);
+    assert!(!model_differs(Some(&first), &hardly, patience), "{hardly:?}");
+    let lower = of(Some(Bytes::gib(40)), Some(&first), LATER);
+    assert!(!model_differs(Some(&first), &lower, patience), "{lower:?}");
+    let higher = of(Some(Bytes::mib(51_712)), Some(&first), LATER);
+    assert!(model_differs(Some(&first), &higher, patience));
+    assert_eq!((peak(&higher), higher.last_observation.clone()), (Bytes::mib(51_712), Some(time(LATER))));
+    // A gateway that has just begun to lead has seen nothing.
+    let restarted = of(None, Some(&higher), LATER);
+    assert!(!model_differs(Some(&higher), &restarted, patience), "{restarted:?}");
+    assert_eq!(restarted, higher);
+}
+
+#[test]
 fn patience_is_a_tenth_of_the_cooldown_and_half_a_minute_at_least() {
     let of = |sleep_after: Option<Millis>| {
         patience(&Idle { sleep_after, stop_after: None, level: LevelPolicy::Auto })
@@ -267,6 +305,7 @@ fn a_node_says_whether_it_may_be_given_work() {
         pool: pool.map(str::to_owned),
         accelerators,
         doubt: doubt.map(str::to_owned),
+        ..NodePlace::default()
     };
     let odd = Some("GPU-1: capacity: 'x' is not a size");
     for (place, ready, reason, says) in [

@@ -16,7 +16,8 @@ fn workload(spec: Value, look: impl FnOnce(Value)) {
     let model = convert(&object, Policy::default()).unwrap();
     let Run::Deployment(pods) = &model.run else { panic!("{:?}", model.run) };
     let owner = Owner { object: model.object.clone(), uid: "u1".into() };
-    let sidecar = Sidecar { image: "stub:1".into(), pull_policy: Some("Never".into()) };
+    let sidecar =
+        Sidecar { image: "stub:1".into(), pull_policy: Some("Never".into()), key: StubKey::example() };
     let workload = Workload {
         owner: &owner,
         engine: &model.engine,
@@ -73,6 +74,30 @@ fn an_engine_has_its_template_and_a_stub_beside_it() {
             "{args:?}"
         );
         assert_eq!(containers[1]["imagePullPolicy"], "Never");
+    });
+}
+
+#[test]
+fn a_stub_has_the_resource_claims_of_its_engine_and_no_others() {
+    let container =
+        |name: &str, resources: Value| json!({"name": name, "image": "x", "resources": resources});
+    let spec = |containers: Value| {
+        json!({"modelName": "m", "memory": "1Gi", "engine": {"container": "vllm"},
+            "template": {"spec": {"containers": containers}}})
+    };
+    let stub = |made: &Value| made.pointer("/spec/template/spec/containers/2").unwrap().clone();
+    let claims = json!([{"name": "gpus", "request": "two"}]);
+    let helper = container("helper", json!({"claims": [{"name": "other"}]}));
+    let with = spec(json!([helper, container("vllm", json!({"claims": claims}))]));
+    workload(with, |made| {
+        assert_eq!(stub(&made)["name"], STUB);
+        assert_eq!(stub(&made)["resources"]["claims"], claims);
+        assert!(stub(&made)["resources"]["limits"].get("memory").is_some());
+    });
+    let without = spec(json!([helper, container("vllm", json!({"limits": {"nvidia.com/gpu": "1"}}))]));
+    workload(without, |made| {
+        assert_eq!(stub(&made)["resources"].get("claims"), None);
+        assert_eq!(stub(&made)["resources"]["limits"].get("nvidia.com/gpu"), None, "it would be another one");
     });
 }
 

@@ -5,7 +5,11 @@
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use rouse::{fleet::event::Event, model::EngineId, units::Generation};
+use rouse::{
+    fleet::event::Event,
+    model::EngineId,
+    units::{Bytes, Generation, Tick},
+};
 use tokio::{
     sync::{mpsc, oneshot},
     time,
@@ -13,8 +17,9 @@ use tokio::{
 
 use super::Shared;
 use crate::controllers::{
-    booking::{Error, Wanted},
+    booking::{Error, NoRoom, Refused, Spot, Wanted},
     crd::ledger::{Ledger, ObjectName},
+    index::Room,
 };
 
 /// So many changes go into one write.
@@ -29,8 +34,16 @@ pub(super) enum Entry {
     Reserve { engine: EngineId, generation: Generation, wanted: Wanted },
     /// The engine was told to go; what it has stays booked.
     Releasing { model: ObjectName, replica: u32 },
-    /// It runs: what it takes is booked, whether or not there is room.
-    Adopt { wanted: Wanted },
+    /// It runs there: what it takes is booked, whether or not there is room.
+    Adopt { wanted: Wanted, spot: Option<Spot> },
+    /// The engine came to these accelerators; whether it fits there is told.
+    Place {
+        model: ObjectName,
+        replica: u32,
+        spot: Spot,
+        room: Room,
+        done: oneshot::Sender<Result<(), NoRoom>>,
+    },
     /// Its memory is free.
     Release { model: ObjectName, replica: u32, done: Option<oneshot::Sender<()>> },
 }
@@ -50,14 +63,14 @@ pub(super) async fn keep(shared: Arc<Shared>, pool: String, mut entries: mpsc::U
         match shared.books.change(&pool, change).await {
             Ok(outcomes) => {
                 pause = FIRST_PAUSE;
-                for (entry, booked) in open.drain(..).zip(outcomes) {
-                    entry.done(&shared, &pool, booked).await;
+                for (entry, outcome) in open.drain(..).zip(outcomes) {
+                    entry.done(&shared, &pool, outcome).await;
                 }
             }
             Err(Error::NotLeading | Error::Replaced { .. } | Error::NoPool(_)) => {
                 // Whoever leads now books from what there is; in a pool that is gone nothing is booked.
                 for entry in open.drain(..) {
-                    entry.done(&shared, &pool, false).await;
+                    entry.done(&shared, &pool, Outcome::Nothing).await;
                 }
             }
             Err(error) => {
@@ -74,48 +87,70 @@ pub(super) async fn keep(shared: Arc<Shared>, pool: String, mut entries: mpsc::U
     }
 }
 
+/// What came of an entry.
+enum Outcome {
+    Done,
+    /// It was not looked at, and never will be.
+    Nothing,
+    /// Nothing is booked for it.
+    Refused(Refused),
+    /// Its engine came to where there is no room.
+    NoRoom(NoRoom),
+}
+
 impl Entry {
-    /// Whether it stands.
-    fn enter(&self, ledger: &mut Ledger, total: rouse::units::Bytes, now: rouse::units::Tick) -> bool {
+    fn enter(&self, ledger: &mut Ledger, total: Bytes, now: Tick) -> Outcome {
         match self {
-            Self::Reserve { engine, wanted, .. } => match ledger.reserve(wanted, total, now) {
-                Ok(_) => true,
-                Err(reason) => {
+            Self::Reserve { engine, wanted, .. } => {
+                if let Err(reason) = ledger.reserve(wanted, total, now) {
                     tracing::info!(%engine, %reason, "not reserved");
-                    false
+                    return Outcome::Refused(reason);
                 }
-            },
+            }
             Self::Releasing { model, replica } => {
                 if let Some(id) = ledger.of(model, *replica).map(|known| known.id) {
                     ledger.releasing(id, now);
                 }
-                true
             }
-            Self::Adopt { wanted } => {
+            Self::Adopt { wanted, spot } => {
                 ledger.adopt(wanted, now);
-                true
+                if let Some(spot) = spot {
+                    ledger.place(&wanted.model, wanted.replica, spot, now);
+                }
+            }
+            Self::Place { model, replica, spot, room, .. } => {
+                match ledger.fits(model, *replica, spot, room) {
+                    Ok(()) => ledger.place(model, *replica, spot, now),
+                    Err(why) => return Outcome::NoRoom(why),
+                }
             }
             Self::Release { model, replica, .. } => {
                 if let Some(id) = ledger.of(model, *replica).map(|known| known.id) {
                     ledger.release(id);
                 }
-                true
             }
         }
+        Outcome::Done
     }
 
-    async fn done(self, shared: &Shared, pool: &str, stands: bool) {
+    async fn done(self, shared: &Shared, pool: &str, outcome: Outcome) {
         match self {
             Self::Reserve { engine, generation, .. } => {
-                let event = if stands {
-                    Event::Placed { engine, generation, accelerators: vec![pool.into()] }
-                } else {
-                    Event::Conflict { engine, generation }
+                if let Outcome::Refused(why @ Refused::Quota { .. }) = &outcome {
+                    shared.told.fails(&engine, generation, &why.to_string());
+                }
+                let event = match outcome {
+                    Outcome::Done => Event::Placed { engine, generation, accelerators: vec![pool.into()] },
+                    _ => Event::Conflict { engine, generation },
                 };
                 shared.common.tell(event).await;
             }
             // Whoever waited for it may be gone.
             Self::Release { done, .. } => drop(done.map(|done| done.send(()))),
+            Self::Place { done, .. } => drop(done.send(match outcome {
+                Outcome::NoRoom(why) => Err(why),
+                _ => Ok(()),
+            })),
             Self::Releasing { .. } | Self::Adopt { .. } => {}
         }
     }

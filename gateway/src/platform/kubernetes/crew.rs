@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::{Api, ResourceExt as _};
+use rouse::wire::Epoch;
 use serde_json::json;
 use tokio::{
     sync::{mpsc, watch},
@@ -15,6 +16,8 @@ use crate::controllers::{crd::ledger::ObjectName, workload::EPOCH, writer::Error
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
+/// What was refused is tried again so much later: rights and admission are others' to mend.
+const REFUSED: Duration = Duration::from_secs(10);
 
 /// How the Deployment should be.
 #[derive(Clone, Debug)]
@@ -25,6 +28,10 @@ pub(super) struct Desired {
     pub(super) place: Arc<Place>,
 }
 
+/// The object's version, as it is known before it is written; `None`: it is looked up first. Nothing is written over what a
+/// leader before this one has put there, or puts there late.
+type Known = Option<Option<String>>;
+
 /// Writes what is desired until nobody desires anything. `applied`: the newest version that was written.
 pub(super) async fn keep(
     shared: Arc<Shared>,
@@ -34,29 +41,36 @@ pub(super) async fn keep(
     requests: mpsc::UnboundedSender<Request>,
 ) {
     let api: Api<Deployment> = Api::namespaced(shared.client.clone(), &name.namespace);
-    let mut version = None;
+    let mut known: Known = None;
+    let mut said = None;
     let mut pause = FIRST_PAUSE;
     loop {
         let wanted = desired.borrow_and_update().clone();
-        match write(&shared, &api, &name, &wanted, version.take()).await {
+        match write(&shared, &api, &name, &wanted, known.take()).await {
             Ok(now) => {
-                (version, pause) = (now, FIRST_PAUSE);
+                (known, said, pause) = (now, None, FIRST_PAUSE);
                 applied.send_replace(wanted.version);
                 drop(requests.send(Request::Applied));
             }
             // Somebody else wrote it meanwhile: what it is now is looked up, and ours put over it.
             Err(Error::Conflict) => {
-                version = api.get_opt(&name.name).await.ok().flatten().and_then(|now| now.resource_version());
                 time::sleep(FIRST_PAUSE).await;
                 continue;
             }
             Err(Error::Invalid(why)) => {
                 // Whoever waits for Pods of it is told. Where there is no such Deployment, it has no Pods either.
-                if matches!(api.get_opt(&name.name).await, Ok(None)) {
+                if matches!(shared.writer.look(&api, &name.name).await, Ok(None)) {
                     applied.send_replace(wanted.version);
                 }
-                drop(requests.send(Request::Refused { deployment: name.clone(), why }));
+                if said.as_ref() != Some(&(wanted.version, why.clone())) {
+                    said = Some((wanted.version, why.clone()));
+                    drop(requests.send(Request::Refused { deployment: name.clone(), why }));
+                }
                 drop(requests.send(Request::Applied));
+                if matches!(time::timeout(REFUSED, desired.changed()).await, Ok(Err(_))) {
+                    return;
+                }
+                continue;
             }
             Err(error) => {
                 tracing::warn!(deployment = %name, %error, "the Deployment was not written; it is tried again");
@@ -74,18 +88,46 @@ pub(super) async fn keep(
     }
 }
 
-/// The object's version afterwards.
+/// What is known of the object afterwards.
 async fn write(
     shared: &Shared,
     api: &Api<Deployment>,
     name: &ObjectName,
     wanted: &Desired,
-    version: Option<String>,
-) -> Result<Option<String>, Error> {
+    known: Known,
+) -> Result<Known, Error> {
     let epoch = shared.writer.claim()?.epoch;
-    let place = &wanted.place;
-    let mut object = if *name == place.deployment() {
-        place.workload(&shared.sidecar, wanted.replicas, epoch).deployment()
+    let version = match known {
+        Some(version) => Some(version),
+        None => shared.writer.look(api, &name.name).await?.map(|object| object.resource_version()),
+    };
+    let Some(version) = version else {
+        // What is not there has no Pods.
+        if *name != wanted.place.deployment() || wanted.replicas == 0 {
+            return Ok(None);
+        }
+        let object = wanted.place.workload(&shared.sidecar, wanted.replicas, epoch).deployment();
+        return Ok(Some(shared.writer.create(api, &object).await?.resource_version()));
+    };
+    let written = update(shared, api, name, wanted, epoch, version).await;
+    match written {
+        Ok(written) => Ok(Some(written.resource_version())),
+        Err(Error::Gone) => Err(Error::Conflict),
+        Err(error) => Err(error),
+    }
+}
+
+async fn update(
+    shared: &Shared,
+    api: &Api<Deployment>,
+    name: &ObjectName,
+    wanted: &Desired,
+    epoch: Epoch,
+    version: Option<String>,
+) -> Result<Deployment, Error> {
+    let whole = *name == wanted.place.deployment();
+    let mut object = if whole {
+        wanted.place.workload(&shared.sidecar, wanted.replicas, epoch).deployment()
     } else {
         // Of a former template nothing is changed but how many run by it.
         json!({
@@ -98,15 +140,9 @@ async fn write(
     {
         metadata.insert("resourceVersion".to_owned(), json!(version));
     }
-    let written = if *name == place.deployment() {
+    if whole {
         shared.writer.apply(api, &name.name, &object).await
     } else {
         shared.writer.merge(api, &name.name, &object).await
-    };
-    match written {
-        Ok(written) => Ok(written.resource_version()),
-        // A former one that is gone has no Pods.
-        Err(Error::Gone) => Ok(None),
-        Err(error) => Err(error),
     }
 }

@@ -13,7 +13,11 @@ use super::{
 use crate::{
     config::Model,
     controllers::address::{self, Backend, Host},
-    platform::{contact::Contact, ready, watch as health},
+    platform::{
+        contact::Contact,
+        ready,
+        watch::{self as health, Known},
+    },
 };
 
 /// A name server that takes longer has no answer.
@@ -84,7 +88,7 @@ impl Visit {
             ready::up(&contact, None).await;
             self.shared.common.tell(Event::Ready { engine, generation }).await;
         }
-        health::watch(&contact, false).await;
+        health::watch(&contact, Known::Well).await;
     }
 
     fn contact(&self, address: SocketAddr) -> Contact {

@@ -18,8 +18,9 @@ use tokio::{
 };
 
 use super::{
-    Place, Shared,
+    Place, Shared, observe,
     steward::Request,
+    tenants::Tenancy,
     work::{self, Done},
 };
 use crate::{
@@ -27,7 +28,10 @@ use crate::{
         pods::{Seen, Trouble},
         workload::PROXY_PORT,
     },
-    platform::{contact::Contact, watch as health},
+    platform::{
+        contact::Contact,
+        watch::{self as health, Known},
+    },
 };
 
 /// What a life can be told.
@@ -52,6 +56,8 @@ pub(super) enum Start {
     /// It has a Pod, and is not seen ready.
     Starting,
     Awake,
+    /// It was awake to whoever led before, and has not answered this leader.
+    Doubtful,
 }
 
 /// Which engine, in which life, and where.
@@ -77,22 +83,26 @@ pub(super) async fn live(
 ) {
     let mut contact = match start {
         Start::Launch => None,
-        Start::Starting | Start::Awake => berth.contact(&pod),
+        Start::Starting | Start::Awake | Start::Doubtful => berth.contact(&pod),
     };
     let mut starting: Work<Done> = Some(match start {
         Start::Launch => Box::pin(work::begin(Arc::clone(&berth), pod.clone())),
         Start::Starting => Box::pin(work::resume(Arc::clone(&berth), pod.clone())),
-        Start::Awake => Box::pin(std::future::ready(Done::Ready)),
+        Start::Awake | Start::Doubtful => Box::pin(std::future::ready(Done::Ready)),
     });
     let (mut probe, mut drain, mut watched, mut leaving): (Work<()>, Work<()>, Work<()>, Work<()>) =
         (None, None, None, None);
+    let mut observed: Work<()> = None;
+    let mut tenancy = contact.is_some().then(|| berth.tenancy(&pod));
     let mut cause = Cause::Stopped;
     loop {
         tokio::select! {
             biased;
             ended = lost(&mut pod, contact.is_some(), leaving.is_some()) => {
-                (starting, probe, drain, watched) = (None, None, None, None);
+                (starting, probe, drain, watched, observed) = (None, None, None, None, None);
                 cause = ended;
+                berth.goes(&pod).await;
+                berth.explain(&pod);
                 leaving = Some(Box::pin(work::leave(Arc::clone(&berth), pod.clone(), contact.is_some())));
             }
             () = under_way(&mut leaving) => break,
@@ -100,7 +110,7 @@ pub(super) async fn live(
                 None => return,
                 Some(_) if leaving.is_some() => {}
                 Some(Order::Stop) => {
-                    (starting, probe, drain, watched) = (None, None, None, None);
+                    (starting, probe, drain, watched, observed) = (None, None, None, None, None);
                     leaving = Some(Box::pin(work::leave(Arc::clone(&berth), pod.clone(), contact.is_some())));
                 }
                 Some(order) => {
@@ -114,7 +124,7 @@ pub(super) async fn live(
                             let opened = work::restore(Arc::clone(&contact), Arc::clone(&berth));
                             watched = Some(Box::pin(async move {
                                 opened.await;
-                                health::watch(&contact, true).await;
+                                health::watch(&contact, Known::Held).await;
                             }));
                         }
                         Order::Stop => {}
@@ -127,11 +137,16 @@ pub(super) async fn live(
                     // From here on this Pod is the life's, and there is no other.
                     Done::Started => {
                         contact = berth.contact(&pod);
+                        tenancy = Some(berth.tenancy(&pod));
                         starting = Some(Box::pin(work::resume(Arc::clone(&berth), pod.clone())));
                     }
                     Done::Ready => {
                         if let Some(contact) = contact.clone() {
-                            watched = Some(Box::pin(async move { health::watch(&contact, false).await }));
+                            let known = if start == Start::Doubtful { Known::Doubtful } else { Known::Well };
+                            watched = Some(Box::pin(async move { health::watch(&contact, known).await }));
+                        }
+                        if let Some(tenancy) = tenancy.clone() {
+                            observed = Some(Box::pin(berth.observe(&pod, tenancy, start)));
                         }
                     }
                     Done::Failed => {}
@@ -140,9 +155,10 @@ pub(super) async fn live(
             () = under_way(&mut probe) => probe = None,
             () = under_way(&mut drain) => drain = None,
             () = under_way(&mut watched) => watched = None,
+            () = under_way(&mut observed) => observed = None,
         }
     }
-    drop((starting, probe, drain, watched, leaving));
+    drop((starting, probe, drain, watched, observed, leaving, tenancy));
     berth.bury(cause).await;
 }
 
@@ -163,6 +179,44 @@ impl Berth {
     pub(super) fn proxy(&self, pod: &Pod) -> Option<SocketAddr> {
         let address = pod.borrow().as_ref()?.address?;
         Some(SocketAddr::new(address, PROXY_PORT))
+    }
+
+    /// Somebody else told its Pod to go: nobody is sent to it any more, and whoever comes waits for the next one.
+    async fn goes(&self, pod: &Pod) {
+        if pod.borrow().as_ref().is_some_and(|pod| pod.ending && !pod.over) {
+            let (engine, generation) = (self.id.clone(), self.generation);
+            self.shared.common.tell(Event::Gated { engine, generation }).await;
+        }
+    }
+
+    /// What its Pod's trouble is goes into the model's conditions.
+    pub(super) fn explain(&self, pod: &Pod) {
+        if let Some(trouble) = pod.borrow().as_ref().and_then(|seen| seen.trouble.as_ref()) {
+            self.shared.told.fails(&self.id, self.generation, &trouble.to_string());
+        }
+    }
+
+    /// It is at the accelerators of this Pod from now on.
+    fn tenancy(&self, pod: &Pod) -> Arc<Tenancy> {
+        let node = pod.borrow().as_ref().and_then(|pod| pod.node.clone());
+        Arc::new(self.shared.tenants.enter(self.id.clone(), node))
+    }
+
+    /// Looks at its memory. Of one that was found serving not at once: it is not known yet who else is there.
+    fn observe(
+        self: &Arc<Self>,
+        pod: &Pod,
+        tenancy: Arc<Tenancy>,
+        start: Start,
+    ) -> impl Future<Output = ()> + use<> {
+        let (berth, pod) = (Arc::clone(self), pod.clone());
+        let since = self.shared.common.clock.now();
+        async move {
+            if matches!(start, Start::Awake | Start::Doubtful) {
+                time::sleep(observe::EVERY).await;
+            }
+            observe::watch(berth, pod, tenancy, since).await;
+        }
     }
 
     /// Gives its memory back, and only then reports.
@@ -192,7 +246,8 @@ async fn lost(pod: &mut Pod, begun: bool, leaving: bool) -> Cause {
         return pending().await;
     }
     let over = |pod: &Option<Arc<Seen>>| {
-        pod.as_ref().is_none_or(|pod| pod.over || matches!(pod.trouble, Some(Trouble::Crashed { .. })))
+        let crashed = |pod: &Seen| matches!(pod.trouble, Some(Trouble::Crashed { .. }));
+        pod.as_ref().is_none_or(|pod| pod.over || pod.ending || crashed(pod))
     };
     let Ok(seen) = pod.wait_for(over).await else {
         return pending().await;

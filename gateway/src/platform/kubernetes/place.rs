@@ -14,7 +14,11 @@ use crate::{
         workload::{self, Owner, Sidecar, Workload},
     },
 };
-use rouse::{model::Accelerators, units::Bytes, wire::Epoch};
+use rouse::{
+    model::Accelerators,
+    units::{Bytes, Millis},
+    wire::Epoch,
+};
 
 /// All that is needed to run an engine of one model.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +33,10 @@ pub struct Place {
     pub quota: Option<Bytes>,
     /// The key of the pool's taint.
     pub taint: Option<String>,
+    /// For so long a meter's word is not believed after something changed.
+    pub settle: Millis,
+    /// Others may be given the same accelerators.
+    pub shared: bool,
     /// Of the Deployment that new engines are Pods of.
     pub template: String,
 }
@@ -37,7 +45,7 @@ impl Place {
     /// `None` for a model that is external: it runs nowhere that Rouse knows.
     #[must_use]
     pub fn of(object: &ObjectName, served: &Served, settled: &Settled, sidecar: &Sidecar) -> Option<Self> {
-        let pool = served.pool.as_ref().and_then(|name| settled.pools.get(name));
+        let terms = settled.terms(served);
         let mut place = Self {
             owner: Owner { object: object.clone(), uid: served.uid.clone().unwrap_or_default() },
             engine: Arc::clone(&served.engine),
@@ -45,7 +53,9 @@ impl Place {
             variant: served.variant()?.clone(),
             pool: served.pool.clone(),
             quota: served.quota,
-            taint: pool.and_then(|pool| pool.terms.as_ref()?.taint.clone()),
+            taint: terms.and_then(|terms| terms.taint.clone()),
+            settle: terms.map_or(Millis::ZERO, |terms| terms.settle),
+            shared: terms.is_some_and(|terms| terms.slots > 1),
             template: String::new(),
         };
         place.template = place.workload(sidecar, 0, 0).template();
@@ -79,6 +89,12 @@ impl Place {
         ObjectName::new(object.namespace.clone(), workload::name(object, template))
     }
 
+    /// The same, with its memory in another pool, in which it has its booking already.
+    #[must_use]
+    pub fn within(&self, pool: &str) -> Arc<Self> {
+        Arc::new(Self { pool: Some(pool.to_owned()), quota: None, ..self.clone() })
+    }
+
     /// It is a Pod of this model, by whatever template.
     #[must_use]
     pub fn owns(&self, pod: &Seen) -> bool {
@@ -86,14 +102,19 @@ impl Place {
             && pod.model == label::value(self.engine.name.as_str())
     }
 
+    /// Accelerators of one engine.
+    pub(super) fn count(&self) -> u32 {
+        match &self.variant.spec.accelerators {
+            Accelerators::Count(count) | Accelerators::Of { count, .. } => *count,
+            Accelerators::Ids(ids) => u32::try_from(ids.len()).unwrap_or(u32::MAX),
+        }
+    }
+
     /// What one of its engines takes of the pool; `None`: nothing.
     #[must_use]
     pub fn wanted(&self, replica: u32) -> Option<Wanted> {
         self.pool.as_ref()?;
-        let count = match &self.variant.spec.accelerators {
-            Accelerators::Count(count) | Accelerators::Of { count, .. } => *count,
-            Accelerators::Ids(ids) => u32::try_from(ids.len()).unwrap_or(u32::MAX),
-        };
+        let count = self.count();
         let memory = self.variant.spec.memory;
         let model = self.owner.object.clone();
         let quota = self.quota;

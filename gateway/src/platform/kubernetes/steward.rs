@@ -9,11 +9,13 @@
 
 mod housing;
 mod starts;
+mod strays;
 mod words;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use k8s_openapi::api::core::v1::Pod;
@@ -29,19 +31,27 @@ use rouse::{
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
+    time,
 };
 
 use super::{
     Place, Shared,
     clerk::{self, Entry},
     crew::Desired,
-    life::Order,
-    takeover,
+    life::{Order, Pauses},
+    takeover::{self, Booked},
 };
 use crate::controllers::{
-    crd::ledger::ObjectName, election::Claim, pods::Seen, published::Published, watch::Change,
+    crd::ledger::ObjectName,
+    election::Claim,
+    pods::{self, Seen},
+    published::Published,
+    watch::{self as watches, Change},
 };
 
+/// So often the Pods of a namespace are asked for, and so long it may take.
+const LOOKS: u32 = 10;
+const LIST: Duration = Duration::from_secs(10);
 /// Bits of a generation below those of its leader's epoch: so many lives can one engine have under one leader.
 const LIVES: u32 = 16;
 
@@ -87,6 +97,10 @@ pub(super) struct Steward {
     requests: mpsc::UnboundedSender<Request>,
     /// Its place in the cluster was taken over: commands are carried out.
     leading: bool,
+    /// Pods that were nobody's and were given up, by their uids.
+    sent_away: BTreeSet<String>,
+    /// What is booked for models that are not served, until their Pods are gone.
+    pub(super) orphans: Vec<Booked>,
     /// What statuses say.
     pub(super) published: BTreeMap<ObjectName, Published>,
     /// Namespaces whose Pods were listed.
@@ -129,6 +143,8 @@ impl Steward {
             tasks: JoinSet::new(),
             requests,
             leading: false,
+            sent_away: BTreeSet::new(),
+            orphans: Vec::new(),
             published: BTreeMap::new(),
             listed: BTreeSet::new(),
         }
@@ -146,11 +162,12 @@ impl Steward {
                         break;
                     }
                 }
+                // Before commands: that a life is over was said before its engine was given the next one.
+                Some(request) = requests.recv() => self.grant(request).await,
                 command = commands.recv() => match command {
                     Some(command) => self.carry_out(command).await,
                     None => break,
                 },
-                Some(request) = requests.recv() => self.grant(request).await,
                 Some(change) = pods.recv() => self.see(change),
                 Some(said) = published.recv() => self.hear(said).await,
                 Some(ended) = self.tasks.join_next() => {
@@ -166,7 +183,7 @@ impl Steward {
             let now = claimed.filter(|_| epoch.is_some() || self.has_seen_all());
             if now != epoch {
                 epoch = now;
-                self.turn(now, &mut commands).await;
+                self.turn(now, &mut commands, &mut published).await;
             }
         }
         self.tasks.shutdown().await;
@@ -177,7 +194,12 @@ impl Steward {
     }
 
     /// This gateway leads from now on, or does no longer.
-    async fn turn(&mut self, epoch: Option<u64>, commands: &mut mpsc::UnboundedReceiver<Command>) {
+    async fn turn(
+        &mut self,
+        epoch: Option<u64>,
+        commands: &mut mpsc::UnboundedReceiver<Command>,
+        published: &mut mpsc::UnboundedReceiver<Published>,
+    ) {
         let leads = epoch.is_some();
         self.leading = false;
         self.tasks.shutdown().await;
@@ -188,13 +210,22 @@ impl Steward {
         self.clerks.clear();
         self.booked.clear();
         self.pending.clear();
+        self.sent_away.clear();
+        self.orphans.clear();
         // Also between two leads that followed each other at once: what was under way in the first is over.
         self.shared.common.tell(Event::Led { leads: false }).await;
         if let Some(epoch) = epoch {
+            // Who comes to lead as soon as it begins may not have looked at what the former leader said of engines, by which it
+            // knows those that serve.
+            while let Ok(said) = published.try_recv() {
+                self.hear(said).await;
+            }
+            self.pass_on_all().await;
             self.shared.common.tell(Event::Led { leads }).await;
             // Lives that no gateway of today has heard of are older.
             let generation = Generation(epoch << LIVES);
             self.shared.common.tell(Event::LivesFrom { generation }).await;
+            self.look_anew().await;
             takeover::take_over(self).await;
             // What was ordered before it was heard what runs was meant for another world, but for looking after a stub.
             let mut holds = Vec::new();
@@ -215,6 +246,25 @@ impl Steward {
             // What this gateway had begun and nobody speaks of is nothing that runs.
             for (engine, generation) in own.into_iter().filter(|(engine, _)| !self.is_published(engine)) {
                 self.shared.common.tell(Event::Published { engine, generation, published: None }).await;
+            }
+        }
+    }
+
+    /// What runs is taken over as it is now. A watch may have been cut without anybody's notice.
+    async fn look_anew(&mut self) {
+        for namespace in self.shared.watched.clone() {
+            let pods = pods::watched(&self.shared.client, namespace);
+            let mut pauses = Pauses::new();
+            for _ in 0..LOOKS {
+                match time::timeout(LIST, watches::list(&pods)).await {
+                    Ok(Ok(all)) => {
+                        self.see(all);
+                        break;
+                    }
+                    Ok(Err(error)) => tracing::warn!(%error, "the Pods were not listed; it is tried again"),
+                    Err(_) => tracing::warn!("the Pods were not listed in time; it is tried again"),
+                }
+                pauses.pause().await;
             }
         }
     }
@@ -278,6 +328,11 @@ impl Steward {
             let accelerators = Vec::new();
             return self.shared.common.tell(Event::Placed { engine, generation, accelerators }).await;
         };
+        // What it had before is its own until that is seen gone: it would share that booking, and lose it with it.
+        let had = |entry: &Booked| entry.model == place.owner.object && entry.replica == engine.replica;
+        if self.lives.contains_key(&engine) || self.orphans.iter().any(had) {
+            return self.shared.common.tell(Event::Conflict { engine, generation }).await;
+        }
         self.booked.insert(engine.clone(), Arc::clone(&place));
         self.enter(&place, Entry::Reserve { engine, generation, wanted });
     }

@@ -1,18 +1,22 @@
 //! What the one that leads orders of the stub in front of an engine. Every order carries the leader's epoch and the life it
 //! means; the stub refuses an older one, so whoever was replaced and does not know it yet changes nothing there.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use http::Method;
 use rouse::{
     caller::{Caller, Failure, Reply},
-    units::{Generation, Millis},
+    model::AcceleratorId,
+    nvml,
+    units::{Bytes, Generation, Millis},
     wire::{Close, Epoch, OnDeadline, Open},
 };
 use serde_json::{Value, json};
 
 /// A stub answers at once; a call that takes longer has failed.
 const CALL: Duration = Duration::from_secs(2);
+/// It answers nothing later about accelerators, whose driver may hang.
+const DRIVER: Duration = nvml::DEADLINE.saturating_add(CALL);
 /// For so long it may let its caller wait for a drain; then it is asked again.
 const DRAIN: Duration = Duration::from_secs(30);
 
@@ -24,6 +28,9 @@ pub(super) enum Error {
     /// A newer leader has given orders.
     #[error("the stub has heard a newer leader")]
     Older,
+    /// It was started with another key.
+    #[error("the stub knows another token")]
+    Stranger,
     #[error("the stub answered {status}: {text}")]
     Refused { status: u16, text: String },
 }
@@ -37,8 +44,14 @@ pub(super) struct Stub {
 }
 
 impl Stub {
-    pub(super) const fn new(address: SocketAddr, epoch: Epoch, generation: Generation) -> Self {
-        Self { caller: Caller::new(address, None), epoch, generation }
+    /// `token`: without it the stub refuses.
+    pub(super) const fn new(
+        address: SocketAddr,
+        token: String,
+        epoch: Epoch,
+        generation: Generation,
+    ) -> Self {
+        Self { caller: Caller::new(address, Some(token)), epoch, generation }
     }
 
     /// Where the engine listens. Told again after the stub's container was started anew.
@@ -78,6 +91,20 @@ impl Stub {
         self.order(Method::POST, path, None, CALL).await
     }
 
+    /// Which accelerators its Pod was given, as far as it can know.
+    pub(super) async fn accelerators(&self) -> Result<Vec<AcceleratorId>, Error> {
+        let reply = checked(self.caller.get("/v1/dual-pods/accelerators", DRIVER).await?)?;
+        Ok(serde_json::from_slice(&reply.body).map_err(|_| Failure::Broken)?)
+    }
+
+    /// What is in use on each of them, now.
+    pub(super) async fn usage(&self) -> Result<BTreeMap<AcceleratorId, Bytes>, Error> {
+        let reply = checked(self.caller.get("/v1/dual-pods/accelerator-memory-usage", DRIVER).await?)?;
+        let used: BTreeMap<AcceleratorId, u64> =
+            serde_json::from_slice(&reply.body).map_err(|_| Failure::Broken)?;
+        Ok(used.into_iter().map(|(id, mib)| (id, Bytes(mib.saturating_mul(1 << 20)))).collect())
+    }
+
     fn closing(&self, cut: bool) -> Value {
         let close = Close {
             epoch: self.epoch,
@@ -104,6 +131,7 @@ impl Stub {
 fn checked(reply: Reply) -> Result<Reply, Error> {
     match reply.status {
         200..=299 => Ok(reply),
+        401 => Err(Error::Stranger),
         409 => Err(Error::Older),
         status => {
             let text = String::from_utf8_lossy(&reply.body).chars().take(256).collect();

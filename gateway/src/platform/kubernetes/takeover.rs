@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use futures_util::{StreamExt as _, stream};
 use rouse::{
     adapter::Health,
     fleet::event::{Event, Found},
@@ -31,11 +31,12 @@ use super::{
     clerk::Entry,
     life::{Pauses, Start},
     steward::Steward,
-    stub::Stub,
+    stub::{self, Stub},
+    work,
 };
 use crate::{
     controllers::{
-        booking::Error,
+        booking::{Error, Spot},
         condition::tick,
         crd::{inference_model::EngineState, ledger::ObjectName},
         pods::Seen,
@@ -47,14 +48,18 @@ use crate::{
 /// For all questions to one engine. Engines are asked side by side.
 const DEADLINE: Duration = Duration::from_millis(1500);
 
+/// So many engines, and pools, are asked side by side.
+const AT_ONCE: usize = 64;
+
 /// A pool's ledger is asked for so often, with pauses of up to a second.
 const STAMPS: u32 = 10;
 
 /// An engine that has something booked.
-struct Booked {
-    pool: String,
-    model: ObjectName,
-    replica: u32,
+#[derive(Clone, Debug)]
+pub(super) struct Booked {
+    pub(super) pool: String,
+    pub(super) model: ObjectName,
+    pub(super) replica: u32,
 }
 
 /// An engine that runs, and how it was found.
@@ -65,16 +70,23 @@ struct Runs {
     pod: Arc<Seen>,
     address: SocketAddr,
     ready: bool,
+    /// It served for whoever led before, who has written that down.
+    served: bool,
+    /// Its stub was made by another key, and takes no orders.
+    stranger: bool,
+    spot: Option<Spot>,
 }
 
 pub(super) async fn take_over(steward: &mut Steward) {
     let shared = Arc::clone(&steward.shared);
     let booked = stamp(&shared).await;
-    let mut runs = look(&shared, steward.pods.values()).await;
+    steward.recall_all().await;
+    let mut runs = look(&shared, &booked, steward.pods.values()).await;
     for found in &mut runs {
-        // It has proved itself to whoever led before, who has written that down.
-        found.ready &=
-            steward.is_published_awake(&found.place.owner.object, found.engine.replica, found.generation);
+        // It has proved itself.
+        found.served =
+            steward.is_published_serving(&found.place.owner.object, found.engine.replica, found.generation);
+        found.ready &= found.served;
     }
     for found in runs {
         adopt(steward, &shared, found).await;
@@ -86,50 +98,91 @@ pub(super) async fn take_over(steward: &mut Steward) {
 /// Writes the epoch into every pool's ledger; which engines have something booked.
 async fn stamp(shared: &Arc<Shared>) -> Vec<Booked> {
     let places = shared.places();
-    let pools: BTreeSet<String> = places.values().filter_map(|place| place.pool.clone()).collect();
-    let mut all = Vec::new();
-    for pool in pools {
-        let mut pauses = Pauses::new();
-        for _ in 0..STAMPS {
-            match shared.books.take_over(&BTreeSet::from([pool.clone()])).await {
-                Ok(ledgers) => {
-                    let booked = ledgers.into_values().flat_map(|ledger| ledger.reservations);
-                    all.extend(booked.map(|entry| Booked {
-                        pool: pool.clone(),
-                        model: entry.model,
-                        replica: entry.replica,
-                    }));
-                    break;
-                }
-                // Whoever leads instead has stamped them, or will.
-                Err(Error::NotLeading | Error::Replaced { .. }) => return all,
-                // One that cannot be read must not keep the others from being served. Nothing is booked in it either.
-                Err(error) => tracing::warn!(pool, %error, "the pool was not taken over; it is tried again"),
-            }
-            pauses.pause().await;
-        }
-    }
-    all
+    let mut pools: BTreeSet<String> = places.values().filter_map(|place| place.pool.clone()).collect();
+    pools.extend(formerly(shared).await);
+    let stamped = stream::iter(pools).map(|pool| stamp_one(shared, pool)).buffer_unordered(AT_ONCE);
+    stamped.collect::<Vec<_>>().await.concat()
 }
 
-async fn look(shared: &Arc<Shared>, pods: impl Iterator<Item = &Arc<Seen>>) -> Vec<Runs> {
+async fn stamp_one(shared: &Arc<Shared>, pool: String) -> Vec<Booked> {
+    let mut pauses = Pauses::new();
+    for _ in 0..STAMPS {
+        match shared.books.take_over(&BTreeSet::from([pool.clone()])).await {
+            Ok(ledgers) => {
+                let booked = ledgers.into_values().flat_map(|ledger| ledger.reservations);
+                let booked = booked.map(|entry| Booked {
+                    pool: pool.clone(),
+                    model: entry.model,
+                    replica: entry.replica,
+                });
+                return booked.collect();
+            }
+            // Whoever leads instead has stamped it, or will.
+            Err(Error::NotLeading) => return Vec::new(),
+            Err(error @ Error::Replaced { .. }) => {
+                tracing::error!(pool, %error, "nothing can be booked in this pool");
+                return Vec::new();
+            }
+            // One that cannot be read must not keep the others from being served. Nothing is booked in it either.
+            Err(error) => tracing::warn!(pool, %error, "the pool was not taken over; it is tried again"),
+        }
+        pauses.pause().await;
+    }
+    Vec::new()
+}
+
+/// Pools in which models of the watched namespaces have something booked, whether or not a model names them today.
+async fn formerly(shared: &Arc<Shared>) -> BTreeSet<String> {
+    let watched = |namespace: &String| {
+        shared.watched.iter().any(|watched| watched.as_ref().is_none_or(|watched| watched == namespace))
+    };
+    let mut pauses = Pauses::new();
+    for _ in 0..STAMPS {
+        match shared.books.who_books().await {
+            Ok(pools) => {
+                let of_ours = |(_, namespaces): &(String, BTreeSet<String>)| namespaces.iter().any(watched);
+                return pools.into_iter().filter(of_ours).map(|(pool, _)| pool).collect();
+            }
+            Err(error) => tracing::warn!(%error, "the pools were not listed; it is tried again"),
+        }
+        pauses.pause().await;
+    }
+    BTreeSet::new()
+}
+
+/// The engine's memory stays in the pool in which it is booked, also when its model names another today.
+fn at_home(place: &Arc<Place>, replica: u32, booked: &[Booked]) -> Arc<Place> {
+    let object = &place.owner.object;
+    let own = booked.iter().filter(|entry| entry.model == *object && entry.replica == replica);
+    let pools: Vec<&String> = own.map(|entry| &entry.pool).collect();
+    match pools.first() {
+        Some(pool) if !place.pool.as_ref().is_some_and(|named| pools.contains(&named)) => place.within(pool),
+        _ => Arc::clone(place),
+    }
+}
+
+async fn look(shared: &Arc<Shared>, booked: &[Booked], pods: impl Iterator<Item = &Arc<Seen>>) -> Vec<Runs> {
     let places = shared.places();
-    let mut by_pod = FuturesUnordered::new();
+    let mut by_pod = Vec::new();
     for pod in pods.filter(|pod| !pod.ending && !pod.over) {
         let place = places.values().find(|place| place.owns(pod));
         if let (Some(place), Some((replica, generation)), Some(ip)) = (place, pod.engine, pod.address) {
             let runs = Runs {
                 engine: EngineId::new(place.engine.name.clone(), replica),
                 generation,
-                place: Arc::clone(place),
+                place: at_home(place, replica, booked),
                 pod: Arc::clone(pod),
                 address: SocketAddr::new(ip, PROXY_PORT),
                 ready: false,
+                served: false,
+                stranger: false,
+                spot: None,
             };
             by_pod.push(examine(shared, runs));
         }
     }
     let mut all: BTreeMap<EngineId, Runs> = BTreeMap::new();
+    let mut by_pod = stream::iter(by_pod).buffer_unordered(AT_ONCE);
     while let Some(runs) = by_pod.next().await {
         // Two Pods of one engine cannot be; should they, the newer life is the one that was meant.
         let older = all.get(&runs.engine).is_some_and(|known| known.generation > runs.generation);
@@ -140,23 +193,50 @@ async fn look(shared: &Arc<Shared>, pods: impl Iterator<Item = &Arc<Seen>>) -> V
     all.into_values().collect()
 }
 
+/// What came of the questions; neither: no good answer in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Good,
+    Stranger,
+}
+
 /// The stub hears the new leader, and the engine is asked whether it serves.
 async fn examine(shared: &Arc<Shared>, mut runs: Runs) -> Runs {
     let asked = async {
         let epoch = shared.writer.claim().ok()?.epoch;
-        let stub = Stub::new(SocketAddr::new(runs.address.ip(), SPI_PORT), epoch, runs.generation);
-        stub.target(SocketAddr::new(runs.address.ip(), runs.place.pods.port)).await.ok()?;
+        let token = shared.sidecar.key.token(&runs.place.owner);
+        let spi = SocketAddr::new(runs.address.ip(), SPI_PORT);
+        let stub = Stub::new(spi, token, epoch, runs.generation);
+        let target = SocketAddr::new(runs.address.ip(), runs.place.pods.port);
+        if let Err(error) = stub.target(target).await {
+            return (error == stub::Error::Stranger).then_some(Asked::Stranger);
+        }
         stub.open().await.ok()?;
         let (id, model) = (runs.engine.clone(), Arc::clone(&runs.place.engine));
         let contact = Contact::new(&shared.common, id, runs.generation, runs.address, model);
-        Some(contact.adapter.health(DEADLINE).await == Health::Good)
+        (contact.adapter.health(DEADLINE).await == Health::Good).then_some(Asked::Good)
     };
-    runs.ready = time::timeout(DEADLINE, asked).await.ok().flatten().unwrap_or(false);
+    let (ready, spot) =
+        tokio::join!(time::timeout(DEADLINE, asked), time::timeout(DEADLINE, spot(shared, &runs)));
+    let asked = ready.ok().flatten();
+    (runs.ready, runs.stranger) = (asked == Some(Asked::Good), asked == Some(Asked::Stranger));
+    runs.spot = spot.ok().flatten();
     runs
 }
 
+async fn spot(shared: &Arc<Shared>, runs: &Runs) -> Option<Spot> {
+    let epoch = shared.writer.claim().ok()?.epoch;
+    let token = shared.sidecar.key.token(&runs.place.owner);
+    let stub = Stub::new(SocketAddr::new(runs.address.ip(), SPI_PORT), token, epoch, runs.generation);
+    Some(work::spot(&stub, runs.pod.node.clone()?).await)
+}
+
 async fn adopt(steward: &mut Steward, shared: &Arc<Shared>, found: Runs) {
-    let Runs { engine, generation, place, pod, address, ready } = found;
+    let Runs { engine, generation, place, pod, address, ready, served, stranger, spot } = found;
+    if stranger {
+        tracing::warn!(%engine, pod = %pod.name, "its stub was made by another key: it is replaced");
+        return steward.dismiss(&place, engine.replica, generation, Some(pod)).await;
+    }
     tracing::info!(%engine, pod = %pod.name, ready, "adopted");
     let accelerators = place.pool.iter().map(|pool| pool.as_str().into()).collect();
     let event = Event::Adopted {
@@ -174,11 +254,15 @@ async fn adopt(steward: &mut Steward, shared: &Arc<Shared>, found: Runs) {
     };
     if let (Some(wanted), Some(pool)) = (place.wanted(engine.replica), place.pool.clone()) {
         // It is there, whatever is booked.
-        steward.clerk(&pool).send(Entry::Adopt { wanted }).unwrap_or_default();
+        steward.clerk(&pool).send(Entry::Adopt { wanted, spot }).unwrap_or_default();
     }
     shared.told.runs_in(&engine, generation, &pod.name.name);
     shared.common.tell(event).await;
-    let start = if ready { Start::Awake } else { Start::Starting };
+    let start = match (ready, served) {
+        (true, _) => Start::Awake,
+        (false, true) => Start::Doubtful,
+        (false, false) => Start::Starting,
+    };
     steward.enlist(engine, generation, place, Some(pod), start);
 }
 
@@ -222,21 +306,25 @@ async fn end_leftovers(steward: &mut Steward, shared: &Arc<Shared>, booked: &[Bo
     for pod in leaving {
         let Some(place) = places.values().find(|place| place.owns(&pod)) else { continue };
         if let Some((replica, generation)) = pod.engine {
-            steward.dismiss(place, replica, generation, Some(pod)).await;
+            steward.dismiss(&at_home(place, replica, booked), replica, generation, Some(pod)).await;
         }
     }
     for Booked { pool, model, replica } in booked {
         if let Some(place) = places.values().find(|place| place.owner.object == *model) {
-            steward.dismiss(place, *replica, Generation(0), None).await;
+            let home = at_home(place, *replica, booked);
+            if home.pool.as_ref() == Some(pool) {
+                steward.dismiss(&home, *replica, Generation(0), None).await;
+            } else {
+                // One engine is in one pool: here nothing of it is left.
+                let entry = Entry::Release { model: model.clone(), replica: *replica, done: None };
+                steward.clerk(pool).send(entry).unwrap_or_default();
+            }
             continue;
         }
-        // Its model is gone, and so are its Pods, but for those that are on their way out.
-        let unowned = |pod: &Arc<Seen>| !places.values().any(|place| place.owns(pod));
-        if !steward.pods.values().any(|pod| pod.name.namespace == model.namespace && unowned(pod)) {
-            let entry = Entry::Release { model: model.clone(), replica: *replica, done: None };
-            steward.clerk(pool).send(entry).unwrap_or_default();
-        }
+        steward.orphans.push(Booked { pool: pool.clone(), model: model.clone(), replica: *replica });
     }
+    steward.end_strays();
+    steward.release_orphans();
     // Pods that nobody knows of are given up where their number is written.
     for pod in steward.pods.values().cloned().collect::<Vec<_>>() {
         if let Some(place) = places.values().find(|place| place.owns(&pod)) {

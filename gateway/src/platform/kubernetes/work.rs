@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use k8s_openapi::api::core::v1::Pod as PodObject;
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod as PodObject};
 use kube::Api;
 use rouse::{
     fault::Cause,
@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     controllers::{
+        booking::Spot,
         pods::{Seen, Trouble},
         workload::{DELETION_COST, EPOCH, GENERATION, REPLICA, SPI_PORT},
         writer::Error,
@@ -39,6 +40,10 @@ pub(super) enum Done {
 
 /// A Pod that no node takes for so long is given up.
 const UNSCHEDULED: Millis = Millis::secs(60);
+/// Where no Pod has come for so long, it is asked why, and again.
+const UNMADE: Duration = Duration::from_secs(5);
+/// While an engine loads, its stub is told its orders so often.
+const ENTER: Duration = Duration::from_secs(10);
 /// A kubelet looks every second whether a stub says that it serves.
 const UNREADY: Duration = Duration::from_secs(3);
 /// A stub that has not answered for so long is not waited for, where requests under way are to end.
@@ -49,34 +54,73 @@ const LEAVING: &str = "-100";
 
 /// Waits for a Pod and makes it the engine's.
 pub(super) async fn begin(berth: Arc<Berth>, mut pod: Pod) -> Done {
-    let waits = trouble(&berth, pod.clone());
-    let found = tokio::select! {
-        seen = usable(&mut pod) => seen,
-        cause = waits => {
-            fail(&berth, cause).await;
-            return Done::Failed;
+    let mut pauses = Pauses::new();
+    loop {
+        let (troubled, unmade) = (trouble(&berth, pod.clone()), denied(&berth, pod.clone()));
+        let found = tokio::select! {
+            seen = usable(&mut pod) => seen,
+            cause = troubled => {
+                fail(&berth, cause).await;
+                return Done::Failed;
+            }
+            cause = unmade => {
+                fail(&berth, cause).await;
+                return Done::Failed;
+            }
+        };
+        let Some((seen, address)) = found else { return Done::Failed };
+        if claim(&berth, &seen).await {
+            let (engine, generation) = (berth.id.clone(), berth.generation);
+            berth.shared.told.runs_in(&engine, generation, &seen.name.name);
+            drop(berth.requests.send(Request::Bound { engine: engine.clone(), generation }));
+            berth.shared.common.tell(Event::Started { engine, generation, address }).await;
+            return Done::Started;
         }
-    };
-    let Some((seen, address)) = found else { return Done::Failed };
+        // It is gone, and another comes for it as soon as that is seen.
+        pauses.pause().await;
+    }
+}
+
+/// Makes the Pod the engine's. False: there is no such Pod any more.
+async fn claim(berth: &Berth, seen: &Seen) -> bool {
     let marks = json!({
         REPLICA: berth.id.replica.to_string(),
         GENERATION: berth.generation.to_string(),
         DELETION_COST: KEPT,
     });
     let mut pauses = Pauses::new();
-    while let Err(error) = mark(&berth, &seen, marks.clone()).await {
+    while let Err(error) = mark(berth, seen, marks.clone()).await {
         if matches!(error, Error::Gone | Error::Conflict) {
-            // Another will come for it.
-            return Box::pin(begin(berth, pod)).await;
+            return false;
         }
         tracing::debug!(pod = %seen.name, %error, "the Pod was not marked; it is tried again");
         pauses.pause().await;
     }
-    let (engine, generation) = (berth.id.clone(), berth.generation);
-    berth.shared.told.runs_in(&engine, generation, &seen.name.name);
-    drop(berth.requests.send(Request::Bound { engine: engine.clone(), generation }));
-    berth.shared.common.tell(Event::Started { engine, generation, address }).await;
-    Done::Started
+    true
+}
+
+/// While no Pod comes: ends when the Deployment says that none can be made (a quota, an admission policy).
+async fn denied(berth: &Berth, mut pod: Pod) -> Cause {
+    let deployment = berth.place.deployment();
+    let api: Api<Deployment> = Api::namespaced(berth.shared.client.clone(), &deployment.namespace);
+    loop {
+        if pod.wait_for(Option::is_none).await.is_err() {
+            return std::future::pending().await;
+        }
+        time::sleep(UNMADE).await;
+        if pod.borrow().is_some() {
+            continue;
+        }
+        let Ok(Some(found)) = berth.shared.writer.look(&api, &deployment.name).await else { continue };
+        let conditions = found.status.and_then(|status| status.conditions).unwrap_or_default();
+        let fails = conditions.into_iter().find(|it| it.type_ == "ReplicaFailure" && it.status == "True");
+        if let Some(fails) = fails {
+            let why = fails.message.unwrap_or_default();
+            tracing::warn!(engine = %berth.id, why, "no Pod can be made for it");
+            berth.shared.told.fails(&berth.id, berth.generation, &why);
+            return Cause::Unrunnable;
+        }
+    }
 }
 
 /// Waits until the engine of the Pod answers, then tells that it is ready.
@@ -90,9 +134,19 @@ pub(super) async fn resume(berth: Arc<Berth>, pod: Pod) -> Done {
         Arc::clone(&berth.place.engine),
     );
     let fit = async {
-        enter(&berth, address).await;
-        ready::up(&contact, None).await;
-        contact.adapter.serves(contact.health_timeout()).await
+        enter(&berth, address).await?;
+        tokio::select! {
+            biased;
+            // One that serves has its memory, whatever was expected.
+            fit = async {
+                while time::timeout(ENTER, ready::up(&contact, None)).await.is_err() {
+                    // A stub whose container was started anew knows nothing, and lets nobody in.
+                    enter(&berth, address).await?;
+                }
+                contact.adapter.serves(contact.health_timeout()).await
+            } => fit,
+            cause = misplaced(&berth, &pod, address) => Err(cause),
+        }
     };
     let outcome = tokio::select! {
         fit = fit => fit,
@@ -108,8 +162,32 @@ pub(super) async fn resume(berth: Arc<Berth>, pod: Pod) -> Done {
     Done::Ready
 }
 
-/// The stub knows its engine and lets requests in.
-async fn enter(berth: &Berth, proxy: SocketAddr) {
+/// Notes to which accelerators the engine came; ends when it does not fit there.
+async fn misplaced(berth: &Berth, pod: &Pod, proxy: SocketAddr) -> Cause {
+    if let (Some(stub), Some(node)) = (berth.stub(proxy), node(pod))
+        && let Err(why) = berth.shared.placed(&berth.place, berth.id.replica, spot(&stub, node).await).await
+    {
+        tracing::warn!(engine = %berth.id, %why, "it came to where there is no room");
+        return Cause::Misplaced;
+    }
+    std::future::pending().await
+}
+
+fn node(pod: &Pod) -> Option<String> {
+    pod.borrow().as_ref()?.node.clone()
+}
+
+/// Where the engine behind this stub is.
+pub(super) async fn spot(stub: &Stub, node: String) -> Spot {
+    let accelerators = stub.accelerators().await.unwrap_or_else(|error| {
+        tracing::debug!(%error, "the stub does not say which accelerators its Pod has");
+        Vec::new()
+    });
+    Spot { node, accelerators }
+}
+
+/// The stub knows its engine and lets requests in. An error: it was made by another key, and never will.
+async fn enter(berth: &Berth, proxy: SocketAddr) -> Result<(), Cause> {
     let target = SocketAddr::new(proxy.ip(), berth.place.pods.port);
     let mut pauses = Pauses::new();
     loop {
@@ -123,8 +201,9 @@ async fn enter(berth: &Berth, proxy: SocketAddr) {
             stub.open().await
         };
         match done.await {
-            Ok(()) => return,
-            Err(stub::Error::Older) => return overruled(berth).await,
+            Ok(()) => return Ok(()),
+            Err(stub::Error::Older) => overruled(berth).await,
+            Err(stub::Error::Stranger) => return Err(Cause::Refused),
             Err(error) => tracing::debug!(engine = %berth.id, %error, "its stub is not there yet"),
         }
         pauses.pause().await;
@@ -133,7 +212,7 @@ async fn enter(berth: &Berth, proxy: SocketAddr) {
 
 /// A stub whose container was started anew knows nothing: it is told again.
 pub(super) async fn restore(contact: Arc<Contact>, berth: Arc<Berth>) {
-    enter(&berth, contact.address).await;
+    open(Arc::clone(&contact), Arc::clone(&berth)).await;
     told_ready(&berth, contact.address, true).await;
 }
 
@@ -149,7 +228,8 @@ pub(super) async fn drain(contact: Arc<Contact>, berth: Arc<Berth>, cut: bool) {
         match stub.drained(cut).await {
             // Nobody is to be waited for any more, and nobody can be reached: what is under way ends with its Pod.
             Err(_) if cut && time::Instant::now() > given_up => break,
-            Ok(true) => break,
+            // Nor will this one ever obey.
+            Ok(true) | Err(stub::Error::Stranger) => break,
             Ok(false) => continue,
             Err(stub::Error::Older) => return overruled(&berth).await,
             Err(error) => tracing::debug!(engine = %berth.id, %error, "its stub does not drain yet"),
@@ -161,7 +241,9 @@ pub(super) async fn drain(contact: Arc<Contact>, berth: Arc<Berth>, cut: bool) {
 }
 
 pub(super) async fn open(contact: Arc<Contact>, berth: Arc<Berth>) {
-    enter(&berth, contact.address).await;
+    if let Err(cause) = enter(&berth, contact.address).await {
+        tracing::warn!(engine = %berth.id, %cause, "its stub lets nobody in");
+    }
 }
 
 /// What the engine has comes to its end: nobody gets in, its Pod is given up, and seen gone. `begun`: it has a stub.
@@ -246,6 +328,7 @@ async fn trouble(berth: &Berth, mut pod: Pod) -> Cause {
     loop {
         let (cause, due) = judge(pod.borrow_and_update().as_deref(), berth.shared.common.clock.now());
         if let Some(cause) = cause {
+            berth.explain(&pod);
             return cause;
         }
         let due = async {
@@ -296,6 +379,7 @@ impl Berth {
     /// The stub in its Pod; `None`: this gateway's claim to lead is not fresh.
     pub(super) fn stub(&self, proxy: SocketAddr) -> Option<Stub> {
         let epoch = self.shared.writer.claim().ok()?.epoch;
-        Some(Stub::new(SocketAddr::new(proxy.ip(), SPI_PORT), epoch, self.generation))
+        let token = self.shared.sidecar.key.token(&self.place.owner);
+        Some(Stub::new(SocketAddr::new(proxy.ip(), SPI_PORT), token, epoch, self.generation))
     }
 }

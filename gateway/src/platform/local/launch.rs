@@ -238,6 +238,8 @@ mod tests {
             idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
             replicas: 1,
             pinned: false,
+            min_replicas: 0,
+            dependencies: Vec::new(),
             priority: 0,
             max_concurrency: None,
             start_timeout: Millis::secs(1),

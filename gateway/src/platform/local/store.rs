@@ -173,6 +173,7 @@ impl Store {
             let known = content.learned.entry(model).or_default();
             let both = Learned {
                 peak: now.peak.or(known.peak),
+                observed: now.observed.or(known.observed),
                 residue: now.residue.or(known.residue),
                 start: now.start.or(known.start),
                 wake: now.wake.or(known.wake),

@@ -5,7 +5,10 @@ use std::{pin::Pin, sync::Arc};
 use rouse::{fleet::event::Event, model::Level};
 
 use super::{fit, life::Tenant, store::Phase};
-use crate::platform::{ready, watch};
+use crate::platform::{
+    ready,
+    watch::{self, Known},
+};
 
 /// Something under way; tells whether the engine is to be watched afterwards.
 pub(super) type Work = Pin<Box<dyn Future<Output = After> + Send>>;
@@ -82,5 +85,6 @@ pub(super) async fn wake(tenant: Arc<Tenant>, level: Level) -> After {
 }
 
 pub(super) async fn watch(tenant: Arc<Tenant>, held: bool) {
-    watch::watch(&tenant.contact, held).await;
+    let known = if held { Known::Held } else { Known::Well };
+    watch::watch(&tenant.contact, known).await;
 }

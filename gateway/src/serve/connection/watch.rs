@@ -22,9 +22,15 @@ use crate::{
 /// are still served.
 const GOODBYE: Duration = Duration::from_secs(5);
 
+/// How long a client of HTTP/1.1 that keeps its connection may still use it once the gateway drains. The answer then says
+/// that the connection ends; closed without a word, it may be closed under a request that is on its way, and nobody could tell
+/// its client that this was never begun.
+const PARTING: Duration = Duration::from_secs(1);
+
 /// What must not last.
 pub(super) struct Watch<'a> {
     limits: &'a Limits,
+    draining: Option<Instant>,
     ending: Option<Instant>,
     /// When the client was asked to end the connection.
     asked: Option<Instant>,
@@ -50,7 +56,7 @@ impl Due {
 
 impl<'a> Watch<'a> {
     pub(super) const fn new(limits: &'a Limits) -> Self {
-        Self { limits, ending: None, asked: None, soon: false, timed: false }
+        Self { limits, draining: None, ending: None, asked: None, soon: false, timed: false }
     }
 
     /// True the first time: the client is to be asked to end the connection.
@@ -72,6 +78,9 @@ impl<'a> Watch<'a> {
         mut timer: Pin<&mut Sleep>,
         cx: &mut Context<'_>,
     ) -> Poll<End> {
+        if socket.stage() > Stage::Serving && self.draining.is_none() {
+            self.draining = Some(Instant::now());
+        }
         if socket.stage() == Stage::Ending && self.ending.is_none() {
             self.ending = Some(Instant::now() + 2 * COARSE);
         }
@@ -137,9 +146,18 @@ impl<'a> Watch<'a> {
                 };
                 (ends, End::Idle)
             }
-            Rest::Idle { since } => (since + idle, End::Idle),
-            Rest::Fresh { since } | Rest::Head { since } => (since + head, End::SlowHead),
+            Rest::Idle { since } => (self.parts(since).unwrap_or(since + idle).min(since + idle), End::Idle),
+            // A request may be on its way that was sent as soon as the connection was there: twice the time of one that rests.
+            Rest::Fresh { since } | Rest::Head { since } => match self.parts(since).map(|at| at + PARTING) {
+                Some(parts) if parts < since + head => (parts, End::Unbegun),
+                _ => (since + head, End::SlowHead),
+            },
         }
+    }
+
+    /// When a connection that rests since then is given up because the gateway drains.
+    fn parts(&self, since: Instant) -> Option<Instant> {
+        self.draining.map(|draining| since.max(draining) + PARTING)
     }
 
     fn verdict(&self, socket: &Socket, now: Instant) -> Option<End> {

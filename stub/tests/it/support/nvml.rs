@@ -2,13 +2,14 @@
 //! the accelerator it is a part of (or `-`), and the MiB in use; or instead of these `lost`, or `hang`.
 
 use std::{
+    io::Write as _,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 use tempfile::TempDir;
 
-const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/support/nvml.c");
+const SOURCE: &str = include_str!("nvml.c");
 
 /// Lies in a folder of its own, and goes with this.
 pub(crate) struct Fake {
@@ -40,8 +41,15 @@ impl Fake {
     }
 }
 
-fn compile(library: &Path) {
-    let compiled =
-        Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(library).arg(SOURCE).output().unwrap();
+pub(crate) fn compile(library: &Path) {
+    let mut compiler = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-x", "c", "-", "-o"])
+        .arg(library)
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    compiler.stdin.take().unwrap().write_all(SOURCE.as_bytes()).unwrap();
+    let compiled = compiler.wait_with_output().unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
 }

@@ -45,6 +45,7 @@ fn what_is_wrong_with_one_object_is_told_there_and_nowhere_else() {
     let elsewhere = json!({"nodeSelector": {"inference-pool": "none"}});
     let picky = json!({"nodeSelector": {"inference-pool": "picky"}});
     let pinned = json!({"nodeSelector": {"inference-pool": "picky"}, "pinned": true});
+    let least = json!({"nodeSelector": {"inference-pool": "picky"}, "minReplicas": 1});
     let namespaces = json!({"allowedNamespaces": ["other"]});
     for (bad, reason, says) in [
         (vec![model("bad", json!({"memory": "lots"}))], "InvalidQuantity", "memory: 'lots'"),
@@ -65,6 +66,11 @@ fn what_is_wrong_with_one_object_is_told_there_and_nowhere_else() {
             "PinningNotAllowed",
             "'picky'",
         ),
+        (
+            vec![pool("picky", json!({"pinnable": false})), model("bad", least)],
+            "PinningNotAllowed",
+            "take minReplicas out",
+        ),
     ] {
         let settled = settled(bad.into_iter().chain(world()));
         let name = settled.rejected.keys().next().unwrap_or_else(|| panic!("{reason}: all is well"));
@@ -84,6 +90,20 @@ fn who_needs_a_model_that_no_pool_takes_is_not_served_either() {
     );
     assert_eq!(rejected(&settled, "base").0, "NoPool");
     assert_eq!(rejected(&settled, "top").0, "DependencyRefused");
+}
+
+#[test]
+fn what_a_model_needs_goes_by_the_names_of_models() {
+    let top = json!({"modelName": "org/top", "dependencies": ["base", "elsewhere"], "minReplicas": 1});
+    let elsewhere = json!({"modelName": "org/elsewhere", "mode": "external", "backendUrl": "http://vllm",
+        "containerImage": null, "memory": null});
+    let objects =
+        [model("base", json!({"modelName": "org/base"})), model("elsewhere", elsewhere), model("top", top)];
+    let settled = settled(world().into_iter().chain(objects));
+    let needs = |name: &str| settled.served[&object(name)].spec.dependencies.clone();
+    assert_eq!(needs("top"), ["org/base".into(), "org/elsewhere".into()]);
+    assert_eq!((needs("base"), needs("elsewhere")), (vec![], vec![]));
+    assert_eq!(settled.served[&object("top")].spec.min_replicas, 1);
 }
 
 #[test]

@@ -115,6 +115,8 @@ impl Steward {
             .collect();
         for (engine, generation) in starts {
             let cause = Cause::Unrunnable;
+            let why = format!("the API server refuses its Deployment: {why}");
+            self.shared.told.fails(&engine, generation, &why);
             self.shared.common.tell(Event::StartFailed { engine, generation, cause }).await;
         }
     }
@@ -149,7 +151,28 @@ impl Steward {
             let names: Vec<ObjectName> = self.crews.keys().cloned().collect();
             names.iter().for_each(|name| self.assign(name));
             self.let_go();
+            self.send_away();
+            self.release_orphans();
         }
+    }
+
+    /// Pods that nobody asked for are given up where their number is written: somebody scaled a Deployment, or what a replaced
+    /// leader had on its way arrived late. Once for each: their end takes a moment.
+    fn send_away(&mut self) {
+        let taken: BTreeSet<&ObjectName> = self.lives.values().filter_map(|life| life.pod.as_ref()).collect();
+        let idle = self.pods.values().filter(|pod| pod.is_free() && !taken.contains(&pod.name));
+        let idle: Vec<Arc<Seen>> = idle.filter(|pod| !self.sent_away.contains(&pod.uid)).cloned().collect();
+        for pod in idle {
+            let Some(place) = self.shared.places().values().find(|place| place.owns(&pod)).cloned() else {
+                continue;
+            };
+            let deployment = place.deployment_of(&pod.template);
+            tracing::info!(pod = %pod.name, %deployment, "nobody asked for this Pod: it is given up");
+            self.sent_away.insert(pod.uid.clone());
+            self.recount(&deployment, Some(place));
+        }
+        let pods: BTreeSet<&String> = self.pods.values().map(|pod| &pod.uid).collect();
+        self.sent_away.retain(|uid| pods.contains(uid));
     }
 
     pub(super) fn appeared(&mut self, pod: Arc<Seen>) {
@@ -158,7 +181,12 @@ impl Steward {
             self.vanished(&pod.name.clone());
         }
         for life in self.lives.values_mut().filter(|life| life.pod.as_ref() == Some(&pod.name)) {
-            life.shown.send_replace(Some(Arc::clone(&pod)));
+            // One that ends before it was anybody's is replaced by another.
+            let lost = (pod.over || pod.ending) && !life.bound && life.leaving.is_none();
+            if lost {
+                life.pod = None;
+            }
+            life.shown.send_replace((!lost).then(|| Arc::clone(&pod)));
         }
         self.pods.insert(pod.name.clone(), pod);
     }

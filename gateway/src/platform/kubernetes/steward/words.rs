@@ -35,7 +35,21 @@ impl Steward {
         }
     }
 
+    /// What was learned by whoever led before; told before anything is decided.
+    pub(in crate::platform::kubernetes) async fn recall_all(&self) {
+        for said in self.published.values() {
+            self.recall(said).await;
+        }
+    }
+
+    async fn recall(&self, said: &Published) {
+        if let Some(learned) = said.learned {
+            self.shared.common.tell(Event::Recalled { model: said.model.clone(), learned }).await;
+        }
+    }
+
     pub(super) async fn pass_on(&self, said: &Published, before: &[EngineStatus]) {
+        self.recall(said).await;
         let place = self.shared.place(&said.model);
         let fingerprint = place.as_ref().map_or(0, |place| place.variant.spec.fingerprint);
         let pool = place.as_ref().and_then(|place| place.pool.clone());
@@ -55,7 +69,7 @@ impl Steward {
         self.shared.common.tell(Event::Published { engine, generation, published }).await;
     }
 
-    pub(in crate::platform::kubernetes) fn is_published_awake(
+    pub(in crate::platform::kubernetes) fn is_published_serving(
         &self,
         object: &ObjectName,
         replica: u32,
@@ -63,7 +77,8 @@ impl Steward {
     ) -> bool {
         let engines = self.published.get(object).map(|said| said.engines.as_slice()).unwrap_or_default();
         engines.iter().any(|status| {
-            (status.replica, status.generation, status.state) == (replica, generation.0, EngineState::Awake)
+            let serves = matches!(status.state, EngineState::Awake | EngineState::Draining);
+            (status.replica, status.generation) == (replica, generation.0) && serves
         })
     }
 

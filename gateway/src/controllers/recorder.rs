@@ -1,0 +1,300 @@
+//! Events: what happened to a model, for whoever describes its object.
+//!
+//! They are told to a task of their own, and nobody waits for one: what does not fit, or cannot be written, is left out.
+//! What happens again within minutes is counted in the Event that there is, and written once in a minute at most, so that
+//! no storm of refusals becomes one of writes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::{
+    api::{
+        core::v1::ObjectReference,
+        events::v1::{Event, EventSeries},
+    },
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+    jiff::Timestamp,
+};
+use kube::{Api, Client};
+use tokio::{
+    sync::mpsc,
+    time::{self, Duration, Instant},
+};
+
+use super::{
+    crd::ledger::ObjectName,
+    news::{News, Reason},
+    writer::{Error, Writer},
+};
+
+/// What may be on its way to the task, which takes all of it before each write.
+const WAITING: usize = 1024;
+/// Events that may wait to be written, or to be repeated.
+const MOST: usize = 8192;
+/// After so long without another, a repetition is an Event of its own.
+const ENDS: Duration = Duration::from_secs(6 * 60);
+/// How often one Event is written at most.
+const AGAIN: Duration = Duration::from_secs(60);
+const CONTROLLER: &str = "rouse.dev/gateway";
+/// Bytes of a note that an API server takes.
+const LONGEST_NOTE: usize = 1024;
+/// Of an object's name in an Event's, which has the reason and the time behind it.
+const LONGEST_NAME: usize = 200;
+
+/// What happened to this object.
+#[derive(Clone, Debug)]
+pub struct Notice {
+    pub object: ObjectName,
+    pub uid: String,
+    pub news: News,
+}
+
+/// Where the task is told.
+#[derive(Clone, Debug)]
+pub struct Herald(mpsc::Sender<Notice>);
+
+/// The task that writes.
+pub struct Recorder {
+    client: Client,
+    writer: Writer,
+    /// This gateway's name.
+    instance: String,
+    notices: mpsc::Receiver<Notice>,
+    book: Book,
+}
+
+impl Herald {
+    pub fn tell(&self, notice: Notice) {
+        if let Err(error) = self.0.try_send(notice) {
+            tracing::debug!(%error, "an Event is left out");
+        }
+    }
+}
+
+impl Recorder {
+    #[must_use]
+    pub fn new(client: Client, writer: Writer, instance: String) -> (Herald, Self) {
+        let (tell, notices) = mpsc::channel(WAITING);
+        (Herald(tell), Self { client, writer, instance, notices, book: Book::default() })
+    }
+
+    /// Until nobody tells any more.
+    pub async fn run(mut self) {
+        loop {
+            let due = self.book.due.first().map(|(at, _)| *at);
+            let sleep = async {
+                match due {
+                    Some(at) => time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                notice = self.notices.recv() => match notice {
+                    Some(notice) => self.book.note(notice, Instant::now(), Timestamp::now()),
+                    None => return,
+                },
+                () = sleep => {
+                    if let Some(event) = self.book.next(Instant::now(), &self.instance) {
+                        self.write(event).await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn write(&self, event: Event) {
+        let namespace = event.metadata.namespace.clone().unwrap_or_default();
+        let name = event.metadata.name.clone().unwrap_or_default();
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
+        let Ok(object) = serde_json::to_value(&event) else { return };
+        match self.writer.apply(&api, &name, &object).await {
+            Ok(_) | Err(Error::NotLeading) => {}
+            Err(error) => tracing::debug!(name, %error, "an Event was not written"),
+        }
+    }
+}
+
+/// By the object's uid.
+type Key = (String, Reason);
+
+/// What was told, and what of it is to be written when.
+#[derive(Debug, Default)]
+struct Book {
+    series: BTreeMap<Key, Series>,
+    due: BTreeSet<(Instant, Key)>,
+}
+
+/// One Event, and how often it has happened.
+#[derive(Debug)]
+struct Series {
+    notice: Notice,
+    first: Timestamp,
+    last: Timestamp,
+    heard: Instant,
+    count: i32,
+    written: Option<Instant>,
+    queued: bool,
+}
+
+impl Book {
+    fn note(&mut self, notice: Notice, now: Instant, at: Timestamp) {
+        let key = (notice.uid.clone(), notice.news.reason);
+        let goes_on = |series: &&mut Series| series.heard + ENDS > now;
+        if let Some(series) = self.series.get_mut(&key).filter(goes_on) {
+            (series.heard, series.last) = (now, at);
+            series.count = series.count.saturating_add(1);
+            if !std::mem::replace(&mut series.queued, true) {
+                let due = series.written.map_or(now, |written| now.max(written + AGAIN));
+                self.due.insert((due, key));
+            }
+            return;
+        }
+        if self.series.len() >= MOST {
+            self.series.retain(|_, series| series.queued || series.heard + ENDS > now);
+        }
+        if self.series.len() >= MOST {
+            return tracing::debug!(object = %notice.object, "an Event is left out: there are too many");
+        }
+        let series =
+            Series { notice, first: at, last: at, heard: now, count: 1, written: None, queued: true };
+        if self.series.get(&key).is_none_or(|before| !before.queued) {
+            self.due.insert((now, key.clone()));
+        }
+        self.series.insert(key, series);
+    }
+
+    /// The next that is due.
+    fn next(&mut self, now: Instant, instance: &str) -> Option<Event> {
+        if self.due.first()?.0 > now {
+            return None;
+        }
+        let (_, key) = self.due.pop_first()?;
+        let series = self.series.get_mut(&key)?;
+        (series.queued, series.written) = (false, Some(now));
+        Some(series.event(instance))
+    }
+}
+
+impl Series {
+    fn event(&self, instance: &str) -> Event {
+        let Notice { object, uid, news } = &self.notice;
+        let text = |text: &str| Some(text.to_owned());
+        let head: String = object.name.chars().take(LONGEST_NAME).collect();
+        let word = news.reason.word();
+        let series = EventSeries { count: self.count, last_observed_time: MicroTime(self.last) };
+        Event {
+            metadata: ObjectMeta {
+                namespace: Some(object.namespace.clone()),
+                name: Some(format!("{head}.{}.{:x}", word.to_lowercase(), self.first.as_nanosecond())),
+                ..ObjectMeta::default()
+            },
+            event_time: Some(MicroTime(self.first)),
+            reporting_controller: text(CONTROLLER),
+            reporting_instance: text(instance),
+            action: text(news.reason.action()),
+            reason: text(word),
+            type_: text(news.reason.kind()),
+            note: Some(cut(&news.note)),
+            regarding: Some(ObjectReference {
+                api_version: text("rouse.dev/v1alpha1"),
+                kind: text("InferenceModel"),
+                namespace: Some(object.namespace.clone()),
+                name: Some(object.name.clone()),
+                uid: Some(uid.clone()),
+                ..ObjectReference::default()
+            }),
+            series: (self.count > 1).then_some(series),
+            ..Event::default()
+        }
+    }
+}
+
+fn cut(note: &str) -> String {
+    let mut end = LONGEST_NOTE.min(note.len());
+    while !note.is_char_boundary(end) {
+        end -= 1;
+    }
+    note.get(..end).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notice(object: &str, note: &str) -> Notice {
+        let news = Reason::InsufficientMemory.news(note);
+        Notice { object: ObjectName::new("chat", object), uid: format!("uid-{object}"), news }
+    }
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp::from_second(1_795_000_000 + i64::try_from(seconds).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_storm_is_one_event_that_is_written_once_in_a_minute() {
+        let (mut book, begun) = (Book::default(), Instant::now());
+        let mut written = Vec::new();
+        // A hundred a second, for five minutes.
+        for second in 0..300 {
+            let now = begun + Duration::from_secs(second);
+            for n in 0..100 {
+                book.note(notice("large", &format!("refusal {n} of {second}")), now, at(second));
+            }
+            written.extend(std::iter::from_fn(|| book.next(now, "gateway-0")));
+        }
+        assert_eq!(written.len(), 5);
+        let names: BTreeSet<_> = written.iter().map(|event| event.metadata.name.clone()).collect();
+        assert_eq!(names.len(), 1, "one Event");
+        let notes: BTreeSet<_> = written.iter().map(|event| event.note.clone().unwrap()).collect();
+        assert_eq!(notes.into_iter().collect::<Vec<_>>(), ["refusal 0 of 0"], "an Event keeps its note");
+        let series = written[4].series.as_ref().unwrap();
+        assert_eq!((series.count, series.last_observed_time.0), (24_100, at(240)));
+        // What came behind the last write is told when that is a minute ago.
+        let last = begun + Duration::from_secs(300);
+        assert_eq!(book.due.first().unwrap().0, last);
+        assert_eq!(book.next(last, "gateway-0").unwrap().series.unwrap().count, 30_000);
+        assert!(book.due.is_empty());
+    }
+
+    #[test]
+    fn what_happens_again_much_later_is_another_event() {
+        let (mut book, begun) = (Book::default(), Instant::now());
+        book.note(notice("a", "first"), begun, at(0));
+        let first = book.next(begun, "gateway-0").unwrap();
+        assert_eq!((first.series.as_ref(), first.note.as_deref()), (None, Some("first")));
+        let later = begun + ENDS;
+        book.note(notice("a", "second"), later, at(360));
+        let second = book.next(later, "gateway-0").unwrap();
+        assert_eq!((second.series.as_ref(), second.note.as_deref()), (None, Some("second")));
+        assert_ne!(first.metadata.name, second.metadata.name);
+    }
+
+    #[test]
+    fn an_event_names_its_object_and_who_told_of_it() {
+        let (mut book, now) = (Book::default(), Instant::now());
+        let long = "ä".repeat(LONGEST_NOTE);
+        book.note(notice("large", &long), now, at(0));
+        let event = book.next(now, "gateway-0").unwrap();
+        let regarding = event.regarding.unwrap();
+        assert_eq!(
+            (regarding.kind.as_deref(), regarding.uid.as_deref()),
+            (Some("InferenceModel"), Some("uid-large"))
+        );
+        assert_eq!((event.type_.as_deref(), event.action.as_deref()), (Some("Warning"), Some("Start")));
+        assert_eq!(event.reporting_instance.as_deref(), Some("gateway-0"));
+        assert_eq!(event.note.unwrap().len(), LONGEST_NOTE);
+    }
+
+    #[test]
+    fn there_are_never_more_than_are_kept() {
+        let (mut book, now) = (Book::default(), Instant::now());
+        for n in 0..MOST + 100 {
+            book.note(notice(&format!("model-{n}"), "full"), now, at(0));
+        }
+        assert_eq!((book.series.len(), book.due.len()), (MOST, MOST));
+        assert_eq!(std::iter::from_fn(|| book.next(now, "gateway-0")).count(), MOST);
+        let later = now + ENDS;
+        book.note(notice("another", "full"), later, at(360));
+        assert_eq!(book.series.len(), 1, "what has ended makes room");
+    }
+}

@@ -1,0 +1,114 @@
+//! What one model's requests count, and what was done with its engines: nothing of it is there before the first of either.
+
+use std::sync::OnceLock;
+
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use rouse::units::Millis;
+
+use super::{
+    families::{Collectors, Make},
+    labels::{self, ROUTES, Route, STARTS, STATUSES, Status},
+    seconds,
+};
+use crate::driver::ColdStart;
+
+pub(super) struct Traffic {
+    pub(super) families: Collectors,
+    requests: IntCounterVec,
+    /// By route, status and start: looked up in `requests` once, at first use.
+    resolved: Box<[OnceLock<IntCounter>]>,
+    pub(super) first_byte: Histogram,
+    duration: Histogram,
+    pub(super) waited: Histogram,
+    pub(super) bytes_in: IntCounter,
+    pub(super) bytes_out: IntCounter,
+    pub(super) replays: IntCounter,
+    pub(super) transitions: IntCounterVec,
+    pub(super) transition_seconds: HistogramVec,
+    pub(super) evictions: IntCounterVec,
+    pub(super) ejections: IntCounter,
+    pub(super) in_flight: IntGauge,
+    pub(super) parked: IntGauge,
+    pub(super) leases: IntGauge,
+    pub(super) engine_state: IntGaugeVec,
+    pub(super) left_out: IntGauge,
+}
+
+impl Traffic {
+    pub(super) fn new(name: &str, namespace: &str) -> Self {
+        let mut make = Make { name, namespace, families: Vec::new() };
+        let bytes = make.counters(
+            "rouse_bytes_total",
+            "Bytes of bodies, from clients (in) and to clients (out)",
+            &["direction"],
+        );
+        Self {
+            requests: make.counters(
+                "rouse_requests_total",
+                "Requests that ended, by route, status class and kind of cold start they waited for",
+                &["route", "status", "cold_start"],
+            ),
+            resolved: (0..ROUTES * STATUSES * STARTS).map(|_| OnceLock::new()).collect(),
+            first_byte: make.histogram(
+                "rouse_time_to_first_byte_seconds",
+                "From the request's head to the response's, the wait included",
+            ),
+            duration: make.histogram(
+                "rouse_request_duration_seconds",
+                "From the request's head to the last byte of the answer",
+            ),
+            waited: make.histogram("rouse_wait_seconds", "How long parked requests waited, however it ended"),
+            bytes_in: bytes.with_label_values(&["in"]),
+            bytes_out: bytes.with_label_values(&["out"]),
+            replays: make
+                .counter("rouse_replays_total", "Requests sent a second time, on a fresh connection"),
+            transitions: make.counters(
+                "rouse_transitions_total",
+                "Launches, wakes, sleeps and stops of engines, by cause and outcome",
+                &["transition", "cause", "outcome"],
+            ),
+            transition_seconds: make.histograms(
+                "rouse_transition_duration_seconds",
+                "How long launches, wakes, sleeps and stops took that went well",
+                "transition",
+            ),
+            evictions: make.counters(
+                "rouse_evictions_total",
+                "Times the model was put away for another one's memory, by how",
+                &["transition"],
+            ),
+            ejections: make.counter(
+                "rouse_ejections_total",
+                "Times an engine of the model was left out because requests to it failed",
+            ),
+            in_flight: make.gauge(
+                "rouse_in_flight",
+                "Requests between the naming of their model and the last byte of their answer",
+            ),
+            parked: make.gauge("rouse_parked", "Requests that wait for their model"),
+            leases: make.gauge("rouse_leases", "Requests that hold an engine of the model"),
+            engine_state: make.gauges(
+                "rouse_engine_state",
+                "1 for the state that each engine is in",
+                &["replica", "state"],
+            ),
+            left_out: make.gauge(
+                "rouse_engines_left_out",
+                "Engines that get no new requests because those they got failed",
+            ),
+            families: make.families.into(),
+        }
+    }
+
+    /// A request is over.
+    pub(super) fn ended(&self, route: Route, status: Status, start: Option<ColdStart>, duration: Millis) {
+        let (start_index, start) = labels::start(start);
+        let index = (route as usize * STATUSES + status as usize) * STARTS + start_index;
+        let count = || self.requests.with_label_values(&[route.as_str(), status.as_str(), start]);
+        match self.resolved.get(index) {
+            Some(cell) => cell.get_or_init(count).inc(),
+            None => count().inc(),
+        }
+        self.duration.observe(seconds(duration));
+    }
+}

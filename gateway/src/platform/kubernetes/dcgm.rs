@@ -1,0 +1,191 @@
+//! What memory of accelerators is in use, as Prometheus has it from DCGM's exporter.
+//!
+//! It is asked on demand, by one question about all accelerators, and no more often than it scrapes: who comes meanwhile is
+//! given the last answer. A sample is tens of seconds old, so whether it is believed is for [`believable`] to say.
+
+mod answer;
+mod judge;
+#[cfg(test)]
+mod tests;
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use http::Request;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use kube::{Client, client::Body};
+use rouse::{
+    lease::Clock,
+    model::AcceleratorId,
+    units::{Bytes, Millis, Tick},
+};
+use tokio::{
+    sync::Mutex,
+    time::{self, Instant},
+};
+
+pub use self::{
+    answer::{Foreign, Sample, Samples},
+    judge::{Doubt, believable},
+};
+use crate::{
+    config::Prometheus,
+    metrics::{Readings, Source},
+};
+
+/// Two series of some six hundred bytes for each accelerator: those of ten thousand.
+const MOST: usize = 16 << 20;
+
+/// Why there is no answer. For whoever runs the gateway.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("Prometheus cannot be reached at {url}: {why}. Is kubernetes.prometheus.url right?")]
+    Unreachable { url: String, why: String },
+    #[error("Prometheus at {url} has not answered within {within}: see kubernetes.prometheus.timeout")]
+    Late { url: String, within: Millis },
+    #[error("Prometheus at {url} refuses to answer ({status}): is kubernetes.prometheus.tokenFile right?")]
+    Forbidden { url: String, status: u16 },
+    #[error(
+        "what answers at {url} is no Prometheus ({status}, {why}): kubernetes.prometheus.url is what comes before /api/v1"
+    )]
+    Foreign { url: String, status: u16, why: String },
+    #[error("Prometheus at {url} does not carry out the query: {why}")]
+    Query { url: String, why: String },
+    #[error(
+        "Prometheus at {url} has no series {} with a UUID: does dcgm-exporter run on the nodes, and is it scraped?",
+        answer::METRIC
+    )]
+    NoSeries { url: String },
+    #[error("the answer of Prometheus at {url} is larger than {}", Bytes(MOST as u64))]
+    Large { url: String },
+}
+
+/// Why nothing is known of an accelerator's memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unknown {
+    #[error(transparent)]
+    Asked(#[from] Error),
+    #[error("Prometheus has no sample of {0}")]
+    Absent(AcceleratorId),
+    #[error(transparent)]
+    Doubt(#[from] Doubt),
+}
+
+/// The Prometheus that is asked.
+pub struct Dcgm {
+    client: Client,
+    settings: Prometheus,
+    clock: Clock,
+    readings: Readings,
+    /// What was answered last, and when it was asked. Held while it is asked, so that it is asked once.
+    last: Mutex<Option<(Instant, Answer)>>,
+}
+
+type Answer = Result<Arc<Samples>, Error>;
+
+impl Dcgm {
+    /// # Errors
+    /// A file that the settings name cannot be used.
+    pub fn new(settings: Prometheus, clock: Clock, readings: Readings) -> anyhow::Result<Self> {
+        let mut config = kube::Config::new(settings.url.clone());
+        config.root_cert_file.clone_from(&settings.ca_file);
+        config.default_retry = false;
+        config.auth_info.token_file = settings.token_file.as_ref().map(|file| file.display().to_string());
+        let client = Client::try_from(config).context("kubernetes.prometheus cannot be used")?;
+        Ok(Self { client, settings, clock, readings, last: Mutex::default() })
+    }
+
+    /// It is not asked again within this.
+    #[must_use]
+    pub fn interval(&self) -> Duration {
+        self.settings.interval.duration()
+    }
+
+    /// What is in use on this accelerator, where that can be believed. `last_sleep`: when an engine last fell asleep there;
+    /// `settle`: the pool's.
+    ///
+    /// # Errors
+    /// There was no answer, or none about this accelerator, or one that is too old.
+    pub async fn used(
+        &self,
+        accelerator: &AcceleratorId,
+        last_sleep: Option<Tick>,
+        settle: Millis,
+    ) -> Result<Bytes, Unknown> {
+        let samples = self.samples().await?;
+        let sample = samples.get(accelerator).ok_or_else(|| Unknown::Absent(accelerator.clone()))?;
+        Ok(believable(sample, last_sleep, settle, self.clock.now())?)
+    }
+
+    /// All that it knows: what was answered last, or, where that was asked longer ago than the interval, what is answered now.
+    ///
+    /// # Errors
+    /// There was no answer.
+    pub async fn samples(&self) -> Answer {
+        let mut last = self.last.lock().await;
+        if let Some((asked, answer)) = &*last
+            && asked.elapsed() < self.interval()
+        {
+            return answer.clone();
+        }
+        let asked = Instant::now();
+        let answer = self.ask().await.map(Arc::new);
+        match &answer {
+            Ok(samples) => {
+                let newest = samples.values().map(|sample| sample.at).max();
+                self.readings.done(Source::Prometheus, newest.unwrap_or_default());
+            }
+            Err(error) => {
+                self.readings.failed(Source::Prometheus);
+                let said = matches!(&*last, Some((_, Err(before))) if before == error);
+                if !said {
+                    tracing::warn!(%error, "the accelerators' memory is not known from Prometheus");
+                }
+            }
+        }
+        *last = Some((asked, answer.clone()));
+        answer
+    }
+
+    async fn ask(&self) -> Result<Samples, Error> {
+        let now = self.clock.now();
+        let within = self.settings.timeout;
+        let asked = time::timeout(within.duration(), self.exchange()).await;
+        let (status, body) = asked.map_err(|_| Error::Late { url: self.url(), within })??;
+        let url = self.url();
+        if matches!(status, 401 | 403) {
+            return Err(Error::Forbidden { url, status });
+        }
+        let samples = answer::parse(&body, now).map_err(|foreign| match foreign {
+            Foreign::Refused(why) => Error::Query { url: url.clone(), why },
+            Foreign::Other(why) => Error::Foreign { url: url.clone(), status, why },
+        })?;
+        if samples.is_empty() { Err(Error::NoSeries { url }) } else { Ok(samples) }
+    }
+
+    async fn exchange(&self) -> Result<(u16, bytes::Bytes), Error> {
+        let unreachable = |why: String| Error::Unreachable { url: self.url(), why };
+        let request = Request::get(answer::PATH.as_str()).body(Body::empty());
+        let request = request.map_err(|error| unreachable(error.to_string()))?;
+        let response = self.client.send(request).await.map_err(|error| unreachable(cause(&error)))?;
+        let status = response.status().as_u16();
+        match Limited::new(response.into_body(), MOST).collect().await {
+            Ok(body) => Ok((status, body.to_bytes())),
+            Err(error) if error.is::<LengthLimitError>() => Err(Error::Large { url: self.url() }),
+            Err(error) => Err(unreachable(error.to_string())),
+        }
+    }
+
+    fn url(&self) -> String {
+        self.settings.url.to_string().trim_end_matches('/').to_owned()
+    }
+}
+
+/// The last of its causes, which is what a person can do something about.
+fn cause(error: &kube::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    cause.to_string()
+}

@@ -1,0 +1,153 @@
+//! What is asked of Prometheus, and what its answer means.
+
+use std::{collections::BTreeMap, fmt::Write as _, sync::LazyLock};
+
+use rouse::{
+    model::AcceleratorId,
+    units::{Bytes, Millis, Tick},
+};
+use serde::Deserialize;
+
+use crate::controllers::crd::ledger::ObjectName;
+
+/// Memory in use of each accelerator, in MiB.
+pub(super) const METRIC: &str = "DCGM_FI_DEV_FB_USED";
+/// Says which of the two is meant: what is in use, or of when that is. Else an answer has only the moment of the question.
+const KIND: &str = "rouse";
+
+/// What is asked.
+pub(super) static PATH: LazyLock<String> = LazyLock::new(|| {
+    let labelled =
+        |vector: &str, kind: &str| format!("label_replace({vector}, \"{KIND}\", \"{kind}\", \"\", \"\")");
+    let used = labelled(METRIC, "used");
+    let at = labelled(&format!("timestamp({METRIC})"), "at");
+    format!("/api/v1/query?query={}", encoded(&format!("{used} or {at}")))
+});
+
+/// By UUID.
+pub type Samples = BTreeMap<AcceleratorId, Sample>;
+
+/// What was in use on one accelerator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    pub used: Bytes,
+    /// When it was scraped, by our clock.
+    pub at: Tick,
+    /// Its node, and the Pod that has it, where the exporter says so.
+    pub node: Option<String>,
+    pub pod: Option<ObjectName>,
+}
+
+/// An answer that has no samples.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Foreign {
+    /// Prometheus says why.
+    Refused(String),
+    /// It is no Prometheus's.
+    Other(String),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    status: String,
+    error: Option<String>,
+    data: Option<Data>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Data {
+    result_type: String,
+    result: Vec<Series>,
+}
+
+#[derive(Deserialize)]
+struct Series {
+    metric: BTreeMap<String, String>,
+    /// Seconds of Unix time at which it was evaluated, and the value as text.
+    value: (f64, String),
+}
+
+/// `asked`: when, by our clock. A sample's age is taken by Prometheus's clock, so the two need not agree; what passed between
+/// question and evaluation makes it older than it is, never younger.
+///
+/// Of several samples of one accelerator the newest counts, and of those of one moment the highest. A series that is of a part
+/// of an accelerator (MIG) has the UUID of the whole and is left out.
+///
+/// # Errors
+/// It is no answer to the question.
+pub(super) fn parse(body: &[u8], asked: Tick) -> Result<Samples, Foreign> {
+    let answer: Answer = serde_json::from_slice(body).map_err(|error| Foreign::Other(error.to_string()))?;
+    let data = match (answer.status.as_str(), answer.data, answer.error) {
+        ("success", Some(data), _) if data.result_type == "vector" => data,
+        ("error", _, Some(why)) => return Err(Foreign::Refused(why)),
+        _ => return Err(Foreign::Other("its answer is none to a query".to_owned())),
+    };
+    let mut samples = Samples::new();
+    for ((uuid, labels), (used, age)) in paired(data.result) {
+        let sample = Sample {
+            used,
+            at: asked - age,
+            node: named(&labels, &["Hostname", "node", "exported_node"]),
+            pod: pod(&labels),
+        };
+        let newest = samples.get(&uuid).is_none_or(|known| (known.at, known.used) < (sample.at, sample.used));
+        if newest {
+            samples.insert(uuid, sample);
+        }
+    }
+    Ok(samples)
+}
+
+type Labels = BTreeMap<String, String>;
+
+/// What is in use, and how long ago that was, by UUID and labels.
+fn paired(all: Vec<Series>) -> BTreeMap<(AcceleratorId, Labels), (Bytes, Millis)> {
+    let mut found: BTreeMap<(AcceleratorId, Labels), (Option<Bytes>, Option<Millis>)> = BTreeMap::new();
+    for Series { metric: mut labels, value: (evaluated, text) } in all {
+        let kind = labels.remove(KIND);
+        labels.remove("__name__");
+        let part = labels.get("GPU_I_ID").is_some_and(|part| !part.is_empty());
+        let Some(uuid) = labels.get("UUID").filter(|uuid| !uuid.is_empty() && !part) else { continue };
+        let Some(value) = text.parse::<f64>().ok().filter(|value| value.is_finite() && *value >= 0.0) else {
+            continue;
+        };
+        let entry = found.entry((uuid.as_str().into(), labels)).or_default();
+        match kind.as_deref() {
+            Some("used") => entry.0 = Some(Bytes((value * f64::from(1 << 20)) as u64)),
+            Some("at") => entry.1 = Some(Millis(((evaluated - value).max(0.0) * 1e3) as u64)),
+            _ => {}
+        }
+    }
+    found.into_iter().filter_map(|(key, (used, age))| Some((key, (used?, age?)))).collect()
+}
+
+/// The first of these labels that says something.
+fn named(labels: &Labels, names: &[&str]) -> Option<String> {
+    names.iter().find_map(|name| labels.get(*name).filter(|value| !value.is_empty())).cloned()
+}
+
+/// The Pod that has the accelerator. Where Prometheus has labels of its own, of the exporter's Pod, those of the exporter are
+/// renamed.
+fn pod(labels: &Labels) -> Option<ObjectName> {
+    for (namespace, name) in [("exported_namespace", "exported_pod"), ("namespace", "pod")] {
+        if let (Some(namespace), Some(name)) = (named(labels, &[namespace]), named(labels, &[name])) {
+            return Some(ObjectName::new(namespace, name));
+        }
+    }
+    None
+}
+
+/// For a query's value: all but letters and digits by their numbers.
+fn encoded(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut out, byte| {
+        if byte.is_ascii_alphanumeric() {
+            out.push(char::from(byte));
+        } else {
+            // A text takes whatever is written.
+            write!(out, "%{byte:02X}").unwrap_or_default();
+        }
+        out
+    })
+}

@@ -1,0 +1,118 @@
+//! The API server is out of every gateway's reach for more than a minute, in which they forget each other. What is awake is
+//! served, nothing is put away for what nobody could see, and who waits for the rest is told why.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kube::ResourceExt as _;
+use rouse_cluster::{Mode, wait};
+use rouse_gateway::controllers::crd::{InferenceModel, inference_model::EngineState};
+use serde_json::json;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::{
+    client::Client,
+    load::{Load, Wishes},
+    world::{Gateway, World, aside},
+};
+
+/// A gateway that was not heard for a minute is taken to be gone.
+const AWAY: Duration = Duration::from_secs(65);
+/// Used at one gateway each, and unused by all that the others know.
+const LONE: [&str; 3] = ["lone-0", "lone-1", "lone-2"];
+const COOLDOWN: &str = "3s";
+/// Some times as long, and longer than a new leader waits for what others have to say.
+const SEEN: Duration = Duration::from_secs(20);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_api_server_that_is_away_for_a_minute_costs_no_request_and_no_engine() {
+    let world = World::new("away", 8, "512Gi").await;
+    for model in LONE {
+        world.model(model, "40Gi", "--itl 10ms", json!({"cooldownPeriod": COOLDOWN})).await;
+    }
+    world.model("short", "40Gi", "", json!({})).await;
+    world.model("hasty", "40Gi", "", json!({"queue": {"maxWait": "3s"}})).await;
+    world.model("patient", "40Gi", "", json!({})).await;
+    let link = world.site.cluster.link().await.unwrap();
+    let kubeconfig = link.kubeconfig(&world.site.account).unwrap();
+    let gateway = |n: usize| world.gateway_by(&format!("gateway-{n}"), "", &kubeconfig, &[]);
+    let gateways: Vec<Gateway> = (0..3).map(gateway).collect();
+    join_all(gateways.iter().map(Gateway::serves)).await;
+    let mut loads: Vec<Load> =
+        gateways.iter().zip(LONE).map(|(gateway, model)| load(vec![gateway.api], model, 2)).collect();
+    loads.push(load(gateways.iter().map(|gateway| gateway.api).collect(), "short", 30));
+    for model in LONE.iter().chain(&["short"]) {
+        world.until(model, "awake", |model| !is_disturbed(model)).await;
+    }
+    let uids = async || {
+        let mut uids: Vec<_> = world.running().await.iter().map(|pod| pod.uid()).collect();
+        uids.sort();
+        uids
+    };
+    let before = uids().await;
+    assert_eq!(before.len(), LONE.len() + 1);
+
+    link.set(Mode::Cut);
+    let gone = Instant::now();
+    join_all(gateways.iter().map(told_why)).await;
+    let client = gateways[1].client();
+    let patient = tokio::spawn(aside(move || client.chat("patient", true, 4)));
+    sleep_until(gone + AWAY).await;
+    assert!(!patient.is_finished());
+    assert_eq!(uids().await, before);
+
+    link.set(Mode::Pass);
+    let back = Instant::now();
+    let disturbed = LONE.map(|model| {
+        let models = world.models();
+        let seen = async move {
+            let seen = |model: &Option<InferenceModel>| model.as_ref().is_none_or(is_disturbed);
+            wait::until(&models, model, "it to be put away", seen).await.unwrap()
+        };
+        timeout(SEEN, Box::pin(seen))
+    });
+    let (answer, disturbed) = tokio::join!(
+        async {
+            let answer = patient.await.unwrap();
+            println!("served {:.1?} after the API server was back", back.elapsed());
+            answer
+        },
+        join_all(disturbed)
+    );
+    assert!(answer.is_whole_stream(), "{answer:?}");
+    for disturbed in disturbed {
+        assert!(disturbed.is_err(), "it is in use: {disturbed:?}");
+    }
+    for load in loads {
+        let outcome = aside(move || load.end()).await;
+        assert!(outcome.failed.is_empty() && outcome.answered > 60 && outcome.streams > 20, "{outcome:?}");
+    }
+    let after = uids().await;
+    assert!(before.iter().all(|uid| after.contains(uid)), "{before:?} {after:?}");
+}
+
+fn load(gateways: Vec<std::net::SocketAddr>, model: &'static str, rate: u32) -> Load {
+    Load::start(gateways, Wishes { short: model, rate, clients: 2, long: model, streams: 1, tokens: 100 })
+}
+
+/// Something else than one engine that serves.
+fn is_disturbed(model: &InferenceModel) -> bool {
+    let engines = model.status.as_ref().map(|status| status.engines.as_slice()).unwrap_or_default();
+    !matches!(engines, [engine] if engine.state == EngineState::Awake)
+}
+
+/// What a client is told at its deadline, and an operator at once.
+async fn told_why(gateway: &Gateway) {
+    let client = gateway.client();
+    let refused = aside(move || client.chat("hasty", false, 4)).await;
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    let error = &refused.json()["error"];
+    let why = error["details"]["waited_for"].as_str().unwrap();
+    assert!(why.contains("API server"), "{error}");
+    let admin = Client::new(gateway.admin);
+    for model in ["hasty", "patient"] {
+        let path = format!("/admin/v1/models/{model}/explain");
+        let told = aside(move || admin.get(&path)).await.json();
+        assert!(told["reason"].as_str().unwrap().contains("API server"), "{told}");
+    }
+}

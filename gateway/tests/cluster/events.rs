@@ -1,0 +1,115 @@
+//! Events of models, as whoever describes an object finds them.
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::Event;
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams},
+    runtime::{WatchStreamExt as _, watcher},
+};
+use rouse_cluster::wait::PATIENCE;
+use rouse_gateway::controllers::crd::InferenceModel;
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::world::{World, aside, reason};
+
+/// What a description of this object lists.
+fn of(model: &InferenceModel) -> String {
+    let (name, uid) = (model.name_any(), model.uid().unwrap());
+    format!("involvedObject.kind=InferenceModel,involvedObject.name={name},involvedObject.uid={uid}")
+}
+
+/// The first of this reason; waits for it.
+async fn told(world: &World<'_>, model: &InferenceModel, reason: &str) -> Event {
+    let api: Api<Event> = world.site.namespace.api();
+    let events = watcher(api, watcher::Config::default().fields(&of(model)));
+    let mut events = std::pin::pin!(events.default_backoff().applied_objects());
+    let found = async {
+        loop {
+            let event = events.next().await.unwrap().unwrap();
+            if event.reason.as_deref() == Some(reason) {
+                return event;
+            }
+        }
+    };
+    timeout(PATIENCE, found)
+        .await
+        .unwrap_or_else(|_| panic!("{} was never told to be {reason}", model.name_any()))
+}
+
+/// All reasons so far, in their order, with how often.
+async fn all(world: &World<'_>, model: &InferenceModel) -> Vec<(String, i32)> {
+    let api: Api<Event> = world.site.namespace.api();
+    let mut events = api.list(&ListParams::default().fields(&of(model))).await.unwrap().items;
+    events.sort_by_key(|event| event.event_time.clone().map(|at| at.0));
+    let times = |event: &Event| event.series.as_ref().and_then(|series| series.count).unwrap_or(1);
+    events.iter().map(|event| (event.reason.clone().unwrap(), times(event))).collect()
+}
+
+fn names(told: &[(String, i32)]) -> Vec<&str> {
+    told.iter().map(|(reason, _)| reason.as_str()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_models_life_is_told_by_whoever_decides_and_by_nobody_else() {
+    let world = World::new("events", 2, "128Gi").await;
+    let policy = json!({"cooldownPeriod": "4s", "eviction": "cooldown", "queue": {"policy": "reject"}});
+    let large = world.model("large", "80Gi", "", policy.clone()).await;
+    let other = world.model("other", "60Gi", "", policy.clone()).await;
+    let leader = world.gateway("gateway-0", "");
+    let created = told(&world, &large, "Created").await;
+    assert_eq!(created.message.as_deref(), Some("the model is served"));
+    assert_eq!(created.reporting_component.as_deref(), Some("rouse.dev/gateway"));
+    let second = world.gateway("gateway-1", "");
+
+    let client = leader.client();
+    assert_eq!(aside(move || client.chat("large", false, 4)).await.status, 200);
+    told(&world, &large, "ScaledUp").await;
+    // At both, many times: it is one Event.
+    for gateway in [&leader, &second] {
+        for _ in 0..20 {
+            let client = gateway.client();
+            assert_eq!(aside(move || client.chat("other", false, 4)).await.status, 429);
+        }
+    }
+    let refused = told(&world, &other, "InsufficientMemory").await;
+    assert_eq!(refused.type_.as_deref(), Some("Warning"));
+    assert!(refused.message.as_ref().unwrap().contains("large"), "{refused:?}");
+    told(&world, &large, "ScaledToZero").await;
+
+    let changed = json!({"cooldownPeriod": "1h"});
+    let mut spec = policy;
+    crate::world::merge(&mut spec, changed);
+    world.model("large", "80Gi", "", spec).await;
+    told(&world, &large, "Updated").await;
+    world.models().delete("other", &DeleteParams::default()).await.unwrap();
+    told(&world, &other, "Deleted").await;
+
+    assert_eq!(names(&all(&world, &large).await), ["Created", "ScaledUp", "ScaledToZero", "Updated"]);
+    assert_eq!(names(&all(&world, &other).await), ["Created", "InsufficientMemory", "Deleted"]);
+    let calls = world.site.cluster.calls(&world.site.account).unwrap();
+    let written =
+        calls.iter().filter(|call| call.resource == "events" && call.name.starts_with("other.insuff"));
+    assert_eq!(written.count(), 1, "refusals are counted, and not written one by one");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_that_fails_says_why() {
+    let world = World::new("events-fail", 2, "128Gi").await;
+    // The schema lets it pass; a Deployment of it is refused.
+    let broken = json!({"template": {"spec": {"containers": [{"name": "engine", "image": "rouse/engine", "ports": [{"containerPort": 99999}]}]}}});
+    let broken = world.model("broken", "10Gi", "", broken).await;
+    let twin = world.model("twin", "10Gi", "", json!({"modelName": "broken"})).await;
+    let gateway = world.gateway("gateway-0", "");
+    let created = told(&world, &twin, "Created").await;
+    let note = created.message.unwrap();
+    assert!(note.starts_with("it is not served: the name 'broken' belongs to"), "{note}");
+    world.until("broken", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
+    let client = gateway.client();
+    assert_eq!(aside(move || client.chat("broken", false, 4)).await.status, 503);
+    let failed = told(&world, &broken, "FailedCreate").await;
+    assert_eq!(failed.type_.as_deref(), Some("Warning"));
+    let note = failed.message.unwrap();
+    assert!(note.starts_with("engine 0 could not be started: "), "{note}");
+}

@@ -1,0 +1,90 @@
+//! What is left of gateways that are gone.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use nix::sys::signal::Signal;
+use rouse_cluster::wait;
+use rouse_gateway::controllers::crd::GatewayReplica;
+use serde_json::json;
+
+use crate::{
+    support::MANAGER,
+    world::{World, reason},
+};
+
+/// One that nothing and nobody runs.
+async fn pod(world: &World<'_>, name: &str) -> Pod {
+    let pod = json!({
+        "metadata": {"name": name},
+        "spec": {
+            "nodeSelector": {"nowhere": "here"},
+            "containers": [{"name": "gateway", "image": "none"}],
+        },
+    });
+    world.pods().create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap()
+}
+
+fn replicas(world: &World<'_>) -> Api<GatewayReplica> {
+    world.site.namespace.api()
+}
+
+async fn until(world: &World<'_>, name: &str, what: &str, there: bool) {
+    let fits = |found: &Option<GatewayReplica>| {
+        found.as_ref().is_some_and(|found| found.status.is_some()) == there && found.is_some() == there
+    };
+    wait::until(&replicas(world), name, what, fits).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateways_object_goes_with_it_or_with_its_pod() {
+    let world = World::new("leftovers", 1, "16Gi").await;
+    let uid = pod(&world, "gateway-0").await.uid().unwrap();
+    let settings = |uid: &str| format!(", podUid: {uid}");
+    let (ends, dies) = (world.gateway("gateway-1", ""), world.gateway_with("gateway-0", &settings(&uid)));
+    until(&world, "gateway-0", "it to be there", true).await;
+    until(&world, "gateway-1", "it to be there", true).await;
+
+    ends.signal(Signal::SIGTERM);
+    ends.ended().await;
+    assert!(replicas(&world).get_opt("gateway-1").await.unwrap().is_none(), "it ended in order");
+    dies.signal(Signal::SIGKILL);
+    dies.ended().await;
+    assert!(replicas(&world).get_opt("gateway-0").await.unwrap().is_some());
+    world.pods().delete("gateway-0", &DeleteParams::default().grace_period(0)).await.unwrap();
+    until(&world, "gateway-0", "it to go with its Pod", false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_dead_gateway_waited_for_starts_nothing() {
+    let world = World::new("leftovers-demand", 1, "16Gi").await;
+    world.model("wanted", "10Gi", "", json!({})).await;
+    world.model("asked", "10Gi", "", json!({})).await;
+    let left = |name: &str, model: &str| {
+        json!({
+            "apiVersion": "rouse.dev/v1alpha1", "kind": "GatewayReplica", "metadata": {"name": name},
+            "spec": {"address": "127.0.0.1:1"},
+            "status": {"waiting": 1, "models": {model: {"waiting": 1, "inFlight": 0}}},
+        })
+    };
+    let write = async |name: &str, model: &str| {
+        let (api, how, object) = (replicas(&world), PatchParams::apply(MANAGER), left(name, model));
+        api.patch(name, &how, &Patch::Apply(&object)).await.unwrap();
+        api.patch_status(name, &how, &Patch::Apply(&object)).await.unwrap();
+    };
+    write("dead", "wanted").await;
+    // As long as one that is silent counts.
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    write("lives", "asked").await;
+    let _gateway = world.gateway("gateway-0", "");
+    world
+        .until("asked", "started for the one that lives", |model| reason(model, "Ready") == "Deployed")
+        .await;
+    let model = world.models().get("wanted").await.unwrap();
+    assert_eq!(reason(&model, "Ready"), "ScaledToZero", "{model:?}");
+    assert_eq!(world.booked().await, [("asked".to_owned(), 10)]);
+}

@@ -1,0 +1,252 @@
+//! Clients of several gateways at once, as a Service has them: each goes to another gateway when it is refused a connection,
+//! and sends nothing a second time that it has begun.
+//!
+//! They live in a thread of their own: a test that blocks holds up none of them.
+
+use std::{
+    io::ErrorKind,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    runtime,
+    sync::watch,
+    task::JoinSet,
+    time::{Duration, Instant, sleep_until, timeout},
+};
+
+use crate::client::{Answer, chat_body, request};
+
+/// Nothing that is asked for takes so long.
+const LATE: Duration = Duration::from_secs(60);
+/// A connection is given up after so many requests, so that gateways that come back get their share.
+const USES: u32 = 100;
+
+/// What is asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Wishes {
+    /// The model of short requests, and how many of them are begun in a second by how many clients.
+    pub(crate) short: &'static str,
+    pub(crate) rate: u32,
+    pub(crate) clients: u32,
+    /// The model of streams, how many are always open, and how long each is.
+    pub(crate) long: &'static str,
+    pub(crate) streams: u32,
+    pub(crate) tokens: u32,
+}
+
+/// Load that lasts until it is ended.
+pub(crate) struct Load {
+    shared: Arc<Shared>,
+    begun: Instant,
+    stop: watch::Sender<bool>,
+    thread: JoinHandle<()>,
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) answered: u64,
+    pub(crate) streams: u64,
+    pub(crate) took: Duration,
+    pub(crate) slowest: Duration,
+    pub(crate) failed: Vec<Failed>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Failed {
+    pub(crate) gateway: SocketAddr,
+    pub(crate) begun: Instant,
+    #[allow(dead_code, reason = "printed by a test that fails")]
+    pub(crate) why: String,
+}
+
+struct Shared {
+    wishes: Wishes,
+    gateways: Mutex<Vec<SocketAddr>>,
+    next: AtomicUsize,
+    answered: AtomicU64,
+    streams: AtomicU64,
+    slowest: AtomicU64,
+    failed: Mutex<Vec<Failed>>,
+}
+
+impl Load {
+    pub(crate) fn start(gateways: Vec<SocketAddr>, wishes: Wishes) -> Self {
+        let shared = Arc::new(Shared {
+            wishes,
+            gateways: Mutex::new(gateways),
+            next: AtomicUsize::default(),
+            answered: AtomicU64::default(),
+            streams: AtomicU64::default(),
+            slowest: AtomicU64::default(),
+            failed: Mutex::default(),
+        });
+        let (stop, stopped) = watch::channel(false);
+        let clients = Arc::clone(&shared);
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let thread = thread::spawn(move || runtime.block_on(run(clients, stopped)));
+        Self { shared, begun: Instant::now(), stop, thread }
+    }
+
+    /// This one is there as well from now on.
+    pub(crate) fn join(&self, gateway: SocketAddr) {
+        self.shared.gateways().push(gateway);
+    }
+
+    /// It has ended: whoever listens there next is another.
+    pub(crate) fn leave(&self, gateway: SocketAddr) {
+        self.shared.gateways().retain(|known| *known != gateway);
+    }
+
+    /// Short requests that were answered until now.
+    pub(crate) fn answered(&self) -> u64 {
+        self.shared.answered.load(Relaxed)
+    }
+
+    /// Begins nothing more, and waits for what is under way.
+    pub(crate) fn end(self) -> Outcome {
+        self.stop.send_replace(true);
+        let took = self.begun.elapsed();
+        self.thread.join().unwrap();
+        Outcome {
+            answered: self.shared.answered.load(Relaxed),
+            streams: self.shared.streams.load(Relaxed),
+            took,
+            slowest: Duration::from_micros(self.shared.slowest.load(Relaxed)),
+            failed: std::mem::take(&mut self.shared.failed.lock().unwrap()),
+        }
+    }
+}
+
+async fn run(shared: Arc<Shared>, stop: watch::Receiver<bool>) {
+    let mut all = JoinSet::new();
+    let Wishes { rate, clients, streams, .. } = shared.wishes;
+    let every = Duration::from_secs(1) * clients / rate;
+    let begun = Instant::now();
+    for n in 0..clients {
+        all.spawn(ask(Arc::clone(&shared), stop.clone(), begun + every * n / clients, every));
+    }
+    for _ in 0..streams {
+        all.spawn(listen(Arc::clone(&shared), stop.clone()));
+    }
+    while let Some(ended) = all.join_next().await {
+        ended.unwrap();
+    }
+}
+
+/// One client of short requests: each has its moment, and those whose moment has passed are sent at once.
+async fn ask(shared: Arc<Shared>, stop: watch::Receiver<bool>, mut due: Instant, every: Duration) {
+    let body = chat_body(shared.wishes.short, false, 2);
+    let text = request("/v1/chat/completions", "", &body).replace("Connection: close\r\n", "");
+    let mut kept: Option<Connection> = None;
+    while !*stop.borrow() {
+        sleep_until(due).await;
+        due += every;
+        let mut connection = match kept.take().filter(Connection::is_good) {
+            Some(connection) => connection,
+            None => Connection { stream: shared.connect().await, answers: 0 },
+        };
+        let begun = Instant::now();
+        let gateway = connection.stream.peer_addr().unwrap();
+        match timeout(LATE, connection.exchange(text.as_bytes())).await.unwrap_or_else(|_| Err("late".into()))
+        {
+            Ok(answer) if answer.status == 200 => {
+                shared.answered.fetch_add(1, Relaxed);
+                let took = u64::try_from(begun.elapsed().as_micros()).unwrap();
+                shared.slowest.fetch_max(took, Relaxed);
+                connection.answers += 1;
+                let closes = answer.header("connection") == "close";
+                kept = Some(connection).filter(|connection| !closes && connection.answers < USES);
+            }
+            Ok(answer) => shared.failed(gateway, begun, format!("{} {}", answer.status, answer.text())),
+            Err(why) => shared.failed(gateway, begun, why),
+        }
+    }
+}
+
+/// One client that has a stream open at all times.
+async fn listen(shared: Arc<Shared>, stop: watch::Receiver<bool>) {
+    let Wishes { long, tokens, .. } = shared.wishes;
+    let text = request("/v1/chat/completions", "", &chat_body(long, true, tokens));
+    while !*stop.borrow() {
+        let mut stream = shared.connect().await;
+        let (begun, gateway) = (Instant::now(), stream.peer_addr().unwrap());
+        let mut bytes = Vec::new();
+        let exchange = async {
+            stream.write_all(text.as_bytes()).await?;
+            stream.read_to_end(&mut bytes).await
+        };
+        let ended = timeout(LATE, exchange).await;
+        if Answer::parse(&bytes).is_some_and(|answer| answer.is_whole_stream()) {
+            shared.streams.fetch_add(1, Relaxed);
+        } else {
+            let last = String::from_utf8_lossy(&bytes);
+            let last: String = last.chars().skip(last.chars().count().saturating_sub(300)).collect();
+            shared.failed(gateway, begun, format!("a stream was cut: {ended:?} after {last:?}"));
+        }
+    }
+}
+
+impl Shared {
+    fn gateways(&self) -> MutexGuard<'_, Vec<SocketAddr>> {
+        self.gateways.lock().unwrap()
+    }
+
+    fn failed(&self, gateway: SocketAddr, begun: Instant, why: String) {
+        self.failed.lock().unwrap().push(Failed { gateway, begun, why });
+    }
+
+    /// To the next gateway in turn that takes a connection.
+    async fn connect(&self) -> TcpStream {
+        let given_up = Instant::now() + LATE;
+        loop {
+            let turn = self.next.fetch_add(1, Relaxed);
+            let gateway = {
+                let gateways = self.gateways();
+                gateways[turn % gateways.len()]
+            };
+            match TcpStream::connect(gateway).await {
+                Ok(stream) => {
+                    stream.set_nodelay(true).unwrap();
+                    return stream;
+                }
+                // Refused, or reset by a process that was killed in this moment: nothing was said on it.
+                Err(error) => assert!(Instant::now() < given_up, "no gateway takes connections: {error}"),
+            }
+        }
+    }
+}
+
+struct Connection {
+    stream: TcpStream,
+    answers: u32,
+}
+
+impl Connection {
+    /// Its other side has not ended it: as every client looks before it uses a connection again.
+    fn is_good(&self) -> bool {
+        matches!(self.stream.try_read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
+    }
+
+    async fn exchange(&mut self, request: &[u8]) -> Result<Answer, String> {
+        self.stream.write_all(request).await.map_err(|error| error.to_string())?;
+        let mut bytes = Vec::with_capacity(4096);
+        loop {
+            match self.stream.read_buf(&mut bytes).await {
+                Ok(1..) => {}
+                ended => return Err(format!("{ended:?} after {:?}", String::from_utf8_lossy(&bytes))),
+            }
+            if let Some(answer) = Answer::parse(&bytes).filter(|answer| answer.complete) {
+                return Ok(answer);
+            }
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Three gateways under load, and what must not be seen of it by any client: one of them is killed, all of them are replaced
+//! one by one, and the API server is away.
+
+use std::net::SocketAddr;
+
+use nix::sys::signal::Signal;
+use rouse_cluster::{Cluster, Role};
+use rouse_gateway::controllers::election::DURATION;
+use serde_json::json;
+use tokio::time::{Duration, Instant, sleep};
+
+use crate::{
+    load::{Load, Outcome, Wishes},
+    support::define,
+    world::{Gateway, World, aside},
+};
+
+/// So many short requests a second are wanted, and some more are made.
+const RATE: u32 = 1000;
+const WISHES: Wishes =
+    Wishes { short: "short", rate: RATE + RATE / 20, clients: 24, long: "long", streams: 12, tokens: 100 };
+/// A new leader acts so soon after the lease of a former one has ended.
+const ACTS: Duration = Duration::from_secs(2);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_requests_a_second_fail_by_no_kill_no_rolling_restart_and_no_absence_of_the_api_server() {
+    let cluster = Cluster::start().unwrap();
+    define(&cluster).await;
+    let world = World::on(&cluster, "many", 4, "256Gi").await;
+    world.model("short", "40Gi", "--ttft 1ms --itl 1ms", json!({})).await;
+    world.model("long", "40Gi", "--itl 20ms", json!({})).await;
+    for cold in ["cold-0", "cold-1"] {
+        world.model(cold, "40Gi", "", json!({})).await;
+    }
+    let mut gateways: Vec<Gateway> = (0..3).map(|n| world.gateway(&name(n), "")).collect();
+    for model in ["short", "long"] {
+        let client = gateways[0].client();
+        assert_eq!(aside(move || client.chat(model, false, 4)).await.status, 200);
+    }
+    for gateway in &gateways {
+        gateway.serves().await;
+    }
+
+    let load = Load::start(gateways.iter().map(|gateway| gateway.api).collect(), WISHES);
+    let mut phase = Phase::new();
+    sleep(Duration::from_secs(2)).await;
+    phase.ends("undisturbed", &load);
+
+    let (killed, gone) = kill_the_leader(&world, &mut gateways, &load).await;
+    phase.ends("the leader killed", &load);
+    replace_each(&world, &mut gateways, &load).await;
+    phase.ends("each replaced", &load);
+
+    cluster.stop_server(Role::ApiServer).await;
+    cluster.start_server(Role::ApiServer).await.unwrap();
+    let client = gateways[0].client();
+    assert_eq!(aside(move || client.chat("cold-1", false, 4)).await.status, 200);
+    phase.ends("the API server restarted", &load);
+
+    let outcome = aside(move || load.end()).await;
+    check(outcome, |gateway, begun| gateway == killed && begun <= gone);
+}
+
+fn name(n: usize) -> String {
+    format!("gateway-{n}")
+}
+
+/// What was made of the load in each part of the test, for people.
+struct Phase {
+    since: Instant,
+    answered: u64,
+}
+
+impl Phase {
+    fn new() -> Self {
+        Self { since: Instant::now(), answered: 0 }
+    }
+
+    fn ends(&mut self, what: &str, load: &Load) {
+        let (now, answered) = (Instant::now(), load.answered());
+        let (took, made) = (now - self.since, answered - self.answered);
+        println!("{what}: {made} requests in {took:.1?}");
+        (self.since, self.answered) = (now, answered);
+    }
+}
+
+/// Kills it while somebody waits for a model that is cold. Where it was, and when it was gone.
+async fn kill_the_leader(
+    world: &World<'_>,
+    gateways: &mut Vec<Gateway>,
+    load: &Load,
+) -> (SocketAddr, Instant) {
+    let holder = world.site.holder().await;
+    let n = (0..gateways.len()).find(|n| holder.starts_with(&name(*n))).expect("one of them leads");
+    let dead = gateways.remove(n);
+    let address = dead.api;
+    let killed = Instant::now();
+    dead.signal(Signal::SIGKILL);
+    dead.ended().await;
+    let gone = Instant::now();
+    load.leave(address);
+    let client = gateways[0].client();
+    let waits = tokio::spawn(aside(move || client.chat("cold-0", true, 4)));
+    world.deployed("cold-0").await;
+    let acted = killed.elapsed();
+    println!("a new leader acts {acted:.1?} after the other was killed");
+    assert!(acted <= DURATION + ACTS, "{acted:?}");
+    let answer = waits.await.unwrap();
+    assert!(answer.is_whole_stream(), "{answer:?}");
+    gateways.insert(n, world.gateway(&name(n), ""));
+    gateways[n].serves().await;
+    load.join(gateways[n].api);
+    (address, gone)
+}
+
+/// As a Deployment does it: one after the other, and the next when the new one serves.
+async fn replace_each(world: &World<'_>, gateways: &mut [Gateway], load: &Load) {
+    for (n, gateway) in gateways.iter_mut().enumerate() {
+        gateway.signal(Signal::SIGTERM);
+        let address = gateway.api;
+        gateway.ends().await;
+        load.leave(address);
+        *gateway = world.gateway(&name(n), "");
+        gateway.serves().await;
+        load.join(gateway.api);
+    }
+}
+
+fn check(outcome: Outcome, excused: impl Fn(SocketAddr, Instant) -> bool) {
+    let Outcome { answered, streams, took, slowest, failed } = outcome;
+    let (apart, failed): (Vec<_>, Vec<_>) =
+        failed.into_iter().partition(|failed| excused(failed.gateway, failed.begun));
+    let rate = answered as f64 / took.as_secs_f64();
+    println!(
+        "{answered} requests in {took:.1?}, {rate:.0} a second, the slowest in {slowest:.1?}; {streams} streams; \
+         {} in flight at the gateway that was killed",
+        apart.len()
+    );
+    assert!(failed.is_empty(), "{} failed: {failed:#?}", failed.len());
+    assert!(rate >= f64::from(RATE), "{rate:.0} requests a second are no load");
+    assert!(streams >= 100, "{streams}");
+}

@@ -1,0 +1,72 @@
+//! Where engines come to be, and what is written of that.
+
+use kube::Api;
+use rouse_cluster::wait;
+use rouse_gateway::controllers::crd::{
+    AcceleratorNode, AcceleratorNodeStatus, AcceleratorPool, ledger::ReservationState,
+};
+use serde_json::json;
+
+use crate::{
+    runner::plain_node,
+    site::Site,
+    support::cluster,
+    world::{World, aside, reason},
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_booking_is_placed_on_the_node_of_its_pod_and_the_nodes_object_says_so() {
+    let world = World::new("node-placed", 2, "128Gi").await;
+    world.model("qwen", "40Gi", "", json!({"cooldownPeriod": "2s"})).await;
+    let gateway = world.gateway("gateway-0", "");
+    let client = gateway.client();
+    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    let node = world.running().await[0].spec.clone().unwrap().node_name.unwrap();
+
+    let pools: Api<AcceleratorPool> = Api::all(world.site.admin.clone());
+    let placed = |pool: &Option<AcceleratorPool>| {
+        let ledger = pool.as_ref().and_then(|pool| Some(&pool.status.as_ref()?.ledger));
+        let mut reservations = ledger.into_iter().flat_map(|ledger| &ledger.reservations);
+        reservations
+            .any(|own| (own.state, own.node.as_deref()) == (ReservationState::Placed, Some(node.as_str())))
+    };
+    wait::until(&pools, world.name(), "placed", placed).await.unwrap();
+
+    let copies: Api<AcceleratorNode> = Api::all(world.site.admin.clone());
+    let says = |fits: fn(&AcceleratorNodeStatus) -> bool| {
+        move |copy: &Option<AcceleratorNode>| {
+            copy.as_ref().and_then(|copy| copy.status.as_ref()).is_some_and(fits)
+        }
+    };
+    let booked = says(|status| status.reservations.len() == 1);
+    let copy = wait::until(&copies, &node, "a copy of the booking", booked).await.unwrap().unwrap();
+    assert_eq!(copy.spec.pool.as_deref(), Some(world.name()));
+    assert_eq!(copy.metadata.owner_references.unwrap()[0].name, node, "it goes with its node");
+    let status = copy.status.unwrap();
+    let own = &status.reservations[0];
+    assert_eq!((own.model.as_str(), own.replica), (format!("{}/qwen", world.name()).as_str(), 0));
+    assert_eq!(own.bytes.to_string(), "40Gi");
+    assert_eq!(status.reserved.unwrap().to_string(), "40Gi");
+    assert_eq!((status.count, status.healthy), (2, 2), "what its device plugin offers");
+    assert_eq!(status.conditions[0].reason, "Ready");
+
+    world.until("qwen", "scaled to zero", |model| reason(model, "Ready") == "ScaledToZero").await;
+    let empty = says(|status| status.reservations.is_empty());
+    wait::until(&copies, &node, "nothing booked", empty).await.unwrap();
+}
+
+/// Its Pod asks for one accelerator, and the pool's sum has room; only the accelerator that it comes to has not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_comes_to_an_accelerator_without_room_for_it_goes_and_whoever_waits_is_told() {
+    let site = Site::new(cluster().await, "node-misplaced").await;
+    let small = |own: &str| plain_node(own, 4).label("nvidia.com/gpu.memory", "24576");
+    let world = World::at(site, "128Gi", small).await;
+    world.model("qwen", "40Gi", "--start-time 60s", json!({"queue": {"maxWait": "6s"}})).await;
+    let gateway = world.gateway("gateway-0", "");
+    let client = gateway.client();
+    let refused = aside(move || client.chat("qwen", false, 4)).await;
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    assert!(refused.text().contains("misplaced"), "{}", refused.text());
+    world.until_booked("nothing", <[_]>::is_empty).await;
+    assert_eq!(world.running().await.len(), 0);
+}

@@ -1,0 +1,198 @@
+//! A real Prometheus, Debian's, for one test; and what it scrapes in DCGM's exporter's place.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use rouse_cluster::wait::PATIENCE;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::time::{Duration, sleep, timeout};
+
+use crate::{client::Client, world::aside};
+
+/// A port of this machine that nobody has just now. Prometheus does not say which one it was given.
+fn free() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn missing(program: &str, error: &std::io::Error) -> ! {
+    panic!("{program}: {error}. It is in Debian's package: apt-get install prometheus")
+}
+
+/// A process; ended by its own pid when dropped.
+pub(crate) struct Prometheus {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    _dir: TempDir,
+}
+
+impl Prometheus {
+    /// One that scrapes these four times a second, each as a job of its own.
+    pub(crate) async fn start(jobs: &[(&str, SocketAddr)]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let job = |(name, address): &(&str, SocketAddr)| {
+            format!("  - job_name: {name}\n    static_configs: [{{targets: ['{address}']}}]\n")
+        };
+        let text = format!(
+            "global: {{scrape_interval: 250ms, scrape_timeout: 250ms}}\nscrape_configs:\n{}",
+            jobs.iter().map(job).collect::<String>()
+        );
+        let file = dir.path().join("prometheus.yml");
+        fs::write(&file, text).unwrap();
+        let address = free();
+        let child = Command::new("prometheus")
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()))
+            .arg(format!("--web.listen-address={address}"))
+            .arg("--log.level=warn")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| missing("prometheus", &error));
+        let mut started = Self { child, address, _dir: dir };
+        started.is_up(jobs.len()).await;
+        started
+    }
+
+    /// Returns when every job was scraped.
+    async fn is_up(&mut self, jobs: usize) {
+        let up = async {
+            loop {
+                assert!(self.child.try_wait().unwrap().is_none(), "prometheus has ended");
+                if std::net::TcpStream::connect(self.address).is_ok()
+                    && self.query("up == 1").await.len() == jobs
+                {
+                    return;
+                }
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        timeout(PATIENCE, up).await.expect("not everything is scraped");
+    }
+
+    async fn get(&self, path: String) -> Value {
+        let client = Client::new(self.address);
+        let answer = aside(move || client.get(&path)).await;
+        match answer.status {
+            200 => answer.json()["data"].clone(),
+            // It listens before it serves.
+            503 => Value::Null,
+            _ => panic!("{}", answer.text()),
+        }
+    }
+
+    /// Labels and value of each series that this names now.
+    pub(crate) async fn query(&self, query: &str) -> Vec<(Value, f64)> {
+        let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let data = self.get(format!("/api/v1/query?query={encoded}")).await;
+        let series = data["result"].as_array().cloned().unwrap_or_default();
+        let read = |one: Value| (one["metric"].clone(), one["value"][1].as_str().unwrap().parse().unwrap());
+        series.into_iter().map(read).collect()
+    }
+
+    /// The one value of this.
+    pub(crate) async fn value(&self, query: &str) -> Option<f64> {
+        let found = self.query(query).await;
+        assert!(found.len() <= 1, "{query}: {found:?}");
+        found.first().map(|(_, value)| *value)
+    }
+
+    /// Waits until it has this value.
+    pub(crate) async fn until(&self, query: &str, expected: f64) {
+        let there = async {
+            while self.value(query).await != Some(expected) {
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        if timeout(PATIENCE, there).await.is_err() {
+            panic!("{query} is {:?} and not {expected}", self.query(query).await);
+        }
+    }
+
+    /// The names of all that was scraped of this job.
+    pub(crate) async fn names(&self, job: &str) -> Vec<String> {
+        let data = self.get(format!("/api/v1/label/__name__/values?match[]=%7Bjob=%22{job}%22%7D")).await;
+        data.as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect()
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// What `promtool check metrics` says of this; nothing, when all is well.
+pub(crate) fn lint(metrics: &str) -> String {
+    let mut tool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| missing("promtool", &error));
+    let mut stdin = tool.stdin.take().unwrap();
+    stdin.write_all(metrics.as_bytes()).unwrap();
+    drop(stdin);
+    let said = tool.wait_with_output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let all = text(&said.stdout) + &text(&said.stderr);
+    assert_eq!(said.status.success(), all.is_empty(), "{all}");
+    all
+}
+
+/// Serves DCGM's exporter's format: the UUID, labels as in `a="b",c="d"`, and the MiB in use.
+pub(crate) struct Exporter {
+    pub(crate) address: SocketAddr,
+    text: Arc<Mutex<String>>,
+}
+
+impl Exporter {
+    pub(crate) fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let text: Arc<Mutex<String>> = Arc::default();
+        let served = Arc::clone(&text);
+        // It ends with the test's process.
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut head = Vec::new();
+                let mut byte = [0];
+                while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).is_ok_and(|read| read == 1) {
+                    head.push(byte[0]);
+                }
+                let body = served.lock().unwrap().clone();
+                let head = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close";
+                // Whoever has gone is not answered.
+                drop(write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
+            }
+        });
+        Self { address, text }
+    }
+
+    pub(crate) fn set(&self, accelerators: &[(&str, &str, u64)]) {
+        let series = |(uuid, labels, mib): &(&str, &str, u64)| {
+            format!(
+                "DCGM_FI_DEV_FB_USED{{gpu=\"0\",UUID=\"{uuid}\",device=\"nvidia0\",modelName=\"NVIDIA H200\",{labels}}} {mib}\n"
+            )
+        };
+        let text = format!(
+            "# HELP DCGM_FI_DEV_FB_USED Framebuffer memory used (in MiB).\n# TYPE DCGM_FI_DEV_FB_USED gauge\n{}",
+            accelerators.iter().map(series).collect::<String>()
+        );
+        *self.text.lock().unwrap() = text;
+    }
+
+    /// What of Prometheus's is scraped here has no series from now on.
+    pub(crate) fn clear(&self) {
+        self.text.lock().unwrap().clear();
+    }
+}

@@ -1,0 +1,88 @@
+//! Pods that go while streams run on them: every stream ends as it should, and the Pod goes behind the last.
+
+use crate::{
+    streams::Stream,
+    world::{Gateway, World, aside, reason},
+};
+use futures_util::future::join_all;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use rouse_cluster::{Mode, wait};
+use rouse_gateway::controllers::crd::{InferenceModel, inference_model::EngineState};
+use serde_json::json;
+
+/// At 20 ms each: longer than any step of a scale-down takes.
+const TOKENS: u32 = 300;
+
+fn drains(model: &InferenceModel, replica: u32) -> bool {
+    let engines = model.status.as_ref().map(|status| status.engines.as_slice()).unwrap_or_default();
+    engines.iter().any(|engine| engine.replica == replica && engine.state == EngineState::Draining)
+}
+
+/// All streams end whole, and the Pod is there until they have.
+async fn outlives(world: &World<'_>, pod: &Pod, streams: Vec<Stream>) {
+    let pods = world.pods();
+    let name = pod.name_any();
+    let told = wait::until(&pods, &name, "it to be told to go", |pod| {
+        pod.as_ref().is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
+    });
+    tokio::select! {
+        biased;
+        _ = join_all(streams.into_iter().map(Stream::ends_whole)) => {}
+        told = told => panic!("the Pod goes under its streams: {:?}", told.unwrap()),
+    }
+    wait::until(&pods, &name, "it to go", Option::is_none).await.unwrap();
+}
+
+/// The one that decides does not hear of the streams: the gateway that they pass cannot say anything to anybody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_seems_idle_goes_behind_the_streams_of_a_gateway_that_nobody_hears() {
+    let world = World::new("unheard", 2, "64Gi").await;
+    world.model("qwen", "40Gi", "--itl 20ms", json!({"cooldownPeriod": "1s"})).await;
+    let leads = world.gateway("gateway-0", "");
+    let client = leads.client();
+    let link = world.site.cluster.link().await.unwrap();
+    let kubeconfig = link.kubeconfig(&world.site.account).unwrap();
+    let unheard = [world.gateway_by("gateway-1", "", &kubeconfig, &[])];
+    unheard[0].serves().await;
+    assert_eq!(aside(move || client.chat("qwen", true, 100)).await.status, 200);
+    link.set(Mode::Cut);
+    let streams = Stream::through(&unheard, "qwen", TOKENS, 2).await;
+    world.until("qwen", "put away", |model| drains(model, 0)).await;
+    let pods = world.running().await;
+    outlives(&world, &pods[0], streams).await;
+    world.until("qwen", "put away", |model| reason(model, "Ready") == "ScaledToZero").await;
+    assert_eq!(world.booked().await, []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_edited_template_and_a_lower_number_end_no_stream_of_any_gateway() {
+    let world = World::new("goes", 4, "256Gi").await;
+    let several = json!({"maxReplicas": 2, "maxConcurrency": 2});
+    world.model("qwen", "40Gi", "--itl 20ms", several.clone()).await;
+    let gateways: Vec<Gateway> = (0..3).map(|n| world.gateway(&format!("gateway-{n}"), "")).collect();
+    // Three through each, of which an engine takes two: so each gateway has one at the second engine.
+    let streams = Stream::through(&gateways, "qwen", TOKENS, 3).await;
+    let pods = world.running().await;
+    assert_eq!(pods.len(), 2);
+    let is =
+        |pod: &&Pod, replica: &str| pod.annotations().get("rouse.dev/replica").is_some_and(|r| r == replica);
+    let of = |replica: &str| pods.iter().find(|pod| is(pod, replica)).cloned().expect("it has a Pod");
+
+    let one = json!({"maxReplicas": 1, "maxConcurrency": 2});
+    world.model("qwen", "40Gi", "--itl 20ms", one.clone()).await;
+    world.until("qwen", "one too many", |model| drains(model, 1)).await;
+    outlives(&world, &of("1"), streams).await;
+    let left: Vec<_> = world.running().await.into_iter().map(|pod| pod.uid()).collect();
+    assert_eq!(left, [of("0").uid()]);
+
+    let streams = Stream::through(&gateways, "qwen", TOKENS, 2).await;
+    world.model("qwen", "40Gi", "--itl 19ms", one).await;
+    world.until("qwen", "outdated", |model| drains(model, 0)).await;
+    let client = gateways[1].client();
+    let next = tokio::spawn(aside(move || client.chat("qwen", true, 4)));
+    outlives(&world, &of("0"), streams).await;
+    let answer = next.await.unwrap();
+    assert!(answer.is_whole_stream(), "{answer:?}");
+    assert_eq!(world.booked().await, [("qwen".to_owned(), 40)]);
+}

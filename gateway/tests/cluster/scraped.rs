@@ -1,0 +1,241 @@
+//! What a real Prometheus makes of what gateway and stub tell, and what the gateway is told by it of accelerators.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{SocketAddr, TcpListener},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+};
+
+use rouse::{
+    lease::Clock,
+    model::AcceleratorId,
+    units::{Bytes, Millis, Tick},
+};
+use rouse_gateway::{
+    config,
+    controllers::crd::Quantity,
+    metrics::Metrics,
+    platform::kubernetes::dcgm::{Dcgm, Doubt, Error, Unknown, believable},
+};
+use serde_json::json;
+use tokio::time::{Duration, Instant, sleep};
+
+use crate::{
+    client::Client,
+    memory::until_told,
+    prometheus::{Exporter, Prometheus, lint},
+    runner::RUNS,
+    support::root,
+    world::{World, aside, reason},
+};
+
+/// Of the page's families, those that have a series only once what they count has happened, or where it is configured.
+const RARE: [&str; 5] = [
+    "rouse_config_reloads_total",
+    "rouse_evictions_total",
+    "rouse_key_requests_total",
+    "rouse_key_tokens_total",
+    "rouse_tls_certificate_expiry_seconds",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prometheus_finds_what_the_page_names_and_the_pools_own_sums() {
+    let world = World::new("scraped", 2, "128Gi").await;
+    world.accelerators("large", &[("GPU-a", 60 << 10)]);
+    world.model("large", "80Gi", "", json!({"cooldownPeriod": "4s"})).await;
+    let gateway = world.gateway("gateway-0", "");
+    world.until("large", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
+    let prometheus = Prometheus::start(&[("gateway", gateway.admin)]).await;
+    let own = world.name().to_owned();
+    let budget = |what: &str| format!("inference_budget_{what}_bytes{{node_pool=\"{own}\"}}");
+    let is_as_in_status = async || {
+        let status = world.budget().await.status.unwrap();
+        for (what, quantity) in
+            [("total", status.total), ("allocated", status.allocated), ("available", status.available)]
+        {
+            let bytes = quantity.as_ref().map(Quantity::bytes).unwrap().unwrap();
+            prometheus.until(&budget(what), bytes.0 as f64).await;
+        }
+        status.ledger.allocated()
+    };
+    prometheus.until(&budget("available"), Bytes::gib(128).0 as f64).await;
+    assert_eq!(is_as_in_status().await, Bytes::ZERO);
+
+    let client = gateway.client();
+    assert_eq!(aside(move || client.chat("unheard-of", false, 4)).await.status, 404);
+    assert_eq!(aside(move || client.chat("large", false, 4)).await.status, 200);
+    prometheus.until(&budget("available"), Bytes::gib(48).0 as f64).await;
+    assert_eq!(is_as_in_status().await, Bytes::gib(80));
+    let served = "sum(rouse_requests_total{model=\"large\",status=\"2xx\",cold_start=\"cold\"})";
+    prometheus.until(served, 1.0).await;
+    let ready = format!("inference_model_ready{{model=\"large\",namespace=\"{own}\"}}");
+    prometheus.until(&ready, 1.0).await;
+    let peak = format!("inference_model_memory_observed_peak_bytes{{model=\"large\",namespace=\"{own}\"}}");
+    prometheus.until(&peak, Bytes::gib(60).0 as f64).await;
+    assert_eq!(lint(&gateway.metrics()), "");
+
+    let page = fs::read_to_string(root("docs/metrics.md")).unwrap();
+    let named: BTreeSet<&str> =
+        page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    let scraped = prometheus.names("gateway").await;
+    let is_there =
+        |name: &str| scraped.iter().any(|found| found == name || *found == format!("{name}_bucket"));
+    let absent: Vec<&str> = named.iter().copied().filter(|name| !is_there(name)).collect();
+    assert_eq!(absent, RARE, "of {scraped:?}");
+    let known = |name: &String| {
+        let family =
+            ["_bucket", "_count", "_sum"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+        let prometheus_s_own = name == "up" || name.starts_with("scrape_") || name.starts_with("process_");
+        prometheus_s_own || named.contains(family) || named.contains(name.as_str())
+    };
+    assert_eq!(scraped.iter().filter(|name| !known(name)).collect::<Vec<_>>(), [""; 0]);
+
+    prometheus.until(&budget("allocated"), 0.0).await;
+    assert_eq!(is_as_in_status().await, Bytes::ZERO);
+}
+
+/// A stub with its metrics port; ended when dropped.
+struct Stub(Child);
+
+impl Drop for Stub {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prometheus_takes_what_a_stub_tells() {
+    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let metrics: SocketAddr = free();
+    let ports: String =
+        ["probes", "spi", "relay", "admin", "debug"].map(|port| format!("--{port}-port=0\n")).concat();
+    let arguments =
+        format!("proxy\n--host=127.0.0.1\n{ports}--proxy-port=0\n--metrics-port={}", metrics.port());
+    let stub = Command::new(std::env::current_exe().unwrap())
+        .args(["runner::stub", "--exact", "--nocapture"])
+        .env(RUNS, arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let _stub = Stub(stub);
+    let prometheus = Prometheus::start(&[("stub", metrics)]).await;
+    prometheus.until("rouse_stub_ready", 0.0).await;
+    prometheus.until("rouse_stub_build_info", 1.0).await;
+    assert_eq!(lint(&aside(move || Client::new(metrics).get("/metrics").text()).await), "");
+}
+
+/// A reader of this Prometheus, as a configuration describes it.
+fn reader(url: &str, settings: &str) -> Dcgm {
+    let text = format!(
+        "platform: kubernetes\nkubernetes: {{stubImage: s, prometheus: {{url: '{url}', interval: 100ms{settings}}}}}"
+    );
+    let asked = config::parse(&text, "test").unwrap().kubernetes.unwrap().prometheus.unwrap();
+    Dcgm::new(asked, clock(), Arc::new(Metrics::new()).readings()).unwrap()
+}
+
+fn clock() -> Clock {
+    let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    Clock::new(Instant::now(), Tick(u64::try_from(since.as_millis()).unwrap()))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_exporter_tells_is_known_by_way_of_prometheus_and_believed_while_it_is_young() {
+    let exporter = Exporter::start();
+    let prometheus = Prometheus::start(&[("dcgm", exporter.address)]).await;
+    let url = format!("http://{}", prometheus.address);
+    let dcgm = reader(&url, "");
+    assert_eq!(dcgm.samples().await, Err(Error::NoSeries { url: url.clone() }));
+
+    exporter.set(&[("GPU-a", "Hostname=\"n1\"", 61_440), ("GPU-b", "Hostname=\"n1\"", 0)]);
+    prometheus.until("count(DCGM_FI_DEV_FB_USED)", 2.0).await;
+    sleep(dcgm.interval()).await;
+    let (a, settle) = (AcceleratorId::from("GPU-a"), Millis::secs(2));
+    assert_eq!(dcgm.used(&a, None, settle).await, Ok(Bytes::gib(60)));
+    assert_eq!(dcgm.used(&"GPU-b".into(), None, settle).await, Ok(Bytes::ZERO));
+    let absent = AcceleratorId::from("GPU-c");
+    assert_eq!(dcgm.used(&absent, None, settle).await, Err(Unknown::Absent(absent)));
+    let sample = dcgm.samples().await.unwrap()[&a].clone();
+    assert_eq!(sample.node.as_deref(), Some("n1"));
+
+    // An engine falls asleep there: until all has settled, what is told is from before that, for all that is known.
+    let slept = clock().now();
+    exporter.set(&[("GPU-a", "Hostname=\"n1\"", 2_048)]);
+    assert_eq!(dcgm.used(&a, Some(slept), settle).await, Err(Doubt::Early { settle }.into()));
+    prometheus.until("DCGM_FI_DEV_FB_USED{UUID=\"GPU-a\"}", 2_048.0).await;
+    sleep(dcgm.interval()).await;
+    assert_eq!(dcgm.used(&a, None, settle).await, Ok(Bytes::gib(2)));
+    assert_eq!(dcgm.used(&a, Some(slept), settle).await, Err(Doubt::Early { settle }.into()));
+    sleep(settle.duration() + Duration::from_secs(1)).await;
+    assert_eq!(dcgm.used(&a, Some(slept), settle).await, Ok(Bytes::gib(2)));
+
+    // Nothing new comes any more. What was known grows old.
+    let last = dcgm.samples().await.unwrap()[&a].clone();
+    let later = last.at + settle + Millis(1);
+    assert!(matches!(believable(&last, None, settle, later), Err(Doubt::Old { .. })));
+    exporter.clear();
+    prometheus.until("absent(DCGM_FI_DEV_FB_USED)", 1.0).await;
+    sleep(dcgm.interval()).await;
+    assert_eq!(dcgm.samples().await, Err(Error::NoSeries { url }));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wrong_with_a_prometheus_is_said() {
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = reader(&format!("http://{nobody}"), "").samples().await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.starts_with(&format!("Prometheus cannot be reached at http://{nobody}: ")), "{text}");
+    assert!(text.contains("refused"), "{text}");
+
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let error = reader(&url, ", timeout: 200ms").samples().await.unwrap_err();
+    assert_eq!(error, Error::Late { url, within: Millis(200) });
+
+    let exporter = Exporter::start();
+    exporter.set(&[("GPU-a", "Hostname=\"n1\"", 1)]);
+    let other = reader(&format!("http://{}", exporter.address), "");
+    let text = other.samples().await.unwrap_err().to_string();
+    assert!(
+        text.starts_with(&format!("what answers at http://{} is no Prometheus", exporter.address)),
+        "{text}"
+    );
+}
+
+/// No stub of this cluster sees a driver, and DCGM's exporter says which Pod has which accelerator.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_stubs_cannot_read_an_engine_s_peak_comes_from_prometheus() {
+    let world = World::new("scraped-peak", 1, "128Gi").await;
+    let own = world.name().to_owned();
+    let settles = json!({"nodeSelector": {"inference-pool": own}, "memory": "128Gi", "settle": "1s"});
+    world.pool(&own, settles).await;
+    let exporter = Exporter::start();
+    let prometheus = Prometheus::start(&[("dcgm", exporter.address)]).await;
+    let address = prometheus.address;
+    let settings = format!("{{url: 'http://{address}', interval: 500ms}}");
+    world.model("qwen", "80Gi", "--start-time 3s", json!({})).await;
+    let gateway = world.gateway_with("gateway-0", &format!(", prometheus: {settings}"));
+    world.until("qwen", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
+    let client = gateway.client();
+    let asked = tokio::spawn(aside(move || client.chat("qwen", false, 4)));
+    let pod = loop {
+        match world.running().await.first() {
+            Some(pod) => break pod.metadata.name.clone().unwrap(),
+            None => sleep(Duration::from_millis(20)).await,
+        }
+    };
+    let whose = format!("namespace=\"{own}\",pod=\"{pod}\",container=\"engine\"");
+    let other = format!("namespace=\"{own}\",pod=\"another\",container=\"engine\"");
+    exporter.set(&[("GPU-a", &whose, 70 << 10), ("GPU-b", &other, 99 << 10)]);
+    assert_eq!(asked.await.unwrap().status, 200);
+    let peak = Some(Quantity::from(Bytes::gib(70)));
+    let seen = world.until("qwen", "seen", |model| {
+        model.status.as_ref().is_some_and(|status| status.observed_peak_memory == peak)
+    });
+    assert_eq!(seen.await.status.unwrap().utilization_percent, Some(87));
+    until_told(&gateway, "rouse_accelerator_readings_total{outcome=\"left_out\",source=\"prometheus\"} 1")
+        .await;
+}

@@ -1,0 +1,106 @@
+//! What others do to what Rouse has made: people with kubectl, controllers of the cluster, a spoiled object.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::{
+    ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+};
+use nix::sys::signal::Signal;
+use rouse_cluster::wait;
+use serde_json::json;
+
+use crate::{
+    support::MANAGER,
+    world::{World, aside, reason},
+};
+
+async fn its_deployment(world: &World<'_>) -> Deployment {
+    let mut all = world.deployments().list(&ListParams::default()).await.unwrap().items;
+    assert_eq!(all.len(), 1);
+    all.remove(0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_that_somebody_adds_to_a_deployment_are_given_up() {
+    let world = World::new("strangers-scale", 4, "128Gi").await;
+    world.model("qwen", "40Gi", "", json!({})).await;
+    let gateway = world.gateway("gateway-0", "");
+    let client = gateway.client();
+    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    let own = world.running().await[0].name_any();
+
+    let (name, three) = (its_deployment(&world).await.name_any(), json!({"spec": {"replicas": 3}}));
+    world.deployments().patch(&name, &PatchParams::apply(MANAGER), &Patch::Merge(&three)).await.unwrap();
+    let one = |found: &Option<Deployment>| {
+        let spec = found.as_ref().and_then(|found| found.spec.as_ref());
+        let seen = found.as_ref().and_then(|found| found.status.as_ref()?.replicas);
+        spec.is_some_and(|spec| spec.replicas == Some(1)) && seen == Some(1)
+    };
+    wait::until(&world.deployments(), &name, "one Pod again", one).await.unwrap();
+    assert_eq!(world.running().await[0].name_any(), own, "the engine is not the one that went");
+    let client = gateway.client();
+    assert!(aside(move || client.chat("qwen", true, 4)).await.is_whole_stream());
+    assert_eq!(world.booked().await, [("qwen".to_owned(), 40)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_whose_pod_somebody_deletes_is_replaced_and_nobody_is_sent_to_it() {
+    let world = World::new("strangers-delete", 2, "128Gi").await;
+    world.model("qwen", "40Gi", "", json!({})).await;
+    let gateway = world.gateway("gateway-0", "");
+    let client = gateway.client();
+    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    let before = world.running().await[0].name_any();
+    world.pods().delete(&before, &DeleteParams::default()).await.unwrap();
+    let leaves = |model: &_| reason(model, "Ready") != "Deployed";
+    world.until("qwen", "seen to go", leaves).await;
+    let client = gateway.client();
+    let answer = aside(move || client.chat("qwen", true, 4)).await;
+    assert!(answer.is_whole_stream(), "{answer:?}");
+    assert_ne!(world.running().await[0].name_any(), before);
+    assert_eq!(world.booked().await, [("qwen".to_owned(), 40)]);
+}
+
+/// Nobody decides any more for a model that is not served; who comes to lead ends what it left all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_runs_for_a_model_that_was_spoiled_while_nobody_led_ends_and_is_given_back() {
+    let world = World::new("strangers-spoiled", 2, "128Gi").await;
+    world.model("qwen", "40Gi", "", json!({})).await;
+    let gateway = world.gateway("gateway-0", "");
+    let client = gateway.client();
+    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    gateway.signal(Signal::SIGKILL);
+    gateway.ended().await;
+    world.model("qwen", "40Gi", "", json!({"dependencies": ["nobody"]})).await;
+    let _gateway = world.gateway("gateway-1", "");
+    world.until("qwen", "refused", |model| reason(model, "Accepted") == "DependencyMissing").await;
+    world.until_booked("nothing", <[_]>::is_empty).await;
+    assert_eq!(world.running().await.len(), 0);
+}
+
+/// A namespace's quota of Pods, of their memory: no Pod can be made, and that is what whoever waits is told, long before the start's
+/// own deadline.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_that_the_namespace_denies_says_so() {
+    let world = World::new("strangers-denied", 2, "128Gi").await;
+    let quota = json!({
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}},
+    });
+    let quotas: kube::Api<k8s_openapi::api::core::v1::ResourceQuota> = world.site.namespace.api();
+    quotas.patch("none", &PatchParams::apply(MANAGER), &Patch::Apply(&quota)).await.unwrap();
+    let counted = |found: &Option<k8s_openapi::api::core::v1::ResourceQuota>| {
+        found.as_ref().and_then(|found| found.status.as_ref()?.hard.as_ref()).is_some()
+    };
+    wait::until(&quotas, "none", "counted", counted).await.unwrap();
+    world.model("qwen", "40Gi", "", json!({"startTimeout": "5m", "queue": {"maxWait": "20s"}})).await;
+    let gateway = world.gateway("gateway-0", "");
+    let client = gateway.client();
+    let refused = aside(move || client.chat("qwen", false, 4)).await;
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    let why = |model: &rouse_gateway::controllers::crd::InferenceModel| {
+        let status = model.status.clone().unwrap_or_default();
+        status.conditions.iter().any(|it| it.type_ == "Available" && it.message.contains("quota"))
+    };
+    world.until("qwen", "told why", why).await;
+    world.until_booked("nothing", <[_]>::is_empty).await;
+}

@@ -1,0 +1,56 @@
+//! Streams that a test holds open while something happens to what carries them.
+
+use std::io::{Read as _, Write as _};
+
+use futures_util::future::join_all;
+use tokio::{sync::oneshot, task::JoinHandle};
+
+use crate::{
+    client::{Answer, chat_body, request},
+    world::Gateway,
+};
+
+/// A stream that runs.
+pub(crate) struct Stream(JoinHandle<Answer>);
+
+impl Stream {
+    /// Returns once it has begun.
+    pub(crate) async fn open(gateway: &Gateway, model: &'static str, tokens: u32) -> Self {
+        let client = gateway.client();
+        let (tell, begun) = oneshot::channel();
+        let mut tell = Some(tell);
+        let ended = tokio::task::spawn_blocking(move || {
+            let mut socket = client.connect();
+            let text = request("/v1/chat/completions", "", &chat_body(model, true, tokens));
+            socket.write_all(text.as_bytes()).unwrap();
+            let (mut bytes, mut room) = (Vec::new(), [0; 16 << 10]);
+            while let Ok(n @ 1..) = socket.read(&mut room) {
+                bytes.extend_from_slice(&room[..n]);
+                if bytes.windows(6).any(|piece| piece == b"data: ")
+                    && let Some(tell) = tell.take()
+                {
+                    tell.send(()).unwrap();
+                }
+            }
+            Answer::parse(&bytes).unwrap()
+        });
+        begun.await.unwrap();
+        Self(ended)
+    }
+
+    /// So many through each of them.
+    pub(crate) async fn through(
+        gateways: &[Gateway],
+        model: &'static str,
+        tokens: u32,
+        each: usize,
+    ) -> Vec<Self> {
+        let all = gateways.iter().flat_map(|gateway| std::iter::repeat_n(gateway, each));
+        join_all(all.map(|gateway| Self::open(gateway, model, tokens))).await
+    }
+
+    pub(crate) async fn ends_whole(self) {
+        let answer = self.0.await.unwrap();
+        assert!(answer.is_whole_stream(), "{answer:?}");
+    }
+}

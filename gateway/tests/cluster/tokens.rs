@@ -1,0 +1,148 @@
+//! Who may give orders to a stub: the network of Pods is open to everybody, and the key of the tokens is not.
+
+use std::net::{IpAddr, SocketAddr};
+
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams},
+};
+use nix::sys::signal::Signal;
+use rouse_cluster::wait;
+use rouse_gateway::controllers::{
+    crd::ledger::ObjectName,
+    stub_key::{SECRET, StubKey},
+    workload::{Owner, SPI_PORT, STUB},
+};
+use serde_json::json;
+
+use crate::{
+    client::Client,
+    site::Site,
+    support::cluster,
+    world::{World, aside, reason},
+};
+
+const CLOSE: &str = r#"{"epoch":9999,"generation":18446744073709551615}"#;
+/// Every order that there is. Each is of a leader that would be obeyed, if it were one.
+const ORDERS: [(&str, &str, &str); 8] = [
+    ("POST", "/v1/gate", CLOSE),
+    ("DELETE", "/v1/gate", CLOSE),
+    ("PUT", "/v1/proxy/config?retarget=true", r#"{"address":"127.0.0.1","port":9}"#),
+    ("POST", "/v1/become-unready", ""),
+    ("POST", "/v1/readiness-url", r#"{"url":"http://127.0.0.1:9/"}"#),
+    ("POST", "/v1/engine/sleep", CLOSE),
+    ("POST", "/v1/release", r#"{"epoch":9999}"#),
+    ("POST", "/v1/set-log?startPos=0", "words"),
+];
+
+/// The status, and what was said.
+async fn order(pod: &Pod, order: (&str, &str, &str), token: Option<&str>) -> (u16, String) {
+    let ip: IpAddr = pod.status.as_ref().unwrap().pod_ip.as_ref().unwrap().parse().unwrap();
+    let (method, path, body) = order;
+    let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: stub\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         {token}Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let answer = aside(move || Client::new(SocketAddr::new(ip, SPI_PORT)).raw(&request)).await;
+    (answer.status, answer.text())
+}
+
+/// What its spec says of its token.
+fn hash(pod: &Pod) -> String {
+    let stub = pod.spec.as_ref().unwrap().containers.iter().find(|container| container.name == STUB).unwrap();
+    let mut args = stub.args.iter().flatten();
+    args.find_map(|arg| arg.strip_prefix("--token-sha256=")).unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stub_obeys_nobody_without_its_models_own_token() {
+    let world = World::new("tokens-orders", 2, "128Gi").await;
+    let qwen = world.model("qwen", "40Gi", "", json!({})).await;
+    let other = world.model("other", "40Gi", "", json!({})).await;
+    let gateway = world.gateway("gateway-0", "");
+    let client = gateway.client();
+    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    let pod = world.running().await.remove(0);
+
+    let key = StubKey::of(&world.site.client().await, world.name()).await.unwrap();
+    let owner = |model: &rouse_gateway::controllers::crd::InferenceModel| Owner {
+        object: ObjectName::new(world.name(), model.name_any()),
+        uid: model.uid().unwrap(),
+    };
+    let (own, others, hash) = (key.token(&owner(&qwen)), key.token(&owner(&other)), hash(&pod));
+    // What somebody may know: nothing, what the Pod's spec says, another model's token.
+    for token in [None, Some(""), Some(hash.as_str()), Some(others.as_str())] {
+        for what in ORDERS {
+            assert_eq!(order(&pod, what, token).await.0, 401, "{what:?} with {token:?}");
+        }
+        let looks = [("GET", "/v1/gate", ""), ("GET", "/v1/proxy/config", "")];
+        for what in looks {
+            assert_eq!(order(&pod, what, token).await.0, 401, "{what:?} with {token:?}");
+        }
+    }
+    let (status, gate) = order(&pod, ("GET", "/v1/gate", ""), Some(&own)).await;
+    assert_eq!(status, 200, "{gate}");
+    let gate: serde_json::Value = serde_json::from_str(&gate).unwrap();
+    assert_eq!(gate["gated"], false);
+    let client = gateway.client();
+    let answer = aside(move || client.chat("qwen", true, 4)).await;
+    assert!(answer.is_whole_stream() && answer.header("x-rouse-cold-start").is_empty(), "{answer:?}");
+}
+
+#[tokio::test]
+async fn gateways_that_come_at_once_have_one_key() {
+    let site = Site::new(cluster().await, "tokens-key").await;
+    let (client, own) = (site.client().await, site.namespace.name());
+    let empty: Secret = site.namespace.api::<Secret>().get(SECRET).await.unwrap();
+    assert_eq!(empty.data, None);
+    let each = (0..8).map(|_| StubKey::of(&client, own));
+    let keys: Vec<StubKey> = futures_util::future::try_join_all(each).await.unwrap();
+    assert!(keys.iter().all(|key| *key == keys[0]));
+    // The manifest, applied again, takes nothing away.
+    site.reinstall().await;
+    assert_eq!(StubKey::of(&client, own).await.unwrap(), keys[0]);
+
+    let secrets: Api<Secret> = site.namespace.api();
+    let set = |key: &str| {
+        let patch = Patch::Merge(json!({"data": {"key": key}}));
+        let secrets = secrets.clone();
+        async move { secrets.patch(SECRET, &PatchParams::default(), &patch).await.unwrap() }
+    };
+    set("c2hvcnQ=").await;
+    let refused = StubKey::of(&client, own).await.unwrap_err();
+    assert!(!refused.may_pass() && refused.to_string().contains("remove the entry"), "{refused}");
+    secrets.delete(SECRET, &kube::api::DeleteParams::default()).await.unwrap();
+    let refused = StubKey::of(&client, own).await.unwrap_err();
+    assert!(!refused.may_pass() && refused.to_string().contains("rbac/gateway.yaml"), "{refused}");
+    let elsewhere = StubKey::of(&client, "kube-system").await.unwrap_err();
+    assert!(!elsewhere.may_pass() && elsewhere.to_string().contains("may not"), "{elsewhere}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_of_another_key_are_replaced() {
+    let world = World::new("tokens-changed", 2, "64Gi").await;
+    world.model("qwen", "40Gi", "", json!({})).await;
+    let first = world.gateway("gateway-0", "");
+    let client = first.client();
+    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    let before = world.running().await.remove(0);
+    first.signal(Signal::SIGTERM);
+    first.ended().await;
+    let secrets: Api<Secret> = world.site.namespace.api();
+    let none = Patch::Merge(json!({"data": {"key": null}}));
+    secrets.patch(SECRET, &PatchParams::default(), &none).await.unwrap();
+
+    // It leads, and finds an engine that it cannot give orders to.
+    let second = world.gateway("gateway-1", "");
+    wait::until(&world.pods(), &before.name_any(), "its end", Option::is_none).await.unwrap();
+    let client = second.client();
+    assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    world.until("qwen", "ready", |model| reason(model, "Ready") == "Deployed").await;
+    let now = world.running().await;
+    assert_eq!(now.len(), 1);
+    assert_ne!((now[0].uid(), hash(&now[0])), (before.uid(), hash(&before)));
+    assert_eq!(world.booked().await, [("qwen".to_owned(), 40)]);
+}

@@ -1,0 +1,86 @@
+//! What a kubelet makes of containers that end or cannot be made, and what becomes of who waits.
+
+use kube::ResourceExt as _;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use rouse_cluster::node::image;
+use rouse_gateway::controllers::crd::InferenceModel;
+use serde_json::{Value, json};
+
+use crate::{
+    ground::{engine, ground, run},
+    world::reason,
+};
+
+/// The kubelet would start its container again, beside a stub that knows of nothing. The gateway begins anew instead.
+#[test]
+fn an_engine_that_is_killed_is_told_and_replaced_by_another_pod() {
+    run(async {
+        let ground = ground().await;
+        ground.model("killed", "--itl 50ms", |_| {}).await;
+        let stream = ground.stream("killed", 2000).await;
+        let pod = ground.pods("killed").await.remove(0);
+        let killed = engine(&pod, &ground.world.runner.processes(&pod).unwrap());
+        kill(Pid::from_raw(killed), Signal::SIGKILL).unwrap();
+        let cut = stream.ended().await;
+        assert!(!cut.is_whole_stream(), "{}", cut.text());
+        let events = cut.events();
+        assert!(events.iter().any(|event| event.contains("\"error\"")), "{events:?}");
+        let failed =
+            ground.world.until("killed", "seen dead", |model| reason(model, "Ready") != "Deployed").await;
+        assert!(!failed.status.unwrap().ready);
+
+        let again = ground.chat("killed", true).await;
+        assert!(again.is_whole_stream(), "{again:?}");
+        ground.gone(&pod).await;
+        let now = ground.pods("killed").await;
+        assert_eq!(now.len(), 1);
+        assert_ne!(now[0].uid(), pod.uid());
+        assert_eq!(ground.booked("killed").await, [40]);
+    });
+}
+
+#[test]
+fn an_image_that_cannot_be_had_ends_the_start_and_the_client_is_told() {
+    run(async {
+        let ground = ground().await;
+        // Nobody listens where this name leads, so no registry is asked.
+        ground.model("pulled", "", with_image("localhost/nowhere:1")).await;
+        let answer = ground.chat("pulled", false).await;
+        assert_eq!(answer.status, 503, "{}", answer.text());
+        let error = &answer.json()["error"];
+        assert_eq!(
+            (&error["code"], &error["details"]["cause"]),
+            (&json!("model_not_ready"), &json!("unrunnable"))
+        );
+        // Whoever looks after the model is told what the kubelet said.
+        let says = |model: &InferenceModel, words: &str| {
+            let conditions = model.status.iter().flat_map(|status| &status.conditions);
+            conditions.into_iter().any(|one| one.type_ == "Available" && one.message.contains(words))
+        };
+        let failed = |model: &InferenceModel| {
+            reason(model, "Available") == "Failed"
+                && says(model, "ImagePullBackOff")
+                && says(model, "localhost/nowhere:1")
+        };
+        ground.world.until("pulled", "the kubelet's words", failed).await;
+        assert!(ground.pods("pulled").await.is_empty());
+        assert_eq!(ground.booked("pulled").await, [0; 0]);
+
+        ground.model("pulled", "", with_image(&image("engine-sim"))).await;
+        let seen = |model: &InferenceModel| {
+            let status = model.status.as_ref();
+            status.is_some_and(|status| status.observed_generation == model.metadata.generation)
+        };
+        ground.world.until("pulled", "seen as it is now", seen).await;
+        let mended = ground.chat("pulled", true).await;
+        assert!(mended.is_whole_stream(), "{mended:?}");
+    });
+}
+
+fn with_image(image: &str) -> impl FnOnce(&mut Value) {
+    let image = image.to_owned();
+    move |spec| spec["template"]["spec"]["containers"][0]["image"] = json!(image)
+}

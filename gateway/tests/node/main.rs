@@ -1,0 +1,21 @@
+//! A gateway beside a real kubelet: engines are containers of our images, the scheduler counts accelerators, the kubelet
+//! probes stubs. What the gateway decides is tested beside Pods that are processes; here is what only a node can show.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+#[path = "../it/support/client.rs"]
+#[allow(dead_code, reason = "shared with the tests of one machine")]
+mod client;
+mod ends;
+mod failures;
+mod flow;
+mod ground;
+#[path = "../cluster/site.rs"]
+#[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
+mod site;
+#[path = "../cluster/support.rs"]
+#[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
+mod support;
+#[path = "../cluster/world.rs"]
+#[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
+mod world;

@@ -1,0 +1,36 @@
+//! The invariants, in words where they are broken.
+
+use super::{
+    Pairing,
+    node::{Node, State},
+};
+use crate::units::Bytes;
+
+impl Pairing {
+    /// Every broken invariant; empty when all is well. What was adopted in excess is no defect: nothing is added to it.
+    #[must_use]
+    pub fn check(&self) -> Vec<String> {
+        self.nodes.values().flat_map(|node| check_node(node)).collect()
+    }
+}
+
+pub(super) fn check_node(node: &Node) -> Vec<String> {
+    let mut broken = Vec::new();
+    for engine in node.engines.values() {
+        let expected = if engine.is_big() { engine.sizes.awake } else { Bytes::ZERO };
+        if engine.held < expected {
+            broken.push(format!("{} is {} with only {} reserved", engine.id, engine.state, engine.held));
+        }
+        if matches!(engine.state, State::Waking | State::Creating) && engine.binding.is_none() {
+            broken.push(format!("{} is {} for nobody", engine.id, engine.state));
+        }
+        if !node.providers.contains_key(&engine.provider) {
+            broken.push(format!("{} is in {}, which is not there", engine.id, engine.provider));
+        }
+        let owner = engine.requester();
+        if owner.is_some_and(|r| node.engines.values().filter(|e| e.requester() == Some(r)).count() > 1) {
+            broken.push(format!("{} shares its requester with another engine", engine.id));
+        }
+    }
+    broken
+}

@@ -1,0 +1,216 @@
+//! What the decisions order. A command returns nothing; what became of it is an [`super::event::Event::Outcome`] with its
+//! serial number.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    event::{Epoch, Record, Target},
+    ids::{EngineId, NodeName, ProviderId, RequesterId, Uid},
+};
+use crate::{
+    model::Level,
+    units::{Generation, Tick},
+};
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Command {
+    pub node: NodeName,
+    /// Stubs and launchers answer an older one with a conflict.
+    pub epoch: Epoch,
+    /// Of this command; its outcome carries it.
+    pub serial: u64,
+    pub order: Order,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Order {
+    Engine { engine: EngineId, generation: Generation, step: Step },
+    Requester { requester: RequesterId, step: OfRequester },
+    Provider { provider: ProviderId, step: OfProvider },
+}
+
+/// What is ordered of an engine. Each has one outcome.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Step {
+    /// Make the engine's own Pod, bound from the first, with the provider's finalizer and the record.
+    Create {
+        record: Record,
+    },
+    /// Write the record, with its requester, and the finalizer to the provider. Nothing is launched or woken before.
+    Bind {
+        record: Record,
+    },
+    /// Start a process in the launcher.
+    Launch,
+    /// Ask it for one token, now that it answers.
+    Prove,
+    /// Point the requester's stub at it, open the gate, and let the requester be ready.
+    Open {
+        requester: RequesterId,
+    },
+    /// Close the gate of the stub and wait for what is under way until `deadline`, which then is cut.
+    Gate {
+        requester: RequesterId,
+        deadline: Tick,
+    },
+    /// Through the stub of `via`, which closes its gate first if it was not told to; directly without one.
+    Sleep {
+        level: Level,
+        via: Option<RequesterId>,
+    },
+    Wake {
+        level: Level,
+        via: RequesterId,
+    },
+    /// Write to the provider that the engine is no longer bound, and since when; with the last bound one its finalizer goes.
+    /// `forget`: the whole record goes.
+    Unbind {
+        last_used: Tick,
+        forget: bool,
+    },
+    /// End its process: delete its Pod, or the launcher's instance. Done means ordered of a Pod, and gone of an instance.
+    End {
+        why: Why,
+    },
+    /// How is it? The stub or launcher asked takes note of the epoch, so that nothing older is obeyed afterwards.
+    Query,
+}
+
+/// Why an engine is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Why {
+    /// Its requester went, and it does not sleep.
+    Unneeded,
+    /// To make room, as a sleeper.
+    Evicted,
+    /// Its template is no longer there.
+    Obsolete,
+    StartFailed,
+    WakeFailed,
+    CanaryFailed,
+    SleepFailed,
+    /// It did not answer for as long as it was given, or its process is gone.
+    Lost,
+    /// Its requester may wait no longer.
+    Overdue,
+    /// Its node, Pod or accelerator goes away.
+    Leaving,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum OfRequester {
+    /// Which accelerators has it got?
+    Accelerators,
+    /// Delete the Pod, if it is still this one.
+    Delete { why: Farewell },
+    /// Put our finalizer on it, or take it off.
+    Finalize { wanted: bool },
+    /// Let its stub, which was told to end and holds on, end now.
+    Release,
+}
+
+/// Why a requester is deleted, so that another one comes in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Farewell {
+    EngineGone,
+    ProviderDeleted,
+    Cordoned,
+    NodeGone,
+    AcceleratorFaulty,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum OfProvider {
+    /// Make a launcher.
+    Create,
+    /// Delete a launcher; `None`: whichever has the name.
+    Delete { uid: Option<Uid> },
+}
+
+impl Order {
+    #[must_use]
+    pub fn target(&self) -> Target {
+        match self {
+            Self::Engine { engine, generation, .. } => Target::Engine(engine.clone(), *generation),
+            Self::Requester { requester, .. } => Target::Requester(requester.clone()),
+            Self::Provider { provider, .. } => Target::Provider(provider.clone()),
+        }
+    }
+}
+
+/// In words, for stories.
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Engine { engine, step, .. } => match step {
+                Step::Create { record } => write!(f, "create the provider of {engine} for {}", owner(record)),
+                Step::Bind { record } => write!(f, "bind {engine} to {}", owner(record)),
+                Step::Launch => write!(f, "launch {engine}"),
+                Step::Prove => write!(f, "ask {engine} for a token"),
+                Step::Open { requester } => write!(f, "open the gate of {requester} to {engine}"),
+                Step::Gate { requester, deadline } => {
+                    write!(f, "close the gate of {requester} to {engine}, drain until {deadline}")
+                }
+                Step::Sleep { level, via } => {
+                    let via = via.as_ref().map(|r| format!(" through {r}")).unwrap_or_default();
+                    write!(f, "put {engine} to sleep at level {}{via}", level.number())
+                }
+                Step::Wake { via, .. } => write!(f, "wake {engine} through {via}"),
+                Step::Unbind { forget: true, .. } => write!(f, "forget {engine}"),
+                Step::Unbind { .. } => write!(f, "unbind {engine}"),
+                Step::End { why } => write!(f, "end {engine}: {why}"),
+                Step::Query => write!(f, "ask {engine} how it is"),
+            },
+            Self::Requester { requester, step } => match step {
+                OfRequester::Accelerators => write!(f, "ask {requester} for its accelerators"),
+                OfRequester::Delete { why } => write!(f, "delete {requester}: {why}"),
+                OfRequester::Finalize { wanted: true } => write!(f, "put the finalizer on {requester}"),
+                OfRequester::Finalize { .. } => write!(f, "take the finalizer off {requester}"),
+                OfRequester::Release => write!(f, "let the stub of {requester} end"),
+            },
+            Self::Provider { provider, step: OfProvider::Create } => write!(f, "create {provider}"),
+            Self::Provider { provider, .. } => write!(f, "delete {provider}"),
+        }
+    }
+}
+
+fn owner(record: &Record) -> &str {
+    record.requester.as_ref().map_or("nobody", RequesterId::as_str)
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unneeded => "its requester is gone",
+            Self::Evicted => "room is needed",
+            Self::Obsolete => "its template is gone",
+            Self::StartFailed => "it did not start",
+            Self::WakeFailed => "it did not wake",
+            Self::CanaryFailed => "it answered and could not serve",
+            Self::SleepFailed => "it did not fall asleep",
+            Self::Lost => "it is gone or cannot be reached",
+            Self::Overdue => "its requester may wait no longer",
+            Self::Leaving => "its node, Pod or accelerator goes away",
+        })
+    }
+}
+
+impl fmt::Display for Farewell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::EngineGone => "its engine is gone",
+            Self::ProviderDeleted => "its provider is being deleted",
+            Self::Cordoned => "its node is cordoned",
+            Self::NodeGone => "its node is gone",
+            Self::AcceleratorFaulty => "its accelerator is faulty",
+        })
+    }
+}

@@ -1,0 +1,133 @@
+//! Which sleepers are deleted, where accelerators hold too many of them.
+//!
+//! An engine may use several accelerators, so the choice cannot be made for each accelerator by itself: two sleepers that each
+//! are the oldest of one accelerator may cost more than a single one that is on both. What is chosen is a *set* that covers
+//! everything that is short. Of all such sets the best is that which
+//!
+//! 1. leaves alone what somebody waits for,
+//! 2. leaves alone accelerators that are within their budget,
+//! 3. deletes what is outdated, then what was used longest ago: sets are compared by the last used of each, then by the one used
+//!    before that, and so on, so that a sleeper more is never better than one less,
+//! 4. is back soonest, should it be asked for again.
+//!
+//! With few sleepers every set is tried. With many it is tried with those that would be chosen first, and then, if these are
+//! not enough, as many are taken one by one as it needs, less those that turn out to be superfluous.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    model::AcceleratorId,
+    units::{Bytes, Millis, Tick},
+};
+
+/// Sets of so many sleepers are tried in every combination: 4,096 of them.
+const MOST: usize = 12;
+
+/// A sleeping engine that may be deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sleeper {
+    pub on: Vec<AcceleratorId>,
+    /// What it keeps of each accelerator.
+    pub residue: Bytes,
+    /// Host RAM that it keeps.
+    pub host: Bytes,
+    /// A requester is there that it would be woken for.
+    pub wanted: bool,
+    pub outdated: bool,
+    pub last_used: Tick,
+    /// How long it takes to have it again, as learned.
+    pub comes_back_in: Millis,
+}
+
+/// What must become free.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shortage {
+    pub accelerators: BTreeMap<AcceleratorId, Bytes>,
+    pub host: Bytes,
+}
+
+impl Shortage {
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.host == Bytes::ZERO && self.accelerators.values().all(|short| *short == Bytes::ZERO)
+    }
+
+    fn is_covered_by<'a>(&self, set: impl Iterator<Item = &'a Sleeper> + Clone) -> bool {
+        let of =
+            |a: &AcceleratorId| set.clone().filter(|s| s.on.contains(a)).map(|s| s.residue).sum::<Bytes>();
+        self.accelerators.iter().all(|(a, short)| of(a) >= *short)
+            && set.clone().map(|s| s.host).sum::<Bytes>() >= self.host
+    }
+
+    /// Deleting it helps.
+    fn is_eased_by(&self, sleeper: &Sleeper) -> bool {
+        let short = |a| self.accelerators.get(a).is_some_and(|short| *short > Bytes::ZERO);
+        sleeper.residue > Bytes::ZERO && sleeper.on.iter().any(short)
+            || self.host > Bytes::ZERO && sleeper.host > Bytes::ZERO
+    }
+}
+
+/// The best set of sleepers to delete, by their places in the list; `None` when all of them together are not enough.
+#[must_use]
+pub fn cover(sleepers: &[Sleeper], short: &Shortage) -> Option<Vec<usize>> {
+    if short.is_none() {
+        return Some(Vec::new());
+    }
+    let mut options: Vec<usize> =
+        (0..sleepers.len()).filter(|i| sleepers.get(*i).is_some_and(|s| short.is_eased_by(s))).collect();
+    options.sort_by_key(|i| (score(sleepers, &[*i], short), *i));
+    if !short.is_covered_by(pick(sleepers, &options)) {
+        return None;
+    }
+    let few = options.get(..MOST).unwrap_or(&options);
+    let mut set = (1_u32..1 << few.len())
+        .map(|mask| {
+            few.iter().enumerate().filter(|(bit, _)| mask & (1 << bit) != 0).map(|(_, i)| *i).collect()
+        })
+        .filter(|set: &Vec<usize>| short.is_covered_by(pick(sleepers, set)))
+        .min_by_key(|set| score(sleepers, set, short))
+        .unwrap_or_else(|| greedy(sleepers, &options, short));
+    set.sort_unstable();
+    Some(set)
+}
+
+fn pick<'a>(sleepers: &'a [Sleeper], set: &'a [usize]) -> impl Iterator<Item = &'a Sleeper> + Clone {
+    set.iter().filter_map(|i| sleepers.get(*i))
+}
+
+/// As many as it needs in the order of preference, each only if it eases what is short still; then without those that later
+/// ones made superfluous.
+fn greedy(sleepers: &[Sleeper], options: &[usize], short: &Shortage) -> Vec<usize> {
+    let mut set: Vec<usize> = Vec::new();
+    for option in options {
+        if short.is_covered_by(pick(sleepers, &set)) {
+            break;
+        }
+        set.push(*option);
+    }
+    for at in (0..set.len()).rev() {
+        let without: Vec<usize> = set.iter().enumerate().filter(|(i, _)| *i != at).map(|(_, s)| *s).collect();
+        if short.is_covered_by(pick(sleepers, &without)) {
+            set = without;
+        }
+    }
+    set
+}
+
+type Score = (usize, usize, Vec<(bool, Tick)>, Millis);
+
+/// Smaller is better.
+fn score(sleepers: &[Sleeper], set: &[usize], short: &Shortage) -> Score {
+    let wanted = pick(sleepers, set).filter(|s| s.wanted).count();
+    let within: BTreeSet<&AcceleratorId> = pick(sleepers, set)
+        .flat_map(|s| &s.on)
+        .filter(|a| short.accelerators.get(*a).is_none_or(|short| *short == Bytes::ZERO))
+        .collect();
+    let mut used: Vec<_> = pick(sleepers, set).map(|s| (!s.outdated, s.last_used)).collect();
+    used.sort_unstable_by(|a, b| b.cmp(a));
+    let back = pick(sleepers, set).fold(Millis::ZERO, |sum, s| sum + s.comes_back_in);
+    (wanted, within.len(), used, back)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+use super::*;
+
+fn sleeper(on: &[&str], gib: u64, last_used: u64) -> Sleeper {
+    Sleeper {
+        on: on.iter().map(|a| AcceleratorId::from(*a)).collect(),
+        residue: Bytes::gib(gib),
+        host: Bytes::ZERO,
+        wanted: false,
+        outdated: false,
+        last_used: Tick(last_used),
+        comes_back_in: Millis::secs(60),
+    }
+}
+
+fn short(of: &[(&str, u64)]) -> Shortage {
+    let accelerators = of.iter().map(|(a, gib)| (AcceleratorId::from(*a), Bytes::gib(*gib))).collect();
+    Shortage { accelerators, host: Bytes::ZERO }
+}
+
+/// What one would do accelerator by accelerator: the oldest first, until it is enough there.
+fn one_by_one(sleepers: &[Sleeper], short: &Shortage) -> Vec<usize> {
+    let mut set = BTreeSet::new();
+    for (accelerator, bytes) in &short.accelerators {
+        let mut on: Vec<usize> =
+            (0..sleepers.len()).filter(|i| sleepers[*i].on.contains(accelerator)).collect();
+        on.sort_by_key(|i| sleepers[*i].last_used);
+        for i in on {
+            let freed: Bytes = set
+                .iter()
+                .map(|i: &usize| &sleepers[*i])
+                .filter(|s| s.on.contains(accelerator))
+                .map(|s| s.residue)
+                .sum();
+            if freed < *bytes {
+                set.insert(i);
+            }
+        }
+    }
+    set.into_iter().collect()
+}
+
+#[test]
+fn nothing_is_deleted_when_nothing_is_short_and_nothing_in_vain() {
+    let all = [sleeper(&["a"], 2, 1)];
+    assert_eq!(cover(&all, &short(&[])), Some(vec![]));
+    assert_eq!(cover(&all, &short(&[("a", 0)])), Some(vec![]));
+    assert_eq!(cover(&all, &short(&[("a", 3)])), None, "all of them are not enough");
+    assert_eq!(cover(&all, &short(&[("b", 1)])), None);
+}
+
+#[test]
+fn one_accelerator_each_the_oldest_that_is_enough_goes_alone() {
+    // Oldest first would delete the small one, and then still the large one.
+    let all = [sleeper(&["a"], 1, 1), sleeper(&["a"], 4, 2), sleeper(&["a"], 4, 3)];
+    let short = short(&[("a", 4)]);
+    assert_eq!(one_by_one(&all, &short), [0, 1]);
+    assert_eq!(cover(&all, &short), Some(vec![1]));
+}
+
+#[test]
+fn one_accelerator_each_several_old_ones_go_before_a_young_one() {
+    let all = [sleeper(&["a"], 2, 1), sleeper(&["a"], 2, 2), sleeper(&["a"], 4, 9)];
+    assert_eq!(cover(&all, &short(&[("a", 4)])), Some(vec![0, 1]));
+}
+
+#[test]
+fn two_accelerators_each_one_on_both_goes_instead_of_one_on_each() {
+    // The oldest of a is also on c, and that of b on d, which are within budget.
+    let all = [sleeper(&["a", "c"], 2, 1), sleeper(&["b", "d"], 2, 2), sleeper(&["a", "b"], 2, 5)];
+    let short = short(&[("a", 2), ("b", 2)]);
+    assert_eq!(one_by_one(&all, &short), [0, 1]);
+    assert_eq!(cover(&all, &short), Some(vec![2]));
+}
+
+#[test]
+fn four_accelerators_each_two_halves_go_and_the_eight_wide_stays() {
+    let wide = sleeper(&["a", "b", "c", "d", "e", "f", "g", "h"], 2, 1);
+    let left = sleeper(&["a", "b", "e", "f"], 2, 2);
+    let exact = sleeper(&["a", "b", "c", "d"], 2, 8);
+    let right = sleeper(&["c", "d", "g", "h"], 2, 3);
+    let short = short(&[("a", 2), ("b", 2), ("c", 2), ("d", 2)]);
+    let all = [wide.clone(), left.clone(), right.clone(), exact];
+    assert_eq!(one_by_one(&all, &short), [0]);
+    assert_eq!(cover(&all, &short), Some(vec![3]), "e to h are within their budgets");
+    // Without the one that fits, the wide one disturbs as much as both halves, and was used longest ago.
+    assert_eq!(cover(&[wide, left, right], &short), Some(vec![0]));
+}
+
+#[test]
+fn what_is_outdated_goes_first_and_what_somebody_waits_for_last() {
+    let mut all = [sleeper(&["a"], 2, 1), sleeper(&["a"], 2, 2), sleeper(&["a"], 2, 3)];
+    all[2].outdated = true;
+    assert_eq!(cover(&all, &short(&[("a", 2)])), Some(vec![2]));
+    all[2].wanted = true;
+    assert_eq!(cover(&all, &short(&[("a", 2)])), Some(vec![0]));
+}
+
+#[test]
+fn of_equals_that_one_goes_which_is_back_soonest() {
+    let mut all = [sleeper(&["a"], 2, 1), sleeper(&["a"], 2, 1)];
+    all[1].comes_back_in = Millis::secs(5);
+    assert_eq!(cover(&all, &short(&[("a", 2)])), Some(vec![1]));
+}
+
+#[test]
+fn host_memory_is_covered_over_all_accelerators_of_the_node() {
+    let mut all = [sleeper(&["a"], 1, 1), sleeper(&["b"], 1, 2), sleeper(&["c"], 1, 3)];
+    for (i, gib) in [4, 16, 16].into_iter().enumerate() {
+        all[i].host = Bytes::gib(gib);
+    }
+    let short = Shortage { accelerators: BTreeMap::new(), host: Bytes::gib(12) };
+    assert_eq!(cover(&all, &short), Some(vec![1]));
+    let both = Shortage { accelerators: [("c".into(), Bytes::gib(1))].into(), host: Bytes::gib(12) };
+    assert_eq!(cover(&all, &both), Some(vec![2]), "one that helps with both");
+}
+
+#[test]
+fn with_more_sleepers_than_can_be_tried_the_oldest_that_are_needed_go() {
+    let all: Vec<_> = (0..40).map(|i| sleeper(&["a"], 1, i)).collect();
+    assert_eq!(cover(&all, &short(&[("a", 30)])), Some((0..30).collect()));
+    assert_eq!(cover(&all, &short(&[("a", 3)])), Some(vec![0, 1, 2]));
+    assert_eq!(cover(&all, &short(&[("a", 41)])), None);
+}
+
+/// Every set by brute force says the same, and no chosen set has a member too many.
+#[test]
+fn no_other_set_is_better() {
+    let mut random = crate::sim::Random::new(7);
+    let names = ["a", "b", "c", "d"];
+    for _ in 0..2000 {
+        let all: Vec<_> = (0..random.between(1, 7))
+            .map(|_| {
+                let on: Vec<&str> = names.into_iter().filter(|_| random.chance(0.5)).collect();
+                let mut one = sleeper(&on, random.between(1, 3), random.between(1, 5));
+                one.outdated = random.chance(0.2);
+                one
+            })
+            .collect();
+        let need = names.map(|a| (a, if random.chance(0.5) { random.between(0, 4) } else { 0 }));
+        let short = short(&need);
+        let indices: Vec<usize> = (0..all.len()).collect();
+        let sets = (0_u32..1 << all.len())
+            .map(|mask| indices.iter().copied().filter(|i| mask & (1 << i) != 0).collect::<Vec<_>>())
+            .filter(|set| short.is_covered_by(pick(&all, set)));
+        let best = sets.map(|set| score(&all, &set, &short)).min();
+        let chosen = cover(&all, &short);
+        assert_eq!(chosen.as_ref().map(|set| score(&all, set, &short)), best);
+        for at in chosen.iter().flatten() {
+            let without: Vec<_> = chosen.iter().flatten().copied().filter(|i| i != at).collect();
+            assert!(!short.is_covered_by(pick(&all, &without)), "one too many");
+        }
+    }
+}

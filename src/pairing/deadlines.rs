@@ -1,0 +1,47 @@
+//! The moments at which something may have to be done on a node without anything being seen.
+
+use super::{
+    node::{Call, Engine, Node, Retry, State},
+    settings::Settings,
+};
+use crate::units::Tick;
+
+/// The first of them after `now`.
+pub(super) fn next(node: &Node, settings: &Settings, now: Tick) -> Option<Tick> {
+    let of_engines = node.engines.values().flat_map(|engine| of_engine(engine, settings));
+    let of_requesters = node.requesters.values().flat_map(|requester| {
+        let hold = requester.seen.deleting.map(|since| since + settings.hold());
+        let calls = of_calls(requester.call.as_ref(), requester.retry);
+        calls.into_iter().chain([Some(requester.not_before), hold])
+    });
+    let of_providers = node.providers.iter().filter(|(id, _)| id.is_launcher()).flat_map(|(_, provider)| {
+        let calls = of_calls(provider.call.as_ref(), provider.retry);
+        calls.into_iter().chain([Some(provider.since + settings.start)])
+    });
+    let of_meters = node.accelerators.values().flat_map(|known| {
+        let lost = known.observed.map(|(_, at)| at + settings.settle + settings.settle + settings.settle);
+        let gone = known.last_gone.map(|at| at + settings.settle);
+        [known.last_sleep.map(|at| at + settings.settle), gone, lost.filter(|_| known.doubted)]
+    });
+    let all = of_engines.chain(of_requesters).chain(of_providers).chain(of_meters).flatten();
+    all.filter(|at| *at > now).min()
+}
+
+fn of_engine(engine: &Engine, settings: &Settings) -> impl Iterator<Item = Option<Tick>> {
+    let state = match engine.state {
+        State::Unknown | State::Creating | State::Starting => Some(engine.since + settings.start),
+        State::Draining { until, .. } => Some(until),
+        State::Ending { .. } => Some(engine.since + settings.end),
+        _ => None,
+    };
+    let again = matches!(engine.state, State::Ending { .. }).then(|| engine.retry.at + settings.end);
+    of_calls(engine.call.as_ref(), engine.retry).into_iter().chain([
+        state,
+        again,
+        Some(engine.may_start_until),
+    ])
+}
+
+fn of_calls(call: Option<&Call>, retry: Retry) -> [Option<Tick>; 2] {
+    [call.map(|call| call.until), Some(retry.at)]
+}

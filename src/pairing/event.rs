@@ -1,0 +1,249 @@
+//! What the decisions are told.
+//!
+//! Three kinds. Facts about nodes and accelerators; what is *seen* of Pods and launchers (by watches, which may be late, skip
+//! states, or begin anew); and the *outcome* of each command. What is seen brings engines back after a restart or a change of
+//! leader and tells of lives that end; once an engine is known, its state is moved by outcomes alone, since a watch may show
+//! what was before them.
+
+use serde::{Deserialize, Serialize};
+
+use super::ids::{EngineId, Fingerprint, Mode, NodeName, ProviderId, RequesterId, Uid};
+use crate::{
+    model::{AcceleratorId, Level, LevelPolicy},
+    units::{Bytes, Generation, Tick},
+};
+
+/// Which leader says so: `Lease.leaseTransitions`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Epoch(pub u64);
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "event")]
+pub enum Event {
+    /// This controller leads, from now on and with this epoch. What was known is forgotten: what is there will be seen.
+    Led {
+        epoch: Epoch,
+    },
+    /// Everything that is there has been seen once. Nothing is decided before.
+    Listed,
+    Node {
+        node: NodeName,
+        facts: NodeFacts,
+    },
+    /// The Node object is gone. Its engines are not believed gone before their Pods are.
+    NodeGone {
+        node: NodeName,
+    },
+    Accelerator {
+        node: NodeName,
+        accelerator: AcceleratorId,
+        facts: AcceleratorFacts,
+    },
+    /// A reading of the meter: what was in use then, by whomever.
+    Observed {
+        node: NodeName,
+        accelerator: AcceleratorId,
+        used: Bytes,
+        at: Tick,
+    },
+    /// What is to become of engines with this fingerprint.
+    Template {
+        fingerprint: Fingerprint,
+        standing: Standing,
+    },
+    SeenRequester {
+        node: NodeName,
+        requester: RequesterId,
+        seen: SeenRequester,
+    },
+    RequesterGone {
+        node: NodeName,
+        requester: RequesterId,
+    },
+    SeenProvider {
+        node: NodeName,
+        provider: ProviderId,
+        seen: SeenProvider,
+    },
+    /// The Pod is seen gone, and so is whatever ran in it.
+    ProviderGone {
+        node: NodeName,
+        provider: ProviderId,
+        uid: Uid,
+    },
+    /// An engine answers. Of one that has a Pod to itself, the Pod's readiness says it as well.
+    Answers {
+        node: NodeName,
+        engine: EngineId,
+        generation: Generation,
+    },
+    /// An engine's process is seen gone, or the engine is hung and must be replaced (`gone` is false).
+    Died {
+        node: NodeName,
+        engine: EngineId,
+        generation: Generation,
+        gone: bool,
+    },
+    /// What became of a command.
+    Outcome {
+        node: NodeName,
+        target: Target,
+        serial: u64,
+        result: Result<Answer, Cause>,
+    },
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeFacts {
+    pub cordoned: bool,
+    /// Host RAM that level-1 sleepers may hold together.
+    pub host: Bytes,
+    /// A launcher is wanted for each accelerator, whether somebody asks for it now or not.
+    pub launchers: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcceleratorFacts {
+    /// Its number on the node: the launcher of the lowest one of a set is asked.
+    pub index: u32,
+    pub capacity: Bytes,
+    /// False after a fault (Xid, ECC), or when it is no longer there.
+    pub healthy: bool,
+    /// What sleepers may hold of it while anything is awake there; `None`: as much as is left.
+    pub sleeping: Option<Bytes>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Standing {
+    Current,
+    /// Its sleepers are deleted before others.
+    Outdated,
+    /// Nobody will ask for it again: its sleepers are deleted, its awake engines are ended instead of put to sleep.
+    Obsolete,
+}
+
+/// Memory of an engine, per accelerator; host RAM for all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sizes {
+    pub awake: Bytes,
+    /// What it keeps asleep, as declared or learned.
+    pub asleep: Bytes,
+    /// Host RAM that it keeps its weights in at level 1.
+    pub host: Bytes,
+}
+
+/// What a requester asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ask {
+    pub mode: Mode,
+    pub fingerprint: Fingerprint,
+    pub sizes: Sizes,
+    pub level: LevelPolicy,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeenRequester {
+    pub ask: Ask,
+    /// Who came first is served first.
+    pub created: Tick,
+    /// The stub's container, while it runs; another one is gated and knows nothing.
+    pub stub: Option<Uid>,
+    /// From its annotation, if a controller asked before.
+    pub accelerators: Vec<AcceleratorId>,
+    /// Being deleted since.
+    pub deleting: Option<Tick>,
+    /// Its containers have ended for good: the kubelet hands its accelerators on.
+    pub ended: bool,
+    /// Our finalizer is on it.
+    pub finalizer: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeenProvider {
+    pub uid: Uid,
+    pub stage: Stage,
+    pub deleting: bool,
+    /// How often its container was started anew. Engines of a launcher end with it; that of a direct provider must not be
+    /// started anew at all (it would take its memory unasked), so its Pod is made without restarts.
+    pub restarts: u32,
+    /// What its annotations say of its engines.
+    pub records: Vec<Record>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Stage {
+    /// Its container does not run yet.
+    Pending,
+    Running,
+    Ready,
+    /// Its container crashed and is not ready again.
+    Trouble,
+    /// Its containers have ended for good, and what they held is free.
+    Ended,
+}
+
+/// What a provider's annotations keep of an engine: written before it is launched, changed when it is bound and unbound,
+/// removed when it is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    pub engine: EngineId,
+    pub generation: Generation,
+    pub sizes: Sizes,
+    pub level: LevelPolicy,
+    pub requester: Option<RequesterId>,
+    pub last_used: Tick,
+}
+
+/// Whom a command was about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Target {
+    Engine(EngineId, Generation),
+    Requester(RequesterId),
+    Provider(ProviderId),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Answer {
+    Done,
+    /// Of a stub that was asked for its accelerators.
+    Accelerators(Vec<AcceleratorId>),
+    /// It sleeps, and keeps so much of each accelerator, if that was measured.
+    Asleep {
+        residue: Option<Bytes>,
+    },
+    /// Of an engine that was asked how it is.
+    Condition(Condition),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Condition {
+    /// Its process runs and does not answer yet.
+    Starting,
+    Awake,
+    Asleep {
+        level: Level,
+        residue: Option<Bytes>,
+    },
+    /// It is doing what a leader before told it.
+    Busy,
+    /// There is no process.
+    Absent,
+}
+
+/// Why a command had no effect, or none that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Cause {
+    /// Nobody answers there, or not in time.
+    Unreachable,
+    /// It was answered, with an error.
+    Refused,
+    /// Another one was there first, or a younger epoch.
+    Conflict,
+}

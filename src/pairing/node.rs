@@ -1,0 +1,382 @@
+//! What is known of one node. Nothing is decided over two nodes at once.
+
+use std::collections::BTreeMap;
+
+use super::{
+    command::{Farewell, Why},
+    event::{AcceleratorFacts, NodeFacts, Record, SeenRequester, Sizes, Stage},
+    ids::{EngineId, NodeName, ProviderId, RequesterId, Uid},
+};
+use crate::{
+    model::{AcceleratorId, Level, LevelPolicy},
+    units::{Bytes, Generation, Millis, Tick},
+};
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub name: NodeName,
+    pub facts: NodeFacts,
+    /// The Node object has been seen and is there.
+    pub exists: bool,
+    pub accelerators: BTreeMap<AcceleratorId, Accelerator>,
+    pub requesters: BTreeMap<RequesterId, Requester>,
+    pub providers: BTreeMap<ProviderId, Provider>,
+    pub engines: BTreeMap<EngineId, Engine>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Accelerator {
+    pub facts: AcceleratorFacts,
+    /// When an engine last fell asleep here.
+    pub last_sleep: Option<Tick>,
+    /// When an engine was last seen gone from here.
+    pub last_gone: Option<Tick>,
+    /// The last reading of the meter, and its moment.
+    pub observed: Option<(Bytes, Tick)>,
+    /// The meter found more than is known of: until it has been read again after something was deleted for that, what is known
+    /// is not enough to go by.
+    pub doubted: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Requester {
+    pub seen: SeenRequester,
+    /// Sorted; empty until its stub said which.
+    pub accelerators: Vec<AcceleratorId>,
+    /// What it lost, for which it is to be deleted.
+    pub doomed: Option<Farewell>,
+    /// Its deletion has been ordered.
+    pub deleted: Option<Farewell>,
+    /// Its stub need not hold on.
+    pub released: bool,
+    /// Starts that failed for it in a row, and the pause after the last one.
+    pub failures: u32,
+    pub not_before: Tick,
+    pub call: Option<Call>,
+    pub retry: Retry,
+}
+
+#[derive(Clone, Debug)]
+pub struct Provider {
+    /// `None`: ordered and not seen yet.
+    pub uid: Option<Uid>,
+    pub stage: Stage,
+    pub deleting: bool,
+    pub restarts: u32,
+    pub since: Tick,
+    /// Of a launcher; the commands for a direct provider are its engine's.
+    pub call: Option<Call>,
+    pub retry: Retry,
+}
+
+#[derive(Clone, Debug)]
+pub struct Engine {
+    pub id: EngineId,
+    pub generation: Generation,
+    pub provider: ProviderId,
+    pub sizes: Sizes,
+    pub level: LevelPolicy,
+    pub state: State,
+    /// When the state was entered.
+    pub since: Tick,
+    /// What is reserved for it on each of its accelerators.
+    pub held: Bytes,
+    pub held_host: Bytes,
+    pub binding: Option<Binding>,
+    pub last_used: Tick,
+    /// It answers; a canary may be sent.
+    pub answers: bool,
+    /// Its requester's stub was told of it, by this controller, and in the container that now runs.
+    pub opened: Option<Uid>,
+    /// The last step failed in a way that ends this life.
+    pub failed: Option<Why>,
+    /// The order to end it was taken.
+    pub ended: bool,
+    /// An order to start it that was given up can still arrive until then: it is not believed gone before.
+    pub may_start_until: Tick,
+    pub call: Option<Call>,
+    pub retry: Retry,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    pub requester: RequesterId,
+    /// It is written on the provider.
+    pub written: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Seen after a restart, and not yet asked.
+    Unknown,
+    Creating,
+    Starting,
+    Awake,
+    Draining {
+        until: Tick,
+        drained: bool,
+    },
+    FallingAsleep {
+        level: Level,
+    },
+    Asleep {
+        level: Level,
+    },
+    Waking,
+    /// To be ended. `asleep`: it is a sleeper, and holds no more than its residue.
+    Ending {
+        asleep: bool,
+        why: Why,
+    },
+    /// Its process is seen gone; its record or Pod is still there.
+    Gone,
+}
+
+/// A command whose outcome is awaited, at most until `until`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    pub serial: u64,
+    pub kind: Kind,
+    pub until: Tick,
+    /// The container of the stub that is spoken to, where that matters.
+    pub stub: Option<Uid>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Create,
+    Bind,
+    Launch,
+    Prove,
+    Open,
+    Gate,
+    Sleep,
+    Wake,
+    Unbind,
+    Forget,
+    End,
+    Query,
+    Accelerators,
+    Delete,
+    Finalize(bool),
+    Release,
+}
+
+/// Failures in a row of what can be tried again, and when that is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retry {
+    pub failures: u32,
+    pub at: Tick,
+}
+
+impl Retry {
+    pub(super) fn failed(&mut self, now: Tick) {
+        self.failures += 1;
+        self.at = now + pause(self.failures);
+    }
+}
+
+/// 100 ms, then twice as long each time, half a minute at most.
+pub(super) fn pause(failures: u32) -> Millis {
+    Millis((50 << failures.min(10)).min(30_000))
+}
+
+impl State {
+    /// Its process is on its way out, or gone.
+    #[must_use]
+    pub const fn is_over(self) -> bool {
+        matches!(self, Self::Ending { .. } | Self::Gone)
+    }
+}
+
+impl Engine {
+    /// An engine whose state is not known holds all that it may hold.
+    pub(super) fn of(record: &Record, provider: ProviderId, state: State, now: Tick) -> Self {
+        let binding = record.requester.clone().map(|requester| Binding { requester, written: true });
+        Self {
+            id: record.engine.clone(),
+            generation: record.generation,
+            provider,
+            sizes: record.sizes,
+            level: record.level,
+            state,
+            since: now,
+            held: record.sizes.awake,
+            held_host: if state == State::Unknown { record.sizes.host } else { Bytes::ZERO },
+            binding,
+            last_used: record.last_used,
+            answers: false,
+            opened: None,
+            failed: None,
+            ended: false,
+            may_start_until: Tick(0),
+            call: None,
+            retry: Retry::default(),
+        }
+    }
+
+    #[must_use]
+    pub fn uses(&self, accelerator: &AcceleratorId) -> bool {
+        self.id.accelerators.contains(accelerator)
+    }
+
+    #[must_use]
+    pub fn requester(&self) -> Option<&RequesterId> {
+        self.binding.as_ref().map(|binding| &binding.requester)
+    }
+
+    /// It may hold all that it holds awake: it is awake, was, will be, or nobody knows.
+    #[must_use]
+    pub fn is_big(&self) -> bool {
+        match self.state {
+            // A sleeper that is about to be woken has all of it reserved.
+            State::Asleep { .. } => self.held > self.residue(),
+            State::Ending { asleep, .. } => !asleep,
+            State::Gone => false,
+            _ => true,
+        }
+    }
+
+    /// A call's outcome is awaited.
+    #[must_use]
+    pub fn is_busy(&self, now: Tick) -> bool {
+        self.call.as_ref().is_some_and(|call| call.until > now)
+    }
+
+    /// What it keeps once it sleeps.
+    #[must_use]
+    pub fn residue(&self) -> Bytes {
+        self.sizes.asleep.min(self.sizes.awake)
+    }
+
+    /// What becomes free of it by itself.
+    #[must_use]
+    pub fn frees(&self) -> Bytes {
+        match self.state {
+            State::Ending { .. } => self.held,
+            State::Draining { .. } | State::FallingAsleep { .. } => self.held.saturating_sub(self.residue()),
+            _ => Bytes::ZERO,
+        }
+    }
+
+    pub(super) fn enter(&mut self, state: State, now: Tick) {
+        self.state = state;
+        self.since = now;
+        self.retry = Retry::default();
+    }
+
+    pub(super) fn record(&self, last_used: Tick) -> Record {
+        Record {
+            engine: self.id.clone(),
+            generation: self.generation,
+            sizes: self.sizes,
+            level: self.level,
+            requester: self.requester().cloned(),
+            last_used,
+        }
+    }
+}
+
+impl Requester {
+    /// It is there for good, as far as anybody knows.
+    #[must_use]
+    pub const fn stays(&self) -> bool {
+        self.seen.deleting.is_none() && !self.seen.ended && self.deleted.is_none()
+    }
+
+    /// Its stub can be spoken to.
+    #[must_use]
+    pub const fn speaks(&self) -> bool {
+        !self.seen.ended && self.seen.stub.is_some()
+    }
+}
+
+impl Node {
+    #[must_use]
+    pub fn new(name: NodeName) -> Self {
+        Self {
+            name,
+            facts: NodeFacts::default(),
+            exists: false,
+            accelerators: BTreeMap::new(),
+            requesters: BTreeMap::new(),
+            providers: BTreeMap::new(),
+            engines: BTreeMap::new(),
+        }
+    }
+
+    /// Nothing is left to be known of it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        !self.exists && self.requesters.is_empty() && self.providers.is_empty() && self.engines.is_empty()
+    }
+
+    pub fn engines_on<'a>(&'a self, accelerator: &'a AcceleratorId) -> impl Iterator<Item = &'a Engine> {
+        self.engines.values().filter(|engine| engine.uses(accelerator))
+    }
+
+    pub fn engines_in<'a>(&'a self, provider: &'a ProviderId) -> impl Iterator<Item = &'a Engine> {
+        self.engines.values().filter(move |engine| engine.provider == *provider)
+    }
+
+    /// The engine that this requester has.
+    #[must_use]
+    pub fn engine_of(&self, requester: &RequesterId) -> Option<&Engine> {
+        self.engines.values().find(|engine| engine.requester() == Some(requester))
+    }
+
+    /// All that is reserved of an accelerator.
+    #[must_use]
+    pub fn reserved(&self, accelerator: &AcceleratorId) -> Bytes {
+        self.engines_on(accelerator).map(|engine| engine.held).sum()
+    }
+
+    #[must_use]
+    pub fn reserved_host(&self) -> Bytes {
+        self.engines.values().map(|engine| engine.held_host).sum()
+    }
+
+    /// Its requester, unless that is gone or on its way out.
+    #[must_use]
+    pub fn staying(&self, engine: &Engine) -> Option<&Requester> {
+        self.requesters.get(engine.requester()?).filter(|requester| requester.stays())
+    }
+
+    /// The engine that this requester asks for, whether there is one or not.
+    #[must_use]
+    pub fn wanted_by(&self, requester: &Requester) -> EngineId {
+        EngineId {
+            mode: requester.seen.ask.mode,
+            accelerators: requester.accelerators.as_slice().into(),
+            fingerprint: requester.seen.ask.fingerprint,
+        }
+    }
+
+    /// Where this engine is to run.
+    #[must_use]
+    pub fn provider_for(&self, engine: &EngineId) -> ProviderId {
+        if engine.mode != super::ids::Mode::Launcher {
+            return ProviderId::direct(engine);
+        }
+        let index = |a: &AcceleratorId| self.accelerators.get(a).map_or(u32::MAX, |known| known.facts.index);
+        let lowest = engine.accelerators.iter().min_by_key(|a| (index(a), (*a).clone()));
+        lowest.map_or_else(|| ProviderId::direct(engine), |lowest| ProviderId::launcher(lowest.clone()))
+    }
+}
+
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Unknown => "not known yet",
+            Self::Creating => "being created",
+            Self::Starting => "starting",
+            Self::Awake => "awake",
+            Self::Draining { .. } => "draining",
+            Self::FallingAsleep { .. } => "falling asleep",
+            Self::Asleep { .. } => "asleep",
+            Self::Waking => "waking",
+            Self::Ending { .. } => "being ended",
+            Self::Gone => "gone",
+        })
+    }
+}

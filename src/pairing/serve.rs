@@ -1,0 +1,222 @@
+//! What is to be done about requesters: asked, let go, deleted; and who gets an engine next.
+
+use std::collections::BTreeSet;
+
+use super::{
+    command::{Farewell, OfProvider, OfRequester, Step, Why},
+    decide::Draft,
+    event::{Record, Stage},
+    ids::{EngineId, Mode, ProviderId, RequesterId},
+    node::{Requester, State},
+    room::{Newcomer, Room},
+};
+use crate::model::AcceleratorId;
+
+impl Draft<'_> {
+    pub(super) fn requesters(&mut self) {
+        let ids: Vec<RequesterId> = self.node.requesters.keys().cloned().collect();
+        for id in ids {
+            let step = self.node.requesters.get(&id).and_then(|requester| self.errand(&id, requester));
+            if let Some(step) = step {
+                self.of_requester(&id, step);
+            }
+        }
+    }
+
+    fn errand(&self, id: &RequesterId, requester: &Requester) -> Option<OfRequester> {
+        let busy = requester.call.as_ref().is_some_and(|call| call.until > self.now());
+        if busy || requester.retry.at > self.now() {
+            return None;
+        }
+        let going = requester.seen.deleting.is_some() || requester.seen.ended;
+        if let Some(why) = requester.deleted.or_else(|| self.farewell(id, requester)).filter(|_| !going) {
+            return Some(OfRequester::Delete { why });
+        }
+        let wanted = self.is_held(id);
+        if requester.seen.finalizer != wanted && (!wanted || requester.seen.deleting.is_none()) {
+            return Some(OfRequester::Finalize { wanted });
+        }
+        if requester.seen.deleting.is_some() && !wanted && requester.speaks() && !requester.released {
+            return Some(OfRequester::Release);
+        }
+        let unasked = requester.accelerators.is_empty() && requester.speaks() && requester.stays();
+        unasked.then_some(OfRequester::Accelerators)
+    }
+
+    /// Why it must go, so that another one comes elsewhere or anew.
+    fn farewell(&self, id: &RequesterId, requester: &Requester) -> Option<Farewell> {
+        let faulty =
+            |a: &AcceleratorId| self.node.accelerators.get(a).is_some_and(|known| !known.facts.healthy);
+        match requester.doomed {
+            Some(why) => Some(why),
+            None if !self.node.exists => Some(Farewell::NodeGone),
+            None if requester.accelerators.iter().any(faulty) => Some(Farewell::AcceleratorFaulty),
+            None if self.node.facts.cordoned && self.node.engine_of(id).is_none() => Some(Farewell::Cordoned),
+            None => None,
+        }
+    }
+
+    /// Our finalizer is wanted: an engine is bound to it whose container runs. Not longer than a requester may be held, and not
+    /// on a node that is gone.
+    fn is_held(&self, id: &RequesterId) -> bool {
+        self.node.exists
+            && self.node.engine_of(id).is_some_and(|engine| {
+                engine.state != State::Gone && self.is_in_use(engine) && !self.is_overdue(engine)
+            })
+    }
+
+    /// Who has no engine gets one, in the order in which they came. Who waits for accelerators keeps later ones from them.
+    pub(super) fn serve(&mut self) {
+        let mut line: Vec<_> =
+            self.node.requesters.iter().filter(|(_, requester)| requester.stays()).collect();
+        line.sort_by_key(|(id, requester)| (requester.seen.created, (*id).clone()));
+        let line: Vec<RequesterId> = line.into_iter().map(|(id, _)| id.clone()).collect();
+        let mut taken: BTreeSet<AcceleratorId> = BTreeSet::new();
+        for id in line {
+            let Some(requester) = self.node.requesters.get(&id).cloned() else { continue };
+            let reason = if let Some(engine) = self.node.engine_of(&id) {
+                (engine.state != State::Awake).then(|| format!("its engine is {}", engine.state))
+            } else if requester.accelerators.is_empty() {
+                Some("its stub has not said which accelerators it has".to_owned())
+            } else if !self.node.exists || self.node.facts.cordoned {
+                Some("its node takes nothing new".to_owned())
+            } else if requester.not_before > self.now() {
+                Some(format!(
+                    "{} starts failed; the next is tried at {}",
+                    requester.failures, requester.not_before
+                ))
+            } else if let Some(a) = requester.accelerators.iter().find(|a| taken.contains(*a)) {
+                Some(format!("somebody who came before waits for {a}"))
+            } else {
+                let reason = self.provide(&id, &requester);
+                if reason.is_some() {
+                    taken.extend(requester.accelerators.iter().cloned());
+                }
+                reason
+            };
+            if let Some(reason) = reason {
+                self.reasons.insert(id, reason);
+            }
+        }
+    }
+
+    /// Wakes or launches the engine that it asks for, or says why not yet.
+    fn provide(&mut self, id: &RequesterId, requester: &Requester) -> Option<String> {
+        let engine = self.node.wanted_by(requester);
+        let provider = self.node.provider_for(&engine);
+        if let Some(sleeper) = self.node.engines.get(&engine) {
+            let free = matches!(sleeper.state, State::Asleep { .. }) && sleeper.binding.is_none();
+            if !free || sleeper.call.is_some() {
+                return Some(format!("the engine that it asks for is {}", sleeper.state));
+            }
+        } else if let Some(reason) = self.provider_is_missing(&provider) {
+            return Some(reason);
+        }
+        if !requester.speaks() {
+            return Some("its stub does not run".to_owned());
+        }
+        let ask = &requester.seen.ask;
+        let sizes = self.node.engines.get(&engine).map_or(ask.sizes, |sleeper| sleeper.sizes);
+        match self.rooms().for_newcomer(&Newcomer { engine: &engine, sizes, level: ask.level }) {
+            Room::There => {
+                self.take(id, requester, engine);
+                None
+            }
+            Room::Evict(sleepers) => {
+                let names: Vec<String> = sleepers.iter().map(EngineId::to_string).collect();
+                for sleeper in sleepers {
+                    self.step(&sleeper, Step::End { why: Why::Evicted });
+                }
+                Some(format!("room is made by deleting {}", names.join(" and ")))
+            }
+            Room::Wait(reason) => Some(reason),
+        }
+    }
+
+    /// The provider that an engine is launched in must be there if it is a launcher, and must not if it is to be made.
+    fn provider_is_missing(&mut self, provider: &ProviderId) -> Option<String> {
+        let known = self.node.providers.get(provider);
+        if !provider.is_launcher() {
+            return known.map(|_| "the Pod before with its name is still there".to_owned());
+        }
+        match known {
+            None => {
+                self.of_provider(provider, OfProvider::Create);
+                Some("its launcher is being created".to_owned())
+            }
+            Some(known) if known.deleting => Some("its launcher is being deleted".to_owned()),
+            Some(known) if known.stage != Stage::Ready => Some("its launcher is not ready".to_owned()),
+            Some(_) => None,
+        }
+    }
+
+    fn take(&mut self, id: &RequesterId, requester: &Requester, engine: EngineId) {
+        let ask = &requester.seen.ask;
+        let record = if let Some(sleeper) = self.node.engines.get(&engine) {
+            Record { requester: Some(id.clone()), ..sleeper.record(sleeper.last_used) }
+        } else {
+            Record {
+                engine: engine.clone(),
+                generation: self.next_generation(),
+                sizes: ask.sizes,
+                level: ask.level,
+                requester: Some(id.clone()),
+                last_used: self.now(),
+            }
+        };
+        let made = !self.node.engines.contains_key(&engine) && engine.mode != Mode::Launcher;
+        self.step(&engine, if made { Step::Create { record } } else { Step::Bind { record } });
+    }
+
+    /// One launcher for each accelerator of a node that is to have them; none that is of no use.
+    pub(super) fn launchers(&mut self) {
+        let wanted = self.node.facts.launchers && self.node.exists && !self.node.facts.cordoned;
+        let healthy = self.node.accelerators.iter().filter(|(_, known)| wanted && known.facts.healthy);
+        let missing = healthy.map(|(a, _)| ProviderId::launcher(a.clone()));
+        let missing: Vec<_> = missing.filter(|id| !self.node.providers.contains_key(id)).collect();
+        for id in missing {
+            self.of_provider(&id, OfProvider::Create);
+        }
+        let launchers = self.node.providers.keys().filter(|id| id.is_launcher());
+        for id in launchers.cloned().collect::<Vec<_>>() {
+            if let Some(step) = self.launcher(&id) {
+                self.of_provider(&id, step);
+            }
+        }
+    }
+
+    fn launcher(&self, id: &ProviderId) -> Option<OfProvider> {
+        let known = self.node.providers.get(id)?;
+        let busy = known.call.as_ref().is_some_and(|call| call.until > self.now());
+        if busy || known.retry.at > self.now() {
+            return None;
+        }
+        if known.deleting {
+            // Ordered, and not taken yet.
+            let again = known.retry.failures > 0 || known.call.is_some();
+            return again.then(|| OfProvider::Delete { uid: known.uid.clone() });
+        }
+        if known.uid.is_none() && known.retry.failures > 0 {
+            return Some(OfProvider::Create);
+        }
+        let bound = self.node.engines_in(id).any(|e| e.binding.is_some() && !e.state.is_over());
+        self.launcher_must_go(id).filter(|()| !bound).map(|()| OfProvider::Delete { uid: known.uid.clone() })
+    }
+
+    fn launcher_must_go(&self, id: &ProviderId) -> Option<()> {
+        let known = self.node.providers.get(id)?;
+        let settings = self.rules.settings;
+        let faulty =
+            |a: &AcceleratorId| self.node.accelerators.get(a).is_some_and(|known| !known.facts.healthy);
+        let unready = known.stage != Stage::Ready && known.since + settings.start <= self.now();
+        let mut inside = self.node.engines_in(id);
+        let stuck =
+            inside.any(|e| matches!(e.state, State::Ending { .. }) && e.since + settings.end <= self.now());
+        let goes = unready
+            || stuck
+            || matches!(known.stage, Stage::Trouble | Stage::Ended)
+            || !self.node.exists
+            || id.accelerators.iter().any(faulty);
+        goes.then_some(())
+    }
+}

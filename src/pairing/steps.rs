@@ -1,0 +1,250 @@
+//! What is to be done with an engine next. Each engine is looked at by itself: one that hangs delays nobody who does not wait for
+//! its memory.
+
+use super::{
+    command::{Step, Why},
+    decide::Draft,
+    event::{Stage, Standing},
+    ids::Mode,
+    node::{Engine, Requester, State},
+};
+use crate::{
+    model::{Level, LevelPolicy},
+    units::Millis,
+};
+
+impl Draft<'_> {
+    pub(super) fn next_step(&self, e: &Engine) -> Option<Step> {
+        if let State::Ending { why, .. } = e.state {
+            return self.ending(e, why);
+        }
+        if self.is_overdue(e) && !matches!(e.state, State::Asleep { .. } | State::Gone) {
+            return Some(Step::End { why: Why::Overdue });
+        }
+        // Nobody is behind the gate any more that could be waited for.
+        if matches!(e.state, State::Draining { .. }) && !self.requester(e).is_some_and(Requester::speaks) {
+            return Some(self.put_away(e));
+        }
+        if e.is_busy(self.now()) {
+            return None;
+        }
+        match e.state {
+            State::Unknown => self.unknown(e),
+            State::Creating => self.creating(e),
+            State::Starting => self.starting(e),
+            State::Waking => self.waking(e),
+            State::Awake => self.awake(e),
+            State::Draining { until, drained } => {
+                if drained || until <= self.now() {
+                    return Some(self.put_away(e));
+                }
+                let requester = e.requester()?.clone();
+                self.may_retry(e).then_some(Step::Gate { requester, deadline: until })
+            }
+            State::FallingAsleep { .. } => Some(Step::End { why: e.failed.unwrap_or(Why::SleepFailed) }),
+            State::Asleep { .. } => self.asleep(e),
+            State::Gone => self.gone(e),
+            State::Ending { .. } => None,
+        }
+    }
+
+    fn may_retry(&self, e: &Engine) -> bool {
+        e.retry.at <= self.now()
+    }
+
+    fn is_past(&self, e: &Engine, span: Millis) -> bool {
+        e.since + span <= self.now()
+    }
+
+    fn requester(&self, e: &Engine) -> Option<&Requester> {
+        self.node.requesters.get(e.requester()?)
+    }
+
+    fn stays(&self, e: &Engine) -> bool {
+        self.node.staying(e).is_some()
+    }
+
+    /// Its requester has been held for as long as it may be.
+    pub(super) fn is_overdue(&self, e: &Engine) -> bool {
+        let deleting = self.requester(e).and_then(|requester| requester.seen.deleting);
+        deleting.is_some_and(|since| since + self.rules.settings.hold() <= self.now())
+    }
+
+    fn standing(&self, e: &Engine) -> Standing {
+        self.rules.standings.get(&e.id.fingerprint).copied().unwrap_or(Standing::Current)
+    }
+
+    fn is_on_faulty(&self, e: &Engine) -> bool {
+        e.id.accelerators
+            .iter()
+            .any(|a| self.node.accelerators.get(a).is_some_and(|known| !known.facts.healthy))
+    }
+
+    fn stage(&self, e: &Engine) -> Stage {
+        self.node.providers.get(&e.provider).map_or(Stage::Pending, |provider| provider.stage)
+    }
+
+    /// From before a restart. Nothing is believed of it before it has been asked.
+    fn unknown(&self, e: &Engine) -> Option<Step> {
+        if self.is_past(e, self.rules.settings.start) {
+            return Some(Step::End { why: Why::Lost });
+        }
+        let asked = if e.provider.is_launcher() { Stage::Ready } else { Stage::Running };
+        let reachable =
+            matches!(self.stage(e), Stage::Running | Stage::Ready | Stage::Trouble) && self.stage(e) >= asked;
+        (reachable && self.may_retry(e)).then_some(Step::Query)
+    }
+
+    fn creating(&self, e: &Engine) -> Option<Step> {
+        if let Some(why) = self.start_is_over(e) {
+            return Some(Step::End { why });
+        }
+        if !e.provider.is_launcher() || !self.may_retry(e) {
+            return None;
+        }
+        let written = e.binding.as_ref().is_some_and(|binding| binding.written);
+        Some(if written { Step::Launch } else { Step::Bind { record: e.record(e.last_used) } })
+    }
+
+    fn starting(&self, e: &Engine) -> Option<Step> {
+        if let Some(why) = self.start_is_over(e) {
+            return Some(Step::End { why });
+        }
+        if e.call.is_some() {
+            return Some(Step::End { why: Why::CanaryFailed });
+        }
+        e.answers.then_some(Step::Prove)
+    }
+
+    /// A start that failed, lasts too long, or that nobody waits for any more.
+    fn start_is_over(&self, e: &Engine) -> Option<Why> {
+        if !self.stays(e) {
+            return Some(Why::Unneeded);
+        }
+        let crashed = self.stage(e) == Stage::Trouble && !e.provider.is_launcher();
+        let late = crashed || self.is_past(e, self.rules.settings.start);
+        e.failed.or_else(|| late.then_some(Why::StartFailed))
+    }
+
+    fn waking(&self, e: &Engine) -> Option<Step> {
+        if let Some(why) = e.failed {
+            return Some(Step::End { why });
+        }
+        if e.call.is_some() {
+            // Neither the wake nor the canary had an outcome in time.
+            return Some(Step::End { why: if e.answers { Why::CanaryFailed } else { Why::WakeFailed } });
+        }
+        if !e.answers {
+            return Some(Step::End { why: Why::WakeFailed });
+        }
+        Some(if self.stays(e) { Step::Prove } else { self.put_away(e) })
+    }
+
+    fn awake(&self, e: &Engine) -> Option<Step> {
+        if let Some(why) = e.failed {
+            return Some(Step::End { why });
+        }
+        let Some(requester) = self.requester(e) else {
+            return Some(self.put_away(e));
+        };
+        if !requester.stays() {
+            // What was never opened has nobody to wait for. After a restart it may have been.
+            let deadline = self.now() + self.rules.settings.drain;
+            let id = e.requester()?.clone();
+            return Some(if requester.speaks() {
+                Step::Gate { requester: id, deadline }
+            } else {
+                self.put_away(e)
+            });
+        }
+        let told = e.opened.is_some() && e.opened == requester.seen.stub;
+        let requester = e.requester()?.clone();
+        (!told && self.requester(e).is_some_and(Requester::speaks) && self.may_retry(e))
+            .then_some(Step::Open { requester })
+    }
+
+    /// Nobody uses it: to sleep if it can, and if there is room for what it keeps.
+    fn put_away(&self, e: &Engine) -> Step {
+        if self.is_on_faulty(e) || !self.node.exists {
+            return Step::End { why: Why::Leaving };
+        }
+        if self.standing(e) == Standing::Obsolete {
+            return Step::End { why: Why::Obsolete };
+        }
+        let room =
+            self.node.reserved_host().saturating_sub(e.held_host) + e.sizes.host <= self.node.facts.host;
+        let level = match e.level {
+            _ if e.id.mode == Mode::Plain => None,
+            LevelPolicy::Never => None,
+            LevelPolicy::One => room.then_some(Level::One),
+            LevelPolicy::Two => Some(Level::Two),
+            LevelPolicy::Auto => Some(if room { Level::One } else { Level::Two }),
+        };
+        let via =
+            self.requester(e).filter(|requester| requester.speaks()).and_then(|_| e.requester().cloned());
+        level.map_or(Step::End { why: Why::Unneeded }, |level| Step::Sleep { level, via })
+    }
+
+    fn asleep(&self, e: &Engine) -> Option<Step> {
+        let Some(binding) = &e.binding else {
+            let why = match self.standing(e) {
+                Standing::Obsolete => Some(Why::Obsolete),
+                _ if e.failed.is_some() || self.stage(e) == Stage::Trouble => Some(Why::Lost),
+                _ if self.is_on_faulty(e) || !self.node.exists => Some(Why::Leaving),
+                _ => None,
+            };
+            return why.map(|why| Step::End { why });
+        };
+        if !self.may_retry(e) {
+            return None;
+        }
+        let Some(requester) = self.node.staying(e) else {
+            return Some(Step::Unbind { last_used: e.last_used, forget: false });
+        };
+        if e.failed.is_some() {
+            return Some(Step::End { why: Why::WakeFailed });
+        }
+        if !binding.written {
+            return Some(Step::Bind { record: e.record(e.last_used) });
+        }
+        let Asleep { level } = asleep(e)?;
+        requester.speaks().then(|| Step::Wake { level, via: binding.requester.clone() })
+    }
+
+    /// Its end has been ordered, or has to be ordered again. Its requester is let go whether it obeys or not; what is reserved for
+    /// it stays reserved until it is seen gone.
+    fn ending(&self, e: &Engine, why: Why) -> Option<Step> {
+        if e.is_busy(self.now()) || !self.may_retry(e) {
+            return None;
+        }
+        let unanswered = e.retry.failures > 0 || e.call.is_some();
+        if e.binding.is_some() && (e.ended || unanswered) {
+            return Some(Step::Unbind { last_used: e.last_used, forget: false });
+        }
+        let again = e.ended && !e.provider.is_launcher() && self.is_past(e, self.rules.settings.end);
+        (!e.ended || again && e.call.is_none() && e.retry.at + self.rules.settings.end <= self.now())
+            .then_some(Step::End { why })
+    }
+
+    /// What is left is an instance that stopped, or a Pod that ended; then its record.
+    fn gone(&self, e: &Engine) -> Option<Step> {
+        if !self.may_retry(e) {
+            return None;
+        }
+        if !e.ended {
+            return Some(Step::End { why: Why::Lost });
+        }
+        if e.provider.is_launcher() {
+            return Some(Step::Unbind { last_used: e.last_used, forget: true });
+        }
+        e.binding.is_some().then_some(Step::Unbind { last_used: e.last_used, forget: false })
+    }
+}
+
+struct Asleep {
+    level: Level,
+}
+
+const fn asleep(e: &Engine) -> Option<Asleep> {
+    if let State::Asleep { level } = e.state { Some(Asleep { level }) } else { None }
+}

@@ -1,0 +1,223 @@
+//! The second bookkeeper: knows what every process really holds, and judges the controller by that.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Cluster, execute::Key};
+use crate::{
+    model::AcceleratorId,
+    pairing::{
+        Plan,
+        command::Command,
+        ids::{EngineId, NodeName, RequesterId, Uid},
+        node::State,
+    },
+    units::{Bytes, Millis, Tick},
+};
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Books {
+    pub(super) unanswered: BTreeSet<Key>,
+    pub(super) under_way: BTreeMap<Key, Command>,
+    /// The Pod that a call was sent to: what is late does not reach the next one of its name.
+    pub(super) sent_to: BTreeMap<Key, Uid>,
+    /// When an engine last fell asleep on an accelerator.
+    slept: BTreeMap<(NodeName, AcceleratorId), Tick>,
+    /// Since when sleepers are over their budget where something is awake.
+    over: BTreeMap<(NodeName, AcceleratorId), Tick>,
+    /// Nobody led before this moment.
+    leads_since: Tick,
+}
+
+impl Books {
+    pub(super) fn slept(&mut self, node: &NodeName, engine: &EngineId, now: Tick) {
+        for accelerator in engine.accelerators.iter() {
+            self.slept.insert((node.clone(), accelerator.clone()), now);
+        }
+    }
+
+    /// Nobody led until now.
+    pub(super) fn forgive(&mut self, now: Tick) {
+        self.leads_since = now;
+        self.over.clear();
+    }
+}
+
+impl Cluster {
+    pub(super) fn all_accelerators(&self) -> Vec<(NodeName, AcceleratorId)> {
+        let all = self.machines.iter().flat_map(|(node, machine)| {
+            machine.accelerators.keys().map(move |accelerator| (node.clone(), accelerator.clone()))
+        });
+        all.collect()
+    }
+
+    /// What is really in use on an accelerator.
+    pub(super) fn holds(&self, node: &NodeName, accelerator: &AcceleratorId) -> Bytes {
+        let on = self
+            .processes()
+            .filter(|(at, engine, _)| *at == node && engine.accelerators.contains(accelerator));
+        on.map(|(.., process)| process.holds()).sum()
+    }
+
+    pub(super) fn check(&mut self) {
+        let mut broken = self.check_memory();
+        if self.listed {
+            broken.extend(self.check_reservations());
+            broken.extend(self.check_holds());
+            self.check_budget(&mut broken);
+        }
+        self.violations.extend(broken);
+    }
+
+    pub(super) fn check_turn(&mut self, plan: &Plan) {
+        let again = self.pairing.plan_everywhere(self.now);
+        if let Some(command) = again.commands.first() {
+            let was = plan.commands.iter().map(|c| c.order.to_string()).collect::<Vec<_>>();
+            self.violation(format!(
+                "planning again at the same moment gives {} after {was:?}",
+                command.order
+            ));
+        }
+        for broken in self.pairing.check() {
+            self.violation(broken);
+        }
+        if let Some(at) = self.pairing.next_deadline().filter(|at| *at <= self.now) {
+            self.violation(format!("the next deadline is {at}, which is not after {}", self.now));
+        }
+    }
+
+    fn check_memory(&self) -> Vec<String> {
+        let mut broken = Vec::new();
+        let mut used: BTreeMap<(&NodeName, &AcceleratorId), Bytes> = BTreeMap::new();
+        let mut host: BTreeMap<&NodeName, Bytes> = BTreeMap::new();
+        for (node, engine, process) in self.processes() {
+            for accelerator in engine.accelerators.iter() {
+                *used.entry((node, accelerator)).or_default() += process.holds();
+            }
+            *host.entry(node).or_default() += process.holds_of_host();
+        }
+        for ((node, accelerator), used) in used {
+            let facts = self.machines.get(node).and_then(|machine| machine.accelerators.get(accelerator));
+            if facts.is_some_and(|facts| used > facts.capacity) {
+                broken.push(format!("{used} are in use on {accelerator} of {node}"));
+            }
+        }
+        for (node, used) in host {
+            if self.machines.get(node).is_some_and(|machine| used > machine.facts.host) {
+                broken.push(format!("sleepers hold {used} of the host RAM of {node}"));
+            }
+        }
+        broken
+    }
+
+    /// What a process holds is reserved for it.
+    fn check_reservations(&self) -> Vec<String> {
+        let short = self.processes().filter_map(|(node, engine, process)| {
+            let known = self.pairing.node(node).and_then(|known| known.engines.get(engine));
+            let reserved = known.map_or(Bytes::ZERO, |known| known.held);
+            let state = known.map_or_else(|| "not known".to_owned(), |known| known.state.to_string());
+            (process.holds() > reserved).then(|| {
+                let (phase, holds) = (process.phase, process.holds());
+                format!(
+                    "{engine} on {node} is {phase:?} with {holds}, {reserved} are reserved, and it is {state}"
+                )
+            })
+        });
+        short.collect()
+    }
+
+    /// No requester is kept from going for longer than it may be.
+    fn check_holds(&self) -> Vec<String> {
+        // Calls that fail are tried again, the watch may be broken for a while.
+        let most = self.plot.settings.hold() + Millis::secs(70);
+        let held = self.requesters.iter().filter(|(_, requester)| {
+            let since = requester.deleting.map(|since| since.max(self.books.leads_since));
+            requester.finalizer && since.is_some_and(|since| since + most < self.now)
+        });
+        held.map(|(id, _)| format!("{id} is held for too long")).collect()
+    }
+
+    fn check_budget(&mut self, broken: &mut Vec<String>) {
+        let settle = self.plot.settings.settle;
+        for (node, accelerator) in self.all_accelerators() {
+            let at = (node.clone(), accelerator.clone());
+            let slept = self.books.slept.get(&at).is_some_and(|slept| *slept + settle > self.now);
+            if slept || !self.is_over_budget(&node, &accelerator) {
+                self.books.over.remove(&at);
+                continue;
+            }
+            let since = *self.books.over.entry(at).or_insert(self.now);
+            // A leader that has just come counts its sleeps from then; a watch may be broken.
+            if since + settle + Millis::secs(30) < self.now {
+                broken.push(format!(
+                    "the sleepers of {accelerator} of {node} are over their budget since {since}"
+                ));
+            }
+        }
+    }
+
+    /// Something is awake there, and sleepers that nobody has ended yet hold more than they may.
+    fn is_over_budget(&self, node: &NodeName, accelerator: &AcceleratorId) -> bool {
+        let facts = self.machines.get(node).and_then(|machine| machine.accelerators.get(accelerator));
+        let Some(budget) = facts.and_then(|facts| facts.sleeping) else { return false };
+        let on = || {
+            self.processes()
+                .filter(|(at, engine, _)| *at == node && engine.accelerators.contains(accelerator))
+        };
+        let stays = |engine: &EngineId| {
+            let known = self.pairing.node(node).and_then(|known| known.engines.get(engine));
+            known.is_some_and(|known| matches!(known.state, State::Asleep { .. }) && known.binding.is_none())
+        };
+        let sleepers: Bytes = on().filter(|(_, e, p)| !p.is_big() && stays(e)).map(|(.., p)| p.holds()).sum();
+        on().any(|(.., process)| process.is_big()) && sleepers > budget
+    }
+
+    /// No engine is put to sleep behind an open gate.
+    pub(super) fn check_gate(&mut self, command: &Command, engine: &EngineId) {
+        let open = self.requesters.iter().find(|(_, requester)| {
+            let stub = requester.stub.as_ref().filter(|_| requester.node == command.node);
+            stub.is_some_and(|stub| stub.open.as_ref() == Some(engine))
+        });
+        if let Some((id, _)) = open {
+            let message = format!("{engine} is put to sleep behind the open gate of {id}");
+            self.violation(message);
+        }
+    }
+
+    /// Everything has come to rest: who wants a requester has one, and it is served or cannot be.
+    pub(super) fn check_rest(&mut self) {
+        let mut broken = Vec::new();
+        for (id, requester) in &self.requesters {
+            if requester.deleting.is_some() || requester.ended {
+                broken.push(format!("{id} is still there"));
+                continue;
+            }
+            let node = self.pairing.node(&requester.node);
+            let engine = node.and_then(|node| node.engine_of(id));
+            let container = requester.stub.as_ref().map(|stub| &stub.container);
+            let serves = engine.is_some_and(|e| e.state == State::Awake && e.opened.as_ref() == container);
+            if !serves && !self.is_too_large(requester) {
+                let why = self.reason(&requester.node, id).unwrap_or("nothing is said").to_owned();
+                broken.push(format!("{id} is not served: {why}"));
+            }
+        }
+        for ((node, provider), pod) in &self.providers {
+            if pod.deleting {
+                broken.push(format!("{provider} of {node} is still there"));
+            }
+        }
+        self.violations.extend(broken);
+    }
+
+    fn is_too_large(&self, requester: &super::Requester) -> bool {
+        let known = |a: &AcceleratorId| self.machines.get(&requester.node)?.accelerators.get(a);
+        let small =
+            |a: &AcceleratorId| known(a).is_none_or(|facts| facts.capacity < requester.ask.sizes.awake);
+        requester.accelerators.iter().any(small)
+    }
+
+    /// Why this requester is not served, as the last plan said.
+    #[must_use]
+    pub fn reason(&self, node: &NodeName, requester: &RequesterId) -> Option<&str> {
+        self.reasons.get(&(node.clone(), requester.clone())).map(String::as_str)
+    }
+}

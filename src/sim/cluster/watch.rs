@@ -1,0 +1,211 @@
+//! What the controller gets to see: everything in its order, late, and now and then not at all until it lists again.
+
+use std::collections::BTreeSet;
+
+use super::{Cluster, Happening, pods::ProviderKey};
+use crate::{
+    pairing::{
+        Pairing,
+        event::{Epoch, Event},
+        ids::{EngineId, NodeName, RequesterId, Uid},
+    },
+    units::{Generation, Millis, Tick},
+};
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Watch {
+    /// The last delivery: nothing overtakes it.
+    last: Tick,
+    broken: bool,
+    /// Nobody watches.
+    unused: bool,
+    requesters: BTreeSet<(NodeName, RequesterId)>,
+    providers: BTreeSet<(ProviderKey, Uid)>,
+    /// Engines of launchers whose process was there.
+    engines: BTreeSet<(ProviderKey, EngineId, Generation)>,
+}
+
+impl Cluster {
+    /// The controller will see this.
+    fn tell(&mut self, event: Event) {
+        if self.watch.broken {
+            return;
+        }
+        let late = if self.calm { (1, 20) } else { self.plot.watch };
+        let at = (self.now + self.draw(late)).max(self.watch.last);
+        self.watch.last = at;
+        self.agenda.add(at, Happening::Deliver(self.epoch, event));
+    }
+
+    pub(super) fn deliver(&mut self, epoch: Epoch, event: &Event) -> bool {
+        if epoch != self.epoch {
+            return false;
+        }
+        self.listed |= *event == Event::Listed;
+        self.narrate(|| super::scripts::in_words(event));
+        self.pairing.on(event, self.now);
+        true
+    }
+
+    pub(super) fn show_requester(&mut self, id: &RequesterId) {
+        let Some(requester) = self.requesters.get(id) else { return };
+        let (node, seen) = (requester.node.clone(), requester.seen());
+        if !self.watch.broken {
+            self.watch.requesters.insert((node.clone(), id.clone()));
+        }
+        self.tell(Event::SeenRequester { node, requester: id.clone(), seen });
+    }
+
+    pub(super) fn requester_is_gone(&mut self, node: NodeName, id: RequesterId) {
+        if !self.watch.broken {
+            self.watch.requesters.remove(&(node.clone(), id.clone()));
+        }
+        self.tell(Event::RequesterGone { node, requester: id });
+    }
+
+    pub(super) fn show_provider(&mut self, key: &ProviderKey) {
+        let Some(provider) = self.providers.get(key) else { return };
+        let seen = provider.seen();
+        if !self.watch.broken {
+            self.watch.providers.insert((key.clone(), seen.uid.clone()));
+        }
+        self.tell(Event::SeenProvider { node: key.0.clone(), provider: key.1.clone(), seen });
+    }
+
+    pub(super) fn provider_is_gone(&mut self, key: &ProviderKey, uid: Uid) {
+        if !self.watch.broken {
+            self.watch.providers.remove(&(key.clone(), uid.clone()));
+        }
+        self.tell(Event::ProviderGone { node: key.0.clone(), provider: key.1.clone(), uid });
+    }
+
+    pub(super) fn show_node(&mut self, name: &NodeName) {
+        let Some(machine) = self.machines.get(name) else { return };
+        if !machine.exists {
+            return self.tell(Event::NodeGone { node: name.clone() });
+        }
+        let (facts, accelerators) = (machine.facts.clone(), machine.accelerators.clone());
+        self.tell(Event::Node { node: name.clone(), facts });
+        for (accelerator, facts) in accelerators {
+            self.tell(Event::Accelerator { node: name.clone(), accelerator, facts });
+        }
+    }
+
+    /// A process in a launcher has started, answers, or has ended, as the launcher's own watch says.
+    pub(super) fn show_engine(
+        &mut self,
+        key: &ProviderKey,
+        engine: &EngineId,
+        generation: Generation,
+        lives: bool,
+    ) {
+        if !key.1.is_launcher() {
+            return;
+        }
+        let entry = (key.clone(), engine.clone(), generation);
+        let (node, engine) = (key.0.clone(), engine.clone());
+        if lives {
+            if !self.watch.broken {
+                self.watch.engines.insert(entry);
+            }
+            self.tell(Event::Answers { node, engine, generation });
+        } else {
+            if !self.watch.broken {
+                self.watch.engines.remove(&entry);
+            }
+            self.tell(Event::Died { node, engine, generation, gone: true });
+        }
+    }
+
+    pub(super) fn break_watch(&mut self) {
+        if !self.watch.broken {
+            self.count("watches broken");
+            self.watch.broken = true;
+            let after = self.draw((500, 20_000));
+            self.add(after, Happening::Relist);
+        }
+    }
+
+    /// Everything as it is now, and what is no longer there. What happened in between nobody saw.
+    pub(super) fn relist(&mut self) {
+        if self.watch.unused || !std::mem::take(&mut self.watch.broken) {
+            return;
+        }
+        self.show_everything();
+        for (node, id) in self.watch.requesters.clone() {
+            if !self.requesters.contains_key(&id) {
+                self.requester_is_gone(node, id);
+            }
+        }
+        for (key, uid) in self.watch.providers.clone() {
+            if self.providers.get(&key).is_none_or(|provider| provider.uid != uid) {
+                self.provider_is_gone(&key, uid);
+            }
+        }
+        for (key, engine, generation) in self.watch.engines.clone() {
+            let process = self.providers.get(&key).and_then(|provider| provider.processes.get(&engine));
+            if process.is_none_or(|process| process.generation != generation) {
+                self.show_engine(&key, &engine, generation, false);
+            }
+        }
+    }
+
+    fn show_everything(&mut self) {
+        for name in self.set_of_nodes() {
+            self.show_node(&name);
+        }
+        for id in self.requesters.keys().cloned().collect::<Vec<_>>() {
+            self.show_requester(&id);
+        }
+        for key in self.providers.keys().cloned().collect::<Vec<_>>() {
+            self.show_provider(&key);
+            let answering = self.providers.get(&key).map(|provider| {
+                let loaded =
+                    provider.processes.iter().filter(|(_, p)| p.phase != super::pods::Phase::Loading);
+                loaded.map(|(engine, process)| (engine.clone(), process.generation)).collect::<Vec<_>>()
+            });
+            for (engine, generation) in answering.unwrap_or_default() {
+                self.show_engine(&key, &engine, generation, true);
+            }
+        }
+    }
+
+    /// The controller is gone; after a while another one leads.
+    pub(super) fn lose_leader(&mut self) {
+        self.count("leaders lost");
+        self.listed = false;
+        self.epoch = Epoch(self.epoch.0 + 1);
+        self.flush_writes();
+        self.pairing = Pairing::new(self.plot.settings);
+        self.reasons.clear();
+        self.watch = Watch { broken: true, unused: true, last: self.watch.last, ..Watch::default() };
+        let gap = self.draw((10, 20_000));
+        self.add(gap, Happening::Lead);
+    }
+
+    pub(super) fn lead(&mut self) {
+        self.watch = Watch { last: self.watch.last, ..Watch::default() };
+        self.books.forgive(self.now);
+        self.tell(Event::Led { epoch: self.epoch });
+        for (fingerprint, standing) in self.standings.clone() {
+            self.tell(Event::Template { fingerprint, standing });
+        }
+        self.show_everything();
+        self.tell(Event::Listed);
+    }
+
+    pub(super) fn read_meters(&mut self) {
+        let lag = self.plot.meter_lag;
+        for (node, accelerator) in self.all_accelerators() {
+            let used = self.holds(&node, &accelerator);
+            if self.is_cut_off(&node) || self.watch.broken {
+                continue;
+            }
+            let after = self.draw(lag);
+            let event = Event::Observed { node, accelerator, used, at: self.now };
+            self.add(after, Happening::Deliver(self.epoch, event));
+        }
+        // While nothing happens there is little to read.
+        self.add(Millis::secs(if self.calm { 60 } else { 10 }), Happening::Meter);
+    }
+}

@@ -1,0 +1,139 @@
+//! Models that need others, beside what the simulator checks in every world and the written scenarios show.
+
+use rouse::{
+    fault::{Cause, Fault},
+    fleet::{
+        command::{Command, Why},
+        event::Order,
+    },
+    model::{
+        Accelerator, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelSpec, OwnQueue,
+        Settings,
+    },
+    sim::{Deed, Request, Scenario, World, journal},
+    units::{Bytes, Millis},
+};
+
+fn model(name: &str, gib: u64, dependencies: &[&str]) -> ModelSpec {
+    ModelSpec {
+        name: name.into(),
+        aliases: Vec::new(),
+        accelerators: Accelerators::Count(1),
+        memory: Memory { awake: Bytes::gib(gib), asleep: Bytes::mib(256), host: Bytes::gib(1) },
+        idle: Idle { sleep_after: None, stop_after: None, level: LevelPolicy::Auto },
+        replicas: 1,
+        pinned: false,
+        min_replicas: 0,
+        dependencies: dependencies.iter().map(|name| (*name).into()).collect(),
+        priority: 0,
+        max_concurrency: None,
+        start_timeout: Millis::secs(60),
+        explicit_memory: false,
+        can_sleep: true,
+        fingerprint: 1,
+        eviction: None,
+        queue: OwnQueue::default(),
+    }
+}
+
+/// One accelerator of 24Gi.
+fn world(models: Vec<ModelSpec>) -> Scenario {
+    let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+    settings.turns.residency = Millis::secs(5);
+    let gpu = Accelerator { id: "gpu-0".into(), capacity: Bytes::gib(24), metered: true, units: None };
+    Scenario::new("needs", Configuration { settings, accelerators: vec![gpu], models })
+}
+
+fn ask(model: &str) -> Deed {
+    Deed::Ask(Request::stream(model, Millis(500)))
+}
+
+fn engine(model: &str) -> EngineId {
+    EngineId::new(model.into(), 0)
+}
+
+fn run(scenario: Scenario, lasts: u64) -> World {
+    let mut world = World::new(scenario).recorded();
+    world.run_until(Millis::secs(lasts)).unwrap_or_else(|failure| panic!("{failure}"));
+    world
+}
+
+/// When a command of this kind was first given after so many seconds, in seconds since the start of the world.
+fn first(world: &World, after: f64, wanted: impl Fn(&Command) -> bool) -> Option<f64> {
+    let start = world.journal()[0].at();
+    let mut found = None;
+    journal::replay(world.journal(), |at, _, plan, _| {
+        let at = at.since(start).0 as f64 / 1000.0;
+        if found.is_none() && at >= after && plan.commands.iter().any(&wanted) {
+            found = Some(at);
+        }
+    });
+    found
+}
+
+fn sleeps(of: &str) -> impl Fn(&Command) -> bool {
+    move |command| matches!(command, Command::Sleep { engine: id, .. } if *id == engine(of))
+}
+
+#[test]
+fn what_is_in_the_way_goes_and_what_it_needs_after_it() {
+    let scenario = world(vec![model("base", 8, &[]), model("other", 20, &[]), model("top", 8, &["base"])]);
+    let scenario = scenario.at(Millis::secs(1), ask("top")).at(Millis::secs(40), ask("other"));
+    let world = run(scenario, 60);
+    let (top, base) = (first(&world, 40.0, sleeps("top")), first(&world, 40.0, sleeps("base")));
+    // It takes 400 ms to fall asleep.
+    assert!(top.zip(base).is_some_and(|(top, base)| base >= top + 0.4), "{top:?} {base:?}");
+    let closes = |c: &Command| {
+        matches!(c, Command::CloseGate { engine: id, why: Why::Turn, to: Some(to), .. }
+            if *id == engine("base") && *to == engine("other"))
+    };
+    assert!(first(&world, 40.0, closes).is_some(), "nobody would have put it away for itself");
+    assert_eq!(world.tally().of("requests served"), 2);
+}
+
+#[test]
+fn what_is_idle_stays_where_what_it_needs_would_not_make_enough_room() {
+    let mut top = model("top", 8, &["base"]);
+    top.pinned = true;
+    let scenario = world(vec![model("base", 8, &[]), model("other", 14, &[]), top]);
+    let mut scenario = scenario.at(Millis::secs(40), ask("other"));
+    scenario.configuration.settings.queue.max_wait = Millis::secs(10);
+    let world = run(scenario, 60);
+    let closes = |c: &Command| matches!(c, Command::CloseGate { .. });
+    assert_eq!(first(&world, 0.0, closes), None);
+    assert_eq!(world.tally().of("requests served"), 0);
+}
+
+#[test]
+fn a_failure_of_what_is_needed_refuses_as_its_own_and_leaves_nothing_reserved() {
+    let mut scenario = world(vec![model("base", 8, &[]), model("top", 8, &["base"])]);
+    scenario.faults.start_failed = 1.0;
+    let world = run(scenario.at(Millis::secs(1), ask("top")), 60);
+    let refuses = |c: &Command| match c {
+        Command::Refuse { fault: Fault::ModelNotReady { model, cause, wait }, .. } => {
+            assert_eq!((model.as_str(), cause), ("top", &Cause::CommandNotFound));
+            assert!(wait.waited_for.starts_with("waits for 'base', which it needs: it failed"), "{wait:?}");
+            true
+        }
+        _ => false,
+    };
+    assert!(first(&world, 0.0, refuses).is_some());
+    assert!(world.fleet().engine(&engine("top")).is_some_and(|e| e.placing.is_none()));
+    let launched = |c: &Command| matches!(c, Command::Launch { engine: id, .. } if *id == engine("top"));
+    assert_eq!(first(&world, 0.0, launched), None);
+}
+
+#[test]
+fn an_order_to_stop_what_is_needed_is_carried_out_and_it_comes_back() {
+    let scenario = world(vec![model("base", 8, &[]), model("top", 8, &["base"])]);
+    let scenario = scenario
+        .at(Millis::secs(1), ask("top"))
+        .at(Millis::secs(40), Deed::Order("base".into(), Order::Stop))
+        .at(Millis::secs(41), ask("top"));
+    let world = run(scenario, 60);
+    let stops = |c: &Command| matches!(c, Command::Stop { engine: id, .. } if *id == engine("base"));
+    let launches = |c: &Command| matches!(c, Command::Launch { engine: id, .. } if *id == engine("base"));
+    assert!(first(&world, 40.0, stops).is_some_and(|at| at < 41.0));
+    assert!(first(&world, 40.0, launches).is_some());
+    assert_eq!(world.tally().of("requests served"), 2, "what is awake goes on");
+}

@@ -1,0 +1,312 @@
+//! The failures of the reference, one by one, each with what becomes of it here.
+
+use rouse::{
+    pairing::{
+        event::{Cause, Condition, Event, Stage, Standing},
+        ids::{Fingerprint, Mode, ProviderId},
+        node::State,
+    },
+    units::{Bytes, Millis},
+};
+
+use crate::driver::*;
+
+#[test]
+fn requester_deleted_while_its_provider_starts() {
+    let mut case = Case::new(1);
+    let id = engine(Mode::Sleep, 1, &["a"]);
+    case.requester("one", ask(Mode::Sleep, 1), &["a"], |_| ());
+    case.done(creates(&id));
+    case.provider(&ProviderId::direct(&id), Stage::Running, |_| ());
+    case.finalized("one");
+    case.delete("one");
+    // It serves nobody and never has: what it takes is given back, and its requester does not wait for its start.
+    case.done(ends(&id));
+    case.done(unbinds(&id));
+    case.finalized("one");
+    assert!(!case.is_held("one"));
+    case.provider(&ProviderId::direct(&id), Stage::Ended, |seen| seen.deleting = true);
+    case.provider_gone(&ProviderId::direct(&id));
+    assert_eq!(case.node().reserved(&"a".into()), Bytes::ZERO);
+}
+
+#[test]
+fn provider_deleted_or_evicted() {
+    let mut case = Case::new(1);
+    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    case.provider(&ProviderId::direct(&id), Stage::Ready, |seen| seen.deleting = true);
+    assert!(case.has(deletes("one")), "another requester comes in its place");
+    case.done(unbinds(&id));
+    assert_eq!(case.known(&id).held, Bytes::gib(60), "it is not gone yet");
+    case.provider_gone(&ProviderId::direct(&id));
+    assert_eq!(case.node().reserved(&"a".into()), Bytes::ZERO);
+}
+
+#[test]
+fn an_engine_in_a_launcher_dies() {
+    let mut case = Case::new(1);
+    let id = launched(&mut case, 1);
+    let generation = generation(case.known(&id));
+    case.on(Event::Died { node: node(), engine: id.clone(), generation, gone: true });
+    assert!(case.has(deletes("one")));
+    case.done(ends(&id));
+    case.done(forgets(&id));
+    assert_eq!(case.state(&id), None);
+    assert!(!case.has(deletes_launcher), "the launcher stays");
+}
+
+#[test]
+fn an_outcome_of_a_life_before_changes_nothing() {
+    let mut case = Case::new(1);
+    let id = launched(&mut case, 1);
+    let before = rouse::units::Generation(generation(case.known(&id)).0 - 1);
+    case.on(Event::Died { node: node(), engine: id.clone(), generation: before, gone: true });
+    assert_eq!(case.state(&id), Some(State::Awake));
+}
+
+#[test]
+fn a_launcher_is_started_anew() {
+    let mut case = Case::new(1);
+    let id = launched(&mut case, 1);
+    let launcher = ProviderId::launcher("a".into());
+    case.provider(&launcher, Stage::Running, |seen| seen.restarts = 1);
+    assert!(case.has(deletes("one")));
+    // Something might have been launched in the new container meanwhile: it is believed gone when the launcher says so.
+    assert_eq!(case.known(&id).held, Bytes::gib(60));
+    case.provider(&launcher, Stage::Ready, |seen| seen.restarts = 1);
+    case.settle(queries(&id), condition(Condition::Absent));
+    assert_eq!(case.known(&id).held, Bytes::ZERO);
+}
+
+#[test]
+fn the_controller_was_down_while_both_were_deleted() {
+    let mut case = Case::new(1);
+    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    let record = case.record(&id);
+    case.lead(1, 2);
+    let now = case.now;
+    case.requester("one", ask(Mode::Sleep, 1), &["a"], |seen| {
+        (seen.deleting, seen.ended, seen.stub, seen.finalizer) = (Some(now), true, None, true);
+    });
+    case.provider(&ProviderId::direct(&id), Stage::Ended, |seen| {
+        (seen.deleting, seen.records) = (true, vec![record]);
+    });
+    assert!(!case.has(unbinds(&id)), "nothing is decided before everything was seen");
+    case.on(Event::Listed);
+    case.done(unbinds(&id));
+    case.done(finalizes("one"));
+    assert!(!case.is_held("one"));
+}
+
+#[test]
+fn the_controller_is_restarted_and_adopts_what_runs() {
+    let mut case = Case::new(2);
+    let used = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    let sleeper = case.cold_start("two", ask(Mode::Sleep, 2), &["b"]);
+    case.put_to_sleep("two", &sleeper);
+    let (record, other) = (case.record(&used), case.record(&sleeper));
+    let used_last = other.last_used;
+    case.lead(2, 2);
+    case.requester("one", ask(Mode::Sleep, 1), &["a"], |seen| seen.finalizer = true);
+    case.provider(&ProviderId::direct(&used), Stage::Ready, |seen| seen.records = vec![record]);
+    case.provider(&ProviderId::direct(&sleeper), Stage::Ready, |seen| seen.records = vec![other]);
+    case.on(Event::Listed);
+    // Whatever has not been asked counts as awake.
+    assert_eq!(case.node().reserved(&"b".into()), Bytes::gib(60));
+    case.settle(queries(&used), condition(Condition::Awake));
+    case.settle(queries(&sleeper), asleep());
+    assert_eq!(case.node().reserved(&"b".into()), Bytes::gib(2));
+    assert_eq!(case.known(&sleeper).last_used, used_last, "who was used last is known still");
+    case.done(opens(&used));
+    assert_eq!(case.state(&used), Some(State::Awake));
+    assert!(!case.has(deletes("one")));
+}
+
+#[test]
+fn a_bound_sleeper_found_after_a_restart_counts_as_awake_and_is_woken() {
+    let mut case = Case::new(1);
+    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    let record = case.record(&id);
+    case.lead(1, 2);
+    case.requester("one", ask(Mode::Sleep, 1), &["a"], |_| ());
+    case.provider(&ProviderId::direct(&id), Stage::Ready, |seen| seen.records = vec![record]);
+    case.on(Event::Listed);
+    case.settle(queries(&id), asleep());
+    assert_eq!(
+        case.node().reserved(&"a".into()),
+        Bytes::gib(60),
+        "the leader before may have begun to wake it"
+    );
+    assert!(case.has(wakes(&id)));
+}
+
+#[test]
+fn the_node_is_deleted() {
+    let mut case = Case::new(1);
+    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    case.on(Event::NodeGone { node: node() });
+    assert!(case.has(deletes("one")) || case.has(finalizes("one")));
+    case.done(deletes("one"));
+    case.finalized("one");
+    assert!(!case.is_held("one"), "nobody waits for a node that is gone");
+    assert_eq!(case.known(&id).held, Bytes::gib(60), "the machine may still run");
+    case.on(Event::RequesterGone { node: node(), requester: "one".into() });
+    case.provider_gone(&ProviderId::direct(&id));
+    assert!(case.pairing.node(&node()).is_none(), "and nothing of it is kept");
+}
+
+#[test]
+fn the_node_is_cordoned() {
+    let mut case = Case::new(2);
+    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    case.cordon(true);
+    case.requester("two", ask(Mode::Sleep, 2), &["b"], |_| ());
+    assert!(case.has(deletes("two")), "it has no engine, and gets none here");
+    assert!(!case.has(deletes("one")), "a pair stays");
+    assert_eq!(case.state(&id), Some(State::Awake));
+}
+
+#[test]
+fn the_stub_cannot_be_reached() {
+    let mut case = Case::new(1);
+    let id = engine(Mode::Sleep, 1, &["a"]);
+    case.requester("one", ask(Mode::Sleep, 1), &["a"], |_| ());
+    case.done(creates(&id));
+    case.provider(&ProviderId::direct(&id), Stage::Ready, |_| ());
+    case.done(proves(&id));
+    case.settle(opens(&id), Err(Cause::Unreachable));
+    assert!(!case.has(opens(&id)), "not at once again");
+    case.after(Millis(150));
+    case.done(opens(&id));
+    // Its container is another one: gated, and without a target.
+    case.requester("one", ask(Mode::Sleep, 1), &["a"], |seen| seen.stub = Some("other".into()));
+    case.done(opens(&id));
+}
+
+#[test]
+fn the_node_is_not_reached_while_the_requester_is_deleted() {
+    let mut case = Case::new(1);
+    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    case.delete("one");
+    let settings = rouse::pairing::settings::Settings::default();
+    case.after(settings.hold() + Millis(1));
+    // Neither gate, nor sleep, nor anything else had an outcome.
+    assert!(case.has(ends(&id)), "it is fenced: {:#?}", case.story);
+    case.finalized("one");
+    assert!(!case.is_held("one"), "its requester is let go");
+    assert_eq!(case.known(&id).held, Bytes::gib(60), "its memory is not");
+}
+
+#[test]
+fn a_wake_that_fails_is_followed_by_a_cold_start() {
+    let mut case = Case::new(1);
+    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    case.put_to_sleep("one", &id);
+    case.requester("two", ask(Mode::Sleep, 1), &["a"], |_| ());
+    case.done(binds(&id));
+    case.refused(wakes(&id));
+    cold_start_follows(&mut case, &id);
+}
+
+#[test]
+fn a_canary_that_fails_is_followed_by_a_cold_start() {
+    let mut case = Case::new(1);
+    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    case.put_to_sleep("one", &id);
+    case.requester("two", ask(Mode::Sleep, 1), &["a"], |_| ());
+    case.done(binds(&id));
+    case.done(wakes(&id));
+    case.refused(proves(&id));
+    cold_start_follows(&mut case, &id);
+}
+
+fn cold_start_follows(case: &mut Case, id: &rouse::pairing::ids::EngineId) {
+    let before = generation(case.known(id));
+    case.done(ends(id));
+    case.done(unbinds(id));
+    assert!(!case.has(deletes("two")), "the requester stays");
+    case.provider_gone(&ProviderId::direct(id));
+    assert_eq!(case.failures("two"), 1, "it is counted");
+    case.after(Millis::secs(1));
+    assert!(case.has(creates(id)));
+    assert!(generation(case.known(id)) > before);
+}
+
+#[test]
+fn a_hung_wake_delays_nobody_on_another_accelerator() {
+    let mut case = Case::new(2);
+    let hung = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    case.put_to_sleep("one", &hung);
+    case.requester("two", ask(Mode::Sleep, 1), &["a"], |_| ());
+    case.done(binds(&hung));
+    assert!(case.has(wakes(&hung)), "and has no outcome");
+    case.cold_start("three", ask(Mode::Sleep, 3), &["b"]);
+    let settings = rouse::pairing::settings::Settings::default();
+    case.after(settings.wake);
+    assert!(case.has(ends(&hung)), "nor does it wait for ever");
+}
+
+#[test]
+fn a_faulty_accelerator_is_left() {
+    let mut case = Case::new(1);
+    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    case.facts("a", 0, false);
+    case.done(deletes("one"));
+    case.delete("one");
+    case.done(gates(&id));
+    assert!(case.has(ends(&id)), "it is not put to sleep there");
+}
+
+#[test]
+fn an_obsolete_template_ends_sleepers_at_once_and_others_when_they_are_let_go() {
+    let mut case = Case::new(2);
+    let used = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    let sleeper = case.cold_start("two", ask(Mode::Sleep, 1), &["b"]);
+    case.put_to_sleep("two", &sleeper);
+    case.on(Event::Template { fingerprint: Fingerprint(1), standing: Standing::Obsolete });
+    assert!(case.has(ends(&sleeper)) && !case.has(ends(&used)));
+    case.delete("one");
+    case.done(gates(&used));
+    assert!(case.has(ends(&used)) && !case.has(sleeps(&used)));
+}
+
+#[test]
+fn an_order_to_launch_that_was_given_up_may_arrive_and_is_not_believed_gone_before() {
+    let mut case = Case::new(1);
+    let id = engine(Mode::Launcher, 1, &["a"]);
+    case.launcher_ready("a");
+    case.requester("one", ask(Mode::Launcher, 1), &["a"], |_| ());
+    case.done(binds(&id));
+    case.settle(launches(&id), Err(Cause::Unreachable));
+    case.done(ends(&id));
+    assert_eq!(case.known(&id).held, Bytes::gib(60), "there was nothing to end yet");
+    case.after(Millis::secs(21));
+    case.done(ends(&id));
+    assert_eq!(case.known(&id).held, Bytes::ZERO);
+}
+
+/// An engine in the launcher of `a`, open to requester `one`.
+fn launched(case: &mut Case, fingerprint: u64) -> rouse::pairing::ids::EngineId {
+    let id = engine(Mode::Launcher, fingerprint, &["a"]);
+    case.launcher_ready("a");
+    case.requester("one", ask(Mode::Launcher, fingerprint), &["a"], |_| ());
+    case.done(binds(&id));
+    case.done(launches(&id));
+    let generation = generation(case.known(&id));
+    case.on(Event::Answers { node: node(), engine: id.clone(), generation });
+    case.done(proves(&id));
+    case.done(opens(&id));
+    case.finalized("one");
+    id
+}
+
+#[test]
+fn a_sleep_that_fails_ends_the_engine_and_keeps_its_memory_until_then() {
+    let mut case = Case::new(1);
+    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    case.delete("one");
+    case.done(gates(&id));
+    case.settle(sleeps(&id), Err(Cause::Refused));
+    assert!(case.has(ends(&id)));
+    assert_eq!(case.known(&id).held, Bytes::gib(60));
+}

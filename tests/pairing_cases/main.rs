@@ -1,0 +1,10 @@
+//! Dual pods, case by case: each row of the failures that are known of other controllers, and the race for an accelerator that
+//! is handed on while its engine is awake.
+
+mod driver;
+mod failures;
+mod modes;
+mod race;
+mod scale;
+mod sleepers;
+mod stories;

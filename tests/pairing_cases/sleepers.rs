@@ -1,0 +1,130 @@
+//! The budget for sleepers: what is deleted, when, and what is not.
+
+use rouse::{
+    pairing::{
+        event::{Answer, Event},
+        ids::{EngineId, Mode},
+    },
+    units::{Bytes, Millis},
+};
+
+use crate::driver::*;
+
+/// Sleepers with these fingerprints, used in this order, of 3 GiB on each of their accelerators.
+fn sleepers(case: &mut Case, all: &[(u64, &[&str])]) -> Vec<EngineId> {
+    let mut ids = Vec::new();
+    for (fingerprint, on) in all {
+        let mut asked = ask(Mode::Sleep, *fingerprint);
+        asked.sizes.asleep = Bytes::gib(3);
+        let name = format!("of-{fingerprint}");
+        let id = case.cold_start(&name, asked, on);
+        case.put_to_sleep(&name, &id);
+        ids.push(id);
+    }
+    ids
+}
+
+#[test]
+fn sleepers_stay_as_long_as_they_are_within_the_budget() {
+    let mut case = Case::new(1);
+    let ids = sleepers(&mut case, &[(1, &["a"]), (2, &["a"])]);
+    let third = case.cold_start("third", ask(Mode::Sleep, 3), &["a"]);
+    case.put_to_sleep("third", &third);
+    assert!(!ids.iter().any(|id| case.has(ends(id))));
+    case.requester("fourth", ask(Mode::Sleep, 4), &["a"], |_| ());
+    assert!(!case.has(ends(&ids[0])), "2 + 3 + 3 are 8 GiB, which is the budget");
+    assert!(case.has(creates(&engine(Mode::Sleep, 4, &["a"]))));
+}
+
+#[test]
+fn a_launch_waits_until_what_is_too_much_is_gone() {
+    let mut case = Case::new(1);
+    let ids = sleepers(&mut case, &[(1, &["a"]), (2, &["a"]), (3, &["a"])]);
+    case.requester("new", ask(Mode::Sleep, 4), &["a"], |_| ());
+    let new = engine(Mode::Sleep, 4, &["a"]);
+    assert!(case.has(ends(&ids[0])) && !case.has(ends(&ids[1])) && !case.has(creates(&new)));
+    case.done(ends(&ids[0]));
+    assert!(!case.has(creates(&new)));
+    case.provider_gone(&rouse::pairing::ids::ProviderId::direct(&ids[0]));
+    assert!(case.has(creates(&new)));
+}
+
+#[test]
+fn nothing_is_deleted_before_the_last_sleep_has_settled() {
+    let mut case = Case::new(1);
+    let ids = sleepers(&mut case, &[(1, &["a"]), (2, &["a"])]);
+    let third = case.cold_start("third", ask(Mode::Sleep, 3), &["a"]);
+    case.delete("third");
+    case.done(gates(&third));
+    case.settle(sleeps(&third), Ok(Answer::Asleep { residue: Some(Bytes::gib(3)) }));
+    case.done(unbinds(&third));
+    case.requester("new", ask(Mode::Sleep, 4), &["a"], |_| ());
+    assert!(!ids.iter().any(|id| case.has(ends(id))));
+    assert!(case.reason("new").contains("last sleep is recent"), "{}", case.reason("new"));
+    case.after(Millis::secs(61));
+    assert!(case.has(ends(&ids[0])));
+}
+
+#[test]
+fn the_targets_own_residue_does_not_count_against_its_wake() {
+    let mut case = Case::new(1);
+    let ids = sleepers(&mut case, &[(1, &["a"]), (2, &["a"]), (3, &["a"])]);
+    let mut asked = ask(Mode::Sleep, 1);
+    asked.sizes.asleep = Bytes::gib(3);
+    case.requester("again", asked, &["a"], |_| ());
+    assert!(case.has(binds(&ids[0])), "the other two are within the budget");
+    assert!(!ids.iter().any(|id| case.has(ends(id))));
+}
+
+#[test]
+fn a_reading_from_before_the_last_sleep_settled_does_not_count() {
+    let mut case = Case::new(1);
+    let ids = sleepers(&mut case, &[(1, &["a"])]);
+    // Taken while the engine was awake, and told late.
+    let at = case.known(&ids[0]).since;
+    case.on(Event::Observed { node: node(), accelerator: "a".into(), used: Bytes::gib(63), at });
+    case.requester("new", ask(Mode::Sleep, 4), &["a"], |_| ());
+    assert!(!case.has(ends(&ids[0])) && case.has(creates(&engine(Mode::Sleep, 4, &["a"]))));
+}
+
+#[test]
+fn a_reading_that_counts_finds_more_than_was_declared() {
+    let mut case = Case::new(1);
+    let ids = sleepers(&mut case, &[(1, &["a"]), (2, &["a"])]);
+    let at = case.now;
+    case.on(Event::Observed { node: node(), accelerator: "a".into(), used: Bytes::gib(11), at });
+    case.requester("new", ask(Mode::Sleep, 4), &["a"], |_| ());
+    assert!(case.has(ends(&ids[0])) && !case.has(ends(&ids[1])));
+    case.done(ends(&ids[0]));
+    case.provider_gone(&rouse::pairing::ids::ProviderId::direct(&ids[0]));
+    let new = engine(Mode::Sleep, 4, &["a"]);
+    assert!(!case.has(creates(&new)), "what is declared is not believed any more: {}", case.reason("new"));
+    case.after(Millis::secs(61));
+    let at = case.now;
+    case.on(Event::Observed { node: node(), accelerator: "a".into(), used: Bytes::gib(5), at });
+    assert!(case.has(creates(&new)));
+}
+
+#[test]
+fn one_sleeper_on_both_accelerators_goes_instead_of_one_on_each() {
+    let mut case = Case::new(4);
+    let on: [(u64, &[&str]); 4] = [(1, &["a", "c"]), (2, &["b", "d"]), (3, &["a", "b"]), (4, &["a", "b"])];
+    let ids = sleepers(&mut case, &on);
+    case.requester("new", ask(Mode::Sleep, 9), &["a", "b"], |_| ());
+    let ended: Vec<_> = ids.iter().map(|id| case.has(ends(id))).collect();
+    // 9 GiB on a and on b, 8 are allowed. The oldest of each are also where all is well.
+    assert_eq!(ended, [false, false, true, false]);
+}
+
+#[test]
+fn no_sleeper_goes_in_vain() {
+    let mut case = Case::new(1);
+    let ids = sleepers(&mut case, &[(1, &["a"])]);
+    let mut beside = ask(Mode::Sleep, 2);
+    beside.sizes.awake = Bytes::gib(40);
+    case.cold_start("stays", beside, &["a"]);
+    // 40 are awake and stay: with the sleeper gone there is no room either.
+    case.requester("new", ask(Mode::Sleep, 3), &["a"], |_| ());
+    assert!(!case.has(ends(&ids[0])));
+    assert!(case.reason("new").contains("held by 2@a, which is awake"), "{}", case.reason("new"));
+}
