@@ -3,7 +3,7 @@
 use std::{fmt::Debug, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use futures_util::StreamExt as _;
+use futures_util::{Stream, StreamExt as _};
 use kube::{
     Api, Resource,
     runtime::{WatchStreamExt as _, watcher},
@@ -48,4 +48,12 @@ where
             bail!("waited {} s for {what} of {name}; it was last {last}", PATIENCE.as_secs())
         }
     }
+}
+
+/// Each change of any object there, beginning with those that are there: for who looks anew each time.
+pub fn changes<K>(api: &Api<K>) -> impl Stream<Item = ()> + Unpin + Send + use<K>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    watcher(api.clone(), watcher::Config::default()).default_backoff().map(drop).boxed()
 }

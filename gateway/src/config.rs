@@ -37,7 +37,7 @@ pub use self::{
     error::{At, Errors, Problem},
     file::{load, parse},
     keys::{Hash, Key, Keys, Models},
-    kubernetes::{Kubernetes, Prometheus, Watched},
+    kubernetes::{DualPods, Kubernetes, Prometheus, Watched},
     passage::Passage,
     source::Source,
     telemetry::{AccessLog, Telemetry},

@@ -7,6 +7,7 @@ pub mod compose;
 pub mod condition;
 pub mod convert;
 pub mod crd;
+pub mod dual;
 pub mod election;
 mod fault;
 pub mod index;

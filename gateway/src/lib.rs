@@ -9,6 +9,7 @@ pub mod driver;
 pub mod http;
 pub mod keys;
 pub mod metrics;
+pub mod pairing;
 pub mod platform;
 pub mod routes;
 pub mod serve;

@@ -1,5 +1,7 @@
 //! A gateway in a cluster: what it watches, whether it leads, and what runs its engines.
 
+mod dual;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
@@ -41,6 +43,7 @@ use crate::{
     driver::Handle,
     http::admin::Waits,
     metrics::Metrics,
+    pairing,
     platform::kubernetes::{External, Externals, Kubernetes, Parts, Place, Places, dcgm::Dcgm},
 };
 
@@ -123,6 +126,18 @@ impl Cluster {
             settled: tell,
         };
         tasks.spawn(keeper.run());
+        if let Some(dual) = &settings.dual_pods {
+            let seen = dual::watch(&client, &namespaces, &own, &mut tasks);
+            tasks.spawn(pairing::Controller::run(pairing::Parts {
+                client: client.clone(),
+                writer: writer.clone(),
+                claim: election.claim(),
+                clock,
+                settings: dual::settings(dual),
+                seen,
+                settled: settled.clone(),
+            }));
+        }
         let sidecar = Sidecar {
             image: settings.stub_image.clone(),
             pull_policy: settings.stub_pull_policy.clone(),
@@ -215,7 +230,7 @@ impl Cluster {
             // By the time of its own object it knows how old the others are.
             written.await.unwrap_or_default();
             // When they were written stands where else nobody looks.
-            let replicas = Watched { api, namespace, labels: None, slim: |_| {} };
+            let replicas = Watched { api, namespace, labels: None, fields: None, slim: |_| {} };
             follow(replicas, told, Awaited::default(), |change| change).await;
         });
         self.tasks.spawn(replica::listen(self.name.clone(), handle.clone(), seen));

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use http::Uri;
-use rouse::units::Millis;
+use rouse::{
+    pairing::{self, ids::Mode},
+    units::Millis,
+};
 
 use super::{
     reader::{Reader, Section},
@@ -27,6 +30,15 @@ pub struct Kubernetes {
     pub any_backend: bool,
     /// Who is asked what memory of accelerators is in use, beside the stubs.
     pub prometheus: Option<Prometheus>,
+    /// Requesters are served, and how.
+    pub dual_pods: Option<DualPods>,
+}
+
+/// How dual pods are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DualPods {
+    pub mode: Mode,
+    pub timing: pairing::settings::Settings,
 }
 
 /// A Prometheus that scrapes DCGM's exporter.
@@ -102,6 +114,7 @@ fn section(reader: &mut Reader, node: &Node) -> Option<Kubernetes> {
     });
     let any_backend = section.read(reader, "anyBackend", Reader::flag).unwrap_or(false);
     let prometheus = section.read(reader, "prometheus", prometheus);
+    let dual_pods = section.read(reader, "dualPods", dual_pods);
     section.close(reader);
     Some(Kubernetes {
         watched,
@@ -112,7 +125,29 @@ fn section(reader: &mut Reader, node: &Node) -> Option<Kubernetes> {
         stub_pull_policy: stub_pull_policy.map(str::to_owned),
         any_backend,
         prometheus,
+        dual_pods,
     })
+}
+
+fn dual_pods(reader: &mut Reader, node: &Node) -> Option<DualPods> {
+    let mut section = reader.section(node);
+    let modes = [("plain", Mode::Plain), ("sleep", Mode::Sleep)];
+    let mode =
+        section.read(reader, "mode", |reader, node| reader.choice(node, &modes)).unwrap_or(Mode::Sleep);
+    let default = pairing::settings::Settings::default();
+    let mut span = |reader: &mut Reader, key, default| {
+        section.read(reader, key, Reader::positive_span).unwrap_or(default)
+    };
+    let timing = pairing::settings::Settings {
+        settle: span(reader, "settle", default.settle),
+        drain: span(reader, "drain", default.drain),
+        sleep: span(reader, "sleep", default.sleep),
+        wake: span(reader, "wake", default.wake),
+        start: span(reader, "start", default.start),
+        ..default
+    };
+    section.close(reader);
+    Some(DualPods { mode, timing })
 }
 
 fn prometheus(reader: &mut Reader, node: &Node) -> Option<Prometheus> {

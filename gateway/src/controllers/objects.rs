@@ -52,7 +52,7 @@ pub fn watch_all(
     let (told, received) = mpsc::channel(WAITING);
     for namespace in namespaces {
         let api = namespaced(client, namespace.as_deref());
-        let models = Watched { api, namespace: namespace.clone(), labels: None, slim };
+        let models = Watched { api, namespace: namespace.clone(), labels: None, fields: None, slim };
         tasks.spawn(follow(models, told.clone(), awaited.clone(), Told::Model));
     }
     tasks.spawn(follow(everywhere(client, slim), told.clone(), awaited.clone(), Told::Pool));
@@ -67,7 +67,7 @@ fn everywhere<K>(client: &Client, slim: fn(&mut K)) -> Watched<K>
 where
     K: Resource<Scope = ClusterResourceScope, DynamicType = ()> + Clone + DeserializeOwned,
 {
-    Watched { api: Api::all(client.clone()), namespace: None, labels: None, slim }
+    Watched { api: Api::all(client.clone()), namespace: None, labels: None, fields: None, slim }
 }
 
 /// Who wrote which field takes as much room as the fields.

@@ -47,7 +47,7 @@ pub struct Seen {
 pub fn watched(client: &Client, namespace: Option<String>) -> Watched<Pod> {
     let api = objects::namespaced(client, namespace.as_deref());
     let slim = |pod: &mut Pod| pod.metadata.managed_fields = None;
-    Watched { api, namespace, labels: Some(workload::selector()), slim }
+    Watched { api, namespace, labels: Some(workload::selector()), fields: None, slim }
 }
 
 /// Why a Pod does not get on.

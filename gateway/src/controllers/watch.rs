@@ -111,6 +111,7 @@ pub struct Watched<K: Clone> {
     /// Where that looks.
     pub namespace: Option<String>,
     pub labels: Option<String>,
+    pub fields: Option<String>,
     /// Takes out of an object what nobody here reads, before others of its list come.
     pub slim: fn(&mut K),
 }
@@ -125,11 +126,11 @@ pub async fn watch<K, M>(
 ) where
     K: Resource<DynamicType: Default + Eq + Hash + Clone> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let Watched { api, namespace, labels, slim } = watched;
-    let config = watcher::Config::default().page_size(PAGE);
-    let config = match labels {
-        Some(labels) => config.labels(&labels),
-        None => config,
+    let Watched { api, namespace, labels, fields, slim } = watched;
+    let config = watcher::Config {
+        label_selector: labels,
+        field_selector: fields,
+        ..watcher::Config::default().page_size(PAGE)
     };
     let events = watcher::watcher(api, config).backoff(Pauses::default());
     follow(events, namespace, slim, told, awaited, wrap).await;
@@ -145,6 +146,7 @@ where
 {
     let mut pages = ListParams::default().limit(PAGE);
     pages.label_selector.clone_from(&watched.labels);
+    pages.field_selector.clone_from(&watched.fields);
     let mut objects = Vec::new();
     loop {
         let page = watched.api.list(&pages).await?;

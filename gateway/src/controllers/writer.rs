@@ -115,6 +115,18 @@ impl Writer {
         self.call::<K, _>(api.patch(name, &parameters, &Patch::Merge(patch))).await
     }
 
+    /// Merges into an object of Kubernetes' own kinds, whose lists know how they are merged.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn strategic<K>(&self, api: &Api<K>, name: &str, patch: &Value) -> Result<K, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+    {
+        let parameters = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        self.call::<K, _>(api.patch(name, &parameters, &Patch::Strategic(patch))).await
+    }
+
     /// Server-side apply of an object's status; with a `resourceVersion` in it, only if it still has that one.
     ///
     /// # Errors

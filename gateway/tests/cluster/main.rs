@@ -14,6 +14,7 @@ mod crashes;
 mod crowd;
 mod definitions;
 mod dependencies;
+mod dual;
 mod election;
 mod engines;
 mod events;

@@ -44,6 +44,7 @@ fn the_document_has_every_key_and_no_other() {
         ("keys[].", "keys: [{zzzzzzzzzzzz: 1}]"),
         ("kubernetes.", "platform: kubernetes\nkubernetes: {zzzzzzzzzzzz: 1}"),
         ("kubernetes.prometheus.", "platform: kubernetes\nkubernetes: {prometheus: {zzzzzzzzzzzz: 1}}"),
+        ("kubernetes.dualPods.", "platform: kubernetes\nkubernetes: {dualPods: {zzzzzzzzzzzz: 1}}"),
         ("models[].", "models: [{zzzzzzzzzzzz: 1}]"),
         ("models[].engine.", "models: [{engine: {zzzzzzzzzzzz: 1}}]"),
         ("models[].memory.", "models: [{memory: {zzzzzzzzzzzz: 1}}]"),

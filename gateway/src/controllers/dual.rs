@@ -1,0 +1,10 @@
+//! Dual pods: from a requester's Pod to the Pod that runs its engine, and what is written on both.
+//!
+//! Objects in, objects or a user's error out. Who sees Pods and who makes them is [`crate::pairing`]; what may run at all is
+//! decided by [`rouse::pairing`].
+
+pub mod keys;
+pub mod provider;
+pub mod record;
+pub mod strategic;
+pub mod template;

@@ -1,0 +1,78 @@
+//! What dual pods are marked with, in the public project's words. Seed 1 spells their prefix `dual-pod.`, which is read as well
+//! and never written.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use rouse::model::AcceleratorId;
+
+/// The container that counts, in requesters and providers.
+pub const CONTAINER: &str = "inference-server";
+
+/// Annotations of requesters. The first makes a Pod one.
+pub const SERVER_PATCH: &str = "dual-pods.llm-d.ai/server-patch";
+pub const SERVER_CONFIG: &str = "dual-pods.llm-d.ai/inference-server-config";
+pub const ADMIN_PORT: &str = "dual-pods.llm-d.ai/admin-port";
+/// `{"Errors": null}` or `{"Errors": ["…"]}`.
+pub const STATUS: &str = "dual-pods.llm-d.ai/status";
+/// Where its engine is, for a stub that reads it by the downward API.
+pub const SERVER_IP: &str = "dual-pods.llm-d.ai/inference-server-ip";
+
+/// Of both Pods: UUIDs, `a,b`.
+pub const ACCELERATORS: &str = "dual-pods.llm-d.ai/accelerators";
+/// A label of both while they are bound: the other's name.
+pub const DUAL: &str = "dual-pods.llm-d.ai/dual";
+
+/// Of providers: `UID NAME` of the requester. This is the binding.
+pub const REQUESTER: &str = "dual-pods.llm-d.ai/requester";
+pub const SERVER_PORT: &str = "dual-pods.llm-d.ai/server-port";
+/// A label: `true` or `false`.
+pub const SLEEPING: &str = "dual-pods.llm-d.ai/sleeping";
+/// All else that is kept of an engine; [`super::record`] says what.
+pub const ENGINE: &str = "rouse.dev/engine";
+
+pub const REQUESTER_FINALIZER: &str = "dual-pods.llm-d.ai/requester";
+pub const PROVIDER_FINALIZER: &str = "dual-pods.llm-d.ai/provider";
+
+/// What an engine takes of each accelerator awake and asleep, and of its node's RAM asleep.
+pub const MEMORY: &str = "rouse.dev/gpu-memory";
+pub const MEMORY_ASLEEP: &str = "rouse.dev/gpu-memory-asleep";
+pub const HOST_MEMORY: &str = "rouse.dev/host-memory";
+
+const PREFIX: &str = "dual-pods.llm-d.ai/";
+const SEEDS: &str = "dual-pod.llm-d.ai/";
+const ADMIN: u16 = 8081;
+
+/// An annotation of the public project's, in either spelling.
+#[must_use]
+pub fn read<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    let all = pod.annotations();
+    let seeds = || key.strip_prefix(PREFIX).and_then(|name| all.get(&format!("{SEEDS}{name}")));
+    all.get(key).or_else(seeds).map(String::as_str)
+}
+
+/// Whether a user asks for a server by this Pod.
+#[must_use]
+pub fn is_requester(pod: &Pod) -> bool {
+    let role = format!("{PREFIX}role");
+    [SERVER_PATCH, SERVER_CONFIG].iter().any(|key| read(pod, key).is_some())
+        || read(pod, &role) == Some("requester")
+}
+
+/// Where its stub takes orders; `None`: what is said there is no port.
+#[must_use]
+pub fn admin_port(pod: &Pod) -> Option<u16> {
+    read(pod, ADMIN_PORT).map_or(Some(ADMIN), |text| text.trim().parse().ok().filter(|port| *port > 0))
+}
+
+/// What was heard of its accelerators before.
+#[must_use]
+pub fn accelerators(pod: &Pod) -> Vec<AcceleratorId> {
+    let text = read(pod, ACCELERATORS).unwrap_or_default();
+    text.split(',').map(str::trim).filter(|id| !id.is_empty()).map(AcceleratorId::from).collect()
+}
+
+/// `a,b`, as annotations have it.
+#[must_use]
+pub fn listed(accelerators: &[AcceleratorId]) -> String {
+    accelerators.iter().map(AcceleratorId::as_str).collect::<Vec<_>>().join(",")
+}

@@ -1,0 +1,208 @@
+//! The Pod of an engine, made of the Pod that asks for it.
+
+mod forced;
+mod name;
+
+use aws_lc_rs::digest;
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::LabelSelector};
+use rouse::{
+    model::AcceleratorId,
+    pairing::{
+        event::Record,
+        ids::{Fingerprint, NodeName},
+    },
+};
+use serde_json::{Value, json};
+
+use super::{
+    keys, record, strategic,
+    template::{self, Fields},
+};
+
+pub use name::name;
+
+/// What is the same for all providers.
+#[derive(Clone, Debug)]
+pub struct Make {
+    /// The extended resource of which a provider asks for none, and so has all.
+    pub resource: String,
+}
+
+impl Default for Make {
+    fn default() -> Self {
+        Self { resource: "nvidia.com/gpu".to_owned() }
+    }
+}
+
+/// Where it is to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    pub node: &'a NodeName,
+    pub accelerators: &'a [AcceleratorId],
+    /// Their numbers on the node; `None` where nothing says them.
+    pub numbers: Option<&'a [u32]>,
+}
+
+/// A provider that is to be made.
+#[derive(Clone, Debug)]
+pub struct Made {
+    pub pod: Pod,
+    pub name: String,
+}
+
+/// What a user has to mend. It is told as it stands here.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("there is no annotation {}: it says how the server is made of this Pod", keys::SERVER_PATCH)]
+    NoPatch,
+    #[error("the server patch is no template: {0}")]
+    Template(#[from] template::Error),
+    #[error("the server patch is neither YAML nor JSON: {0}")]
+    Text(String),
+    #[error("the server patch does not fit this Pod: {0}")]
+    Merge(#[from] strategic::Error),
+    #[error("with the server patch this is no Pod: {0}")]
+    NoPod(String),
+    #[error("the server patch has a field that Pods do not have: {0}")]
+    Unknown(String),
+    #[error(
+        "with the server patch no container is called {}: that is the one that runs the server",
+        keys::CONTAINER
+    )]
+    NoContainer,
+    #[error(
+        "the server's Pod would be counted by {owner}, which made this one: the server patch must change a label of its selector, as in \
+         metadata: {{labels: {{app: null}}}}"
+    )]
+    Selected { owner: String },
+    #[error("the readiness probe of {} names port '{port}', which none of its ports has", keys::CONTAINER)]
+    Port { port: String },
+}
+
+/// Who made the requester, and selects Pods by this.
+#[derive(Clone, Debug)]
+pub struct Owner {
+    pub name: String,
+    pub selector: LabelSelector,
+}
+
+/// What engines have in common that can stand in for each other: the patched Pod, without what only leads requests to it.
+///
+/// # Errors
+/// As [`Error`] says.
+pub fn fingerprint(requester: &Pod, node: &NodeName) -> Result<Fingerprint, Error> {
+    let mut patched = patched(requester, node)?;
+    if let Some(metadata) = patched.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("labels");
+        metadata.remove("annotations");
+    }
+    let pod = decoded(patched)?;
+    if !pod.spec.iter().flat_map(|spec| &spec.containers).any(|own| own.name == keys::CONTAINER) {
+        return Err(Error::NoContainer);
+    }
+    // Objects of serde_json are sorted: one Pod has one text.
+    let text = serde_json::to_vec(&pod).map_err(|error| Error::NoPod(error.to_string()))?;
+    let hash = digest::digest(&digest::SHA256, &text);
+    let first = hash.as_ref().iter().take(8);
+    Ok(Fingerprint(first.fold(0, |sum, byte| sum << 8 | u64::from(*byte))))
+}
+
+/// The provider of this engine.
+///
+/// # Errors
+/// As [`Error`] says.
+pub fn make(
+    requester: &Pod,
+    place: &Place<'_>,
+    own: &Record,
+    owner: Option<&Owner>,
+    make: &Make,
+) -> Result<Made, Error> {
+    let mut pod = decoded(patched(requester, place.node)?)?;
+    let requester_name = requester.metadata.name.clone().unwrap_or_default();
+    let name = name(place, &own.engine);
+    let labels = pod.metadata.labels.get_or_insert_default();
+    // Of the ReplicaSet that made the requester.
+    labels.remove("pod-template-hash");
+    if let Some(owner) = owner.filter(|owner| forced::selects(&owner.selector, labels)) {
+        return Err(Error::Selected { owner: owner.name.clone() });
+    }
+    labels.insert(keys::DUAL.to_owned(), requester_name.clone());
+    labels.insert(keys::SLEEPING.to_owned(), "false".to_owned());
+    pod.metadata.name = Some(name.clone());
+    pod.metadata.finalizers = Some(vec![keys::PROVIDER_FINALIZER.to_owned()]);
+    let spec = pod.spec.as_mut().ok_or(Error::NoContainer)?;
+    let port = forced::force(spec, place, make)?;
+    record::write(&mut pod, place.node, &requester_name, own, port);
+    Ok(Made { pod, name })
+}
+
+/// The requester with its patch, as the patch sees it: what the API server, the scheduler and the kubelet have put there is no
+/// part of what the user wrote.
+fn patched(requester: &Pod, node: &NodeName) -> Result<Value, Error> {
+    let text = keys::read(requester, keys::SERVER_PATCH).ok_or(Error::NoPatch)?;
+    let text = template::render(text, &Fields { node: node.as_str() })?;
+    let patch: Value = serde_saphyr::from_str(&text).map_err(|error| Error::Text(error.to_string()))?;
+    let base = base(requester).map_err(|error| Error::NoPod(error.to_string()))?;
+    let mut merged = strategic::merge(&base, &patch)?;
+    // Whatever the patch says of these is not its to say.
+    if let Some(all) = merged.as_object_mut() {
+        all.remove("status");
+        let metadata = all.remove("metadata").unwrap_or_default();
+        let kept = ["labels", "annotations"].map(|key| (key.to_owned(), metadata[key].clone()));
+        let mut kept: serde_json::Map<_, _> =
+            kept.into_iter().filter(|(_, value)| !value.is_null()).collect();
+        kept.insert("namespace".to_owned(), json!(requester.metadata.namespace));
+        all.insert("metadata".to_owned(), Value::Object(kept));
+    }
+    Ok(merged)
+}
+
+/// What is patched.
+fn base(requester: &Pod) -> serde_json::Result<Value> {
+    let mut spec = requester.spec.clone().unwrap_or_default();
+    (spec.ephemeral_containers, spec.node_name, spec.priority) = (None, None, None);
+    let injected = |name: &str| name.starts_with("kube-api-access-");
+    if let Some(volumes) = &mut spec.volumes {
+        volumes.retain(|volume| !injected(&volume.name));
+    }
+    for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+        if let Some(mounts) = &mut container.volume_mounts {
+            mounts.retain(|mount| !injected(&mount.name));
+        }
+    }
+    let labels = requester.metadata.labels.clone().unwrap_or_default();
+    Ok(json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"labels": labels},
+        "spec": serde_json::to_value(spec)?,
+    }))
+}
+
+/// As a Pod, every field of it one that Pods have.
+fn decoded(merged: Value) -> Result<Pod, Error> {
+    let pod: Pod = serde_json::from_value(merged.clone()).map_err(|error| Error::NoPod(error.to_string()))?;
+    let again = serde_json::to_value(&pod).map_err(|error| Error::NoPod(error.to_string()))?;
+    match lost(&merged, &again) {
+        Some(path) => Err(Error::Unknown(path)),
+        None => Ok(pod),
+    }
+}
+
+/// The first field that did not come through.
+fn lost(before: &Value, after: &Value) -> Option<String> {
+    match (before, after) {
+        (Value::Object(before), Value::Object(after)) => before.iter().find_map(|(field, value)| {
+            let Some(kept) = after.get(field) else {
+                return (!value.is_null()).then(|| field.clone());
+            };
+            lost(value, kept).map(|rest| format!("{field}.{rest}"))
+        }),
+        (Value::Array(before), Value::Array(after)) => {
+            let mut pairs = before.iter().zip(after).enumerate();
+            pairs.find_map(|(n, (before, after))| lost(before, after).map(|rest| format!("[{n}].{rest}")))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,206 @@
+//! What a provider's Pod says of its engine, so that whoever leads next knows it, and what a requester says of the memory it wants.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use rouse::{
+    model::LevelPolicy,
+    pairing::{
+        event::{Record, Sizes},
+        ids::{EngineId, Fingerprint, Mode, NodeName, RequesterId},
+    },
+    units::{Bytes, Generation, Tick},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::keys;
+
+/// What a requester wants, as far as it says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Of each accelerator; `None`: all that sleepers may not keep.
+    pub awake: Option<Bytes>,
+    pub asleep: Bytes,
+    /// RAM of its node for its weights while it sleeps.
+    pub host: Bytes,
+}
+
+/// What a sleeper is taken to keep when nobody says: vLLM keeps one or two.
+const ASLEEP: Bytes = Bytes(2 << 30);
+
+/// Why annotations mean nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("the annotation {key} is '{text}', which is no amount of memory: write 40Gi")]
+    Memory { key: &'static str, text: String },
+    #[error("the annotation {} cannot be read: {why}", keys::ENGINE)]
+    Engine { why: String },
+    #[error("the annotation {key} is missing, or means nothing")]
+    Missing { key: &'static str },
+}
+
+/// An engine that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub node: NodeName,
+    pub record: Record,
+    /// Where it listens.
+    pub port: u16,
+}
+
+/// What no annotation of the public project's holds.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Kept {
+    node: NodeName,
+    mode: Mode,
+    /// In hexadecimal: not every reader of JSON has whole numbers of 64 bits.
+    fingerprint: String,
+    generation: Generation,
+    sizes: Sizes,
+    level: LevelPolicy,
+    last_used: Tick,
+}
+
+/// The memory that a requester asks for.
+///
+/// # Errors
+/// An amount that is none.
+pub fn wanted(pod: &Pod) -> Result<Wanted, Error> {
+    let amount = |key: &'static str| {
+        let text = pod.metadata.annotations.as_ref().and_then(|all| all.get(key));
+        text.map(|text| text.parse().map_err(|_| Error::Memory { key, text: text.clone() })).transpose()
+    };
+    Ok(Wanted {
+        awake: amount(keys::MEMORY)?.filter(|awake| *awake > Bytes::ZERO),
+        asleep: amount(keys::MEMORY_ASLEEP)?.unwrap_or(ASLEEP),
+        host: amount(keys::HOST_MEMORY)?.unwrap_or_default(),
+    })
+}
+
+/// Everything that says whose the engine is and what it is. `name`: of the requester, where it has one.
+#[must_use]
+pub fn annotations(node: &NodeName, record: &Record, name: Option<&str>) -> Value {
+    let kept = Kept {
+        node: node.clone(),
+        mode: record.engine.mode,
+        fingerprint: record.engine.fingerprint.to_string(),
+        generation: record.generation,
+        sizes: record.sizes,
+        level: record.level,
+        last_used: record.last_used,
+    };
+    let requester = record.requester.as_ref().map(|id| format!("{id} {}", name.unwrap_or_default()));
+    json!({
+        keys::REQUESTER: requester,
+        keys::ACCELERATORS: keys::listed(&record.engine.accelerators),
+        // Numbers and words: nothing of it can fail.
+        keys::ENGINE: serde_json::to_string(&kept).unwrap_or_default(),
+    })
+}
+
+/// What is written on a new provider.
+pub fn write(pod: &mut Pod, node: &NodeName, name: &str, record: &Record, port: u16) {
+    let all = pod.metadata.annotations.get_or_insert_default();
+    let Value::Object(written) = annotations(node, record, Some(name)) else { return };
+    all.extend(written.into_iter().filter_map(|(key, value)| Some((key, value.as_str()?.to_owned()))));
+    all.insert(keys::SERVER_PORT.to_owned(), port.to_string());
+}
+
+/// The engine of a provider's Pod. `None`: it is not one of Rouse's.
+#[must_use]
+pub fn read(pod: &Pod) -> Option<Result<Found, Error>> {
+    let all = pod.metadata.annotations.as_ref()?;
+    let text = all.get(keys::ENGINE)?;
+    Some(kept(pod, all, text))
+}
+
+fn kept(pod: &Pod, all: &BTreeMap<String, String>, text: &str) -> Result<Found, Error> {
+    let kept: Kept = serde_json::from_str(text).map_err(|error| Error::Engine { why: error.to_string() })?;
+    let fingerprint = u64::from_str_radix(&kept.fingerprint, 16);
+    let fingerprint = fingerprint.map_err(|error| Error::Engine { why: error.to_string() })?;
+    let missing = |key: &'static str| Error::Missing { key };
+    let port = all.get(keys::SERVER_PORT).and_then(|port| port.parse().ok());
+    let mut accelerators = keys::accelerators(pod);
+    accelerators.sort();
+    if accelerators.is_empty() {
+        return Err(missing(keys::ACCELERATORS));
+    }
+    let requester = all.get(keys::REQUESTER).and_then(|text| text.split(' ').next());
+    Ok(Found {
+        port: port.ok_or_else(|| missing(keys::SERVER_PORT))?,
+        record: Record {
+            engine: EngineId {
+                mode: kept.mode,
+                accelerators: accelerators.into(),
+                fingerprint: Fingerprint(fingerprint),
+            },
+            generation: kept.generation,
+            sizes: kept.sizes,
+            level: kept.level,
+            requester: requester.filter(|uid| !uid.is_empty()).map(RequesterId::from),
+            last_used: kept.last_used,
+        },
+        node: kept.node,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(requester: Option<&str>) -> Record {
+        Record {
+            engine: EngineId {
+                mode: Mode::Sleep,
+                accelerators: ["GPU-b".into(), "GPU-a".into()].into(),
+                fingerprint: Fingerprint(u64::MAX - 1),
+            },
+            generation: Generation(u64::MAX),
+            sizes: Sizes { awake: Bytes::gib(40), asleep: Bytes::gib(1), host: Bytes::ZERO },
+            level: LevelPolicy::Auto,
+            requester: requester.map(RequesterId::from),
+            last_used: Tick(1_700_000_000_123),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        for requester in [None, Some("uid-1")] {
+            let (mut pod, node) = (Pod::default(), NodeName::from("somenode"));
+            let mut record = record(requester);
+            write(&mut pod, &node, "chat-x", &record, 8000);
+            let mut sorted = record.engine.accelerators.to_vec();
+            sorted.sort();
+            record.engine.accelerators = sorted.into();
+            assert_eq!(read(&pod).unwrap().unwrap(), Found { node, record, port: 8000 });
+            let bound = pod.metadata.annotations.as_ref().unwrap().get(keys::REQUESTER);
+            assert_eq!(bound.map(String::as_str), requester.map(|_| "uid-1 chat-x"));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_says_why_and_a_stranger_is_none() {
+        let with = |all: &[(&str, &str)]| {
+            let mut pod = Pod::default();
+            let all = all.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned()));
+            pod.metadata.annotations = Some(all.collect());
+            pod
+        };
+        assert_eq!(read(&with(&[(keys::REQUESTER, "uid name")])), None, "the public project's");
+        let broken = read(&with(&[(keys::ENGINE, "{")])).unwrap().unwrap_err();
+        assert!(broken.to_string().contains("rouse.dev/engine cannot be read"), "{broken}");
+        let mut pod = Pod::default();
+        write(&mut pod, &NodeName::from("n"), "x", &record(None), 8000);
+        pod.metadata.annotations.as_mut().unwrap().remove(keys::ACCELERATORS);
+        assert_eq!(read(&pod).unwrap(), Err(Error::Missing { key: keys::ACCELERATORS }));
+        let odd = wanted(&with(&[(keys::MEMORY, "much")])).unwrap_err();
+        assert_eq!(
+            odd.to_string(),
+            "the annotation rouse.dev/gpu-memory is 'much', which is no amount of memory: write 40Gi"
+        );
+        let said = wanted(&with(&[(keys::MEMORY, "40Gi"), (keys::HOST_MEMORY, "8Gi")])).unwrap();
+        assert_eq!(said, Wanted { awake: Some(Bytes::gib(40)), asleep: Bytes::gib(2), host: Bytes::gib(8) });
+    }
+}

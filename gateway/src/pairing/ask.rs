@@ -1,0 +1,58 @@
+//! What a requester asks for.
+
+use k8s_openapi::api::core::v1::Pod;
+use rouse::{
+    model::LevelPolicy,
+    pairing::{
+        event::Ask,
+        ids::{Fingerprint, Mode, NodeName},
+    },
+};
+
+use super::facts::{Doubt, Facts};
+use crate::controllers::dual::{
+    keys, provider,
+    record::{self, Wanted},
+};
+
+/// As its annotations say it, and its server patch.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    mode: Mode,
+    fingerprint: Fingerprint,
+    wanted: Wanted,
+    level: LevelPolicy,
+}
+
+/// Why it cannot be had.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error("{0}")]
+    Patch(#[from] provider::Error),
+    #[error("{0}")]
+    Annotation(#[from] record::Error),
+    #[error(
+        "inference-server-config asks for mode launcher, which this version does not have: give a server-patch instead"
+    )]
+    Launcher,
+}
+
+impl Asked {
+    /// Of a Pod on this node.
+    pub(super) fn of(pod: &Pod, node: &NodeName, mode: Mode) -> Result<Self, Error> {
+        if keys::read(pod, keys::SERVER_CONFIG).is_some() {
+            return Err(Error::Launcher);
+        }
+        Ok(Self {
+            mode,
+            fingerprint: provider::fingerprint(pod, node)?,
+            wanted: record::wanted(pod)?,
+            level: LevelPolicy::Auto,
+        })
+    }
+
+    pub(super) fn on(&self, node: &NodeName, facts: &Facts) -> Result<Ask, Doubt> {
+        let sizes = facts.sizes(node, &self.wanted)?;
+        Ok(Ask { mode: self.mode, fingerprint: self.fingerprint, sizes, level: self.level })
+    }
+}

@@ -1,0 +1,315 @@
+//! The Pods of dual pods as they were last seen, and what the decisions call them.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use kube::ResourceExt as _;
+use rouse::{
+    model::AcceleratorId,
+    pairing::{
+        event::{Event, Record, SeenProvider, SeenRequester, Stage},
+        ids::{Mode, NodeName, ProviderId, RequesterId, Uid},
+    },
+    units::{Millis, Tick},
+};
+
+use super::{
+    ask::{self, Asked},
+    facts::Facts,
+};
+use crate::controllers::{
+    condition::tick,
+    crd::ledger::ObjectName,
+    dual::{keys, record},
+    watch::{Change, Found},
+};
+
+/// Everything that was seen and is still there.
+#[derive(Debug)]
+pub(super) struct Directory {
+    /// Of requesters that do not say it.
+    mode: Mode,
+    pods: BTreeMap<ObjectName, Role>,
+    requesters: BTreeMap<RequesterId, ObjectName>,
+    providers: BTreeMap<(NodeName, ProviderId), ObjectName>,
+}
+
+/// What a Pod is here.
+#[derive(Clone, Debug)]
+enum Role {
+    Requester(Box<Requester>),
+    Provider(Box<Provider>),
+}
+
+/// A requester's Pod.
+#[derive(Clone, Debug)]
+pub(super) struct Requester {
+    pub(super) name: ObjectName,
+    pub(super) id: RequesterId,
+    pub(super) node: Option<NodeName>,
+    /// Where its stub takes orders, once it has an address.
+    pub(super) admin: Option<SocketAddr>,
+    /// What it asks for, once it has a node; or what is wrong with that.
+    pub(super) asked: Option<Result<Asked, ask::Error>>,
+    pub(super) created: Tick,
+    stub: Option<Uid>,
+    accelerators: Vec<AcceleratorId>,
+    deleting: Option<Tick>,
+    ended: bool,
+    finalizer: bool,
+    /// The annotation in which it is told what is wrong.
+    pub(super) status: Option<String>,
+}
+
+/// A provider's Pod.
+#[derive(Clone, Debug)]
+pub(super) struct Provider {
+    pub(super) name: ObjectName,
+    pub(super) uid: Uid,
+    node: NodeName,
+    id: ProviderId,
+    pub(super) record: Record,
+    /// Where its engine listens, once it has an address.
+    pub(super) engine: Option<SocketAddr>,
+    seen: SeenProvider,
+}
+
+impl Directory {
+    pub(super) const fn new(mode: Mode) -> Self {
+        Self { mode, pods: BTreeMap::new(), requesters: BTreeMap::new(), providers: BTreeMap::new() }
+    }
+
+    pub(super) fn requester(&self, id: &RequesterId) -> Option<&Requester> {
+        match self.pods.get(self.requesters.get(id)?)? {
+            Role::Requester(requester) => Some(requester),
+            Role::Provider(_) => None,
+        }
+    }
+
+    pub(super) fn requesters(&self) -> impl Iterator<Item = &Requester> {
+        self.requesters.keys().filter_map(|id| self.requester(id))
+    }
+
+    pub(super) fn provider(&self, node: &NodeName, id: &ProviderId) -> Option<&Provider> {
+        match self.pods.get(self.providers.get(&(node.clone(), id.clone()))?)? {
+            Role::Provider(provider) => Some(provider),
+            Role::Requester(_) => None,
+        }
+    }
+
+    /// Takes note of a change; what it means goes to `tell`.
+    pub(super) fn take(&mut self, change: Change<Pod>, facts: &Facts, tell: &mut impl FnMut(Event)) {
+        match change {
+            Change::All { namespace, objects } => {
+                let there: BTreeMap<ObjectName, Found<Pod>> =
+                    objects.into_iter().map(|found| (found.name(), found)).collect();
+                let within = |name: &ObjectName| namespace.as_ref().is_none_or(|n| *n == name.namespace);
+                let gone: Vec<ObjectName> = self
+                    .pods
+                    .keys()
+                    .filter(|name| within(name) && !there.contains_key(name))
+                    .cloned()
+                    .collect();
+                gone.iter().for_each(|name| self.lost(name, tell));
+                there.into_values().filter_map(Found::good).for_each(|pod| self.saw(&pod, facts, tell));
+            }
+            Change::Applied(found) => {
+                if let Some(pod) = found.good() {
+                    self.saw(&pod, facts, tell);
+                }
+            }
+            Change::Deleted(name) => self.lost(&name, tell),
+        }
+    }
+
+    /// Everything once more, to who has forgotten it.
+    pub(super) fn again(&self, facts: &Facts, tell: &mut impl FnMut(Event)) {
+        self.pods.values().for_each(|role| role.tell(facts, tell));
+    }
+
+    fn saw(&mut self, pod: &Pod, facts: &Facts, tell: &mut impl FnMut(Event)) {
+        let Some(role) = Role::of(pod, self.mode) else { return };
+        // Another Pod of the same name: the one before was not seen to go.
+        if self.pods.get(role.name()).is_some_and(|before| before.uid() != role.uid()) {
+            let name = role.name().clone();
+            self.lost(&name, tell);
+        }
+        match &role {
+            Role::Requester(own) => drop(self.requesters.insert(own.id.clone(), own.name.clone())),
+            Role::Provider(own) => {
+                drop(self.providers.insert((own.node.clone(), own.id.clone()), own.name.clone()));
+            }
+        }
+        role.tell(facts, tell);
+        self.pods.insert(role.name().clone(), role);
+    }
+
+    fn lost(&mut self, name: &ObjectName, tell: &mut impl FnMut(Event)) {
+        match self.pods.remove(name) {
+            Some(Role::Requester(own)) => {
+                self.requesters.remove(&own.id);
+                if let Some(node) = own.node {
+                    tell(Event::RequesterGone { node, requester: own.id });
+                }
+            }
+            Some(Role::Provider(own)) => {
+                let place = (own.node, own.id);
+                if self.providers.get(&place) == Some(name) {
+                    self.providers.remove(&place);
+                }
+                let (node, provider) = place;
+                tell(Event::ProviderGone { node, provider, uid: own.uid });
+            }
+            None => {}
+        }
+    }
+}
+
+impl Role {
+    /// `None`: a Pod that has nothing to do with this.
+    fn of(pod: &Pod, mode: Mode) -> Option<Self> {
+        if let Some(found) = record::read(pod) {
+            // What cannot be read is nobody's engine, and is left to whoever wrote it.
+            let found =
+                found.inspect_err(|error| tracing::warn!(pod = pod.name_any(), %error, "a provider")).ok()?;
+            return Provider::of(pod, found).map(Box::new).map(Self::Provider);
+        }
+        keys::is_requester(pod).then(|| Requester::of(pod, mode).map(Box::new).map(Self::Requester)).flatten()
+    }
+
+    fn name(&self) -> &ObjectName {
+        match self {
+            Self::Requester(own) => &own.name,
+            Self::Provider(own) => &own.name,
+        }
+    }
+
+    fn uid(&self) -> &str {
+        match self {
+            Self::Requester(own) => own.id.as_str(),
+            Self::Provider(own) => own.uid.as_str(),
+        }
+    }
+
+    fn tell(&self, facts: &Facts, tell: &mut impl FnMut(Event)) {
+        match self {
+            Self::Requester(own) => own.event(facts).into_iter().for_each(tell),
+            Self::Provider(own) => tell(Event::SeenProvider {
+                node: own.node.clone(),
+                provider: own.id.clone(),
+                seen: own.seen.clone(),
+            }),
+        }
+    }
+}
+
+impl Requester {
+    fn of(pod: &Pod, mode: Mode) -> Option<Self> {
+        let name = ObjectName::new(pod.namespace()?, pod.name_any());
+        let node = pod.spec.as_ref()?.node_name.as_deref().map(NodeName::from);
+        let port = keys::admin_port(pod);
+        Some(Self {
+            asked: node.as_ref().map(|node| Asked::of(pod, node, mode)),
+            id: RequesterId::from(pod.uid()?),
+            admin: address(pod).zip(port).map(SocketAddr::from),
+            created: pod.creation_timestamp().map_or(Tick(0), |time| tick(&time)),
+            stub: container(pod).and_then(running),
+            accelerators: keys::accelerators(pod),
+            deleting: deleting(pod),
+            ended: has_ended(pod),
+            finalizer: pod.finalizers().iter().any(|own| own == keys::REQUESTER_FINALIZER),
+            status: pod.annotations().get(keys::STATUS).cloned(),
+            name,
+            node,
+        })
+    }
+
+    /// Only who is on a node, and asks for something that can be had.
+    fn event(&self, facts: &Facts) -> Option<Event> {
+        let node = self.node.clone()?;
+        let asked = self.asked.as_ref()?.as_ref().ok()?;
+        let seen = SeenRequester {
+            ask: asked.on(&node, facts).ok()?,
+            created: self.created,
+            stub: self.stub.clone().filter(|_| self.admin.is_some()),
+            accelerators: self.accelerators.clone(),
+            deleting: self.deleting,
+            ended: self.ended,
+            finalizer: self.finalizer,
+        };
+        Some(Event::SeenRequester { node, requester: self.id.clone(), seen })
+    }
+}
+
+impl Provider {
+    fn of(pod: &Pod, found: record::Found) -> Option<Self> {
+        let uid = Uid::from(pod.uid()?);
+        let record::Found { node, record, port } = found;
+        let restarts = container(pod).map_or(0, |own| u32::try_from(own.restart_count).unwrap_or_default());
+        Some(Self {
+            name: ObjectName::new(pod.namespace()?, pod.name_any()),
+            uid: uid.clone(),
+            node,
+            id: ProviderId::direct(&record.engine),
+            engine: address(pod).map(|ip| SocketAddr::from((ip, port))),
+            seen: SeenProvider {
+                uid,
+                stage: stage(pod),
+                deleting: pod.metadata.deletion_timestamp.is_some(),
+                restarts,
+                records: vec![record.clone()],
+            },
+            record,
+        })
+    }
+}
+
+fn address(pod: &Pod) -> Option<IpAddr> {
+    pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()
+}
+
+/// The container that counts, as the kubelet sees it.
+fn container(pod: &Pod) -> Option<&ContainerStatus> {
+    let all = pod.status.as_ref()?.container_statuses.as_ref()?;
+    all.iter().find(|own| own.name == keys::CONTAINER)
+}
+
+/// Its id, while it runs.
+fn running(own: &ContainerStatus) -> Option<Uid> {
+    own.state.as_ref()?.running.as_ref()?;
+    own.container_id.as_deref().map(Uid::from)
+}
+
+fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Since when it is: its object says until when it may be.
+fn deleting(pod: &Pod) -> Option<Tick> {
+    let until = pod.metadata.deletion_timestamp.as_ref().map(tick)?;
+    let grace =
+        u64::try_from(pod.metadata.deletion_grace_period_seconds.unwrap_or_default()).unwrap_or_default();
+    Some(Tick(until.0.saturating_sub(Millis::secs(grace).0)))
+}
+
+fn stage(pod: &Pod) -> Stage {
+    if has_ended(pod) {
+        return Stage::Ended;
+    }
+    let Some(own) = container(pod) else { return Stage::Pending };
+    match (running(own), own.ready) {
+        (Some(_), true) => Stage::Ready,
+        (Some(_), false) if own.restart_count == 0 => Stage::Running,
+        (None, _)
+            if own.restart_count == 0
+                && own.last_state.as_ref().is_none_or(|last| last.terminated.is_none()) =>
+        {
+            Stage::Pending
+        }
+        _ => Stage::Trouble,
+    }
+}

@@ -1,0 +1,210 @@
+//! What is known of nodes and their accelerators, and what of it is news.
+//!
+//! A pool says which nodes are Rouse's, what of an accelerator sleepers may keep, and how much memory there is. The kubelet knows
+//! accelerators by their UUIDs, people and CUDA by their numbers on the node: a ConfigMap `gpu-map` says which is which. Where there
+//! is none, UUIDs do as well; where there is one, an accelerator that is not in it waits for it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use kube::ResourceExt as _;
+use rouse::{
+    model::AcceleratorId,
+    pairing::{
+        event::{AcceleratorFacts, Answer, Event, NodeFacts, Sizes},
+        ids::NodeName,
+    },
+    units::Bytes,
+};
+
+use crate::controllers::{
+    dual::record::Wanted,
+    index::{NodePlace, Settled, Terms},
+    watch::{Change, Found},
+};
+
+/// By UUID, the accelerators of a node.
+type Numbers = BTreeMap<AcceleratorId, u32>;
+
+/// As they were seen last.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    /// Node objects; whether each takes nothing new.
+    nodes: BTreeMap<NodeName, bool>,
+    settled: Arc<Settled>,
+    /// `None`: there is no such ConfigMap.
+    map: Option<BTreeMap<NodeName, Numbers>>,
+    /// Accelerators that somebody on the node was given.
+    met: BTreeMap<NodeName, BTreeSet<AcceleratorId>>,
+    /// What was told of them.
+    told: Told,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    nodes: BTreeMap<NodeName, NodeFacts>,
+    accelerators: BTreeMap<(NodeName, AcceleratorId), AcceleratorFacts>,
+}
+
+/// Why nothing can be decided about who is on a node.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Doubt {
+    #[error("its node {0} is in no AcceleratorPool: make one whose nodeSelector it has")]
+    NoPool(NodeName),
+    #[error(
+        "nothing says how much memory the accelerators of its node {0} have: label it nvidia.com/gpu.memory, or run rouse-stub there"
+    )]
+    NoCapacity(NodeName),
+}
+
+impl Facts {
+    pub(super) fn nodes(&mut self, change: Change<Node>) {
+        let cordoned = |node: &Node| node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
+        let saw = |nodes: &mut BTreeMap<NodeName, bool>, found: Found<Node>| {
+            // A node that cannot be read is there all the same.
+            let name = NodeName::from(found.name().name);
+            let cordoned = found
+                .good()
+                .is_some_and(|node| cordoned(&node) || node.metadata.deletion_timestamp.is_some());
+            nodes.insert(name, cordoned);
+        };
+        match change {
+            Change::All { objects, .. } => {
+                self.nodes.clear();
+                objects.into_iter().for_each(|found| saw(&mut self.nodes, found));
+            }
+            Change::Applied(found) => saw(&mut self.nodes, *found),
+            Change::Deleted(name) => drop(self.nodes.remove(&NodeName::from(name.name))),
+        }
+    }
+
+    /// Of the one ConfigMap of the name.
+    pub(super) fn map(&mut self, change: Change<ConfigMap>) {
+        self.map = match change {
+            Change::All { objects, .. } => objects.into_iter().find_map(Found::good).map(|map| numbers(&map)),
+            Change::Applied(found) => found.good().map(|map| numbers(&map)),
+            Change::Deleted(_) => None,
+        };
+    }
+
+    pub(super) fn settled(&mut self, settled: Arc<Settled>) {
+        self.settled = settled;
+    }
+
+    /// Somebody on a node has accelerators.
+    pub(super) fn meet(&mut self, event: &Event) {
+        match event {
+            Event::SeenRequester { node, seen, .. } => self.met(node, &seen.accelerators),
+            Event::SeenProvider { node, provider, .. } => self.met(node, &provider.accelerators),
+            Event::Outcome { node, result: Ok(Answer::Accelerators(found)), .. } => self.met(node, found),
+            _ => {}
+        }
+    }
+
+    fn met(&mut self, node: &NodeName, accelerators: &[AcceleratorId]) {
+        if !accelerators.is_empty() {
+            self.met.entry(node.clone()).or_default().extend(accelerators.iter().cloned());
+        }
+    }
+
+    /// The accelerators' numbers on the node, where they are known; `None` where UUIDs must do.
+    pub(super) fn numbers(&self, node: &NodeName, accelerators: &[AcceleratorId]) -> Option<Vec<u32>> {
+        let map = self.map.as_ref()?.get(node)?;
+        accelerators.iter().map(|a| map.get(a).copied()).collect()
+    }
+
+    /// What is wanted, in full: what is not said is what the node's accelerators have.
+    pub(super) fn sizes(&self, node: &NodeName, wanted: &Wanted) -> Result<Sizes, Doubt> {
+        let (place, terms) = self.place(node).ok_or_else(|| Doubt::NoPool(node.clone()))?;
+        let least = place.room.capacities.values().copied().filter(|c| *c > Bytes::ZERO).min();
+        let capacity = least.or(place.room.each).ok_or_else(|| Doubt::NoCapacity(node.clone()))?;
+        let kept = terms.sleeping_memory.unwrap_or_default();
+        let awake = wanted.awake.unwrap_or(capacity.saturating_sub(kept));
+        Ok(Sizes { awake, asleep: wanted.asleep.min(awake), host: wanted.host })
+    }
+
+    fn place(&self, node: &NodeName) -> Option<(&NodePlace, &Terms)> {
+        let place = self.settled.nodes.get(node.as_str())?;
+        let terms = self.settled.pools.get(place.pool.as_ref()?)?.terms.as_deref()?;
+        Some((place, terms))
+    }
+
+    /// Tells what is otherwise than was told.
+    pub(super) fn tell(&mut self, tell: &mut impl FnMut(Event)) {
+        let now = self.now();
+        for (node, facts) in &now.nodes {
+            if self.told.nodes.get(node) != Some(facts) {
+                tell(Event::Node { node: node.clone(), facts: facts.clone() });
+            }
+        }
+        for node in self.told.nodes.keys().filter(|node| !now.nodes.contains_key(*node)) {
+            tell(Event::NodeGone { node: node.clone() });
+        }
+        for ((node, accelerator), facts) in &now.accelerators {
+            if self.told.accelerators.get(&(node.clone(), accelerator.clone())) != Some(facts) {
+                let (node, accelerator, facts) = (node.clone(), accelerator.clone(), facts.clone());
+                tell(Event::Accelerator { node, accelerator, facts });
+            }
+        }
+        self.told = now;
+    }
+
+    /// To be told again from the first.
+    pub(super) fn forget_told(&mut self) {
+        self.told = Told::default();
+    }
+
+    fn now(&self) -> Told {
+        let mut now = Told::default();
+        for (node, cordoned) in &self.nodes {
+            let place = self.place(node);
+            let host = place.map(|(_, terms)| terms.host_sleep_memory).unwrap_or_default();
+            now.nodes.insert(node.clone(), NodeFacts { cordoned: *cordoned, host, launchers: false });
+            let Some((place, terms)) = place else { continue };
+            let met = self.met.get(node).into_iter().flatten();
+            let all: BTreeSet<&AcceleratorId> = place.room.capacities.keys().chain(met).collect();
+            let told = all.into_iter().enumerate().filter_map(|(position, accelerator)| {
+                let facts = self.accelerator(node, accelerator, position, place, terms)?;
+                Some(((node.clone(), accelerator.clone()), facts))
+            });
+            now.accelerators.extend(told);
+        }
+        now
+    }
+
+    fn accelerator(
+        &self,
+        node: &NodeName,
+        accelerator: &AcceleratorId,
+        position: usize,
+        place: &NodePlace,
+        terms: &Terms,
+    ) -> Option<AcceleratorFacts> {
+        let index = match &self.map {
+            Some(map) => *map.get(node)?.get(accelerator)?,
+            None => u32::try_from(position).ok()?,
+        };
+        let capacity = place.room.capacities.get(accelerator).copied().or(place.room.each)?;
+        Some(AcceleratorFacts {
+            index,
+            capacity,
+            healthy: capacity > Bytes::ZERO,
+            sleeping: terms.sleeping_memory,
+        })
+    }
+}
+
+/// By node: `{"GPU-…": 0}`. What cannot be read is passed over, and said.
+fn numbers(map: &ConfigMap) -> BTreeMap<NodeName, Numbers> {
+    let entry = |(node, text): (&String, &String)| match serde_json::from_str::<Numbers>(text) {
+        Ok(numbers) => Some((NodeName::from(node.as_str()), numbers)),
+        Err(error) => {
+            tracing::warn!(map = map.name_any(), node, %error, "an entry is no object of UUIDs and numbers");
+            None
+        }
+    };
+    map.data.iter().flatten().filter_map(entry).collect()
+}

@@ -1,0 +1,162 @@
+//! Carrying out what was decided.
+//!
+//! Each order is a task of its own, so that one Pod that hangs delays nobody. Every call has a deadline, says which leader it is
+//! from, and has exactly one outcome; a leader that was replaced has its tasks dropped, and stubs and objects refuse what it had
+//! on its way.
+
+mod engine;
+mod provider;
+mod requester;
+mod spi;
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client};
+use rouse::{
+    caller::Failure,
+    lease::Clock,
+    pairing::{
+        command::{Command, Order},
+        event::{Answer, Cause, Event},
+    },
+    units::Tick,
+};
+use serde_json::Value;
+
+use super::directory::{Provider, Requester};
+use crate::controllers::{
+    crd::ledger::ObjectName,
+    writer::{self, Writer},
+};
+
+/// What a task needs to carry out any order.
+pub(super) struct Hands {
+    pub(super) client: Client,
+    pub(super) writer: Writer,
+    pub(super) clock: Clock,
+    pub(super) settings: super::Settings,
+}
+
+/// An order, with the Pods that it is about as they were seen last.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) command: Command,
+    pub(super) requester: Option<Requester>,
+    pub(super) provider: Option<Provider>,
+    /// The numbers of the engine's accelerators on the node, where there are any.
+    pub(super) numbers: Option<Vec<u32>>,
+}
+
+/// What became of an order, in the decisions' words; what the requester's user should know of it.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) event: Event,
+    pub(super) error: Option<String>,
+}
+
+/// Why an order had no effect that is known, and what its user is told.
+#[derive(Debug)]
+struct Failed {
+    cause: Cause,
+    /// For the log, and for the user where `tell` says so.
+    text: String,
+    tell: bool,
+}
+
+type Outcome = Result<Answer, Failed>;
+
+impl Hands {
+    /// Does it, whatever it takes.
+    pub(super) async fn carry_out(self: Arc<Self>, job: Job) -> Done {
+        let outcome = match &job.command.order {
+            Order::Requester { step, .. } => self.requester(&job, step).await,
+            Order::Engine { engine, generation, step } => self.engine(&job, engine, *generation, step).await,
+            Order::Provider { step, .. } => self.launcher(step).await,
+        };
+        let Command { node, serial, order, .. } = &job.command;
+        let mut error = None;
+        let result = outcome.map_err(|failed| {
+            let Failed { cause, text, tell } = failed;
+            tracing::warn!(%node, %order, ?cause, text, "an order was not carried out");
+            error = tell.then_some(text);
+            cause
+        });
+        let event = Event::Outcome { node: node.clone(), target: order.target(), serial: *serial, result };
+        Done { event, error }
+    }
+
+    /// What a requester's user is told; not told, it is found out again.
+    pub(super) async fn note(&self, name: &ObjectName, patch: &Value) {
+        if let Err(failed) = self.patch(name, patch).await {
+            tracing::debug!(%name, text = failed.text, "a requester was not told");
+        }
+    }
+
+    fn pods(&self, name: &ObjectName) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &name.namespace)
+    }
+
+    async fn look(&self, name: &ObjectName) -> Result<Option<Pod>, Failed> {
+        Ok(self.writer.look(&self.pods(name), &name.name).await?)
+    }
+
+    /// Merges as Kubernetes does it, so that finalizers of others stay. A Pod that is gone needs no change.
+    async fn patch(&self, name: &ObjectName, patch: &Value) -> Outcome {
+        match self.writer.strategic(&self.pods(name), &name.name, patch).await {
+            Ok(_) | Err(writer::Error::Gone) => Ok(Answer::Done),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn now(&self) -> Tick {
+        self.clock.now()
+    }
+}
+
+impl Job {
+    fn requester(&self) -> Result<&Requester, Failed> {
+        self.requester.as_ref().ok_or_else(|| Failed::lost("its requester"))
+    }
+
+    fn provider(&self) -> Result<&Provider, Failed> {
+        self.provider.as_ref().ok_or_else(|| Failed::lost("its provider"))
+    }
+
+    /// Where the engine listens.
+    fn engine(&self) -> Result<std::net::SocketAddr, Failed> {
+        self.provider()?.engine.ok_or_else(|| Failed::lost("the provider's address"))
+    }
+}
+
+impl Failed {
+    fn lost(what: &str) -> Self {
+        Self { cause: Cause::Unreachable, text: format!("{what} is not known"), tell: false }
+    }
+
+    fn refused(text: impl Into<String>) -> Self {
+        Self { cause: Cause::Refused, text: text.into(), tell: false }
+    }
+
+    /// The requester's user has to mend it.
+    fn user(text: impl Into<String>) -> Self {
+        Self { tell: true, ..Self::refused(text) }
+    }
+}
+
+impl From<writer::Error> for Failed {
+    fn from(error: writer::Error) -> Self {
+        let cause = match &error {
+            writer::Error::Conflict => Cause::Conflict,
+            writer::Error::Gone | writer::Error::Invalid(_) => Cause::Refused,
+            writer::Error::NotLeading | writer::Error::Late | writer::Error::Api(_) => Cause::Unreachable,
+        };
+        Self { cause, text: error.to_string(), tell: false }
+    }
+}
+
+impl From<Failure> for Failed {
+    fn from(failure: Failure) -> Self {
+        Self { cause: Cause::Unreachable, text: failure.to_string(), tell: false }
+    }
+}

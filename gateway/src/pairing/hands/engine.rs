@@ -1,0 +1,270 @@
+//! Orders about engines: their Pods, what is written on these, and what the engines themselves are told.
+
+use std::{net::SocketAddr, time::Duration};
+
+use k8s_openapi::api::{apps::v1::ReplicaSet, core::v1::Pod};
+use kube::{Api, ResourceExt as _};
+use rouse::{
+    adapter::{Adapter, Health, Kind, Manner, SleepApi, Task},
+    caller::Caller,
+    fault::Cause as EngineCause,
+    fleet::event::Verdict,
+    model::Level,
+    pairing::{
+        command::Step,
+        event::{Answer, Cause, Condition, Record},
+        ids::{EngineId, RequesterId},
+    },
+    units::{Generation, Tick},
+};
+use serde_json::{Value, json};
+
+use super::{Failed, Hands, Job, Outcome, requester::stub};
+use crate::{
+    controllers::{
+        dual::{
+            keys,
+            provider::{self, Owner, Place},
+            record,
+        },
+        writer,
+    },
+    pairing::directory::Requester,
+};
+
+/// One small question to an engine.
+const MOMENT: Duration = Duration::from_secs(5);
+
+impl Hands {
+    pub(super) async fn engine(
+        &self,
+        job: &Job,
+        id: &EngineId,
+        generation: Generation,
+        step: &Step,
+    ) -> Outcome {
+        match step {
+            Step::Create { record } => self.create(job, record).await,
+            Step::Bind { record } => self.bind(job, record).await,
+            Step::Launch => Err(Failed::refused("it has a Pod of its own, and is not launched")),
+            Step::Prove => self.prove(job).await,
+            Step::Open { .. } => self.open(job, generation).await,
+            Step::Gate { deadline, .. } => self.gate(job, generation, *deadline).await,
+            Step::Sleep { level, via } => self.sleep(job, generation, *level, via.as_ref()).await,
+            Step::Wake { level, .. } => self.wake(job, generation, *level).await,
+            Step::Unbind { last_used, .. } => self.unbind(job, *last_used).await,
+            Step::End { .. } => self.end(job, id).await,
+            Step::Query => query(job).await,
+        }
+    }
+
+    async fn create(&self, job: &Job, record: &Record) -> Outcome {
+        let own = job.requester()?;
+        let Some(pod) = self.look(&own.name).await? else {
+            return Err(Failed::refused("its requester is gone"));
+        };
+        if pod.metadata.uid.as_deref() != Some(own.id.as_str()) {
+            return Err(Failed::refused("its requester is gone"));
+        }
+        let place = place(job, &record.engine);
+        let owner = self.owner(&pod).await?;
+        let made = provider::make(&pod, &place, record, owner.as_ref(), &self.settings.make)
+            .map_err(|error| Failed::user(error.to_string()))?;
+        let object = serde_json::to_value(&made.pod).map_err(|error| Failed::refused(error.to_string()))?;
+        self.writer.create(&self.pods(&own.name), &object).await.map_err(|error| {
+            // What the API server refuses was asked for by the user.
+            let tell = matches!(error, writer::Error::Invalid(_));
+            Failed { tell, ..Failed::from(error) }
+        })?;
+        self.name_dual(own, &made.name).await
+    }
+
+    /// The ReplicaSet that made the requester, and would count a provider with the same labels.
+    async fn owner(&self, requester: &Pod) -> Result<Option<Owner>, Failed> {
+        let owners = requester.owner_references();
+        let made = owners.iter().find(|own| own.controller == Some(true) && own.kind == "ReplicaSet");
+        let (Some(made), Some(namespace)) = (made, requester.namespace()) else { return Ok(None) };
+        let sets: Api<ReplicaSet> = Api::namespaced(self.client.clone(), &namespace);
+        let spec = self.writer.look(&sets, &made.name).await?.and_then(|set| set.spec);
+        Ok(spec.map(|spec| Owner { name: format!("the ReplicaSet {}", made.name), selector: spec.selector }))
+    }
+
+    /// Whoever looks at the requester finds its provider. Nothing is decided by that.
+    async fn name_dual(&self, own: &Requester, provider: &str) -> Outcome {
+        let metadata = json!({"uid": own.id.as_str(), "labels": {keys::DUAL: provider}});
+        self.patch(&own.name, &json!({"metadata": metadata})).await
+    }
+
+    /// What is written before an engine is woken: whose it is, and that its Pod stays until it is unbound.
+    async fn bind(&self, job: &Job, record: &Record) -> Outcome {
+        let (own, provider) = (job.requester()?, job.provider()?);
+        let patch = json!({"metadata": {
+            "uid": provider.uid.as_str(),
+            "finalizers": [keys::PROVIDER_FINALIZER],
+            "labels": {keys::DUAL: own.name.name},
+            "annotations": record::annotations(&job.command.node, record, Some(&own.name.name)),
+        }});
+        self.patch(&provider.name, &patch).await?;
+        self.name_dual(own, &provider.name.name).await
+    }
+
+    /// One token, or the least that an engine of another task does.
+    async fn prove(&self, job: &Job) -> Outcome {
+        let engine = job.engine()?;
+        let within = self.settings.core.wake.duration();
+        let caller = Caller::new(engine, None);
+        let list: Value =
+            serde_json::from_slice(&caller.get("/v1/models", MOMENT).await?.body).unwrap_or_default();
+        let served = list["data"][0]["id"].as_str().map(str::to_owned);
+        let task = if served.is_some() { Task::Generate } else { Task::None };
+        match adapter(engine, served, task).probe(within).await {
+            Verdict::Passed => Ok(Answer::Done),
+            Verdict::Inconclusive => Err(Failed::refused("a closed gate answered in its place")),
+            Verdict::Failed(cause) => Err(Failed::refused(format!("it was asked for a token: {cause}"))),
+        }
+    }
+
+    /// Clients may come, and the kubelet is told so; then everybody who reads labels.
+    async fn open(&self, job: &Job, generation: Generation) -> Outcome {
+        let (own, engine, provider) = (job.requester()?, job.engine()?, job.provider()?);
+        let stub = stub(own, job.command.epoch, generation)?;
+        stub.target(engine).await?;
+        stub.open().await?;
+        stub.ready(true).await?;
+        let address = json!({keys::SERVER_IP: engine.ip().to_string()});
+        let metadata = json!({"uid": own.id.as_str(), "annotations": address});
+        self.patch(&own.name, &json!({"metadata": metadata})).await?;
+        let awake = json!({"metadata": {"uid": provider.uid.as_str(), "labels": {keys::SLEEPING: "false"}}});
+        self.patch(&provider.name, &awake).await
+    }
+
+    async fn gate(&self, job: &Job, generation: Generation, deadline: Tick) -> Outcome {
+        let stub = stub(job.requester()?, job.command.epoch, generation)?;
+        stub.ready(false).await?;
+        stub.drained(deadline.since(self.now())).await?;
+        Ok(Answer::Done)
+    }
+
+    async fn sleep(
+        &self,
+        job: &Job,
+        generation: Generation,
+        level: Level,
+        via: Option<&RequesterId>,
+    ) -> Outcome {
+        if via.is_some() && self.actuated(job, generation, false, level).await? {
+            return Ok(Answer::Asleep { residue: None });
+        }
+        // Nobody is behind a gate that could be waited for.
+        let adapter = adapter(job.engine()?, None, Task::None);
+        adapter.sleep(level).await.map_err(engine_failed)?;
+        Ok(Answer::Asleep { residue: None })
+    }
+
+    async fn wake(&self, job: &Job, generation: Generation, level: Level) -> Outcome {
+        if self.actuated(job, generation, true, level).await? {
+            return Ok(Answer::Done);
+        }
+        let adapter = adapter(job.engine()?, None, Task::None);
+        adapter.wake(level).await.map_err(engine_failed)?;
+        Ok(Answer::Done)
+    }
+
+    /// Through the requester's stub, which refuses a leader that was replaced; false: it knows no such orders.
+    async fn actuated(
+        &self,
+        job: &Job,
+        generation: Generation,
+        wake: bool,
+        level: Level,
+    ) -> Result<bool, Failed> {
+        let stub = stub(job.requester()?, job.command.epoch, generation)?;
+        stub.target(job.engine()?).await?;
+        let core = &self.settings.core;
+        if !wake {
+            // One that was not told to is closed by this.
+            stub.drained(rouse::units::Millis::ZERO).await?;
+        }
+        let within = if wake { core.wake } else { core.sleep };
+        Ok(stub.actuate(wake, level, within.duration()).await?.is_some())
+    }
+
+    /// Its Pod is nobody's from here on, and may go.
+    async fn unbind(&self, job: &Job, last_used: Tick) -> Outcome {
+        if let Some(provider) = &job.provider {
+            let record = Record { requester: None, last_used, ..provider.record.clone() };
+            let patch = json!({"metadata": {
+                "uid": provider.uid.as_str(),
+                "$deleteFromPrimitiveList/finalizers": [keys::PROVIDER_FINALIZER],
+                "labels": {keys::DUAL: null, keys::SLEEPING: "true"},
+                "annotations": record::annotations(&job.command.node, &record, None),
+            }});
+            self.patch(&provider.name, &patch).await?;
+        }
+        if let Some(own) = &job.requester {
+            let metadata = json!({"uid": own.id.as_str(), "labels": {keys::DUAL: null}});
+            match self.patch(&own.name, &json!({"metadata": metadata})).await {
+                // Another Pod of its name.
+                Err(Failed { cause: Cause::Conflict, .. }) => {}
+                outcome => drop(outcome?),
+            }
+        }
+        Ok(Answer::Done)
+    }
+
+    async fn end(&self, job: &Job, id: &EngineId) -> Outcome {
+        let Some(provider) = &job.provider else {
+            // Ordered and not seen yet: by its name, which is made of what it is.
+            return self.end_unseen(job, id).await;
+        };
+        self.writer.delete(&self.pods(&provider.name), &provider.name.name, provider.uid.as_str()).await?;
+        Ok(Answer::Done)
+    }
+
+    async fn end_unseen(&self, job: &Job, id: &EngineId) -> Outcome {
+        let own = job.requester()?;
+        let name = provider::name(&place(job, id), id);
+        let api = self.pods(&own.name);
+        let Some(pod) = self.writer.look(&api, &name).await? else {
+            return Ok(Answer::Condition(Condition::Absent));
+        };
+        let uid = pod.metadata.uid.unwrap_or_default();
+        self.writer.delete(&api, &name, &uid).await?;
+        Ok(Answer::Done)
+    }
+}
+
+fn place<'a>(job: &'a Job, engine: &'a EngineId) -> Place<'a> {
+    Place { node: &job.command.node, accelerators: &engine.accelerators, numbers: job.numbers.as_deref() }
+}
+
+/// How is it? An engine that does not answer yet is starting: its Pod says when it no longer runs.
+async fn query(job: &Job) -> Outcome {
+    let adapter = adapter(job.engine()?, None, Task::None);
+    let condition = match adapter.asleep(MOMENT).await {
+        Some(true) => Condition::Asleep { level: Level::One, residue: None },
+        Some(false) => Condition::Awake,
+        None => match adapter.health(MOMENT).await {
+            Health::Good => Condition::Awake,
+            _ => Condition::Starting,
+        },
+    };
+    Ok(Answer::Condition(condition))
+}
+
+fn adapter(engine: SocketAddr, served: Option<String>, task: Task) -> Adapter {
+    let manner = Manner {
+        kind: Kind::Vllm,
+        sleep: SleepApi::Vllm,
+        served_name: served.unwrap_or_default(),
+        task,
+        api_key: None,
+    };
+    Adapter::new(manner, engine)
+}
+
+fn engine_failed(cause: EngineCause) -> Failed {
+    let reached = !matches!(cause, EngineCause::Unreachable | EngineCause::Timeout);
+    let text = format!("its engine: {cause}");
+    Failed { cause: if reached { Cause::Refused } else { Cause::Unreachable }, text, tell: false }
+}

@@ -1,0 +1,190 @@
+//! Dual pods: requesters that a user makes, and the engines that they get.
+
+mod direct;
+
+use std::collections::BTreeMap;
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::{
+    apps::v1::ReplicaSet,
+    core::v1::{ConfigMap, Pod},
+};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+};
+use rouse_cluster::{podrunner::NodeSpec, wait};
+use serde_json::{Value, json};
+
+use crate::{
+    site::Site,
+    support::{MANAGER, cluster},
+    world::{Gateway, World},
+};
+
+/// Nodes with accelerators of 64 GiB, of which sleepers may keep some.
+pub(super) struct Duo {
+    pub(super) world: World<'static>,
+    /// Runs as long as this.
+    pub(super) _gateway: Gateway,
+}
+
+/// A requester as the kubelet's side of it was last seen, and whose it is.
+pub(super) fn is_ready(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True")
+}
+
+pub(super) fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.labels().get(&format!("dual-pods.llm-d.ai/{key}")).map(String::as_str)
+}
+
+pub(super) fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.annotations().get(&format!("dual-pods.llm-d.ai/{key}")).map(String::as_str)
+}
+
+impl Duo {
+    pub(super) async fn new(name: &str, gpus: u32, sleeping: &str, dual: &str) -> Self {
+        let site = Site::new(cluster().await, name).await;
+        let own = site.namespace.name().to_owned();
+        site.install("dual-pods.yaml", Some(&own)).await;
+        let node = |own: &str| {
+            NodeSpec::new(&format!("{own}-a"))
+                .gpus(gpus)
+                .label("inference-pool", own)
+                .label("nvidia.com/gpu.memory", "65536")
+        };
+        let world = World::at(site, "1Ti", node).await;
+        let pool = json!({"nodeSelector": {"inference-pool": own}, "sleepingMemory": sleeping, "hostSleepMemory": "256Gi",
+            "settle": "1s"});
+        world.pool(&own, pool).await;
+        let gateway = world.gateway_with("gateway-0", &format!(", dualPods: {{settle: 1s{dual}}}"));
+        Self { world, _gateway: gateway }
+    }
+
+    /// So many requesters of this name; each asks for `gpus`, of which the engine takes `memory`. `flags` are the engine's.
+    pub(super) async fn ask(&self, name: &str, replicas: u32, gpus: u32, memory: &str, flags: &str) {
+        let patch = patch(name, flags);
+        let own = self.world.name();
+        let set = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": name}, "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {
+                "metadata": {"labels": {"app": name}, "annotations": {
+                    "dual-pods.llm-d.ai/server-patch": patch,
+                    "rouse.dev/gpu-memory": memory,
+                    "rouse.dev/gpu-memory-asleep": "1Gi",
+                    "rouse.dev/host-memory": "8Gi",
+                }},
+                "spec": {
+                    "nodeSelector": {"inference-pool": own},
+                    "terminationGracePeriodSeconds": 60,
+                    "containers": [{
+                        "name": "inference-server",
+                        "image": "rouse/stub",
+                        "args": ["proxy", "--host=$(POD_IP)", "--epoch-gate"],
+                        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+                        "readinessProbe": {"httpGet": {"path": "/ready", "port": 8080}, "periodSeconds": 1},
+                        "resources": {"limits": {"nvidia.com/gpu": gpus.to_string()}},
+                    }],
+                },
+            },
+        }});
+        self.sets().patch(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&set)).await.unwrap();
+    }
+
+    pub(super) async fn scale(&self, name: &str, replicas: u32) {
+        let patch = json!({"spec": {"replicas": replicas}});
+        self.sets().patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+    }
+
+    fn sets(&self) -> Api<ReplicaSet> {
+        self.world.site.namespace.api()
+    }
+
+    /// Which accelerators have which number, as the public project's map says it.
+    pub(super) async fn map(&self, numbers: &BTreeMap<String, String>) {
+        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "gpu-map"}, "data": numbers});
+        let maps: Api<ConfigMap> = self.world.site.namespace.api();
+        maps.patch("gpu-map", &PatchParams::apply(MANAGER).force(), &Patch::Apply(&map)).await.unwrap();
+    }
+
+    /// Requesters of this name, and their providers, by what their labels say.
+    pub(super) async fn pairs(&self, name: &str) -> (Vec<Pod>, Vec<Pod>) {
+        let list = async |labels: String| {
+            self.world.pods().list(&ListParams::default().labels(&labels)).await.unwrap().items
+        };
+        (list(format!("app={name}")).await, list(format!("engine={name}")).await)
+    }
+
+    /// Waits until these Pods are so: the requesters, and the providers.
+    pub(super) async fn until(
+        &self,
+        name: &str,
+        what: &str,
+        fits: impl Fn(&[Pod], &[Pod]) -> bool,
+    ) -> (Vec<Pod>, Vec<Pod>) {
+        let seen = async {
+            let mut changed = wait::changes(&self.world.pods());
+            loop {
+                let (requesters, providers) = self.pairs(name).await;
+                if fits(&requesters, &providers) {
+                    return (requesters, providers);
+                }
+                changed.next().await;
+            }
+        };
+        match tokio::time::timeout(wait::PATIENCE, seen).await {
+            Ok(found) => found,
+            Err(_) => panic!("never {what}: {:#?}", self.pairs(name).await),
+        }
+    }
+
+    /// One requester that is ready, with an engine.
+    pub(super) async fn served(&self, name: &str) -> (Pod, Pod) {
+        let fits = |requesters: &[Pod], providers: &[Pod]| {
+            let ([requester], [provider]) = (requesters, providers) else { return false };
+            is_ready(requester)
+                && label(requester, "dual") == Some(&*provider.name_any())
+                && label(provider, "dual") == Some(&*requester.name_any())
+                && label(provider, "sleeping") == Some("false")
+        };
+        let (mut requesters, mut providers) = self.until(name, "a ready pair", fits).await;
+        (requesters.remove(0), providers.remove(0))
+    }
+
+    /// No requester, and one provider that is nobody's.
+    pub(super) async fn asleep(&self, name: &str) -> Pod {
+        let fits = |requesters: &[Pod], providers: &[Pod]| {
+            let [provider] = providers else { return false };
+            requesters.is_empty()
+                && label(provider, "dual").is_none()
+                && label(provider, "sleeping") == Some("true")
+        };
+        self.until(name, "a sleeper alone", fits).await.1.remove(0)
+    }
+
+    pub(super) async fn delete(&self, pod: &Pod) {
+        self.world.pods().delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
+    }
+}
+
+/// What makes an engine of a requester.
+fn patch(name: &str, flags: &str) -> String {
+    let words = format!(
+        "demo-engine --host $(POD_IP) --port 8000 --model {name} --enable-sleep-mode --start-time 100ms {flags}"
+    );
+    let args: Vec<&str> = words.split_whitespace().collect();
+    let patch: Value = json!({
+        "metadata": {"labels": {"app": null, "engine": name}},
+        "spec": {"terminationGracePeriodSeconds": 1, "containers": [{
+            "name": "inference-server",
+            "image": "rouse/engine",
+            "args": args,
+            "env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}],
+            "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}},
+        }]},
+    });
+    patch.to_string()
+}
