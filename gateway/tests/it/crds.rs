@@ -112,13 +112,11 @@ fn the_kinds_of_others_have_their_names() {
             "fma.llm-d.ai/v1alpha1 launcherpopulationpolicies lpp",
         ]
     );
-    let policies =
-        fields(&crd::fma::all()[2]).into_iter().find(|field| field.path == "spec.countForLauncher");
+    let definitions = crd::fma::all();
+    let counts = fields(&definitions[2]).into_iter().find(|field| field.path == "spec.countForLauncher");
     // An API server takes no name twice.
-    assert_eq!(
-        policies.unwrap().schema.x_kubernetes_list_map_keys.as_deref(),
-        Some(&["launcherConfigName".to_owned()][..])
-    );
+    let keys = &counts.unwrap().schema.x_kubernetes_list_map_keys;
+    assert_eq!(*keys, Some(vec!["launcherConfigName".to_owned()]));
 }
 
 #[test]

@@ -10,7 +10,8 @@ mod population;
 mod server;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::{CustomResourceExt as _, KubeSchema};
+use kube::CustomResourceExt as _;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
@@ -39,7 +40,7 @@ pub fn documents() -> Result<Vec<super::Document>, serde_saphyr::ser::Error> {
 }
 
 /// What a controller says of an object.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     /// The generation of the object that was seen last.

@@ -93,6 +93,17 @@ impl Launcher {
         read(&checked(self.call(Method::GET, INSTANCES, None, CALL).await?)?)
     }
 
+    /// Of the last thing that happened.
+    async fn revision(&self) -> Result<u64, Error> {
+        #[derive(Deserialize)]
+        struct Ids {
+            revision: u64,
+        }
+        let path = format!("{INSTANCES}?detail=false");
+        let reply = checked(self.call(Method::GET, &path, None, CALL).await?)?;
+        read(&reply).map(|Ids { revision }| revision)
+    }
+
     /// None: there is none of this id.
     ///
     /// # Errors

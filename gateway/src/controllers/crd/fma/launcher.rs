@@ -1,10 +1,9 @@
 //! LauncherConfig: the Pod that launchers are made from.
 
-#![expect(unreachable_pub, reason = "KubeSchema repeats its struct, with its `pub`, inside a function")]
-
 use std::collections::BTreeMap;
 
-use kube::{CustomResource, KubeSchema};
+use kube::CustomResource;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{super::template::Template, Status};
@@ -13,7 +12,7 @@ use super::{super::template::Template, Status};
 pub const CONTAINER: &str = "inference-server";
 
 /// A kind of launcher.
-#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(CustomResource, JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[kube(
     group = "fma.llm-d.ai",
     version = "v1alpha1",
@@ -36,7 +35,7 @@ pub struct LauncherConfigSpec {
 }
 
 /// A Pod, without a name.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodTemplate {
     /// What the Pod is labelled with.
     #[serde(default)]
@@ -47,7 +46,7 @@ pub struct PodTemplate {
 }
 
 /// What a launcher's Pod is labelled with.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodMetadata {
     /// Labels of the Pod.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -9,7 +9,7 @@ use kube::{
     CustomResource, KubeSchema,
     core::{Selector, SelectorExt as _},
 };
-use schemars::{Schema, SchemaGenerator, json_schema};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::{super::scalar::Quantity, Status, amount::amount};
@@ -38,7 +38,7 @@ pub struct LauncherPopulationPolicySpec {
 }
 
 /// Chooses nodes by their labels and by what they have.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EnhancedNodeSelector {
     /// Labels that the node has. An empty selector is satisfied by every node.
@@ -49,7 +49,7 @@ pub struct EnhancedNodeSelector {
 }
 
 /// Bounds that a quantity is within; both are inclusive.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Range {
     /// The least; any, when it is absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -62,7 +62,7 @@ pub struct Range {
 }
 
 /// How many launchers of a kind.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CountForLauncher {
     /// The LauncherConfig, of the same namespace.

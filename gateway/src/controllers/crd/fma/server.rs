@@ -1,11 +1,10 @@
 //! InferenceServerConfig: what an engine is started with, wherever its launcher is.
 
-#![expect(unreachable_pub, reason = "KubeSchema repeats its struct, with its `pub`, inside a function")]
-
 use std::collections::BTreeMap;
 
-use kube::{CustomResource, KubeSchema};
+use kube::CustomResource;
 use rouse::words;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Status;
@@ -14,7 +13,7 @@ use super::Status;
 const RESERVED: [&str; 3] = ["dual-pods.llm-d.ai/", "kubernetes.io/", "k8s.io/"];
 
 /// An engine that launchers start.
-#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(CustomResource, JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[kube(
     group = "fma.llm-d.ai",
     version = "v1alpha1",
@@ -34,7 +33,7 @@ pub struct InferenceServerConfigSpec {
 }
 
 /// What an engine is started with.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelServerConfig {
     /// Where the engine listens, for controllers that give all engines of a configuration the same port. Rouse gives each its

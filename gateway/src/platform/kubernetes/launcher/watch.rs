@@ -3,7 +3,7 @@
 //! A launcher counts what happens, and whoever was away can go on from the number that was heard last. That is done from a list
 //! to the stream that begins with its number, so nothing is missed between the two; and it is done at no other time. One that was
 //! started anew counts from nothing, and would take the number of its former life for one that is still to come: so every
-//! connection begins with a list.
+//! connection begins with a list, and with the question whether the stream is still that of the same life.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -134,6 +134,9 @@ async fn stream<M>(
     if lines.status() != 200 {
         let text = "it cannot be watched".to_owned();
         return Err(Error::Refused { status: lines.status(), text }.into());
+    }
+    if launcher.revision().await? < all.revision {
+        return Err(Failure::Broken.into());
     }
     told.send(wrap(Seen::Listed(all.instances))).await?;
     *listed = true;

@@ -50,6 +50,10 @@ fn list(revision: u64, ids: &[&str]) -> String {
     whole("200 OK", &json!({"revision": revision, "instances": instances}).to_string())
 }
 
+fn revision(revision: u64) -> String {
+    whole("200 OK", &json!({"revision": revision, "instance_ids": [], "count": 0}).to_string())
+}
+
 /// A stream of these lines; it ends where it is told to.
 fn stream(lines: &[String], ends: bool) -> String {
     let chunk = |line: &String| format!("{:x}\r\n{line}\n\r\n", line.len() + 1);
@@ -98,7 +102,7 @@ async fn a_stream_begins_with_the_number_of_the_list_and_unknown_news_are_passed
         line("STOPPED", "a"),
         line("DELETED", "a"),
     ];
-    let (address, mut asked) = launcher(vec![list(17, &["a"]), stream(&lines, false)]).await;
+    let (address, mut asked) = launcher(vec![list(17, &["a"]), stream(&lines, false), revision(19)]).await;
     let (mut seen, task) = watch(address);
     for expected in ["listed a", "created b", "updated b", "stopped a Some(-9)", "deleted a"] {
         assert_eq!(next(&mut seen).await, expected);
@@ -118,18 +122,39 @@ async fn a_number_that_is_not_kept_any_more_leads_to_another_list_and_to_no_loss
     let answers = vec![
         list(1, &["a"]),
         stream(&[], true),
+        revision(1),
         list(1, &["a"]),
         gone,
         list(2000, &["a", "b"]),
         stream(&[line("CREATED", "c")], false),
+        revision(2000),
     ];
     let (address, mut asked) = launcher(answers).await;
     let (mut seen, _task) = watch(address);
     for expected in ["listed a", "lost", "listed a b", "created c"] {
         assert_eq!(next(&mut seen).await, expected);
     }
-    for since in ["", "watch?since=1&", "", "watch?since=1&", "", "watch?since=2000&"] {
-        assert!(next(&mut asked).await.contains(since));
+    for since in ["", "/watch?since=1&", "?detail=false ", "", "/watch?since=1&", "", "/watch?since=2000&"] {
+        let asked = next(&mut asked).await;
+        assert!(asked.starts_with(&format!("GET /v2/vllm/instances{since}")), "{asked}: {since}");
+    }
+}
+
+#[tokio::test]
+async fn a_launcher_that_is_started_anew_between_its_list_and_its_stream_is_listed_anew() {
+    let answers = vec![
+        list(17, &["a"]),
+        // It would tell of nothing before the eighteenth.
+        stream(&[], false),
+        revision(2),
+        list(2, &["b"]),
+        stream(&[line("CREATED", "c")], false),
+        revision(2),
+    ];
+    let (address, _asked) = launcher(answers).await;
+    let (mut seen, _task) = watch(address);
+    for expected in ["lost", "listed b", "created c"] {
+        assert_eq!(next(&mut seen).await, expected);
     }
 }
 
@@ -141,8 +166,10 @@ async fn a_launcher_that_is_not_to_be_understood_is_lost_and_nothing_of_it_is_ke
             whole("200 OK", "[]"),
             list(1, &["a"]),
             stream(&[bad], false),
+            revision(1),
             list(2, &[]),
             stream(&[], false),
+            revision(2),
         ];
         let (address, _asked) = launcher(answers).await;
         let (mut seen, _task) = watch(address);
