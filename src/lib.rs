@@ -14,8 +14,8 @@
 //!   tokio, no hyper. Time comes in as a [`units::Tick`]; every decision comes out with its reason.
 //! * **carry**: [`lease`], [`openai`], [`relay`], [`client`], [`tcp`], [`aside`]: holds requests, counts them, moves their
 //!   bytes.
-//!   [`caller`], [`adapter`], [`process`], [`nvml`], [`limits`], [`files`]: what engines, their processes, accelerators and files are
-//!   asked. [`wire`]: what the parts of Rouse say to each other; [`words`]: command lines.
+//!   [`caller`], [`adapter`], [`process`], [`nvml`], [`limits`], [`files`], [`port`]: what engines, their processes, accelerators, files and
+//!   ports are asked. [`wire`]: what the parts of Rouse say to each other; [`words`]: command lines.
 //!
 //! The gateway's driver is the only caller of all three verbs, and the only reader of a clock.
 
@@ -33,6 +33,7 @@ pub mod model;
 pub mod nvml;
 pub mod openai;
 pub mod pairing;
+pub mod port;
 pub mod process;
 pub mod relay;
 pub mod sim;

@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
+use kube::{ResourceExt as _, api::DeleteParams};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::world::{World, aside, reason};
+use crate::{
+    audit::Audit,
+    world::{World, aside, reason},
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cold_model_is_started_by_its_first_request_and_put_away_when_nobody_asks() {
@@ -88,4 +92,44 @@ async fn a_restart_leaves_the_budget_and_the_engines_as_they_are() {
         let now = world.running().await;
         assert_eq!(now.iter().map(|pod| &pod.metadata.uid).collect::<Vec<_>>(), [&before[0].metadata.uid]);
     }
+}
+
+/// Models that take turns in a pool with room for one; one's Pod is killed, and so is who leads, whose lease lasts for 15 s more. No
+/// revision of the pool books more than there is, and no booking stays for longer than `settle` once its Pod is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_booking_outlives_its_pod_and_no_revision_books_more_than_there_is() {
+    const SETTLE: Duration = Duration::from_secs(20);
+    let world = World::new("flow-audit", 2, "64Gi").await;
+    let own = world.name().to_owned();
+    let spec = json!({"nodeSelector": {"inference-pool": own}, "memory": "64Gi", "settle": "20s"});
+    world.pool(&own, spec).await;
+    let models = ["one", "two", "three"];
+    let audit = Audit::of(&world, &models);
+    for model in models {
+        world.model(model, "40Gi", "", json!({"cooldownPeriod": "3s"})).await;
+    }
+    let mut gateway = world.gateway("gateway-0", "");
+    for round in 0..2 {
+        for model in models {
+            let client = gateway.client();
+            let answer = aside(move || client.chat(model, true, 4)).await;
+            assert!(answer.is_whole_stream(), "{model}: {answer:?}");
+            assert_eq!(world.booked().await, [(model.to_owned(), 40)]);
+        }
+        // The last one's Pod goes at once, and then, in the second round, whoever leads.
+        let pod = world.running().await.remove(0);
+        let now = DeleteParams::default().grace_period(0);
+        world.pods().delete(&pod.name_any(), &now).await.unwrap();
+        if round == 1 {
+            gateway.signal(Signal::SIGKILL);
+            gateway.ended().await;
+            gateway = world.gateway("gateway-0", "");
+        }
+    }
+    for model in models {
+        world.models().delete(model, &DeleteParams::default()).await.unwrap();
+    }
+    let (ended, outlived) = audit.ends(SETTLE).await;
+    // Each start was a booking, and nobody led when the last one's Pod went.
+    assert!(ended >= 6 && outlived >= 1, "{ended} bookings ended, {outlived} outlived a Pod");
 }

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod audit;
 mod away;
 mod books;
 #[path = "../it/support/client.rs"]

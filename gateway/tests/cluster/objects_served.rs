@@ -5,6 +5,9 @@ use std::{
     net::TcpListener,
 };
 
+use kube::{Api, api::DeleteParams};
+use rouse_cluster::wait;
+use rouse_gateway::controllers::crd::AcceleratorPool;
 use serde_json::json;
 
 use crate::world::{World, aside, reason};
@@ -34,6 +37,46 @@ async fn a_bad_object_says_so_and_harms_no_other() {
     assert_eq!(aside(move || client.chat("homeless", false, 4)).await.status, 404);
     assert_eq!(aside(move || client.chat("good", false, 4)).await.status, 200);
     assert_eq!(world.booked().await, [("good".to_owned(), 10)], "what failed holds nothing");
+}
+
+/// Why a pool is not ready, as its condition says.
+fn why(pool: &Option<AcceleratorPool>) -> String {
+    let conditions =
+        pool.iter().filter_map(|pool| pool.status.as_ref()).flat_map(|status| &status.conditions);
+    conditions.map(|condition| format!("{}: {}", condition.reason, condition.message)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pools_that_overlap_and_one_whose_selector_matches_nothing_say_so_and_harm_no_other() {
+    let world = World::new("served-pools", 2, "128Gi").await;
+    let own = world.name().to_owned();
+    let (first, second, empty) = (format!("{own}-a"), format!("{own}-b"), format!("{own}-c"));
+    world.pool(&first, json!({"nodeSelector": {"ring": own}, "memory": "64Gi"})).await;
+    world.pool(&second, json!({"nodeSelector": {"ring": own, "rack": own}, "memory": "64Gi"})).await;
+    world.pool(&empty, json!({"nodeSelector": {"nobody-has": own}, "memory": "64Gi"})).await;
+    world.model("good", "10Gi", "", json!({})).await;
+    for (model, label) in [("torn", "ring"), ("lonely", "nobody-has")] {
+        let spec = json!({"modelName": model, "memory": "10Gi", "engine": {"kind": "vllm"}, "nodeSelector": {label: own},
+            "containerImage": "rouse/engine", "queue": {"policy": "reject"}});
+        world.apply(model, &spec).await.unwrap();
+    }
+    let gateway = world.gateway("gateway-0", "");
+    let pools: Api<AcceleratorPool> = Api::all(world.site.admin.clone());
+    let others = format!("Overlap: its nodes are also those of '{second}'");
+    wait::until(&pools, &first, "an overlap", |pool| why(pool).contains(&others)).await.unwrap();
+    wait::until(&pools, &empty, "no nodes", |pool| why(pool).contains("NoNodes")).await.unwrap();
+    for model in ["torn", "lonely"] {
+        world.until(model, "not available", |model| reason(model, "Available") == "PoolNotReady").await;
+        let client = gateway.client();
+        let refused = aside(move || client.chat(model, false, 4)).await;
+        assert_eq!(refused.status, 429, "{}", refused.text());
+        assert_eq!(refused.json()["error"]["details"]["never"], true, "{}", refused.text());
+    }
+    let client = gateway.client();
+    assert_eq!(aside(move || client.chat("good", false, 4)).await.status, 200);
+    for pool in [first, second, empty] {
+        pools.delete(&pool, &DeleteParams::default()).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

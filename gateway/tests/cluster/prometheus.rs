@@ -18,7 +18,7 @@ use crate::{client::Client, world::aside};
 
 /// A port of this machine that nobody has just now. Prometheus does not say which one it was given.
 fn free() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    ([127, 0, 0, 1], rouse::port::free().unwrap()).into()
 }
 
 fn missing(program: &str, error: &std::io::Error) -> ! {

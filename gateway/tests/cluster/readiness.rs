@@ -1,6 +1,6 @@
 //! A gateway says that it is ready once it has seen all that it serves by.
 
-use std::{fs, net::TcpListener};
+use std::{fs, net::SocketAddr};
 
 use rouse_cluster::wait::PATIENCE;
 use serde_json::json;
@@ -18,7 +18,7 @@ async fn who_may_not_see_everything_is_not_ready_and_says_what_is_missing() {
     let (own, other) = (world.name().to_owned(), elsewhere.name().to_owned());
     world.model("qwen", "10Gi", "", json!({})).await;
     // Operators ask at an address that they know before.
-    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = || SocketAddr::from(([127, 0, 0, 1], rouse::port::free().unwrap()));
     let (operators, api) = (free(), free());
     let file = world.file("gateway-0", "", "");
     let text = fs::read_to_string(&file).unwrap();

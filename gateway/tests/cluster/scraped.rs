@@ -108,8 +108,7 @@ impl Drop for Stub {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prometheus_takes_what_a_stub_tells() {
-    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let metrics: SocketAddr = free();
+    let metrics = SocketAddr::from(([127, 0, 0, 1], rouse::port::free().unwrap()));
     let ports: String =
         ["probes", "spi", "relay", "admin", "debug"].map(|port| format!("--{port}-port=0\n")).concat();
     let arguments =
@@ -184,7 +183,7 @@ async fn what_an_exporter_tells_is_known_by_way_of_prometheus_and_believed_while
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_wrong_with_a_prometheus_is_said() {
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = SocketAddr::from(([127, 0, 0, 1], rouse::port::free().unwrap()));
     let error = reader(&format!("http://{nobody}"), "").samples().await.unwrap_err();
     let text = error.to_string();
     assert!(text.starts_with(&format!("Prometheus cannot be reached at http://{nobody}: ")), "{text}");

@@ -48,7 +48,7 @@ struct Process {
 
 impl Process {
     fn start(command: &str) -> Self {
-        Self::at(0, command)
+        Self::at(free_port(), command)
     }
 
     fn at(port: u16, command: &str) -> Self {

@@ -1,6 +1,6 @@
 //! Readiness, as the instance object and those who ask for it on the watch see it.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 
 use clap::Parser;
 use nix::{
@@ -27,7 +27,7 @@ fn engine() {
 }
 
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    rouse::port::free().unwrap()
 }
 
 /// The options end as a real engine's do.

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{Ipv4Addr, SocketAddr},
     os::unix::process::CommandExt,
     path::PathBuf,
     process::{Command, Stdio},
@@ -140,14 +140,14 @@ pub(super) fn mark(shared: &Shared, engine: &EngineId, generation: Generation) -
     format!("{}|{engine}|{generation}", shared.store.folder().display())
 }
 
-/// A loopback port that nobody has. It is given up just before the engine takes it; should somebody else be quicker,
-/// the engine says so and the next start takes another.
+/// A loopback port that nobody has. Should somebody be quicker than the engine to take it, the engine says so and the next
+/// start takes another.
 fn free_address(shared: &Shared) -> io::Result<SocketAddr> {
     loop {
-        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-        // The kernel may offer a port again that a starting engine has not yet taken.
-        if shared.keep_port(address.port()) {
-            return Ok(address);
+        let port = rouse::port::free()?;
+        // It may be offered again while a starting engine has not yet taken it.
+        if shared.keep_port(port) {
+            return Ok((Ipv4Addr::LOCALHOST, port).into());
         }
     }
 }

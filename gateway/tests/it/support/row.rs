@@ -4,7 +4,7 @@
 //! engine is its child, so that the gateway starts and ends the two as one engine. Any test goes through such a row when
 //! `ROUSE_STUB` is set, which is for suites whose engines need not sleep: no such order passes a stub.
 
-use std::{ffi::OsString, net::TcpListener, path::Path, process::Command};
+use std::{ffi::OsString, path::Path, process::Command};
 
 use super::{Answer, Client};
 
@@ -44,9 +44,8 @@ impl Place<'_> {
     }
 }
 
-/// One that was free a moment ago.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    rouse::port::free().unwrap()
 }
 
 /// The command, environment and further keys of an engine that is one test of this binary, which is told by its

@@ -1,0 +1,149 @@
+//! A pool looked at in every one of its revisions, beside the Pods that its bookings are for.
+
+use std::{
+    collections::BTreeMap,
+    pin::pin,
+    sync::{Arc, Mutex},
+};
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, ResourceExt as _,
+    runtime::{WatchStreamExt as _, watcher},
+};
+use rouse::units::Bytes;
+use rouse_cluster::wait::PATIENCE;
+use rouse_gateway::controllers::crd::AcceleratorPool;
+use tokio::{
+    sync::Notify,
+    task::JoinHandle,
+    time::{Duration, Instant, timeout},
+};
+
+use crate::world::World;
+
+/// Watches from its making until its end, when it says what was wrong.
+pub(crate) struct Audit {
+    seen: Arc<Mutex<Seen>>,
+    news: Arc<Notify>,
+    tasks: [JoinHandle<()>; 2],
+}
+
+#[derive(Default)]
+struct Seen {
+    /// Of the pool.
+    revisions: u32,
+    /// The most that was ever booked.
+    most: Bytes,
+    wrong: Vec<String>,
+    /// Bookings that ended.
+    ended: usize,
+    /// How long after its model's last Pod was gone a booking ended: of each that did.
+    outlived: Vec<Duration>,
+    /// By the model's name: what is booked, and since when it has no Pod, for as long as it has none and had one.
+    booked: BTreeMap<u64, String>,
+    pods: BTreeMap<String, u32>,
+    alone: BTreeMap<u64, Instant>,
+}
+
+impl Audit {
+    /// What a model's Pods are told by is the beginning of their name.
+    pub(crate) fn of(world: &World<'_>, models: &[&str]) -> Self {
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let (of_pool, of_pods) = (Arc::clone(&seen), Arc::clone(&seen));
+        let pools: Api<AcceleratorPool> = Api::all(world.site.admin.clone());
+        let (pool, pods) = (world.name().to_owned(), world.pods());
+        let news = Arc::new(Notify::new());
+        let noticed = Arc::clone(&news);
+        let models: Vec<String> = models.iter().map(|model| (*model).to_owned()).collect();
+        let pool = tokio::spawn(async move {
+            let config = watcher::Config::default().fields(&format!("metadata.name={pool}"));
+            let mut revisions = pin!(watcher(pools, config).applied_objects());
+            while let Some(pool) = revisions.next().await {
+                of_pool.lock().unwrap().pool(&pool.unwrap());
+                noticed.notify_one();
+            }
+        });
+        let pods = tokio::spawn(async move {
+            let mut events = pin!(watcher(pods, watcher::Config::default()));
+            let mut known = BTreeMap::new();
+            while let Some(event) = events.next().await {
+                of_pods.lock().unwrap().pod(event.unwrap(), &models, &mut known);
+            }
+        });
+        Self { seen, news, tasks: [pool, pods] }
+    }
+
+    /// Ends it once nothing is booked any more. Every revision kept the pool's rule, and no booking was there for longer than
+    /// `settle` after its Pod. Gives how many bookings ended, and how many of them were seen to outlive a Pod.
+    pub(crate) async fn ends(self, settle: Duration) -> (usize, usize) {
+        let empty = async {
+            while !self.seen.lock().unwrap().booked.is_empty() {
+                self.news.notified().await
+            }
+        };
+        timeout(PATIENCE, empty).await.expect("something stays booked");
+        self.tasks.iter().for_each(JoinHandle::abort);
+        let seen = self.seen.lock().unwrap();
+        assert!(seen.wrong.is_empty(), "{:#?}", seen.wrong);
+        assert!(seen.revisions > 4 && seen.most > Bytes::ZERO, "it saw {} revisions", seen.revisions);
+        let late: Vec<_> = seen.outlived.iter().filter(|after| **after > settle).collect();
+        assert!(late.is_empty(), "bookings outlived their Pods by {late:?}");
+        (seen.ended, seen.outlived.len())
+    }
+}
+
+impl Seen {
+    fn pool(&mut self, pool: &AcceleratorPool) {
+        let Some(status) = &pool.status else { return };
+        self.revisions += 1;
+        let sum: Bytes = status.ledger.reservations.iter().map(|own| own.sum()).sum();
+        let version = pool.resource_version().unwrap_or_default();
+        let of = |quantity: &Option<_>| quantity.as_ref().map(ToString::to_string);
+        let (total, allocated) = (of(&status.total), of(&status.allocated));
+        if let Some(allocated) = &allocated {
+            let said: Bytes = allocated.parse().unwrap();
+            if said != sum {
+                self.wrong.push(format!("{version}: {allocated} is said to be allocated, {sum} is booked"));
+            }
+        }
+        let total: Option<Bytes> = total.map(|total| total.parse().unwrap());
+        if total.is_none_or(|total| sum > total) && sum > Bytes::ZERO {
+            self.wrong.push(format!("{version}: {sum} of {total:?} is booked"));
+        }
+        self.most = self.most.max(sum);
+        let now: BTreeMap<u64, String> =
+            status.ledger.reservations.iter().map(|own| (own.id, own.model.name.clone())).collect();
+        let ended: Vec<u64> = self.booked.keys().copied().filter(|id| !now.contains_key(id)).collect();
+        self.ended += ended.len();
+        for id in ended {
+            self.outlived.extend(self.alone.remove(&id).map(|since| since.elapsed()));
+        }
+        self.booked = now;
+    }
+
+    fn pod(&mut self, event: watcher::Event<Pod>, models: &[String], known: &mut BTreeMap<String, String>) {
+        let (pod, gone) = match event {
+            watcher::Event::Apply(pod) | watcher::Event::InitApply(pod) => (pod, false),
+            watcher::Event::Delete(pod) => (pod, true),
+            watcher::Event::Init | watcher::Event::InitDone => return,
+        };
+        let name = pod.name_any();
+        let Some(model) = models.iter().find(|model| name.starts_with(&format!("{model}-"))) else { return };
+        let has = self.pods.entry(model.clone()).or_default();
+        if gone && known.remove(&name).is_some() {
+            *has -= 1;
+        } else if !gone && known.insert(name, model.clone()).is_none() {
+            *has += 1;
+        }
+        let (has, now) = (*has, Instant::now());
+        for (id, _) in self.booked.iter().filter(|(_, of)| *of == model) {
+            if has == 0 {
+                self.alone.entry(*id).or_insert(now);
+            } else {
+                self.alone.remove(id);
+            }
+        }
+    }
+}
