@@ -1,4 +1,7 @@
-//! Small calls to an engine or a stub: one connection each, a deadline over the whole, a bounded answer.
+//! Small calls to an engine, a stub or a launcher: one connection each, a deadline over the whole, a bounded answer. What comes
+//! for as long as somebody listens comes line by line ([`Lines`]).
+
+mod lines;
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -13,6 +16,8 @@ use crate::{
     fault::Cause,
     wire::{EPOCH, Epoch, GATED, NOT_READY},
 };
+
+pub use self::lines::Lines;
 
 /// Metrics of an engine with many models and histograms run to a few hundred KiB; more than this is not an answer.
 const MOST: usize = 4 << 20;
@@ -92,6 +97,34 @@ impl Caller {
         epoch: Option<Epoch>,
         within: Duration,
     ) -> Result<Reply, Failure> {
+        let request = self.request(method, path, body, epoch)?;
+        time::timeout(within, exchange(self.address, request)).await.map_err(|_| Failure::Timeout)?
+    }
+
+    /// Asks for what comes line by line. `within` is for the head of the answer; what follows has all the time it wants. A
+    /// line of more than `longest` bytes counts as a broken connection.
+    ///
+    /// # Errors
+    /// There was no head in time.
+    pub async fn lines(
+        &self,
+        path: &str,
+        epoch: Option<Epoch>,
+        within: Duration,
+        longest: usize,
+    ) -> Result<Lines, Failure> {
+        let request = self.request(Method::GET, path, None, epoch)?;
+        let opened = Lines::open(self.address, request, longest);
+        time::timeout(within, opened).await.map_err(|_| Failure::Timeout)?
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        epoch: Option<Epoch>,
+    ) -> Result<Request<Full<Bytes>>, Failure> {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
@@ -107,8 +140,7 @@ impl Caller {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }
         let body = body.map(Value::to_string).unwrap_or_default();
-        let request = request.body(Full::new(Bytes::from(body))).map_err(|_| Failure::Broken)?;
-        time::timeout(within, exchange(self.address, request)).await.map_err(|_| Failure::Timeout)?
+        request.body(Full::new(Bytes::from(body))).map_err(|_| Failure::Broken)
     }
 }
 

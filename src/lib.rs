@@ -15,7 +15,7 @@
 //! * **carry**: [`lease`], [`openai`], [`relay`], [`client`], [`tcp`], [`aside`]: holds requests, counts them, moves their
 //!   bytes.
 //!   [`caller`], [`adapter`], [`process`], [`nvml`], [`limits`], [`files`], [`port`]: what engines, their processes, accelerators, files and
-//!   ports are asked. [`wire`]: what the parts of Rouse say to each other.
+//!   ports are asked. [`wire`]: what the parts of Rouse say to each other; [`words`]: command lines.
 //!
 //! The gateway's driver is the only caller of all three verbs, and the only reader of a clock.
 
@@ -40,3 +40,4 @@ pub mod sim;
 pub mod tcp;
 pub mod units;
 pub mod wire;
+pub mod words;

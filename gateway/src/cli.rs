@@ -107,6 +107,9 @@ enum Command {
         /// Write a file for each into this directory instead.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
+        /// Those of Fast Model Actuation (fma.llm-d.ai) as well, for a cluster where nobody has installed them.
+        #[arg(long)]
+        fma: bool,
     },
     /// Feed a journal to the decisions again and print what they say.
     Replay { file: PathBuf },
@@ -134,7 +137,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Some(Command::Check { file }) => Ok(serve::check(&file)),
         Some(Command::Replay { file }) => replay(&file),
         Some(Command::Key { name, stdin }) => key::run(&name, stdin),
-        Some(Command::Crds { dir }) => crds::run(dir.as_deref()),
+        Some(Command::Crds { dir, fma }) => crds::run(dir.as_deref(), fma),
         Some(other) => ask(other),
     };
     result.unwrap_or_else(|error| {

@@ -19,7 +19,6 @@ mod ready;
 mod registry;
 mod spawn;
 mod spec;
-mod words;
 
 use std::{
     fs,
@@ -30,6 +29,7 @@ use std::{
 };
 
 use axum::http::StatusCode;
+use rouse::words;
 use serde_json::Value;
 use tokio::{
     net::TcpListener,

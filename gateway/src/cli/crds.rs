@@ -6,9 +6,13 @@ use anyhow::Context as _;
 
 use crate::controllers::crd;
 
-/// Prints them one after the other, or writes a file for each.
-pub(super) fn run(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
-    let documents = crd::documents().context("cannot write the definitions as YAML")?;
+/// Prints them one after the other, or writes a file for each. `fma`: those of Fast Model Actuation, too.
+pub(super) fn run(dir: Option<&Path>, fma: bool) -> anyhow::Result<ExitCode> {
+    let cannot = "cannot write the definitions as YAML";
+    let mut documents = crd::documents().context(cannot)?;
+    if fma {
+        documents.extend(crd::fma::documents().context(cannot)?);
+    }
     let Some(dir) = dir else {
         let mut out = std::io::stdout().lock();
         for document in &documents {

@@ -1,10 +1,12 @@
-//! The kinds of `rouse.dev/v1alpha1`, as Rust types from which their schemas are generated.
+//! The kinds of `rouse.dev/v1alpha1`, as Rust types from which their schemas are generated; and in [`fma`] those of others that
+//! are read.
 //!
 //! Two things are decided here for all of them. A field that is not given is absent, never `null`: the schemas have no
 //! `nullable`, so an API server drops a `null` where a default or nothing belongs, and no rule meets one. And a text that
 //! must be parsed stays a text in these types ([`scalar`]): one object that slipped past its schema must not keep a
 //! whole list of others from being read.
 
+pub mod fma;
 pub mod inference_model;
 pub mod ledger;
 pub mod node;
@@ -34,8 +36,10 @@ const HEADER: &str = "# Made of the gateway's types by `rouse-gateway crds`: a c
 /// The definitions of all four kinds, in the order in which they are printed.
 #[must_use]
 pub fn all() -> [CustomResourceDefinition; 4] {
-    let mut all =
-        [InferenceModel::crd(), AcceleratorPool::crd(), AcceleratorNode::crd(), GatewayReplica::crd()];
+    tidied([InferenceModel::crd(), AcceleratorPool::crd(), AcceleratorNode::crd(), GatewayReplica::crd()])
+}
+
+fn tidied<const N: usize>(mut all: [CustomResourceDefinition; N]) -> [CustomResourceDefinition; N] {
     for crd in &mut all {
         for version in &mut crd.spec.versions {
             let schema = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut());
@@ -58,11 +62,15 @@ pub struct Document {
 /// # Errors
 /// Never, while the types are what they are: the error is the YAML writer's.
 pub fn documents() -> Result<Vec<Document>, serde_saphyr::ser::Error> {
+    written(&all())
+}
+
+fn written(all: &[CustomResourceDefinition]) -> Result<Vec<Document>, serde_saphyr::ser::Error> {
     let document = |crd: &CustomResourceDefinition| {
         let text = format!("{HEADER}{}", serde_saphyr::to_string(crd)?);
         Ok(Document { file: format!("{}.yaml", crd.spec.names.plural), text })
     };
-    all().iter().map(document).collect()
+    all.iter().map(document).collect()
 }
 
 /// Takes away what the generator says and an API server has no use for: `nullable` (see above), number formats that are

@@ -4,7 +4,7 @@
 //! former, whose engines are drained and put away one by one; so no controller but Rouse ever decides that an engine goes,
 //! and a rollout cuts no stream. Its name is the object's and eight characters that stand for the template.
 
-mod merge;
+pub(crate) mod merge;
 #[cfg(test)]
 mod tests;
 

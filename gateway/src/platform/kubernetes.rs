@@ -15,6 +15,7 @@ mod clerk;
 mod crew;
 pub mod dcgm;
 mod external;
+pub mod launcher;
 mod life;
 mod observe;
 mod place;

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use crate::support::apply_definition;
 
 fn printed() -> Vec<Value> {
-    let output = Command::new(env!("CARGO_BIN_EXE_rouse-gateway")).arg("crds").output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_rouse-gateway")).args(["crds", "--fma"]).output().unwrap();
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).unwrap();
     text.split("---\n").skip(1).map(|text| serde_saphyr::from_str(text).unwrap()).collect()
@@ -26,7 +26,7 @@ async fn what_is_printed_is_applied_without_a_warning_and_again_without_a_change
     let client = cluster.client().await.unwrap();
     let kinds: Api<CustomResourceDefinition> = Api::all(client.clone());
     let printed = printed();
-    assert_eq!(printed.len(), 4);
+    assert_eq!(printed.len(), 7);
     let mut versions = Vec::new();
     for round in 0..2 {
         for definition in &printed {

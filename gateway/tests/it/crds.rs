@@ -70,22 +70,58 @@ fn the_charts_definitions_are_those_of_the_types() {
     assert_eq!(there.collect::<BTreeSet<_>>(), files, "a file that nothing is said of");
 }
 
+/// Ours, and those of others that are printed where they are asked for.
+fn printed() -> Vec<CustomResourceDefinition> {
+    crd::all().into_iter().chain(crd::fma::all()).collect()
+}
+
 #[test]
 fn the_command_prints_one_document_for_each_kind() {
-    let output = Command::new(env!("CARGO_BIN_EXE_rouse-gateway")).arg("crds").output().unwrap();
-    assert!(output.status.success());
-    let printed = String::from_utf8(output.stdout).unwrap();
-    let texts: Vec<_> = printed.split("---\n").skip(1).collect();
-    assert_eq!(texts, crd::documents().unwrap().iter().map(|document| &document.text).collect::<Vec<_>>());
-    for (text, definition) in texts.iter().zip(crd::all()) {
-        let parsed: Value = serde_saphyr::from_str(text).unwrap();
-        assert_eq!(parsed, serde_json::to_value(definition).unwrap(), "YAML says something else");
+    let (ours, others) = (crd::documents().unwrap(), crd::fma::documents().unwrap());
+    assert_eq!((ours.len(), others.len()), (4, 3));
+    for (flags, documents) in [(&["crds"][..], ours.clone()), (&["crds", "--fma"], [ours, others].concat())] {
+        let output = Command::new(env!("CARGO_BIN_EXE_rouse-gateway")).args(flags).output().unwrap();
+        assert!(output.status.success());
+        let text = String::from_utf8(output.stdout).unwrap();
+        let texts: Vec<_> = text.split("---\n").skip(1).collect();
+        assert_eq!(texts, documents.iter().map(|document| &document.text).collect::<Vec<_>>());
+        for (text, definition) in texts.iter().zip(printed()) {
+            let parsed: Value = serde_saphyr::from_str(text).unwrap();
+            assert_eq!(parsed, serde_json::to_value(definition).unwrap(), "YAML says something else");
+        }
     }
 }
 
 #[test]
+fn the_kinds_of_others_have_their_names() {
+    let named = crd::fma::all().map(|crd| {
+        let names = &crd.spec.names;
+        let version = &crd.spec.versions[0].name;
+        format!(
+            "{}/{version} {} {}",
+            crd.spec.group,
+            names.plural,
+            names.short_names.as_ref().unwrap().join(" ")
+        )
+    });
+    assert_eq!(
+        named,
+        [
+            "fma.llm-d.ai/v1alpha1 inferenceserverconfigs isc",
+            "fma.llm-d.ai/v1alpha1 launcherconfigs lcfg",
+            "fma.llm-d.ai/v1alpha1 launcherpopulationpolicies lpp",
+        ]
+    );
+    let definitions = crd::fma::all();
+    let counts = fields(&definitions[2]).into_iter().find(|field| field.path == "spec.countForLauncher");
+    // An API server takes no name twice.
+    let keys = &counts.unwrap().schema.x_kubernetes_list_map_keys;
+    assert_eq!(*keys, Some(vec!["launcherConfigName".to_owned()]));
+}
+
+#[test]
 fn an_api_server_can_take_the_definitions() {
-    for definition in crd::all() {
+    for definition in printed() {
         let name = definition.metadata.name.clone().unwrap();
         // What `kubectl apply` keeps of an object in an annotation may have 256 KiB.
         let size = serde_json::to_string(&definition).unwrap().len();

@@ -14,6 +14,7 @@ mod faults;
 mod http2;
 mod idle;
 mod keys;
+mod launchers;
 #[allow(dead_code, reason = "shared by two programs")]
 mod live;
 mod operators;

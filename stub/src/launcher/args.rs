@@ -3,13 +3,13 @@
 use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, ensure};
-use rouse::units::{Bytes, Millis};
-use tracing::level_filters::LevelFilter;
-
-use super::{
-    accelerators::{Accelerators, Source},
+use rouse::{
+    units::{Bytes, Millis},
     words,
 };
+use tracing::level_filters::LevelFilter;
+
+use super::accelerators::{Accelerators, Source};
 use crate::token::Token;
 
 /// Flags of the launcher.

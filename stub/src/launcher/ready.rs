@@ -105,8 +105,9 @@ fn option<'a>(options: &'a [String], name: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use rouse::words;
+
     use super::*;
-    use crate::launcher::words;
 
     #[test]
     fn an_engine_is_asked_where_its_options_say() {

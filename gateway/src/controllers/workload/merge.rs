@@ -1,10 +1,10 @@
-//! What a variant changes of its model's template.
+//! What is changed of a Pod's template: by a variant, or by whoever makes a Pod of it.
 
 use serde_json::Value;
 
 /// Merges as `kubectl patch` does with Pods: objects by their keys, where `null` takes one out; lists whose items have
 /// names, item by item; other lists and values as a whole.
-pub(super) fn into(value: &mut Value, patch: &Value) {
+pub(crate) fn into(value: &mut Value, patch: &Value) {
     match (value, patch) {
         (Value::Object(value), Value::Object(patch)) => {
             for (key, patch) in patch {

@@ -8,13 +8,13 @@ use std::{iter::Peekable, str::Chars};
 /// A quotation that does not end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a quotation begun with {0} does not end")]
-pub(crate) struct Unbalanced(char);
+pub struct Unbalanced(char);
 
 /// The words of a POSIX command line.
 ///
 /// # Errors
 /// A quote has no partner, or the text ends with a backslash.
-pub(crate) fn split(text: &str) -> Result<Vec<String>, Unbalanced> {
+pub fn split(text: &str) -> Result<Vec<String>, Unbalanced> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut rest = text.chars().peekable();

@@ -1,0 +1,55 @@
+//! The kinds of `fma.llm-d.ai/v1alpha1`, llm-d's Fast Model Actuation, so that the objects of an existing installation work.
+//!
+//! They are that project's, not ours: read here, and leniently. A field that is not known is passed over, one that its later
+//! versions may leave out may be absent, and Pods stay JSON. What is wrong with an object is told in words, as its status would
+//! say it ([`InferenceServerConfigSpec::problems`] and its like), never by not reading it.
+
+mod amount;
+mod launcher;
+mod population;
+mod server;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt as _;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    launcher::{CONTAINER, LauncherConfig, LauncherConfigSpec, PodMetadata, PodTemplate},
+    population::{
+        CountForLauncher, EnhancedNodeSelector, LauncherPopulationPolicy, LauncherPopulationPolicySpec, Range,
+    },
+    server::{InferenceServerConfig, InferenceServerConfigSpec, ModelServerConfig},
+};
+
+/// Their API group.
+pub const GROUP: &str = "fma.llm-d.ai";
+
+/// The definitions of the three kinds, for a cluster that has none: an existing installation owns them.
+#[must_use]
+pub fn all() -> [CustomResourceDefinition; 3] {
+    super::tidied([InferenceServerConfig::crd(), LauncherConfig::crd(), LauncherPopulationPolicy::crd()])
+}
+
+/// The definitions as YAML.
+///
+/// # Errors
+/// As [`super::documents`].
+pub fn documents() -> Result<Vec<super::Document>, serde_saphyr::ser::Error> {
+    super::written(&all())
+}
+
+/// What a controller says of an object.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// The generation of the object that was seen last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// What is wrong with that generation.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+//! InferenceServerConfig: what an engine is started with, wherever its launcher is.
+
+use std::collections::BTreeMap;
+
+use kube::CustomResource;
+use rouse::words;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Status;
+
+/// Keys that controllers write themselves.
+const RESERVED: [&str; 3] = ["dual-pods.llm-d.ai/", "kubernetes.io/", "k8s.io/"];
+
+/// An engine that launchers start.
+#[derive(CustomResource, JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[kube(
+    group = "fma.llm-d.ai",
+    version = "v1alpha1",
+    kind = "InferenceServerConfig",
+    namespaced,
+    shortname = "isc",
+    status = "Status",
+    derive = "PartialEq",
+    doc = "What an engine is started with inside a launcher."
+)]
+#[serde(rename_all = "camelCase")]
+pub struct InferenceServerConfigSpec {
+    /// What the engine is started with.
+    pub model_server_config: ModelServerConfig,
+    /// The LauncherConfig, of the same namespace, of the launchers that may start it.
+    pub launcher_config_name: String,
+}
+
+/// What an engine is started with.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelServerConfig {
+    /// Where the engine listens, for controllers that give all engines of a configuration the same port. Rouse gives each its
+    /// own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 1, "maximum" = 65_535))]
+    pub port: Option<i32>,
+    /// The engine's options, as a shell would split them.
+    #[serde(default)]
+    pub options: String,
+    /// Its environment.
+    #[serde(default, rename = "env_vars", skip_serializing_if = "BTreeMap::is_empty")]
+    pub env_vars: BTreeMap<String, String>,
+    /// Labels that its Pod has while the engine serves.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Annotations that its Pod has while the engine serves.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl InferenceServerConfigSpec {
+    /// Why no engine can be started from it; nothing, when one can.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        let config = &self.model_server_config;
+        let mut problems = Vec::new();
+        if self.launcher_config_name.is_empty() {
+            problems.push("launcherConfigName is empty: say which launchers may start the engine".to_owned());
+        }
+        if let Some(port) = config.port.filter(|port| !(1..=65_535).contains(port)) {
+            problems.push(format!("modelServerConfig.port: {port} is not between 1 and 65535"));
+        }
+        if let Err(error) = words::split(&config.options) {
+            problems.push(format!("modelServerConfig.options: {error}"));
+        }
+        if config.options.contains('\0') {
+            problems.push("modelServerConfig.options: no option may hold a zero byte".to_owned());
+        }
+        for (name, value) in &config.env_vars {
+            if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+                problems.push(format!("modelServerConfig.env_vars: {name:?} cannot be set for a process"));
+            }
+        }
+        for (what, keys) in [("labels", &config.labels), ("annotations", &config.annotations)] {
+            let reserved = |key: &&String| RESERVED.iter().any(|prefix| key.starts_with(prefix));
+            for key in keys.keys().filter(reserved) {
+                problems.push(format!("modelServerConfig.{what}: '{key}' is written by controllers alone"));
+            }
+        }
+        problems
+    }
+}

@@ -1,0 +1,221 @@
+//! What is ordered of a launcher, and what is heard of it: it starts and ends engines inside its Pod, by REST.
+//!
+//! Every call carries the leader's epoch, and our launcher refuses an older one. Launchers of the public project, which have no
+//! epochs and do not tell whether an engine answers, are understood as well. No launcher is believed anything about its own
+//! answers' size.
+
+mod instance;
+pub mod pod;
+mod watch;
+
+use std::{net::SocketAddr, time::Duration};
+
+use http::Method;
+use rouse::{
+    caller::{Caller, Failure, Reply},
+    nvml,
+    pairing::event::Cause,
+    wire::Epoch,
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+pub use self::{
+    instance::{Instance, Wanted, engine, fingerprint, id},
+    watch::Seen,
+};
+
+/// Where a launcher listens.
+pub const PORT: u16 = 8001;
+/// Of all instances.
+pub const INSTANCES: &str = "/v2/vllm/instances";
+
+/// It answers at once; a call that takes longer has failed.
+const CALL: Duration = Duration::from_secs(2);
+/// It starts nothing before it has heard of the accelerators, and their driver may hang.
+const START: Duration = nvml::DEADLINE.saturating_add(CALL);
+/// Ten seconds after SIGTERM an engine is killed, and half a minute later its launcher says that it does not end.
+const END: Duration = Duration::from_secs(45);
+/// Of what a refusal says.
+const WORDS: usize = 256;
+
+/// Why a call had no effect, or none that is known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("the launcher does not answer: {0}")]
+    Silent(#[from] Failure),
+    /// It has an instance of this id, or has heard a newer leader.
+    #[error("the launcher answered: {0}")]
+    Conflict(String),
+    #[error("the launcher answered {status}: {text}")]
+    Refused { status: u16, text: String },
+}
+
+impl Error {
+    /// In the words of the decisions.
+    #[must_use]
+    pub const fn cause(&self) -> Cause {
+        match self {
+            Self::Silent(_) => Cause::Unreachable,
+            Self::Conflict(_) => Cause::Conflict,
+            Self::Refused { .. } => Cause::Refused,
+        }
+    }
+}
+
+/// All instances of a launcher.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct All {
+    /// Of the last thing that happened to any of them.
+    pub revision: u64,
+    pub instances: Vec<Instance>,
+}
+
+/// One launcher, as this leader speaks to it.
+#[derive(Debug)]
+pub struct Launcher {
+    address: SocketAddr,
+    caller: Caller,
+    epoch: Epoch,
+}
+
+impl Launcher {
+    /// `token`: for a launcher that was started with one.
+    #[must_use]
+    pub const fn new(address: SocketAddr, token: Option<String>, epoch: Epoch) -> Self {
+        Self { address, caller: Caller::new(address, token), epoch }
+    }
+
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn list(&self) -> Result<All, Error> {
+        read(&checked(self.call(Method::GET, INSTANCES, None, CALL).await?)?)
+    }
+
+    /// Of the last thing that happened.
+    async fn revision(&self) -> Result<u64, Error> {
+        #[derive(Deserialize)]
+        struct Ids {
+            revision: u64,
+        }
+        let path = format!("{INSTANCES}?detail=false");
+        let reply = checked(self.call(Method::GET, &path, None, CALL).await?)?;
+        read(&reply).map(|Ids { revision }| revision)
+    }
+
+    /// None: there is none of this id.
+    ///
+    /// # Errors
+    /// As [`Error`] says.
+    pub async fn get(&self, id: &str) -> Result<Option<Instance>, Error> {
+        found(self.call(Method::GET, &path(id), None, CALL).await?)
+    }
+
+    /// Starts an engine under this id, and returns as soon as its process runs. A call without an answer may have started it.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] where there is one of this id, whatever it was started with. [`Error::Refused`] where one of the
+    /// accelerators is not known; the public launcher calls that a conflict, too.
+    pub async fn put(&self, id: &str, wanted: &Wanted) -> Result<Instance, Error> {
+        // Texts only: nothing of it can fail.
+        let body = serde_json::to_value(wanted).unwrap_or_default();
+        read(&checked(self.call(Method::PUT, &path(id), Some(&body), START).await?)?)
+    }
+
+    /// Ends an engine, and returns when nothing of it is left: how it was last. None: there is none of this id.
+    ///
+    /// # Errors
+    /// As [`Error`] says. What was begun goes on.
+    pub async fn delete(&self, id: &str) -> Result<Option<Instance>, Error> {
+        found(self.call(Method::DELETE, &path(id), None, END).await?)
+    }
+
+    /// Tells of all instances, and then of all that happens to them, until nobody listens: see [`Seen`]. `wrap` makes a message
+    /// of the channel.
+    pub async fn watch<M>(&self, told: mpsc::Sender<M>, wrap: impl Fn(Seen) -> M) {
+        watch::follow(self, &told, wrap).await;
+    }
+
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        within: Duration,
+    ) -> Result<Reply, Failure> {
+        self.caller.call(method, path, body, Some(self.epoch), within).await
+    }
+}
+
+/// Ids are ours and need no more than this; a launcher may hold others' that do.
+fn path(id: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    let segment: String = id
+        .bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect();
+    format!("{INSTANCES}/{segment}")
+}
+
+fn found(reply: Reply) -> Result<Option<Instance>, Error> {
+    if reply.status == 404 { Ok(None) } else { read(&checked(reply)?).map(Some) }
+}
+
+fn checked(reply: Reply) -> Result<Reply, Error> {
+    match reply.status {
+        200..=299 => Ok(reply),
+        409 => Err(Error::Conflict(detail(&reply.body))),
+        status => Err(Error::Refused { status, text: detail(&reply.body) }),
+    }
+}
+
+fn read<T: DeserializeOwned>(reply: &Reply) -> Result<T, Error> {
+    serde_json::from_slice(&reply.body).map_err(|_| Failure::Broken.into())
+}
+
+/// Its reason, as both launchers send it, or whatever else was sent.
+fn detail(body: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Refusal {
+        detail: Value,
+    }
+    let text = match serde_json::from_slice(body) {
+        Ok(Refusal { detail: Value::String(text) }) => text,
+        Ok(Refusal { detail }) => detail.to_string(),
+        Err(_) => String::from_utf8_lossy(body).into_owned(),
+    };
+    text.chars().take(WORDS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_told_in_the_words_of_the_decisions() {
+        let told = |status, body: &'static str| {
+            let reply = Reply { status, body: body.into(), gated: false };
+            let error = checked(reply).unwrap_err();
+            (error.cause(), error.to_string())
+        };
+        assert_eq!(
+            told(409, r#"{"detail":"instance a already exists"}"#),
+            (Cause::Conflict, "the launcher answered: instance a already exists".to_owned())
+        );
+        assert_eq!(
+            told(422, r#"{"detail":[{"type":"missing"}]}"#),
+            (Cause::Refused, r#"the launcher answered 422: [{"type":"missing"}]"#.to_owned())
+        );
+        assert_eq!(told(500, "oh").1, "the launcher answered 500: oh");
+        let long: &'static str = "x".repeat(10_000).leak();
+        assert!(told(503, long).1.len() < 300);
+        assert_eq!(Error::from(Failure::Timeout).cause(), Cause::Unreachable);
+    }
+
+    #[test]
+    fn an_id_is_one_segment_of_a_path_whatever_it_holds() {
+        assert_eq!(path("0af-1_B"), "/v2/vllm/instances/0af-1_B");
+        assert_eq!(path("../a?b#ü"), "/v2/vllm/instances/%2E%2E%2Fa%3Fb%23%C3%BC");
+    }
+}

@@ -1,0 +1,217 @@
+//! Engines of a launcher: how one is asked for, and how the launcher shows it.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use aws_lc_rs::digest;
+use rouse::{
+    model::AcceleratorId,
+    pairing::ids::{EngineId, Fingerprint, Mode, names},
+};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::json;
+
+use crate::controllers::{
+    crd::fma::{InferenceServerConfig, ModelServerConfig},
+    label,
+};
+
+/// Annotations of an instance, as the public controllers write them.
+const CONFIG: &str = "isc-name";
+const PORT: &str = "inference-port";
+
+/// An engine that a launcher is to start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Wanted {
+    /// As a shell would split them.
+    pub options: String,
+    /// In the order in which the engine numbers them.
+    pub gpu_uuids: Vec<AcceleratorId>,
+    pub env_vars: BTreeMap<String, String>,
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// An engine of a launcher, as that shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Instance {
+    #[serde(rename = "instance_id")]
+    pub id: String,
+    /// Of the last thing that happened to it.
+    #[serde(default)]
+    pub revision: u64,
+    /// Its process runs.
+    #[serde(rename = "status", deserialize_with = "runs")]
+    pub running: bool,
+    /// It answers, and does not sleep. None: this launcher does not tell.
+    #[serde(default)]
+    pub ready: Option<bool>,
+    #[serde(default)]
+    pub options: String,
+    #[serde(default)]
+    pub gpu_uuids: Vec<AcceleratorId>,
+    #[serde(default)]
+    pub annotations: BTreeMap<String, String>,
+}
+
+fn runs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    String::deserialize(deserializer).map(|status| status == "running")
+}
+
+impl Wanted {
+    /// The engine of this configuration, on these accelerators and at this port, which must be free in the launcher's Pod.
+    #[must_use]
+    pub fn new(config: &InferenceServerConfig, accelerators: &[AcceleratorId], port: u16) -> Self {
+        let server = &config.spec.model_server_config;
+        let name = config.metadata.name.clone().unwrap_or_default();
+        Self {
+            // Of two ports in a command line the last one counts.
+            options: format!("{} --port {port}", server.options).trim_start().to_owned(),
+            gpu_uuids: accelerators.to_vec(),
+            env_vars: server.env_vars.clone(),
+            annotations: [(CONFIG, name), (PORT, port.to_string())]
+                .map(|(key, value)| (key.to_owned(), value))
+                .into(),
+        }
+    }
+}
+
+impl Instance {
+    /// Where the engine listens, as it was said when it was started.
+    #[must_use]
+    pub fn port(&self) -> Option<u16> {
+        self.annotations.get(PORT)?.parse().ok()
+    }
+
+    /// The InferenceServerConfig that it was started from.
+    #[must_use]
+    pub fn config(&self) -> Option<&str> {
+        self.annotations.get(CONFIG).map(String::as_str)
+    }
+}
+
+/// What an engine is, wherever it runs: of its options and its environment, and neither of how requests find it nor of the port,
+/// so that another set of labels makes no other engine of it.
+#[must_use]
+pub fn fingerprint(server: &ModelServerConfig) -> Fingerprint {
+    // The keys of an object come in their order.
+    let text = json!({"options": server.options, "env_vars": server.env_vars}).to_string();
+    let hash = digest::digest(&digest::SHA256, text.as_bytes());
+    Fingerprint(hash.as_ref().iter().take(8).fold(0, |value, byte| value << 8 | u64::from(*byte)))
+}
+
+/// The id under which a launcher holds this engine: there is one for each, so that no launcher starts it twice. It is a segment of
+/// a path and the value of a label.
+#[must_use]
+pub fn id(fingerprint: Fingerprint, accelerators: &[AcceleratorId]) -> String {
+    format!("{:016x}-{}", fingerprint.0, label::value(&names(accelerators)))
+}
+
+/// Which engine it is that a launcher shows; none of ours, where the id is not made of what is shown.
+#[must_use]
+pub fn engine(instance: &Instance) -> Option<EngineId> {
+    let hash = instance.id.split('-').next().and_then(|text| u64::from_str_radix(text, 16).ok());
+    let mut accelerators = instance.gpu_uuids.clone();
+    accelerators.sort_unstable();
+    let accelerators: Arc<[AcceleratorId]> = accelerators.into();
+    let engine = EngineId { mode: Mode::Launcher, accelerators, fingerprint: Fingerprint(hash?) };
+    (id(engine.fingerprint, &engine.accelerators) == instance.id).then_some(engine)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn config(server: Value) -> InferenceServerConfig {
+        let object = json!({
+            "apiVersion": "fma.llm-d.ai/v1alpha1",
+            "kind": "InferenceServerConfig",
+            "metadata": {"name": "qwen", "namespace": "chat"},
+            "spec": {"launcherConfigName": "l", "modelServerConfig": server},
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn shown(instance: Value) -> Instance {
+        serde_json::from_value(instance).unwrap()
+    }
+
+    #[test]
+    fn an_engine_is_asked_for_with_a_port_of_its_own() {
+        let config = config(json!({"port": 8005, "options": "--model m --port 1", "env_vars": {"A": "1"}}));
+        let wanted = Wanted::new(&config, &["GPU-1".into(), "GPU-0".into()], 40_123);
+        assert_eq!(
+            serde_json::to_value(&wanted).unwrap(),
+            json!({
+                "options": "--model m --port 1 --port 40123",
+                "gpu_uuids": ["GPU-1", "GPU-0"],
+                "env_vars": {"A": "1"},
+                "annotations": {"isc-name": "qwen", "inference-port": "40123"},
+            })
+        );
+        assert_eq!(Wanted::new(&self::config(json!({})), &[], 7).options, "--port 7");
+    }
+
+    #[test]
+    fn only_what_the_engine_is_changes_its_fingerprint() {
+        let of = |server: Value| fingerprint(&config(server).spec.model_server_config);
+        let base = of(json!({"options": "--model m", "env_vars": {"A": "1", "B": "2"}}));
+        // Ids of running engines have it in them: it must not change between versions.
+        assert_eq!(base.to_string(), "90c9612bdd5a512c");
+        let same = json!({
+            "env_vars": {"B": "2", "A": "1"}, "options": "--model m", "port": 1,
+            "labels": {"a": "b"}, "annotations": {"a": "b"},
+        });
+        assert_eq!(of(same), base);
+        for other in [
+            json!({"options": "--model n", "env_vars": {"A": "1", "B": "2"}}),
+            json!({"options": "--model m", "env_vars": {"A": "2", "B": "1"}}),
+            json!({"options": "--model m", "env_vars": {"A": "1"}}),
+            json!({"options": "--model m"}),
+            json!({}),
+        ] {
+            assert_ne!(of(other.clone()), base, "{other}");
+        }
+    }
+
+    #[test]
+    fn an_id_is_its_engines_alone_and_says_which_it_is() {
+        let sets: [&[&str]; 4] = [&["GPU-0"], &["GPU-1"], &["GPU-0", "GPU-1"], &["GPU-0+GPU-1", "x"]];
+        let mut ids = std::collections::BTreeSet::new();
+        for fingerprint in [Fingerprint(0), Fingerprint(7), Fingerprint(u64::MAX)] {
+            for set in sets {
+                let set: Vec<AcceleratorId> = set.iter().map(|id| AcceleratorId::from(*id)).collect();
+                let id = id(fingerprint, &set);
+                assert!(id.len() <= 63 && !id.starts_with('-') && !id.ends_with('-'), "{id}");
+                assert!(id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'), "{id}");
+                // A launcher may have been told in another order.
+                let uuids: Vec<_> = set.iter().rev().collect();
+                let instance = shown(json!({"instance_id": id, "status": "running", "gpu_uuids": uuids}));
+                let engine = engine(&instance).unwrap();
+                assert_eq!(
+                    (engine.fingerprint, &*engine.accelerators, engine.mode),
+                    (fingerprint, &*set, Mode::Launcher)
+                );
+                let other = Instance { gpu_uuids: vec!["GPU-9".into()], ..instance };
+                assert_eq!(self::engine(&other), None);
+                assert!(ids.insert(id));
+            }
+        }
+        for foreign in ["", "a", "zz-00", "I_gx2fHk3i", "0000000000000007"] {
+            let instance = shown(json!({"instance_id": foreign, "status": "running"}));
+            assert_eq!(engine(&instance), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn what_a_launcher_shows_is_read_whoever_made_it() {
+        let public = shown(json!({
+            "status": "stopped", "instance_id": "Iabci", "revision": 4, "options": "--model m",
+            "annotations": {"isc-name": "qwen", "inference-port": "8005"},
+        }));
+        assert_eq!((public.running, public.ready, public.revision), (false, None, 4));
+        assert_eq!((public.port(), public.config()), (Some(8005), Some("qwen")));
+        let ours = shown(json!({"status": "running", "instance_id": "a", "ready": true, "new": {}}));
+        assert_eq!((ours.running, ours.ready, ours.port(), ours.config()), (true, Some(true), None, None));
+    }
+}

@@ -1,0 +1,253 @@
+//! A launcher's Pod: one for each accelerator of a node, from a LauncherConfig or from an image alone.
+//!
+//! The kubelet gives it no accelerator. It sees all of the node's, and each of its engines is shown those of its requester: so
+//! nothing holds back another Pod that asks for one, and what keeps the two apart is the ledger.
+
+use rouse::{model::AcceleratorId, pairing::ids::NodeName};
+use serde_json::{Map, Value, json};
+
+use super::{INSTANCES, PORT};
+use crate::controllers::{
+    crd::fma::{CONTAINER, GROUP, LauncherConfig},
+    label,
+    workload::{MANAGED, ROUSE, merge},
+};
+
+/// Label: the LauncherConfig that the Pod is of.
+pub const CONFIG_NAME: &str = "dual-pods.llm-d.ai/launcher-config-name";
+/// Label: the node that it is for, also before it is there.
+pub const NODE_NAME: &str = "dual-pods.llm-d.ai/node-name";
+/// Label: what it is, with [`LAUNCHER`] as its value.
+pub const COMPONENT: &str = "app.kubernetes.io/component";
+pub const LAUNCHER: &str = "launcher";
+/// Annotation: the accelerator that it is for.
+pub const ACCELERATORS: &str = "dual-pods.llm-d.ai/accelerators";
+/// Annotation: [`Origin::hash`].
+pub const TEMPLATE_HASH: &str = "dual-pods.llm-d.ai/launcher-populator-template-hash";
+
+/// What an accelerator is called among the resources of a container.
+const GPU: &str = "nvidia.com/gpu";
+const HOSTNAME: &str = "kubernetes.io/hostname";
+const TERMS: &str =
+    "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
+const EXPRESSIONS: &str = "matchExpressions";
+/// Of its container, whatever the template says.
+const FORCED: [(&str, &str); 3] = [
+    ("NVIDIA_VISIBLE_DEVICES", "all"),
+    ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
+    ("VLLM_SERVER_DEV_MODE", "1"),
+];
+/// Of a DNS label, and of a label's value.
+const LONGEST: usize = 63;
+/// Hexadecimal characters that tell Pods apart whose names are cut alike.
+const HASH: usize = 12;
+
+/// No launcher can be made of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its template has no container named '{CONTAINER}'")]
+pub struct NoContainer;
+
+/// What launchers are made from.
+#[derive(Clone, Copy, Debug)]
+pub enum Origin<'a> {
+    Config(&'a LauncherConfig),
+    /// An image with the engine, and with `/rouse-stub`.
+    Image(&'a str),
+}
+
+/// The launcher of one accelerator.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    pub namespace: &'a str,
+    pub node: &'a NodeName,
+    /// The node's label of that name, which need not be its own.
+    pub hostname: &'a str,
+    pub accelerator: &'a AcceleratorId,
+    /// The key of the pool's taint.
+    pub taint: Option<&'a str>,
+}
+
+impl Origin<'_> {
+    /// Stands for what launchers are made from: another one, and they are to be replaced. It is the same on all nodes and
+    /// whatever the order of the keys.
+    #[must_use]
+    pub fn hash(&self) -> String {
+        label::value(&self.template().to_string())
+    }
+
+    fn template(&self) -> Value {
+        match self {
+            Self::Config(config) => {
+                let template = &config.spec.pod_template;
+                let (labels, annotations) = (&template.metadata.labels, &template.metadata.annotations);
+                json!({
+                    "metadata": {"labels": labels, "annotations": annotations},
+                    "spec": template.spec.value(),
+                })
+            }
+            Self::Image(image) => built_in(image),
+        }
+    }
+}
+
+fn built_in(image: &str) -> Value {
+    json!({
+        "metadata": {"labels": {}, "annotations": {}},
+        "spec": {
+            "automountServiceAccountToken": false,
+            "containers": [{
+                "name": CONTAINER,
+                "image": image,
+                "command": ["/rouse-stub", "launcher", format!("--port={PORT}")],
+                "ports": [{"name": LAUNCHER, "containerPort": PORT}],
+                "resources": {},
+                "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+            }],
+            // Longer than its engines have.
+            "terminationGracePeriodSeconds": 60,
+            // Those that ask for an accelerator are given this one, and a launcher asks for none.
+            "tolerations": [{"key": GPU, "operator": "Exists"}],
+            // Engines on several accelerators talk through it.
+            "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+        },
+    })
+}
+
+/// The Pod's name: there is one for each node and accelerator, so that nobody makes a second.
+#[must_use]
+pub fn name(node: &NodeName, accelerator: &AcceleratorId) -> String {
+    let hash: String = label::value(&format!("{node}/{accelerator}")).chars().take(HASH).collect();
+    let room = LONGEST - "launcher--".len() - HASH;
+    let plain = |c: char| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' };
+    let node: String = node.as_str().chars().map(plain).take(room).collect();
+    format!("launcher-{}-{hash}", node.trim_matches('-'))
+}
+
+impl Place<'_> {
+    /// The whole Pod.
+    ///
+    /// # Errors
+    /// The template does not say which container the launcher is.
+    pub fn pod(&self, origin: Origin<'_>) -> Result<Value, NoContainer> {
+        let mut pod = origin.template();
+        for list in ["/spec/containers", "/spec/initContainers"] {
+            let containers = pod.pointer_mut(list).and_then(Value::as_array_mut);
+            containers.into_iter().flatten().for_each(without_accelerators);
+        }
+        let containers = pod.pointer_mut("/spec/containers").and_then(Value::as_array_mut);
+        let mut containers = containers.into_iter().flatten();
+        let launcher = containers.find(|container| container["name"] == CONTAINER);
+        force(launcher.and_then(Value::as_object_mut).ok_or(NoContainer)?);
+        self.pin(&mut pod);
+        merge::into(&mut pod, &json!({"apiVersion": "v1", "kind": "Pod", "metadata": self.metadata(origin)}));
+        Ok(pod)
+    }
+
+    fn metadata(&self, origin: Origin<'_>) -> Value {
+        let mut metadata = json!({
+            "name": name(self.node, self.accelerator),
+            "namespace": self.namespace,
+            "labels": {
+                NODE_NAME: label_value(self.node.as_str()),
+                COMPONENT: LAUNCHER,
+                MANAGED: ROUSE,
+            },
+            "annotations": {ACCELERATORS: self.accelerator, TEMPLATE_HASH: origin.hash()},
+        });
+        if let Origin::Config(config) = origin {
+            let name = config.metadata.name.clone().unwrap_or_default();
+            let owner = json!({
+                "apiVersion": format!("{GROUP}/v1alpha1"),
+                "kind": "LauncherConfig",
+                "name": name,
+                "uid": config.metadata.uid,
+            });
+            let of_config = json!({
+                "labels": {CONFIG_NAME: label_value(&name)},
+                // Whoever takes the configuration away takes its launchers away.
+                "ownerReferences": [owner],
+            });
+            merge::into(&mut metadata, &of_config);
+        }
+        metadata
+    }
+
+    /// Lets it run on this node alone, besides whatever it demands of nodes itself. Of its terms one is enough, so each
+    /// demands it.
+    fn pin(&self, pod: &mut Value) {
+        let here = json!({"key": HOSTNAME, "operator": "In", "values": [self.hostname]});
+        let mut terms = list(pod.pointer_mut(TERMS));
+        if terms.is_empty() {
+            terms.push(json!({"matchExpressions": [here]}));
+        } else {
+            // A term that demands nothing chooses no node, and is left to that.
+            for term in terms.iter_mut().filter(|term| demands(term)) {
+                let mut expressions = list(term.get_mut(EXPRESSIONS));
+                expressions.push(here.clone());
+                term[EXPRESSIONS] = expressions.into();
+            }
+        }
+        let required =
+            json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
+        merge::into(pod, &json!({"spec": {"affinity": {"nodeAffinity": required}}}));
+        if let Some(key) = self.taint {
+            let mut tolerations = list(pod.pointer_mut("/spec/tolerations"));
+            tolerations.push(json!({"key": key, "operator": "Exists"}));
+            merge::into(pod, &json!({"spec": {"tolerations": tolerations}}));
+        }
+    }
+}
+
+/// What is in a list, taken out of it; nothing, where none is.
+fn list(place: Option<&mut Value>) -> Vec<Value> {
+    match place.map(Value::take) {
+        Some(Value::Array(list)) => list,
+        _ => Vec::new(),
+    }
+}
+
+fn demands(term: &Value) -> bool {
+    [EXPRESSIONS, "matchFields"].iter().any(|what| term[what].as_array().is_some_and(|all| !all.is_empty()))
+}
+
+/// The container asks for no accelerator.
+fn without_accelerators(container: &mut Value) {
+    for what in ["/resources/limits", "/resources/requests"] {
+        let asked = container.pointer_mut(what).and_then(|all| all.get_mut(GPU));
+        asked.into_iter().for_each(|amount| *amount = json!("0"));
+    }
+}
+
+/// What the launcher's container is, whatever its template says.
+fn force(container: &mut Map<String, Value>) {
+    let mut env = list(container.get_mut("env"));
+    env.retain(|one| !FORCED.iter().any(|(name, _)| one["name"] == *name));
+    env.extend(FORCED.map(|(name, value)| json!({"name": name, "value": value})));
+    container.insert("env".to_owned(), env.into());
+    let none = json!({"limits": {GPU: "0"}, "requests": {GPU: "0"}});
+    merge::into(container.entry("resources").or_insert(Value::Null), &none);
+    let liveness = json!({
+        "httpGet": {"path": "/health", "port": PORT},
+        "initialDelaySeconds": 10,
+        "periodSeconds": 20,
+        "timeoutSeconds": 1,
+        "failureThreshold": 3,
+    });
+    // Somebody waits for the first answer.
+    let readiness = json!({
+        "httpGet": {"path": INSTANCES, "port": PORT},
+        "periodSeconds": 1,
+        "timeoutSeconds": 2,
+        "failureThreshold": 3,
+    });
+    container.insert("livenessProbe".to_owned(), liveness);
+    container.insert("readinessProbe".to_owned(), readiness);
+}
+
+/// As it is, or a hash where it is too long for a label.
+fn label_value(name: &str) -> String {
+    if name.len() <= LONGEST { name.to_owned() } else { label::value(name) }
+}
+
+#[cfg(test)]
+mod tests;

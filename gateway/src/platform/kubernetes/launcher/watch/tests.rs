@@ -1,0 +1,180 @@
+//! Launchers that say what no real one would say when it is wanted. A real one is in the test target `it`.
+
+use std::net::SocketAddr;
+
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+    sync::mpsc::Receiver,
+    task::JoinHandle,
+};
+
+use super::*;
+
+/// Longer than anything takes here.
+const LONG: Duration = Duration::from_secs(30);
+const HEAD: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+
+/// Answers one connection after the other with these texts, and is silent after the last; what it was asked.
+async fn launcher(answers: Vec<String>) -> (SocketAddr, Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, asked) = mpsc::channel(100);
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        for answer in answers {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = vec![0; 4096];
+            let length = stream.read(&mut head).await.unwrap();
+            let text = String::from_utf8_lossy(head.get(..length).unwrap()).into_owned();
+            sender.send(text).await.unwrap();
+            // Who has heard enough hangs up.
+            stream.write_all(answer.as_bytes()).await.ok();
+            // One whose body has no end yet stays open.
+            if answer.starts_with(HEAD) && !answer.ends_with("0\r\n\r\n") {
+                open.push(stream);
+            }
+        }
+        std::future::pending::<()>().await;
+    });
+    (address, asked)
+}
+
+fn whole(status: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+fn list(revision: u64, ids: &[&str]) -> String {
+    let instances: Vec<_> = ids.iter().map(|id| json!({"instance_id": id, "status": "running"})).collect();
+    whole("200 OK", &json!({"revision": revision, "instances": instances}).to_string())
+}
+
+fn revision(revision: u64) -> String {
+    whole("200 OK", &json!({"revision": revision, "instance_ids": [], "count": 0}).to_string())
+}
+
+/// A stream of these lines; it ends where it is told to.
+fn stream(lines: &[String], ends: bool) -> String {
+    let chunk = |line: &String| format!("{:x}\r\n{line}\n\r\n", line.len() + 1);
+    let chunks: String = lines.iter().map(chunk).collect();
+    format!("{HEAD}{chunks}{}", if ends { "0\r\n\r\n" } else { "" })
+}
+
+fn line(kind: &str, id: &str) -> String {
+    let object = json!({"instance_id": id, "status": "stopped", "exit_code": -9});
+    json!({"type": kind, "object": object}).to_string()
+}
+
+fn watch(address: SocketAddr) -> (Receiver<String>, JoinHandle<()>) {
+    let (told, seen) = mpsc::channel(1);
+    let task = tokio::spawn(async move {
+        let launcher = Launcher::new(address, None, 7);
+        launcher.watch(told, |seen| named(&seen)).await;
+    });
+    (seen, task)
+}
+
+fn named(seen: &Seen) -> String {
+    match seen {
+        Seen::Listed(all) => {
+            let ids: Vec<_> = all.iter().map(|instance| instance.id.as_str()).collect();
+            format!("listed {}", ids.join(" "))
+        }
+        Seen::Created(instance) => format!("created {}", instance.id),
+        Seen::Updated(instance) => format!("updated {}", instance.id),
+        Seen::Stopped { instance, exit_code } => format!("stopped {} {exit_code:?}", instance.id),
+        Seen::Deleted(instance) => format!("deleted {}", instance.id),
+        Seen::Lost => "lost".to_owned(),
+    }
+}
+
+async fn next<T>(from: &mut Receiver<T>) -> T {
+    time::timeout(LONG, from.recv()).await.expect("nothing comes").expect("it has ended")
+}
+
+#[tokio::test]
+async fn a_stream_begins_with_the_number_of_the_list_and_unknown_news_are_passed_over() {
+    let lines = [
+        line("CREATED", "b"),
+        line("REPAINTED", "b"),
+        line("UPDATED", "b"),
+        line("STOPPED", "a"),
+        line("DELETED", "a"),
+    ];
+    let (address, mut asked) = launcher(vec![list(17, &["a"]), stream(&lines, false), revision(19)]).await;
+    let (mut seen, task) = watch(address);
+    for expected in ["listed a", "created b", "updated b", "stopped a Some(-9)", "deleted a"] {
+        assert_eq!(next(&mut seen).await, expected);
+    }
+    assert!(next(&mut asked).await.starts_with("GET /v2/vllm/instances HTTP/1.1\r\n"));
+    let second = next(&mut asked).await;
+    assert!(second.starts_with("GET /v2/vllm/instances/watch?since=17&ready=true HTTP/1.1\r\n"), "{second}");
+    assert!(second.contains("x-rouse-epoch: 7\r\n"), "{second}");
+    // It hangs up when nobody listens, also where nothing happens.
+    drop(seen);
+    time::timeout(LONG, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_number_that_is_not_kept_any_more_leads_to_another_list_and_to_no_loss_that_nobody_saw() {
+    let gone = whole("410 Gone", r#"{"detail":"list anew"}"#);
+    let answers = vec![
+        list(1, &["a"]),
+        stream(&[], true),
+        revision(1),
+        list(1, &["a"]),
+        gone,
+        list(2000, &["a", "b"]),
+        stream(&[line("CREATED", "c")], false),
+        revision(2000),
+    ];
+    let (address, mut asked) = launcher(answers).await;
+    let (mut seen, _task) = watch(address);
+    for expected in ["listed a", "lost", "listed a b", "created c"] {
+        assert_eq!(next(&mut seen).await, expected);
+    }
+    for since in ["", "/watch?since=1&", "?detail=false ", "", "/watch?since=1&", "", "/watch?since=2000&"] {
+        let asked = next(&mut asked).await;
+        assert!(asked.starts_with(&format!("GET /v2/vllm/instances{since}")), "{asked}: {since}");
+    }
+}
+
+#[tokio::test]
+async fn a_launcher_that_is_started_anew_between_its_list_and_its_stream_is_listed_anew() {
+    let answers = vec![
+        list(17, &["a"]),
+        // It would tell of nothing before the eighteenth.
+        stream(&[], false),
+        revision(2),
+        list(2, &["b"]),
+        stream(&[line("CREATED", "c")], false),
+        revision(2),
+    ];
+    let (address, _asked) = launcher(answers).await;
+    let (mut seen, _task) = watch(address);
+    for expected in ["lost", "listed b", "created c"] {
+        assert_eq!(next(&mut seen).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_launcher_that_is_not_to_be_understood_is_lost_and_nothing_of_it_is_kept() {
+    let long = format!("{{\"type\":\"{}\"}}", "x".repeat(LINE));
+    for bad in ["junk".to_owned(), r#"{"type":"CREATED"}"#.to_owned(), long] {
+        let answers = vec![
+            whole("200 OK", "[]"),
+            list(1, &["a"]),
+            stream(&[bad], false),
+            revision(1),
+            list(2, &[]),
+            stream(&[], false),
+            revision(2),
+        ];
+        let (address, _asked) = launcher(answers).await;
+        let (mut seen, _task) = watch(address);
+        for expected in ["lost", "listed a", "lost", "listed "] {
+            assert_eq!(next(&mut seen).await, expected);
+        }
+    }
+}
