@@ -9,7 +9,7 @@ pub mod convert;
 pub mod crd;
 pub mod dual;
 pub mod election;
-mod fault;
+pub(crate) mod fault;
 pub mod index;
 pub mod label;
 pub mod news;

@@ -1,8 +1,8 @@
-//! Where a test ends this process: before its Nth write.
+//! Where a test ends this process: before its Nth write, or order to a stub or engine.
 
-/// Ends the process, as `kill -9` does, before the write of the number in `ROUSE_TEST_ABORT_BEFORE_WRITE`, counted from when the
+/// Ends the process, as `kill -9` does, before the one of the number in `ROUSE_TEST_ABORT_BEFORE_WRITE`, counted from when the
 /// file in `ROUSE_TEST_ABORT_FROM` is there, or from the start. Does nothing in what ships.
-pub(in crate::controllers) fn point() {
+pub(crate) fn point() {
     #[cfg(debug_assertions)]
     {
         use std::{

@@ -1,18 +1,21 @@
 //! Dual pods: requesters that a user makes, and the engines that they get.
 
+mod crashes;
 mod direct;
+mod faults;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs};
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::{
     apps::v1::ReplicaSet,
-    core::v1::{ConfigMap, Pod},
+    core::v1::{ConfigMap, Node, Pod},
 };
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams},
 };
+use nix::sys::signal::Signal;
 use rouse_cluster::{podrunner::NodeSpec, wait};
 use serde_json::{Value, json};
 
@@ -25,8 +28,10 @@ use crate::{
 /// Nodes with accelerators of 64 GiB, of which sleepers may keep some.
 pub(super) struct Duo {
     pub(super) world: World<'static>,
-    /// Runs as long as this.
-    pub(super) _gateway: Gateway,
+    pub(super) gateway: Gateway,
+    second: Option<Gateway>,
+    /// How gateways are configured.
+    more: String,
 }
 
 /// A requester as the kubelet's side of it was last seen, and whose it is.
@@ -46,6 +51,18 @@ pub(super) fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
 
 impl Duo {
     pub(super) async fn new(name: &str, gpus: u32, sleeping: &str, dual: &str) -> Self {
+        Self::with(name, gpus, sleeping, dual, &[]).await
+    }
+
+    /// Whose gateway dies before its write or order of this number; another is there to take over.
+    pub(super) async fn dying(name: &str, point: u32) -> Self {
+        let env = [("ROUSE_TEST_ABORT_BEFORE_WRITE", point.to_string())];
+        let mut duo = Self::with(name, 1, "8Gi", "", &env).await;
+        duo.second = Some(duo.world.gateway_with("gateway-1", &duo.more));
+        duo
+    }
+
+    async fn with(name: &str, gpus: u32, sleeping: &str, dual: &str, env: &[(&str, String)]) -> Self {
         let site = Site::new(cluster().await, name).await;
         let own = site.namespace.name().to_owned();
         site.install("dual-pods.yaml", Some(&own)).await;
@@ -59,13 +76,31 @@ impl Duo {
         let pool = json!({"nodeSelector": {"inference-pool": own}, "sleepingMemory": sleeping, "hostSleepMemory": "256Gi",
             "settle": "1s"});
         world.pool(&own, pool).await;
-        let gateway = world.gateway_with("gateway-0", &format!(", dualPods: {{settle: 1s{dual}}}"));
-        Self { world, _gateway: gateway }
+        let node = world.runner.node(&format!("{own}-a"));
+        let cards: BTreeMap<_, _> =
+            node.devices().into_iter().map(|(id, _)| (id, json!({"capacity": 64_u64 << 30}))).collect();
+        fs::write(world.dir.path().join("cards"), json!({"accelerators": cards}).to_string()).unwrap();
+        let more = format!(", dualPods: {{settle: 1s{dual}}}");
+        let gateway = world.gateway_in("gateway-0", &more, env);
+        Self { world, gateway, second: None, more }
     }
 
-    /// So many requesters of this name; each asks for `gpus`, of which the engine takes `memory`. `flags` are the engine's.
-    pub(super) async fn ask(&self, name: &str, replicas: u32, gpus: u32, memory: &str, flags: &str) {
-        let patch = patch(name, flags);
+    /// Kills the gateway; another comes.
+    pub(super) async fn restart(&mut self, name: &str) {
+        self.gateway.signal(Signal::SIGKILL);
+        self.gateway.ends().await;
+        self.gateway = self.world.gateway_with(name, &self.more);
+    }
+
+    /// So many requesters of this name; each asks for `gpus`, of each of which its engine takes 40 GiB and keeps one. `flags` are
+    /// the engine's, which dies where there is not that much.
+    pub(super) async fn ask(&self, name: &str, replicas: u32, gpus: u32, flags: &str) {
+        let cards = self.world.dir.path().join("cards");
+        let card = format!("--accelerator-file {} --memory-awake 40Gi --memory-asleep 1Gi", cards.display());
+        self.ask_with(name, replicas, gpus, &patch(name, &format!("{card} {flags}"))).await;
+    }
+
+    pub(super) async fn ask_with(&self, name: &str, replicas: u32, gpus: u32, patch: &str) {
         let own = self.world.name();
         let set = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": name}, "spec": {
             "replicas": replicas,
@@ -73,7 +108,7 @@ impl Duo {
             "template": {
                 "metadata": {"labels": {"app": name}, "annotations": {
                     "dual-pods.llm-d.ai/server-patch": patch,
-                    "rouse.dev/gpu-memory": memory,
+                    "rouse.dev/gpu-memory": "40Gi",
                     "rouse.dev/gpu-memory-asleep": "1Gi",
                     "rouse.dev/host-memory": "8Gi",
                 }},
@@ -99,7 +134,7 @@ impl Duo {
         self.sets().patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
     }
 
-    fn sets(&self) -> Api<ReplicaSet> {
+    pub(super) fn sets(&self) -> Api<ReplicaSet> {
         self.world.site.namespace.api()
     }
 
@@ -163,6 +198,12 @@ impl Duo {
                 && label(provider, "sleeping") == Some("true")
         };
         self.until(name, "a sleeper alone", fits).await.1.remove(0)
+    }
+
+    pub(super) async fn cordon(&self, node: &str) {
+        let nodes: Api<Node> = Api::all(self.world.site.admin.clone());
+        let patch = json!({"spec": {"unschedulable": true}});
+        nodes.patch(node, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
     }
 
     pub(super) async fn delete(&self, pod: &Pod) {

@@ -153,8 +153,13 @@ impl<R> World<'_, R> {
 
     /// One with more in its section `kubernetes`.
     pub(crate) fn gateway_with(&self, name: &str, kubernetes: &str) -> Gateway {
+        self.gateway_in(name, kubernetes, &[])
+    }
+
+    /// The same, with more in its environment.
+    pub(crate) fn gateway_in(&self, name: &str, kubernetes: &str, env: &[(&str, String)]) -> Gateway {
         let kubeconfig = self.site.cluster.kubeconfig(&self.site.account).unwrap();
-        self.start(name, kubernetes, "", &kubeconfig, &[])
+        self.start(name, kubernetes, "", &kubeconfig, env)
     }
 
     /// One that reaches the API server in this way.

@@ -2,6 +2,8 @@
 
 mod forced;
 mod name;
+#[cfg(test)]
+mod tests;
 
 use aws_lc_rs::digest;
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::LabelSelector};

@@ -27,7 +27,7 @@ use crate::{
             provider::{self, Owner, Place},
             record,
         },
-        writer,
+        fault, writer,
     },
     pairing::directory::Requester,
 };
@@ -104,8 +104,7 @@ impl Hands {
             "labels": {keys::DUAL: own.name.name},
             "annotations": record::annotations(&job.command.node, record, Some(&own.name.name)),
         }});
-        self.patch(&provider.name, &patch).await?;
-        self.name_dual(own, &provider.name.name).await
+        self.patch(&provider.name, &patch).await
     }
 
     /// One token, or the least that an engine of another task does.
@@ -131,8 +130,11 @@ impl Hands {
         stub.target(engine).await?;
         stub.open().await?;
         stub.ready(true).await?;
-        let address = json!({keys::SERVER_IP: engine.ip().to_string()});
-        let metadata = json!({"uid": own.id.as_str(), "annotations": address});
+        let metadata = json!({
+            "uid": own.id.as_str(),
+            "labels": {keys::DUAL: provider.name.name},
+            "annotations": {keys::SERVER_IP: engine.ip().to_string()},
+        });
         self.patch(&own.name, &json!({"metadata": metadata})).await?;
         let awake = json!({"metadata": {"uid": provider.uid.as_str(), "labels": {keys::SLEEPING: "false"}}});
         self.patch(&provider.name, &awake).await
@@ -152,12 +154,16 @@ impl Hands {
         level: Level,
         via: Option<&RequesterId>,
     ) -> Outcome {
-        if via.is_some() && self.actuated(job, generation, false, level).await? {
-            return Ok(Answer::Asleep { residue: None });
+        if via.is_some() {
+            match self.actuated(job, generation, false, level).await {
+                Ok(true) => return Ok(Answer::Asleep { residue: None }),
+                // A stub that dies meanwhile is no reason to lose the engine.
+                Ok(false) | Err(Failed { cause: Cause::Unreachable, .. }) => {}
+                Err(failed) => return Err(failed),
+            }
         }
         // Nobody is behind a gate that could be waited for.
-        let adapter = adapter(job.engine()?, None, Task::None);
-        adapter.sleep(level).await.map_err(engine_failed)?;
+        self.directly(job)?.sleep(level).await.map_err(engine_failed)?;
         Ok(Answer::Asleep { residue: None })
     }
 
@@ -165,9 +171,15 @@ impl Hands {
         if self.actuated(job, generation, true, level).await? {
             return Ok(Answer::Done);
         }
-        let adapter = adapter(job.engine()?, None, Task::None);
-        adapter.wake(level).await.map_err(engine_failed)?;
+        self.directly(job)?.wake(level).await.map_err(engine_failed)?;
         Ok(Answer::Done)
+    }
+
+    /// An order that no stub can refuse is given only by who certainly leads.
+    fn directly(&self, job: &Job) -> Result<Adapter, Failed> {
+        self.writer.claim()?;
+        fault::point();
+        Ok(adapter(job.engine()?, None, Task::None))
     }
 
     /// Through the requester's stub, which refuses a leader that was replaced; false: it knows no such orders.

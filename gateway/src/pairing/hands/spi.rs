@@ -18,6 +18,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use super::Failed;
+use crate::controllers::fault;
 
 /// A stub answers at once; a call that takes longer has failed.
 const CALL: Duration = Duration::from_secs(2);
@@ -104,6 +105,7 @@ impl Spi {
     ) -> Result<Option<Reply>, Failed> {
         // Numbers and words: nothing of it can fail.
         let body = serde_json::to_value(body).ok().filter(|body| !body.is_null());
+        fault::point();
         let reply = self.caller.call(method, path, body.as_ref(), Some(self.epoch), within).await?;
         if matches!(reply.status, 404 | 405) {
             return Ok(None);

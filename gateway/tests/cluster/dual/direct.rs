@@ -10,7 +10,7 @@ use super::{Duo, annotation, is_ready, label};
 async fn pod_creation_with_a_late_gpu_map() {
     let duo = Duo::new("dual-create", 2, "8Gi", "").await;
     duo.map(&BTreeMap::new()).await;
-    duo.ask("one", 1, 1, "40Gi", "").await;
+    duo.ask("one", 1, 1, "").await;
     // The stub has said what it has, and nothing follows from that yet.
     let (requesters, _) = duo
         .until("one", "accelerators", |all, _| {
@@ -21,18 +21,20 @@ async fn pod_creation_with_a_late_gpu_map() {
     assert!(providers.is_empty() && !is_ready(&requesters[0]), "{providers:#?}");
     let uuid = annotation(&requesters[0], "accelerators").unwrap().to_owned();
     let node = requesters[0].spec.as_ref().unwrap().node_name.clone().unwrap();
-    duo.map(&BTreeMap::from([(node.clone(), format!("{{\"{uuid}\": 3}}"))])).await;
+    let numbers = if uuid.ends_with('0') { "0" } else { "1" };
+    duo.map(&BTreeMap::from([(node.clone(), format!("{{\"{uuid}\": {numbers}}}"))])).await;
     let (_, provider) = duo.served("one").await;
-    assert!(provider.name_any().contains("-8-"), "third bit of the mask: {}", provider.name_any());
+    let mask = if numbers == "0" { "-1-" } else { "-2-" };
+    assert!(provider.name_any().contains(mask), "a bit for the number: {}", provider.name_any());
     let env = provider.spec.as_ref().unwrap().containers[0].env.clone().unwrap();
     let visible = env.iter().find(|env| env.name == "CUDA_VISIBLE_DEVICES").unwrap();
-    assert_eq!(visible.value.as_deref(), Some("3"));
+    assert_eq!(visible.value.as_deref(), Some(numbers));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requester_deletion_leaves_its_provider_asleep_and_reuse_wakes_it() {
     let duo = Duo::new("dual-reuse", 2, "8Gi", "").await;
-    duo.ask("one", 1, 2, "40Gi", "").await;
+    duo.ask("one", 1, 2, "").await;
     let (requester, provider) = duo.served("one").await;
     duo.scale("one", 0).await;
     let sleeper = duo.asleep("one").await;
@@ -46,7 +48,7 @@ async fn requester_deletion_leaves_its_provider_asleep_and_reuse_wakes_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn provider_deletion_deletes_the_requester_and_a_wholly_new_pair_comes() {
     let duo = Duo::new("dual-deleted", 2, "8Gi", "").await;
-    duo.ask("one", 1, 1, "40Gi", "").await;
+    duo.ask("one", 1, 1, "").await;
     let (requester, provider) = duo.served("one").await;
     duo.delete(&provider).await;
     let new = |requesters: &[_], providers: &[_]| {
@@ -58,4 +60,96 @@ async fn provider_deletion_deletes_the_requester_and_a_wholly_new_pair_comes() {
     duo.until("one", "two new Pods", new).await;
     let (_, provider) = duo.served("one").await;
     assert_eq!(label(&provider, "sleeping"), Some("false"));
+}
+
+/// What sleepers may keep is enough for two of them. It is looked at when an engine is to be made, and no sooner.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sleeper_limit_is_met_when_the_next_is_created_by_who_was_used_longest_ago() {
+    let duo = Duo::new("dual-limit", 1, "2Gi", "").await;
+    let mut sleepers = Vec::new();
+    for name in ["two", "three", "four"] {
+        duo.ask(name, 1, 1, "").await;
+        duo.served(name).await;
+        duo.scale(name, 0).await;
+        sleepers.push(duo.asleep(name).await);
+    }
+    for (name, sleeper) in ["two", "three", "four"].into_iter().zip(&sleepers) {
+        assert_eq!(
+            duo.asleep(name).await.uid(),
+            sleeper.uid(),
+            "nothing is awake that they are in the way of"
+        );
+    }
+    // The oldest is used once more, so that it is not the one to go.
+    duo.scale("two", 1).await;
+    assert_eq!(duo.served("two").await.1.uid(), sleepers[0].uid());
+    duo.scale("two", 0).await;
+    duo.asleep("two").await;
+    duo.ask("five", 1, 1, "").await;
+    duo.served("five").await;
+    duo.until("three", "no provider", |_, providers| providers.is_empty()).await;
+    for (name, n) in [("two", 0), ("four", 2)] {
+        assert_eq!(duo.asleep(name).await.uid(), sleepers[n].uid());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restarted_controller_knows_the_sleepers_and_which_was_used_last() {
+    let mut duo = Duo::new("dual-restart", 1, "1Gi", "").await;
+    let mut sleepers = Vec::new();
+    for name in ["old", "young"] {
+        duo.ask(name, 1, 1, "").await;
+        duo.served(name).await;
+        duo.scale(name, 0).await;
+        sleepers.push(duo.asleep(name).await);
+    }
+    duo.restart("gateway-1").await;
+    duo.ask("new", 1, 1, "").await;
+    duo.served("new").await;
+    duo.until("old", "no provider", |_, providers| providers.is_empty()).await;
+    duo.scale("new", 0).await;
+    duo.asleep("new").await;
+    duo.scale("young", 1).await;
+    assert_eq!(duo.served("young").await.1.uid(), sleepers[1].uid());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_users_errors_are_in_the_status_and_nothing_is_made() {
+    let duo = Duo::new("dual-errors", 2, "8Gi", "").await;
+    let selected = "spec: {containers: [{name: inference-server, image: rouse/engine}]}";
+    for (name, patch, says) in [
+        ("template", "{{ .Nowhere }}", "known are {{ .NodeName }}"),
+        ("selected", selected, "counted by the ReplicaSet selected"),
+    ] {
+        duo.ask_with(name, 1, 1, patch).await;
+        let told = |all: &[k8s_openapi::api::core::v1::Pod], _: &[_]| {
+            all.len() == 1 && annotation(&all[0], "status").is_some_and(|text| text.contains(says))
+        };
+        let (requesters, _) = duo.until(name, says, told).await;
+        assert!(annotation(&requesters[0], "status").unwrap().starts_with(r#"{"Errors":["#));
+        assert!(!is_ready(&requesters[0]));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cordon_sends_away_who_has_no_provider_and_no_other() {
+    let duo = Duo::new("dual-cordon", 2, "8Gi", "").await;
+    duo.ask("served", 1, 1, "").await;
+    let (requester, provider) = duo.served("served").await;
+    // A map that lacks the other accelerator keeps the next one waiting.
+    let uuid = annotation(&requester, "accelerators").unwrap();
+    let node = requester.spec.as_ref().unwrap().node_name.clone().unwrap();
+    duo.map(&BTreeMap::from([(node.clone(), format!("{{\"{uuid}\": 0}}"))])).await;
+    duo.ask("waiting", 1, 1, "").await;
+    let (waiting, _) = duo
+        .until("waiting", "accelerators", |all, _| {
+            all.first().is_some_and(|pod| annotation(pod, "accelerators").is_some())
+        })
+        .await;
+    duo.cordon(&node).await;
+    let replaced =
+        |all: &[k8s_openapi::api::core::v1::Pod], _: &[_]| all.len() == 1 && all[0].uid() != waiting[0].uid();
+    duo.until("waiting", "another requester", replaced).await;
+    let (still, same) = duo.served("served").await;
+    assert_eq!((still.uid(), same.uid()), (requester.uid(), provider.uid()));
 }

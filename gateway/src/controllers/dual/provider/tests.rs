@@ -1,0 +1,175 @@
+use rouse::{
+    model::LevelPolicy,
+    pairing::{
+        event::Sizes,
+        ids::{EngineId, Mode, RequesterId},
+    },
+    units::{Bytes, Generation, Tick},
+};
+
+use super::*;
+
+const SEED: &str = include_str!("seed.yaml");
+
+fn seed() -> Pod {
+    let mut pod: Pod = serde_saphyr::from_str(SEED).unwrap();
+    pod.metadata.namespace = Some("ns".to_owned());
+    // As the API server, the scheduler and the kubelet leave it.
+    let spec = pod.spec.as_mut().unwrap();
+    spec.node_name = Some("somenode".to_owned());
+    spec.priority = Some(7);
+    let injected =
+        json!({"name": "kube-api-access-x", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"});
+    let mounts = spec.containers[0].volume_mounts.as_mut().unwrap();
+    mounts.push(serde_json::from_value(injected).unwrap());
+    let volume = json!({"name": "kube-api-access-x", "projected": {"sources": []}});
+    spec.volumes.as_mut().unwrap().push(serde_json::from_value(volume).unwrap());
+    pod
+}
+
+/// The seed's requester with this patch instead of its own.
+fn patched_by(patch: &str) -> Pod {
+    let mut pod = seed();
+    let annotations = pod.metadata.annotations.as_mut().unwrap();
+    annotations.insert("dual-pod.llm-d.ai/server-patch".to_owned(), patch.to_owned());
+    pod
+}
+
+fn record(mode: Mode) -> Record {
+    Record {
+        engine: EngineId { mode, accelerators: ["GPU-3".into()].into(), fingerprint: Fingerprint(1 << 60) },
+        generation: Generation(5),
+        sizes: Sizes { awake: Bytes::gib(60), asleep: Bytes::gib(1), host: Bytes::ZERO },
+        level: LevelPolicy::Auto,
+        requester: Some(RequesterId::from("uid-1")),
+        last_used: Tick(0),
+    }
+}
+
+fn made(requester: &Pod, mode: Mode, owner: Option<&Owner>) -> Result<Pod, Error> {
+    let node = NodeName::from("somenode");
+    let record = record(mode);
+    let place = Place { node: &node, accelerators: &record.engine.accelerators, numbers: Some(&[3]) };
+    make(requester, &place, &record, owner, &Make::default()).map(|made| made.pod)
+}
+
+/// Field by field what seed 1 shows, and what differs on purpose: nothing else.
+#[test]
+fn the_seeds_requester_gets_the_seeds_provider() {
+    let pod = made(&seed(), Mode::Plain, None).unwrap();
+    let wanted = json!({
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchExpressions": [
+                // The seed drops what the user asks of nodes; here it stays, and the node is one of those.
+                {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-A100-SXM4-80GB"]},
+                {"key": "kubernetes.io/hostname", "operator": "In", "values": ["somenode"]},
+            ]},
+        ]}}},
+        "containers": [{
+            "name": "inference-server",
+            "image": "docker.io/vllm/vllm-openai:v0.10.1.1",
+            "command": ["vllm", "serve", "--port=8000",
+                "/pvcs/local/hf/models--deepseek-ai--DeepSeek-R1-Distill-Qwen-32B/snapshots/711ad2ea6aa40cfca18895e8aca02ab92df1a746",
+                "--max-model-len=32768"],
+            "env": [
+                {"name": "VLLM_CACHE_ROOT", "value": "/pvcs/shared/vllm"},
+                {"name": "CUDA_VISIBLE_DEVICES", "value": "3"},
+                // Else CUDA's numbers are not the node's.
+                {"name": "CUDA_DEVICE_ORDER", "value": "PCI_BUS_ID"},
+            ],
+            "resources": {
+                "limits": {"nvidia.com/gpu": "0", "cpu": "2", "memory": "1Gi"},
+                // The API server would set it to the limit, which is the same.
+                "requests": {"nvidia.com/gpu": "0"},
+            },
+            // As the API server merges: what a patch adds comes before what it does not name.
+            "volumeMounts": [
+                {"name": "local", "readOnly": true, "mountPath": "/pvcs/local"},
+                {"name": "shared", "mountPath": "/pvcs/shared"},
+            ],
+        }],
+        // A server that crashed must not take memory that nobody reserved.
+        "restartPolicy": "Never",
+        "volumes": [
+            {"name": "local", "persistentVolumeClaim": {"claimName": "somenode-local"}},
+            {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}},
+        ],
+    });
+    assert_eq!(serde_json::to_value(pod.spec.unwrap()).unwrap(), wanted);
+    let metadata = pod.metadata;
+    assert_eq!(metadata.name.as_deref(), Some("somenode-8-dual"));
+    assert_eq!(metadata.owner_references, None, "it outlives its requester");
+    assert_eq!(metadata.finalizers.unwrap(), [keys::PROVIDER_FINALIZER]);
+    let annotations = metadata.annotations.unwrap();
+    assert_eq!(annotations[keys::REQUESTER], "uid-1 example-request");
+    assert_eq!(annotations[keys::ACCELERATORS], "GPU-3");
+    let names: Vec<&String> = annotations.keys().collect();
+    assert_eq!(names, [keys::ACCELERATORS, keys::REQUESTER, keys::SERVER_PORT, keys::ENGINE]);
+}
+
+#[test]
+fn what_only_leads_requests_to_it_is_no_part_of_what_it_is() {
+    let node = NodeName::from("somenode");
+    let of = |pod: &Pod| fingerprint(pod, &node).unwrap();
+    let mut routed = seed();
+    routed.metadata.labels = Some([("team".to_owned(), "x".to_owned())].into());
+    assert_eq!(of(&seed()), of(&routed));
+    let mut scheduled = seed();
+    scheduled.spec.as_mut().unwrap().node_name = None;
+    assert_eq!(of(&seed()), of(&scheduled));
+    let mut other = seed();
+    let patch =
+        other.metadata.annotations.as_mut().unwrap().get_mut("dual-pod.llm-d.ai/server-patch").unwrap();
+    *patch = patch.replace("32768", "65536");
+    assert_ne!(of(&seed()), of(&other));
+    assert_ne!(of(&seed()), fingerprint(&seed(), &NodeName::from("another")).unwrap(), "another volume");
+}
+
+#[test]
+fn a_provider_that_its_requesters_owner_would_count_is_refused() {
+    let owner = |app: &str| Owner {
+        name: "the ReplicaSet chat".to_owned(),
+        selector: serde_json::from_value(json!({"matchLabels": {"app": app}})).unwrap(),
+    };
+    let mut requester = seed();
+    requester.metadata.labels = Some(
+        [("app", "chat"), ("pod-template-hash", "abc")].map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
+    );
+    let error = made(&requester, Mode::Sleep, Some(&owner("chat"))).unwrap_err();
+    assert!(error.to_string().contains("counted by the ReplicaSet chat"), "{error}");
+    let pod = made(&requester, Mode::Sleep, Some(&owner("other"))).unwrap();
+    let labels = pod.metadata.labels.unwrap();
+    assert!(!labels.contains_key("pod-template-hash") && labels["app"] == "chat", "{labels:?}");
+    assert_eq!(pod.metadata.name.as_deref(), Some("somenode-8-10000000-dual"));
+}
+
+#[test]
+fn users_errors_say_what_is_wrong() {
+    for (patch, says) in [
+        ("{{ .Nowhere }}", "the server patch is no template: line 1 has {{ .Nowhere }}"),
+        ("a: [", "neither YAML nor JSON"),
+        ("spec: {containers: [{image: x}]}", "an item of containers has no name"),
+        (
+            "spec: {containers: [{name: inference-server, imagine: x}]}",
+            "a field that Pods do not have: spec.containers.[0].imagine",
+        ),
+        (
+            "spec: {containers: [{name: inference-server, $patch: delete}]}",
+            "no container is called inference-server",
+        ),
+        (
+            "spec: {containers: [{name: inference-server, command: 7}]}",
+            "with the server patch this is no Pod",
+        ),
+        (
+            "spec: {containers: [{name: inference-server, readinessProbe: {httpGet: {port: web}}}]}",
+            "names port 'web'",
+        ),
+    ] {
+        let error = made(&patched_by(patch), Mode::Plain, None).unwrap_err().to_string();
+        assert!(error.contains(says), "{patch}: {error}");
+    }
+    let mut bare = seed();
+    bare.metadata.annotations = None;
+    assert_eq!(made(&bare, Mode::Plain, None).unwrap_err(), Error::NoPatch);
+}
