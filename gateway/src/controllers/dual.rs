@@ -3,8 +3,10 @@
 //! Objects in, objects or a user's error out. Who sees Pods and who makes them is [`crate::pairing`]; what may run at all is
 //! decided by [`rouse::pairing`].
 
+mod base;
 pub mod keys;
 pub mod provider;
+mod readiness;
 pub mod record;
 pub mod strategic;
 pub mod template;

@@ -3,6 +3,7 @@
 mod crashes;
 mod direct;
 mod faults;
+mod hot;
 
 use std::{collections::BTreeMap, fs};
 

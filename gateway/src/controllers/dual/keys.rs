@@ -71,6 +71,12 @@ pub fn accelerators(pod: &Pod) -> Vec<AcceleratorId> {
     text.split(',').map(str::trim).filter(|id| !id.is_empty()).map(AcceleratorId::from).collect()
 }
 
+/// Labels with these are written by who runs dual pods, and by nobody else.
+#[must_use]
+pub fn is_reserved(key: &str) -> bool {
+    [PREFIX, SEEDS, "rouse.dev/"].iter().any(|prefix| key.starts_with(prefix))
+}
+
 /// `a,b`, as annotations have it.
 #[must_use]
 pub fn listed(accelerators: &[AcceleratorId]) -> String {

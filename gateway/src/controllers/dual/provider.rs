@@ -17,6 +17,7 @@ use rouse::{
 use serde_json::{Value, json};
 
 use super::{
+    base::base,
     keys, record, strategic,
     template::{self, Fields},
 };
@@ -77,8 +78,6 @@ pub enum Error {
          metadata: {{labels: {{app: null}}}}"
     )]
     Selected { owner: String },
-    #[error("the readiness probe of {} names port '{port}', which none of its ports has", keys::CONTAINER)]
-    Port { port: String },
 }
 
 /// Who made the requester, and selects Pods by this.
@@ -134,7 +133,7 @@ pub fn make(
     pod.metadata.name = Some(name.clone());
     pod.metadata.finalizers = Some(vec![keys::PROVIDER_FINALIZER.to_owned()]);
     let spec = pod.spec.as_mut().ok_or(Error::NoContainer)?;
-    let port = forced::force(spec, place, make)?;
+    let port = forced::force(spec, place, make).ok_or(Error::NoContainer)?;
     record::write(&mut pod, place.node, &requester_name, own, port);
     Ok(Made { pod, name })
 }
@@ -145,41 +144,16 @@ fn patched(requester: &Pod, node: &NodeName) -> Result<Value, Error> {
     let text = keys::read(requester, keys::SERVER_PATCH).ok_or(Error::NoPatch)?;
     let text = template::render(text, &Fields { node: node.as_str() })?;
     let patch: Value = serde_saphyr::from_str(&text).map_err(|error| Error::Text(error.to_string()))?;
-    let base = base(requester).map_err(|error| Error::NoPod(error.to_string()))?;
-    let mut merged = strategic::merge(&base, &patch)?;
-    // Whatever the patch says of these is not its to say.
-    if let Some(all) = merged.as_object_mut() {
-        all.remove("status");
-        let metadata = all.remove("metadata").unwrap_or_default();
-        let kept = ["labels", "annotations"].map(|key| (key.to_owned(), metadata[key].clone()));
-        let mut kept: serde_json::Map<_, _> =
-            kept.into_iter().filter(|(_, value)| !value.is_null()).collect();
-        kept.insert("namespace".to_owned(), json!(requester.metadata.namespace));
-        all.insert("metadata".to_owned(), Value::Object(kept));
-    }
-    Ok(merged)
-}
-
-/// What is patched.
-fn base(requester: &Pod) -> serde_json::Result<Value> {
-    let mut spec = requester.spec.clone().unwrap_or_default();
-    (spec.ephemeral_containers, spec.node_name, spec.priority) = (None, None, None);
-    let injected = |name: &str| name.starts_with("kube-api-access-");
-    if let Some(volumes) = &mut spec.volumes {
-        volumes.retain(|volume| !injected(&volume.name));
-    }
-    for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
-        if let Some(mounts) = &mut container.volume_mounts {
-            mounts.retain(|mount| !injected(&mount.name));
-        }
-    }
-    let labels = requester.metadata.labels.clone().unwrap_or_default();
-    Ok(json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"labels": labels},
-        "spec": serde_json::to_value(spec)?,
-    }))
+    let Value::Object(patch) = patch else { return Err(Error::Text("it is no object".to_owned())) };
+    let mut merged = strategic::merge(base(requester), patch)?;
+    // Whatever the patch says of the rest of these is not its to say.
+    merged.remove("status");
+    let metadata = merged.remove("metadata").unwrap_or_default();
+    let kept = ["labels", "annotations"].map(|key| (key.to_owned(), metadata[key].clone()));
+    let mut kept: serde_json::Map<_, _> = kept.into_iter().filter(|(_, value)| !value.is_null()).collect();
+    kept.insert("namespace".to_owned(), json!(requester.metadata.namespace));
+    merged.insert("metadata".to_owned(), Value::Object(kept));
+    Ok(Value::Object(merged))
 }
 
 /// As a Pod, every field of it one that Pods have.

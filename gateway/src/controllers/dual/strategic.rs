@@ -1,226 +1,204 @@
-//! Kubernetes' strategic merge patch, for Pods.
+//! Strategic merge patch, for Pods.
 //!
-//! A patch is a piece of the object itself. Objects are merged field by field, `null` takes a field away, and a list is replaced
-//! whole; but where the API says by which field the items of a list are told apart, an item is merged with its namesake. Fields
-//! that begin with `$` say otherwise. What is here is what the API server does with such a patch, down to the order of lists.
+//! As an API server applies one (`k8s.io/apimachinery`, `strategicpatch`): objects by their keys, where `null` takes one out;
+//! some lists item by item, found by a key of theirs, and all others as a whole. What the patch names in a list comes in the
+//! patch's order, what it does not name in its own, and where the two tell nothing of each other the patch's comes first.
+//! Directives: `$patch` (`replace`, `delete`), `$retainKeys`, `$deleteFromPrimitiveList/LIST`, `$setElementOrder/LIST`.
+//!
+//! In three places an API server does what nobody can mean, and this does not: `$patch: merge`, which says what is done anyway,
+//! is no error; `$patch: replace` in an object that is new does not lose the object; a directive about a list that is not
+//! merged is an error, and not taken for the list itself.
+
+mod list;
+#[cfg(test)]
+mod tests;
 
 use serde_json::{Map, Value};
 
-/// Says what is done with the object or item that it is in: `replace`, `delete`, `merge`.
 const PATCH: &str = "$patch";
-/// All other fields of the object go.
 const RETAIN: &str = "$retainKeys";
-/// These go from a list of texts; in which order a list is to be.
-const DELETED: &str = "$deleteFromPrimitiveList/";
+const DELETE_FROM: &str = "$deleteFromPrimitiveList/";
 const ORDER: &str = "$setElementOrder/";
 
-/// Why a patch cannot be carried out.
+type Object = Map<String, Value>;
+
+/// Why a patch cannot be applied. `at` is where in the Pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("an item of {list} has no {key}, by which its items are told apart")]
-    Nameless { list: String, key: &'static str },
-    #[error("{PATCH} is {found} in {place}: it can be replace, delete or merge")]
-    Directive { place: String, found: String },
-    #[error("{place} is {found} in the patch, and {wanted} in the Pod")]
-    Kind { place: String, found: &'static str, wanted: &'static str },
-    #[error("{0} is no list")]
-    NoList(String),
+    #[error(
+        "{at} has an item without '{key}', by which the items of this list are told apart: add it to each of them"
+    )]
+    NoKey { at: String, key: &'static str },
+    #[error("{at} has an item that is {found}: all items of this list are {wanted}")]
+    Item { at: String, wanted: &'static str, found: Value },
+    #[error("{at} has '{directive}: {found}': write {wanted}")]
+    Directive { at: String, directive: String, found: Value, wanted: &'static str },
+    #[error(
+        "{at} has '{directive}', but that list is not merged item by item: give the list itself, which replaces the \
+         requester's"
+    )]
+    NotMerged { at: String, directive: String },
+    #[error("{at} has '{key}', which its own $retainKeys leaves out: name it there, or take it out")]
+    NotRetained { at: String, key: String },
+    #[error(
+        "{at} gives its items in another order than $setElementOrder, or has one that is missing there: make both agree"
+    )]
+    Order { at: String },
 }
 
-/// By which field items of the lists of this name are told apart, wherever it is in a Pod; a list without such a field is replaced.
-fn key_of(list: &str) -> Option<&'static str> {
-    Some(match list {
-        "containers"
-        | "initContainers"
-        | "ephemeralContainers"
-        | "volumes"
-        | "env"
-        | "imagePullSecrets"
-        | "resourceClaims"
-        | "schedulingGates" => "name",
-        "ports" => "containerPort",
-        "volumeMounts" => "mountPath",
-        "volumeDevices" => "devicePath",
-        "hostAliases" => "ip",
-        "topologySpreadConstraints" => "topologyKey",
-        "ownerReferences" => "uid",
-        _ => return None,
-    })
+/// How a list is merged.
+#[derive(Clone, Copy)]
+enum How {
+    /// Item by item, found by this key of theirs: `patchMergeKey` of the Kubernetes API.
+    Keyed(&'static str),
+    /// As a set of plain values.
+    Set,
+    Whole,
 }
 
-/// Lists of texts to which a patch adds.
-fn is_set(list: &str) -> bool {
-    list == "finalizers"
+/// What an object is, as far as lists in it go.
+#[derive(Clone, Copy)]
+enum Shape {
+    Pod,
+    Metadata,
+    Spec,
+    Container,
+    Other,
 }
 
-/// The Pod with the patch.
+impl Shape {
+    /// Of the objects under this key, or in the list under it.
+    fn under(self, key: &str) -> Self {
+        match (self, key) {
+            // That of a volume's claim template, too.
+            (_, "metadata") => Self::Metadata,
+            (Self::Pod, "spec") => Self::Spec,
+            (Self::Spec, "containers" | "initContainers" | "ephemeralContainers") => Self::Container,
+            _ => Self::Other,
+        }
+    }
+
+    fn list(self, key: &str) -> How {
+        match (self, key) {
+            (Self::Metadata, "finalizers") => How::Set,
+            (Self::Metadata, "ownerReferences") => How::Keyed("uid"),
+            (
+                Self::Spec,
+                "containers"
+                | "initContainers"
+                | "ephemeralContainers"
+                | "volumes"
+                | "imagePullSecrets"
+                | "resourceClaims"
+                | "schedulingGates",
+            )
+            | (Self::Container, "env") => How::Keyed("name"),
+            (Self::Spec, "hostAliases") => How::Keyed("ip"),
+            (Self::Spec, "topologySpreadConstraints") => How::Keyed("topologyKey"),
+            // Not by the protocol as well, though a Pod may have a port in two: so is the API.
+            (Self::Container, "ports") => How::Keyed("containerPort"),
+            (Self::Container, "volumeMounts") => How::Keyed("mountPath"),
+            (Self::Container, "volumeDevices") => How::Keyed("devicePath"),
+            _ => How::Whole,
+        }
+    }
+}
+
+/// What the patch makes of the Pod. Both are JSON objects of a Pod's shape; that the result is a Pod is for
+/// who decodes it to say.
 ///
 /// # Errors
-/// As [`Error`] says.
-pub fn merge(pod: &Value, patch: &Value) -> Result<Value, Error> {
-    let (Value::Object(pod), Value::Object(patch)) = (pod, patch) else {
-        return Err(Error::Kind { place: "the whole".into(), found: kind(patch), wanted: "an object" });
-    };
-    objects(pod, patch, "").map(Value::Object)
+/// The patch contradicts itself, or has a directive that there is not.
+pub fn merge(pod: Object, patch: Object) -> Result<Object, Error> {
+    object(pod, patch, Shape::Pod, "")
 }
 
-fn objects(
-    base: &Map<String, Value>,
-    patch: &Map<String, Value>,
-    place: &str,
-) -> Result<Map<String, Value>, Error> {
-    let mut merged = match directive(patch, place)? {
-        Some("replace") => Map::new(),
-        Some("delete") => return Ok(Map::new()),
-        _ => base.clone(),
-    };
-    if let Some(kept) = patch.get(RETAIN) {
-        let kept = kept.as_array().ok_or_else(|| Error::NoList(path(place, RETAIN)))?;
-        merged.retain(|field, _| kept.iter().any(|name| name == field));
+fn object(mut into: Object, mut patch: Object, shape: Shape, at: &str) -> Result<Object, Error> {
+    match patch.remove(PATCH) {
+        None => {}
+        Some(directive) => match directive.as_str() {
+            Some("merge") => {}
+            Some("replace") => return Ok(new_fields(patch)),
+            Some("delete") => return Ok(Object::new()),
+            _ => return Err(unknown(at, directive)),
+        },
     }
-    for (field, new) in patch {
-        let at = path(place, field);
-        if let Some(list) = field.strip_prefix(DELETED) {
-            remove(&mut merged, list, new, &at)?;
-        } else if let Some(list) = field.strip_prefix(ORDER) {
-            let order = new.as_array().ok_or_else(|| Error::NoList(at.clone()))?;
-            if let (Some(Value::Array(items)), false) = (merged.get_mut(list), patch.contains_key(list)) {
-                reorder(items, order, key_of(list));
-            }
-        } else if new.is_null() {
-            merged.remove(field);
-        } else if !field.starts_with('$') {
-            let old = merged.get(field).filter(|old| !old.is_null());
-            let order = patch.get(&format!("{ORDER}{field}")).and_then(Value::as_array);
-            let value = value(field, old, new, order, &at)?;
-            merged.insert(field.clone(), value);
-        }
-    }
-    Ok(merged)
-}
-
-fn value(
-    field: &str,
-    old: Option<&Value>,
-    new: &Value,
-    order: Option<&Vec<Value>>,
-    at: &str,
-) -> Result<Value, Error> {
-    match (old, new) {
-        (None, Value::Object(new)) => objects(&Map::new(), new, at).map(Value::Object),
-        (Some(Value::Object(old)), Value::Object(new)) => objects(old, new, at).map(Value::Object),
-        (Some(Value::Array(_)) | None, Value::Array(new)) => {
-            let old = old.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-            let mut merged = match key_of(field) {
-                Some(key) => items(old, new, field, key, at)?,
-                None if is_set(field) => {
-                    let more = old.iter().filter(|item| !new.contains(item));
-                    in_order(new.clone(), more.cloned().collect(), old, None)
-                }
-                None => new.clone(),
-            };
-            if let Some(order) = order {
-                reorder(&mut merged, order, key_of(field));
-            }
-            Ok(Value::Array(merged))
-        }
-        (Some(old @ (Value::Object(_) | Value::Array(_))), new) => {
-            Err(Error::Kind { place: at.to_owned(), found: kind(new), wanted: kind(old) })
-        }
-        (_, new) => Ok(new.clone()),
-    }
-}
-
-/// Lists whose items are told apart by `key`.
-fn items(old: &[Value], new: &[Value], list: &str, key: &'static str, at: &str) -> Result<Vec<Value>, Error> {
-    let replaces = new
-        .iter()
-        .any(|item| item.get(key).is_none() && item.get(PATCH).and_then(Value::as_str) == Some("replace"));
-    let old = if replaces { &[] } else { old };
-    let mut rest: Vec<Value> = old.to_vec();
-    let mut merged = Vec::new();
-    for item in new {
-        let Value::Object(item) = item else {
-            return Err(Error::Kind { place: at.to_owned(), found: kind(item), wanted: "a list of objects" });
-        };
-        let Some(name) = item.get(key) else {
-            if item.contains_key(PATCH) {
-                continue;
-            }
-            return Err(Error::Nameless { list: list.to_owned(), key });
-        };
-        let place = format!("{at}[{key}={}]", name.as_str().map_or_else(|| name.to_string(), str::to_owned));
-        // Ports of one number may differ by protocol; the API server merges the first of them as well.
-        let found = rest.iter().position(|own| own.get(key) == Some(name));
-        let own = found.map(|at| rest.remove(at));
-        if directive(item, &place)? == Some("delete") {
+    retain(&mut into, &mut patch, at)?;
+    list::ordered(&mut into, &mut patch, shape, at)?;
+    for (key, value) in patch {
+        if let Some(list) = key.strip_prefix(DELETE_FROM) {
+            list::delete(&mut into, list, value, shape, at)?;
             continue;
         }
-        let empty = Map::new();
-        let own = own.as_ref().and_then(Value::as_object).unwrap_or(&empty);
-        merged.push(Value::Object(objects(own, item, &place)?));
-    }
-    Ok(in_order(merged, rest, old, Some(key)))
-}
-
-/// Items of the patch keep their order, and so do those that it does not name; each of these comes before the first of the patch that
-/// was behind it.
-fn in_order(patched: Vec<Value>, rest: Vec<Value>, old: &[Value], key: Option<&str>) -> Vec<Value> {
-    let name = |item: &Value| key.map_or_else(|| Some(item.clone()), |key| item.get(key).cloned());
-    let before = |item: &Value| old.iter().position(|own| name(own) == name(item));
-    let mut all = Vec::with_capacity(patched.len() + rest.len());
-    let mut rest = rest.into_iter().peekable();
-    for item in patched {
-        if let Some(place) = before(&item) {
-            while let Some(own) = rest.next_if(|own| before(own).is_some_and(|own| own < place)) {
-                all.push(own);
+        let before = into.remove(&key);
+        let within = || if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+        let merged = match (before, value) {
+            (_, Value::Null) => None,
+            (Some(Value::Object(before)), Value::Object(value)) => {
+                Some(Value::Object(object(before, value, shape.under(&key), &within())?))
             }
+            (Some(Value::Array(before)), Value::Array(value)) => {
+                let merged = list::merge(before, value, shape.list(&key), shape.under(&key), &within())?;
+                Some(Value::Array(merged))
+            }
+            (_, value) => new(value),
+        };
+        if let Some(merged) = merged {
+            into.insert(key, merged);
         }
-        all.push(item);
     }
-    all.extend(rest);
-    all
+    Ok(into)
 }
 
-/// Those that `order` names come first, as it has them.
-fn reorder(items: &mut [Value], order: &[Value], key: Option<&str>) {
-    let name = |item: &Value| key.map_or_else(|| Some(item.clone()), |key| item.get(key).cloned());
-    items.sort_by_key(|item| {
-        let named = order.iter().position(|own| name(own) == name(item));
-        named.unwrap_or(usize::MAX)
-    });
+fn unknown(at: &str, found: Value) -> Error {
+    let wanted = "replace, delete or merge";
+    Error::Directive { at: place(at), directive: PATCH.to_owned(), found, wanted }
 }
 
-fn remove(merged: &mut Map<String, Value>, list: &str, gone: &Value, at: &str) -> Result<(), Error> {
-    let gone = gone.as_array().ok_or_else(|| Error::NoList(at.to_owned()))?;
-    if let Some(Value::Array(items)) = merged.get_mut(list) {
-        items.retain(|item| !gone.contains(item));
+fn place(at: &str) -> String {
+    if at.is_empty() { "the patch".to_owned() } else { at.to_owned() }
+}
+
+/// Takes out what the directive leaves out.
+fn retain(into: &mut Object, patch: &mut Object, at: &str) -> Result<(), Error> {
+    let keep = match patch.remove(RETAIN) {
+        None => return Ok(()),
+        Some(Value::Array(keep)) => keep,
+        Some(found) => {
+            let wanted = "a list of keys";
+            return Err(Error::Directive { at: place(at), directive: RETAIN.to_owned(), found, wanted });
+        }
+    };
+    let kept = |key: &str| keep.iter().any(|known| known == key);
+    let given = patch.iter().filter(|(key, value)| !value.is_null() && !is_directive(key));
+    if let Some((key, _)) = given.into_iter().find(|(key, _)| !kept(key)) {
+        return Err(Error::NotRetained { at: place(at), key: key.clone() });
     }
+    into.retain(|key, _| kept(key));
     Ok(())
 }
 
-fn directive<'a>(patch: &'a Map<String, Value>, place: &str) -> Result<Option<&'a str>, Error> {
-    let Some(found) = patch.get(PATCH) else { return Ok(None) };
-    match found.as_str() {
-        Some(known @ ("replace" | "delete" | "merge")) => Ok(Some(known)),
-        _ => Err(Error::Directive { place: place.to_owned(), found: found.to_string() }),
-    }
+fn is_directive(key: &str) -> bool {
+    key == PATCH || key == RETAIN || key.starts_with(DELETE_FROM) || key.starts_with(ORDER)
 }
 
-fn path(place: &str, field: &str) -> String {
-    if place.is_empty() { field.to_owned() } else { format!("{place}.{field}") }
-}
-
-const fn kind(value: &Value) -> &'static str {
+/// What a value comes to where there was none: without what is null and what is a directive.
+fn new(value: Value) -> Option<Value> {
     match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a text",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
+        Value::Object(fields) if fields.get(PATCH).is_some_and(|directive| directive == "delete") => None,
+        Value::Object(fields) => Some(Value::Object(new_fields(fields))),
+        Value::Array(items) => Some(Value::Array(new_items(items))),
+        plain => Some(plain),
     }
 }
 
-#[cfg(test)]
-mod tests;
+fn new_fields(fields: Object) -> Object {
+    let kept = fields.into_iter().filter(|(key, value)| !value.is_null() && !is_directive(key));
+    kept.filter_map(|(key, value)| Some((key, new(value)?))).collect()
+}
+
+/// In a list an item with a directive is nothing but the directive.
+fn new_items(items: Vec<Value>) -> Vec<Value> {
+    let is_item = |item: &Value| item.get(PATCH).is_none_or(|directive| directive == "merge");
+    items.into_iter().filter(is_item).filter_map(new).collect()
+}

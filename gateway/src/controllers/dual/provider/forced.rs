@@ -4,25 +4,26 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::{
     api::core::v1::{
-        Container, EnvVar, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec,
-        ResourceRequirements,
+        Container, EnvVar, HTTPGetAction, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec,
+        Probe, ResourceRequirements,
     },
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector, util::intstr::IntOrString},
 };
 
-use super::{Error, Make, Place};
-use crate::controllers::dual::keys;
+use super::{Make, Place};
+use crate::controllers::dual::{
+    keys,
+    readiness::{self, Readiness},
+};
 
 const HOSTNAME: &str = "kubernetes.io/hostname";
-/// Where a server listens that does not say it.
-const PORT: u16 = 8000;
 
-/// Gives the port at which the engine listens.
-pub(super) fn force(spec: &mut PodSpec, place: &Place<'_>, make: &Make) -> Result<u16, Error> {
+/// Gives the port at which the engine listens; `None`: there is no container for it.
+pub(super) fn force(spec: &mut PodSpec, place: &Place<'_>, make: &Make) -> Option<u16> {
     pin(spec, place.node.as_str());
     // An engine that is started anew takes memory that nobody reserved for it.
     spec.restart_policy = Some("Never".to_owned());
-    let own = spec.containers.iter_mut().find(|own| own.name == keys::CONTAINER).ok_or(Error::NoContainer)?;
+    let own = spec.containers.iter_mut().find(|own| own.name == keys::CONTAINER)?;
     let visible = match place.numbers {
         Some(numbers) => numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
         None => keys::listed(place.accelerators),
@@ -35,7 +36,18 @@ pub(super) fn force(spec: &mut PodSpec, place: &Place<'_>, make: &Make) -> Resul
         let amounts = amounts.get_or_insert_default();
         amounts.insert(make.resource.clone(), Quantity("0".to_owned()));
     }
-    port(own)
+    let readiness = readiness::of(own);
+    if !readiness.probed {
+        // Else its Pod is ready before it is.
+        own.readiness_probe = Some(probe(&readiness));
+    }
+    Some(readiness.port)
+}
+
+fn probe(readiness: &Readiness) -> Probe {
+    let port = IntOrString::Int(readiness.port.into());
+    let http_get = HTTPGetAction { path: Some(readiness.path.clone()), port, ..HTTPGetAction::default() };
+    Probe { http_get: Some(http_get), period_seconds: Some(1), ..Probe::default() }
 }
 
 /// To its node, beside whatever else the user asks of nodes: each of the user's alternatives is one on this node.
@@ -59,20 +71,6 @@ fn set(own: &mut Container, name: &str, value: String) {
     let all = own.env.get_or_insert_default();
     all.retain(|env| env.name != name);
     all.push(EnvVar { name: name.to_owned(), value: Some(value), ..EnvVar::default() });
-}
-
-/// That of the readiness probe: where it is asked whether it serves, it serves.
-fn port(own: &Container) -> Result<u16, Error> {
-    let probe = own.readiness_probe.as_ref().and_then(|probe| probe.http_get.as_ref());
-    let number = |port: &i32| u16::try_from(*port).map_err(|_| Error::Port { port: port.to_string() });
-    match probe.map(|probe| &probe.port) {
-        None => Ok(PORT),
-        Some(IntOrString::Int(port)) => number(port),
-        Some(IntOrString::String(name)) => {
-            let named = own.ports.iter().flatten().find(|port| port.name.as_ref() == Some(name));
-            named.map_or_else(|| Err(Error::Port { port: name.clone() }), |port| number(&port.container_port))
-        }
-    }
 }
 
 /// Whether a selector takes Pods with these labels.
