@@ -1,5 +1,7 @@
 //! What a requester asks for.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::Pod;
 use rouse::{
     model::LevelPolicy,
@@ -20,6 +22,8 @@ use crate::controllers::dual::{
 pub(super) struct Asked {
     mode: Mode,
     fingerprint: Fingerprint,
+    /// What the engine's Pod is to be found by.
+    pub(super) labels: BTreeMap<String, String>,
     wanted: Wanted,
     level: LevelPolicy,
 }
@@ -43,12 +47,8 @@ impl Asked {
         if keys::read(pod, keys::SERVER_CONFIG).is_some() {
             return Err(Error::Launcher);
         }
-        Ok(Self {
-            mode,
-            fingerprint: provider::fingerprint(pod, node)?,
-            wanted: record::wanted(pod)?,
-            level: LevelPolicy::Auto,
-        })
+        let provider::Asked { fingerprint, labels } = provider::asked(pod, node)?;
+        Ok(Self { mode, fingerprint, labels, wanted: record::wanted(pod)?, level: LevelPolicy::Auto })
     }
 
     pub(super) fn on(&self, node: &NodeName, facts: &Facts) -> Result<Ask, Doubt> {

@@ -72,6 +72,7 @@ pub(super) struct Provider {
     node: NodeName,
     id: ProviderId,
     pub(super) record: Record,
+    pub(super) labels: BTreeMap<String, String>,
     /// Where its engine listens, once it has an address.
     pub(super) engine: Option<SocketAddr>,
     seen: SeenProvider,
@@ -252,6 +253,7 @@ impl Provider {
         Some(Self {
             name: ObjectName::new(pod.namespace()?, pod.name_any()),
             uid: uid.clone(),
+            labels: pod.labels().clone(),
             node,
             id: ProviderId::direct(&record.engine),
             engine: address(pod).map(|ip| SocketAddr::from((ip, port))),

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::authorization::v1::ResourceAttributes;
+use rouse_cluster::wait::PATIENCE;
 use rouse_gateway::controllers::stub_key::SECRET;
 
 use crate::{
@@ -64,10 +65,18 @@ fn of(rights: &[Rights]) -> BTreeSet<(&'static str, &'static str, &'static str)>
     rights.iter().flat_map(|rights| -> Vec<_> { each(rights) }).collect()
 }
 
+/// Beside those, where requesters are.
+const DUAL: [Rights; 2] = [("", "pods", &["create"]), ("apps", "replicasets", &["get"])];
+
 /// Asks for everything there, and compares.
 async fn exactly(site: &Site<'_>, namespace: &str, rights: &[&[Rights]]) {
     let client = site.client().await;
-    let known = CLUSTER.iter().chain(&OWN).chain(&MODELS).map(|(group, resource, _)| (*group, *resource));
+    let known = CLUSTER
+        .iter()
+        .chain(&OWN)
+        .chain(&MODELS)
+        .chain(DUAL.get(1))
+        .map(|(group, resource, _)| (*group, *resource));
     let mut given = BTreeSet::new();
     for (group, resource) in known.chain(OTHERS) {
         for verb in VERBS {
@@ -114,6 +123,25 @@ async fn a_gateway_of_one_namespace_may_do_what_it_needs_and_nothing_else() {
             assert_eq!(may(&client, named).await, given, "{verb} {name}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_gateway_with_dual_pods_may_make_pods_and_read_one_map_as_well() {
+    let cluster = cluster().await;
+    let site = Site::new(cluster, "rights-dual").await;
+    let own = site.namespace.name();
+    site.install("dual-pods.yaml", Some(own)).await;
+    let client = site.client().await;
+    let map = |name: &str| ResourceAttributes {
+        name: Some(name.to_owned()),
+        ..right("", "configmaps", "get", own)
+    };
+    let given = async {
+        while !may(&client, map("gpu-map")).await || !may(&client, right("", "pods", "create", own)).await {}
+    };
+    tokio::time::timeout(PATIENCE, given).await.unwrap();
+    assert!(!may(&client, map("somebodys")).await);
+    exactly(&site, own, &[&CLUSTER, &OWN, &MODELS, &DUAL]).await;
 }
 
 #[tokio::test]

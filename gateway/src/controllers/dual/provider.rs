@@ -5,6 +5,8 @@ mod name;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use aws_lc_rs::digest;
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::LabelSelector};
 use rouse::{
@@ -87,17 +89,23 @@ pub struct Owner {
     pub selector: LabelSelector,
 }
 
-/// What engines have in common that can stand in for each other: the patched Pod, without what only leads requests to it.
+/// What a requester asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// What engines have in common that can stand in for each other: the patched Pod, without what only leads requests to it.
+    pub fingerprint: Fingerprint,
+    /// What does that.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Reads what a requester on this node asks for.
 ///
 /// # Errors
 /// As [`Error`] says.
-pub fn fingerprint(requester: &Pod, node: &NodeName) -> Result<Fingerprint, Error> {
-    let mut patched = patched(requester, node)?;
-    if let Some(metadata) = patched.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.remove("labels");
-        metadata.remove("annotations");
-    }
-    let pod = decoded(patched)?;
+pub fn asked(requester: &Pod, node: &NodeName) -> Result<Asked, Error> {
+    let mut pod = decoded(patched(requester, node)?)?;
+    let labels = pod.metadata.labels.take().unwrap_or_default();
+    pod.metadata.annotations = None;
     if !pod.spec.iter().flat_map(|spec| &spec.containers).any(|own| own.name == keys::CONTAINER) {
         return Err(Error::NoContainer);
     }
@@ -105,7 +113,8 @@ pub fn fingerprint(requester: &Pod, node: &NodeName) -> Result<Fingerprint, Erro
     let text = serde_json::to_vec(&pod).map_err(|error| Error::NoPod(error.to_string()))?;
     let hash = digest::digest(&digest::SHA256, &text);
     let first = hash.as_ref().iter().take(8);
-    Ok(Fingerprint(first.fold(0, |sum, byte| sum << 8 | u64::from(*byte))))
+    let fingerprint = Fingerprint(first.fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
+    Ok(Asked { fingerprint, labels })
 }
 
 /// The provider of this engine.

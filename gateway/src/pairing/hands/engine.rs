@@ -1,6 +1,6 @@
 //! Orders about engines: their Pods, what is written on these, and what the engines themselves are told.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use k8s_openapi::api::{apps::v1::ReplicaSet, core::v1::Pod};
 use kube::{Api, ResourceExt as _};
@@ -29,7 +29,7 @@ use crate::{
         },
         fault, writer,
     },
-    pairing::directory::Requester,
+    pairing::directory::{Provider, Requester},
 };
 
 /// One small question to an engine.
@@ -101,7 +101,7 @@ impl Hands {
         let patch = json!({"metadata": {
             "uid": provider.uid.as_str(),
             "finalizers": [keys::PROVIDER_FINALIZER],
-            "labels": {keys::DUAL: own.name.name},
+            "labels": labels(own, provider),
             "annotations": record::annotations(&job.command.node, record, Some(&own.name.name)),
         }});
         self.patch(&provider.name, &patch).await
@@ -244,6 +244,16 @@ impl Hands {
         self.writer.delete(&api, &name, &uid).await?;
         Ok(Answer::Done)
     }
+}
+
+/// Those that the new requester's patch has, in the place of those of the one before: an engine may serve under another name.
+fn labels(own: &Requester, provider: &Provider) -> Value {
+    let wanted = own.asked.as_ref().and_then(|asked| asked.as_ref().ok()).map(|asked| &asked.labels);
+    let gone = provider.labels.keys().filter(|key| !keys::is_reserved(key));
+    let mut labels: BTreeMap<&str, Option<&str>> = gone.map(|key| (key.as_str(), None)).collect();
+    labels.extend(wanted.into_iter().flatten().map(|(key, value)| (key.as_str(), Some(value.as_str()))));
+    labels.insert(keys::DUAL, Some(&own.name.name));
+    json!(labels)
 }
 
 fn place<'a>(job: &'a Job, engine: &'a EngineId) -> Place<'a> {

@@ -112,10 +112,11 @@ fn the_seeds_requester_gets_the_seeds_provider() {
 #[test]
 fn what_only_leads_requests_to_it_is_no_part_of_what_it_is() {
     let node = NodeName::from("somenode");
-    let of = |pod: &Pod| fingerprint(pod, &node).unwrap();
+    let of = |pod: &Pod| asked(pod, &node).unwrap().fingerprint;
     let mut routed = seed();
     routed.metadata.labels = Some([("team".to_owned(), "x".to_owned())].into());
     assert_eq!(of(&seed()), of(&routed));
+    assert_eq!(asked(&routed, &node).unwrap().labels["team"], "x");
     let mut scheduled = seed();
     scheduled.spec.as_mut().unwrap().node_name = None;
     assert_eq!(of(&seed()), of(&scheduled));
@@ -124,7 +125,11 @@ fn what_only_leads_requests_to_it_is_no_part_of_what_it_is() {
         other.metadata.annotations.as_mut().unwrap().get_mut("dual-pod.llm-d.ai/server-patch").unwrap();
     *patch = patch.replace("32768", "65536");
     assert_ne!(of(&seed()), of(&other));
-    assert_ne!(of(&seed()), fingerprint(&seed(), &NodeName::from("another")).unwrap(), "another volume");
+    assert_ne!(
+        of(&seed()),
+        asked(&seed(), &NodeName::from("another")).unwrap().fingerprint,
+        "another volume"
+    );
 }
 
 #[test]
