@@ -1,3 +1,4 @@
+use k8s_openapi::api::apps::v1::ReplicaSet;
 use rouse::{
     model::LevelPolicy,
     pairing::{
@@ -175,4 +176,28 @@ fn users_errors_say_what_is_wrong() {
     let mut bare = seed();
     bare.metadata.annotations = None;
     assert_eq!(made(&bare, Mode::Plain, None).unwrap_err(), Error::NoPatch);
+}
+
+/// What the page shows is what it says.
+#[test]
+fn the_pages_example_gets_a_provider() {
+    let page = include_str!("../../../../../docs/dual-pods.md");
+    let (_, rest) = page.split_once("```yaml object\n").unwrap();
+    let (text, _) = rest.split_once("```").unwrap();
+    let set: ReplicaSet = serde_saphyr::from_str(text).unwrap();
+    let spec = set.spec.unwrap();
+    let template = spec.template.unwrap();
+    let mut requester = Pod { metadata: template.metadata.unwrap(), spec: template.spec, ..Pod::default() };
+    requester.metadata.name = Some("chat-x".to_owned());
+    let owner = Owner { name: "the ReplicaSet chat".to_owned(), selector: spec.selector };
+    let pod = made(&requester, Mode::Sleep, Some(&owner)).unwrap();
+    let engine = &pod.spec.as_ref().unwrap().containers[0];
+    assert_eq!(engine.command.as_ref().unwrap()[0], "vllm");
+    let claim = pod.spec.as_ref().unwrap().volumes.as_ref().unwrap()[0].persistent_volume_claim.as_ref();
+    assert_eq!(claim.unwrap().claim_name, "somenode-local");
+    let wanted = record::wanted(&requester).unwrap();
+    assert_eq!(
+        (wanted.awake, wanted.asleep, wanted.host),
+        (Some(Bytes::gib(60)), Bytes::gib(2), Bytes::gib(40))
+    );
 }
