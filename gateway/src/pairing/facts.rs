@@ -122,7 +122,7 @@ impl Facts {
         let least = place.room.capacities.values().copied().filter(|c| *c > Bytes::ZERO).min();
         let capacity = least.or(place.room.each).ok_or_else(|| Doubt::NoCapacity(node.clone()))?;
         let kept = terms.sleeping_memory.unwrap_or_default();
-        let awake = wanted.awake.unwrap_or(capacity.saturating_sub(kept));
+        let awake = wanted.awake.unwrap_or_else(|| capacity.saturating_sub(kept));
         Ok(Sizes { awake, asleep: wanted.asleep.min(awake), host: wanted.host })
     }
 

@@ -44,7 +44,7 @@ impl Hands {
         step: &Step,
     ) -> Outcome {
         match step {
-            Step::Create { record } => self.create(job, record).await,
+            Step::Create { record } => Box::pin(self.create(job, record)).await,
             Step::Bind { record } => self.bind(job, record).await,
             Step::Launch => Err(Failed::refused("it has a Pod of its own, and is not launched")),
             Step::Prove => self.prove(job).await,

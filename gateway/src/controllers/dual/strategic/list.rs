@@ -148,7 +148,7 @@ pub(super) fn ordered(into: &mut Object, patch: &mut Object, shape: Shape, at: &
         let before = into.remove(list).map(|found| array(found, &within)).transpose()?;
         let known = before
             .as_deref()
-            .map_or_else(Vec::new, |items| key.map_or(items.to_vec(), |key| names(items, key)));
+            .map_or_else(Vec::new, |items| key.map_or_else(|| items.to_vec(), |key| names(items, key)));
         let merged = match (before, given) {
             (None, None) => continue,
             (Some(before), None) => before,
