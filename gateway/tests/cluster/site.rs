@@ -95,8 +95,9 @@ impl<'a> Site<'a> {
         let version = object["apiVersion"].as_str().unwrap();
         let (group, version) = version.split_once('/').unwrap_or(("", version));
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        let namespace =
-            object["metadata"]["namespace"].as_str().or(into.filter(|_| !kind.starts_with("Cluster")));
+        let namespace = object["metadata"]["namespace"]
+            .as_str()
+            .or_else(|| into.filter(|_| !kind.starts_with("Cluster")));
         let api: Api<DynamicObject> = match namespace {
             Some(namespace) => Api::namespaced_with(self.admin.clone(), namespace, &resource),
             None => Api::all_with(self.admin.clone(), &resource),
