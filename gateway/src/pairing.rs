@@ -165,7 +165,7 @@ impl Controller {
     }
 
     fn listed(&mut self, epoch: u64, all: Vec<Change<Pod>>) {
-        all.into_iter().for_each(|change| self.directory.take(change, &self.facts, &mut drop));
+        all.into_iter().for_each(|change| self.directory.list(change, &self.facts));
         self.epoch = Some(epoch);
         self.tell(vec![Event::Led { epoch: Epoch(epoch) }]);
         self.facts.forget_told();

@@ -1,7 +1,7 @@
 //! The Pods of dual pods as they were last seen, and what the decisions call them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
 };
 
@@ -33,6 +33,8 @@ pub(super) struct Directory {
     /// Of requesters that do not say it.
     mode: Mode,
     pods: BTreeMap<ObjectName, Role>,
+    /// Pods that a list has shown and the watch not yet. What the watch says went there is one of the same name from before.
+    ahead: BTreeSet<ObjectName>,
     requesters: BTreeMap<RequesterId, ObjectName>,
     providers: BTreeMap<(NodeName, ProviderId), ObjectName>,
 }
@@ -80,7 +82,13 @@ pub(super) struct Provider {
 
 impl Directory {
     pub(super) const fn new(mode: Mode) -> Self {
-        Self { mode, pods: BTreeMap::new(), requesters: BTreeMap::new(), providers: BTreeMap::new() }
+        Self {
+            mode,
+            pods: BTreeMap::new(),
+            ahead: BTreeSet::new(),
+            requesters: BTreeMap::new(),
+            providers: BTreeMap::new(),
+        }
     }
 
     pub(super) fn requester(&self, id: &RequesterId) -> Option<&Requester> {
@@ -101,6 +109,16 @@ impl Directory {
         }
     }
 
+    /// Takes note of a list that the watch may not have come to yet.
+    pub(super) fn list(&mut self, all: Change<Pod>, facts: &Facts) {
+        let before: BTreeMap<ObjectName, String> =
+            self.pods.iter().map(|(name, role)| (name.clone(), role.uid().to_owned())).collect();
+        self.take(all, facts, &mut drop);
+        let new =
+            self.pods.iter().filter(|(name, role)| before.get(*name).is_none_or(|uid| uid != role.uid()));
+        self.ahead.extend(new.map(|(name, _)| name.clone()));
+    }
+
     /// Takes note of a change; what it means goes to `tell`.
     pub(super) fn take(&mut self, change: Change<Pod>, facts: &Facts, tell: &mut impl FnMut(Event)) {
         match change {
@@ -115,13 +133,21 @@ impl Directory {
                     .cloned()
                     .collect();
                 gone.iter().for_each(|name| self.lost(name, tell));
+                self.ahead.retain(|name| !within(name));
                 there.into_values().filter_map(Found::good).for_each(|pod| self.saw(&pod, facts, tell));
             }
             Change::Applied(found) => {
+                let (name, uid) = (found.name(), found.metadata().uid.clone());
+                let known = self.pods.get(&name).map(Role::uid);
+                if self.ahead.contains(&name) && known != uid.as_deref() {
+                    return;
+                }
+                self.ahead.remove(&name);
                 if let Some(pod) = found.good() {
                     self.saw(&pod, facts, tell);
                 }
             }
+            Change::Deleted(name) if self.ahead.contains(&name) => {}
             Change::Deleted(name) => self.lost(&name, tell),
         }
     }
@@ -315,3 +341,6 @@ fn stage(pod: &Pod) -> Stage {
         _ => Stage::Trouble,
     }
 }
+
+#[cfg(test)]
+mod tests;

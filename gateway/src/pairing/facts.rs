@@ -39,8 +39,9 @@ pub(super) struct Facts {
     map: Option<BTreeMap<NodeName, Numbers>>,
     /// Accelerators that somebody on the node was given.
     met: BTreeMap<NodeName, BTreeSet<AcceleratorId>>,
-    /// What was told of them.
+    /// What was told of them, and whether something has come since.
     told: Told,
+    news: bool,
 }
 
 #[derive(Debug, Default)]
@@ -62,6 +63,7 @@ pub(super) enum Doubt {
 
 impl Facts {
     pub(super) fn nodes(&mut self, change: Change<Node>) {
+        self.news = true;
         let cordoned = |node: &Node| node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
         let saw = |nodes: &mut BTreeMap<NodeName, bool>, found: Found<Node>| {
             // A node that cannot be read is there all the same.
@@ -83,6 +85,7 @@ impl Facts {
 
     /// Of the one ConfigMap of the name.
     pub(super) fn map(&mut self, change: Change<ConfigMap>) {
+        self.news = true;
         self.map = match change {
             Change::All { objects, .. } => objects.into_iter().find_map(Found::good).map(|map| numbers(&map)),
             Change::Applied(found) => found.good().map(|map| numbers(&map)),
@@ -91,7 +94,7 @@ impl Facts {
     }
 
     pub(super) fn settled(&mut self, settled: Arc<Settled>) {
-        self.settled = settled;
+        (self.settled, self.news) = (settled, true);
     }
 
     /// Somebody on a node has accelerators.
@@ -105,8 +108,11 @@ impl Facts {
     }
 
     fn met(&mut self, node: &NodeName, accelerators: &[AcceleratorId]) {
-        if !accelerators.is_empty() {
-            self.met.entry(node.clone()).or_default().extend(accelerators.iter().cloned());
+        let unknown = |a: &&AcceleratorId| self.met.get(node).is_none_or(|known| !known.contains(*a));
+        let new: Vec<_> = accelerators.iter().filter(unknown).cloned().collect();
+        if !new.is_empty() {
+            self.news = true;
+            self.met.entry(node.clone()).or_default().extend(new);
         }
     }
 
@@ -134,6 +140,9 @@ impl Facts {
 
     /// Tells what is otherwise than was told.
     pub(super) fn tell(&mut self, tell: &mut impl FnMut(Event)) {
+        if !std::mem::take(&mut self.news) {
+            return;
+        }
         let now = self.now();
         for (node, facts) in &now.nodes {
             if self.told.nodes.get(node) != Some(facts) {
@@ -154,7 +163,7 @@ impl Facts {
 
     /// To be told again from the first.
     pub(super) fn forget_told(&mut self) {
-        self.told = Told::default();
+        (self.told, self.news) = (Told::default(), true);
     }
 
     fn now(&self) -> Told {

@@ -1,0 +1,71 @@
+use rouse::{
+    model::LevelPolicy,
+    pairing::{
+        event::Sizes,
+        ids::{EngineId, Fingerprint},
+    },
+    units::{Bytes, Generation},
+};
+
+use super::*;
+
+/// A provider's Pod; those of one engine have one name.
+fn provider(uid: &str) -> Pod {
+    let mut pod = Pod::default();
+    pod.metadata.name = Some("n-1-dual".to_owned());
+    pod.metadata.namespace = Some("ns".to_owned());
+    pod.metadata.uid = Some(uid.to_owned());
+    let record = Record {
+        engine: EngineId {
+            mode: Mode::Sleep,
+            accelerators: ["GPU-1".into()].into(),
+            fingerprint: Fingerprint(7),
+        },
+        generation: Generation(1),
+        sizes: Sizes { awake: Bytes::gib(1), asleep: Bytes::ZERO, host: Bytes::ZERO },
+        level: LevelPolicy::Auto,
+        requester: None,
+        last_used: Tick(0),
+    };
+    record::write(&mut pod, &NodeName::from("n"), "chat", &record, 8000);
+    pod
+}
+
+fn applied(uid: &str) -> Change<Pod> {
+    Change::Applied(Box::new(Found::Good(provider(uid))))
+}
+
+fn all(uids: &[&str]) -> Change<Pod> {
+    Change::All { namespace: None, objects: uids.iter().map(|uid| Found::Good(provider(uid))).collect() }
+}
+
+/// What the changes come to: `+uid` seen, `-uid` gone.
+fn told(directory: &mut Directory, changes: impl IntoIterator<Item = Change<Pod>>) -> Vec<String> {
+    let mut told = Vec::new();
+    for change in changes {
+        directory.take(change, &Facts::default(), &mut |event| match event {
+            Event::SeenProvider { seen, .. } => told.push(format!("+{}", seen.uid)),
+            Event::ProviderGone { uid, .. } => told.push(format!("-{uid}")),
+            other => panic!("{other:?}"),
+        });
+    }
+    told
+}
+
+#[test]
+fn a_watch_that_is_behind_a_list_takes_nothing_away_that_the_list_has() {
+    let mut directory = Directory::new(Mode::Sleep);
+    let gone = || Change::Deleted(ObjectName::new("ns", "n-1-dual"));
+    assert_eq!(told(&mut directory, [all(&["old"])]), ["+old"]);
+    directory.list(all(&["new"]), &Facts::default());
+    let later = [applied("old"), gone(), applied("new")];
+    assert_eq!(told(&mut directory, later), ["+new"], "of the old one nothing is heard any more");
+    assert_eq!(told(&mut directory, [gone()]), ["-new"]);
+}
+
+#[test]
+fn a_pod_of_the_same_name_tells_that_the_one_before_is_gone() {
+    let mut directory = Directory::new(Mode::Sleep);
+    assert_eq!(told(&mut directory, [applied("a"), applied("b")]), ["+a", "-a", "+b"]);
+    assert_eq!(told(&mut directory, [all(&[])]), ["-b"]);
+}
