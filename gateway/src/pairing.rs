@@ -183,8 +183,10 @@ impl Controller {
         match finished {
             Ok(Finished::Order(done)) => {
                 let Done { event, error } = *done;
-                if let Some((id, error)) = self.blamed(&event).zip(error) {
-                    self.notes.error(id, error);
+                match (self.blamed(&event), error) {
+                    (Some(id), Some(error)) => self.notes.error(id, error),
+                    (Some(id), None) if serves(&event) => self.notes.mended(&id),
+                    _ => {}
                 }
                 self.tell(vec![event]);
             }
@@ -273,6 +275,11 @@ impl Controller {
             command,
         }
     }
+}
+
+/// An order about an engine was carried out: nothing is in its requester's way any more.
+const fn serves(event: &Event) -> bool {
+    matches!(event, Event::Outcome { target: Target::Engine(..), result: Ok(_), .. })
 }
 
 /// Every Pod there is. An API server that does not answer is asked again.

@@ -39,6 +39,8 @@ pub(super) enum Error {
         "inference-server-config asks for mode launcher, which this version does not have: give a server-patch instead"
     )]
     Launcher,
+    #[error("the annotation {} is no port: write \"8081\"", keys::ADMIN_PORT)]
+    Port,
 }
 
 impl Asked {
@@ -47,6 +49,7 @@ impl Asked {
         if keys::read(pod, keys::SERVER_CONFIG).is_some() {
             return Err(Error::Launcher);
         }
+        keys::admin_port(pod).ok_or(Error::Port)?;
         let provider::Asked { fingerprint, labels } = provider::asked(pod, node)?;
         Ok(Self { mode, fingerprint, labels, wanted: record::wanted(pod)?, level: LevelPolicy::Auto })
     }

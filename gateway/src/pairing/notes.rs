@@ -36,6 +36,13 @@ impl Notes {
         self.due.insert(id);
     }
 
+    /// What was in its way is not any more.
+    pub(super) fn mended(&mut self, id: &RequesterId) {
+        if self.errors.remove(id).is_some() {
+            self.due.insert(id.clone());
+        }
+    }
+
     /// Something of it may be otherwise.
     pub(super) fn look(&mut self, id: RequesterId) {
         self.due.insert(id);

@@ -114,7 +114,7 @@ async fn a_restarted_controller_knows_the_sleepers_and_which_was_used_last() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_users_errors_are_in_the_status_and_nothing_is_made() {
+async fn a_users_errors_are_in_the_status_until_they_are_mended_and_nothing_is_made() {
     let duo = Duo::new("dual-errors", 2, "8Gi", "").await;
     let selected = "spec: {containers: [{name: inference-server, image: rouse/engine}]}";
     for (name, patch, says) in [
@@ -128,6 +128,10 @@ async fn a_users_errors_are_in_the_status_and_nothing_is_made() {
         let (requesters, _) = duo.until(name, says, told).await;
         assert!(annotation(&requesters[0], "status").unwrap().starts_with(r#"{"Errors":["#));
         assert!(!is_ready(&requesters[0]));
+        // The next requester has what the set says then.
+        duo.ask(name, 1, 1, "").await;
+        duo.delete(&requesters[0]).await;
+        duo.served(name).await;
     }
 }
 

@@ -2,14 +2,18 @@
 
 use std::io::{Read as _, Write as _};
 
+use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use kube::{
-    ResourceExt as _,
-    api::{DeleteParams, PropagationPolicy},
+    Api, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
 };
+use rouse_cluster::wait;
+use serde_json::json;
 
-use super::{Duo, label};
+use super::{Duo, annotation, label};
 use crate::{
     client::{Answer, Client, chat_body, request},
+    support::MANAGER,
     world::aside,
 };
 
@@ -76,4 +80,29 @@ async fn a_requester_whose_provider_hangs_is_gone_within_the_deadline() {
     let (_, next) = duo.served("hung").await;
     assert_ne!(next.uid(), provider.uid());
     assert_eq!(label(&next, "sleeping"), Some("false"));
+}
+
+/// What the API server refuses is told to the user, and tried again; once it is mended, that is told as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_provider_that_a_quota_denies_is_told_of_and_made_when_there_is_room() {
+    let duo = Duo::new("dual-quota", 1, "8Gi", "").await;
+    let quotas: Api<ResourceQuota> = duo.world.site.namespace.api();
+    let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}});
+    quotas.patch("one", &PatchParams::apply(MANAGER), &Patch::Apply(&quota)).await.unwrap();
+    let counted = |found: &Option<ResourceQuota>| {
+        found.as_ref().and_then(|found| found.status.as_ref()?.hard.as_ref()).is_some()
+    };
+    wait::until(&quotas, "one", "counted", counted).await.unwrap();
+    duo.ask("one", 1, 1, "").await;
+    let denied = |all: &[Pod], _: &[Pod]| {
+        all.iter().any(|pod| annotation(pod, "status").is_some_and(|text| text.contains("exceeded quota")))
+    };
+    duo.until("one", "told of the quota", denied).await;
+    quotas.delete("one", &DeleteParams::default()).await.unwrap();
+    let (requester, _) = duo.served("one").await;
+    let mended = |all: &[Pod], _: &[Pod]| {
+        all.iter().any(|pod| annotation(pod, "status") == Some(r#"{"Errors":null}"#))
+    };
+    let (told, _) = duo.until("one", "told that it is mended", mended).await;
+    assert_eq!(told[0].uid(), requester.uid());
 }
