@@ -149,6 +149,8 @@ impl Launcher {
 
     pub(crate) fn watch(&self, query: &str) -> Watch {
         let mut stream = connect(self.address);
+        // How long nothing may be heard is for who waits for an event.
+        stream.set_read_timeout(None).unwrap();
         // With the earlier version nothing frames the body but its end.
         write!(stream, "GET /v2/vllm/instances/watch{query} HTTP/1.0\r\n\r\n").unwrap();
         let mut reader = BufReader::new(stream);
