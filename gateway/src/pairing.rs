@@ -16,7 +16,7 @@ mod facts;
 mod hands;
 mod notes;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::Client;
@@ -26,7 +26,8 @@ use rouse::{
         Pairing,
         command::{Command, Order},
         event::{Epoch, Event, Target},
-        ids::{Mode, ProviderId, RequesterId},
+        ids::{EngineId, Mode, NodeName, ProviderId, RequesterId},
+        node::State,
         settings::Settings as Core,
     },
     units::Tick,
@@ -97,6 +98,10 @@ pub struct Controller {
     listed: Arc<Vec<Watched<Pod>>>,
     /// As this leader, once it has listed everything.
     epoch: Option<u64>,
+    /// What was listed, until all nodes have been seen as well.
+    came: Option<(u64, Vec<Change<Pod>>)>,
+    /// In which namespace Pods were ordered.
+    ordered: BTreeMap<(NodeName, EngineId), String>,
     /// Orders that are being carried out; what came of them.
     tasks: JoinSet<Finished>,
 }
@@ -123,6 +128,8 @@ impl Controller {
             hands: Arc::new(Hands { client, writer, clock, settings }),
             listed: Arc::new(listed),
             epoch: None,
+            came: None,
+            ordered: BTreeMap::new(),
             tasks: JoinSet::new(),
         };
         let mut leads = None;
@@ -154,7 +161,8 @@ impl Controller {
 
     /// Begins to lead, or ends. What the former leader ordered is found out about, and what this one ordered before is over.
     fn lead(&mut self, epoch: Option<u64>) {
-        self.epoch = None;
+        (self.epoch, self.came) = (None, None);
+        self.ordered.clear();
         self.tasks = JoinSet::new();
         self.notes = Notes::default();
         self.core = Pairing::new(self.hands.settings.core);
@@ -190,7 +198,7 @@ impl Controller {
                 }
                 self.tell(vec![event]);
             }
-            Ok(Finished::Listed(epoch, all)) => self.listed(epoch, all),
+            Ok(Finished::Listed(epoch, all)) => self.came = Some((epoch, all)),
             Ok(Finished::Noted(id)) => self.notes.may_write(id),
             Err(error) if error.is_cancelled() => {}
             Err(error) => tracing::error!(%error, "an order's task died"),
@@ -235,6 +243,11 @@ impl Controller {
     }
 
     fn decide(&mut self) {
+        if self.facts.are_complete()
+            && let Some((epoch, all)) = self.came.take()
+        {
+            self.listed(epoch, all);
+        }
         if self.epoch.is_none() {
             return;
         }
@@ -242,6 +255,13 @@ impl Controller {
         let now = self.hands.clock.now();
         let plan = self.core.plan(now);
         self.core.issued(&plan, now);
+        if !plan.looked.is_empty() {
+            let core = &self.core;
+            let lives = |(node, engine): &(NodeName, EngineId)| {
+                core.node(node).is_some_and(|node| node.engines.contains_key(engine))
+            };
+            self.ordered.retain(|place, _| lives(place));
+        }
         for command in plan.commands {
             let job = self.job(command);
             let hands = Arc::clone(&self.hands);
@@ -253,12 +273,19 @@ impl Controller {
         self.notes.write(&self.directory, &self.facts, &self.hands, &mut self.tasks);
     }
 
-    fn job(&self, command: Command) -> Job {
+    fn job(&mut self, command: Command) -> Job {
         let node = &command.node;
+        let mut asleep = None;
+        let mut place = None;
         let (requester, provider, numbers) = match &command.order {
             Order::Requester { requester, .. } => (Some(requester), None, None),
             Order::Engine { engine, .. } => {
                 let known = self.core.node(node).and_then(|known| known.engines.get(engine));
+                asleep = known.and_then(|known| match known.state {
+                    State::Asleep { level } | State::FallingAsleep { level } => Some(level),
+                    _ => None,
+                });
+                place = Some((node.clone(), engine.clone()));
                 let provider = self.directory.provider(node, &ProviderId::direct(engine));
                 (
                     known.and_then(|known| known.requester()),
@@ -268,8 +295,18 @@ impl Controller {
             }
             Order::Provider { .. } => (None, None, None),
         };
+        let requester = requester.and_then(|id| self.directory.requester(id));
+        let namespace = place.and_then(|place| match requester {
+            Some(own) => {
+                self.ordered.insert(place, own.name.namespace.clone());
+                Some(own.name.namespace.clone())
+            }
+            None => self.ordered.get(&place).cloned(),
+        });
         Job {
-            requester: requester.and_then(|id| self.directory.requester(id)).cloned(),
+            slept: asleep,
+            namespace,
+            requester: requester.cloned(),
             provider: provider.cloned(),
             numbers,
             command,

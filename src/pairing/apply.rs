@@ -104,6 +104,9 @@ impl Rules<'_> {
                 call(Kind::Gate, deadline.since(self.now))
             }
             Step::Sleep { level, .. } => {
+                if engine.state == State::Awake {
+                    engine.last_used = self.now;
+                }
                 engine.held_host = if *level == Level::One { engine.sizes.host } else { Bytes::ZERO };
                 engine.enter(State::FallingAsleep { level: *level }, self.now);
                 call(Kind::Sleep, settings.sleep)

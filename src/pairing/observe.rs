@@ -284,7 +284,8 @@ impl Node {
     pub(super) fn lost(&mut self, id: &EngineId, now: Tick) {
         let Some(engine) = self.engines.get(id) else { return };
         match engine.state {
-            State::Awake | State::Draining { .. } | State::FallingAsleep { .. } => {
+            // A requester that was served before a restart is ready still, and its gate open: it cannot be given another engine.
+            State::Unknown | State::Awake | State::Draining { .. } | State::FallingAsleep { .. } => {
                 self.doom(id, Farewell::EngineGone);
             }
             State::Creating | State::Starting | State::Waking => {

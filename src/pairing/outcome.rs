@@ -3,7 +3,7 @@
 
 use super::{
     command::Why,
-    event::{Answer, Cause, Condition, Target},
+    event::{Answer, Cause, Condition, Stage, Target},
     ids::{EngineId, ProviderId, RequesterId},
     node::{Call, Kind, Node, Retry, State},
 };
@@ -181,7 +181,13 @@ impl Node {
         let Some(engine) = self.engines.get_mut(id).filter(|e| e.state == State::Unknown) else { return };
         match condition {
             Condition::Busy => engine.retry.failed(now),
-            Condition::Starting => engine.enter(State::Starting, now),
+            Condition::Starting => {
+                let provider = self.providers.get(&engine.provider);
+                engine.enter(State::Starting, now);
+                // That it answers may have been seen before it was asked, and it may have been too busy to say so.
+                let ready = provider.is_some_and(|provider| provider.stage == Stage::Ready);
+                engine.answers = ready && !engine.provider.is_launcher();
+            }
             Condition::Awake => {
                 engine.enter(State::Awake, now);
                 engine.held_host = Bytes::ZERO;

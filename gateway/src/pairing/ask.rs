@@ -6,9 +6,10 @@ use k8s_openapi::api::core::v1::Pod;
 use rouse::{
     model::LevelPolicy,
     pairing::{
-        event::Ask,
+        event::{Ask, Sizes},
         ids::{Fingerprint, Mode, NodeName},
     },
+    units::Bytes,
 };
 
 use super::facts::{Doubt, Facts};
@@ -52,6 +53,13 @@ impl Asked {
         keys::admin_port(pod).ok_or(Error::Port)?;
         let provider::Asked { fingerprint, labels } = provider::asked(pod, node)?;
         Ok(Self { mode, fingerprint, labels, wanted: record::wanted(pod)?, level: LevelPolicy::Auto })
+    }
+
+    /// Of who is to get nothing more.
+    pub(super) fn nothing() -> Ask {
+        let none = Bytes::ZERO;
+        let sizes = Sizes { awake: none, asleep: none, host: none };
+        Ask { mode: Mode::Plain, fingerprint: Fingerprint(0), sizes, level: LevelPolicy::Never }
     }
 
     pub(super) fn on(&self, node: &NodeName, facts: &Facts) -> Result<Ask, Doubt> {

@@ -8,7 +8,7 @@ use std::{
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt as _;
 use rouse::{
-    model::AcceleratorId,
+    model::{AcceleratorId, Level},
     pairing::{
         event::{Event, Record, SeenProvider, SeenRequester, Stage},
         ids::{Mode, NodeName, ProviderId, RequesterId, Uid},
@@ -74,6 +74,7 @@ pub(super) struct Provider {
     node: NodeName,
     id: ProviderId,
     pub(super) record: Record,
+    pub(super) slept: Option<Level>,
     pub(super) labels: BTreeMap<String, String>,
     /// Where its engine listens, once it has an address.
     pub(super) engine: Option<SocketAddr>,
@@ -154,7 +155,7 @@ impl Directory {
 
     /// Everything once more, to who has forgotten it.
     pub(super) fn again(&self, facts: &Facts, tell: &mut impl FnMut(Event)) {
-        self.pods.values().for_each(|role| role.tell(facts, tell));
+        self.pods.values().for_each(|role| role.tell(facts, self.is_bound(role), tell));
     }
 
     fn saw(&mut self, pod: &Pod, facts: &Facts, tell: &mut impl FnMut(Event)) {
@@ -170,8 +171,19 @@ impl Directory {
                 drop(self.providers.insert((own.node.clone(), own.id.clone()), own.name.clone()));
             }
         }
-        role.tell(facts, tell);
+        role.tell(facts, self.is_bound(&role), tell);
         self.pods.insert(role.name().clone(), role);
+    }
+
+    /// A provider says that it is this requester's.
+    fn is_bound(&self, role: &Role) -> bool {
+        let Role::Requester(own) = role else { return false };
+        // What it asks for says it for all others.
+        own.asked.as_ref().is_some_and(Result::is_err)
+            && self.pods.values().any(|other| match other {
+                Role::Provider(provider) => provider.record.requester.as_ref() == Some(&own.id),
+                Role::Requester(_) => false,
+            })
     }
 
     fn lost(&mut self, name: &ObjectName, tell: &mut impl FnMut(Event)) {
@@ -221,9 +233,9 @@ impl Role {
         }
     }
 
-    fn tell(&self, facts: &Facts, tell: &mut impl FnMut(Event)) {
+    fn tell(&self, facts: &Facts, bound: bool, tell: &mut impl FnMut(Event)) {
         match self {
-            Self::Requester(own) => own.event(facts).into_iter().for_each(tell),
+            Self::Requester(own) => own.event(facts, bound).into_iter().for_each(tell),
             Self::Provider(own) => tell(Event::SeenProvider {
                 node: own.node.clone(),
                 provider: own.id.clone(),
@@ -254,12 +266,19 @@ impl Requester {
         })
     }
 
-    /// Only who is on a node, and asks for something that can be had.
-    fn event(&self, facts: &Facts) -> Option<Event> {
+    /// Only who is on a node that is known, and asks for something that can be had. Who goes, or has an engine, is told of
+    /// whatever it asks for by now: that is no more than to be let go.
+    fn event(&self, facts: &Facts, bound: bool) -> Option<Event> {
         let node = self.node.clone()?;
-        let asked = self.asked.as_ref()?.as_ref().ok()?;
+        let goes = self.deleting.is_some() || self.ended;
+        let asked = self.asked.as_ref().and_then(|asked| asked.as_ref().ok());
+        let ask = asked.and_then(|asked| asked.on(&node, facts).ok());
+        let ask = ask.or_else(|| (goes || bound).then(Asked::nothing))?;
+        if !facts.knows(&node) && !goes {
+            return None;
+        }
         let seen = SeenRequester {
-            ask: asked.on(&node, facts).ok()?,
+            ask,
             created: self.created,
             stub: self.stub.clone().filter(|_| self.admin.is_some()),
             accelerators: self.accelerators.clone(),
@@ -274,11 +293,12 @@ impl Requester {
 impl Provider {
     fn of(pod: &Pod, found: record::Found) -> Option<Self> {
         let uid = Uid::from(pod.uid()?);
-        let record::Found { node, record, port } = found;
+        let record::Found { node, record, slept, port } = found;
         let restarts = container(pod).map_or(0, |own| u32::try_from(own.restart_count).unwrap_or_default());
         Some(Self {
             name: ObjectName::new(pod.namespace()?, pod.name_any()),
             uid: uid.clone(),
+            slept,
             labels: pod.labels().clone(),
             node,
             id: ProviderId::direct(&record.engine),

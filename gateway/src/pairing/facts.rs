@@ -32,8 +32,9 @@ type Numbers = BTreeMap<AcceleratorId, u32>;
 /// As they were seen last.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    /// Node objects; whether each takes nothing new.
+    /// Node objects; whether each takes nothing new. `listed`: all of them have been seen.
     nodes: BTreeMap<NodeName, bool>,
+    listed: bool,
     settled: Arc<Settled>,
     /// `None`: there is no such ConfigMap.
     map: Option<BTreeMap<NodeName, Numbers>>,
@@ -76,6 +77,7 @@ impl Facts {
         match change {
             Change::All { objects, .. } => {
                 self.nodes.clear();
+                self.listed = true;
                 objects.into_iter().for_each(|found| saw(&mut self.nodes, found));
             }
             Change::Applied(found) => saw(&mut self.nodes, *found),
@@ -122,6 +124,15 @@ impl Facts {
         accelerators.iter().map(|a| map.get(a).copied()).collect()
     }
 
+    /// Nothing is decided before: a node that was not seen would be taken for one that is gone.
+    pub(super) const fn are_complete(&self) -> bool {
+        self.listed
+    }
+
+    pub(super) fn knows(&self, node: &NodeName) -> bool {
+        self.nodes.contains_key(node)
+    }
+
     /// What is wanted, in full: what is not said is what the node's accelerators have.
     pub(super) fn sizes(&self, node: &NodeName, wanted: &Wanted) -> Result<Sizes, Doubt> {
         let (place, terms) = self.place(node).ok_or_else(|| Doubt::NoPool(node.clone()))?;
@@ -129,7 +140,7 @@ impl Facts {
         let capacity = least.or(place.room.each).ok_or_else(|| Doubt::NoCapacity(node.clone()))?;
         let kept = terms.sleeping_memory.unwrap_or_default();
         let awake = wanted.awake.unwrap_or_else(|| capacity.saturating_sub(kept));
-        Ok(Sizes { awake, asleep: wanted.asleep.min(awake), host: wanted.host })
+        Ok(Sizes { awake, asleep: wanted.asleep.min(awake), host: wanted.host.unwrap_or(awake) })
     }
 
     fn place(&self, node: &NodeName) -> Option<(&NodePlace, &Terms)> {

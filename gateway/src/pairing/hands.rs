@@ -16,6 +16,7 @@ use kube::{Api, Client};
 use rouse::{
     caller::Failure,
     lease::Clock,
+    model::Level,
     pairing::{
         command::{Command, Order},
         event::{Answer, Cause, Event},
@@ -44,6 +45,10 @@ pub(super) struct Job {
     pub(super) command: Command,
     pub(super) requester: Option<Requester>,
     pub(super) provider: Option<Provider>,
+    /// Of an engine that sleeps: how deeply.
+    pub(super) slept: Option<Level>,
+    /// Where the engine's Pod was ordered.
+    pub(super) namespace: Option<String>,
     /// The numbers of the engine's accelerators on the node, where there are any.
     pub(super) numbers: Option<Vec<u32>>,
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use rouse::{
-    model::LevelPolicy,
+    model::{Level, LevelPolicy},
     pairing::{
         event::{Record, Sizes},
         ids::{EngineId, Fingerprint, Mode, NodeName, RequesterId},
@@ -22,8 +22,8 @@ pub struct Wanted {
     /// Of each accelerator; `None`: all that sleepers may not keep.
     pub awake: Option<Bytes>,
     pub asleep: Bytes,
-    /// RAM of its node for its weights while it sleeps.
-    pub host: Bytes,
+    /// RAM of its node for its weights while it sleeps; `None`: as much as it takes awake.
+    pub host: Option<Bytes>,
 }
 
 /// What a sleeper is taken to keep when nobody says: vLLM keeps one or two.
@@ -45,6 +45,8 @@ pub enum Error {
 pub struct Found {
     pub node: NodeName,
     pub record: Record,
+    /// At which level it was put to sleep, if that was written.
+    pub slept: Option<Level>,
     /// Where it listens.
     pub port: u16,
 }
@@ -61,6 +63,8 @@ struct Kept {
     sizes: Sizes,
     level: LevelPolicy,
     last_used: Tick,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    slept: Option<Level>,
 }
 
 /// The memory that a requester asks for.
@@ -75,13 +79,14 @@ pub fn wanted(pod: &Pod) -> Result<Wanted, Error> {
     Ok(Wanted {
         awake: amount(keys::MEMORY)?.filter(|awake| *awake > Bytes::ZERO),
         asleep: amount(keys::MEMORY_ASLEEP)?.unwrap_or(ASLEEP),
-        host: amount(keys::HOST_MEMORY)?.unwrap_or_default(),
+        host: amount(keys::HOST_MEMORY)?,
     })
 }
 
-/// Everything that says whose the engine is and what it is. `name`: of the requester, where it has one.
+/// Everything that says whose the engine is and what it is. `name`: of the requester, where it has one. `slept`: how deeply it
+/// sleeps, which no engine can be asked.
 #[must_use]
-pub fn annotations(node: &NodeName, record: &Record, name: Option<&str>) -> Value {
+pub fn annotations(node: &NodeName, record: &Record, name: Option<&str>, slept: Option<Level>) -> Value {
     let kept = Kept {
         node: node.clone(),
         mode: record.engine.mode,
@@ -90,6 +95,7 @@ pub fn annotations(node: &NodeName, record: &Record, name: Option<&str>) -> Valu
         sizes: record.sizes,
         level: record.level,
         last_used: record.last_used,
+        slept,
     };
     let requester = record.requester.as_ref().map(|id| format!("{id} {}", name.unwrap_or_default()));
     json!({
@@ -103,7 +109,7 @@ pub fn annotations(node: &NodeName, record: &Record, name: Option<&str>) -> Valu
 /// What is written on a new provider.
 pub fn write(pod: &mut Pod, node: &NodeName, name: &str, record: &Record, port: u16) {
     let all = pod.metadata.annotations.get_or_insert_default();
-    let Value::Object(written) = annotations(node, record, Some(name)) else { return };
+    let Value::Object(written) = annotations(node, record, Some(name), None) else { return };
     all.extend(written.into_iter().filter_map(|(key, value)| Some((key, value.as_str()?.to_owned()))));
     all.insert(keys::SERVER_PORT.to_owned(), port.to_string());
 }
@@ -130,6 +136,7 @@ fn kept(pod: &Pod, all: &BTreeMap<String, String>, text: &str) -> Result<Found, 
     let requester = all.get(keys::REQUESTER).and_then(|text| text.split(' ').next());
     Ok(Found {
         port: port.ok_or_else(|| missing(keys::SERVER_PORT))?,
+        slept: kept.slept,
         record: Record {
             engine: EngineId {
                 mode: kept.mode,
@@ -174,7 +181,7 @@ mod tests {
             let mut sorted = record.engine.accelerators.to_vec();
             sorted.sort();
             record.engine.accelerators = sorted.into();
-            assert_eq!(read(&pod).unwrap().unwrap(), Found { node, record, port: 8000 });
+            assert_eq!(read(&pod).unwrap().unwrap(), Found { node, record, slept: None, port: 8000 });
             let bound = pod.metadata.annotations.as_ref().unwrap().get(keys::REQUESTER);
             assert_eq!(bound.map(String::as_str), requester.map(|_| "uid-1 chat-x"));
         }
@@ -201,6 +208,9 @@ mod tests {
             "the annotation rouse.dev/gpu-memory is 'much', which is no amount of memory: write 40Gi"
         );
         let said = wanted(&with(&[(keys::MEMORY, "40Gi"), (keys::HOST_MEMORY, "8Gi")])).unwrap();
-        assert_eq!(said, Wanted { awake: Some(Bytes::gib(40)), asleep: Bytes::gib(2), host: Bytes::gib(8) });
+        assert_eq!(
+            said,
+            Wanted { awake: Some(Bytes::gib(40)), asleep: Bytes::gib(2), host: Some(Bytes::gib(8)) }
+        );
     }
 }

@@ -102,7 +102,8 @@ impl Hands {
             "uid": provider.uid.as_str(),
             "finalizers": [keys::PROVIDER_FINALIZER],
             "labels": labels(own, provider),
-            "annotations": record::annotations(&job.command.node, record, Some(&own.name.name)),
+            "annotations":
+                record::annotations(&job.command.node, record, Some(&own.name.name), provider.slept),
         }});
         self.patch(&provider.name, &patch).await
     }
@@ -127,7 +128,13 @@ impl Hands {
     async fn open(&self, job: &Job, generation: Generation) -> Outcome {
         let (own, engine, provider) = (job.requester()?, job.engine()?, job.provider()?);
         let stub = stub(own, job.command.epoch, generation)?;
-        stub.target(engine).await?;
+        if let Err(failed) = stub.target(engine).await {
+            if failed.cause == Cause::Conflict {
+                // It relays to an engine that it had before, and cannot be told another: its owner makes one that can.
+                self.writer.delete(&self.pods(&own.name), &own.name.name, own.id.as_str()).await?;
+            }
+            return Err(failed);
+        }
         stub.open().await?;
         stub.ready(true).await?;
         let metadata = json!({
@@ -209,7 +216,7 @@ impl Hands {
                 "uid": provider.uid.as_str(),
                 "$deleteFromPrimitiveList/finalizers": [keys::PROVIDER_FINALIZER],
                 "labels": {keys::DUAL: null, keys::SLEEPING: "true"},
-                "annotations": record::annotations(&job.command.node, &record, None),
+                "annotations": record::annotations(&job.command.node, &record, None, job.slept),
             }});
             self.patch(&provider.name, &patch).await?;
         }
@@ -234,9 +241,9 @@ impl Hands {
     }
 
     async fn end_unseen(&self, job: &Job, id: &EngineId) -> Outcome {
-        let own = job.requester()?;
+        let namespace = job.namespace.as_deref().ok_or_else(|| Failed::lost("where its Pod was to be"))?;
         let name = provider::name(&place(job, id), id);
-        let api = self.pods(&own.name);
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let Some(pod) = self.writer.look(&api, &name).await? else {
             return Ok(Answer::Condition(Condition::Absent));
         };
@@ -264,7 +271,11 @@ fn place<'a>(job: &'a Job, engine: &'a EngineId) -> Place<'a> {
 async fn query(job: &Job) -> Outcome {
     let adapter = adapter(job.engine()?, None, Task::None);
     let condition = match adapter.asleep(MOMENT).await {
-        Some(true) => Condition::Asleep { level: Level::One, residue: None },
+        // Where it was not written, what wakes it must do for either.
+        Some(true) => {
+            let level = job.provider.as_ref().and_then(|provider| provider.slept).unwrap_or(Level::Two);
+            Condition::Asleep { level, residue: None }
+        }
         Some(false) => Condition::Awake,
         None => match adapter.health(MOMENT).await {
             Health::Good => Condition::Awake,

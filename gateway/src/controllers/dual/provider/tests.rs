@@ -198,6 +198,6 @@ fn the_pages_example_gets_a_provider() {
     let wanted = record::wanted(&requester).unwrap();
     assert_eq!(
         (wanted.awake, wanted.asleep, wanted.host),
-        (Some(Bytes::gib(60)), Bytes::gib(2), Bytes::gib(40))
+        (Some(Bytes::gib(60)), Bytes::gib(2), Some(Bytes::gib(40)))
     );
 }
