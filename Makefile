@@ -103,7 +103,8 @@ cluster: ## Build the test cluster: etcd and Kubernetes from pinned Go modules, 
 test-cluster: ## The cluster tests: a real kube-apiserver on loopback, Pods as processes (ARGS="NAME")
 	@$(MAKE) cluster RINGS=ring1
 	@echo "== the test cluster: etcd, kube-apiserver, kube-controller-manager, Pods that are processes; and the gateway's part of it"
-	time cargo test --workspace --locked --test cluster -- $(ARGS)
+	time cargo test --workspace --locked --test cluster -- $(or $(ARGS),--skip alone::)
+	$(if $(ARGS),,time cargo test --workspace --locked --test cluster -- alone:: --test-threads 1)
 
 # What goes into its images is what `make test` has built: cargo makes a package's programs for its tests. Asked for by their
 # names they would have other features, and all that they stand on would be built again.

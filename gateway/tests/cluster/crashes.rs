@@ -50,6 +50,8 @@ async fn at(write: u32) -> bool {
 const MORE: u32 = 7;
 const FEWER: u32 = 7;
 const FLAGS: &str = "--itl 20ms";
+/// So many tokens last until a test ends their stream, or what carries it does.
+const LONG: u32 = 6000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_killed_before_any_write_for_a_further_engine_leaves_nothing_doubled_and_no_stream_cut() {
@@ -80,7 +82,8 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(name: &str, write: u32, more: serde_json::Value) -> Self {
+    /// With an engine that is kept in use by a stream through the leader.
+    async fn new(name: &str, write: u32, more: serde_json::Value) -> (Self, Stream) {
         let world = World::new(&format!("{name}-{write}"), 4, "256Gi").await;
         world.model("qwen", "40Gi", FLAGS, more).await;
         let from = world.dir.path().join("writes-count");
@@ -90,12 +93,11 @@ impl Scene {
         ];
         let kubeconfig = world.site.cluster.kubeconfig(&world.site.account).unwrap();
         let leader = world.gateway_by("gateway-0", "", &kubeconfig, &env);
-        let client = leader.client();
-        assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+        let used = Stream::open(&leader, "qwen", LONG).await;
         world.until("qwen", "ready", |model| reason(model, "Ready") == "Deployed").await;
         let follower = world.gateway("gateway-1", "");
         assert!(world.site.holder().await.starts_with("gateway-0"));
-        Self { world, leader, follower, from }
+        (Self { world, leader, follower, from }, used)
     }
 
     /// Whether it was killed. Another leads then, or the same when there was no such write.
@@ -124,7 +126,8 @@ impl Scene {
 
 async fn further(write: u32) -> bool {
     let few = |most: u32| json!({"maxReplicas": most, "maxConcurrency": 1});
-    let mut scene = Scene::new("more", write, few(1)).await;
+    let (mut scene, used) = Scene::new("more", write, few(1)).await;
+    used.leave().await;
     // At the gateway that lives: one stream has the place that there is, until after another leads; one waits.
     let first = Stream::open(&scene.follower, "qwen", 1200).await;
     std::fs::write(&scene.from, "").unwrap();
@@ -138,8 +141,9 @@ async fn further(write: u32) -> bool {
 }
 
 async fn fewer(write: u32) -> bool {
-    let mut scene = Scene::new("fewer", write, json!({"cooldownPeriod": "4s"})).await;
+    let (mut scene, used) = Scene::new("fewer", write, json!({"cooldownPeriod": "4s"})).await;
     std::fs::write(&scene.from, "").unwrap();
+    used.leave().await;
     let zero = |model: &_| reason(model, "Ready") == "ScaledToZero";
     scene.world.until("qwen", "scaled to zero", zero).await;
     let killed = scene.settles(0).await;

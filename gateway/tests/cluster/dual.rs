@@ -3,7 +3,6 @@
 mod crashes;
 mod direct;
 mod faults;
-mod hot;
 
 use std::{collections::BTreeMap, fs};
 
@@ -27,36 +26,36 @@ use crate::{
 };
 
 /// Nodes with accelerators of 64 GiB, of which sleepers may keep some.
-pub(super) struct Duo {
-    pub(super) world: World<'static>,
-    pub(super) gateway: Gateway,
+pub(crate) struct Duo {
+    pub(crate) world: World<'static>,
+    pub(crate) gateway: Gateway,
     second: Option<Gateway>,
     /// How gateways are configured.
     more: String,
 }
 
 /// A requester as the kubelet's side of it was last seen, and whose it is.
-pub(super) fn is_ready(pod: &Pod) -> bool {
+pub(crate) fn is_ready(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let conditions = status.and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True")
 }
 
-pub(super) fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+pub(crate) fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.labels().get(&format!("dual-pods.llm-d.ai/{key}")).map(String::as_str)
 }
 
-pub(super) fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+pub(crate) fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.annotations().get(&format!("dual-pods.llm-d.ai/{key}")).map(String::as_str)
 }
 
 impl Duo {
-    pub(super) async fn new(name: &str, gpus: u32, sleeping: &str, dual: &str) -> Self {
+    pub(crate) async fn new(name: &str, gpus: u32, sleeping: &str, dual: &str) -> Self {
         Self::with(name, gpus, sleeping, dual, &[]).await
     }
 
     /// Whose gateway dies before its write or order of this number; another is there to take over.
-    pub(super) async fn dying(name: &str, point: u32) -> Self {
+    pub(crate) async fn dying(name: &str, point: u32) -> Self {
         let env = [("ROUSE_TEST_ABORT_BEFORE_WRITE", point.to_string())];
         let mut duo = Self::with(name, 1, "8Gi", "", &env).await;
         duo.second = Some(duo.world.gateway_with("gateway-1", &duo.more));
@@ -87,7 +86,7 @@ impl Duo {
     }
 
     /// Kills the gateway; another comes.
-    pub(super) async fn restart(&mut self, name: &str) {
+    pub(crate) async fn restart(&mut self, name: &str) {
         self.gateway.signal(Signal::SIGKILL);
         self.gateway.ends().await;
         self.gateway = self.world.gateway_with(name, &self.more);
@@ -95,13 +94,13 @@ impl Duo {
 
     /// So many requesters of this name; each asks for `gpus`, of each of which its engine takes 40 GiB and keeps one. `flags` are
     /// the engine's, which dies where there is not that much.
-    pub(super) async fn ask(&self, name: &str, replicas: u32, gpus: u32, flags: &str) {
+    pub(crate) async fn ask(&self, name: &str, replicas: u32, gpus: u32, flags: &str) {
         let cards = self.world.dir.path().join("cards");
         let card = format!("--accelerator-file {} --memory-awake 40Gi --memory-asleep 1Gi", cards.display());
         self.ask_with(name, replicas, gpus, &patch(name, &format!("{card} {flags}"))).await;
     }
 
-    pub(super) async fn ask_with(&self, name: &str, replicas: u32, gpus: u32, patch: &str) {
+    pub(crate) async fn ask_with(&self, name: &str, replicas: u32, gpus: u32, patch: &str) {
         let own = self.world.name();
         let set = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": name}, "spec": {
             "replicas": replicas,
@@ -130,24 +129,24 @@ impl Duo {
         self.sets().patch(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&set)).await.unwrap();
     }
 
-    pub(super) async fn scale(&self, name: &str, replicas: u32) {
+    pub(crate) async fn scale(&self, name: &str, replicas: u32) {
         let patch = json!({"spec": {"replicas": replicas}});
         self.sets().patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
     }
 
-    pub(super) fn sets(&self) -> Api<ReplicaSet> {
+    pub(crate) fn sets(&self) -> Api<ReplicaSet> {
         self.world.site.namespace.api()
     }
 
     /// Which accelerators have which number, as the public project's map says it.
-    pub(super) async fn map(&self, numbers: &BTreeMap<String, String>) {
+    pub(crate) async fn map(&self, numbers: &BTreeMap<String, String>) {
         let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "gpu-map"}, "data": numbers});
         let maps: Api<ConfigMap> = self.world.site.namespace.api();
         maps.patch("gpu-map", &PatchParams::apply(MANAGER).force(), &Patch::Apply(&map)).await.unwrap();
     }
 
     /// Requesters of this name, and their providers, by what their labels say.
-    pub(super) async fn pairs(&self, name: &str) -> (Vec<Pod>, Vec<Pod>) {
+    pub(crate) async fn pairs(&self, name: &str) -> (Vec<Pod>, Vec<Pod>) {
         let list = async |labels: String| {
             self.world.pods().list(&ListParams::default().labels(&labels)).await.unwrap().items
         };
@@ -155,7 +154,7 @@ impl Duo {
     }
 
     /// Waits until these Pods are so: the requesters, and the providers.
-    pub(super) async fn until(
+    pub(crate) async fn until(
         &self,
         name: &str,
         what: &str,
@@ -178,7 +177,7 @@ impl Duo {
     }
 
     /// One requester that is ready, with an engine.
-    pub(super) async fn served(&self, name: &str) -> (Pod, Pod) {
+    pub(crate) async fn served(&self, name: &str) -> (Pod, Pod) {
         let fits = |requesters: &[Pod], providers: &[Pod]| {
             let ([requester], [provider]) = (requesters, providers) else { return false };
             is_ready(requester)
@@ -191,7 +190,7 @@ impl Duo {
     }
 
     /// No requester, and one provider that is nobody's.
-    pub(super) async fn asleep(&self, name: &str) -> Pod {
+    pub(crate) async fn asleep(&self, name: &str) -> Pod {
         let fits = |requesters: &[Pod], providers: &[Pod]| {
             let [provider] = providers else { return false };
             requesters.is_empty()
@@ -201,13 +200,13 @@ impl Duo {
         self.until(name, "a sleeper alone", fits).await.1.remove(0)
     }
 
-    pub(super) async fn cordon(&self, node: &str) {
+    pub(crate) async fn cordon(&self, node: &str) {
         let nodes: Api<Node> = Api::all(self.world.site.admin.clone());
         let patch = json!({"spec": {"unschedulable": true}});
         nodes.patch(node, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
     }
 
-    pub(super) async fn delete(&self, pod: &Pod) {
+    pub(crate) async fn delete(&self, pod: &Pod) {
         self.world.pods().delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
     }
 }

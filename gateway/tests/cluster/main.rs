@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod alone;
 mod audit;
-mod away;
 mod books;
 #[path = "../it/support/client.rs"]
 #[allow(dead_code, reason = "shared with the tests of one machine")]
@@ -21,7 +21,6 @@ mod events;
 mod flows;
 mod leftovers;
 mod load;
-mod many;
 mod memory;
 mod moves;
 mod namespaces;

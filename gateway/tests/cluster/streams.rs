@@ -1,6 +1,9 @@
 //! Streams that a test holds open while something happens to what carries them.
 
-use std::io::{Read as _, Write as _};
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, TcpStream},
+};
 
 use futures_util::future::join_all;
 use tokio::{sync::oneshot, task::JoinHandle};
@@ -11,16 +14,19 @@ use crate::{
 };
 
 /// A stream that runs.
-pub(crate) struct Stream(JoinHandle<Answer>);
+pub(crate) struct Stream {
+    ended: JoinHandle<Option<Answer>>,
+    socket: TcpStream,
+}
 
 impl Stream {
     /// Returns once it has begun.
     pub(crate) async fn open(gateway: &Gateway, model: &'static str, tokens: u32) -> Self {
-        let client = gateway.client();
+        let mut socket = gateway.client().connect();
+        let own = socket.try_clone().unwrap();
         let (tell, begun) = oneshot::channel();
         let mut tell = Some(tell);
         let ended = tokio::task::spawn_blocking(move || {
-            let mut socket = client.connect();
             let text = request("/v1/chat/completions", "", &chat_body(model, true, tokens));
             socket.write_all(text.as_bytes()).unwrap();
             let (mut bytes, mut room) = (Vec::new(), [0; 16 << 10]);
@@ -32,10 +38,10 @@ impl Stream {
                     tell.send(()).unwrap();
                 }
             }
-            Answer::parse(&bytes).unwrap()
+            Answer::parse(&bytes)
         });
         begun.await.unwrap();
-        Self(ended)
+        Self { ended, socket: own }
     }
 
     /// So many through each of them.
@@ -50,7 +56,13 @@ impl Stream {
     }
 
     pub(crate) async fn ends_whole(self) {
-        let answer = self.0.await.unwrap();
+        let answer = self.ended.await.unwrap().unwrap();
         assert!(answer.is_whole_stream(), "{answer:?}");
+    }
+
+    /// As a client that has read enough.
+    pub(crate) async fn leave(self) {
+        self.socket.shutdown(Shutdown::Both).unwrap();
+        self.ended.await.unwrap();
     }
 }

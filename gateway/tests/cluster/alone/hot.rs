@@ -13,7 +13,7 @@ use kube::{
 };
 use tokio::time::{Duration, Instant};
 
-use super::{Duo, is_ready, label};
+use crate::dual::{Duo, is_ready, label};
 
 const ALL: u32 = 20;
 /// What an engine itself takes to wake.

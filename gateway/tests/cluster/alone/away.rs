@@ -20,9 +20,9 @@ use crate::{
 const AWAY: Duration = Duration::from_secs(65);
 /// Used at one gateway each, and unused by all that the others know.
 const LONE: [&str; 3] = ["lone-0", "lone-1", "lone-2"];
-const COOLDOWN: &str = "3s";
+const COOLDOWN: &str = "6s";
 /// Some times as long, and longer than a new leader waits for what others have to say.
-const SEEN: Duration = Duration::from_secs(20);
+const SEEN: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_api_server_that_is_away_for_a_minute_costs_no_request_and_no_engine() {
