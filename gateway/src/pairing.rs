@@ -183,7 +183,16 @@ impl Controller {
 
     fn pods(&mut self, change: Change<Pod>) {
         let mut events = Vec::new();
+        // The decisions hear nothing of who asks for what cannot be: its user does.
+        let one = match &change {
+            Change::Applied(found) => found.metadata().uid.clone().map(RequesterId::from),
+            Change::All { .. } | Change::Deleted(_) => None,
+        };
+        let all = matches!(change, Change::All { .. });
         self.directory.take(change, &self.facts, &mut |event| events.push(event));
+        let one = one.as_ref().and_then(|id| self.directory.requester(id));
+        let looked = self.directory.requesters().filter(|_| all).chain(one);
+        looked.for_each(|own| self.notes.look(own.id.clone()));
         self.tell(events);
     }
 

@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context as _;
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::Client;
-use rouse::{fleet::event::Event, lease::Clock};
+use rouse::{fleet::event::Event, lease::Clock, units::Millis};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
@@ -101,7 +101,8 @@ impl Cluster {
         let dcgm = dcgm.map(|asked| Dcgm::new(asked, clock, metrics.readings())).transpose()?;
         let mut tasks = JoinSet::new();
         let (tell, settled) = watch::channel(None);
-        let policy = Policy { any_backend: settings.any_backend };
+        let dual = settings.dual_pods;
+        let policy = Policy { any_backend: settings.any_backend, dual_pods: dual.map(|dual| dual.mode) };
         let lists = namespaces.iter().collect::<BTreeSet<_>>().len();
         let awaited = Awaited::default();
         let seen = objects::watch_all(&client, &namespaces, true, &awaited, &mut tasks);
@@ -142,6 +143,7 @@ impl Cluster {
             image: settings.stub_image.clone(),
             pull_policy: settings.stub_pull_policy.clone(),
             key,
+            hold: dual.map_or(Millis::ZERO, |dual| dual.timing.drain + dual.timing.sleep),
         };
         let parts = Parts {
             books,

@@ -13,6 +13,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use rouse::{
     model::{Accelerators, Eviction, Idle, Memory, ModelName, ModelSpec, OwnQueue, QueuePolicy},
+    pairing,
     units::{Bytes, Millis},
 };
 
@@ -82,6 +83,8 @@ pub struct Variant {
 pub struct Policy {
     /// Backends need not be Services of their model's namespace.
     pub any_backend: bool,
+    /// Requesters are served, in this mode.
+    pub dual_pods: Option<pairing::ids::Mode>,
 }
 
 /// An asleep engine is stopped after so long, when nothing else is said.

@@ -217,7 +217,7 @@ impl Index {
             let nodes = self.sight.nodes.then_some(&self.nodes);
             Ground::survey(&self.pools, nodes, &self.accelerators)
         });
-        let settled = Arc::new(place::settle(&self.models, &self.pools, ground));
+        let settled = Arc::new(place::settle(&self.models, &self.pools, ground, self.sight.policy));
         self.settled = Some(Arc::clone(&settled));
         settled
     }

@@ -9,6 +9,7 @@ use rouse::units::{Generation, Tick};
 use super::{
     condition::tick,
     crd::ledger::ObjectName,
+    dual::keys,
     label, objects,
     watch::Watched,
     workload::{self, CONTAINER, FINGERPRINT, GENERATION, OBJECT, REPLICA, STUB, TEMPLATE},
@@ -57,6 +58,8 @@ pub enum Trouble {
     Unschedulable { since: Tick, message: String },
     /// A container cannot be made: its image, its configuration.
     Container { reason: String, message: String },
+    /// Who serves requesters says that what it asks for cannot be made.
+    Server { message: String },
     /// The engine's container has ended by itself, so often.
     Crashed { code: i32, signal: Option<i32>, times: u32 },
 }
@@ -72,6 +75,7 @@ impl fmt::Display for Trouble {
             Self::Container { reason, message } => {
                 write!(out, "a container of its Pod cannot be made: {reason}: {message}")
             }
+            Self::Server { message } => write!(out, "its engine's Pod cannot be made: {message}"),
             Self::Crashed { code, .. } => write!(out, "its engine ended by itself, with exit code {code}"),
         }
     }
@@ -135,6 +139,9 @@ fn trouble(pod: &Pod) -> Option<Trouble> {
             since: condition.last_transition_time.as_ref().map_or(Tick(0), tick),
             message: condition.message.clone().unwrap_or_default(),
         });
+    }
+    if let Some(message) = keys::errors(pod) {
+        return Some(Trouble::Server { message });
     }
     // The kubelet starts it again, but that is another engine, of which nothing is known, in memory that is this one's.
     let engine = pod.annotations().get(CONTAINER);

@@ -5,12 +5,13 @@
 //! and a rollout cuts no stream. Its name is the object's and eight characters that stand for the template.
 
 pub(crate) mod merge;
+mod requester;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 
-use rouse::wire::Epoch;
+use rouse::{units::Millis, wire::Epoch};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -66,6 +67,8 @@ pub struct Sidecar {
     pub pull_policy: Option<String>,
     /// Of which the tokens are made that stubs demand.
     pub key: StubKey,
+    /// A requester's stub is left so long to hand its engine back, from when it is told to end.
+    pub hold: Millis,
 }
 
 /// One Deployment, as it should be.
@@ -78,6 +81,8 @@ pub struct Workload<'a> {
     /// The key of the pool's taint.
     pub taint: Option<&'a str>,
     pub sidecar: &'a Sidecar,
+    /// Its Pods ask for engines, and are none.
+    pub dual: bool,
     pub replicas: u32,
     pub epoch: Epoch,
 }
@@ -152,6 +157,12 @@ impl Workload<'_> {
 
     /// What a Pod is made of, but for its labels.
     fn pod(&self) -> Value {
+        let engine = self.engine_pod();
+        if self.dual { self.requester(engine) } else { self.beside(engine) }
+    }
+
+    /// An engine's Pod as the user has it.
+    fn engine_pod(&self) -> Value {
         let mut pod = Value::Object(self.pods.template.value());
         if let Some(patch) = &self.variant.patch {
             merge::into(&mut pod, &Value::Object(patch.value()));
@@ -161,43 +172,57 @@ impl Workload<'_> {
             own.remove("name");
             own.remove("namespace");
         }
-        let annotations = json!({
-            label::MODEL_NAME: self.engine.name.as_str(),
-            FINGERPRINT: self.variant.spec.fingerprint.to_string(),
-            CONTAINER: self.pods.container,
-            OBJECT: self.owner.object.name,
-        });
-        let placed = json!({
-            "metadata": {"annotations": annotations},
-            "spec": {"nodeSelector": self.variant.node_selector},
-        });
-        merge::into(&mut pod, &placed);
-        if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) {
-            let claims = claims(spec, &self.pods.container);
-            push(spec, "containers", self.stub(claims));
-            if let Some(key) = self.taint {
-                push(spec, "tolerations", json!({"key": key, "operator": "Exists"}));
-            }
+        merge::into(&mut pod, &json!({"spec": {"nodeSelector": self.variant.node_selector}}));
+        if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut)
+            && let Some(key) = self.taint
+        {
+            push(spec, "tolerations", json!({"key": key, "operator": "Exists"}));
         }
         pod
     }
 
+    /// The same with a stub beside the engine.
+    fn beside(&self, mut pod: Value) -> Value {
+        let container = json!({CONTAINER: self.pods.container});
+        merge::into(&mut pod, &json!({"metadata": {"annotations": self.annotations()}}));
+        merge::into(&mut pod, &json!({"metadata": {"annotations": container}}));
+        if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) {
+            let claims = claims(spec, &self.pods.container);
+            let mut stub = self.stub([
+                // The engine beside it gets its SIGTERM in the same instant: there is nothing to hold for.
+                "--hold=0s".to_owned(),
+                format!("--token-sha256={}", self.sidecar.key.hash(self.owner)),
+            ]);
+            if let Some(claims) = claims {
+                merge::into(&mut stub, &json!({"resources": {"claims": claims}}));
+            }
+            push(spec, "containers", stub);
+        }
+        pod
+    }
+
+    /// Whose Pod it is, and by what it was made.
+    fn annotations(&self) -> Value {
+        json!({
+            label::MODEL_NAME: self.engine.name.as_str(),
+            FINGERPRINT: self.variant.spec.fingerprint.to_string(),
+            OBJECT: self.owner.object.name,
+        })
+    }
+
     /// The stub listens at the Pod's own address: so does the engine, and no other port of the Pod leads past it.
-    /// `claims`: the engine's, with which the stub sees the same accelerators.
-    fn stub(&self, claims: Option<Value>) -> Value {
-        let args = [
+    fn stub(&self, more: impl IntoIterator<Item = String>) -> Value {
+        let mut args = vec![
             "proxy".to_owned(),
             "--host=$(POD_IP)".to_owned(),
             format!("--probes-port={PROBES_PORT}"),
             format!("--spi-port={SPI_PORT}"),
             format!("--proxy-port={PROXY_PORT}"),
             "--epoch-gate".to_owned(),
-            // The engine beside it gets its SIGTERM in the same instant: there is nothing to hold for.
-            "--hold=0s".to_owned(),
             format!("--engine-kind={}", kind_name(self.engine.kind).replace('-', "")),
             format!("--model={}", self.engine.served_name),
-            format!("--token-sha256={}", self.sidecar.key.hash(self.owner)),
         ];
+        args.extend(more);
         let mut stub = json!({
             "name": STUB,
             "image": self.sidecar.image,
@@ -228,9 +253,6 @@ impl Workload<'_> {
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
         });
-        if let Some(claims) = claims {
-            merge::into(&mut stub, &json!({"resources": {"claims": claims}}));
-        }
         if let Some(policy) = &self.sidecar.pull_policy {
             merge::into(&mut stub, &json!({"imagePullPolicy": policy}));
         }

@@ -3,6 +3,7 @@
 mod crashes;
 mod direct;
 mod faults;
+mod models;
 
 use std::{collections::BTreeMap, fs};
 

@@ -58,6 +58,18 @@ pub fn is_requester(pod: &Pod) -> bool {
         || read(pod, &role) == Some("requester")
 }
 
+/// What its user has to mend, as its status says it.
+#[must_use]
+pub fn errors(pod: &Pod) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Status {
+        #[serde(rename = "Errors")]
+        errors: Option<Vec<String>>,
+    }
+    let status: Status = serde_json::from_str(read(pod, STATUS)?).ok()?;
+    status.errors.filter(|errors| !errors.is_empty()).map(|errors| errors.join("; "))
+}
+
 /// Where its stub takes orders; `None`: what is said there is no port.
 #[must_use]
 pub fn admin_port(pod: &Pod) -> Option<u16> {

@@ -5,7 +5,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use rouse::model::{Accelerators, ModelName, ModelSpec};
+use rouse::{
+    model::{Accelerators, ModelName, ModelSpec},
+    pairing::ids::Mode,
+};
 
 use super::{
     entry::ModelEntry,
@@ -18,7 +21,7 @@ use crate::{
     config,
     controllers::{
         address::Backend,
-        convert::{self, Run, Variant},
+        convert::{self, Policy, Run, Variant},
         crd::ledger::ObjectName,
         refusal::{Refusal, Refused},
         settle::{self, Claim},
@@ -30,9 +33,10 @@ pub(super) fn settle(
     models: &BTreeMap<ObjectName, ModelEntry>,
     pools: &BTreeMap<String, PoolEntry>,
     ground: &Ground,
+    policy: Policy,
 ) -> Settled {
     let selectors = Selectors::new(pools.iter().map(|(name, entry)| (name.as_str(), &entry.selector)));
-    let placer = Placer { selectors, entries: pools, pools: &ground.pools };
+    let placer = Placer { selectors, entries: pools, pools: &ground.pools, policy };
     let placed: Vec<_> = models.values().map(|entry| placer.model(entry)).collect();
     let claim = |(entry, placed): (&ModelEntry, &Result<_, _>)| Claim {
         sound: placed.is_ok(),
@@ -82,6 +86,7 @@ struct Placer<'a> {
     selectors: Selectors<'a>,
     entries: &'a BTreeMap<String, PoolEntry>,
     pools: &'a BTreeMap<String, Pool>,
+    policy: Policy,
 }
 
 /// Where one variant goes.
@@ -98,15 +103,21 @@ impl Placer<'_> {
         match &model.run {
             Run::External(backend) => external(entry, model, backend),
             Run::DualPods(_) => {
-                let text = "mode dualPods is of a later version: say mode deployment";
-                Err(Refusal::Unsupported(text).into())
+                asks(self.policy.dual_pods, model)?;
+                let served = self.run(entry, model)?;
+                // Its engines sleep while it has no Pod: who decides about Pods stops and starts it.
+                let engine = config::Model { sleep: config::SleepApi::None, ..(*served.engine).clone() };
+                let spec = ModelSpec { can_sleep: false, ..served.spec };
+                Ok(Served { engine: Arc::new(engine), spec, ..served })
             }
-            Run::Deployment(_) => {
-                let place = self.place(model)?;
-                let variant = model.variants.get(place.variant).ok_or_else(nothing_to_run)?;
-                Ok(served(entry, model, variant, &place))
-            }
+            Run::Deployment(_) => self.run(entry, model),
         }
+    }
+
+    fn run(&self, entry: &ModelEntry, model: &Arc<convert::Model>) -> Result<Served, Refused> {
+        let place = self.place(model)?;
+        let variant = model.variants.get(place.variant).ok_or_else(nothing_to_run)?;
+        Ok(served(entry, model, variant, &place))
     }
 
     /// The cheapest variant that a pool takes. When none is taken, why the cheapest is not.
@@ -169,6 +180,19 @@ impl Placer<'_> {
         let pools = pools.map(|(name, entry)| format!("'{name}' ({})", pairs(&entry.selector)));
         Refusal::NoPool { wanted: pairs(&variant.node_selector), pools: list(pools) }
     }
+}
+
+/// Whether somebody here serves the requesters of such a model.
+fn asks(mode: Option<Mode>, model: &convert::Model) -> Result<(), Refused> {
+    let text = match mode {
+        None => "nobody here serves mode dualPods: set kubernetes.dualPods in the gateway's configuration",
+        Some(Mode::Launcher) => "mode dualPods goes with kubernetes.dualPods.mode sleep or plain",
+        Some(Mode::Sleep) if model.engine.sleep != config::SleepApi::Vllm => {
+            "in mode dualPods an engine must be able to sleep: a vllm whose command has --enable-sleep-mode"
+        }
+        Some(Mode::Sleep | Mode::Plain) => return Ok(()),
+    };
+    Err(Refusal::Unsupported(text).into())
 }
 
 /// What of a model's spec keeps engines of it awake without requests, if anything does.

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
-const SIGHT: Sight = Sight { policy: Policy { any_backend: false }, nodes: true, namespaces: 1 };
+const SIGHT: Sight =
+    Sight { policy: Policy { any_backend: false, dual_pods: None }, nodes: true, namespaces: 1 };
 
 /// An index that was told these, and what it makes of them.
 fn settled(objects: impl IntoIterator<Item = Object>) -> Arc<Settled> {

@@ -1,9 +1,23 @@
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::util::intstr::IntOrString};
+use rouse::{
+    model::LevelPolicy,
+    pairing::{
+        event::{Record, Sizes},
+        ids::{EngineId, Mode, NodeName},
+    },
+    units::{Bytes, Generation, Tick},
+};
 use serde_json::json;
 
 use super::*;
 use crate::controllers::{
     convert::{Policy, Run, convert},
     crd::InferenceModel,
+    dual::{
+        keys,
+        provider::{self, Make, Place},
+        record,
+    },
 };
 
 fn workload(spec: Value, look: impl FnOnce(Value)) {
@@ -14,10 +28,14 @@ fn workload(spec: Value, look: impl FnOnce(Value)) {
     });
     let object: InferenceModel = serde_json::from_value(object).unwrap();
     let model = convert(&object, Policy::default()).unwrap();
-    let Run::Deployment(pods) = &model.run else { panic!("{:?}", model.run) };
+    let (Run::Deployment(pods) | Run::DualPods(pods)) = &model.run else { panic!("{:?}", model.run) };
     let owner = Owner { object: model.object.clone(), uid: "u1".into() };
-    let sidecar =
-        Sidecar { image: "stub:1".into(), pull_policy: Some("Never".into()), key: StubKey::example() };
+    let sidecar = Sidecar {
+        image: "stub:1".into(),
+        pull_policy: Some("Never".into()),
+        key: StubKey::example(),
+        hold: Millis::secs(90),
+    };
     let workload = Workload {
         owner: &owner,
         engine: &model.engine,
@@ -25,6 +43,7 @@ fn workload(spec: Value, look: impl FnOnce(Value)) {
         variant: &model.variants[0],
         taint: Some("gpu"),
         sidecar: &sidecar,
+        dual: matches!(model.run, Run::DualPods(_)),
         replicas: 2,
         epoch: 7,
     };
@@ -118,4 +137,84 @@ fn a_name_fits_and_is_its_objects_own() {
     assert_eq!(name(&object("m".into()), "0123abcd"), "m-0123abcd");
     let long = |last: &str| name(&object("x".repeat(250) + last), "0123abcd");
     assert!(long("a").len() <= 220 && long("a") != long("b"));
+}
+
+/// A Pod as a ReplicaSet makes it of this template.
+fn pod_of(made: &Value) -> Pod {
+    let mut pod = made["spec"]["template"].clone();
+    merge::into(&mut pod, &json!({"metadata": {"name": "qwen-1", "namespace": "team", "uid": "p1"}}));
+    merge::into(&mut pod, &json!({"metadata": {"labels": {"pod-template-hash": "h"}}}));
+    serde_json::from_value(pod).unwrap()
+}
+
+#[test]
+fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
+    let spec = json!({
+        "modelName": "org/Qwen", "mode": "dualPods", "memory": "40Gi", "memoryAsleep": "2Gi", "hostMemory": "30Gi",
+        "nodeSelector": {"inference-pool": "h200"}, "engine": {"kind": "vllm", "port": 9000, "container": "vllm"},
+        "template": {
+            "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
+            "spec": {
+                "serviceAccountName": "models", "priorityClassName": "high",
+                "volumes": [{"name": "weights", "emptyDir": {}}],
+                "containers": [
+                    {"name": "helper", "image": "helper:1"},
+                    {
+                        "name": "vllm", "image": "vllm:1", "volumeMounts": [{"name": "weights", "mountPath": "/w"}],
+                        "command": ["vllm", "serve", "--enable-sleep-mode", "--chat-template={{ messages }}"],
+                        "resources": {"limits": {"nvidia.com/gpu": "2", "memory": "1Gi"}},
+                    },
+                ],
+            },
+        },
+    });
+    workload(spec, |made| {
+        let requester = pod_of(&made);
+        let own = requester.spec.as_ref().unwrap();
+        let [stub] = &own.containers[..] else { panic!("{:?}", own.containers) };
+        assert_eq!((stub.name.as_str(), stub.image.as_deref()), (keys::CONTAINER, Some("stub:1")));
+        let args = stub.args.as_ref().unwrap();
+        assert!(args.contains(&"--hold=90s".to_owned()), "{args:?}");
+        assert_eq!(own.termination_grace_period_seconds, Some(100), "it outlives its stub's hold");
+        let limits = stub.resources.as_ref().unwrap().limits.as_ref().unwrap();
+        assert_eq!(limits["nvidia.com/gpu"].0, "2");
+        assert_ne!(limits["memory"].0, "1Gi");
+        assert_eq!(own.priority_class_name.as_deref(), Some("high"));
+        assert!(own.volumes.is_none() && own.service_account_name.is_none());
+
+        let node = NodeName::from("n1");
+        let asked = provider::asked(&requester, &node).unwrap();
+        assert_eq!(
+            asked.labels,
+            [("team".to_owned(), "a".to_owned())].into(),
+            "Rouse's would make it an engine's Pod"
+        );
+        let wanted =
+            record::Wanted { awake: Some(Bytes::gib(40)), asleep: Bytes::gib(2), host: Some(Bytes::gib(30)) };
+        assert_eq!(record::wanted(&requester), Ok(wanted));
+        let accelerators = ["GPU-1".into(), "GPU-2".into()].into();
+        let record = Record {
+            engine: EngineId { mode: Mode::Sleep, accelerators, fingerprint: asked.fingerprint },
+            generation: Generation(1),
+            sizes: Sizes { awake: Bytes::gib(40), asleep: Bytes::gib(2), host: Bytes::gib(30) },
+            level: LevelPolicy::Auto,
+            requester: Some("p1".into()),
+            last_used: Tick(0),
+        };
+        let place = Place { node: &node, accelerators: &record.engine.accelerators, numbers: None };
+        let made = provider::make(&requester, &place, &record, None, &Make::default()).unwrap();
+        let spec = made.pod.spec.unwrap();
+        let names: Vec<_> = spec.containers.iter().map(|own| own.name.as_str()).collect();
+        assert_eq!(names, ["helper", keys::CONTAINER]);
+        let engine = &spec.containers[1];
+        assert_eq!(engine.command.as_ref().unwrap()[3], "--chat-template={{ messages }}");
+        assert_eq!(engine.image.as_deref(), Some("vllm:1"));
+        assert!(engine.args.is_none(), "the stub's");
+        let port = engine.readiness_probe.as_ref().unwrap().http_get.as_ref().unwrap().port.clone();
+        assert_eq!(port, IntOrString::Int(9000));
+        assert!(engine.env.as_ref().unwrap().iter().any(|env| env.name == "VLLM_SERVER_DEV_MODE"));
+        assert_eq!(spec.service_account_name.as_deref(), Some("models"));
+        assert_eq!(spec.node_selector.unwrap()["inference-pool"], "h200");
+        assert_eq!(made.pod.metadata.annotations.unwrap()["note"], "b");
+    });
 }

@@ -212,6 +212,10 @@ impl Berth {
         let (berth, pod) = (Arc::clone(self), pod.clone());
         let since = self.shared.common.clock.now();
         async move {
+            if berth.place.dual {
+                // Others sleep on its accelerators: what is in use there is not its own.
+                pending::<()>().await;
+            }
             if matches!(start, Start::Awake | Start::Doubtful) {
                 time::sleep(observe::EVERY).await;
             }

@@ -6,7 +6,7 @@ use crate::{
     config,
     controllers::{
         booking::Wanted,
-        convert::{Pods, Variant},
+        convert::{Pods, Run, Variant},
         crd::ledger::ObjectName,
         index::{Served, Settled},
         label,
@@ -37,6 +37,8 @@ pub struct Place {
     pub settle: Millis,
     /// Others may be given the same accelerators.
     pub shared: bool,
+    /// Its Pods ask for engines, which others start, wake and put to sleep.
+    pub dual: bool,
     /// Of the Deployment that new engines are Pods of.
     pub template: String,
 }
@@ -56,6 +58,7 @@ impl Place {
             taint: terms.and_then(|terms| terms.taint.clone()),
             settle: terms.map_or(Millis::ZERO, |terms| terms.settle),
             shared: terms.is_some_and(|terms| terms.slots > 1),
+            dual: matches!(served.model.run, Run::DualPods(_)),
             template: String::new(),
         };
         place.template = place.workload(sidecar, 0, 0).template();
@@ -71,6 +74,7 @@ impl Place {
             variant: &self.variant,
             taint: self.taint.as_deref(),
             sidecar,
+            dual: self.dual,
             replicas,
             epoch,
         }

@@ -208,10 +208,13 @@ async fn examine(shared: &Arc<Shared>, mut runs: Runs) -> Runs {
         let spi = SocketAddr::new(runs.address.ip(), SPI_PORT);
         let stub = Stub::new(spi, token, epoch, runs.generation);
         let target = SocketAddr::new(runs.address.ip(), runs.place.pods.port);
-        if let Err(error) = stub.target(target).await {
-            return (error == stub::Error::Stranger).then_some(Asked::Stranger);
+        // A requester's stub is told by who pairs it with an engine.
+        if !runs.place.dual {
+            if let Err(error) = stub.target(target).await {
+                return (error == stub::Error::Stranger).then_some(Asked::Stranger);
+            }
+            stub.open().await.ok()?;
         }
-        stub.open().await.ok()?;
         let (id, model) = (runs.engine.clone(), Arc::clone(&runs.place.engine));
         let contact = Contact::new(&shared.common, id, runs.generation, runs.address, model);
         (contact.adapter.health(DEADLINE).await == Health::Good).then_some(Asked::Good)

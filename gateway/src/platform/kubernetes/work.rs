@@ -46,6 +46,8 @@ const UNMADE: Duration = Duration::from_secs(5);
 const ENTER: Duration = Duration::from_secs(10);
 /// A kubelet looks every second whether a stub says that it serves.
 const UNREADY: Duration = Duration::from_secs(3);
+/// A ReplicaSet that has not let a Pod go within this is not the one to do it.
+const RELEASED: Duration = Duration::from_secs(3);
 /// A stub that has not answered for so long is not waited for, where requests under way are to end.
 const SILENT: Duration = Duration::from_secs(30);
 /// What a ReplicaSet gives up last, and first.
@@ -188,6 +190,10 @@ pub(super) async fn spot(stub: &Stub, node: String) -> Spot {
 
 /// The stub knows its engine and lets requests in. An error: it was made by another key, and never will.
 async fn enter(berth: &Berth, proxy: SocketAddr) -> Result<(), Cause> {
+    if berth.place.dual {
+        // Who pairs it with an engine does that.
+        return Ok(());
+    }
     let target = SocketAddr::new(proxy.ip(), berth.place.pods.port);
     let mut pauses = Pauses::new();
     loop {
@@ -218,6 +224,15 @@ pub(super) async fn restore(contact: Arc<Contact>, berth: Arc<Berth>) {
 
 /// Closes the stub's gate and tells when nothing is under way any more.
 pub(super) async fn drain(contact: Arc<Contact>, berth: Arc<Berth>, cut: bool) {
+    // A requester's gate closes when it is told to go, and its engine is left alone until nothing is under way.
+    if !berth.place.dual {
+        closed(&contact, &berth, cut).await;
+    }
+    let (engine, generation) = (berth.id.clone(), berth.generation);
+    berth.shared.common.tell(Event::Drained { engine, generation }).await;
+}
+
+async fn closed(contact: &Contact, berth: &Berth, cut: bool) {
     let mut pauses = Pauses::new();
     let given_up = time::Instant::now() + SILENT;
     loop {
@@ -231,13 +246,11 @@ pub(super) async fn drain(contact: Arc<Contact>, berth: Arc<Berth>, cut: bool) {
             // Nor will this one ever obey.
             Ok(true) | Err(stub::Error::Stranger) => break,
             Ok(false) => continue,
-            Err(stub::Error::Older) => return overruled(&berth).await,
+            Err(stub::Error::Older) => return overruled(berth).await,
             Err(error) => tracing::debug!(engine = %berth.id, %error, "its stub does not drain yet"),
         }
         pauses.pause().await;
     }
-    let (engine, generation) = (berth.id.clone(), berth.generation);
-    berth.shared.common.tell(Event::Drained { engine, generation }).await;
 }
 
 pub(super) async fn open(contact: Arc<Contact>, berth: Arc<Berth>) {
@@ -265,6 +278,9 @@ pub(super) async fn leave(berth: Arc<Berth>, mut pod: Pod, begun: bool) {
         }
     }
     berth.left().await;
+    // Its ReplicaSet lets it go as soon as it hears that it is to have fewer; before that it would make another in its place.
+    let ends = |seen: &Option<Arc<Seen>>| seen.as_ref().is_none_or(|seen| seen.ending);
+    let _itself = time::timeout(RELEASED, pod.wait_for(ends)).await.is_ok();
     let mut pauses = Pauses::new();
     loop {
         let seen = pod.borrow().clone();
@@ -282,7 +298,8 @@ pub(super) async fn leave(berth: Arc<Berth>, mut pod: Pod, begun: bool) {
 
 /// No request passes, and the kubelet is told. One try: whoever does not answer lets nobody in either, and its Pod goes.
 async fn shut(berth: &Berth, proxy: SocketAddr) {
-    if let Some(stub) = berth.stub(proxy)
+    if !berth.place.dual
+        && let Some(stub) = berth.stub(proxy)
         && let Err(error) = stub.close(true).await
     {
         tracing::debug!(engine = %berth.id, %error, "its stub was not told that it ends");
@@ -291,7 +308,8 @@ async fn shut(berth: &Berth, proxy: SocketAddr) {
 }
 
 async fn told_ready(berth: &Berth, proxy: SocketAddr, ready: bool) {
-    if let Some(stub) = berth.stub(proxy)
+    if !(berth.place.dual && ready)
+        && let Some(stub) = berth.stub(proxy)
         && let Err(error) = stub.ready(ready).await
     {
         tracing::debug!(engine = %berth.id, %error, "its stub was not told whether it serves");
@@ -355,7 +373,7 @@ fn judge(seen: Option<&Seen>, now: Tick) -> (Option<Cause>, Option<Millis>) {
         Some(Trouble::Crashed { code, signal, .. }) => (Some(crashed(*code, *signal)), None),
         // A registry may answer the next time; the kubelet says when it has given that up for longer.
         Some(Trouble::Container { reason, .. }) if reason == "ErrImagePull" => (None, None),
-        Some(Trouble::Container { .. }) => (Some(Cause::Unrunnable), None),
+        Some(Trouble::Container { .. } | Trouble::Server { .. }) => (Some(Cause::Unrunnable), None),
         Some(Trouble::Unschedulable { since, .. }) => {
             let by = *since + UNSCHEDULED;
             if by <= now { (Some(Cause::Unschedulable), None) } else { (None, Some(by.since(now))) }

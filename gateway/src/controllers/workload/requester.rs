@@ -1,0 +1,119 @@
+//! The Pod of a model in mode dualPods: it holds the accelerators, and asks for the engine that uses them.
+
+use serde_json::{Map, Value, json};
+
+use super::{MANAGED, SPI_PORT, Workload, merge};
+use crate::controllers::{crd::Quantity, dual::keys};
+
+/// What of an engine's Pod says where it can be: its requester is there first.
+const PLACING: [&str; 7] = [
+    "nodeSelector",
+    "affinity",
+    "tolerations",
+    "topologySpreadConstraints",
+    "schedulerName",
+    "priorityClassName",
+    "imagePullSecrets",
+];
+/// What accelerators are asked for by where the template asks for none.
+const GPU: &str = "nvidia.com/gpu";
+/// Beside what a stub holds on for.
+const MARGIN_SECS: u64 = 10;
+
+impl Workload<'_> {
+    /// Asks for this engine.
+    pub(super) fn requester(&self, engine: Value) -> Value {
+        let spec = &engine["spec"];
+        let accelerators = self.accelerators(spec);
+        let mut own: Map<String, Value> = PLACING
+            .iter()
+            .filter_map(|key| {
+                Some(((*key).to_owned(), spec.get(key).filter(|value| !value.is_null())?.clone()))
+            })
+            .collect();
+        let hold = self.sidecar.hold.0.div_ceil(1000);
+        let mut stub = self.stub([format!("--hold={hold}s")]);
+        merge::into(
+            &mut stub,
+            &json!({"name": keys::CONTAINER, "resources": {"limits": accelerators, "requests": accelerators}}),
+        );
+        own.insert("containers".to_owned(), json!([stub]));
+        own.insert("terminationGracePeriodSeconds".to_owned(), json!(hold + MARGIN_SECS));
+        let memory = &self.variant.spec.memory;
+        let mut annotations = self.annotations();
+        merge::into(
+            &mut annotations,
+            &json!({
+                keys::SERVER_PATCH: self.patch(engine),
+                keys::ADMIN_PORT: SPI_PORT.to_string(),
+                keys::MEMORY: Quantity::from(memory.awake).to_string(),
+                keys::MEMORY_ASLEEP: Quantity::from(memory.asleep).to_string(),
+                keys::HOST_MEMORY: Quantity::from(memory.host).to_string(),
+            }),
+        );
+        json!({"metadata": {"annotations": annotations}, "spec": own})
+    }
+
+    /// The extended resources of the engine's container: of such are accelerators.
+    fn accelerators(&self, spec: &Value) -> Value {
+        let container = spec["containers"].as_array().into_iter().flatten();
+        let container = container.into_iter().find(|it| it["name"] == self.pods.container.as_str());
+        let limits = container.and_then(|it| it.pointer("/resources/limits")?.as_object());
+        let extended: Map<String, Value> = limits
+            .into_iter()
+            .flatten()
+            .filter(|(name, _)| name.contains('/'))
+            .map(|(name, amount)| (name.clone(), amount.clone()))
+            .collect();
+        if extended.is_empty() {
+            let count = match &self.variant.spec.accelerators {
+                rouse::model::Accelerators::Count(count) | rouse::model::Accelerators::Of { count, .. } => {
+                    u64::from(*count)
+                }
+                rouse::model::Accelerators::Ids(ids) => ids.len() as u64,
+            };
+            return json!({GPU: count.to_string()});
+        }
+        Value::Object(extended)
+    }
+
+    /// Makes the engine's Pod of the requester: all of it in the place of the requester's.
+    fn patch(&self, mut engine: Value) -> String {
+        let mut spec = engine["spec"].take();
+        spec["$patch"] = json!("replace");
+        let all = spec["containers"].as_array_mut().into_iter().flatten();
+        if let Some(own) = all.into_iter().find(|it| it["name"] == self.pods.container.as_str()) {
+            self.engine_container(own);
+        }
+        let mut metadata = json!({"labels": {}, "annotations": {}});
+        for key in ["labels", "annotations"] {
+            if let given @ Value::Object(_) = engine["metadata"][key].take() {
+                metadata[key] = given;
+            }
+        }
+        metadata["labels"][MANAGED] = Value::Null;
+        let patch = json!({"metadata": metadata, "spec": spec});
+        // A server patch is a template, of which an engine's command is no part. JSON has two braces together only in texts.
+        patch.to_string().replace("{{", "\\u007b\\u007b")
+    }
+
+    /// As the controller of dual pods knows one: by its name, and by the port of its probe.
+    fn engine_container(&self, own: &mut Value) {
+        own["name"] = json!(keys::CONTAINER);
+        let port = self.pods.port;
+        if own.pointer("/readinessProbe/httpGet/port") != Some(&json!(port)) {
+            own["readinessProbe"] = json!({"httpGet": {"path": "/health", "port": port}, "periodSeconds": 1});
+        }
+        if !own["env"].is_array() {
+            own["env"] = json!([]);
+        }
+        if let Some(env) = own["env"].as_array_mut()
+            && !env.iter().any(|it| it["name"] == DEVELOPERS)
+        {
+            env.push(json!({"name": DEVELOPERS, "value": "1"}));
+        }
+    }
+}
+
+/// Without it vLLM neither sleeps nor wakes by request.
+const DEVELOPERS: &str = "VLLM_SERVER_DEV_MODE";

@@ -1,0 +1,111 @@
+//! InferenceModels of mode dualPods: their engines sleep while nobody asks for them, and are woken through requesters.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{ResourceExt as _, api::ListParams};
+use rouse_gateway::controllers::crd::inference_model::EngineState;
+use serde_json::json;
+
+use super::{Duo, annotation, label};
+use crate::world::{aside, reason};
+
+/// With `--enable-sleep-mode`, of which each takes 40 GiB of an accelerator, of which there are 64.
+async fn model(duo: &Duo, name: &str, more: serde_json::Value) {
+    let cards = duo.world.dir.path().join("cards");
+    let flags = format!(
+        "--enable-sleep-mode --accelerator-file {} --memory-awake 40Gi --memory-asleep 1Gi",
+        cards.display()
+    );
+    let mut spec =
+        json!({"mode": "dualPods", "memoryAsleep": "1Gi", "hostMemory": "8Gi", "cooldownPeriod": "2s"});
+    crate::world::merge(&mut spec, more);
+    duo.world.model(name, "40Gi", &flags, spec).await;
+    duo.world.until(name, "known to the gateway", |model| !reason(model, "Accepted").is_empty()).await;
+}
+
+/// Pods of this model: who asks, and the engines.
+async fn pods(duo: &Duo, name: &str) -> (Vec<Pod>, Vec<Pod>) {
+    let all = duo.world.pods().list(&ListParams::default()).await.unwrap().items;
+    let own = all.into_iter().filter(|pod| {
+        let containers = &pod.spec.as_ref().unwrap().containers;
+        let names = |word: &String| word.as_str() == name;
+        containers.iter().flat_map(|own| own.args.iter().flatten()).any(|word| names(word))
+            || annotation(pod, "server-patch").is_some_and(|patch| patch.contains(&format!("\"{name}\"")))
+    });
+    own.partition(|pod| annotation(pod, "server-patch").is_some())
+}
+
+async fn asks(duo: &Duo, name: &'static str) {
+    let client = duo.gateway.client();
+    let answer = aside(move || client.chat(name, true, 4)).await;
+    assert!(answer.is_whole_stream(), "{answer:?}");
+}
+
+async fn idle(duo: &Duo, name: &'static str) -> Pod {
+    duo.world.until(name, "idle", |model| reason(model, "Ready") == "ScaledToZero").await;
+    let (requesters, mut engines) = pods(duo, name).await;
+    assert!(requesters.is_empty(), "{requesters:#?}");
+    assert_eq!(engines.len(), 1, "{engines:#?}");
+    assert_eq!(label(&engines[0], "sleeping"), Some("true"));
+    assert!(duo.world.booked().await.iter().all(|(model, _)| model != name));
+    engines.remove(0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cold_request_makes_an_engine_which_then_sleeps_and_is_woken_by_the_next() {
+    let mut duo = Duo::new("dual-model", 1, "8Gi", "").await;
+    model(&duo, "one", json!({})).await;
+    asks(&duo, "one").await;
+    let (requesters, engines) = pods(&duo, "one").await;
+    assert_eq!((requesters.len(), engines.len()), (1, 1), "{requesters:#?} {engines:#?}");
+    let told = duo.world.models().get("one").await.unwrap().status.unwrap();
+    assert!(matches!(&told.engines[..], [engine] if engine.state == EngineState::Awake), "{told:?}");
+
+    let asleep = idle(&duo, "one").await;
+    assert_eq!(asleep.uid(), engines[0].uid());
+    asks(&duo, "one").await;
+    let (_, woken) = pods(&duo, "one").await;
+    assert_eq!(woken.iter().map(|pod| pod.uid()).collect::<Vec<_>>(), [asleep.uid()]);
+
+    // Whoever leads next goes on with it.
+    duo.restart("gateway-2").await;
+    asks(&duo, "one").await;
+    let (requesters, same) = pods(&duo, "one").await;
+    assert_eq!(requesters.len(), 1, "{requesters:#?}");
+    assert_eq!(same.iter().map(|pod| pod.uid()).collect::<Vec<_>>(), [asleep.uid()]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_models_have_one_accelerator_by_turns_and_neither_loads_twice() {
+    let duo = Duo::new("dual-turns", 1, "8Gi", "").await;
+    for name in ["left", "right"] {
+        model(&duo, name, json!({"cooldownPeriod": "1s"})).await;
+    }
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        for name in ["left", "right"] {
+            asks(&duo, name).await;
+            let (_, engines) = pods(&duo, name).await;
+            let [engine] = &engines[..] else { panic!("{engines:#?}") };
+            seen.push((name, engine.uid().unwrap()));
+        }
+    }
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.len(), 2, "an engine was made anew: {seen:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wrong_with_an_engines_pod_is_said_by_its_model() {
+    let duo = Duo::new("dual-wrong", 1, "8Gi", "").await;
+    let wrong = json!({"template": {"spec": {"noSuchField": true}}, "queue": {"maxWait": "20s"}});
+    model(&duo, "wrong", wrong).await;
+    let client = duo.gateway.client();
+    let answer = aside(move || client.chat("wrong", false, 4)).await;
+    assert_eq!(answer.status, 503, "{}", answer.text());
+    let text = "noSuchField";
+    let told = |model: &rouse_gateway::controllers::crd::InferenceModel| {
+        let status = model.status.clone().unwrap_or_default();
+        status.conditions.iter().any(|condition| condition.message.contains(text))
+    };
+    duo.world.until("wrong", "why", told).await;
+}
