@@ -9,7 +9,7 @@ mod provider;
 mod requester;
 mod spi;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
@@ -74,6 +74,7 @@ type Outcome = Result<Answer, Failed>;
 impl Hands {
     /// Does it, whatever it takes.
     pub(super) async fn carry_out(self: Arc<Self>, job: Job) -> Done {
+        let begun = Instant::now();
         let outcome = match &job.command.order {
             Order::Requester { step, .. } => self.requester(&job, step).await,
             Order::Engine { engine, generation, step } => self.engine(&job, engine, *generation, step).await,
@@ -81,6 +82,7 @@ impl Hands {
         };
         let Command { node, serial, order, .. } = &job.command;
         let mut error = None;
+        tracing::debug!(%node, %order, took = ?begun.elapsed(), "an order's end");
         let result = outcome.map_err(|failed| {
             let Failed { cause, text, tell } = failed;
             tracing::warn!(%node, %order, ?cause, text, "an order was not carried out");

@@ -58,13 +58,20 @@ async fn twenty_requesters_on_one_node_have_their_sleepers_at_once() {
         requesters.is_empty() && providers.iter().all(|pod| label(pod, "sleeping") == Some("true"))
     };
     duo.until("hot", "all asleep", asleep).await;
-    let (took, ()) = tokio::join!(waits(&duo, "hot", many), duo.scale("hot", ALL));
-    let ours = |n: usize| took[n].saturating_sub(WAKE);
-    println!(
-        "from running to its engine, without its wake: median {:?}, worst {:?}",
-        ours(many / 2),
-        ours(many - 1)
-    );
+    for at_once in [1, ALL] {
+        let many = usize::try_from(at_once).unwrap();
+        let (took, ()) = tokio::join!(waits(&duo, "hot", many), duo.scale("hot", at_once));
+        let ours = |n: usize| took[n].saturating_sub(WAKE);
+        println!(
+            "{many} at once, from running to its engine, without its wake: median {:?}, worst {:?}",
+            ours(many / 2),
+            ours(many - 1)
+        );
+        if at_once < ALL {
+            duo.scale("hot", 0).await;
+            duo.until("hot", "all asleep again", asleep).await;
+        }
+    }
     let (_, after) = duo.pairs("hot").await;
     let uids = |all: &[Pod]| all.iter().filter_map(|pod| pod.uid()).collect::<BTreeSet<_>>();
     assert_eq!(uids(&before), uids(&after), "all were woken, and none was made");
