@@ -8,7 +8,7 @@
 //! Nothing holds an accelerator that the kubelet wants to hand on: no finalizer, no stub. So the guarantee is in the ledger.
 //! Every engine that is known has a *reservation* on each of its accelerators. None is launched or woken unless its own fits
 //! beside all others there, whoever the kubelet says has the accelerator; and a reservation shrinks only when its engine is
-//! confirmed asleep or seen gone.
+//! confirmed asleep or seen gone: what is left of a Pod whose object vanished is a matter of its own ([`remains`]).
 //!
 //! ```text
 //!   watches, meters, outcomes ─▶ Pairing::on(event, now)
@@ -28,6 +28,7 @@ pub mod cover;
 pub mod event;
 pub mod ids;
 pub mod node;
+pub mod remains;
 pub mod settings;
 
 mod apply;
@@ -125,6 +126,7 @@ impl Pairing {
                 commands: Vec::new(),
                 reasons: BTreeMap::new(),
             };
+            draft.node.bury_ended(&self.settings, now);
             draft.decide();
             (serial, generation) = (draft.serial, draft.generation);
             plan.commands.append(&mut draft.commands);
@@ -136,6 +138,11 @@ impl Pairing {
 
     /// Records a plan as given, before it is carried out. Planning again at the same moment yields nothing.
     pub fn issued(&mut self, plan: &Plan, now: Tick) {
+        for name in &plan.looked {
+            if let Some(node) = self.nodes.get_mut(name).filter(|node| !node.remains.is_empty()) {
+                Arc::make_mut(node).bury_ended(&self.settings, now);
+            }
+        }
         let rules = Rules { settings: &self.settings, standings: &self.standings, now };
         for command in &plan.commands {
             self.serial = self.serial.max(command.serial);

@@ -182,6 +182,7 @@ impl Provider {
             deleting: false,
             restarts: 0,
             since: now,
+            made: false,
             call: None,
             retry: Retry::default(),
         }

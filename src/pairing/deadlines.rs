@@ -23,7 +23,9 @@ pub(super) fn next(node: &Node, settings: &Settings, now: Tick) -> Option<Tick> 
         let gone = known.last_gone.map(|at| at + settings.settle);
         [known.last_sleep.map(|at| at + settings.settle), gone, lost.filter(|_| known.doubted)]
     });
-    let all = of_engines.chain(of_requesters).chain(of_providers).chain(of_meters).flatten();
+    let of_remains = node.remains.iter().map(|remains| remains.until(node, settings));
+    let all =
+        of_engines.chain(of_requesters).chain(of_providers).chain(of_meters).chain(of_remains).flatten();
     all.filter(|at| *at > now).min()
 }
 

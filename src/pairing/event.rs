@@ -66,11 +66,23 @@ pub enum Event {
         provider: ProviderId,
         seen: SeenProvider,
     },
-    /// The Pod is seen gone, and so is whatever ran in it.
+    /// The Pod is gone, and its containers were seen ended before, or are by now: nothing of it holds anything.
     ProviderGone {
         node: NodeName,
         provider: ProviderId,
         uid: Uid,
+    },
+    /// The Pod's object is no longer there, and nobody saw its containers end: deleted by force, or collected with its node. What
+    /// was reserved for it stays so for a while.
+    ProviderVanished {
+        node: NodeName,
+        provider: ProviderId,
+        uid: Uid,
+    },
+    /// The node's kubelet reports, or has stopped to. One of which nothing is told reports.
+    Heard {
+        node: NodeName,
+        reports: bool,
     },
     /// An engine answers. Of one that has a Pod to itself, the Pod's readiness says it as well.
     Answers {

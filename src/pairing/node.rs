@@ -6,6 +6,7 @@ use super::{
     command::{Farewell, Why},
     event::{AcceleratorFacts, NodeFacts, Record, SeenRequester, Sizes, Stage},
     ids::{EngineId, NodeName, ProviderId, RequesterId, Uid},
+    remains::Remains,
 };
 use crate::{
     model::{AcceleratorId, Level, LevelPolicy},
@@ -18,10 +19,15 @@ pub struct Node {
     pub facts: NodeFacts,
     /// The Node object has been seen and is there.
     pub exists: bool,
+    /// Its kubelet has stopped reporting; it was heard of again at `heard`.
+    pub silent: bool,
+    pub heard: Tick,
     pub accelerators: BTreeMap<AcceleratorId, Accelerator>,
     pub requesters: BTreeMap<RequesterId, Requester>,
     pub providers: BTreeMap<ProviderId, Provider>,
     pub engines: BTreeMap<EngineId, Engine>,
+    /// Of Pods whose objects vanished.
+    pub remains: Vec<Remains>,
 }
 
 #[derive(Clone, Debug)]
@@ -64,6 +70,8 @@ pub struct Provider {
     pub deleting: bool,
     pub restarts: u32,
     pub since: Tick,
+    /// The order to make it was carried out.
+    pub made: bool,
     /// Of a launcher; the commands for a direct provider are its engine's.
     pub call: Option<Call>,
     pub retry: Retry,
@@ -298,17 +306,21 @@ impl Node {
             name,
             facts: NodeFacts::default(),
             exists: false,
+            silent: false,
+            heard: Tick(0),
             accelerators: BTreeMap::new(),
             requesters: BTreeMap::new(),
             providers: BTreeMap::new(),
             engines: BTreeMap::new(),
+            remains: Vec::new(),
         }
     }
 
     /// Nothing is left to be known of it.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        !self.exists && self.requesters.is_empty() && self.providers.is_empty() && self.engines.is_empty()
+        let pods = self.requesters.is_empty() && self.providers.is_empty();
+        !self.exists && pods && self.engines.is_empty() && self.remains.is_empty()
     }
 
     pub fn engines_on<'a>(&'a self, accelerator: &'a AcceleratorId) -> impl Iterator<Item = &'a Engine> {
@@ -328,12 +340,23 @@ impl Node {
     /// All that is reserved of an accelerator.
     #[must_use]
     pub fn reserved(&self, accelerator: &AcceleratorId) -> Bytes {
-        self.engines_on(accelerator).map(|engine| engine.held).sum()
+        self.engines_on(accelerator).map(|engine| engine.held).sum::<Bytes>() + self.left_on(accelerator)
+    }
+
+    /// What is reserved of it for what may be left of Pods that vanished.
+    #[must_use]
+    pub fn left_on(&self, accelerator: &AcceleratorId) -> Bytes {
+        self.remains.iter().filter_map(|remains| remains.held.get(accelerator)).copied().sum()
     }
 
     #[must_use]
     pub fn reserved_host(&self) -> Bytes {
-        self.engines.values().map(|engine| engine.held_host).sum()
+        self.engines.values().map(|engine| engine.held_host).sum::<Bytes>() + self.left_of_host()
+    }
+
+    #[must_use]
+    pub fn left_of_host(&self) -> Bytes {
+        self.remains.iter().map(|remains| remains.held_host).sum()
     }
 
     /// Its requester, unless that is gone or on its way out.

@@ -55,6 +55,20 @@ impl Pairing {
                 if known.providers.get(provider).is_some_and(|p| p.uid.as_ref() == Some(uid)) {
                     known.provider_gone(provider, now);
                 }
+                known.ended_after_all(uid, now);
+            }
+            Event::ProviderVanished { node, provider, uid } => {
+                let known = self.touch(node);
+                if known.providers.get(provider).is_some_and(|p| p.uid.as_ref() == Some(uid)) {
+                    known.provider_vanished(provider, now);
+                }
+            }
+            Event::Heard { node, reports } => {
+                let known = self.touch(node);
+                if *reports && known.silent {
+                    known.heard = now;
+                }
+                known.silent = !reports;
             }
             Event::Answers { node, engine, generation } => {
                 if let Some(engine) = self.life(node, engine, *generation) {
@@ -79,8 +93,10 @@ impl Pairing {
     }
 
     fn observed(&mut self, node: &NodeName, accelerator: &AcceleratorId, used: Bytes, at: Tick) {
-        let settle = self.settings.settle;
+        let settings = self.settings;
+        let settle = settings.settle;
         let known = self.touch(node);
+        known.remains_measured(accelerator, used, at, &settings);
         let ending = known.engines_on(accelerator).any(|e| matches!(e.state, State::Ending { .. }));
         let Some(known) = known.accelerators.get_mut(accelerator) else { return };
         // Readings may come out of order.
@@ -99,7 +115,6 @@ impl Engine {
     fn runs(&mut self) {
         let since = self.since;
         self.enter(State::Starting, since);
-        self.may_start_until = Tick(0);
         self.call = None;
     }
 
@@ -142,7 +157,7 @@ impl Node {
         }
         let other = |known: &Provider| known.uid.as_ref().is_some_and(|uid| *uid != seen.uid);
         if self.providers.get(id).is_some_and(other) {
-            self.provider_gone(id, now);
+            self.provider_vanished(id, now);
         }
         let known = self.providers.entry(id.clone()).or_insert_with(|| Provider::ordered(now));
         if known.uid.is_none() {
@@ -258,10 +273,15 @@ impl Node {
 
     fn died(&mut self, id: &EngineId, gone: bool, now: Tick) {
         self.lost(id, now);
-        if gone {
-            self.process_gone(id, now);
-        } else if let Some(engine) = self.engines.get_mut(id) {
-            engine.failed = Some(Why::Lost);
+        let Some(engine) = self.engines.get_mut(id) else { return };
+        if gone && now >= engine.may_start_until {
+            return self.process_gone(id, now);
+        }
+        engine.failed = Some(Why::Lost);
+        if matches!(engine.state, State::Ending { .. }) {
+            // It was ordered twice, and the second order may arrive yet: it is ended again then.
+            engine.ended = false;
+            engine.retry.at = engine.may_start_until;
         }
     }
 

@@ -52,6 +52,7 @@ impl Node {
             return provider.retry.failed(now);
         }
         provider.retry = Retry::default();
+        provider.made |= call.kind == Kind::Create;
         if call.kind == Kind::Delete && *result == Ok(Answer::Condition(Condition::Absent)) {
             self.never_came(id, now);
         }
@@ -72,7 +73,11 @@ impl Node {
             engine.may_start_until = Tick(0);
         }
         match (call.kind, result) {
-            (Kind::Create, Ok(_) | Err(Cause::Conflict)) => {}
+            (Kind::Create, Ok(_)) => {
+                let provider = self.providers.get_mut(&engine.provider);
+                provider.into_iter().for_each(|provider| provider.made = true);
+            }
+            (Kind::Create, Err(Cause::Conflict)) => {}
             (Kind::Create | Kind::Launch, Err(_)) => engine.failed = Some(Why::StartFailed),
             (Kind::Bind, Ok(_)) => {
                 if let Some(binding) = &mut engine.binding {
@@ -171,8 +176,11 @@ impl Node {
     /// The Pod that was ordered is not there. One that was seen is not forgotten before it is seen gone: what is seen late of it
     /// would be taken for the next one of its name.
     fn never_came(&mut self, id: &ProviderId, now: Tick) {
-        if self.providers.get(id).is_some_and(|provider| provider.uid.is_none()) {
-            self.provider_gone(id, now);
+        match self.providers.get(id).filter(|provider| provider.uid.is_none()).map(|provider| provider.made) {
+            // It was there, and went before it was seen.
+            Some(true) => self.provider_vanished(id, now),
+            Some(false) => self.provider_gone(id, now),
+            None => {}
         }
     }
 

@@ -137,9 +137,10 @@ impl Rooms<'_> {
 
     fn too_full(&self, a: &AcceleratorId, known: &Accelerator, new: &Newcomer<'_>) -> Excess {
         let others = || self.node.engines_on(a).filter(|engine| engine.id != *new.engine);
-        let sum = others().map(|engine| engine.held).sum::<Bytes>() + new.sizes.awake;
+        let left = self.node.left_on(a);
+        let sum = others().map(|engine| engine.held).sum::<Bytes>() + left + new.sizes.awake;
         let now = sum.saturating_sub(known.facts.capacity);
-        let frees = others().map(Engine::frees).sum();
+        let frees = others().map(Engine::frees).sum::<Bytes>() + left;
         Excess { now, later: now.saturating_sub(frees) }
     }
 
@@ -191,7 +192,8 @@ impl Rooms<'_> {
                 Use::Known { bytes: by_residues, by_meter: false }
             };
         };
-        let big: Bytes = self.node.engines_on(a).filter(|e| e.is_big()).map(|e| e.held).sum();
+        let awake = self.node.engines_on(a).filter(|e| e.is_big()).map(|e| e.held);
+        let big = awake.sum::<Bytes>() + self.node.left_on(a);
         let own = self.node.engines_on(a).filter(|e| Some(&e.id) == except && !e.is_big());
         let bytes = used.saturating_sub(big + own.map(|e| e.held).sum());
         let bytes = if big > Bytes::ZERO { bytes.max(by_residues) } else { bytes };
@@ -221,7 +223,8 @@ impl Rooms<'_> {
             _ => Bytes::ZERO,
         };
         let others: Bytes = self.node.engines.values().filter(could).map(need).sum();
-        short.host = (others + new.sizes.host).saturating_sub(self.node.facts.host);
+        short.host =
+            (others + self.node.left_of_host() + new.sizes.host).saturating_sub(self.node.facts.host);
     }
 
     /// What may be deleted to make room.
@@ -258,6 +261,10 @@ impl Rooms<'_> {
         }
         let others = self.node.engines_on(a).filter(|e| e.id != *except && e.held > Bytes::ZERO);
         let biggest = others.max_by_key(|e| (e.held, e.since));
+        let left = self.node.left_on(a);
+        if left > biggest.map_or(Bytes::ZERO, |e| e.held) {
+            return format!("{left} of {a} may still be held by a Pod that vanished");
+        }
         biggest.map_or_else(
             || format!("{a} has too little memory"),
             |e| format!("{} of {a} is held by {}, which is {}", e.held, e.id, e.state),

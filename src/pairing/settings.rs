@@ -23,6 +23,9 @@ pub struct Settings {
     pub call: Millis,
     /// What a requester is held beyond drain and sleep at most.
     pub spare: Millis,
+    /// What a Pod whose object vanished held stays reserved for so long, unless it is seen ended before: a kubelet that reports has
+    /// ended it by then. More than a provider's grace and the time after which a silent kubelet is noticed.
+    pub remains: Millis,
 }
 
 impl Settings {
@@ -44,6 +47,7 @@ impl Default for Settings {
             end: Millis::secs(60),
             call: Millis::secs(10),
             spare: Millis::secs(10),
+            remains: Millis::secs(120),
         }
     }
 }

@@ -231,7 +231,9 @@ impl Draft<'_> {
         if !self.may_retry(e) {
             return None;
         }
-        if !e.ended {
+        // A launcher that has ended has nothing left to take away.
+        let taken = e.ended || e.provider.is_launcher() && self.stage(e) == Stage::Ended;
+        if !taken {
             return Some(Step::End { why: Why::Lost });
         }
         if e.provider.is_launcher() {

@@ -8,3 +8,4 @@ mod race;
 mod scale;
 mod sleepers;
 mod stories;
+mod vanished;

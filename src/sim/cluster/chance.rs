@@ -152,6 +152,7 @@ impl Plot {
             facts: NodeFacts { cordoned: false, host: self.host, launchers: self.launchers },
             exists: true,
             cut_off: false,
+            silent: false,
             accelerators: (0..self.accelerators).map(|i| (format!("gpu-{i}").into(), facts(i))).collect(),
             given: BTreeMap::new(),
         };
@@ -162,7 +163,7 @@ impl Plot {
     pub(super) fn rest(&self) -> Millis {
         let settings = &self.settings;
         let spans =
-            [settings.start, settings.start, settings.end, settings.end, settings.hold(), settings.settle];
+            [settings.start, settings.start, settings.end, settings.end, settings.hold(), settings.remains];
         spans.into_iter().fold(Millis::secs(400), |sum, span| sum + span)
     }
 }
@@ -177,6 +178,8 @@ fn settings(random: &mut Random) -> Settings {
         end: Millis::secs(random.between(10, 20)),
         call: Millis::secs(random.between(1, 5)),
         spare: Millis::secs(5),
+        // A kubelet ends what vanished within ten seconds; a watch may be broken for twenty.
+        remains: Millis::secs(45),
     }
 }
 

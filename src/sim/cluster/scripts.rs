@@ -74,6 +74,10 @@ pub(super) fn in_words(event: &Event) -> String {
             format!("{provider} is {:?}{}{deleting}", seen.stage, bound.collect::<String>())
         }
         Event::ProviderGone { provider, .. } => format!("{provider} is gone"),
+        Event::ProviderVanished { provider, .. } => format!("{provider} has vanished"),
+        Event::Heard { node, reports } => {
+            format!("{node} {}", if *reports { "reports" } else { "is silent" })
+        }
         Event::Answers { engine, .. } => format!("{engine} answers"),
         Event::Died { engine, gone, .. } => format!("{engine} {}", if *gone { "died" } else { "hangs" }),
         Event::Outcome { target, result, .. } => {
