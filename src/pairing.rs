@@ -63,6 +63,8 @@ pub struct Pairing {
     settings: Settings,
     epoch: Epoch,
     listed: bool,
+    /// Another one leads: nothing is decided, and nothing is taken note of.
+    deposed: bool,
     standings: BTreeMap<Fingerprint, Standing>,
     nodes: BTreeMap<NodeName, Arc<Node>>,
     /// Of these something was seen since they were last planned.
@@ -92,13 +94,15 @@ impl Pairing {
 
     /// Takes note of an observation. Decides nothing.
     pub fn on(&mut self, event: &Event, now: Tick) {
-        self.observe(event, now);
+        if !self.deposed || matches!(event, Event::Led { .. }) {
+            self.observe(event, now);
+        }
     }
 
     /// What should be done at this moment. Changes nothing: call [`Self::issued`] with the plan, then carry it out.
     #[must_use]
     pub fn plan(&self, now: Tick) -> Plan {
-        if !self.listed {
+        if !self.decides() {
             return Plan::default();
         }
         let due = self.due.iter().take_while(|(at, _)| *at <= now).map(|(_, node)| node.clone());
@@ -108,7 +112,15 @@ impl Pairing {
     /// As [`Self::plan`], with a look at every node: for tests, which want to see that nothing was overlooked.
     #[must_use]
     pub fn plan_everywhere(&self, now: Tick) -> Plan {
-        if self.listed { self.plan_for(self.nodes.keys().cloned().collect(), now) } else { Plan::default() }
+        if self.decides() {
+            self.plan_for(self.nodes.keys().cloned().collect(), now)
+        } else {
+            Plan::default()
+        }
+    }
+
+    const fn decides(&self) -> bool {
+        self.listed && !self.deposed
     }
 
     fn plan_for(&self, names: BTreeSet<NodeName>, now: Tick) -> Plan {

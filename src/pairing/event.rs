@@ -27,6 +27,12 @@ pub enum Event {
     },
     /// Everything that is there has been seen once. Nothing is decided before.
     Listed,
+    /// Somebody has heard of a younger leader than the one with this epoch, and refused a write of it for that. If that is this
+    /// controller, it decides nothing more: what it knows is another's to act on, and a refusal says nothing of the engine that
+    /// the write was for. Only [`Self::Led`] ends that.
+    Deposed {
+        epoch: Epoch,
+    },
     Node {
         node: NodeName,
         facts: NodeFacts,
@@ -256,6 +262,6 @@ pub enum Cause {
     Unreachable,
     /// It was answered, with an error.
     Refused,
-    /// Another one was there first, or a younger epoch.
+    /// Another one was there first. Of a younger epoch [`Event::Deposed`] is told instead.
     Conflict,
 }

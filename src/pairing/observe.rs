@@ -4,7 +4,7 @@ use super::{
     Pairing,
     apply::leave,
     command::{Farewell, Why},
-    event::{Event, Record, SeenProvider, SeenRequester, Stage},
+    event::{Epoch, Event, Record, SeenProvider, SeenRequester, Stage},
     ids::{EngineId, NodeName, ProviderId, RequesterId, Uid},
     node::{Accelerator, Engine, Kind, Node, Provider, Requester, Retry, State, pause},
 };
@@ -18,6 +18,7 @@ impl Pairing {
         match event {
             Event::Led { epoch } => *self = Self { epoch: *epoch, ..Self::new(self.settings) },
             Event::Listed => self.listed = true,
+            Event::Deposed { epoch } => self.depose(*epoch),
             Event::Template { fingerprint, standing } => {
                 self.standings.insert(*fingerprint, *standing);
                 let has = |node: &&Node| node.engines.keys().any(|id| id.fingerprint == *fingerprint);
@@ -83,6 +84,16 @@ impl Pairing {
             Event::Outcome { node, target, serial, result } => {
                 self.touch(node).outcome(target, *serial, result, now);
             }
+        }
+    }
+
+    /// Nothing is due any more, and what was under way has no outcome here.
+    fn depose(&mut self, epoch: Epoch) {
+        if epoch == self.epoch {
+            self.deposed = true;
+            self.due.clear();
+            self.due_of.clear();
+            self.touched.clear();
         }
     }
 

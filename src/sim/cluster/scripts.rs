@@ -52,6 +52,7 @@ impl Cluster {
 pub(super) fn in_words(event: &Event) -> String {
     match event {
         Event::Led { epoch } => format!("leader {} begins", epoch.0),
+        Event::Deposed { epoch } => format!("leader {} is deposed", epoch.0),
         Event::Listed => "everything is listed".to_owned(),
         Event::Node { node, facts } => format!("{node}{}", if facts.cordoned { " is cordoned" } else { "" }),
         Event::NodeGone { node } => format!("{node} is gone"),
