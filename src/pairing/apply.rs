@@ -64,7 +64,7 @@ impl Rules<'_> {
 
     fn step(&self, node: &mut Node, id: &EngineId, step: &Step, call: impl Fn(Kind, Millis) -> Call) {
         match step {
-            Step::Create { record } => {
+            Step::Create { record } if !node.engines.contains_key(id) => {
                 let provider = ProviderId::direct(id);
                 node.providers.insert(provider.clone(), Provider::ordered(self.now));
                 self.launching(node, record, provider);
@@ -183,6 +183,8 @@ impl Provider {
             restarts: 0,
             since: now,
             made: false,
+            taken: false,
+            elder: None,
             call: None,
             retry: Retry::default(),
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     command::{Farewell, Why},
-    event::{AcceleratorFacts, NodeFacts, Record, SeenRequester, Sizes, Stage},
+    event::{AcceleratorFacts, NodeFacts, Record, SeenProvider, SeenRequester, Sizes, Stage},
     ids::{EngineId, NodeName, ProviderId, RequesterId, Uid},
     remains::Remains,
 };
@@ -72,6 +72,9 @@ pub struct Provider {
     pub since: Tick,
     /// The order to make it was carried out.
     pub made: bool,
+    /// The order was refused, since another Pod has the name; and that Pod, once it is seen.
+    pub taken: bool,
+    pub elder: Option<SeenProvider>,
     /// Of a launcher; the commands for a direct provider are its engine's.
     pub call: Option<Call>,
     pub retry: Retry,

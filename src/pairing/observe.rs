@@ -56,6 +56,7 @@ impl Pairing {
                 if known.providers.get(provider).is_some_and(|p| p.uid.as_ref() == Some(uid)) {
                     known.provider_gone(provider, now);
                 }
+                known.elder_gone(provider, uid, now);
                 known.ended_after_all(uid, now);
             }
             Event::ProviderVanished { node, provider, uid } => {
@@ -63,6 +64,7 @@ impl Pairing {
                 if known.providers.get(provider).is_some_and(|p| p.uid.as_ref() == Some(uid)) {
                     known.provider_vanished(provider, now);
                 }
+                known.elder_gone(provider, uid, now);
             }
             Event::Heard { node, reports } => {
                 let known = self.touch(node);
@@ -163,8 +165,13 @@ impl Node {
     }
 
     fn see_provider(&mut self, id: &ProviderId, seen: &SeenProvider, now: Tick) {
-        if self.is_of_before(id, seen) {
-            return;
+        if self.is_anothers(id, seen) {
+            let Some(known) = self.providers.get_mut(id) else { return };
+            if !known.taken {
+                known.elder = Some(seen.clone());
+                return;
+            }
+            self.give_way(id);
         }
         let other = |known: &Provider| known.uid.as_ref().is_some_and(|uid| *uid != seen.uid);
         if self.providers.get(id).is_some_and(other) {
@@ -194,22 +201,45 @@ impl Node {
         self.follow_stage(id, seen.stage, now);
     }
 
-    /// A Pod of the same name as one that has been ordered since: its record is of a life before.
-    fn is_of_before(&self, id: &ProviderId, seen: &SeenProvider) -> bool {
+    /// Not the Pod that was ordered: one of its name from before, or one that another leader made. Whether it is there still is
+    /// known when the order is answered.
+    fn is_anothers(&self, id: &ProviderId, seen: &SeenProvider) -> bool {
         let unseen = self.providers.get(id).is_some_and(|known| known.uid.is_none());
-        let older = |record: &Record| {
-            self.engines.get(&record.engine).is_some_and(|known| record.generation < known.generation)
+        let own = |e: &Engine| {
+            seen.records.iter().any(|record| record.engine == e.id && record.generation == e.generation)
         };
-        unseen && !id.is_launcher() && seen.records.iter().any(older)
+        let fresh = unseen && !id.is_launcher() && !seen.records.is_empty();
+        fresh && self.engines_in(id).next().is_some() && !self.engines_in(id).any(own)
+    }
+
+    /// The name of the Pod that was ordered is taken: what has it is taken over, and the life that was to be never was. Its
+    /// requester is served by what is there, if that fits, and else by another order once that is gone.
+    pub(super) fn name_taken(&mut self, id: &ProviderId, now: Tick) {
+        let Some(known) = self.providers.get_mut(id).filter(|known| known.uid.is_none()) else { return };
+        known.taken = true;
+        if let Some(elder) = known.elder.take() {
+            self.see_provider(id, &elder, now);
+        }
+    }
+
+    fn give_way(&mut self, id: &ProviderId) {
+        self.engines.retain(|_, engine| engine.provider != *id);
+    }
+
+    /// A Pod is gone that was not the one that was ordered: its name may be free.
+    fn elder_gone(&mut self, id: &ProviderId, uid: &Uid, now: Tick) {
+        let Some(known) = self.providers.get_mut(id).filter(|known| known.uid.is_none()) else { return };
+        if known.elder.as_ref().is_some_and(|elder| elder.uid == *uid) {
+            known.elder = None;
+        }
+        if known.taken {
+            let waits = self.engines.values_mut().filter(|engine| engine.provider == *id);
+            waits.for_each(|engine| engine.retry.at = now);
+        }
     }
 
     /// An engine of which nothing is known here: from before a restart, or from a leader before. It may be anything.
     fn adopt(&mut self, provider: &ProviderId, record: &Record, now: Tick) {
-        // Two leaders asked for the same Pod, and the other one got it.
-        let lost = |known: &Engine| known.state == State::Creating && known.generation != record.generation;
-        if !provider.is_launcher() && self.engines.get(&record.engine).is_some_and(lost) {
-            self.engines.remove(&record.engine);
-        }
         if !self.engines.contains_key(&record.engine) {
             let engine = Engine::of(record, provider.clone(), State::Unknown, now);
             self.engines.insert(record.engine.clone(), engine);

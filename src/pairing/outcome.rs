@@ -77,7 +77,11 @@ impl Node {
                 let provider = self.providers.get_mut(&engine.provider);
                 provider.into_iter().for_each(|provider| provider.made = true);
             }
-            (Kind::Create, Err(Cause::Conflict)) => {}
+            (Kind::Create, Err(Cause::Conflict)) => {
+                engine.retry.failed(now);
+                let provider = engine.provider.clone();
+                self.name_taken(&provider, now);
+            }
             (Kind::Create | Kind::Launch, Err(_)) => engine.failed = Some(Why::StartFailed),
             (Kind::Bind, Ok(_)) => {
                 if let Some(binding) = &mut engine.binding {

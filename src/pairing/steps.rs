@@ -99,8 +99,13 @@ impl Draft<'_> {
         if let Some(why) = self.start_is_over(e) {
             return Some(Step::End { why });
         }
-        if !e.provider.is_launcher() || !self.may_retry(e) {
+        let known = self.node.providers.get(&e.provider);
+        let taken = known.is_some_and(|known| known.taken && known.uid.is_none());
+        if !self.may_retry(e) || !e.provider.is_launcher() && !taken {
             return None;
+        }
+        if taken {
+            return Some(Step::Create { record: e.record(e.last_used) });
         }
         let written = e.binding.as_ref().is_some_and(|binding| binding.written);
         Some(if written { Step::Launch } else { Step::Bind { record: e.record(e.last_used) } })

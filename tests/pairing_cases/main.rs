@@ -9,4 +9,5 @@ mod race;
 mod scale;
 mod sleepers;
 mod stories;
+mod taken;
 mod vanished;
