@@ -109,14 +109,14 @@ impl Rules<'_> {
                 }
                 engine.held_host = if *level == Level::One { engine.sizes.host } else { Bytes::ZERO };
                 engine.enter(State::FallingAsleep { level: *level }, self.now);
-                call(Kind::Sleep, settings.sleep)
+                call(Kind::Sleep, settings.sleep_within(&engine.sizes))
             }
             Step::Wake { .. } => {
                 engine.enter(State::Waking, self.now);
                 engine.answers = false;
                 engine.opened = None;
                 engine.last_used = self.now;
-                call(Kind::Wake, settings.wake)
+                call(Kind::Wake, settings.wake_within(&engine.sizes))
             }
             Step::Unbind { forget, .. } => {
                 call(if *forget { Kind::Forget } else { Kind::Unbind }, settings.call)

@@ -8,11 +8,15 @@ use crate::units::Tick;
 
 /// The first of them after `now`.
 pub(super) fn next(node: &Node, settings: &Settings, now: Tick) -> Option<Tick> {
-    let of_engines = node.engines.values().flat_map(|engine| of_engine(engine, settings));
+    let of_engines = node.engines.values().flat_map(|engine| {
+        let requester = engine.requester().and_then(|requester| node.requesters.get(requester));
+        let deleting = requester.and_then(|requester| requester.seen.deleting);
+        let hold = deleting.map(|since| since + settings.hold(&engine.sizes));
+        of_engine(engine, settings).chain([hold])
+    });
     let of_requesters = node.requesters.values().flat_map(|requester| {
-        let hold = requester.seen.deleting.map(|since| since + settings.hold());
         let calls = of_calls(requester.call.as_ref(), requester.retry);
-        calls.into_iter().chain([Some(requester.not_before), hold])
+        calls.into_iter().chain([Some(requester.not_before)])
     });
     let of_providers = node.providers.iter().filter(|(id, _)| id.is_launcher()).flat_map(|(_, provider)| {
         let calls = of_calls(provider.call.as_ref(), provider.retry);

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::Millis;
+use super::event::Sizes;
+use crate::units::{Bytes, Millis};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
@@ -11,10 +12,14 @@ pub struct Settings {
     pub settle: Millis,
     /// From the gate's closing until what is still under way is cut.
     pub drain: Millis,
-    /// For `/sleep`.
+    /// For `/sleep`, at least: see [`Self::sleep_within`].
     pub sleep: Millis,
-    /// For `/wake_up`, and then for the canary.
+    /// For `/wake_up`, at least: see [`Self::wake_within`]. Then for the canary.
     pub wake: Millis,
+    /// For the slowest machine: what an engine moves in a second when it falls asleep or wakes, after so long in which it moves
+    /// nothing.
+    pub rate: Bytes,
+    pub base: Millis,
     /// From the order until the engine, or a launcher, answers.
     pub start: Millis,
     /// From the order to end an engine until it is given more room for doubt: a launcher that does not get rid of it goes itself.
@@ -29,10 +34,29 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// How long a requester that is being deleted is held at most.
+    /// How long an engine of this size may take to fall asleep: what was configured, or longer if it has more to move.
     #[must_use]
-    pub fn hold(&self) -> Millis {
-        self.drain + self.sleep + self.spare
+    pub fn sleep_within(&self, sizes: &Sizes) -> Millis {
+        self.sleep.max(self.moves(sizes))
+    }
+
+    /// How long it may take to wake.
+    #[must_use]
+    pub fn wake_within(&self, sizes: &Sizes) -> Millis {
+        self.wake.max(self.moves(sizes))
+    }
+
+    /// Its weights come from host RAM or a disk, and go there; how much of what it holds these are is not known, so all of it
+    /// counts. Its accelerators do it side by side.
+    fn moves(&self, sizes: &Sizes) -> Millis {
+        let bytes = sizes.awake.max(sizes.host);
+        self.base + Millis(bytes.0.saturating_mul(1000) / self.rate.0.max(1))
+    }
+
+    /// How long a requester that is being deleted, and whose engine has this size, is held at most.
+    #[must_use]
+    pub fn hold(&self, sizes: &Sizes) -> Millis {
+        self.drain + self.sleep_within(sizes) + self.spare
     }
 }
 
@@ -43,6 +67,8 @@ impl Default for Settings {
             drain: Millis::secs(30),
             sleep: Millis::secs(30),
             wake: Millis::secs(60),
+            rate: Bytes::gib(1),
+            base: Millis::secs(10),
             start: Millis::secs(600),
             end: Millis::secs(60),
             call: Millis::secs(10),

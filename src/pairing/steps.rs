@@ -67,7 +67,7 @@ impl Draft<'_> {
     /// Its requester has been held for as long as it may be.
     pub(super) fn is_overdue(&self, e: &Engine) -> bool {
         let deleting = self.requester(e).and_then(|requester| requester.seen.deleting);
-        deleting.is_some_and(|since| since + self.rules.settings.hold() <= self.now())
+        deleting.is_some_and(|since| since + self.rules.settings.hold(&e.sizes) <= self.now())
     }
 
     fn standing(&self, e: &Engine) -> Standing {

@@ -153,8 +153,8 @@ impl Cluster {
     /// No requester is kept from going for longer than it may be.
     fn check_holds(&self) -> Vec<String> {
         // Calls that fail are tried again, the watch may be broken for a while.
-        let most = self.plot.settings.hold() + Millis::secs(70);
         let held = self.requesters.iter().filter(|(_, requester)| {
+            let most = self.plot.settings.hold(&requester.ask.sizes) + Millis::secs(70);
             let since = requester.deleting.map(|since| since.max(self.books.leads_since));
             requester.finalizer && since.is_some_and(|since| since + most < self.now)
         });

@@ -162,8 +162,15 @@ impl Plot {
     /// After so long without troubles nothing is under way any more.
     pub(super) fn rest(&self) -> Millis {
         let settings = &self.settings;
-        let spans =
-            [settings.start, settings.start, settings.end, settings.end, settings.hold(), settings.remains];
+        let most = Sizes { awake: self.capacity, asleep: Bytes::ZERO, host: self.capacity };
+        let spans = [
+            settings.start,
+            settings.start,
+            settings.end,
+            settings.end,
+            settings.hold(&most),
+            settings.remains,
+        ];
         spans.into_iter().fold(Millis::secs(400), |sum, span| sum + span)
     }
 }
@@ -175,6 +182,8 @@ fn settings(random: &mut Random) -> Settings {
         sleep: Millis::secs(random.between(4, 10)),
         wake: Millis::secs(random.between(4, 10)),
         start: Millis::secs(random.between(15, 40)),
+        rate: Bytes::gib(16),
+        base: Millis::secs(1),
         end: Millis::secs(random.between(10, 20)),
         call: Millis::secs(random.between(1, 5)),
         spare: Millis::secs(5),

@@ -91,8 +91,8 @@ impl Cluster {
     }
 
     pub(super) fn delete_requester(&mut self, id: &RequesterId) {
-        let hold = self.plot.settings.hold();
         let Some(requester) = self.requesters.get_mut(id).filter(|r| r.deleting.is_none()) else { return };
+        let hold = self.plot.settings.hold(&requester.ask.sizes);
         requester.deleting = Some(self.now);
         let owner = requester.owner;
         self.show_requester(id);
