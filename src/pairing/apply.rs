@@ -82,6 +82,7 @@ impl Rules<'_> {
         let Some(engine) = node.engines.get_mut(id) else { return };
         let settings = self.settings;
         if matches!(step, Step::Create { .. } | Step::Launch) {
+            engine.relaunched = engine.may_start_until > Tick(0);
             engine.may_start_until = self.now + settings.call + settings.call;
         }
         let made = match step {

@@ -12,7 +12,7 @@ pub(super) fn next(node: &Node, settings: &Settings, now: Tick) -> Option<Tick> 
         let requester = engine.requester().and_then(|requester| node.requesters.get(requester));
         let deleting = requester.and_then(|requester| requester.seen.deleting);
         let hold = deleting.map(|since| since + settings.hold(&engine.sizes));
-        of_engine(engine, settings).chain([hold])
+        of_engine(engine, settings).chain([hold, deleting.map(|since| since + settings.drain)])
     });
     let of_requesters = node.requesters.values().flat_map(|requester| {
         let calls = of_calls(requester.call.as_ref(), requester.retry);

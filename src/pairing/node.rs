@@ -105,6 +105,8 @@ pub struct Engine {
     pub ended: bool,
     /// An order to start it that was given up can still arrive until then: it is not believed gone before.
     pub may_start_until: Tick,
+    /// It was ordered to start more than once: that a process of it died may be said of the one before.
+    pub relaunched: bool,
     pub call: Option<Call>,
     pub retry: Retry,
 }
@@ -221,6 +223,7 @@ impl Engine {
             failed: None,
             ended: false,
             may_start_until: Tick(0),
+            relaunched: false,
             call: None,
             retry: Retry::default(),
         }
@@ -245,6 +248,27 @@ impl Engine {
             State::Ending { asleep, .. } => !asleep,
             State::Gone => false,
             _ => true,
+        }
+    }
+
+    /// It takes its memory for the first time, and measures what is there for it; or may be doing so. It is over with that when it
+    /// answers.
+    #[must_use]
+    pub const fn is_launching(&self) -> bool {
+        match self.state {
+            State::Unknown | State::Creating => true,
+            State::Starting => !self.answers,
+            _ => false,
+        }
+    }
+
+    /// It gives memory back, or takes it again.
+    #[must_use]
+    pub const fn is_shifting(&self) -> bool {
+        match self.state {
+            State::FallingAsleep { .. } => true,
+            State::Waking => !self.answers,
+            _ => false,
         }
     }
 
@@ -328,6 +352,12 @@ impl Node {
 
     pub fn engines_on<'a>(&'a self, accelerator: &'a AcceleratorId) -> impl Iterator<Item = &'a Engine> {
         self.engines.values().filter(|engine| engine.uses(accelerator))
+    }
+
+    /// The other engines that use any of its accelerators.
+    pub fn beside<'a>(&'a self, engine: &'a EngineId) -> impl Iterator<Item = &'a Engine> {
+        let shares = |other: &&Engine| other.id.accelerators.iter().any(|a| engine.accelerators.contains(a));
+        self.engines.values().filter(move |other| other.id != *engine).filter(shares)
     }
 
     pub fn engines_in<'a>(&'a self, provider: &'a ProviderId) -> impl Iterator<Item = &'a Engine> {

@@ -315,12 +315,12 @@ impl Node {
     fn died(&mut self, id: &EngineId, gone: bool, now: Tick) {
         self.lost(id, now);
         let Some(engine) = self.engines.get_mut(id) else { return };
-        if gone && now >= engine.may_start_until {
+        if gone && !engine.relaunched && now >= engine.may_start_until {
             return self.process_gone(id, now);
         }
         engine.failed = Some(Why::Lost);
         if matches!(engine.state, State::Ending { .. }) {
-            // It was ordered twice, and the second order may arrive yet: it is ended again then.
+            // Another order to start it may have been obeyed since, or be yet: it is ended again then.
             engine.ended = false;
             engine.retry.at = engine.may_start_until;
         }

@@ -140,7 +140,8 @@ impl Node {
         }
     }
 
-    /// Its reservation shrinks to what it keeps: as declared, or more if that was measured.
+    /// Its reservation shrinks to what it keeps: as declared, or more if that was measured. Somebody else's may be in that, where
+    /// it could not wait for them; to be safe it counts all the same.
     fn fell_asleep(&mut self, id: &EngineId, measured: Option<Bytes>, now: Tick) {
         let Some(engine) = self.engines.get_mut(id) else { return };
         let State::FallingAsleep { level } = engine.state else { return };

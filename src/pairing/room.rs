@@ -5,6 +5,11 @@
 //! rule, judged by the meter where a reading counts, else by what the sleepers are known to keep. Host RAM is kept for every
 //! engine that could sleep at level 1, as long as deleting sleepers can do that.
 //!
+//! What changes the memory of an accelerator does not go on beside something else whose measure that would spoil. An engine that
+//! is launched measures what is free and takes its share of it: beside it nothing is launched, woken, put to sleep or ended for the
+//! budget's sake. One that falls asleep is measured afterwards: beside it nothing is launched or woken. Wakes measure nothing, and go
+//! on side by side.
+//!
 //! All or nothing: no sleeper is touched unless deleting some makes room for certain, and what is about to become free by itself
 //! is waited for.
 
@@ -14,7 +19,7 @@ use super::{
     cover::{Shortage, Sleeper, cover},
     event::{Sizes, Standing},
     ids::{EngineId, Fingerprint},
-    node::{Accelerator, Engine, Node, State},
+    node::{Accelerator, Engine, Node, Requester, State},
     settings::Settings,
 };
 use crate::{
@@ -78,6 +83,11 @@ impl Rooms<'_> {
                 return Room::Wait(format!("it needs {awake} of {a}, which has {all}"));
             }
             let memory = self.too_full(a, known, new);
+            if let Some(other) = self.spoils(a, new.engine) {
+                let what = format!("{} is {} on {a}", other.id, other.state);
+                let full = memory.now > Bytes::ZERO;
+                return Room::Wait(if full { self.waits_for(a, new.engine, true) } else { what });
+            }
             let Some(budget) = self.over_budget(a, known, Some(new.engine)) else {
                 return Room::Wait(format!("{a} has to be measured again"));
             };
@@ -98,7 +108,8 @@ impl Rooms<'_> {
         let mut short = Shortage::default();
         for (a, known) in &self.node.accelerators {
             let awake = self.node.engines_on(a).any(|engine| engine.is_big());
-            if !awake || !self.may_delete(known) {
+            let launching = self.node.engines_on(a).any(|engine| engine.is_launching());
+            if !awake || launching || !self.may_delete(known) {
                 continue;
             }
             if let Some(excess) = self.over_budget(a, known, None) {
@@ -133,6 +144,26 @@ impl Rooms<'_> {
                 Room::Wait(what.unwrap_or_default())
             }
         }
+    }
+
+    /// Whose memory changes there now, so that this one is neither launched nor woken beside it.
+    fn spoils<'b>(&'b self, a: &'b AcceleratorId, new: &EngineId) -> Option<&'b Engine> {
+        let launch = !self.node.engines.contains_key(new);
+        let soon_awake = |e: &Engine| {
+            let speaks = || self.node.staying(e).is_some_and(Requester::speaks);
+            e.state == State::Waking && !e.answers || matches!(e.state, State::Asleep { .. }) && speaks()
+        };
+        let leaves = |e: &Engine| match e.state {
+            State::Draining { .. } => true,
+            // One that does not obey is waited for no longer than it takes others.
+            State::Ending { .. } => e.held > Bytes::ZERO && e.since + self.settings.end > self.now,
+            _ => false,
+        };
+        let mut others = self.node.engines_on(a).filter(|e| e.id != *new);
+        others.find(|e| {
+            let sleeps = matches!(e.state, State::FallingAsleep { .. });
+            e.is_launching() || sleeps || launch && (soon_awake(e) || leaves(e))
+        })
     }
 
     fn too_full(&self, a: &AcceleratorId, known: &Accelerator, new: &Newcomer<'_>) -> Excess {
