@@ -52,6 +52,7 @@ impl Rules<'_> {
                     known.call = Some(call(Kind::Create, self.settings.call));
                 }
                 OfProvider::Delete { .. } => {
+                    self.crashed(node, provider);
                     leave(node, provider, self.now);
                     if let Some(known) = node.providers.get_mut(provider) {
                         known.deleting = true;
@@ -131,6 +132,19 @@ impl Rules<'_> {
         engine.call = Some(made);
     }
 
+    /// A launcher is deleted that is not ready, or has engines that do not end, though its node and accelerator are all right.
+    fn crashed(&self, node: &mut Node, id: &ProviderId) {
+        let Some(known) = node.providers.get(id).filter(|known| !known.deleting) else { return };
+        let useless = known.stage != Stage::Ready || node.engines_in(id).next().is_some();
+        let (proved, exists) = (known.proved, node.exists);
+        for accelerator in id.accelerators.iter().filter(|_| useless && exists) {
+            let known = node.accelerators.get_mut(accelerator).filter(|known| known.facts.healthy);
+            if let Some(known) = known {
+                known.launcher_crashed(proved, self.settings, self.now);
+            }
+        }
+    }
+
     fn launching(&self, node: &mut Node, record: &Record, provider: ProviderId) {
         let mut engine = Engine::of(record, provider, State::Creating, self.now);
         if let Some(binding) = &mut engine.binding {
@@ -183,6 +197,7 @@ impl Provider {
             deleting: false,
             restarts: 0,
             since: now,
+            proved: None,
             made: false,
             taken: false,
             elder: None,

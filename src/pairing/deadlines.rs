@@ -18,14 +18,16 @@ pub(super) fn next(node: &Node, settings: &Settings, now: Tick) -> Option<Tick> 
         let calls = of_calls(requester.call.as_ref(), requester.retry);
         calls.into_iter().chain([Some(requester.not_before)])
     });
-    let of_providers = node.providers.iter().filter(|(id, _)| id.is_launcher()).flat_map(|(_, provider)| {
+    let of_providers = node.providers.iter().filter(|(id, _)| id.is_launcher()).flat_map(|(id, provider)| {
         let calls = of_calls(provider.call.as_ref(), provider.retry);
-        calls.into_iter().chain([Some(provider.since + settings.start)])
+        let idle = node.idle_since(id).map(|since| since + settings.idle);
+        calls.into_iter().chain([Some(provider.since + settings.start), idle])
     });
     let of_meters = node.accelerators.values().flat_map(|known| {
         let lost = known.observed.map(|(_, at)| at + settings.settle + settings.settle + settings.settle);
         let gone = known.last_gone.map(|at| at + settings.settle);
-        [known.last_sleep.map(|at| at + settings.settle), gone, lost.filter(|_| known.doubted)]
+        let slept = known.last_sleep.map(|at| at + settings.settle);
+        [slept, gone, lost.filter(|_| known.doubted), Some(known.not_before)]
     });
     let of_remains = node.remains.iter().map(|remains| remains.until(node, settings));
     let all =

@@ -7,6 +7,7 @@ use super::{
     event::{AcceleratorFacts, NodeFacts, Record, SeenProvider, SeenRequester, Sizes, Stage},
     ids::{EngineId, NodeName, ProviderId, RequesterId, Uid},
     remains::Remains,
+    settings::Settings,
 };
 use crate::{
     model::{AcceleratorId, Level, LevelPolicy},
@@ -39,6 +40,9 @@ pub struct Accelerator {
     pub last_gone: Option<Tick>,
     /// The last reading of the meter, and its moment.
     pub observed: Option<(Bytes, Tick)>,
+    /// Launchers of this accelerator that failed in a row, and until when none is made after the last.
+    pub crashes: u32,
+    pub not_before: Tick,
     /// The meter found more than is known of: until it has been read again after something was deleted for that, what is known
     /// is not enough to go by.
     pub doubted: bool,
@@ -70,6 +74,8 @@ pub struct Provider {
     pub deleting: bool,
     pub restarts: u32,
     pub since: Tick,
+    /// Of a launcher: since when an engine in it has proved that it works.
+    pub proved: Option<Tick>,
     /// The order to make it was carried out.
     pub made: bool,
     /// The order was refused, since another Pod has the name; and that Pod, once it is seen.
@@ -186,6 +192,18 @@ impl Retry {
     pub(super) fn failed(&mut self, now: Tick) {
         self.failures += 1;
         self.at = now + pause(self.failures);
+    }
+}
+
+impl Accelerator {
+    /// A launcher there is of no use, and another one is made later each time; soon again after one in which an engine lived for
+    /// long enough.
+    pub(super) fn launcher_crashed(&mut self, proved: Option<Tick>, settings: &Settings, now: Tick) {
+        if proved.is_some_and(|at| at + settings.lived <= now) {
+            self.crashes = 0;
+        }
+        self.crashes += 1;
+        self.not_before = now + settings.relaunch_after(self.crashes);
     }
 }
 
@@ -362,6 +380,13 @@ impl Node {
 
     pub fn engines_in<'a>(&'a self, provider: &'a ProviderId) -> impl Iterator<Item = &'a Engine> {
         self.engines.values().filter(move |engine| engine.provider == *provider)
+    }
+
+    /// Nothing has happened in this launcher, or on its accelerator, since then.
+    #[must_use]
+    pub fn idle_since(&self, launcher: &ProviderId) -> Option<Tick> {
+        let gone = launcher.accelerators.iter().filter_map(|a| self.accelerators.get(a)?.last_gone).max();
+        Some(self.providers.get(launcher)?.since.max(gone.unwrap_or_default()))
     }
 
     /// The engine that this requester has.

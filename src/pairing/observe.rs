@@ -39,6 +39,8 @@ impl Pairing {
                     last_sleep: None,
                     last_gone: None,
                     observed: None,
+                    crashes: 0,
+                    not_before: Tick(0),
                     doubted: false,
                 });
             }

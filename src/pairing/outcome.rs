@@ -134,6 +134,9 @@ impl Node {
         }
         engine.enter(State::Awake, now);
         engine.last_used = now;
+        if let Some(provider) = self.providers.get_mut(&engine.provider) {
+            provider.proved.get_or_insert(now);
+        }
         let requester = engine.requester().cloned().and_then(|r| self.requesters.get_mut(&r));
         if let Some(requester) = requester {
             requester.failures = 0;

@@ -24,6 +24,12 @@ pub struct Settings {
     pub start: Millis,
     /// From the order to end an engine until it is given more room for doubt: a launcher that does not get rid of it goes itself.
     pub end: Millis,
+    /// After a launcher that failed none is made on its accelerator for so long; twice as long after each further one, up to 32
+    /// times. An engine that has lived in it for `lived` lets that begin anew.
+    pub relaunch: Millis,
+    pub lived: Millis,
+    /// A launcher that nobody needs is ended after this.
+    pub idle: Millis,
     /// For any other call.
     pub call: Millis,
     /// What a requester is held beyond drain and sleep at most.
@@ -53,6 +59,12 @@ impl Settings {
         self.base + Millis(bytes.0.saturating_mul(1000) / self.rate.0.max(1))
     }
 
+    /// The pause after so many launchers in a row that failed.
+    #[must_use]
+    pub fn relaunch_after(&self, crashes: u32) -> Millis {
+        Millis(self.relaunch.0 << crashes.saturating_sub(1).min(5))
+    }
+
     /// How long a requester that is being deleted, and whose engine has this size, is held at most.
     #[must_use]
     pub fn hold(&self, sizes: &Sizes) -> Millis {
@@ -71,6 +83,9 @@ impl Default for Settings {
             base: Millis::secs(10),
             start: Millis::secs(600),
             end: Millis::secs(60),
+            relaunch: Millis::secs(10),
+            lived: Millis::secs(600),
+            idle: Millis::secs(300),
             call: Millis::secs(10),
             spare: Millis::secs(10),
             remains: Millis::secs(120),

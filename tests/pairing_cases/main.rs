@@ -4,6 +4,7 @@
 mod deposed;
 mod driver;
 mod failures;
+mod launchers;
 mod measures;
 mod modes;
 mod race;

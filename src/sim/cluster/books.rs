@@ -8,7 +8,7 @@ use crate::{
     pairing::{
         Plan,
         command::Command,
-        ids::{EngineId, NodeName, RequesterId, Uid},
+        ids::{EngineId, Mode, NodeName, ProviderId, RequesterId, Uid},
         node::State,
         remains::Remains,
     },
@@ -229,8 +229,21 @@ impl Cluster {
             if pod.deleting {
                 broken.push(format!("{provider} of {node} is still there"));
             }
+            if provider.is_launcher() && !self.is_needed(node, provider) {
+                broken.push(format!("nobody needs {provider} of {node}"));
+            }
         }
         self.violations.extend(broken);
+    }
+
+    /// By policy, by an engine that is in it, or by somebody who waits for one.
+    fn is_needed(&self, node: &NodeName, launcher: &ProviderId) -> bool {
+        let Some(known) = self.pairing.node(node) else { return false };
+        let mut waiting =
+            known.requesters.values().filter(|r| r.stays() && r.seen.ask.mode == Mode::Launcher);
+        self.plot.launchers
+            || known.engines_in(launcher).next().is_some()
+            || waiting.any(|r| known.provider_for(&known.wanted_by(r)) == *launcher)
     }
 
     fn is_too_large(&self, requester: &super::Requester) -> bool {

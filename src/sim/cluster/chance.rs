@@ -170,6 +170,7 @@ impl Plot {
             settings.end,
             settings.hold(&most),
             settings.remains,
+            settings.idle,
         ];
         spans.into_iter().fold(Millis::secs(400), |sum, span| sum + span)
     }
@@ -183,6 +184,9 @@ fn settings(random: &mut Random) -> Settings {
         wake: Millis::secs(random.between(4, 10)),
         start: Millis::secs(random.between(15, 40)),
         rate: Bytes::gib(16),
+        relaunch: Millis::secs(random.between(1, 4)),
+        lived: Millis::secs(random.between(5, 60)),
+        idle: Millis::secs(random.between(10, 60)),
         base: Millis::secs(1),
         end: Millis::secs(random.between(10, 20)),
         call: Millis::secs(random.between(1, 5)),
