@@ -8,7 +8,7 @@
 //! Nothing holds an accelerator that the kubelet wants to hand on: no finalizer, no stub. So the guarantee is in the ledger.
 //! Every engine that is known has a *reservation* on each of its accelerators. None is launched or woken unless its own fits
 //! beside all others there, whoever the kubelet says has the accelerator; and a reservation shrinks only when its engine is
-//! confirmed asleep or seen gone.
+//! confirmed asleep or seen gone: what is left of a Pod whose object vanished is a matter of its own ([`remains`]).
 //!
 //! ```text
 //!   watches, meters, outcomes ─▶ Pairing::on(event, now)
@@ -28,6 +28,7 @@ pub mod cover;
 pub mod event;
 pub mod ids;
 pub mod node;
+pub mod remains;
 pub mod settings;
 
 mod apply;
@@ -62,6 +63,8 @@ pub struct Pairing {
     settings: Settings,
     epoch: Epoch,
     listed: bool,
+    /// Another one leads: nothing is decided, and nothing is taken note of.
+    deposed: bool,
     standings: BTreeMap<Fingerprint, Standing>,
     nodes: BTreeMap<NodeName, Arc<Node>>,
     /// Of these something was seen since they were last planned.
@@ -91,13 +94,15 @@ impl Pairing {
 
     /// Takes note of an observation. Decides nothing.
     pub fn on(&mut self, event: &Event, now: Tick) {
-        self.observe(event, now);
+        if !self.deposed || matches!(event, Event::Led { .. }) {
+            self.observe(event, now);
+        }
     }
 
     /// What should be done at this moment. Changes nothing: call [`Self::issued`] with the plan, then carry it out.
     #[must_use]
     pub fn plan(&self, now: Tick) -> Plan {
-        if !self.listed {
+        if !self.decides() {
             return Plan::default();
         }
         let due = self.due.iter().take_while(|(at, _)| *at <= now).map(|(_, node)| node.clone());
@@ -107,7 +112,15 @@ impl Pairing {
     /// As [`Self::plan`], with a look at every node: for tests, which want to see that nothing was overlooked.
     #[must_use]
     pub fn plan_everywhere(&self, now: Tick) -> Plan {
-        if self.listed { self.plan_for(self.nodes.keys().cloned().collect(), now) } else { Plan::default() }
+        if self.decides() {
+            self.plan_for(self.nodes.keys().cloned().collect(), now)
+        } else {
+            Plan::default()
+        }
+    }
+
+    const fn decides(&self) -> bool {
+        self.listed && !self.deposed
     }
 
     fn plan_for(&self, names: BTreeSet<NodeName>, now: Tick) -> Plan {
@@ -125,6 +138,7 @@ impl Pairing {
                 commands: Vec::new(),
                 reasons: BTreeMap::new(),
             };
+            draft.node.bury_ended(&self.settings, now);
             draft.decide();
             (serial, generation) = (draft.serial, draft.generation);
             plan.commands.append(&mut draft.commands);
@@ -136,6 +150,11 @@ impl Pairing {
 
     /// Records a plan as given, before it is carried out. Planning again at the same moment yields nothing.
     pub fn issued(&mut self, plan: &Plan, now: Tick) {
+        for name in &plan.looked {
+            if let Some(node) = self.nodes.get_mut(name).filter(|node| !node.remains.is_empty()) {
+                Arc::make_mut(node).bury_ended(&self.settings, now);
+            }
+        }
         let rules = Rules { settings: &self.settings, standings: &self.standings, now };
         for command in &plan.commands {
             self.serial = self.serial.max(command.serial);

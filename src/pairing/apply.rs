@@ -52,6 +52,7 @@ impl Rules<'_> {
                     known.call = Some(call(Kind::Create, self.settings.call));
                 }
                 OfProvider::Delete { .. } => {
+                    self.crashed(node, provider);
                     leave(node, provider, self.now);
                     if let Some(known) = node.providers.get_mut(provider) {
                         known.deleting = true;
@@ -64,7 +65,7 @@ impl Rules<'_> {
 
     fn step(&self, node: &mut Node, id: &EngineId, step: &Step, call: impl Fn(Kind, Millis) -> Call) {
         match step {
-            Step::Create { record } => {
+            Step::Create { record } if !node.engines.contains_key(id) => {
                 let provider = ProviderId::direct(id);
                 node.providers.insert(provider.clone(), Provider::ordered(self.now));
                 self.launching(node, record, provider);
@@ -82,6 +83,7 @@ impl Rules<'_> {
         let Some(engine) = node.engines.get_mut(id) else { return };
         let settings = self.settings;
         if matches!(step, Step::Create { .. } | Step::Launch) {
+            engine.relaunched = engine.may_start_until > Tick(0);
             engine.may_start_until = self.now + settings.call + settings.call;
         }
         let made = match step {
@@ -109,14 +111,14 @@ impl Rules<'_> {
                 }
                 engine.held_host = if *level == Level::One { engine.sizes.host } else { Bytes::ZERO };
                 engine.enter(State::FallingAsleep { level: *level }, self.now);
-                call(Kind::Sleep, settings.sleep)
+                call(Kind::Sleep, settings.sleep_within(&engine.sizes))
             }
             Step::Wake { .. } => {
                 engine.enter(State::Waking, self.now);
                 engine.answers = false;
                 engine.opened = None;
                 engine.last_used = self.now;
-                call(Kind::Wake, settings.wake)
+                call(Kind::Wake, settings.wake_within(&engine.sizes))
             }
             Step::Unbind { forget, .. } => {
                 call(if *forget { Kind::Forget } else { Kind::Unbind }, settings.call)
@@ -128,6 +130,19 @@ impl Rules<'_> {
             Step::Query => call(Kind::Query, settings.call),
         };
         engine.call = Some(made);
+    }
+
+    /// A launcher is deleted that is not ready, or has engines that do not end, though its node and accelerator are all right.
+    fn crashed(&self, node: &mut Node, id: &ProviderId) {
+        let Some(known) = node.providers.get(id).filter(|known| !known.deleting) else { return };
+        let useless = known.stage != Stage::Ready || node.engines_in(id).next().is_some();
+        let (proved, exists) = (known.proved, node.exists);
+        for accelerator in id.accelerators.iter().filter(|_| useless && exists) {
+            let known = node.accelerators.get_mut(accelerator).filter(|known| known.facts.healthy);
+            if let Some(known) = known {
+                known.launcher_crashed(proved, self.settings, self.now);
+            }
+        }
     }
 
     fn launching(&self, node: &mut Node, record: &Record, provider: ProviderId) {
@@ -182,6 +197,10 @@ impl Provider {
             deleting: false,
             restarts: 0,
             since: now,
+            proved: None,
+            made: false,
+            taken: false,
+            elder: None,
             call: None,
             retry: Retry::default(),
         }

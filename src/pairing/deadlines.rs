@@ -8,22 +8,30 @@ use crate::units::Tick;
 
 /// The first of them after `now`.
 pub(super) fn next(node: &Node, settings: &Settings, now: Tick) -> Option<Tick> {
-    let of_engines = node.engines.values().flat_map(|engine| of_engine(engine, settings));
-    let of_requesters = node.requesters.values().flat_map(|requester| {
-        let hold = requester.seen.deleting.map(|since| since + settings.hold());
-        let calls = of_calls(requester.call.as_ref(), requester.retry);
-        calls.into_iter().chain([Some(requester.not_before), hold])
+    let of_engines = node.engines.values().flat_map(|engine| {
+        let requester = engine.requester().and_then(|requester| node.requesters.get(requester));
+        let deleting = requester.and_then(|requester| requester.seen.deleting);
+        let hold = deleting.map(|since| since + settings.hold(&engine.sizes));
+        of_engine(engine, settings).chain([hold, deleting.map(|since| since + settings.drain)])
     });
-    let of_providers = node.providers.iter().filter(|(id, _)| id.is_launcher()).flat_map(|(_, provider)| {
+    let of_requesters = node.requesters.values().flat_map(|requester| {
+        let calls = of_calls(requester.call.as_ref(), requester.retry);
+        calls.into_iter().chain([Some(requester.not_before)])
+    });
+    let of_providers = node.providers.iter().filter(|(id, _)| id.is_launcher()).flat_map(|(id, provider)| {
         let calls = of_calls(provider.call.as_ref(), provider.retry);
-        calls.into_iter().chain([Some(provider.since + settings.start)])
+        let idle = node.idle_since(id).map(|since| since + settings.idle);
+        calls.into_iter().chain([Some(provider.since + settings.start), idle])
     });
     let of_meters = node.accelerators.values().flat_map(|known| {
         let lost = known.observed.map(|(_, at)| at + settings.settle + settings.settle + settings.settle);
         let gone = known.last_gone.map(|at| at + settings.settle);
-        [known.last_sleep.map(|at| at + settings.settle), gone, lost.filter(|_| known.doubted)]
+        let slept = known.last_sleep.map(|at| at + settings.settle);
+        [slept, gone, lost.filter(|_| known.doubted), Some(known.not_before)]
     });
-    let all = of_engines.chain(of_requesters).chain(of_providers).chain(of_meters).flatten();
+    let of_remains = node.remains.iter().map(|remains| remains.until(node, settings));
+    let all =
+        of_engines.chain(of_requesters).chain(of_providers).chain(of_meters).chain(of_remains).flatten();
     all.filter(|at| *at > now).min()
 }
 

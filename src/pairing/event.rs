@@ -27,6 +27,12 @@ pub enum Event {
     },
     /// Everything that is there has been seen once. Nothing is decided before.
     Listed,
+    /// Somebody has heard of a younger leader than the one with this epoch, and refused a write of it for that. If that is this
+    /// controller, it decides nothing more: what it knows is another's to act on, and a refusal says nothing of the engine that
+    /// the write was for. Only [`Self::Led`] ends that.
+    Deposed {
+        epoch: Epoch,
+    },
     Node {
         node: NodeName,
         facts: NodeFacts,
@@ -66,11 +72,23 @@ pub enum Event {
         provider: ProviderId,
         seen: SeenProvider,
     },
-    /// The Pod is seen gone, and so is whatever ran in it.
+    /// The Pod is gone, and its containers were seen ended before, or are by now: nothing of it holds anything.
     ProviderGone {
         node: NodeName,
         provider: ProviderId,
         uid: Uid,
+    },
+    /// The Pod's object is no longer there, and nobody saw its containers end: deleted by force, or collected with its node. What
+    /// was reserved for it stays so for a while.
+    ProviderVanished {
+        node: NodeName,
+        provider: ProviderId,
+        uid: Uid,
+    },
+    /// The node's kubelet reports, or has stopped to. One of which nothing is told reports.
+    Heard {
+        node: NodeName,
+        reports: bool,
     },
     /// An engine answers. Of one that has a Pod to itself, the Pod's readiness says it as well.
     Answers {
@@ -244,6 +262,6 @@ pub enum Cause {
     Unreachable,
     /// It was answered, with an error.
     Refused,
-    /// Another one was there first, or a younger epoch.
+    /// Another one was there first. Of a younger epoch [`Event::Deposed`] is told instead.
     Conflict,
 }

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use super::{
     command::{Farewell, Why},
-    event::{AcceleratorFacts, NodeFacts, Record, SeenRequester, Sizes, Stage},
+    event::{AcceleratorFacts, NodeFacts, Record, SeenProvider, SeenRequester, Sizes, Stage},
     ids::{EngineId, NodeName, ProviderId, RequesterId, Uid},
+    remains::Remains,
+    settings::Settings,
 };
 use crate::{
     model::{AcceleratorId, Level, LevelPolicy},
@@ -18,10 +20,15 @@ pub struct Node {
     pub facts: NodeFacts,
     /// The Node object has been seen and is there.
     pub exists: bool,
+    /// Its kubelet has stopped reporting; it was heard of again at `heard`.
+    pub silent: bool,
+    pub heard: Tick,
     pub accelerators: BTreeMap<AcceleratorId, Accelerator>,
     pub requesters: BTreeMap<RequesterId, Requester>,
     pub providers: BTreeMap<ProviderId, Provider>,
     pub engines: BTreeMap<EngineId, Engine>,
+    /// Of Pods whose objects vanished.
+    pub remains: Vec<Remains>,
 }
 
 #[derive(Clone, Debug)]
@@ -33,6 +40,9 @@ pub struct Accelerator {
     pub last_gone: Option<Tick>,
     /// The last reading of the meter, and its moment.
     pub observed: Option<(Bytes, Tick)>,
+    /// Launchers of this accelerator that failed in a row, and until when none is made after the last.
+    pub crashes: u32,
+    pub not_before: Tick,
     /// The meter found more than is known of: until it has been read again after something was deleted for that, what is known
     /// is not enough to go by.
     pub doubted: bool,
@@ -64,6 +74,13 @@ pub struct Provider {
     pub deleting: bool,
     pub restarts: u32,
     pub since: Tick,
+    /// Of a launcher: since when an engine in it has proved that it works.
+    pub proved: Option<Tick>,
+    /// The order to make it was carried out.
+    pub made: bool,
+    /// The order was refused, since another Pod has the name; and that Pod, once it is seen.
+    pub taken: bool,
+    pub elder: Option<SeenProvider>,
     /// Of a launcher; the commands for a direct provider are its engine's.
     pub call: Option<Call>,
     pub retry: Retry,
@@ -94,6 +111,8 @@ pub struct Engine {
     pub ended: bool,
     /// An order to start it that was given up can still arrive until then: it is not believed gone before.
     pub may_start_until: Tick,
+    /// It was ordered to start more than once: that a process of it died may be said of the one before.
+    pub relaunched: bool,
     pub call: Option<Call>,
     pub retry: Retry,
 }
@@ -176,6 +195,18 @@ impl Retry {
     }
 }
 
+impl Accelerator {
+    /// A launcher there is of no use, and another one is made later each time; soon again after one in which an engine lived for
+    /// long enough.
+    pub(super) fn launcher_crashed(&mut self, proved: Option<Tick>, settings: &Settings, now: Tick) {
+        if proved.is_some_and(|at| at + settings.lived <= now) {
+            self.crashes = 0;
+        }
+        self.crashes += 1;
+        self.not_before = now + settings.relaunch_after(self.crashes);
+    }
+}
+
 /// 100 ms, then twice as long each time, half a minute at most.
 pub(super) fn pause(failures: u32) -> Millis {
     Millis((50 << failures.min(10)).min(30_000))
@@ -210,6 +241,7 @@ impl Engine {
             failed: None,
             ended: false,
             may_start_until: Tick(0),
+            relaunched: false,
             call: None,
             retry: Retry::default(),
         }
@@ -234,6 +266,27 @@ impl Engine {
             State::Ending { asleep, .. } => !asleep,
             State::Gone => false,
             _ => true,
+        }
+    }
+
+    /// It takes its memory for the first time, and measures what is there for it; or may be doing so. It is over with that when it
+    /// answers.
+    #[must_use]
+    pub const fn is_launching(&self) -> bool {
+        match self.state {
+            State::Unknown | State::Creating => true,
+            State::Starting => !self.answers,
+            _ => false,
+        }
+    }
+
+    /// It gives memory back, or takes it again.
+    #[must_use]
+    pub const fn is_shifting(&self) -> bool {
+        match self.state {
+            State::FallingAsleep { .. } => true,
+            State::Waking => !self.answers,
+            _ => false,
         }
     }
 
@@ -298,25 +351,42 @@ impl Node {
             name,
             facts: NodeFacts::default(),
             exists: false,
+            silent: false,
+            heard: Tick(0),
             accelerators: BTreeMap::new(),
             requesters: BTreeMap::new(),
             providers: BTreeMap::new(),
             engines: BTreeMap::new(),
+            remains: Vec::new(),
         }
     }
 
     /// Nothing is left to be known of it.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        !self.exists && self.requesters.is_empty() && self.providers.is_empty() && self.engines.is_empty()
+        let pods = self.requesters.is_empty() && self.providers.is_empty();
+        !self.exists && pods && self.engines.is_empty() && self.remains.is_empty()
     }
 
     pub fn engines_on<'a>(&'a self, accelerator: &'a AcceleratorId) -> impl Iterator<Item = &'a Engine> {
         self.engines.values().filter(|engine| engine.uses(accelerator))
     }
 
+    /// The other engines that use any of its accelerators.
+    pub fn beside<'a>(&'a self, engine: &'a EngineId) -> impl Iterator<Item = &'a Engine> {
+        let shares = |other: &&Engine| other.id.accelerators.iter().any(|a| engine.accelerators.contains(a));
+        self.engines.values().filter(move |other| other.id != *engine).filter(shares)
+    }
+
     pub fn engines_in<'a>(&'a self, provider: &'a ProviderId) -> impl Iterator<Item = &'a Engine> {
         self.engines.values().filter(move |engine| engine.provider == *provider)
+    }
+
+    /// Nothing has happened in this launcher, or on its accelerator, since then.
+    #[must_use]
+    pub fn idle_since(&self, launcher: &ProviderId) -> Option<Tick> {
+        let gone = launcher.accelerators.iter().filter_map(|a| self.accelerators.get(a)?.last_gone).max();
+        Some(self.providers.get(launcher)?.since.max(gone.unwrap_or_default()))
     }
 
     /// The engine that this requester has.
@@ -328,12 +398,23 @@ impl Node {
     /// All that is reserved of an accelerator.
     #[must_use]
     pub fn reserved(&self, accelerator: &AcceleratorId) -> Bytes {
-        self.engines_on(accelerator).map(|engine| engine.held).sum()
+        self.engines_on(accelerator).map(|engine| engine.held).sum::<Bytes>() + self.left_on(accelerator)
+    }
+
+    /// What is reserved of it for what may be left of Pods that vanished.
+    #[must_use]
+    pub fn left_on(&self, accelerator: &AcceleratorId) -> Bytes {
+        self.remains.iter().filter_map(|remains| remains.held.get(accelerator)).copied().sum()
     }
 
     #[must_use]
     pub fn reserved_host(&self) -> Bytes {
-        self.engines.values().map(|engine| engine.held_host).sum()
+        self.engines.values().map(|engine| engine.held_host).sum::<Bytes>() + self.left_of_host()
+    }
+
+    #[must_use]
+    pub fn left_of_host(&self) -> Bytes {
+        self.remains.iter().map(|remains| remains.held_host).sum()
     }
 
     /// Its requester, unless that is gone or on its way out.

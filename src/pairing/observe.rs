@@ -4,7 +4,7 @@ use super::{
     Pairing,
     apply::leave,
     command::{Farewell, Why},
-    event::{Event, Record, SeenProvider, SeenRequester, Stage},
+    event::{Epoch, Event, Record, SeenProvider, SeenRequester, Stage},
     ids::{EngineId, NodeName, ProviderId, RequesterId, Uid},
     node::{Accelerator, Engine, Kind, Node, Provider, Requester, Retry, State, pause},
 };
@@ -18,6 +18,7 @@ impl Pairing {
         match event {
             Event::Led { epoch } => *self = Self { epoch: *epoch, ..Self::new(self.settings) },
             Event::Listed => self.listed = true,
+            Event::Deposed { epoch } => self.depose(*epoch),
             Event::Template { fingerprint, standing } => {
                 self.standings.insert(*fingerprint, *standing);
                 let has = |node: &&Node| node.engines.keys().any(|id| id.fingerprint == *fingerprint);
@@ -38,6 +39,8 @@ impl Pairing {
                     last_sleep: None,
                     last_gone: None,
                     observed: None,
+                    crashes: 0,
+                    not_before: Tick(0),
                     doubted: false,
                 });
             }
@@ -55,6 +58,22 @@ impl Pairing {
                 if known.providers.get(provider).is_some_and(|p| p.uid.as_ref() == Some(uid)) {
                     known.provider_gone(provider, now);
                 }
+                known.elder_gone(provider, uid, now);
+                known.ended_after_all(uid, now);
+            }
+            Event::ProviderVanished { node, provider, uid } => {
+                let known = self.touch(node);
+                if known.providers.get(provider).is_some_and(|p| p.uid.as_ref() == Some(uid)) {
+                    known.provider_vanished(provider, now);
+                }
+                known.elder_gone(provider, uid, now);
+            }
+            Event::Heard { node, reports } => {
+                let known = self.touch(node);
+                if *reports && known.silent {
+                    known.heard = now;
+                }
+                known.silent = !reports;
             }
             Event::Answers { node, engine, generation } => {
                 if let Some(engine) = self.life(node, engine, *generation) {
@@ -72,6 +91,16 @@ impl Pairing {
         }
     }
 
+    /// Nothing is due any more, and what was under way has no outcome here.
+    fn depose(&mut self, epoch: Epoch) {
+        if epoch == self.epoch {
+            self.deposed = true;
+            self.due.clear();
+            self.due_of.clear();
+            self.touched.clear();
+        }
+    }
+
     /// The engine, if it is this life of it that is meant.
     fn life(&mut self, node: &NodeName, engine: &EngineId, generation: Generation) -> Option<&mut Engine> {
         let known = self.touch(node).engines.get_mut(engine);
@@ -79,8 +108,10 @@ impl Pairing {
     }
 
     fn observed(&mut self, node: &NodeName, accelerator: &AcceleratorId, used: Bytes, at: Tick) {
-        let settle = self.settings.settle;
+        let settings = self.settings;
+        let settle = settings.settle;
         let known = self.touch(node);
+        known.remains_measured(accelerator, used, at, &settings);
         let ending = known.engines_on(accelerator).any(|e| matches!(e.state, State::Ending { .. }));
         let Some(known) = known.accelerators.get_mut(accelerator) else { return };
         // Readings may come out of order.
@@ -99,7 +130,6 @@ impl Engine {
     fn runs(&mut self) {
         let since = self.since;
         self.enter(State::Starting, since);
-        self.may_start_until = Tick(0);
         self.call = None;
     }
 
@@ -137,12 +167,17 @@ impl Node {
     }
 
     fn see_provider(&mut self, id: &ProviderId, seen: &SeenProvider, now: Tick) {
-        if self.is_of_before(id, seen) {
-            return;
+        if self.is_anothers(id, seen) {
+            let Some(known) = self.providers.get_mut(id) else { return };
+            if !known.taken {
+                known.elder = Some(seen.clone());
+                return;
+            }
+            self.give_way(id);
         }
         let other = |known: &Provider| known.uid.as_ref().is_some_and(|uid| *uid != seen.uid);
         if self.providers.get(id).is_some_and(other) {
-            self.provider_gone(id, now);
+            self.provider_vanished(id, now);
         }
         let known = self.providers.entry(id.clone()).or_insert_with(|| Provider::ordered(now));
         if known.uid.is_none() {
@@ -168,22 +203,45 @@ impl Node {
         self.follow_stage(id, seen.stage, now);
     }
 
-    /// A Pod of the same name as one that has been ordered since: its record is of a life before.
-    fn is_of_before(&self, id: &ProviderId, seen: &SeenProvider) -> bool {
+    /// Not the Pod that was ordered: one of its name from before, or one that another leader made. Whether it is there still is
+    /// known when the order is answered.
+    fn is_anothers(&self, id: &ProviderId, seen: &SeenProvider) -> bool {
         let unseen = self.providers.get(id).is_some_and(|known| known.uid.is_none());
-        let older = |record: &Record| {
-            self.engines.get(&record.engine).is_some_and(|known| record.generation < known.generation)
+        let own = |e: &Engine| {
+            seen.records.iter().any(|record| record.engine == e.id && record.generation == e.generation)
         };
-        unseen && !id.is_launcher() && seen.records.iter().any(older)
+        let fresh = unseen && !id.is_launcher() && !seen.records.is_empty();
+        fresh && self.engines_in(id).next().is_some() && !self.engines_in(id).any(own)
+    }
+
+    /// The name of the Pod that was ordered is taken: what has it is taken over, and the life that was to be never was. Its
+    /// requester is served by what is there, if that fits, and else by another order once that is gone.
+    pub(super) fn name_taken(&mut self, id: &ProviderId, now: Tick) {
+        let Some(known) = self.providers.get_mut(id).filter(|known| known.uid.is_none()) else { return };
+        known.taken = true;
+        if let Some(elder) = known.elder.take() {
+            self.see_provider(id, &elder, now);
+        }
+    }
+
+    fn give_way(&mut self, id: &ProviderId) {
+        self.engines.retain(|_, engine| engine.provider != *id);
+    }
+
+    /// A Pod is gone that was not the one that was ordered: its name may be free.
+    fn elder_gone(&mut self, id: &ProviderId, uid: &Uid, now: Tick) {
+        let Some(known) = self.providers.get_mut(id).filter(|known| known.uid.is_none()) else { return };
+        if known.elder.as_ref().is_some_and(|elder| elder.uid == *uid) {
+            known.elder = None;
+        }
+        if known.taken {
+            let waits = self.engines.values_mut().filter(|engine| engine.provider == *id);
+            waits.for_each(|engine| engine.retry.at = now);
+        }
     }
 
     /// An engine of which nothing is known here: from before a restart, or from a leader before. It may be anything.
     fn adopt(&mut self, provider: &ProviderId, record: &Record, now: Tick) {
-        // Two leaders asked for the same Pod, and the other one got it.
-        let lost = |known: &Engine| known.state == State::Creating && known.generation != record.generation;
-        if !provider.is_launcher() && self.engines.get(&record.engine).is_some_and(lost) {
-            self.engines.remove(&record.engine);
-        }
         if !self.engines.contains_key(&record.engine) {
             let engine = Engine::of(record, provider.clone(), State::Unknown, now);
             self.engines.insert(record.engine.clone(), engine);
@@ -258,10 +316,15 @@ impl Node {
 
     fn died(&mut self, id: &EngineId, gone: bool, now: Tick) {
         self.lost(id, now);
-        if gone {
-            self.process_gone(id, now);
-        } else if let Some(engine) = self.engines.get_mut(id) {
-            engine.failed = Some(Why::Lost);
+        let Some(engine) = self.engines.get_mut(id) else { return };
+        if gone && !engine.relaunched && now >= engine.may_start_until {
+            return self.process_gone(id, now);
+        }
+        engine.failed = Some(Why::Lost);
+        if matches!(engine.state, State::Ending { .. }) {
+            // Another order to start it may have been obeyed since, or be yet: it is ended again then.
+            engine.ended = false;
+            engine.retry.at = engine.may_start_until;
         }
     }
 

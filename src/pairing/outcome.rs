@@ -52,6 +52,7 @@ impl Node {
             return provider.retry.failed(now);
         }
         provider.retry = Retry::default();
+        provider.made |= call.kind == Kind::Create;
         if call.kind == Kind::Delete && *result == Ok(Answer::Condition(Condition::Absent)) {
             self.never_came(id, now);
         }
@@ -72,7 +73,15 @@ impl Node {
             engine.may_start_until = Tick(0);
         }
         match (call.kind, result) {
-            (Kind::Create, Ok(_) | Err(Cause::Conflict)) => {}
+            (Kind::Create, Ok(_)) => {
+                let provider = self.providers.get_mut(&engine.provider);
+                provider.into_iter().for_each(|provider| provider.made = true);
+            }
+            (Kind::Create, Err(Cause::Conflict)) => {
+                engine.retry.failed(now);
+                let provider = engine.provider.clone();
+                self.name_taken(&provider, now);
+            }
             (Kind::Create | Kind::Launch, Err(_)) => engine.failed = Some(Why::StartFailed),
             (Kind::Bind, Ok(_)) => {
                 if let Some(binding) = &mut engine.binding {
@@ -125,13 +134,17 @@ impl Node {
         }
         engine.enter(State::Awake, now);
         engine.last_used = now;
+        if let Some(provider) = self.providers.get_mut(&engine.provider) {
+            provider.proved.get_or_insert(now);
+        }
         let requester = engine.requester().cloned().and_then(|r| self.requesters.get_mut(&r));
         if let Some(requester) = requester {
             requester.failures = 0;
         }
     }
 
-    /// Its reservation shrinks to what it keeps: as declared, or more if that was measured.
+    /// Its reservation shrinks to what it keeps: as declared, or more if that was measured. Somebody else's may be in that, where
+    /// it could not wait for them; to be safe it counts all the same.
     fn fell_asleep(&mut self, id: &EngineId, measured: Option<Bytes>, now: Tick) {
         let Some(engine) = self.engines.get_mut(id) else { return };
         let State::FallingAsleep { level } = engine.state else { return };
@@ -171,8 +184,11 @@ impl Node {
     /// The Pod that was ordered is not there. One that was seen is not forgotten before it is seen gone: what is seen late of it
     /// would be taken for the next one of its name.
     fn never_came(&mut self, id: &ProviderId, now: Tick) {
-        if self.providers.get(id).is_some_and(|provider| provider.uid.is_none()) {
-            self.provider_gone(id, now);
+        match self.providers.get(id).filter(|provider| provider.uid.is_none()).map(|provider| provider.made) {
+            // It was there, and went before it was seen.
+            Some(true) => self.provider_vanished(id, now),
+            Some(false) => self.provider_gone(id, now),
+            None => {}
         }
     }
 

@@ -5,6 +5,11 @@
 //! rule, judged by the meter where a reading counts, else by what the sleepers are known to keep. Host RAM is kept for every
 //! engine that could sleep at level 1, as long as deleting sleepers can do that.
 //!
+//! What changes the memory of an accelerator does not go on beside something else whose measure that would spoil. An engine that
+//! is launched measures what is free and takes its share of it: beside it nothing is launched, woken, put to sleep or ended for the
+//! budget's sake. One that falls asleep is measured afterwards: beside it nothing is launched or woken. Wakes measure nothing, and go
+//! on side by side.
+//!
 //! All or nothing: no sleeper is touched unless deleting some makes room for certain, and what is about to become free by itself
 //! is waited for.
 
@@ -14,7 +19,7 @@ use super::{
     cover::{Shortage, Sleeper, cover},
     event::{Sizes, Standing},
     ids::{EngineId, Fingerprint},
-    node::{Accelerator, Engine, Node, State},
+    node::{Accelerator, Engine, Node, Requester, State},
     settings::Settings,
 };
 use crate::{
@@ -78,6 +83,11 @@ impl Rooms<'_> {
                 return Room::Wait(format!("it needs {awake} of {a}, which has {all}"));
             }
             let memory = self.too_full(a, known, new);
+            if let Some(other) = self.spoils(a, new.engine) {
+                let what = format!("{} is {} on {a}", other.id, other.state);
+                let full = memory.now > Bytes::ZERO;
+                return Room::Wait(if full { self.waits_for(a, new.engine, true) } else { what });
+            }
             let Some(budget) = self.over_budget(a, known, Some(new.engine)) else {
                 return Room::Wait(format!("{a} has to be measured again"));
             };
@@ -98,7 +108,8 @@ impl Rooms<'_> {
         let mut short = Shortage::default();
         for (a, known) in &self.node.accelerators {
             let awake = self.node.engines_on(a).any(|engine| engine.is_big());
-            if !awake || !self.may_delete(known) {
+            let launching = self.node.engines_on(a).any(|engine| engine.is_launching());
+            if !awake || launching || !self.may_delete(known) {
                 continue;
             }
             if let Some(excess) = self.over_budget(a, known, None) {
@@ -135,11 +146,32 @@ impl Rooms<'_> {
         }
     }
 
+    /// Whose memory changes there now, so that this one is neither launched nor woken beside it.
+    fn spoils<'b>(&'b self, a: &'b AcceleratorId, new: &EngineId) -> Option<&'b Engine> {
+        let launch = !self.node.engines.contains_key(new);
+        let soon_awake = |e: &Engine| {
+            let speaks = || self.node.staying(e).is_some_and(Requester::speaks);
+            e.state == State::Waking && !e.answers || matches!(e.state, State::Asleep { .. }) && speaks()
+        };
+        let leaves = |e: &Engine| match e.state {
+            State::Draining { .. } => true,
+            // One that does not obey is waited for no longer than it takes others.
+            State::Ending { .. } => e.held > Bytes::ZERO && e.since + self.settings.end > self.now,
+            _ => false,
+        };
+        let mut others = self.node.engines_on(a).filter(|e| e.id != *new);
+        others.find(|e| {
+            let sleeps = matches!(e.state, State::FallingAsleep { .. });
+            e.is_launching() || sleeps || launch && (soon_awake(e) || leaves(e))
+        })
+    }
+
     fn too_full(&self, a: &AcceleratorId, known: &Accelerator, new: &Newcomer<'_>) -> Excess {
         let others = || self.node.engines_on(a).filter(|engine| engine.id != *new.engine);
-        let sum = others().map(|engine| engine.held).sum::<Bytes>() + new.sizes.awake;
+        let left = self.node.left_on(a);
+        let sum = others().map(|engine| engine.held).sum::<Bytes>() + left + new.sizes.awake;
         let now = sum.saturating_sub(known.facts.capacity);
-        let frees = others().map(Engine::frees).sum();
+        let frees = others().map(Engine::frees).sum::<Bytes>() + left;
         Excess { now, later: now.saturating_sub(frees) }
     }
 
@@ -191,7 +223,8 @@ impl Rooms<'_> {
                 Use::Known { bytes: by_residues, by_meter: false }
             };
         };
-        let big: Bytes = self.node.engines_on(a).filter(|e| e.is_big()).map(|e| e.held).sum();
+        let awake = self.node.engines_on(a).filter(|e| e.is_big()).map(|e| e.held);
+        let big = awake.sum::<Bytes>() + self.node.left_on(a);
         let own = self.node.engines_on(a).filter(|e| Some(&e.id) == except && !e.is_big());
         let bytes = used.saturating_sub(big + own.map(|e| e.held).sum());
         let bytes = if big > Bytes::ZERO { bytes.max(by_residues) } else { bytes };
@@ -221,7 +254,8 @@ impl Rooms<'_> {
             _ => Bytes::ZERO,
         };
         let others: Bytes = self.node.engines.values().filter(could).map(need).sum();
-        short.host = (others + new.sizes.host).saturating_sub(self.node.facts.host);
+        short.host =
+            (others + self.node.left_of_host() + new.sizes.host).saturating_sub(self.node.facts.host);
     }
 
     /// What may be deleted to make room.
@@ -258,6 +292,10 @@ impl Rooms<'_> {
         }
         let others = self.node.engines_on(a).filter(|e| e.id != *except && e.held > Bytes::ZERO);
         let biggest = others.max_by_key(|e| (e.held, e.since));
+        let left = self.node.left_on(a);
+        if left > biggest.map_or(Bytes::ZERO, |e| e.held) {
+            return format!("{left} of {a} may still be held by a Pod that vanished");
+        }
         biggest.map_or_else(
             || format!("{a} has too little memory"),
             |e| format!("{} of {a} is held by {}, which is {}", e.held, e.id, e.state),

@@ -10,7 +10,7 @@ use super::{
     node::{Requester, State},
     room::{Newcomer, Room},
 };
-use crate::model::AcceleratorId;
+use crate::{model::AcceleratorId, units::Tick};
 
 impl Draft<'_> {
     pub(super) fn requesters(&mut self) {
@@ -140,10 +140,10 @@ impl Draft<'_> {
             return known.map(|_| "the Pod before with its name is still there".to_owned());
         }
         match known {
-            None => {
+            None => Some(self.launcher_pause(provider).unwrap_or_else(|| {
                 self.of_provider(provider, OfProvider::Create);
-                Some("its launcher is being created".to_owned())
-            }
+                "its launcher is being created".to_owned()
+            })),
             Some(known) if known.deleting => Some("its launcher is being deleted".to_owned()),
             Some(known) if known.stage != Stage::Ready => Some("its launcher is not ready".to_owned()),
             Some(_) => None,
@@ -168,12 +168,20 @@ impl Draft<'_> {
         self.step(&engine, if made { Step::Create { record } } else { Step::Bind { record } });
     }
 
+    /// Why no launcher is made there yet.
+    fn launcher_pause(&self, id: &ProviderId) -> Option<String> {
+        let known = id.accelerators.iter().find_map(|a| self.node.accelerators.get(a))?;
+        (known.not_before > self.now())
+            .then(|| format!("{} launchers failed; the next is made at {}", known.crashes, known.not_before))
+    }
+
     /// One launcher for each accelerator of a node that is to have them; none that is of no use.
     pub(super) fn launchers(&mut self) {
         let wanted = self.node.facts.launchers && self.node.exists && !self.node.facts.cordoned;
         let healthy = self.node.accelerators.iter().filter(|(_, known)| wanted && known.facts.healthy);
         let missing = healthy.map(|(a, _)| ProviderId::launcher(a.clone()));
-        let missing: Vec<_> = missing.filter(|id| !self.node.providers.contains_key(id)).collect();
+        let missing = missing.filter(|id| !self.node.providers.contains_key(id));
+        let missing: Vec<_> = missing.filter(|id| self.launcher_pause(id).is_none()).collect();
         for id in missing {
             self.of_provider(&id, OfProvider::Create);
         }
@@ -203,6 +211,21 @@ impl Draft<'_> {
         self.launcher_must_go(id).filter(|()| !bound).map(|()| OfProvider::Delete { uid: known.uid.clone() })
     }
 
+    /// Since when nobody has needed this launcher: no engine is in it, no requester is there that it could be for, and its node is
+    /// not to have them anyway.
+    fn idle_since(&self, id: &ProviderId) -> Option<Tick> {
+        let asks = |requester: &Requester| {
+            requester.stays()
+                && requester.seen.ask.mode == Mode::Launcher
+                && (requester.accelerators.is_empty()
+                    || self.node.provider_for(&self.node.wanted_by(requester)) == *id)
+        };
+        let needed = self.node.facts.launchers
+            || self.node.engines_in(id).next().is_some()
+            || self.node.requesters.values().any(asks);
+        self.node.idle_since(id).filter(|_| !needed)
+    }
+
     fn launcher_must_go(&self, id: &ProviderId) -> Option<()> {
         let known = self.node.providers.get(id)?;
         let settings = self.rules.settings;
@@ -216,7 +239,8 @@ impl Draft<'_> {
             || stuck
             || matches!(known.stage, Stage::Trouble | Stage::Ended)
             || !self.node.exists
-            || id.accelerators.iter().any(faulty);
+            || id.accelerators.iter().any(faulty)
+            || self.idle_since(id).is_some_and(|since| since + settings.idle <= self.now());
         goes.then_some(())
     }
 }

@@ -23,7 +23,7 @@ impl Draft<'_> {
         }
         // Nobody is behind the gate any more that could be waited for.
         if matches!(e.state, State::Draining { .. }) && !self.requester(e).is_some_and(Requester::speaks) {
-            return Some(self.put_away(e));
+            return self.put_away(e);
         }
         if e.is_busy(self.now()) {
             return None;
@@ -36,7 +36,7 @@ impl Draft<'_> {
             State::Awake => self.awake(e),
             State::Draining { until, drained } => {
                 if drained || until <= self.now() {
-                    return Some(self.put_away(e));
+                    return self.put_away(e);
                 }
                 let requester = e.requester()?.clone();
                 self.may_retry(e).then_some(Step::Gate { requester, deadline: until })
@@ -67,7 +67,7 @@ impl Draft<'_> {
     /// Its requester has been held for as long as it may be.
     pub(super) fn is_overdue(&self, e: &Engine) -> bool {
         let deleting = self.requester(e).and_then(|requester| requester.seen.deleting);
-        deleting.is_some_and(|since| since + self.rules.settings.hold() <= self.now())
+        deleting.is_some_and(|since| since + self.rules.settings.hold(&e.sizes) <= self.now())
     }
 
     fn standing(&self, e: &Engine) -> Standing {
@@ -99,8 +99,13 @@ impl Draft<'_> {
         if let Some(why) = self.start_is_over(e) {
             return Some(Step::End { why });
         }
-        if !e.provider.is_launcher() || !self.may_retry(e) {
+        let known = self.node.providers.get(&e.provider);
+        let taken = known.is_some_and(|known| known.taken && known.uid.is_none());
+        if !self.may_retry(e) || !e.provider.is_launcher() && !taken {
             return None;
+        }
+        if taken {
+            return Some(Step::Create { record: e.record(e.last_used) });
         }
         let written = e.binding.as_ref().is_some_and(|binding| binding.written);
         Some(if written { Step::Launch } else { Step::Bind { record: e.record(e.last_used) } })
@@ -137,7 +142,7 @@ impl Draft<'_> {
         if !e.answers {
             return Some(Step::End { why: Why::WakeFailed });
         }
-        Some(if self.stays(e) { Step::Prove } else { self.put_away(e) })
+        if self.stays(e) { Some(Step::Prove) } else { self.put_away(e) }
     }
 
     fn awake(&self, e: &Engine) -> Option<Step> {
@@ -145,17 +150,14 @@ impl Draft<'_> {
             return Some(Step::End { why });
         }
         let Some(requester) = self.requester(e) else {
-            return Some(self.put_away(e));
+            return self.put_away(e);
         };
         if !requester.stays() {
             // What was never opened has nobody to wait for. After a restart it may have been.
             let deadline = self.now() + self.rules.settings.drain;
             let id = e.requester()?.clone();
-            return Some(if requester.speaks() {
-                Step::Gate { requester: id, deadline }
-            } else {
-                self.put_away(e)
-            });
+            let gate = Step::Gate { requester: id, deadline };
+            return if requester.speaks() { Some(gate) } else { self.put_away(e) };
         }
         let told = e.opened.is_some() && e.opened == requester.seen.stub;
         let requester = e.requester()?.clone();
@@ -163,13 +165,14 @@ impl Draft<'_> {
             .then_some(Step::Open { requester })
     }
 
-    /// Nobody uses it: to sleep if it can, and if there is room for what it keeps.
-    fn put_away(&self, e: &Engine) -> Step {
+    /// Nobody uses it: to sleep if it can, and if there is room for what it keeps; as soon as that disturbs nobody's launch, and
+    /// nobody disturbs what is measured of it.
+    fn put_away(&self, e: &Engine) -> Option<Step> {
         if self.is_on_faulty(e) || !self.node.exists {
-            return Step::End { why: Why::Leaving };
+            return Some(Step::End { why: Why::Leaving });
         }
         if self.standing(e) == Standing::Obsolete {
-            return Step::End { why: Why::Obsolete };
+            return Some(Step::End { why: Why::Obsolete });
         }
         let room =
             self.node.reserved_host().saturating_sub(e.held_host) + e.sizes.host <= self.node.facts.host;
@@ -182,7 +185,18 @@ impl Draft<'_> {
         };
         let via =
             self.requester(e).filter(|requester| requester.speaks()).and_then(|_| e.requester().cloned());
-        level.map_or(Step::End { why: Why::Unneeded }, |level| Step::Sleep { level, via })
+        let Some(level) = level else { return Some(Step::End { why: Why::Unneeded }) };
+        (!self.is_disturbed(e)).then_some(Step::Sleep { level, via })
+    }
+
+    /// Somebody's memory changes where it would fall asleep, and its requester can be held until that is over: for as long as
+    /// draining may take, so that the time for the sleep itself is left.
+    fn is_disturbed(&self, e: &Engine) -> bool {
+        let changes =
+            |other: &Engine| other.is_shifting() || other.is_launching() && other.state != State::Unknown;
+        let deleting = self.requester(e).and_then(|requester| requester.seen.deleting);
+        let in_time = deleting.is_none_or(|since| since + self.rules.settings.drain > self.now());
+        in_time && self.node.beside(&e.id).any(changes)
     }
 
     fn asleep(&self, e: &Engine) -> Option<Step> {
@@ -231,7 +245,9 @@ impl Draft<'_> {
         if !self.may_retry(e) {
             return None;
         }
-        if !e.ended {
+        // A launcher that has ended has nothing left to take away.
+        let taken = e.ended || e.provider.is_launcher() && self.stage(e) == Stage::Ended;
+        if !taken {
             return Some(Step::End { why: Why::Lost });
         }
         if e.provider.is_launcher() {

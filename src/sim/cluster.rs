@@ -19,7 +19,7 @@ mod watch;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use chance::{Owner, Plot, Troubles};
-use pods::{Machine, Provider, ProviderKey, Requester};
+use pods::{Ghost, Machine, Provider, ProviderKey, Requester};
 pub use scripts::{Deed, Script};
 pub use trouble::Trouble;
 
@@ -43,6 +43,9 @@ pub struct Cluster {
     machines: BTreeMap<NodeName, Machine>,
     requesters: BTreeMap<RequesterId, Requester>,
     providers: BTreeMap<ProviderKey, Provider>,
+    ghosts: Vec<Ghost>,
+    /// Pods whose objects went before their containers had ended.
+    vanished: BTreeSet<Uid>,
     agenda: Agenda<Happening>,
     made: u64,
 
@@ -76,6 +79,9 @@ enum Happening {
     PodRuns(ProviderKey, Uid),
     PodIsReady(ProviderKey, Uid),
     PodEnds(ProviderKey, Uid),
+    GhostEnds(u64),
+    /// The control plane notices that a node's kubelet is silent, if it still is.
+    Silent(NodeName),
     Loaded(ProviderKey, EngineId, Generation),
     /// The owner with this number looks whether its requester is there.
     Own(usize),
@@ -108,6 +114,8 @@ impl Cluster {
             machines: plot.machines(),
             requesters: BTreeMap::new(),
             providers: BTreeMap::new(),
+            ghosts: Vec::new(),
+            vanished: BTreeSet::new(),
             agenda: Agenda::default(),
             made: 0,
             pairing: Pairing::new(plot.settings),
@@ -221,6 +229,8 @@ impl Cluster {
             Happening::PodRuns(key, uid) => self.pod_runs(&key, &uid),
             Happening::PodIsReady(key, uid) => self.pod_is_ready(&key, &uid),
             Happening::PodEnds(key, uid) => self.pod_ends(&key, &uid),
+            Happening::GhostEnds(number) => self.ghost_ends(number),
+            Happening::Silent(node) => self.show_silence(&node),
             Happening::Loaded(key, engine, generation) => self.loaded(&key, &engine, generation),
             Happening::Own(owner) => self.own(owner),
             Happening::Toggle(owner) => self.toggle(owner),
@@ -280,6 +290,11 @@ impl Cluster {
         self.providers.iter().flat_map(|((node, _), provider)| {
             provider.processes.iter().map(move |(engine, process)| (node, engine, process))
         })
+    }
+
+    /// What vanished Pods left running, as far as whoever leads can know of it.
+    fn known_ghosts(&self) -> impl Iterator<Item = &Ghost> {
+        self.ghosts.iter().filter(|ghost| ghost.seen_by == Some(self.epoch))
     }
 
     fn set_of_nodes(&self) -> BTreeSet<NodeName> {

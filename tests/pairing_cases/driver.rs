@@ -174,6 +174,10 @@ impl Case {
         self.on(Event::ProviderGone { node: node(), provider: id.clone(), uid: "uid".into() });
     }
 
+    pub(crate) fn provider_vanished(&mut self, id: &ProviderId) {
+        self.on(Event::ProviderVanished { node: node(), provider: id.clone(), uid: "uid".into() });
+    }
+
     pub(crate) fn launcher_ready(&mut self, accelerator: &str) -> ProviderId {
         let id = ProviderId::launcher(accelerator.into());
         self.provider(&id, Stage::Ready, |_| ());

@@ -2,7 +2,7 @@
 
 use rouse::{
     pairing::{
-        event::{Cause, Condition, Event, Stage, Standing},
+        event::{Cause, Condition, Event, Sizes, Stage, Standing},
         ids::{Fingerprint, Mode, ProviderId},
         node::State,
     },
@@ -189,7 +189,7 @@ fn the_node_is_not_reached_while_the_requester_is_deleted() {
     let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
     case.delete("one");
     let settings = rouse::pairing::settings::Settings::default();
-    case.after(settings.hold() + Millis(1));
+    case.after(settings.hold(&case.known(&id).sizes) + Millis(1));
     // Neither gate, nor sleep, nor anything else had an outcome.
     assert!(case.has(ends(&id)), "it is fenced: {:#?}", case.story);
     case.finalized("one");
@@ -242,8 +242,31 @@ fn a_hung_wake_delays_nobody_on_another_accelerator() {
     assert!(case.has(wakes(&hung)), "and has no outcome");
     case.cold_start("three", ask(Mode::Sleep, 3), &["b"]);
     let settings = rouse::pairing::settings::Settings::default();
-    case.after(settings.wake);
+    let within = settings.wake_within(&case.known(&hung).sizes);
+    assert_eq!(within, Millis::secs(70), "60 GiB, and 10 seconds");
+    case.after(Millis(within.0 - 1));
+    assert!(!case.has(ends(&hung)));
+    case.after(Millis(1));
     assert!(case.has(ends(&hung)), "nor does it wait for ever");
+}
+
+#[test]
+fn a_large_engine_is_given_the_time_that_its_bytes_take_and_a_small_one_what_is_configured() {
+    let settings = rouse::pairing::settings::Settings::default();
+    let sizes = |awake, host| Sizes { awake: Bytes::gib(awake), asleep: Bytes::ZERO, host: Bytes::gib(host) };
+    assert_eq!(settings.sleep_within(&sizes(16, 16)), settings.sleep);
+    assert_eq!(settings.wake_within(&sizes(16, 16)), settings.wake);
+    assert_eq!(settings.sleep_within(&sizes(70, 140)), Millis::secs(150));
+    assert_eq!(settings.wake_within(&sizes(70, 140)), Millis::secs(150));
+    // While its engine falls asleep its requester is held.
+    let mut case = Case::new(1);
+    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    case.delete("one");
+    case.done(gates(&id));
+    case.after(Millis::secs(69));
+    assert!(case.is_held("one") && !case.has(ends(&id)), "70 seconds are not too long for 60 GiB");
+    case.after(Millis::secs(1));
+    assert!(case.has(ends(&id)));
 }
 
 #[test]

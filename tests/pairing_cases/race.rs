@@ -2,7 +2,7 @@
 
 use rouse::{
     pairing::{
-        event::{Answer, Cause, Event, Stage},
+        event::{Answer, Ask, Cause, Event, Stage},
         ids::{Mode, ProviderId},
         node::State,
     },
@@ -70,10 +70,15 @@ fn the_newcomer_waits_when_the_engine_before_does_not_answer_until_its_pod_is_se
 fn small_engines_may_be_awake_together_where_both_fit() {
     let mut case = Case::new(1);
     let mut small = ask(Mode::Sleep, 1);
-    small.sizes.awake = Bytes::gib(30);
+    small.sizes.awake = Bytes::gib(25);
     case.cold_start("one", small.clone(), &["a"]);
+    let beside = Ask { fingerprint: rouse::pairing::ids::Fingerprint(3), ..small.clone() };
+    let beside = case.cold_start("beside", beside, &["a"]);
+    assert_eq!(case.state(&beside), Some(State::Awake), "they share it");
     case.kill("one");
     small.fingerprint = rouse::pairing::ids::Fingerprint(2);
     case.requester("two", small, &["a"], |_| ());
+    assert!(!case.has(creates(&engine(Mode::Sleep, 2, &["a"]))), "not while the other falls asleep");
+    case.settle(sleeps(&engine(Mode::Sleep, 1, &["a"])), Ok(Answer::Asleep { residue: None }));
     assert!(case.has(creates(&engine(Mode::Sleep, 2, &["a"]))));
 }

@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Cluster, execute::Key};
+use super::{Cluster, execute::Key, pods::Ghost};
 use crate::{
     model::AcceleratorId,
     pairing::{
         Plan,
         command::Command,
-        ids::{EngineId, NodeName, RequesterId, Uid},
+        ids::{EngineId, Mode, NodeName, ProviderId, RequesterId, Uid},
         node::State,
+        remains::Remains,
     },
     units::{Bytes, Millis, Tick},
 };
@@ -55,7 +56,9 @@ impl Cluster {
         let on = self
             .processes()
             .filter(|(at, engine, _)| *at == node && engine.accelerators.contains(accelerator));
-        on.map(|(.., process)| process.holds()).sum()
+        let left =
+            self.ghosts.iter().filter(|g| g.node == *node && g.engine.accelerators.contains(accelerator));
+        on.map(|(.., process)| process.holds()).chain(left.map(|ghost| ghost.process.holds())).sum()
     }
 
     pub(super) fn check(&mut self) {
@@ -89,7 +92,8 @@ impl Cluster {
         let mut broken = Vec::new();
         let mut used: BTreeMap<(&NodeName, &AcceleratorId), Bytes> = BTreeMap::new();
         let mut host: BTreeMap<&NodeName, Bytes> = BTreeMap::new();
-        for (node, engine, process) in self.processes() {
+        let left = self.known_ghosts().map(|ghost| (&ghost.node, &ghost.engine, &ghost.process));
+        for (node, engine, process) in self.processes().chain(left) {
             for accelerator in engine.accelerators.iter() {
                 *used.entry((node, accelerator)).or_default() += process.holds();
             }
@@ -122,14 +126,35 @@ impl Cluster {
                 )
             })
         });
-        short.collect()
+        short.chain(self.check_ghosts()).collect()
+    }
+
+    /// What is left of a Pod that vanished is reserved, too.
+    fn check_ghosts(&self) -> impl Iterator<Item = String> {
+        self.known_ghosts().filter_map(|Ghost { node, engine, pod, process, .. }| {
+            let known = self.pairing.node(node)?;
+            let unseen = known.engines.get(engine).filter(|e| {
+                known.providers.get(&e.provider).is_some_and(|p| p.uid.as_ref().is_none_or(|uid| uid == pod))
+            });
+            let remains = || {
+                known
+                    .remains
+                    .iter()
+                    .find(|r| r.engine == *engine && (r.pod == *pod || r.pod.as_str().is_empty()))
+            };
+            let least = |r: &Remains| r.held.values().copied().min().unwrap_or_default();
+            let reserved = unseen.map(|e| e.held).or_else(|| remains().map(least)).unwrap_or_default();
+            (process.holds() > reserved).then(|| {
+                format!("{engine} vanished on {node} with {}, {reserved} are reserved", process.holds())
+            })
+        })
     }
 
     /// No requester is kept from going for longer than it may be.
     fn check_holds(&self) -> Vec<String> {
         // Calls that fail are tried again, the watch may be broken for a while.
-        let most = self.plot.settings.hold() + Millis::secs(70);
         let held = self.requesters.iter().filter(|(_, requester)| {
+            let most = self.plot.settings.hold(&requester.ask.sizes) + Millis::secs(70);
             let since = requester.deleting.map(|since| since.max(self.books.leads_since));
             requester.finalizer && since.is_some_and(|since| since + most < self.now)
         });
@@ -204,8 +229,21 @@ impl Cluster {
             if pod.deleting {
                 broken.push(format!("{provider} of {node} is still there"));
             }
+            if provider.is_launcher() && !self.is_needed(node, provider) {
+                broken.push(format!("nobody needs {provider} of {node}"));
+            }
         }
         self.violations.extend(broken);
+    }
+
+    /// By policy, by an engine that is in it, or by somebody who waits for one.
+    fn is_needed(&self, node: &NodeName, launcher: &ProviderId) -> bool {
+        let Some(known) = self.pairing.node(node) else { return false };
+        let mut waiting =
+            known.requesters.values().filter(|r| r.stays() && r.seen.ask.mode == Mode::Launcher);
+        self.plot.launchers
+            || known.engines_in(launcher).next().is_some()
+            || waiting.any(|r| known.provider_for(&known.wanted_by(r)) == *launcher)
     }
 
     fn is_too_large(&self, requester: &super::Requester) -> bool {

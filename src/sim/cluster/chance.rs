@@ -152,6 +152,7 @@ impl Plot {
             facts: NodeFacts { cordoned: false, host: self.host, launchers: self.launchers },
             exists: true,
             cut_off: false,
+            silent: false,
             accelerators: (0..self.accelerators).map(|i| (format!("gpu-{i}").into(), facts(i))).collect(),
             given: BTreeMap::new(),
         };
@@ -161,8 +162,16 @@ impl Plot {
     /// After so long without troubles nothing is under way any more.
     pub(super) fn rest(&self) -> Millis {
         let settings = &self.settings;
-        let spans =
-            [settings.start, settings.start, settings.end, settings.end, settings.hold(), settings.settle];
+        let most = Sizes { awake: self.capacity, asleep: Bytes::ZERO, host: self.capacity };
+        let spans = [
+            settings.start,
+            settings.start,
+            settings.end,
+            settings.end,
+            settings.hold(&most),
+            settings.remains,
+            settings.idle,
+        ];
         spans.into_iter().fold(Millis::secs(400), |sum, span| sum + span)
     }
 }
@@ -174,9 +183,16 @@ fn settings(random: &mut Random) -> Settings {
         sleep: Millis::secs(random.between(4, 10)),
         wake: Millis::secs(random.between(4, 10)),
         start: Millis::secs(random.between(15, 40)),
+        rate: Bytes::gib(16),
+        relaunch: Millis::secs(random.between(1, 4)),
+        lived: Millis::secs(random.between(5, 60)),
+        idle: Millis::secs(random.between(10, 60)),
+        base: Millis::secs(1),
         end: Millis::secs(random.between(10, 20)),
         call: Millis::secs(random.between(1, 5)),
         spare: Millis::secs(5),
+        // A kubelet ends what vanished within ten seconds; a watch may be broken for twenty.
+        remains: Millis::secs(45),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     Cluster, Happening,
-    pods::{Phase, Process, Provider, ProviderKey, Requester, Stub},
+    pods::{Ghost, Phase, Process, Provider, ProviderKey, Requester, Stub},
 };
 use crate::{
     model::AcceleratorId,
@@ -12,6 +12,9 @@ use crate::{
     },
     units::{Bytes, Generation, Millis},
 };
+
+/// A kubelet that has heard that a Pod's object is gone has ended it within this.
+const GRACE: Millis = Millis::secs(10);
 
 impl Cluster {
     /// Makes a requester if one is wanted, none is there that stays, and a node has room for it.
@@ -88,8 +91,8 @@ impl Cluster {
     }
 
     pub(super) fn delete_requester(&mut self, id: &RequesterId) {
-        let hold = self.plot.settings.hold();
         let Some(requester) = self.requesters.get_mut(id).filter(|r| r.deleting.is_none()) else { return };
+        let hold = self.plot.settings.hold(&requester.ask.sizes);
         requester.deleting = Some(self.now);
         let owner = requester.owner;
         self.show_requester(id);
@@ -238,6 +241,32 @@ impl Cluster {
             self.show_provider(key);
         }
         self.collect_provider(key);
+    }
+
+    /// Its object goes, finalizer and all; the kubelet ends what ran in it when it comes to it.
+    pub(super) fn vanish(&mut self, key: &ProviderKey) {
+        let Some(provider) = self.providers.remove(key) else { return };
+        self.count("Pods vanished");
+        let seen_by = self.is_seen(key, &provider.uid).then_some(self.epoch);
+        for (engine, process) in provider.processes {
+            self.made += 1;
+            let (number, pod) = (self.made, provider.uid.clone());
+            self.ghosts.push(Ghost { number, node: key.0.clone(), engine, pod, process, seen_by });
+            let after = self.draw((50, GRACE.0));
+            self.add(after, Happening::GhostEnds(number));
+        }
+        self.vanished.insert(provider.uid.clone());
+        self.provider_vanished(key, provider.uid);
+    }
+
+    /// A kubelet that is cut off has not heard of it yet.
+    pub(super) fn ghost_ends(&mut self, number: u64) {
+        let node = self.ghosts.iter().find(|ghost| ghost.number == number).map(|ghost| ghost.node.clone());
+        let silent = |node| self.machines.get(node).is_some_and(|machine| machine.exists && machine.cut_off);
+        if node.as_ref().is_some_and(silent) {
+            return self.add(Millis::secs(3), Happening::GhostEnds(number));
+        }
+        self.ghosts.retain(|ghost| ghost.number != number);
     }
 
     pub(super) fn collect_provider(&mut self, key: &ProviderKey) {

@@ -18,6 +18,8 @@ pub(super) struct Machine {
     pub(super) exists: bool,
     /// Nobody reaches it, and its kubelet reports nothing.
     pub(super) cut_off: bool,
+    /// Its Node object says so by now.
+    pub(super) silent: bool,
     pub(super) accelerators: BTreeMap<AcceleratorId, AcceleratorFacts>,
     pub(super) given: BTreeMap<AcceleratorId, RequesterId>,
 }
@@ -57,6 +59,18 @@ pub(super) struct Provider {
     pub(super) hung: bool,
     pub(super) records: Vec<Record>,
     pub(super) processes: BTreeMap<EngineId, Process>,
+}
+
+/// An engine whose Pod's object vanished, and which has not been ended yet.
+#[derive(Clone, Debug)]
+pub(super) struct Ghost {
+    pub(super) number: u64,
+    pub(super) node: NodeName,
+    pub(super) engine: EngineId,
+    pub(super) pod: Uid,
+    pub(super) process: Process,
+    /// The leader that sees, sooner or later, that the object went. Another one cannot know of it.
+    pub(super) seen_by: Option<Epoch>,
 }
 
 /// An engine that really runs.

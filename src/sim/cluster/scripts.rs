@@ -52,6 +52,7 @@ impl Cluster {
 pub(super) fn in_words(event: &Event) -> String {
     match event {
         Event::Led { epoch } => format!("leader {} begins", epoch.0),
+        Event::Deposed { epoch } => format!("leader {} is deposed", epoch.0),
         Event::Listed => "everything is listed".to_owned(),
         Event::Node { node, facts } => format!("{node}{}", if facts.cordoned { " is cordoned" } else { "" }),
         Event::NodeGone { node } => format!("{node} is gone"),
@@ -74,6 +75,10 @@ pub(super) fn in_words(event: &Event) -> String {
             format!("{provider} is {:?}{}{deleting}", seen.stage, bound.collect::<String>())
         }
         Event::ProviderGone { provider, .. } => format!("{provider} is gone"),
+        Event::ProviderVanished { provider, .. } => format!("{provider} has vanished"),
+        Event::Heard { node, reports } => {
+            format!("{node} {}", if *reports { "reports" } else { "is silent" })
+        }
         Event::Answers { engine, .. } => format!("{engine} answers"),
         Event::Died { engine, gone, .. } => format!("{engine} {}", if *gone { "died" } else { "hangs" }),
         Event::Outcome { target, result, .. } => {

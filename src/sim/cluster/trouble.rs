@@ -33,9 +33,11 @@ pub enum Trouble {
     LoseLeader,
     BreakWatch,
     Outdate,
+    /// A provider's object goes, with its finalizer, and what runs in it goes on.
+    Vanish,
 }
 
-const ALL: [Trouble; 16] = [
+const ALL: [Trouble; 17] = [
     Trouble::DeleteRequester,
     Trouble::KillRequester,
     Trouble::RestartStub,
@@ -52,6 +54,7 @@ const ALL: [Trouble; 16] = [
     Trouble::LoseLeader,
     Trouble::BreakWatch,
     Trouble::Outdate,
+    Trouble::Vanish,
 ];
 
 impl Cluster {
@@ -105,6 +108,7 @@ impl Cluster {
             Trouble::LoseLeader => {}
             Trouble::BreakWatch => self.break_watch(),
             Trouble::Outdate => self.outdate(),
+            Trouble::Vanish => self.with_provider(|p| p.stage != Stage::Ended, Self::vanish),
         }
     }
 
@@ -178,6 +182,7 @@ impl Cluster {
         self.count("nodes cut off");
         if let Some(machine) = self.machines.get_mut(node) {
             machine.cut_off = true;
+            self.add(Millis::secs(5), Happening::Silent(node.clone()));
             let after = self.draw((2000, 90_000));
             self.add(after, Happening::Heal(node.clone()));
         }
@@ -189,6 +194,7 @@ impl Cluster {
         machine.exists = false;
         machine.cut_off = true;
         machine.given.clear();
+        self.ghosts.retain(|ghost| ghost.node != *node);
         self.count("nodes lost");
         for (key, provider) in &mut self.providers {
             if key.0 == *node {
@@ -232,6 +238,7 @@ impl Cluster {
         }
         machine.exists = true;
         machine.cut_off = false;
+        machine.silent = false;
         machine.facts.cordoned = false;
         machine.accelerators.values_mut().for_each(|facts| facts.healthy = true);
         self.show_node(node);

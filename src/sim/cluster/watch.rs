@@ -21,6 +21,8 @@ pub(super) struct Watch {
     unused: bool,
     requesters: BTreeSet<(NodeName, RequesterId)>,
     providers: BTreeSet<(ProviderKey, Uid)>,
+    /// Of these it was told that their kubelet is silent.
+    silent: BTreeSet<NodeName>,
     /// Engines of launchers whose process was there.
     engines: BTreeSet<(ProviderKey, EngineId, Generation)>,
 }
@@ -79,13 +81,43 @@ impl Cluster {
         self.tell(Event::ProviderGone { node: key.0.clone(), provider: key.1.clone(), uid });
     }
 
+    pub(super) fn provider_vanished(&mut self, key: &ProviderKey, uid: Uid) {
+        if !self.watch.broken {
+            self.watch.providers.remove(&(key.clone(), uid.clone()));
+        }
+        self.tell(Event::ProviderVanished { node: key.0.clone(), provider: key.1.clone(), uid });
+    }
+
+    /// Who leads has seen this Pod, and will be told that it went.
+    pub(super) fn is_seen(&self, key: &ProviderKey, uid: &Uid) -> bool {
+        let node = self.pairing.node(&key.0).filter(|_| !self.watch.unused);
+        let known = node.and_then(|node| node.providers.get(&key.1));
+        known.is_some_and(|provider| provider.uid.as_ref() == Some(uid))
+    }
+
+    /// Whether the node's kubelet reports, as its Node object says.
+    pub(super) fn show_silence(&mut self, node: &NodeName) {
+        if let Some(machine) = self.machines.get_mut(node) {
+            machine.silent = machine.cut_off;
+            let reports = !machine.silent;
+            if !reports {
+                self.watch.silent.insert(node.clone());
+            }
+            self.tell(Event::Heard { node: node.clone(), reports });
+        }
+    }
+
     pub(super) fn show_node(&mut self, name: &NodeName) {
         let Some(machine) = self.machines.get(name) else { return };
         if !machine.exists {
             return self.tell(Event::NodeGone { node: name.clone() });
         }
         let (facts, accelerators) = (machine.facts.clone(), machine.accelerators.clone());
+        let silence = machine.silent || self.watch.silent.contains(name);
         self.tell(Event::Node { node: name.clone(), facts });
+        if silence {
+            self.show_silence(name);
+        }
         for (accelerator, facts) in accelerators {
             self.tell(Event::Accelerator { node: name.clone(), accelerator, facts });
         }
@@ -139,7 +171,12 @@ impl Cluster {
         }
         for (key, uid) in self.watch.providers.clone() {
             if self.providers.get(&key).is_none_or(|provider| provider.uid != uid) {
-                self.provider_is_gone(&key, uid);
+                // Whose finalizer was taken off by ourselves had ended.
+                if self.vanished.contains(&uid) {
+                    self.provider_vanished(&key, uid);
+                } else {
+                    self.provider_is_gone(&key, uid);
+                }
             }
         }
         for (key, engine, generation) in self.watch.engines.clone() {

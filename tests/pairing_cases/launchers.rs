@@ -1,0 +1,159 @@
+//! When a launcher is made anew, and when it is ended.
+
+use rouse::{
+    pairing::{
+        event::{Event, NodeFacts, Stage},
+        ids::{Mode, ProviderId},
+        settings::Settings,
+    },
+    units::{Bytes, Millis},
+};
+
+use crate::driver::*;
+
+/// The launcher of `a` crashes; it is deleted and gone.
+fn crash(case: &mut Case) {
+    let launcher = ProviderId::launcher("a".into());
+    case.done(makes_launcher);
+    case.provider(&launcher, Stage::Trouble, |_| ());
+    case.done(deletes_launcher);
+    case.provider(&launcher, Stage::Ended, |seen| seen.deleting = true);
+    case.provider_gone(&launcher);
+}
+
+fn pause(case: &mut Case) -> Millis {
+    let from = case.now;
+    while !case.has(makes_launcher) {
+        case.after(Millis::secs(1));
+    }
+    case.now.since(from)
+}
+
+fn waits(case: &mut Case, id: &str) {
+    case.requester(id, ask(Mode::Launcher, 1), &["a"], |_| ());
+}
+
+fn leaves(case: &mut Case, id: &str) {
+    case.kill(id);
+    case.on(Event::RequesterGone { node: node(), requester: id.into() });
+}
+
+fn policy(case: &mut Case, launchers: bool) {
+    let facts = NodeFacts { cordoned: false, host: Bytes::gib(1000), launchers };
+    case.on(Event::Node { node: node(), facts });
+}
+
+#[test]
+fn a_launcher_that_crashes_is_made_anew_later_each_time() {
+    let mut case = Case::new(1);
+    waits(&mut case, "one");
+    let mut pauses = Vec::new();
+    for _ in 0..8 {
+        crash(&mut case);
+        assert!(case.reason("one").contains("launchers failed"), "{}", case.reason("one"));
+        pauses.push(pause(&mut case));
+    }
+    assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 320, 320].map(Millis::secs));
+}
+
+#[test]
+fn by_policy_it_is_made_anew_no_sooner() {
+    let mut case = Case::new(1);
+    policy(&mut case, true);
+    crash(&mut case);
+    assert_eq!(pause(&mut case), Millis::secs(10));
+}
+
+/// The pause after a third launcher in which an engine lived for so long.
+fn pause_after(lives: Millis) -> Millis {
+    let mut case = Case::new(1);
+    waits(&mut case, "one");
+    for _ in 0..2 {
+        crash(&mut case);
+        pause(&mut case);
+    }
+    case.done(makes_launcher);
+    let launcher = case.launcher_ready("a");
+    let id = engine(Mode::Launcher, 1, &["a"]);
+    case.done(binds(&id));
+    case.done(launches(&id));
+    let generation = generation(case.known(&id));
+    case.on(Event::Answers { node: node(), engine: id.clone(), generation });
+    case.done(proves(&id));
+    case.done(opens(&id));
+    case.after(lives);
+    case.provider(&launcher, Stage::Ended, |_| ());
+    case.done(deletes_launcher);
+    case.provider_gone(&launcher);
+    leaves(&mut case, "one");
+    waits(&mut case, "two");
+    pause(&mut case)
+}
+
+#[test]
+fn after_an_engine_has_lived_in_one_the_pauses_begin_anew() {
+    assert_eq!(pause_after(Settings::default().lived), Millis::secs(10));
+    assert_eq!(pause_after(Millis::secs(1)), Millis::secs(40));
+}
+
+#[test]
+fn another_accelerators_launcher_is_made_at_once() {
+    let mut case = Case::new(2);
+    waits(&mut case, "one");
+    crash(&mut case);
+    case.requester("two", ask(Mode::Launcher, 1), &["b"], |_| ());
+    assert!(case.has(makes_launcher));
+}
+
+#[test]
+fn a_launcher_that_nobody_needs_is_ended_after_a_while_and_made_again_at_once() {
+    let mut case = Case::new(1);
+    waits(&mut case, "one");
+    case.done(makes_launcher);
+    leaves(&mut case, "one");
+    let launcher = case.launcher_ready("a");
+    case.after(Millis(Settings::default().idle.0 - 1));
+    assert!(!case.has(deletes_launcher));
+    case.after(Millis(1));
+    case.done(deletes_launcher);
+    case.provider_gone(&launcher);
+    waits(&mut case, "two");
+    assert!(case.has(makes_launcher), "it did not fail");
+}
+
+#[test]
+fn a_launcher_stays_by_policy_and_for_who_waits() {
+    let idle = Settings::default().idle + Millis::secs(1);
+    let mut case = Case::new(1);
+    policy(&mut case, true);
+    case.done(makes_launcher);
+    case.launcher_ready("a");
+    case.after(idle);
+    assert!(!case.has(deletes_launcher), "the policy says so");
+    let mut large = ask(Mode::Launcher, 1);
+    large.sizes.awake = Bytes::gib(81);
+    case.requester("waits", large, &["a"], |_| ());
+    policy(&mut case, false);
+    case.after(idle);
+    assert!(!case.has(deletes_launcher), "somebody waits for it");
+    leaves(&mut case, "waits");
+    assert!(case.has(deletes_launcher));
+}
+
+#[test]
+fn a_launcher_with_a_sleeper_stays() {
+    let mut case = Case::new(1);
+    case.launcher_ready("a");
+    waits(&mut case, "one");
+    let id = engine(Mode::Launcher, 1, &["a"]);
+    case.done(binds(&id));
+    case.done(launches(&id));
+    let generation = generation(case.known(&id));
+    case.on(Event::Answers { node: node(), engine: id.clone(), generation });
+    case.done(proves(&id));
+    case.done(opens(&id));
+    case.finalized("one");
+    case.put_to_sleep("one", &id);
+    case.after(Settings::default().idle + Millis::secs(1));
+    assert!(!case.has(deletes_launcher));
+}
