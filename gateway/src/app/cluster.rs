@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context as _;
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::Client;
-use rouse::{fleet::event::Event, lease::Clock, units::Millis};
+use rouse::{fleet::event::Event, lease::Clock};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
@@ -143,7 +143,7 @@ impl Cluster {
             image: settings.stub_image.clone(),
             pull_policy: settings.stub_pull_policy.clone(),
             key,
-            hold: dual.map_or(Millis::ZERO, |dual| dual.timing.drain + dual.timing.sleep),
+            timing: dual.map(|dual| dual.timing).unwrap_or_default(),
         };
         let parts = Parts {
             books,

@@ -11,7 +11,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use rouse::{units::Millis, wire::Epoch};
+use rouse::{pairing, wire::Epoch};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -67,8 +67,8 @@ pub struct Sidecar {
     pub pull_policy: Option<String>,
     /// Of which the tokens are made that stubs demand.
     pub key: StubKey,
-    /// A requester's stub is left so long to hand its engine back, from when it is told to end.
-    pub hold: Millis,
+    /// How long it may take a requester to hand its engine back.
+    pub timing: pairing::settings::Settings,
 }
 
 /// One Deployment, as it should be.

@@ -79,6 +79,8 @@ pub(super) struct Provider {
     /// Where its engine listens, once it has an address.
     pub(super) engine: Option<SocketAddr>,
     seen: SeenProvider,
+    /// A kubelet may have begun to run it.
+    placed: bool,
 }
 
 impl Directory {
@@ -200,7 +202,13 @@ impl Directory {
                     self.providers.remove(&place);
                 }
                 let (node, provider) = place;
-                tell(Event::ProviderGone { node, provider, uid: own.uid });
+                let uid = own.uid;
+                // A kubelet tells the end of what it ran before it lets the object go.
+                tell(if own.placed && own.seen.stage != Stage::Ended {
+                    Event::ProviderVanished { node, provider, uid }
+                } else {
+                    Event::ProviderGone { node, provider, uid }
+                });
             }
             None => {}
         }
@@ -303,6 +311,7 @@ impl Provider {
             node,
             id: ProviderId::direct(&record.engine),
             engine: address(pod).map(|ip| SocketAddr::from((ip, port))),
+            placed: pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()),
             seen: SeenProvider {
                 uid,
                 stage: stage(pod),

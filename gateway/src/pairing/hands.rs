@@ -67,6 +67,8 @@ struct Failed {
     /// For the log, and for the user where `tell` says so.
     text: String,
     tell: bool,
+    /// Somebody obeys a younger leader.
+    deposed: bool,
 }
 
 type Outcome = Result<Answer, Failed>;
@@ -83,8 +85,12 @@ impl Hands {
         let Command { node, serial, order, .. } = &job.command;
         let mut error = None;
         tracing::debug!(%node, %order, took = ?begun.elapsed(), "an order's end");
+        if matches!(outcome, Err(Failed { deposed: true, .. })) {
+            tracing::warn!(%node, %order, "a younger leader is obeyed: nothing more is decided here");
+            return Done { event: Event::Deposed { epoch: job.command.epoch }, error };
+        }
         let result = outcome.map_err(|failed| {
-            let Failed { cause, text, tell } = failed;
+            let Failed { cause, text, tell, .. } = failed;
             tracing::warn!(%node, %order, ?cause, text, "an order was not carried out");
             error = tell.then_some(text);
             cause
@@ -138,11 +144,15 @@ impl Job {
 
 impl Failed {
     fn lost(what: &str) -> Self {
-        Self { cause: Cause::Unreachable, text: format!("{what} is not known"), tell: false }
+        Self { cause: Cause::Unreachable, text: format!("{what} is not known"), tell: false, deposed: false }
     }
 
     fn refused(text: impl Into<String>) -> Self {
-        Self { cause: Cause::Refused, text: text.into(), tell: false }
+        Self { cause: Cause::Refused, text: text.into(), tell: false, deposed: false }
+    }
+
+    fn deposed() -> Self {
+        Self { deposed: true, ..Self::refused("its stub obeys a younger leader") }
     }
 
     /// The requester's user has to mend it.
@@ -158,12 +168,12 @@ impl From<writer::Error> for Failed {
             writer::Error::Gone | writer::Error::Invalid(_) => Cause::Refused,
             writer::Error::NotLeading | writer::Error::Late | writer::Error::Api(_) => Cause::Unreachable,
         };
-        Self { cause, text: error.to_string(), tell: false }
+        Self { cause, text: error.to_string(), tell: false, deposed: false }
     }
 }
 
 impl From<Failure> for Failed {
     fn from(failure: Failure) -> Self {
-        Self { cause: Cause::Unreachable, text: failure.to_string(), tell: false }
+        Self { cause: Cause::Unreachable, text: failure.to_string(), tell: false, deposed: false }
     }
 }

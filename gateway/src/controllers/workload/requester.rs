@@ -1,5 +1,9 @@
 //! The Pod of a model in mode dualPods: it holds the accelerators, and asks for the engine that uses them.
 
+use rouse::{
+    model::{Accelerators, Memory},
+    pairing::event::Sizes,
+};
 use serde_json::{Map, Value, json};
 
 use super::{MANAGED, SPI_PORT, Workload, merge};
@@ -17,8 +21,6 @@ const PLACING: [&str; 7] = [
 ];
 /// What accelerators are asked for by where the template asks for none.
 const GPU: &str = "nvidia.com/gpu";
-/// Beside what a stub holds on for.
-const MARGIN_SECS: u64 = 10;
 
 impl Workload<'_> {
     /// Asks for this engine.
@@ -31,24 +33,27 @@ impl Workload<'_> {
                 Some(((*key).to_owned(), spec.get(key).filter(|value| !value.is_null())?.clone()))
             })
             .collect();
-        let hold = self.sidecar.hold.0.div_ceil(1000);
+        let Memory { awake, asleep, host } = self.variant.spec.memory;
+        let sizes = Sizes { awake, asleep, host };
+        let timing = &self.sidecar.timing;
+        let hold = (timing.drain + timing.sleep_within(&sizes)).0.div_ceil(1000);
+        let grace = timing.hold(&sizes).0.div_ceil(1000);
         let mut stub = self.stub([format!("--hold={hold}s")]);
         merge::into(
             &mut stub,
             &json!({"name": keys::CONTAINER, "resources": {"limits": accelerators, "requests": accelerators}}),
         );
         own.insert("containers".to_owned(), json!([stub]));
-        own.insert("terminationGracePeriodSeconds".to_owned(), json!(hold + MARGIN_SECS));
-        let memory = &self.variant.spec.memory;
+        own.insert("terminationGracePeriodSeconds".to_owned(), json!(grace));
         let mut annotations = self.annotations();
         merge::into(
             &mut annotations,
             &json!({
                 keys::SERVER_PATCH: self.patch(engine),
                 keys::ADMIN_PORT: SPI_PORT.to_string(),
-                keys::MEMORY: Quantity::from(memory.awake).to_string(),
-                keys::MEMORY_ASLEEP: Quantity::from(memory.asleep).to_string(),
-                keys::HOST_MEMORY: Quantity::from(memory.host).to_string(),
+                keys::MEMORY: Quantity::from(awake).to_string(),
+                keys::MEMORY_ASLEEP: Quantity::from(asleep).to_string(),
+                keys::HOST_MEMORY: Quantity::from(host).to_string(),
             }),
         );
         json!({"metadata": {"annotations": annotations}, "spec": own})
@@ -67,10 +72,8 @@ impl Workload<'_> {
             .collect();
         if extended.is_empty() {
             let count = match &self.variant.spec.accelerators {
-                rouse::model::Accelerators::Count(count) | rouse::model::Accelerators::Of { count, .. } => {
-                    u64::from(*count)
-                }
-                rouse::model::Accelerators::Ids(ids) => ids.len() as u64,
+                Accelerators::Count(count) | Accelerators::Of { count, .. } => u64::from(*count),
+                Accelerators::Ids(ids) => ids.len() as u64,
             };
             return json!({GPU: count.to_string()});
         }

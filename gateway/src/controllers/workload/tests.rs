@@ -4,6 +4,7 @@ use rouse::{
     pairing::{
         event::{Record, Sizes},
         ids::{EngineId, Mode, NodeName},
+        settings::Settings,
     },
     units::{Bytes, Generation, Tick},
 };
@@ -34,7 +35,7 @@ fn workload(spec: Value, look: impl FnOnce(Value)) {
         image: "stub:1".into(),
         pull_policy: Some("Never".into()),
         key: StubKey::example(),
-        hold: Millis::secs(90),
+        timing: Settings::default(),
     };
     let workload = Workload {
         owner: &owner,
@@ -174,8 +175,9 @@ fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
         let [stub] = &own.containers[..] else { panic!("{:?}", own.containers) };
         assert_eq!((stub.name.as_str(), stub.image.as_deref()), (keys::CONTAINER, Some("stub:1")));
         let args = stub.args.as_ref().unwrap();
-        assert!(args.contains(&"--hold=90s".to_owned()), "{args:?}");
-        assert_eq!(own.termination_grace_period_seconds, Some(100), "it outlives its stub's hold");
+        // 30 s to drain, and for sleep 10 s and one for each of 40 GiB.
+        assert!(args.contains(&"--hold=80s".to_owned()), "{args:?}");
+        assert_eq!(own.termination_grace_period_seconds, Some(90), "it outlives its stub's hold");
         let limits = stub.resources.as_ref().unwrap().limits.as_ref().unwrap();
         assert_eq!(limits["nvidia.com/gpu"].0, "2");
         assert_ne!(limits["memory"].0, "1Gi");

@@ -31,6 +31,14 @@ fn provider(uid: &str) -> Pod {
     pod
 }
 
+/// One that a kubelet has, in this phase.
+fn placed(uid: &str, phase: &str) -> Change<Pod> {
+    let mut pod = provider(uid);
+    pod.spec.get_or_insert_default().node_name = Some("n".to_owned());
+    pod.status.get_or_insert_default().phase = Some(phase.to_owned());
+    Change::Applied(Box::new(Found::Good(pod)))
+}
+
 fn applied(uid: &str) -> Change<Pod> {
     Change::Applied(Box::new(Found::Good(provider(uid))))
 }
@@ -39,13 +47,14 @@ fn all(uids: &[&str]) -> Change<Pod> {
     Change::All { namespace: None, objects: uids.iter().map(|uid| Found::Good(provider(uid))).collect() }
 }
 
-/// What the changes come to: `+uid` seen, `-uid` gone.
+/// What the changes come to: `+uid` seen, `-uid` gone, `?uid` gone and not seen to have ended.
 fn told(directory: &mut Directory, changes: impl IntoIterator<Item = Change<Pod>>) -> Vec<String> {
     let mut told = Vec::new();
     for change in changes {
         directory.take(change, &Facts::default(), &mut |event| match event {
             Event::SeenProvider { seen, .. } => told.push(format!("+{}", seen.uid)),
             Event::ProviderGone { uid, .. } => told.push(format!("-{uid}")),
+            Event::ProviderVanished { uid, .. } => told.push(format!("?{uid}")),
             other => panic!("{other:?}"),
         });
     }
@@ -68,4 +77,15 @@ fn a_pod_of_the_same_name_tells_that_the_one_before_is_gone() {
     let mut directory = Directory::new(Mode::Sleep);
     assert_eq!(told(&mut directory, [applied("a"), applied("b")]), ["+a", "-a", "+b"]);
     assert_eq!(told(&mut directory, [all(&[])]), ["-b"]);
+}
+
+#[test]
+fn a_pod_whose_end_nobody_saw_is_not_told_to_have_ended() {
+    let mut directory = Directory::new(Mode::Sleep);
+    let gone = || Change::Deleted(ObjectName::new("ns", "n-1-dual"));
+    assert_eq!(told(&mut directory, [placed("a", "Running"), gone()]), ["+a", "?a"]);
+    assert_eq!(
+        told(&mut directory, [placed("b", "Running"), placed("b", "Failed"), gone()]),
+        ["+b", "+b", "-b"]
+    );
 }

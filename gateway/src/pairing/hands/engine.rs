@@ -204,7 +204,8 @@ impl Hands {
             // One that was not told to is closed by this.
             stub.drained(rouse::units::Millis::ZERO).await?;
         }
-        let within = if wake { core.wake } else { core.sleep };
+        let sizes = &job.provider()?.record.sizes;
+        let within = if wake { core.wake_within(sizes) } else { core.sleep_within(sizes) };
         Ok(stub.actuate(wake, level, within.duration()).await?.is_some())
     }
 
@@ -299,5 +300,10 @@ fn adapter(engine: SocketAddr, served: Option<String>, task: Task) -> Adapter {
 fn engine_failed(cause: EngineCause) -> Failed {
     let reached = !matches!(cause, EngineCause::Unreachable | EngineCause::Timeout);
     let text = format!("its engine: {cause}");
-    Failed { cause: if reached { Cause::Refused } else { Cause::Unreachable }, text, tell: false }
+    Failed {
+        cause: if reached { Cause::Refused } else { Cause::Unreachable },
+        text,
+        tell: false,
+        deposed: false,
+    }
 }

@@ -110,6 +110,9 @@ impl Spi {
         if matches!(reply.status, 404 | 405) {
             return Ok(None);
         }
+        if is_younger(&reply, self.epoch) {
+            return Err(Failed::deposed());
+        }
         checked(reply).map(Some)
     }
 }
@@ -124,5 +127,20 @@ fn checked(reply: Reply) -> Result<Reply, Failed> {
     }
     let text: String = String::from_utf8_lossy(&reply.body).chars().take(256).collect();
     let cause = if reply.status == 409 { Cause::Conflict } else { Cause::Refused };
-    Err(Failed { cause, text: format!("its stub answered {}: {}", reply.status, text.trim()), tell: false })
+    Err(Failed {
+        cause,
+        text: format!("its stub answered {}: {}", reply.status, text.trim()),
+        tell: false,
+        deposed: false,
+    })
+}
+
+/// Whether a refusal says that a younger leader was heard than the one with this epoch.
+fn is_younger(reply: &Reply, epoch: u64) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Stale {
+        gate: Gate,
+    }
+    let stale = (reply.status == 409).then(|| serde_json::from_slice::<Stale>(&reply.body).ok()).flatten();
+    stale.is_some_and(|stale| stale.gate.epoch > epoch)
 }
