@@ -311,7 +311,7 @@ impl Cluster {
             }
             (Step::End { .. }, None) => DONE,
             (Step::Query, None) if launcher => ABSENT,
-            (Step::Query, Some(process)) => Some(condition(&process)),
+            (Step::Query, Some(process)) => Some(condition(&process, self.plot.knows_level)),
             (_, None) => UNREACHABLE,
             (_, Some(process)) => self.order(command, key, id, step, &process),
         }
@@ -393,13 +393,14 @@ impl Cluster {
     }
 }
 
-fn condition(process: &Process) -> Result<Answer, Cause> {
+fn condition(process: &Process, knows_level: bool) -> Result<Answer, Cause> {
     if process.hung {
         return Err(Cause::Unreachable);
     }
     Ok(Answer::Condition(match process.phase {
         Phase::Loading => Condition::Starting,
         Phase::Awake => Condition::Awake,
+        Phase::Asleep(_) if !knows_level => Condition::AsleepSomehow { residue: Some(process.residue) },
         Phase::Asleep(level) => Condition::Asleep { level, residue: Some(process.residue) },
         Phase::FallingAsleep | Phase::Waking => Condition::Busy,
     }))
