@@ -117,6 +117,7 @@ fn cluster(nodes: usize, idle: usize) -> Pairing {
 }
 
 /// From the event until what is to be done is recorded; the half of them took no longer.
+#[expect(clippy::disallowed_methods, reason = "what is measured is how long it really takes")]
 fn median(pairing: &mut Pairing, now: Tick, events: Vec<Event>) -> Duration {
     let mut took: Vec<Duration> = Vec::new();
     for event in events {

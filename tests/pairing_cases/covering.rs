@@ -1,6 +1,6 @@
 //! Whole reports on file of which sleepers go, where taking the oldest of each accelerator one by one would be wrong.
 
-use std::{collections::BTreeSet, fmt::Write as _};
+use std::collections::BTreeSet;
 
 use rouse::{
     model::AcceleratorId,
@@ -31,16 +31,16 @@ fn asleep(accelerators: usize, all: &[(u64, &[&str])]) -> Case {
 
 /// What goes when an engine is to be launched on these, told beside what would go one by one.
 fn report(mut case: Case, on: &[&str]) -> String {
-    let mut text = String::from("sleepers, the one used longest ago first:\n");
+    let mut lines = vec!["sleepers, the one used longest ago first:".to_owned()];
     let mut sleepers: Vec<Engine> = case.node().engines.values().cloned().collect();
     sleepers.sort_by_key(|sleeper| sleeper.last_used);
     for Engine { id, held, .. } in &sleepers {
-        writeln!(text, "  {id} keeps {held} of each").unwrap();
+        lines.push(format!("  {id} keeps {held} of each"));
     }
     for a in case.node().accelerators.keys() {
         let kept = case.node().reserved(a);
         let over = kept.saturating_sub(BUDGET);
-        writeln!(text, "{a}: {kept} of {BUDGET} are kept, {over} too much").unwrap();
+        lines.push(format!("{a}: {kept} of {BUDGET} are kept, {over} too much"));
     }
     let one_by_one = one_by_one(&case, &sleepers, on);
     case.requester("new", ask(Mode::Sleep, 99), on, |_| ());
@@ -48,12 +48,12 @@ fn report(mut case: Case, on: &[&str]) -> String {
     let words = |ids: &[&EngineId]| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
     assert_ne!(gone, one_by_one, "it is no example");
     let new: Vec<AcceleratorId> = on.iter().map(|a| AcceleratorId::from(*a)).collect();
-    writeln!(text, "an engine is to be launched on {}", names(&new)).unwrap();
-    writeln!(text, "one by one: {}", words(&one_by_one)).unwrap();
-    writeln!(text, "deleted:    {}", words(&gone)).unwrap();
+    lines.push(format!("an engine is to be launched on {}", names(&new)));
+    lines.push(format!("one by one: {}", words(&one_by_one)));
+    lines.push(format!("deleted:    {}", words(&gone)));
     case.after(Millis::secs(1));
-    writeln!(text, "it waits: {}", case.reason("new")).unwrap();
-    text
+    lines.push(format!("it waits: {}", case.reason("new")));
+    lines.join("\n")
 }
 
 /// Accelerator by accelerator the oldest, until it is enough there.
