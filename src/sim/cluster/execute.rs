@@ -59,6 +59,14 @@ impl Cluster {
         self.add(after, Happening::Arrive(command));
     }
 
+    /// Of a leader of before, if somebody can refuse it.
+    pub(super) fn leave_late(&mut self, command: Command) {
+        if is_fenced(&command.order) {
+            let after = self.draw(self.plot.network);
+            self.add(after, Happening::Arrive(command));
+        }
+    }
+
     /// Who leads next does so only after every write of the leader before has been carried out or can be no more. Calls to stubs and
     /// launchers stay under way: those are told the epoch.
     pub(super) fn flush_writes(&mut self) {

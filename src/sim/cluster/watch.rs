@@ -219,14 +219,36 @@ impl Cluster {
     pub(super) fn lose_leader(&mut self) {
         self.count("leaders lost");
         self.listed = false;
+        let before = std::mem::replace(&mut self.pairing, Pairing::new(self.plot.settings));
+        self.paused = self.random.chance(0.5).then_some((self.epoch, before));
         self.epoch = Epoch(self.epoch.0 + 1);
         self.flush_writes();
-        self.pairing = Pairing::new(self.plot.settings);
+        let goes_on = self.draw((10, 30_000));
+        self.add(goes_on, Happening::Continue);
         self.reasons.clear();
         let last = std::mem::take(&mut self.watch.last);
         self.watch = Watch { broken: true, unused: true, last, ..Watch::default() };
         let gap = self.draw((10, 20_000));
         self.add(gap, Happening::Lead);
+    }
+
+    /// It does what it would have done then, beside the one that leads now. Writes that nobody can refuse it does not begin: its claim
+    /// is too old. Stubs and launchers that have heard of the younger leader refuse it, and it freezes at the first that does.
+    pub(super) fn continue_paused(&mut self) {
+        let Some((epoch, mut pairing)) = self.paused.take() else { return };
+        self.count("leaders continued");
+        let plan = pairing.plan(self.now);
+        pairing.issued(&plan, self.now);
+        self.narrate(|| format!("! leader {} goes on", epoch.0));
+        for command in plan.commands {
+            self.narrate(|| format!("  {} (leader {}): {}", command.node, epoch.0, command.order));
+            self.leave_late(command);
+        }
+        pairing.on(&Event::Deposed { epoch }, self.now);
+        let later = self.now + Millis::secs(3600);
+        if pairing.next_deadline().is_some() || !pairing.plan_everywhere(later).commands.is_empty() {
+            self.violation(format!("leader {} is deposed and goes on", epoch.0));
+        }
     }
 
     pub(super) fn lead(&mut self) {
