@@ -48,9 +48,17 @@ fn no_cluster_breaks_a_promise() {
         let tail = &lines[lines.len().saturating_sub(60)..];
         panic!("{broken}{}\nROUSE_SIM_SEED={} tells it all", tail.join("\n"), broken.seed);
     }
-    for what in
-        ["wakes", "sleeps", "requesters killed", "leaders lost", "watches broken", "hangs", "nodes lost"]
-    {
+    for what in [
+        "wakes",
+        "sleeps",
+        "requesters killed",
+        "leaders lost",
+        "leaders continued",
+        "watches broken",
+        "hangs",
+        "nodes lost",
+        "Pods vanished",
+    ] {
         assert!(tally.get(what).is_some_and(|n| *n > 100), "hardly any {what}: {tally:?}");
     }
 }

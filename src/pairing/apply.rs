@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    command::{Command, OfProvider, OfRequester, Order, Step, Why},
+    command::{Command, Farewell, OfProvider, OfRequester, Order, Step, Why},
     event::{Record, Stage, Standing},
     ids::{EngineId, Fingerprint, ProviderId, RequesterId},
     node::{Binding, Call, Engine, Kind, Node, Provider, Retry, State, pause},
@@ -169,9 +169,15 @@ impl Rules<'_> {
     fn blame(&self, node: &mut Node, id: &EngineId, why: Why) {
         let Some(engine) = node.engines.get(id) else { return };
         let first = !engine.state.is_over();
+        // Its gate is open, or may be since before a restart: no other engine can be given to it behind that.
+        let open = matches!(engine.state, State::Unknown | State::Awake | State::Draining { .. });
         let failed = matches!(why, Why::StartFailed | Why::WakeFailed | Why::CanaryFailed);
         let requester = engine.requester().cloned().and_then(|r| node.requesters.get_mut(&r));
-        if let Some(requester) = requester.filter(|_| failed && first) {
+        let Some(requester) = requester else { return };
+        if open {
+            requester.doomed.get_or_insert(Farewell::EngineGone);
+        }
+        if failed && first {
             requester.failures += 1;
             requester.not_before = self.now + pause(requester.failures);
         }

@@ -6,11 +6,13 @@
 //!
 //! 1. leaves alone what somebody waits for,
 //! 2. leaves alone accelerators that are within their budget,
-//! 3. deletes what is outdated, then what was used longest ago: sets are compared by the last used of each, then by the one used
-//!    before that, and so on, so that a sleeper more is never better than one less,
-//! 4. is back soonest, should it be asked for again.
+//! 3. deletes nothing but what is outdated,
+//! 4. frees least beyond what is needed, in whole GiB: less than that is no reason to delete what was used a moment ago,
+//! 5. deletes what is outdated, then what was used longest ago: sets are compared by the last used of each, then by the one used before that, and so on,
+//!    so that a sleeper more is never better than one less,
+//! 6. is back soonest, should it be asked for again.
 //!
-//! With few sleepers every set is tried. With many it is tried with those that would be chosen first, and then, if these are
+//! With few sleepers every set is tried of which each member is needed. With many it is tried with those that would be chosen first, and then, if these are
 //! not enough, as many are taken one by one as it needs, less those that turn out to be superfluous.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,6 +61,20 @@ impl Shortage {
             && set.clone().map(|s| s.host).sum::<Bytes>() >= self.host
     }
 
+    /// What a set frees that nobody needs, in whole GiB, over all accelerators; and of host RAM, where that is short.
+    fn beyond<'a>(&self, set: impl Iterator<Item = &'a Sleeper>) -> u64 {
+        let mut freed: BTreeMap<&AcceleratorId, Bytes> = BTreeMap::new();
+        let mut host = Bytes::ZERO;
+        for sleeper in set {
+            host += sleeper.host;
+            sleeper.on.iter().for_each(|a| *freed.entry(a).or_default() += sleeper.residue);
+        }
+        let need = |a| self.accelerators.get(a).copied().unwrap_or_default();
+        let of_accelerators = freed.iter().map(|(a, freed)| freed.saturating_sub(need(*a)));
+        let of_host = Some(host.saturating_sub(self.host)).filter(|_| self.host > Bytes::ZERO);
+        of_accelerators.chain(of_host).sum::<Bytes>().0 >> 30
+    }
+
     /// Deleting it helps.
     fn is_eased_by(&self, sleeper: &Sleeper) -> bool {
         let short = |a| self.accelerators.get(a).is_some_and(|short| *short > Bytes::ZERO);
@@ -80,15 +96,36 @@ pub fn cover(sleepers: &[Sleeper], short: &Shortage) -> Option<Vec<usize>> {
         return None;
     }
     let few = options.get(..MOST).unwrap_or(&options);
-    let mut set = (1_u32..1 << few.len())
-        .map(|mask| {
-            few.iter().enumerate().filter(|(bit, _)| mask & (1 << bit) != 0).map(|(_, i)| *i).collect()
-        })
-        .filter(|set: &Vec<usize>| short.is_covered_by(pick(sleepers, set)))
+    let mut set = tight(sleepers, few, short)
+        .into_iter()
         .min_by_key(|set| score(sleepers, set, short))
         .unwrap_or_else(|| greedy(sleepers, &options, short));
     set.sort_unstable();
     Some(set)
+}
+
+/// Every set of these that covers what is short, and of which none can be spared.
+fn tight(sleepers: &[Sleeper], few: &[usize], short: &Shortage) -> Vec<Vec<usize>> {
+    // What each frees of each thing that is short: names are compared once, not for every set.
+    let needs: Vec<Bytes> = short.accelerators.values().copied().chain([short.host]).collect();
+    let frees = |s: &Sleeper| -> Vec<Bytes> {
+        let on = |a| if s.on.contains(a) { s.residue } else { Bytes::ZERO };
+        short.accelerators.keys().map(on).chain([s.host]).collect()
+    };
+    let table: Vec<Vec<Bytes>> = pick(sleepers, few).map(frees).collect();
+    let members = |mask: usize| (0..few.len()).filter(move |bit| mask & (1 << bit) != 0);
+    let is_enough = |mask: usize| {
+        let rows = || members(mask).filter_map(|bit| table.get(bit));
+        needs
+            .iter()
+            .enumerate()
+            .all(|(at, need)| rows().filter_map(|row| row.get(at)).copied().sum::<Bytes>() >= *need)
+    };
+    let covers: Vec<bool> = (0..1 << few.len()).map(is_enough).collect();
+    let enough = |mask: usize| covers.get(mask).copied().unwrap_or_default();
+    let tight = |mask: &usize| enough(*mask) && members(*mask).all(|bit| !enough(mask & !(1 << bit)));
+    let sets = (1..1 << few.len()).filter(tight);
+    sets.map(|mask| members(mask).filter_map(|bit| few.get(bit)).copied().collect()).collect()
 }
 
 fn pick<'a>(sleepers: &'a [Sleeper], set: &'a [usize]) -> impl Iterator<Item = &'a Sleeper> + Clone {
@@ -114,7 +151,7 @@ fn greedy(sleepers: &[Sleeper], options: &[usize], short: &Shortage) -> Vec<usiz
     set
 }
 
-type Score = (usize, usize, Vec<(bool, Tick)>, Millis);
+type Score = (usize, usize, bool, u64, Vec<(bool, Tick)>, Millis);
 
 /// Smaller is better.
 fn score(sleepers: &[Sleeper], set: &[usize], short: &Shortage) -> Score {
@@ -123,10 +160,11 @@ fn score(sleepers: &[Sleeper], set: &[usize], short: &Shortage) -> Score {
         .flat_map(|s| &s.on)
         .filter(|a| short.accelerators.get(*a).is_none_or(|short| *short == Bytes::ZERO))
         .collect();
+    let current = pick(sleepers, set).any(|s| !s.outdated);
     let mut used: Vec<_> = pick(sleepers, set).map(|s| (!s.outdated, s.last_used)).collect();
     used.sort_unstable_by(|a, b| b.cmp(a));
     let back = pick(sleepers, set).fold(Millis::ZERO, |sum, s| sum + s.comes_back_in);
-    (wanted, within.len(), used, back)
+    (wanted, within.len(), current, short.beyond(pick(sleepers, set)), used, back)
 }
 
 #[cfg(test)]

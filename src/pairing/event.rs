@@ -248,6 +248,10 @@ pub enum Condition {
         level: Level,
         residue: Option<Bytes>,
     },
+    /// It sleeps, and nobody knows how deeply: host RAM is kept for it, and what wakes it must do for either level.
+    AsleepSomehow {
+        residue: Option<Bytes>,
+    },
     /// It is doing what a leader before told it.
     Busy,
     /// There is no process.

@@ -334,7 +334,8 @@ impl Requester {
     /// It is there for good, as far as anybody knows.
     #[must_use]
     pub const fn stays(&self) -> bool {
-        self.seen.deleting.is_none() && !self.seen.ended && self.deleted.is_none()
+        let goes = self.deleted.is_some() || self.doomed.is_some();
+        self.seen.deleting.is_none() && !self.seen.ended && !goes
     }
 
     /// Its stub can be spoken to.

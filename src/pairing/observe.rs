@@ -17,7 +17,11 @@ impl Pairing {
     pub(super) fn observe(&mut self, event: &Event, now: Tick) {
         match event {
             Event::Led { epoch } => *self = Self { epoch: *epoch, ..Self::new(self.settings) },
-            Event::Listed => self.listed = true,
+            Event::Listed => {
+                self.listed = true;
+                let names: Vec<_> = self.nodes.keys().cloned().collect();
+                names.iter().for_each(|name| self.touch(name).doom_orphans());
+            }
             Event::Deposed { epoch } => self.depose(*epoch),
             Event::Template { fingerprint, standing } => {
                 self.standings.insert(*fingerprint, *standing);
@@ -245,6 +249,22 @@ impl Node {
         if !self.engines.contains_key(&record.engine) {
             let engine = Engine::of(record, provider.clone(), State::Unknown, now);
             self.engines.insert(record.engine.clone(), engine);
+        }
+    }
+
+    /// Requesters that a leader before put our finalizer on had an engine whose container ran. Where there is none any more, their
+    /// gates may be open to what is gone, and they cannot be given another engine behind these.
+    fn doom_orphans(&mut self) {
+        let orphans: Vec<_> = self
+            .requesters
+            .iter()
+            .filter(|(id, requester)| requester.seen.finalizer && self.engine_of(id).is_none())
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in orphans {
+            if let Some(requester) = self.requesters.get_mut(&id) {
+                requester.doomed.get_or_insert(Farewell::EngineGone);
+            }
         }
     }
 

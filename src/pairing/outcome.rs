@@ -7,7 +7,10 @@ use super::{
     ids::{EngineId, ProviderId, RequesterId},
     node::{Call, Kind, Node, Retry, State},
 };
-use crate::units::{Bytes, Generation, Tick};
+use crate::{
+    model::Level,
+    units::{Bytes, Generation, Tick},
+};
 
 type Result<'a> = &'a std::result::Result<Answer, Cause>;
 
@@ -208,10 +211,11 @@ impl Node {
                 engine.enter(State::Awake, now);
                 engine.held_host = Bytes::ZERO;
             }
-            Condition::Asleep { level, residue } => {
-                engine.enter(State::Asleep { level }, now);
+            Condition::Asleep { residue, .. } | Condition::AsleepSomehow { residue } => {
+                let known = if let Condition::Asleep { level, .. } = condition { Some(level) } else { None };
+                engine.enter(State::Asleep { level: known.unwrap_or(Level::Two) }, now);
                 engine.sizes.asleep = engine.sizes.asleep.max(residue.unwrap_or_default());
-                if level == crate::model::Level::Two {
+                if known == Some(Level::Two) {
                     engine.held_host = Bytes::ZERO;
                 }
                 // A bound one is about to be woken, or nearly was.
@@ -223,6 +227,8 @@ impl Node {
             // What is not there now may come yet.
             Condition::Absent if now < engine.may_start_until => engine.retry.at = engine.may_start_until,
             Condition::Absent => {
+                self.lost(id, now);
+                let Some(engine) = self.engines.get_mut(id) else { return };
                 // Of a launcher nothing is left but the record, else a Pod.
                 engine.ended = engine.provider.is_launcher();
                 self.process_gone(id, now);

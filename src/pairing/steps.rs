@@ -236,8 +236,8 @@ impl Draft<'_> {
             return Some(Step::Unbind { last_used: e.last_used, forget: false });
         }
         let again = e.ended && !e.provider.is_launcher() && self.is_past(e, self.rules.settings.end);
-        (!e.ended || again && e.call.is_none() && e.retry.at + self.rules.settings.end <= self.now())
-            .then_some(Step::End { why })
+        // Ordered again, it may have no outcome either.
+        (!e.ended || again && e.retry.at + self.rules.settings.end <= self.now()).then_some(Step::End { why })
     }
 
     /// What is left is an instance that stopped, or a Pod that ended; then its record.

@@ -52,6 +52,8 @@ pub struct Cluster {
     // The controller
     pairing: Pairing,
     epoch: Epoch,
+    /// The one before, which was only paused and thinks that it still leads; and its epoch.
+    paused: Option<(Epoch, Pairing)>,
     /// It has been told of everything that is there.
     listed: bool,
     reasons: BTreeMap<(NodeName, RequesterId), String>,
@@ -90,6 +92,8 @@ enum Happening {
     Meter,
     Relist,
     Lead,
+    /// The leader before goes on where it was paused.
+    Continue,
     Heal(NodeName),
     Sweep(NodeName),
     Trouble,
@@ -120,6 +124,7 @@ impl Cluster {
             made: 0,
             pairing: Pairing::new(plot.settings),
             epoch: Epoch(1),
+            paused: None,
             listed: false,
             reasons: BTreeMap::new(),
             watch: watch::Watch::default(),
@@ -237,6 +242,7 @@ impl Cluster {
             Happening::Meter => self.read_meters(),
             Happening::Relist => self.relist(),
             Happening::Lead => self.lead(),
+            Happening::Continue => self.continue_paused(),
             Happening::Heal(node) => self.heal(&node),
             Happening::Sweep(node) => self.sweep(&node),
             Happening::Trouble => self.trouble_by_chance(),

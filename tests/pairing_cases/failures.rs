@@ -141,6 +141,26 @@ fn a_bound_sleeper_found_after_a_restart_counts_as_awake_and_is_woken() {
 }
 
 #[test]
+fn a_sleeper_that_does_not_say_how_deeply_keeps_its_host_memory_and_is_woken_as_from_level_two() {
+    let mut case = Case::new(1);
+    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    case.put_to_sleep("one", &id);
+    let record = case.record(&id);
+    case.lead(1, 2);
+    case.provider(&ProviderId::direct(&id), Stage::Ready, |seen| seen.records = vec![record]);
+    case.on(Event::Listed);
+    case.settle(queries(&id), condition(Condition::AsleepSomehow { residue: None }));
+    assert_eq!(case.known(&id).held, Bytes::gib(2));
+    assert_eq!(case.node().reserved_host(), Bytes::gib(20), "it may be at level one");
+    case.requester("two", ask(Mode::Sleep, 1), &["a"], |_| ());
+    case.done(binds(&id));
+    assert_eq!(case.state(&id), Some(State::Waking));
+    assert!(case.story.last().is_some_and(|order| order.starts_with("wake")), "{:?}", case.story.last());
+    case.done(wakes(&id));
+    assert_eq!(case.node().reserved_host(), Bytes::ZERO);
+}
+
+#[test]
 fn the_node_is_deleted() {
     let mut case = Case::new(1);
     let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
@@ -332,4 +352,28 @@ fn a_sleep_that_fails_ends_the_engine_and_keeps_its_memory_until_then() {
     case.settle(sleeps(&id), Err(Cause::Refused));
     assert!(case.has(ends(&id)));
     assert_eq!(case.known(&id).held, Bytes::gib(60));
+}
+
+#[test]
+fn a_requester_that_was_served_before_a_restart_is_replaced_when_its_engine_is_no_longer_there() {
+    let mut case = Case::new(1);
+    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    case.lead(1, 2);
+    case.requester("one", ask(Mode::Sleep, 1), &["a"], |seen| seen.finalizer = true);
+    case.on(Event::Listed);
+    // Its gate is open to what is gone: another engine would be started behind that.
+    assert!(case.has(deletes("one")) && !case.has(creates(&id)));
+}
+
+#[test]
+fn a_requester_whose_engine_never_answers_after_a_restart_is_replaced() {
+    let mut case = Case::new(1);
+    let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+    let record = case.record(&id);
+    case.lead(1, 2);
+    case.requester("one", ask(Mode::Sleep, 1), &["a"], |seen| seen.finalizer = true);
+    case.provider(&ProviderId::direct(&id), Stage::Ready, |seen| seen.records = vec![record]);
+    case.on(Event::Listed);
+    case.after(rouse::pairing::settings::Settings::default().start);
+    assert!(case.has(ends(&id)) && case.has(deletes("one")));
 }

@@ -1,6 +1,7 @@
 //! Dual pods, case by case: each row of the failures that are known of other controllers, and the race for an accelerator that
 //! is handed on while its engine is awake.
 
+mod covering;
 mod deposed;
 mod driver;
 mod failures;

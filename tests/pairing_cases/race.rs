@@ -72,7 +72,7 @@ fn small_engines_may_be_awake_together_where_both_fit() {
     let mut small = ask(Mode::Sleep, 1);
     small.sizes.awake = Bytes::gib(25);
     case.cold_start("one", small.clone(), &["a"]);
-    let beside = Ask { fingerprint: rouse::pairing::ids::Fingerprint(3), ..small.clone() };
+    let beside = Ask { fingerprint: rouse::pairing::ids::Fingerprint(3), ..small };
     let beside = case.cold_start("beside", beside, &["a"]);
     assert_eq!(case.state(&beside), Some(State::Awake), "they share it");
     case.kill("one");

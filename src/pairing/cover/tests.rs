@@ -96,6 +96,37 @@ fn what_is_outdated_goes_first_and_what_somebody_waits_for_last() {
 }
 
 #[test]
+fn what_frees_least_beyond_need_goes_before_what_was_used_longer_ago() {
+    let all = [sleeper(&["a"], 6, 1), sleeper(&["a"], 2, 9), sleeper(&["a"], 3, 5)];
+    assert_eq!(cover(&all, &short(&[("a", 2)])), Some(vec![1]));
+    // Over all accelerators together, and not at the price of one that is within its budget.
+    let all = [sleeper(&["a", "b"], 5, 1), sleeper(&["a", "b"], 3, 9), sleeper(&["a", "b", "c"], 2, 2)];
+    assert_eq!(cover(&all, &short(&[("a", 2), ("b", 2)])), Some(vec![1]));
+}
+
+#[test]
+fn what_is_outdated_goes_though_it_frees_more() {
+    let mut all = [sleeper(&["a"], 6, 9), sleeper(&["a"], 2, 1)];
+    all[0].outdated = true;
+    assert_eq!(cover(&all, &short(&[("a", 2)])), Some(vec![0]));
+}
+
+#[test]
+fn less_than_a_gib_beyond_need_is_no_reason() {
+    let mut all = [sleeper(&["a"], 2, 1), sleeper(&["a"], 2, 9)];
+    all[0].residue = all[0].residue + Bytes::mib(300);
+    assert_eq!(cover(&all, &short(&[("a", 2)])), Some(vec![0]));
+}
+
+#[test]
+fn of_host_memory_as_little_as_needed_goes_too() {
+    let mut all = [sleeper(&["a"], 1, 1), sleeper(&["b"], 1, 2)];
+    (all[0].host, all[1].host) = (Bytes::gib(40), Bytes::gib(16));
+    let short = Shortage { accelerators: BTreeMap::new(), host: Bytes::gib(12) };
+    assert_eq!(cover(&all, &short), Some(vec![1]));
+}
+
+#[test]
 fn of_equals_that_one_goes_which_is_back_soonest() {
     let mut all = [sleeper(&["a"], 2, 1), sleeper(&["a"], 2, 1)];
     all[1].comes_back_in = Millis::secs(5);

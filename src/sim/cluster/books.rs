@@ -2,7 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Cluster, execute::Key, pods::Ghost};
+use super::{
+    Cluster,
+    execute::Key,
+    pods::{Ghost, Phase},
+};
 use crate::{
     model::AcceleratorId,
     pairing::{
@@ -66,6 +70,7 @@ impl Cluster {
         if self.listed {
             broken.extend(self.check_reservations());
             broken.extend(self.check_holds());
+            broken.extend(self.check_open_gates());
             self.check_budget(&mut broken);
         }
         self.violations.extend(broken);
@@ -194,6 +199,19 @@ impl Cluster {
         };
         let sleepers: Bytes = on().filter(|(_, e, p)| !p.is_big() && stays(e)).map(|(.., p)| p.holds()).sum();
         on().any(|(.., process)| process.is_big()) && sleepers > budget
+    }
+
+    /// An open gate points to an engine that is awake, or that was when it died.
+    fn check_open_gates(&self) -> Vec<String> {
+        let open = self.requesters.iter().filter_map(|(id, requester)| {
+            let engine = requester.stub.as_ref()?.open.as_ref()?;
+            let mut there =
+                self.processes().filter(|(node, other, _)| **node == requester.node && *other == engine);
+            let phase = there.next().map(|(.., process)| process.phase)?;
+            (phase != Phase::Awake)
+                .then(|| format!("the gate of {id} is open to {engine}, which is {phase:?}"))
+        });
+        open.collect()
     }
 
     /// No engine is put to sleep behind an open gate.

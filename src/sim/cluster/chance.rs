@@ -30,6 +30,8 @@ pub struct Plot {
     /// Stubs hold on when they are told to end, until they are released.
     pub stub_holds: bool,
     pub metered: bool,
+    /// An engine that is asked whether it sleeps says how deeply.
+    pub knows_level: bool,
     // All in milliseconds, from and to.
     pub watch: (u64, u64),
     pub network: (u64, u64),
@@ -110,6 +112,7 @@ impl Plot {
             wake: (20, random.between(50, 3000)),
             toggle: random.chance(0.9).then(|| Millis::secs(random.between(5, 40))),
             deeds: Vec::new(),
+            knows_level: random.chance(0.7),
         }
     }
 
@@ -129,6 +132,7 @@ impl Plot {
             troubles: Troubles::default(),
             stub_holds: false,
             metered: false,
+            knows_level: true,
             watch: (1, 20),
             network: (1, 10),
             meter_lag: (0, 0),

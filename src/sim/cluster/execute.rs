@@ -59,6 +59,14 @@ impl Cluster {
         self.add(after, Happening::Arrive(command));
     }
 
+    /// Of a leader of before, if somebody can refuse it.
+    pub(super) fn leave_late(&mut self, command: Command) {
+        if is_fenced(&command.order) {
+            let after = self.draw(self.plot.network);
+            self.add(after, Happening::Arrive(command));
+        }
+    }
+
     /// Who leads next does so only after every write of the leader before has been carried out or can be no more. Calls to stubs and
     /// launchers stay under way: those are told the epoch.
     pub(super) fn flush_writes(&mut self) {
@@ -311,7 +319,7 @@ impl Cluster {
             }
             (Step::End { .. }, None) => DONE,
             (Step::Query, None) if launcher => ABSENT,
-            (Step::Query, Some(process)) => Some(condition(&process)),
+            (Step::Query, Some(process)) => Some(condition(&process, self.plot.knows_level)),
             (_, None) => UNREACHABLE,
             (_, Some(process)) => self.order(command, key, id, step, &process),
         }
@@ -393,13 +401,14 @@ impl Cluster {
     }
 }
 
-fn condition(process: &Process) -> Result<Answer, Cause> {
+fn condition(process: &Process, knows_level: bool) -> Result<Answer, Cause> {
     if process.hung {
         return Err(Cause::Unreachable);
     }
     Ok(Answer::Condition(match process.phase {
         Phase::Loading => Condition::Starting,
         Phase::Awake => Condition::Awake,
+        Phase::Asleep(_) if !knows_level => Condition::AsleepSomehow { residue: Some(process.residue) },
         Phase::Asleep(level) => Condition::Asleep { level, residue: Some(process.residue) },
         Phase::FallingAsleep | Phase::Waking => Condition::Busy,
     }))

@@ -156,9 +156,12 @@ impl Cluster {
             return;
         }
         self.count("launchers restarted");
+        let trouble = self.random.chance(0.5);
+        let after = if trouble { (1000, 20_000) } else { (50, 2000) };
         let Some(provider) = self.providers.get_mut(key) else { return };
         provider.restarts += 1;
-        provider.stage = Stage::Running;
+        // Now and then it is not started at once: the kubelet waits, too.
+        provider.stage = if trouble { Stage::Trouble } else { Stage::Running };
         provider.hung = false;
         let uid = provider.uid.clone();
         let engines: Vec<_> = provider.processes.keys().cloned().collect();
@@ -166,7 +169,7 @@ impl Cluster {
         for engine in engines {
             self.process_dies(key, &engine);
         }
-        let after = self.draw((50, 2000));
+        let after = self.draw(after);
         self.add(after, Happening::PodIsReady(key.clone(), uid));
     }
 

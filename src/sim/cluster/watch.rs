@@ -1,6 +1,7 @@
-//! What the controller gets to see: everything in its order, late, and now and then not at all until it lists again.
+//! What the controller gets to see: what each watch shows in its order, and nothing in the order of two of them; late, and now and
+//! then not at all until it lists again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Cluster, Happening, pods::ProviderKey};
 use crate::{
@@ -14,8 +15,8 @@ use crate::{
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watch {
-    /// The last delivery: nothing overtakes it.
-    last: Tick,
+    /// The last delivery of each watch: nothing of the same overtakes it.
+    last: BTreeMap<Kind, Tick>,
     broken: bool,
     /// Nobody watches.
     unused: bool,
@@ -34,8 +35,13 @@ impl Cluster {
             return;
         }
         let late = if self.calm { (1, 20) } else { self.plot.watch };
-        let at = (self.now + self.draw(late)).max(self.watch.last);
-        self.watch.last = at;
+        let kind = kind(&event);
+        // Who has heard of everything has heard of each, and before who leads nobody hears of anything.
+        let barrier = kind == Kind::Leader;
+        let before =
+            self.watch.last.iter().filter(|(of, _)| barrier || matches!(**of, Kind::Leader) || **of == kind);
+        let at = before.map(|(_, at)| *at).max().unwrap_or_default().max(self.now + self.draw(late));
+        self.watch.last.insert(kind, at);
         self.agenda.add(at, Happening::Deliver(self.epoch, event));
     }
 
@@ -180,7 +186,9 @@ impl Cluster {
             }
         }
         for (key, engine, generation) in self.watch.engines.clone() {
-            let process = self.providers.get(&key).and_then(|provider| provider.processes.get(&engine));
+            // Where there is no launcher any more, nobody says of its engines that they died.
+            let Some(provider) = self.providers.get(&key) else { continue };
+            let process = provider.processes.get(&engine);
             if process.is_none_or(|process| process.generation != generation) {
                 self.show_engine(&key, &engine, generation, false);
             }
@@ -211,17 +219,40 @@ impl Cluster {
     pub(super) fn lose_leader(&mut self) {
         self.count("leaders lost");
         self.listed = false;
+        let before = std::mem::replace(&mut self.pairing, Pairing::new(self.plot.settings));
+        self.paused = self.random.chance(0.5).then_some((self.epoch, before));
         self.epoch = Epoch(self.epoch.0 + 1);
         self.flush_writes();
-        self.pairing = Pairing::new(self.plot.settings);
+        let goes_on = self.draw((10, 30_000));
+        self.add(goes_on, Happening::Continue);
         self.reasons.clear();
-        self.watch = Watch { broken: true, unused: true, last: self.watch.last, ..Watch::default() };
+        let last = std::mem::take(&mut self.watch.last);
+        self.watch = Watch { broken: true, unused: true, last, ..Watch::default() };
         let gap = self.draw((10, 20_000));
         self.add(gap, Happening::Lead);
     }
 
+    /// It does what it would have done then, beside the one that leads now. Writes that nobody can refuse it does not begin: its claim
+    /// is too old. Stubs and launchers that have heard of the younger leader refuse it, and it freezes at the first that does.
+    pub(super) fn continue_paused(&mut self) {
+        let Some((epoch, mut pairing)) = self.paused.take() else { return };
+        self.count("leaders continued");
+        let plan = pairing.plan(self.now);
+        pairing.issued(&plan, self.now);
+        self.narrate(|| format!("! leader {} goes on", epoch.0));
+        for command in plan.commands {
+            self.narrate(|| format!("  {} (leader {}): {}", command.node, epoch.0, command.order));
+            self.leave_late(command);
+        }
+        pairing.on(&Event::Deposed { epoch }, self.now);
+        let later = self.now + Millis::secs(3600);
+        if pairing.next_deadline().is_some() || !pairing.plan_everywhere(later).commands.is_empty() {
+            self.violation(format!("leader {} is deposed and goes on", epoch.0));
+        }
+    }
+
     pub(super) fn lead(&mut self) {
-        self.watch = Watch { last: self.watch.last, ..Watch::default() };
+        self.watch = Watch { last: std::mem::take(&mut self.watch.last), ..Watch::default() };
         self.books.forgive(self.now);
         self.tell(Event::Led { epoch: self.epoch });
         for (fingerprint, standing) in self.standings.clone() {
@@ -244,5 +275,29 @@ impl Cluster {
         }
         // While nothing happens there is little to read.
         self.add(Millis::secs(if self.calm { 60 } else { 10 }), Happening::Meter);
+    }
+}
+
+/// Each of these is watched by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    /// Not watched: who leads begins, and has listed everything.
+    Leader,
+    Pods,
+    Nodes,
+    /// What launchers say of their engines.
+    Launchers,
+    Templates,
+}
+
+const fn kind(event: &Event) -> Kind {
+    match event {
+        Event::Node { .. } | Event::NodeGone { .. } | Event::Accelerator { .. } | Event::Heard { .. } => {
+            Kind::Nodes
+        }
+        Event::Answers { .. } | Event::Died { .. } => Kind::Launchers,
+        Event::Template { .. } => Kind::Templates,
+        Event::Led { .. } | Event::Listed => Kind::Leader,
+        _ => Kind::Pods,
     }
 }
