@@ -53,7 +53,7 @@ impl Hands {
             Step::Sleep { level, via } => self.sleep(job, generation, *level, via.as_ref()).await,
             Step::Wake { level, .. } => self.wake(job, generation, *level).await,
             Step::Unbind { last_used, .. } => self.unbind(job, *last_used).await,
-            Step::End { .. } => self.end(job, id).await,
+            Step::End { .. } => self.end(job, id, generation).await,
             Step::Query => query(job).await,
         }
     }
@@ -76,7 +76,11 @@ impl Hands {
             let tell = matches!(error, writer::Error::Invalid(_));
             Failed { tell, ..Failed::from(error) }
         })?;
-        self.name_dual(own, &made.name).await
+        match self.name_dual(own, &made.name).await {
+            // It is another Pod of that name by now, and the provider is there all the same.
+            Err(Failed { cause: Cause::Conflict, .. }) => Ok(Answer::Done),
+            outcome => outcome,
+        }
     }
 
     /// The ReplicaSet that made the requester, and would count a provider with the same labels.
@@ -232,22 +236,26 @@ impl Hands {
         Ok(Answer::Done)
     }
 
-    async fn end(&self, job: &Job, id: &EngineId) -> Outcome {
+    async fn end(&self, job: &Job, id: &EngineId, generation: Generation) -> Outcome {
         let Some(provider) = &job.provider else {
             // Ordered and not seen yet: by its name, which is made of what it is.
-            return self.end_unseen(job, id).await;
+            return self.end_unseen(job, id, generation).await;
         };
         self.writer.delete(&self.pods(&provider.name), &provider.name.name, provider.uid.as_str()).await?;
         Ok(Answer::Done)
     }
 
-    async fn end_unseen(&self, job: &Job, id: &EngineId) -> Outcome {
+    async fn end_unseen(&self, job: &Job, id: &EngineId, generation: Generation) -> Outcome {
         let namespace = job.namespace.as_deref().ok_or_else(|| Failed::lost("where its Pod was to be"))?;
         let name = provider::name(&place(job, id), id);
         let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let Some(pod) = self.writer.look(&api, &name).await? else {
             return Ok(Answer::Condition(Condition::Absent));
         };
+        // One of that name which is another life of it, or somebody else's, is not what was ordered.
+        if record::read(&pod).and_then(Result::ok).is_none_or(|found| found.record.generation != generation) {
+            return Ok(Answer::Condition(Condition::Absent));
+        }
         let uid = pod.metadata.uid.unwrap_or_default();
         self.writer.delete(&api, &name, &uid).await?;
         Ok(Answer::Done)
@@ -273,10 +281,10 @@ async fn query(job: &Job) -> Outcome {
     let adapter = adapter(job.engine()?, None, Task::None);
     let condition = match adapter.asleep(MOMENT).await {
         // Where it was not written, what wakes it must do for either.
-        Some(true) => {
-            let level = job.provider.as_ref().and_then(|provider| provider.slept).unwrap_or(Level::Two);
-            Condition::Asleep { level, residue: None }
-        }
+        Some(true) => match job.provider.as_ref().and_then(|provider| provider.slept) {
+            Some(level) => Condition::Asleep { level, residue: None },
+            None => Condition::AsleepSomehow { residue: None },
+        },
         Some(false) => Condition::Awake,
         None => match adapter.health(MOMENT).await {
             Health::Good => Condition::Awake,
