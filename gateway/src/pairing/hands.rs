@@ -9,7 +9,7 @@ mod provider;
 mod requester;
 mod spi;
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
@@ -24,6 +24,7 @@ use rouse::{
     units::Tick,
 };
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::directory::{Provider, Requester};
 use crate::controllers::{

@@ -114,7 +114,7 @@ fn what_is_outdated_goes_though_it_frees_more() {
 #[test]
 fn less_than_a_gib_beyond_need_is_no_reason() {
     let mut all = [sleeper(&["a"], 2, 1), sleeper(&["a"], 2, 9)];
-    all[0].residue = all[0].residue + Bytes::mib(300);
+    all[0].residue += Bytes::mib(300);
     assert_eq!(cover(&all, &short(&[("a", 2)])), Some(vec![0]));
 }
 
