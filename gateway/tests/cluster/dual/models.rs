@@ -27,8 +27,7 @@ async fn pods(duo: &Duo, name: &str) -> (Vec<Pod>, Vec<Pod>) {
     let all = duo.world.pods().list(&ListParams::default()).await.unwrap().items;
     let own = all.into_iter().filter(|pod| {
         let containers = &pod.spec.as_ref().unwrap().containers;
-        let names = |word: &String| word.as_str() == name;
-        containers.iter().flat_map(|own| own.args.iter().flatten()).any(|word| names(word))
+        containers.iter().flat_map(|own| own.args.iter().flatten()).any(|word| word == name)
             || annotation(pod, "server-patch").is_some_and(|patch| patch.contains(&format!("\"{name}\"")))
     });
     own.partition(|pod| annotation(pod, "server-patch").is_some())
