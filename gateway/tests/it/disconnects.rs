@@ -21,6 +21,7 @@ use crate::{
         Client, Fixture, Gateway, Sim,
         client::{chat_body, request},
         pause, row,
+        threads::Threads,
     },
 };
 
@@ -112,10 +113,11 @@ pub(crate) fn left_in_phases(gateway: &Gateway) {
 /// The crowd as it comes and goes, which can be stopped for a moment: whoever is there stays, and those who stream are
 /// served.
 ///
-/// In a row an abort goes through three processes, each of which has to get one of the machine's cores, and fifty threads of
-/// this test want them at the same time. On two cores the stub of a timed engine ran for 0.2 s of the 5 s and waited for a core
-/// for 1 s, the gateway's threads waited for 1 ms each time: an abort took as long as the kernel's queue. So in a row it is
-/// timed while nobody comes or goes, and beside all who are there.
+/// An abort goes through several processes, each of which has to get one of the machine's cores, and fifty threads of this test
+/// want them at the same time: with the crowd on two cores the slowest abort in a hundred took 45 to 125 ms, of which all but
+/// 18 ms were waited for a core. So half of the aborts are timed beside all who are there, but while nobody comes or goes. From
+/// the others is taken what the gateway's and the engine's threads waited for a core, which alone would not do: on a full
+/// machine some thread waits nearly always. In a row, where a stub waits as well, all are timed in such a calm.
 #[derive(Default)]
 struct Storm(RwLock<()>);
 
@@ -124,8 +126,8 @@ impl Storm {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn held(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        row::is_asked().then(|| self.0.write().unwrap_or_else(PoisonError::into_inner))
+    fn held(&self) -> RwLockWriteGuard<'_, ()> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -166,7 +168,8 @@ fn leave(client: &Client, chance: &mut Chance, storm: &Storm) {
     drop(socket);
 }
 
-/// Clients of an engine that nobody else uses, one after the other: microseconds from each one's close to its abort.
+/// Clients of an engine that nobody else uses, one after the other: microseconds from each one's close to its abort, amid the
+/// storm without those that a core was waited for.
 fn timed(
     gateway: &Gateway,
     model: &str,
@@ -192,18 +195,24 @@ fn timed(
         if chance.of(2) == 0 {
             reset_on_close(open.socket());
         }
-        let held = storm.held();
+        let held = (row::is_asked() || chance.of(2) == 0).then(|| storm.held());
         if held.is_some() {
             // It goes the same way, behind what is still to be done for those who left last.
             assert!(gateway.client().chat(model, true, 1).is_whole_stream());
         }
+        let earlier = [gateway.pid(), engine.pid].map(|pid| (pid, Threads::of(pid)));
         let closed = engine_sim_now();
         drop(open);
         let aborts = before["aborts"].as_u64().unwrap() + 1;
         gateway.until("aborted", PATIENCE, || engine.counters()["aborts"] == aborts);
         let aborted = engine.counters()["last_abort_unix_us"].as_u64().unwrap();
+        let mut delay = Duration::from_micros(aborted.saturating_sub(closed));
+        if held.is_none() {
+            let waited = earlier.iter().map(|(pid, earlier)| Threads::of(*pid).waited_since(earlier)).sum();
+            delay = delay.saturating_sub(waited);
+        }
         drop(held);
-        delays.push(aborted.saturating_sub(closed));
+        delays.push(u64::try_from(delay.as_micros()).unwrap());
         if delays.len() == ENOUGH {
             timing.fetch_sub(1, Relaxed);
         }
@@ -211,7 +220,7 @@ fn timed(
     delays
 }
 
-/// Aborts arrive within 50 ms, but for one in a hundred that a busy machine held up.
+/// Aborts arrive within 50 ms, but for one in a hundred.
 fn report(delays: Vec<u64>) {
     assert!(delays.len() >= TIMED * ENOUGH);
     let (_, late) = printed(delays);

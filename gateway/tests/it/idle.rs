@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Fixture, Gateway, Sim, read};
+use crate::support::{Fixture, Gateway, Sim, read, threads::Threads};
 
 /// For all threads together, so that it does not matter who else keeps the cores busy.
 const START: Duration = Duration::from_millis(500);
@@ -14,16 +14,10 @@ const MEMORY_KIB: u64 = 6 << 10;
 #[test]
 fn a_start_takes_little_of_a_core_and_an_idle_gateway_little_memory() {
     let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("small")).start();
-    let spent = spent(&gateway);
+    let spent = Threads::of(gateway.pid()).ran();
     assert!(spent < START, "{spent:?} of CPU to be ready");
     let memory = allocated_kib(&gateway);
     assert!(memory < MEMORY_KIB, "{memory} KiB");
-}
-
-fn spent(gateway: &Gateway) -> Duration {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", gateway.pid())).unwrap();
-    let nanos = |schedstat: String| schedstat.split_whitespace().next()?.parse::<u64>().ok();
-    Duration::from_nanos(tasks.filter_map(|task| nanos(read(&task.ok()?.path().join("schedstat")))).sum())
 }
 
 fn allocated_kib(gateway: &Gateway) -> u64 {

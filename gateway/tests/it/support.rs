@@ -18,6 +18,7 @@ pub(crate) mod frames;
 pub(crate) mod open;
 pub(crate) mod row;
 pub(crate) mod secure;
+pub(crate) mod threads;
 
 pub(crate) use client::{Answer, Client};
 
