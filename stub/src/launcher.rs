@@ -185,8 +185,9 @@ impl Launcher {
             Refusal::Failed(format!("instance {id} cannot be started: {error}"))
         };
         let folder = self.settings.log_dir.clone();
+        let words: Vec<String> = self.settings.command.iter().chain(&options).cloned().collect();
         let plan = Plan {
-            words: self.settings.command.iter().chain(&options).cloned().collect(),
+            words: words.clone(),
             mark: format!("{}|{}|{id}", std::process::id(), random_id().map_err(|e| failed(e.to_string()))?),
         };
         let mark = plan.marked();
@@ -203,7 +204,7 @@ impl Launcher {
         let (control, orders) = keeper::line();
         let keeper = Keeper {
             id,
-            probe: Probe::new(&options, process.pid(), mark),
+            probe: Probe::new(&words, process.pid(), mark),
             process,
             log: Arc::clone(&log),
             log_cap: self.settings.log_cap,

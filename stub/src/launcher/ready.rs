@@ -32,8 +32,8 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// `options`: of the engine, in words; `group` and `mark` tell its processes.
-    pub(crate) fn new(options: &[String], group: i32, mark: String) -> Self {
+    /// `words`: the engine's command line; `group` and `mark` tell its processes.
+    pub(crate) fn new(words: &[String], group: i32, mark: String) -> Self {
         // Not vLLM's: other programs may be told to run, and some have no route for health.
         let manner = Manner {
             kind: Kind::Custom,
@@ -42,7 +42,7 @@ impl Probe {
             task: Task::None,
             api_key: None,
         };
-        let address = address(options);
+        let address = address(words);
         Self { adapter: Adapter::new(manner, address), port: address.port(), group, mark }
     }
 
@@ -83,9 +83,9 @@ impl Probe {
 }
 
 /// Where the engine will listen, as seen from here.
-fn address(options: &[String]) -> SocketAddr {
-    let port = option(options, "--port").and_then(|port| port.parse().ok()).unwrap_or(PORT);
-    let host = option(options, "--host").and_then(|host| host.parse().ok());
+fn address(words: &[String]) -> SocketAddr {
+    let port = option(words, "--port").and_then(|port| port.parse().ok()).unwrap_or(PORT);
+    let host = option(words, "--host").and_then(|host| host.parse().ok());
     let host = match host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)) {
         IpAddr::V4(host) if host.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(host) if host.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -95,12 +95,12 @@ fn address(options: &[String]) -> SocketAddr {
 }
 
 /// The value of `--name VALUE` or `--name=VALUE`; the last one counts.
-fn option<'a>(options: &'a [String], name: &str) -> Option<&'a str> {
+fn option<'a>(words: &'a [String], name: &str) -> Option<&'a str> {
     let value = |(at, word): (usize, &'a String)| match word.strip_prefix(name)? {
-        "" => options.get(at + 1).map(String::as_str),
+        "" => words.get(at + 1).map(String::as_str),
         rest => rest.strip_prefix('='),
     };
-    options.iter().enumerate().rev().find_map(value)
+    words.iter().enumerate().rev().find_map(value)
 }
 
 #[cfg(test)]
@@ -117,6 +117,7 @@ mod tests {
             ("--port=8005 --host 0.0.0.0", "127.0.0.1:8005"),
             ("--host :: --port 1 --port 2", "[::1]:2"),
             ("--host=10.1.2.3", "10.1.2.3:8000"),
+            ("vllm serve --host 10.1.2.3 --model m --port 8005", "10.1.2.3:8005"),
             ("--portion 7 --port", "127.0.0.1:8000"),
         ] {
             let options = words::split(options).unwrap();
