@@ -11,12 +11,19 @@
 //! was before the last writes of the one it follows; the truth is on the Pods, and its memory begins empty.
 
 mod ask;
+mod configs;
 mod directory;
 mod facts;
 mod hands;
+mod job;
+mod launchers;
 mod notes;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::Client;
@@ -24,10 +31,8 @@ use rouse::{
     lease::Clock,
     pairing::{
         Pairing,
-        command::{Command, Order},
         event::{Epoch, Event, Target},
         ids::{EngineId, Mode, NodeName, ProviderId, RequesterId},
-        node::State,
         settings::Settings as Core,
     },
     units::Tick,
@@ -39,17 +44,23 @@ use tokio::{
 };
 
 use self::{
-    directory::Directory,
+    configs::Configs,
+    directory::{Directory, Requester},
     facts::Facts,
-    hands::{Done, Hands, Job},
+    hands::{Done, Hands},
+    launchers::{Ears, Heard, Ports},
     notes::Notes,
 };
-use crate::controllers::{
-    dual::provider::Make,
-    election::Claim,
-    index::Settled,
-    watch::{self as watched, Change, Watched},
-    writer::Writer,
+use crate::{
+    controllers::{
+        crd::fma::{InferenceServerConfig, LauncherConfig},
+        dual::provider::Make,
+        election::Claim,
+        index::Settled,
+        watch::{self as watched, Change, Watched},
+        writer::Writer,
+    },
+    platform::kubernetes::launcher::Launcher,
 };
 
 /// The ConfigMap in the gateways' namespace that numbers the accelerators of nodes.
@@ -86,6 +97,9 @@ pub struct Seen {
     pub nodes: mpsc::Receiver<Change<Node>>,
     /// Of the ConfigMap [`GPU_MAP`].
     pub map: mpsc::Receiver<Change<ConfigMap>>,
+    /// What launchers and their engines are made from; nothing comes where the API server has no such kinds.
+    pub engines: mpsc::Receiver<Change<InferenceServerConfig>>,
+    pub launchers: mpsc::Receiver<Change<LauncherConfig>>,
 }
 
 /// Runs until it is dropped.
@@ -94,6 +108,8 @@ pub struct Controller {
     directory: Directory,
     facts: Facts,
     notes: Notes,
+    ears: Ears,
+    ports: Ports,
     hands: Arc<Hands>,
     listed: Arc<Vec<Watched<Pod>>>,
     /// As this leader, once it has listed everything.
@@ -111,6 +127,8 @@ enum Finished {
     Order(Box<Done>),
     /// All Pods, for who leads with this epoch.
     Listed(u64, Vec<Change<Pod>>),
+    /// An engine that a launcher did not list was asked for.
+    Asked(Option<Event>),
     /// A requester may be told something again.
     Noted(RequesterId),
 }
@@ -119,12 +137,14 @@ impl Controller {
     /// For as long as somebody says who leads.
     pub async fn run(parts: Parts) {
         let Parts { client, writer, mut claim, clock, settings, seen, mut settled } = parts;
-        let Seen { mut pods, listed, mut nodes, mut map } = seen;
+        let Seen { mut pods, listed, mut nodes, mut map, mut engines, mut launchers } = seen;
         let mut own = Self {
             core: Pairing::new(settings.core),
             directory: Directory::new(settings.mode),
-            facts: Facts::default(),
+            facts: Facts::new(Configs::new(lists(&listed))),
             notes: Notes::default(),
+            ears: Ears::new(),
+            ports: Ports::default(),
             hands: Arc::new(Hands { client, writer, clock, settings }),
             listed: Arc::new(listed),
             epoch: None,
@@ -149,6 +169,9 @@ impl Controller {
                 Some(change) = pods.recv() => own.pods(change),
                 Some(change) = nodes.recv() => own.facts.nodes(change),
                 Some(change) = map.recv() => own.facts.map(change),
+                Some(change) = engines.recv() => own.facts.configs.engines(change),
+                Some(change) = launchers.recv() => own.facts.configs.launchers(change),
+                Some(heard) = own.ears.heard.recv() => own.heard(&heard),
                 Ok(()) = settled.changed() => {
                     own.facts.settled(settled.borrow_and_update().clone().unwrap_or_default());
                 }
@@ -165,6 +188,8 @@ impl Controller {
         self.ordered.clear();
         self.tasks = JoinSet::new();
         self.notes = Notes::default();
+        self.ears.close();
+        self.ports = Ports::default();
         self.core = Pairing::new(self.hands.settings.core);
         if let Some(epoch) = epoch {
             let listed = Arc::clone(&self.listed);
@@ -196,18 +221,50 @@ impl Controller {
         self.tell(events);
     }
 
+    /// What a launcher tells of its engines.
+    fn heard(&mut self, heard: &Heard) {
+        if !self.ears.knows(heard) {
+            return;
+        }
+        self.tell(launchers::events(heard));
+        let provider = self.directory.provider(&heard.node, &heard.launcher);
+        let whole = provider.is_some_and(directory::Provider::is_whole);
+        let address = provider.and_then(directory::Provider::orders);
+        let (Some(node), Some(address), Some(epoch)) = (self.core.node(&heard.node), address, self.epoch)
+        else {
+            return;
+        };
+        let launcher = Arc::new(Launcher::new(address, None, epoch));
+        for engine in launchers::missing(heard, node) {
+            let Some(known) = node.engines.get(&engine) else { continue };
+            let (launcher, generation) = (Arc::clone(&launcher), known.generation);
+            let asked = launchers::verify(launcher, heard.node.clone(), engine, generation);
+            self.tasks.spawn(async move { Finished::Asked(asked.await) });
+        }
+        for id in launchers::strays(heard, node).into_iter().filter(|_| whole) {
+            tracing::warn!(node = %heard.node, id, "an engine that nobody knows of is ended");
+            let launcher = Arc::clone(&launcher);
+            self.tasks.spawn(async move {
+                // One that does not end is shown again with the next list.
+                drop(launcher.delete(&id).await);
+                Finished::Asked(None)
+            });
+        }
+    }
+
     fn finished(&mut self, finished: Result<Finished, JoinError>) {
         match finished {
             Ok(Finished::Order(done)) => {
-                let Done { event, error } = *done;
+                let Done { event, error, mended } = *done;
                 match (self.blamed(&event), error) {
                     (Some(id), Some(error)) => self.notes.error(id, error),
-                    (Some(id), None) if serves(&event) => self.notes.mended(&id),
+                    (Some(id), None) if mended => self.notes.mended(&id),
                     _ => {}
                 }
                 self.tell(vec![event]);
             }
             Ok(Finished::Listed(epoch, all)) => self.came = Some((epoch, all)),
+            Ok(Finished::Asked(event)) => self.tell(event.into_iter().collect()),
             Ok(Finished::Noted(id)) => self.notes.may_write(id),
             Err(error) if error.is_cancelled() => {}
             Err(error) => tracing::error!(%error, "an order's task died"),
@@ -220,8 +277,21 @@ impl Controller {
         match target {
             Target::Requester(id) => Some(id.clone()),
             Target::Engine(engine, _) => self.core.node(node)?.engines.get(engine)?.requester().cloned(),
-            Target::Provider(_) => None,
+            Target::Provider(id) => self.asker(node, id).map(|own| own.id.clone()),
         }
+    }
+
+    /// Who asks for an engine that is to be in this launcher, first.
+    fn asker(&self, node: &NodeName, launcher: &ProviderId) -> Option<&Requester> {
+        let known = self.core.node(node)?;
+        let asks = |own: &rouse::pairing::node::Requester| {
+            own.seen.ask.mode == Mode::Launcher
+                && own.stays()
+                && known.provider_for(&known.wanted_by(own)) == *launcher
+        };
+        let mut askers: Vec<_> = known.requesters.iter().filter(|(_, own)| asks(own)).collect();
+        askers.sort_by_key(|(id, own)| (own.seen.created, (*id).clone()));
+        askers.first().and_then(|(id, _)| self.directory.requester(id))
     }
 
     /// The decisions hear of it, if they are this gateway's.
@@ -243,8 +313,8 @@ impl Controller {
     /// News of nodes may complete what is known of those who are on them.
     fn tell_facts(&mut self) {
         let mut events = Vec::new();
-        self.facts.tell(&mut |event| events.push(event));
-        if !events.is_empty() {
+        let configured = self.facts.tell(&mut |event| events.push(event));
+        if configured || !events.is_empty() {
             self.directory.again(&self.facts, &mut |event| events.push(event));
             self.directory.requesters().for_each(|own| self.notes.look(own.id.clone()));
         }
@@ -257,10 +327,9 @@ impl Controller {
         {
             self.listed(epoch, all);
         }
-        if self.epoch.is_none() {
-            return;
-        }
+        let Some(epoch) = self.epoch else { return };
         self.tell_facts();
+        self.ears.listen(&self.directory, Epoch(epoch));
         let now = self.hands.clock.now();
         let plan = self.core.plan(now);
         self.core.issued(&plan, now);
@@ -281,51 +350,6 @@ impl Controller {
         }
         self.notes.write(&self.directory, &self.facts, &self.hands, &mut self.tasks);
     }
-
-    fn job(&mut self, command: Command) -> Job {
-        let node = &command.node;
-        let mut asleep = None;
-        let mut place = None;
-        let (requester, provider, numbers) = match &command.order {
-            Order::Requester { requester, .. } => (Some(requester), None, None),
-            Order::Engine { engine, .. } => {
-                let known = self.core.node(node).and_then(|known| known.engines.get(engine));
-                asleep = known.and_then(|known| match known.state {
-                    State::Asleep { level } | State::FallingAsleep { level } => Some(level),
-                    _ => None,
-                });
-                place = Some((node.clone(), engine.clone()));
-                let provider = self.directory.provider(node, &ProviderId::direct(engine));
-                (
-                    known.and_then(|known| known.requester()),
-                    provider,
-                    self.facts.numbers(node, &engine.accelerators),
-                )
-            }
-            Order::Provider { .. } => (None, None, None),
-        };
-        let requester = requester.and_then(|id| self.directory.requester(id));
-        let namespace = place.and_then(|place| match requester {
-            Some(own) => {
-                self.ordered.insert(place, own.name.namespace.clone());
-                Some(own.name.namespace.clone())
-            }
-            None => self.ordered.get(&place).cloned(),
-        });
-        Job {
-            slept: asleep,
-            namespace,
-            requester: requester.cloned(),
-            provider: provider.cloned(),
-            numbers,
-            command,
-        }
-    }
-}
-
-/// An order about an engine was carried out: nothing is in its requester's way any more.
-const fn serves(event: &Event) -> bool {
-    matches!(event, Event::Outcome { target: Target::Engine(..), result: Ok(_), .. })
 }
 
 /// Every Pod there is. An API server that does not answer is asked again.
@@ -343,6 +367,11 @@ async fn list(all: &[Watched<Pod>]) -> Vec<Change<Pod>> {
         }
     }
     found
+}
+
+/// How many there are of each kind: one for each namespace.
+fn lists(all: &[Watched<Pod>]) -> usize {
+    all.iter().map(|watched| &watched.namespace).collect::<BTreeSet<_>>().len()
 }
 
 async fn until(due: Option<Tick>, clock: Clock) {

@@ -144,6 +144,7 @@ fn dual_pods(reader: &mut Reader, node: &Node) -> Option<DualPods> {
         sleep: span(reader, "sleep", default.sleep),
         wake: span(reader, "wake", default.wake),
         start: span(reader, "start", default.start),
+        idle: span(reader, "idle", default.idle),
         ..default
     };
     section.close(reader);

@@ -4,6 +4,7 @@
 //! decided by [`rouse::pairing`].
 
 mod base;
+pub mod engines;
 pub mod keys;
 pub mod provider;
 mod readiness;

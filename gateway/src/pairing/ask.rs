@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
 use rouse::{
     model::LevelPolicy,
     pairing::{
@@ -13,20 +14,29 @@ use rouse::{
 };
 
 use super::facts::{Doubt, Facts};
-use crate::controllers::dual::{
-    keys, provider,
-    record::{self, Wanted},
+use crate::controllers::{
+    crd::ledger::ObjectName,
+    dual::{
+        keys, provider,
+        record::{self, Wanted},
+    },
 };
 
-/// As its annotations say it, and its server patch.
+/// As its annotations say it.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
-    mode: Mode,
-    fingerprint: Fingerprint,
-    /// What the engine's Pod is to be found by.
-    pub(super) labels: BTreeMap<String, String>,
+    server: Server,
     wanted: Wanted,
     level: LevelPolicy,
+}
+
+/// Which engine it is.
+#[derive(Clone, Debug)]
+enum Server {
+    /// Of a Pod that is made by its server patch.
+    Patched { mode: Mode, fingerprint: Fingerprint, labels: BTreeMap<String, String> },
+    /// Of this InferenceServerConfig, in a launcher.
+    Configured(ObjectName),
 }
 
 /// Why it cannot be had.
@@ -36,10 +46,6 @@ pub(super) enum Error {
     Patch(#[from] provider::Error),
     #[error("{0}")]
     Annotation(#[from] record::Error),
-    #[error(
-        "inference-server-config asks for mode launcher, which this version does not have: give a server-patch instead"
-    )]
-    Launcher,
     #[error("the annotation {} is no port: write \"8081\"", keys::ADMIN_PORT)]
     Port,
 }
@@ -47,12 +53,14 @@ pub(super) enum Error {
 impl Asked {
     /// Of a Pod on this node.
     pub(super) fn of(pod: &Pod, node: &NodeName, mode: Mode) -> Result<Self, Error> {
-        if keys::read(pod, keys::SERVER_CONFIG).is_some() {
-            return Err(Error::Launcher);
-        }
         keys::admin_port(pod).ok_or(Error::Port)?;
-        let provider::Asked { fingerprint, labels } = provider::asked(pod, node)?;
-        Ok(Self { mode, fingerprint, labels, wanted: record::wanted(pod)?, level: LevelPolicy::Auto })
+        let server = if let Some(name) = keys::read(pod, keys::SERVER_CONFIG) {
+            Server::Configured(ObjectName::new(pod.namespace().unwrap_or_default(), name.trim()))
+        } else {
+            let provider::Asked { fingerprint, labels } = provider::asked(pod, node)?;
+            Server::Patched { mode, fingerprint, labels }
+        };
+        Ok(Self { server, wanted: record::wanted(pod)?, level: LevelPolicy::Auto })
     }
 
     /// Of who is to get nothing more.
@@ -62,8 +70,28 @@ impl Asked {
         Ask { mode: Mode::Plain, fingerprint: Fingerprint(0), sizes, level: LevelPolicy::Never }
     }
 
+    /// The InferenceServerConfig that it asks for.
+    pub(super) const fn config(&self) -> Option<&ObjectName> {
+        match &self.server {
+            Server::Configured(name) => Some(name),
+            Server::Patched { .. } => None,
+        }
+    }
+
+    /// What the engine's own Pod is to be found by.
+    pub(super) const fn labels(&self) -> Option<&BTreeMap<String, String>> {
+        match &self.server {
+            Server::Configured(_) => None,
+            Server::Patched { labels, .. } => Some(labels),
+        }
+    }
+
     pub(super) fn on(&self, node: &NodeName, facts: &Facts) -> Result<Ask, Doubt> {
+        let (mode, fingerprint) = match &self.server {
+            Server::Patched { mode, fingerprint, .. } => (*mode, *fingerprint),
+            Server::Configured(name) => (Mode::Launcher, facts.configs.fingerprint(name)?),
+        };
         let sizes = facts.sizes(node, &self.wanted)?;
-        Ok(Ask { mode: self.mode, fingerprint: self.fingerprint, sizes, level: self.level })
+        Ok(Ask { mode, fingerprint, sizes, level: self.level })
     }
 }

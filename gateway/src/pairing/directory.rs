@@ -8,10 +8,10 @@ use std::{
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt as _;
 use rouse::{
-    model::{AcceleratorId, Level},
+    model::AcceleratorId,
     pairing::{
-        event::{Event, Record, SeenProvider, SeenRequester, Stage},
-        ids::{Mode, NodeName, ProviderId, RequesterId, Uid},
+        event::{Ask, Event, Record, SeenProvider, SeenRequester, Stage},
+        ids::{EngineId, Mode, NodeName, ProviderId, RequesterId, Uid},
     },
     units::{Millis, Tick},
 };
@@ -20,11 +20,17 @@ use super::{
     ask::{self, Asked},
     facts::Facts,
 };
-use crate::controllers::{
-    condition::tick,
-    crd::ledger::ObjectName,
-    dual::{keys, record},
-    watch::{Change, Found},
+use crate::{
+    controllers::{
+        condition::tick,
+        crd::ledger::ObjectName,
+        dual::{
+            engines::{self, Inside, Routing},
+            keys, record,
+        },
+        watch::{Change, Found},
+    },
+    platform::kubernetes::launcher::{self, pod as launchers},
 };
 
 /// Everything that was seen and is still there.
@@ -73,11 +79,14 @@ pub(super) struct Provider {
     pub(super) uid: Uid,
     node: NodeName,
     id: ProviderId,
-    pub(super) record: Record,
-    pub(super) slept: Option<Level>,
+    /// Once it has one.
+    address: Option<IpAddr>,
+    /// What the Pod says of its engines, and the labels that it has.
+    inside: BTreeMap<EngineId, Inside>,
     pub(super) labels: BTreeMap<String, String>,
-    /// Where its engine listens, once it has an address.
-    pub(super) engine: Option<SocketAddr>,
+    /// Of a launcher: the LauncherConfig that it was made from; and whether all that the Pod says of its engines could be read.
+    pub(super) config: Option<String>,
+    whole: bool,
     seen: SeenProvider,
     /// A kubelet may have begun to run it.
     placed: bool,
@@ -122,6 +131,27 @@ impl Directory {
         self.ahead.extend(new.map(|(name, _)| name.clone()));
     }
 
+    /// Launchers that can be spoken to, with their nodes.
+    pub(super) fn launchers(&self) -> impl Iterator<Item = (&NodeName, &ProviderId, &Provider)> {
+        let all = self.providers.keys().filter_map(|(node, id)| Some((node, id, self.provider(node, id)?)));
+        all.filter(|(_, id, own)| id.is_launcher() && own.seen.stage == Stage::Ready && !own.seen.deleting)
+    }
+
+    /// Of all launchers' Pods, whether they can be spoken to or not.
+    pub(super) fn launcher_uids(&self) -> impl Iterator<Item = &Uid> {
+        let launchers = self.providers.keys().filter(|(_, id)| id.is_launcher());
+        launchers.filter_map(|(node, id)| self.provider(node, id)).map(|own| &own.uid)
+    }
+
+    /// Where the engines of a node's launchers listen, as far as their Pods say it.
+    pub(super) fn ports<'a>(&'a self, node: &'a NodeName) -> impl Iterator<Item = (&'a EngineId, u16)> {
+        let of = move |(at, id): &'a (NodeName, ProviderId)| {
+            if at == node && id.is_launcher() { self.provider(at, id) } else { None }
+        };
+        let all = self.providers.keys().filter_map(of);
+        all.flat_map(|own| own.inside.iter().map(|(engine, inside)| (engine, inside.port)))
+    }
+
     /// Takes note of a change; what it means goes to `tell`.
     pub(super) fn take(&mut self, change: Change<Pod>, facts: &Facts, tell: &mut impl FnMut(Event)) {
         match change {
@@ -157,7 +187,7 @@ impl Directory {
 
     /// Everything once more, to who has forgotten it.
     pub(super) fn again(&self, facts: &Facts, tell: &mut impl FnMut(Event)) {
-        self.pods.values().for_each(|role| role.tell(facts, self.is_bound(role), tell));
+        self.pods.values().for_each(|role| self.say(role, facts, tell));
     }
 
     fn saw(&mut self, pod: &Pod, facts: &Facts, tell: &mut impl FnMut(Event)) {
@@ -173,19 +203,31 @@ impl Directory {
                 drop(self.providers.insert((own.node.clone(), own.id.clone()), own.name.clone()));
             }
         }
-        role.tell(facts, self.is_bound(&role), tell);
+        self.say(&role, facts, tell);
         self.pods.insert(role.name().clone(), role);
     }
 
-    /// A provider says that it is this requester's.
-    fn is_bound(&self, role: &Role) -> bool {
-        let Role::Requester(own) = role else { return false };
-        // What it asks for says it for all others.
-        own.asked.as_ref().is_some_and(Result::is_err)
-            && self.pods.values().any(|other| match other {
-                Role::Provider(provider) => provider.record.requester.as_ref() == Some(&own.id),
-                Role::Requester(_) => false,
-            })
+    fn say(&self, role: &Role, facts: &Facts, tell: &mut impl FnMut(Event)) {
+        match role {
+            Role::Requester(own) => {
+                let bound = || self.bound(own);
+                own.event(facts, bound).into_iter().for_each(tell);
+            }
+            Role::Provider(own) => tell(Event::SeenProvider {
+                node: own.node.clone(),
+                provider: own.id.clone(),
+                seen: own.seen.clone(),
+            }),
+        }
+    }
+
+    /// What a provider says that this requester has.
+    fn bound(&self, own: &Requester) -> Option<Ask> {
+        let all = self.providers.keys().filter(|(node, _)| own.node.as_ref() == Some(node));
+        let mut records = all.filter_map(|(node, id)| self.provider(node, id)).flat_map(|p| &p.seen.records);
+        let found = records.find(|record| record.requester.as_ref() == Some(&own.id))?;
+        let Record { engine, sizes, level, .. } = found;
+        Some(Ask { mode: engine.mode, fingerprint: engine.fingerprint, sizes: *sizes, level: *level })
     }
 
     fn lost(&mut self, name: &ObjectName, tell: &mut impl FnMut(Event)) {
@@ -224,6 +266,10 @@ impl Role {
                 found.inspect_err(|error| tracing::warn!(pod = pod.name_any(), %error, "a provider")).ok()?;
             return Provider::of(pod, found).map(Box::new).map(Self::Provider);
         }
+        if let Some((node, accelerator)) = launchers::place(pod) {
+            let id = ProviderId::launcher(accelerator);
+            return Provider::launcher(pod, node, id).map(Box::new).map(Self::Provider);
+        }
         keys::is_requester(pod).then(|| Requester::of(pod, mode).map(Box::new).map(Self::Requester)).flatten()
     }
 
@@ -238,17 +284,6 @@ impl Role {
         match self {
             Self::Requester(own) => own.id.as_str(),
             Self::Provider(own) => own.uid.as_str(),
-        }
-    }
-
-    fn tell(&self, facts: &Facts, bound: bool, tell: &mut impl FnMut(Event)) {
-        match self {
-            Self::Requester(own) => own.event(facts, bound).into_iter().for_each(tell),
-            Self::Provider(own) => tell(Event::SeenProvider {
-                node: own.node.clone(),
-                provider: own.id.clone(),
-                seen: own.seen.clone(),
-            }),
         }
     }
 }
@@ -274,14 +309,19 @@ impl Requester {
         })
     }
 
+    /// The InferenceServerConfig that it asks for.
+    pub(super) fn config(&self) -> Option<&ObjectName> {
+        self.asked.as_ref()?.as_ref().ok()?.config()
+    }
+
     /// Only who is on a node that is known, and asks for something that can be had. Who goes, or has an engine, is told of
     /// whatever it asks for by now: that is no more than to be let go.
-    fn event(&self, facts: &Facts, bound: bool) -> Option<Event> {
+    fn event(&self, facts: &Facts, bound: impl FnOnce() -> Option<Ask>) -> Option<Event> {
         let node = self.node.clone()?;
         let goes = self.deleting.is_some() || self.ended;
         let asked = self.asked.as_ref().and_then(|asked| asked.as_ref().ok());
         let ask = asked.and_then(|asked| asked.on(&node, facts).ok());
-        let ask = ask.or_else(|| (goes || bound).then(Asked::nothing))?;
+        let ask = ask.or_else(bound).or_else(|| goes.then(Asked::nothing))?;
         if !facts.knows(&node) && !goes {
             return None;
         }
@@ -300,27 +340,62 @@ impl Requester {
 
 impl Provider {
     fn of(pod: &Pod, found: record::Found) -> Option<Self> {
-        let uid = Uid::from(pod.uid()?);
         let record::Found { node, record, slept, port } = found;
+        let id = ProviderId::direct(&record.engine);
+        Self::with(pod, node, id, vec![Inside { record, slept, port, routing: Routing::default() }])
+    }
+
+    fn launcher(pod: &Pod, node: NodeName, id: ProviderId) -> Option<Self> {
+        let config = pod.labels().get(launchers::CONFIG_NAME).cloned();
+        let own = Self::with(pod, node, id, engines::read(pod))?;
+        Some(Self { config, whole: own.inside.len() == engines::count(pod), ..own })
+    }
+
+    fn with(pod: &Pod, node: NodeName, id: ProviderId, inside: Vec<Inside>) -> Option<Self> {
+        let uid = Uid::from(pod.uid()?);
         let restarts = container(pod).map_or(0, |own| u32::try_from(own.restart_count).unwrap_or_default());
         Some(Self {
             name: ObjectName::new(pod.namespace()?, pod.name_any()),
             uid: uid.clone(),
-            slept,
             labels: pod.labels().clone(),
             node,
-            id: ProviderId::direct(&record.engine),
-            engine: address(pod).map(|ip| SocketAddr::from((ip, port))),
             placed: pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()),
+            id,
+            address: address(pod),
+            config: None,
+            whole: true,
             seen: SeenProvider {
                 uid,
                 stage: stage(pod),
                 deleting: pod.metadata.deletion_timestamp.is_some(),
                 restarts,
-                records: vec![record.clone()],
+                records: inside.iter().map(|own| own.record.clone()).collect(),
             },
-            record,
+            inside: inside.into_iter().map(|own| (own.record.engine.clone(), own)).collect(),
         })
+    }
+
+    /// What the Pod says of this engine.
+    pub(super) fn inside(&self, engine: &EngineId) -> Option<&Inside> {
+        self.inside.get(engine)
+    }
+
+    pub(super) fn at(&self, port: u16) -> Option<SocketAddr> {
+        self.address.map(|ip| SocketAddr::from((ip, port)))
+    }
+
+    pub(super) fn is_launcher(&self) -> bool {
+        self.id.is_launcher()
+    }
+
+    /// Whether nothing is in it of which its Pod says what cannot be read.
+    pub(super) const fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// Where a launcher takes orders.
+    pub(super) fn orders(&self) -> Option<SocketAddr> {
+        self.at(launcher::PORT)
     }
 }
 

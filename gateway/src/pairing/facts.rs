@@ -14,12 +14,13 @@ use kube::ResourceExt as _;
 use rouse::{
     model::AcceleratorId,
     pairing::{
-        event::{AcceleratorFacts, Answer, Event, NodeFacts, Sizes},
-        ids::NodeName,
+        event::{AcceleratorFacts, Answer, Event, NodeFacts, Sizes, Standing},
+        ids::{Fingerprint, Mode, NodeName},
     },
     units::Bytes,
 };
 
+use super::configs::{self, Configs};
 use crate::controllers::{
     dual::record::Wanted,
     index::{NodePlace, Settled, Terms},
@@ -40,6 +41,10 @@ pub(super) struct Facts {
     map: Option<BTreeMap<NodeName, Numbers>>,
     /// Accelerators that somebody on the node was given.
     met: BTreeMap<NodeName, BTreeSet<AcceleratorId>>,
+    /// What is known of launchers' engines by name.
+    pub(super) configs: Configs,
+    /// Of launchers' engines.
+    fingerprints: BTreeSet<Fingerprint>,
     /// What was told of them, and whether something has come since.
     told: Told,
     news: bool,
@@ -49,6 +54,7 @@ pub(super) struct Facts {
 struct Told {
     nodes: BTreeMap<NodeName, NodeFacts>,
     accelerators: BTreeMap<(NodeName, AcceleratorId), AcceleratorFacts>,
+    standings: BTreeMap<Fingerprint, Standing>,
 }
 
 /// Why nothing can be decided about who is on a node.
@@ -60,9 +66,15 @@ pub(super) enum Doubt {
         "nothing says how much memory the accelerators of its node {0} have: label it nvidia.com/gpu.memory, or run rouse-stub there"
     )]
     NoCapacity(NodeName),
+    #[error("{0}")]
+    Config(#[from] configs::Error),
 }
 
 impl Facts {
+    pub(super) fn new(configs: Configs) -> Self {
+        Self { configs, ..Self::default() }
+    }
+
     pub(super) fn nodes(&mut self, change: Change<Node>) {
         self.news = true;
         let cordoned = |node: &Node| node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
@@ -103,7 +115,14 @@ impl Facts {
     pub(super) fn meet(&mut self, event: &Event) {
         match event {
             Event::SeenRequester { node, seen, .. } => self.met(node, &seen.accelerators),
-            Event::SeenProvider { node, provider, .. } => self.met(node, &provider.accelerators),
+            Event::SeenProvider { node, provider, seen } => {
+                self.met(node, &provider.accelerators);
+                let engines = seen.records.iter().map(|record| &record.engine);
+                let inside = engines.filter(|engine| engine.mode == Mode::Launcher);
+                for fingerprint in inside.map(|engine| engine.fingerprint) {
+                    self.news |= self.fingerprints.insert(fingerprint);
+                }
+            }
             Event::Outcome { node, result: Ok(Answer::Accelerators(found)), .. } => self.met(node, found),
             _ => {}
         }
@@ -143,16 +162,22 @@ impl Facts {
         Ok(Sizes { awake, asleep: wanted.asleep.min(awake), host: wanted.host.unwrap_or(awake) })
     }
 
+    /// The key of the taint with which the node's pool keeps others off.
+    pub(super) fn taint(&self, node: &NodeName) -> Option<String> {
+        self.place(node).and_then(|(_, terms)| terms.taint.clone())
+    }
+
     fn place(&self, node: &NodeName) -> Option<(&NodePlace, &Terms)> {
         let place = self.settled.nodes.get(node.as_str())?;
         let terms = self.settled.pools.get(place.pool.as_ref()?)?.terms.as_deref()?;
         Some((place, terms))
     }
 
-    /// Tells what is otherwise than was told.
-    pub(super) fn tell(&mut self, tell: &mut impl FnMut(Event)) {
-        if !std::mem::take(&mut self.news) {
-            return;
+    /// Tells what is otherwise than was told. True: somebody may ask for something else now, too.
+    pub(super) fn tell(&mut self, tell: &mut impl FnMut(Event)) -> bool {
+        let configured = self.configs.news();
+        if !std::mem::take(&mut self.news) && !configured {
+            return false;
         }
         let now = self.now();
         for (node, facts) in &now.nodes {
@@ -169,7 +194,13 @@ impl Facts {
                 tell(Event::Accelerator { node, accelerator, facts });
             }
         }
+        for (fingerprint, standing) in &now.standings {
+            if self.told.standings.get(fingerprint) != Some(standing) {
+                tell(Event::Template { fingerprint: *fingerprint, standing: *standing });
+            }
+        }
         self.told = now;
+        configured
     }
 
     /// To be told again from the first.
@@ -178,7 +209,9 @@ impl Facts {
     }
 
     fn now(&self) -> Told {
-        let mut now = Told::default();
+        let standing = |fingerprint: &Fingerprint| Some((*fingerprint, self.configs.standing(*fingerprint)?));
+        let standings = self.fingerprints.iter().filter_map(standing).collect();
+        let mut now = Told { standings, ..Told::default() };
         for (node, cordoned) in &self.nodes {
             let place = self.place(node);
             let host = place.map(|(_, terms)| terms.host_sleep_memory).unwrap_or_default();

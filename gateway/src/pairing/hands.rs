@@ -5,6 +5,7 @@
 //! on its way.
 
 mod engine;
+mod inside;
 mod provider;
 mod requester;
 mod spi;
@@ -16,9 +17,8 @@ use kube::{Api, Client};
 use rouse::{
     caller::Failure,
     lease::Clock,
-    model::Level,
     pairing::{
-        command::{Command, Order},
+        command::{Command, Order, Step},
         event::{Answer, Cause, Event},
     },
     units::Tick,
@@ -26,7 +26,7 @@ use rouse::{
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::directory::{Provider, Requester};
+use super::job::Job;
 use crate::controllers::{
     crd::ledger::ObjectName,
     writer::{self, Writer},
@@ -40,30 +40,18 @@ pub(super) struct Hands {
     pub(super) settings: super::Settings,
 }
 
-/// An order, with the Pods that it is about as they were seen last.
-#[derive(Debug)]
-pub(super) struct Job {
-    pub(super) command: Command,
-    pub(super) requester: Option<Requester>,
-    pub(super) provider: Option<Provider>,
-    /// Of an engine that sleeps: how deeply.
-    pub(super) slept: Option<Level>,
-    /// Where the engine's Pod was ordered.
-    pub(super) namespace: Option<String>,
-    /// The numbers of the engine's accelerators on the node, where there are any.
-    pub(super) numbers: Option<Vec<u32>>,
-}
-
 /// What became of an order, in the decisions' words; what the requester's user should know of it.
 #[derive(Debug)]
 pub(super) struct Done {
     pub(super) event: Event,
     pub(super) error: Option<String>,
+    /// Nothing is in the requester's way any more.
+    pub(super) mended: bool,
 }
 
 /// Why an order had no effect that is known, and what its user is told.
 #[derive(Debug)]
-struct Failed {
+pub(super) struct Failed {
     cause: Cause,
     /// For the log, and for the user where `tell` says so.
     text: String,
@@ -81,14 +69,15 @@ impl Hands {
         let outcome = match &job.command.order {
             Order::Requester { step, .. } => self.requester(&job, step).await,
             Order::Engine { engine, generation, step } => self.engine(&job, engine, *generation, step).await,
-            Order::Provider { step, .. } => self.launcher(step).await,
+            Order::Provider { provider, step } => self.launcher(&job, provider, step).await,
         };
         let Command { node, serial, order, .. } = &job.command;
         let mut error = None;
         tracing::debug!(%node, %order, took = ?begun.elapsed(), "an order's end");
         if matches!(outcome, Err(Failed { deposed: true, .. })) {
             tracing::warn!(%node, %order, "a younger leader is obeyed: nothing more is decided here");
-            return Done { event: Event::Deposed { epoch: job.command.epoch }, error };
+            let event = Event::Deposed { epoch: job.command.epoch };
+            return Done { event, error, mended: false };
         }
         let result = outcome.map_err(|failed| {
             let Failed { cause, text, tell, .. } = failed;
@@ -96,8 +85,9 @@ impl Hands {
             error = tell.then_some(text);
             cause
         });
+        let mended = result.is_ok() && serves(order);
         let event = Event::Outcome { node: node.clone(), target: order.target(), serial: *serial, result };
-        Done { event, error }
+        Done { event, error, mended }
     }
 
     /// What a requester's user is told; not told, it is found out again.
@@ -128,23 +118,14 @@ impl Hands {
     }
 }
 
-impl Job {
-    fn requester(&self) -> Result<&Requester, Failed> {
-        self.requester.as_ref().ok_or_else(|| Failed::lost("its requester"))
-    }
-
-    fn provider(&self) -> Result<&Provider, Failed> {
-        self.provider.as_ref().ok_or_else(|| Failed::lost("its provider"))
-    }
-
-    /// Where the engine listens.
-    fn engine(&self) -> Result<std::net::SocketAddr, Failed> {
-        self.provider()?.engine.ok_or_else(|| Failed::lost("the provider's address"))
-    }
+/// An order that is given only where nothing is in the way of what a requester asks for: to end what failed is none of these.
+const fn serves(order: &Order) -> bool {
+    use Step::{Create, Launch, Open, Prove, Wake};
+    matches!(order, Order::Engine { step: Create { .. } | Launch | Prove | Open { .. } | Wake { .. }, .. })
 }
 
 impl Failed {
-    fn lost(what: &str) -> Self {
+    pub(super) fn lost(what: &str) -> Self {
         Self { cause: Cause::Unreachable, text: format!("{what} is not known"), tell: false, deposed: false }
     }
 
@@ -153,7 +134,7 @@ impl Failed {
     }
 
     fn deposed() -> Self {
-        Self { deposed: true, ..Self::refused("its stub obeys a younger leader") }
+        Self { deposed: true, ..Self::refused("a younger leader is obeyed") }
     }
 
     /// The requester's user has to mend it.

@@ -3,6 +3,7 @@
 mod crashes;
 mod direct;
 mod faults;
+mod launchers;
 mod models;
 
 use std::{collections::BTreeMap, fs};
@@ -102,17 +103,20 @@ impl Duo {
     }
 
     pub(crate) async fn ask_with(&self, name: &str, replicas: u32, gpus: u32, patch: &str) {
+        self.ask_by(name, replicas, gpus, json!({"dual-pods.llm-d.ai/server-patch": patch})).await;
+    }
+
+    /// The same by annotations that say what the engine is.
+    pub(crate) async fn ask_by(&self, name: &str, replicas: u32, gpus: u32, mut annotations: Value) {
+        annotations["rouse.dev/gpu-memory"] = json!("40Gi");
+        annotations["rouse.dev/gpu-memory-asleep"] = json!("1Gi");
+        annotations["rouse.dev/host-memory"] = json!("8Gi");
         let own = self.world.name();
         let set = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": name}, "spec": {
             "replicas": replicas,
             "selector": {"matchLabels": {"app": name}},
             "template": {
-                "metadata": {"labels": {"app": name}, "annotations": {
-                    "dual-pods.llm-d.ai/server-patch": patch,
-                    "rouse.dev/gpu-memory": "40Gi",
-                    "rouse.dev/gpu-memory-asleep": "1Gi",
-                    "rouse.dev/host-memory": "8Gi",
-                }},
+                "metadata": {"labels": {"app": name}, "annotations": annotations},
                 "spec": {
                     "nodeSelector": {"inference-pool": own},
                     "terminationGracePeriodSeconds": 60,
@@ -161,10 +165,20 @@ impl Duo {
         what: &str,
         fits: impl Fn(&[Pod], &[Pod]) -> bool,
     ) -> (Vec<Pod>, Vec<Pod>) {
+        self.see_in(async || self.pairs(name).await, what, fits).await
+    }
+
+    /// Waits until these two kinds of Pods are so.
+    async fn see_in(
+        &self,
+        find: impl AsyncFn() -> (Vec<Pod>, Vec<Pod>),
+        what: &str,
+        fits: impl Fn(&[Pod], &[Pod]) -> bool,
+    ) -> (Vec<Pod>, Vec<Pod>) {
         let seen = async {
             let mut changed = wait::changes(&self.world.pods());
             loop {
-                let (requesters, providers) = self.pairs(name).await;
+                let (requesters, providers) = find().await;
                 if fits(&requesters, &providers) {
                     return (requesters, providers);
                 }
@@ -173,7 +187,7 @@ impl Duo {
         };
         match tokio::time::timeout(wait::PATIENCE, seen).await {
             Ok(found) => found,
-            Err(_) => panic!("never {what}: {:#?}", self.pairs(name).await),
+            Err(_) => panic!("never {what}: {:#?}", find().await),
         }
     }
 

@@ -1,12 +1,19 @@
 //! What the controller of dual pods is started with.
 
-use k8s_openapi::api::core::v1::{Node, NodeSpec, Pod};
+use std::{collections::BTreeSet, fmt::Debug, time::Duration};
+
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::core::v1::{Node, NodeSpec, Pod},
+};
 use kube::{Api, Client, Resource};
-use tokio::{sync::mpsc, task::JoinSet};
+use serde::de::DeserializeOwned;
+use tokio::{sync::mpsc, task::JoinSet, time};
 
 use crate::{
     config,
     controllers::{
+        crd::fma::GROUP,
         dual::provider::Make,
         objects,
         watch::{Awaited, Change, Watched, watch as follow},
@@ -16,6 +23,8 @@ use crate::{
 
 /// Changes that may wait; more of them wait at the API server.
 const WAITING: usize = 1024;
+/// An API server without launchers' kinds is asked again after this: somebody may have told it of them.
+const AGAIN: Duration = Duration::from_secs(10);
 
 /// Watches what the controller wants to see.
 pub(super) fn watch(
@@ -46,7 +55,54 @@ pub(super) fn watch(
         slim: |_| {},
     };
     tasks.spawn(follow(maps, told, Awaited::default(), |change| change));
-    Seen { pods, listed: pods_of(client, namespaces).collect(), nodes, map }
+    let engines = configs(client, namespaces, tasks);
+    let launchers = configs(client, namespaces, tasks);
+    Seen { pods, listed: pods_of(client, namespaces).collect(), nodes, map, engines, launchers }
+}
+
+/// Objects of one of the public project's kinds, once the API server has it.
+fn configs<K>(
+    client: &Client,
+    namespaces: &[Option<String>],
+    tasks: &mut JoinSet<()>,
+) -> mpsc::Receiver<Change<K>>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + Send
+        + 'static,
+{
+    let (told, changes) = mpsc::channel(WAITING);
+    for namespace in namespaces.iter().collect::<BTreeSet<_>>() {
+        let watched = Watched {
+            api: objects::namespaced(client, namespace.as_deref()),
+            namespace: namespace.clone(),
+            labels: None,
+            fields: None,
+            slim: |object: &mut K| object.meta_mut().managed_fields = None,
+        };
+        let (client, told) = (client.clone(), told.clone());
+        tasks.spawn(async move {
+            served(&client, &K::plural(&())).await;
+            follow(watched, told, Awaited::default(), |change| change).await;
+        });
+    }
+    changes
+}
+
+/// Waits until the API server has the kind.
+async fn served(client: &Client, plural: &str) {
+    loop {
+        match client.list_api_group_resources(&format!("{GROUP}/v1alpha1")).await {
+            Ok(kinds) if kinds.resources.iter().any(|kind| kind.name == plural) => return,
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => tracing::debug!(%error, "the API server does not say whether it has {plural}"),
+        }
+        time::sleep(AGAIN).await;
+    }
 }
 
 fn pods_of<'a>(

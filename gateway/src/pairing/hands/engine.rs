@@ -13,13 +13,13 @@ use rouse::{
     pairing::{
         command::Step,
         event::{Answer, Cause, Condition, Record},
-        ids::{EngineId, RequesterId},
+        ids::{EngineId, Mode, RequesterId},
     },
     units::{Generation, Tick},
 };
 use serde_json::{Value, json};
 
-use super::{Failed, Hands, Job, Outcome, requester::stub};
+use super::{Failed, Hands, Job, Outcome, inside, requester::stub};
 use crate::{
     controllers::{
         dual::{
@@ -29,7 +29,10 @@ use crate::{
         },
         fault, writer,
     },
-    pairing::directory::{Provider, Requester},
+    pairing::{
+        ask::Asked,
+        directory::{Provider, Requester},
+    },
 };
 
 /// One small question to an engine.
@@ -43,6 +46,11 @@ impl Hands {
         generation: Generation,
         step: &Step,
     ) -> Outcome {
+        if id.mode == Mode::Launcher
+            && let Some(outcome) = self.inside(job, id, generation, step).await
+        {
+            return outcome;
+        }
         match step {
             Step::Create { record } => Box::pin(self.create(job, record)).await,
             Step::Bind { record } => self.bind(job, record).await,
@@ -54,7 +62,7 @@ impl Hands {
             Step::Wake { level, .. } => self.wake(job, generation, *level).await,
             Step::Unbind { last_used, .. } => self.unbind(job, *last_used).await,
             Step::End { .. } => self.end(job, id, generation).await,
-            Step::Query => query(job).await,
+            Step::Query => query(job, id).await,
         }
     }
 
@@ -94,7 +102,7 @@ impl Hands {
     }
 
     /// Whoever looks at the requester finds its provider. Nothing is decided by that.
-    async fn name_dual(&self, own: &Requester, provider: &str) -> Outcome {
+    pub(super) async fn name_dual(&self, own: &Requester, provider: &str) -> Outcome {
         let metadata = json!({"uid": own.id.as_str(), "labels": {keys::DUAL: provider}});
         self.patch(&own.name, &json!({"metadata": metadata})).await
     }
@@ -107,7 +115,7 @@ impl Hands {
             "finalizers": [keys::PROVIDER_FINALIZER],
             "labels": labels(own, provider),
             "annotations":
-                record::annotations(&job.command.node, record, Some(&own.name.name), provider.slept),
+                record::annotations(&job.command.node, record, Some(&own.name.name), job.written(&record.engine)),
         }});
         self.patch(&provider.name, &patch).await
     }
@@ -147,7 +155,11 @@ impl Hands {
             "annotations": {keys::SERVER_IP: engine.ip().to_string()},
         });
         self.patch(&own.name, &json!({"metadata": metadata})).await?;
-        let awake = json!({"metadata": {"uid": provider.uid.as_str(), "labels": {keys::SLEEPING: "false"}}});
+        let awake = if provider.is_launcher() {
+            inside::serving(job, own)?
+        } else {
+            json!({"metadata": {"uid": provider.uid.as_str(), "labels": {keys::SLEEPING: "false"}}})
+        };
         self.patch(&provider.name, &awake).await
     }
 
@@ -208,7 +220,7 @@ impl Hands {
             // One that was not told to is closed by this.
             stub.drained(rouse::units::Millis::ZERO).await?;
         }
-        let sizes = &job.provider()?.record.sizes;
+        let sizes = &job.record()?.sizes;
         let within = if wake { core.wake_within(sizes) } else { core.sleep_within(sizes) };
         Ok(stub.actuate(wake, level, within.duration()).await?.is_some())
     }
@@ -216,7 +228,7 @@ impl Hands {
     /// Its Pod is nobody's from here on, and may go.
     async fn unbind(&self, job: &Job, last_used: Tick) -> Outcome {
         if let Some(provider) = &job.provider {
-            let record = Record { requester: None, last_used, ..provider.record.clone() };
+            let record = Record { last_used, ..job.record()?.clone() };
             let patch = json!({"metadata": {
                 "uid": provider.uid.as_str(),
                 "$deleteFromPrimitiveList/finalizers": [keys::PROVIDER_FINALIZER],
@@ -225,6 +237,10 @@ impl Hands {
             }});
             self.patch(&provider.name, &patch).await?;
         }
+        self.unname_dual(job).await
+    }
+
+    pub(super) async fn unname_dual(&self, job: &Job) -> Outcome {
         if let Some(own) = &job.requester {
             let metadata = json!({"uid": own.id.as_str(), "labels": {keys::DUAL: null}});
             match self.patch(&own.name, &json!({"metadata": metadata})).await {
@@ -264,7 +280,7 @@ impl Hands {
 
 /// Those that the new requester's patch has, in the place of those of the one before: an engine may serve under another name.
 fn labels(own: &Requester, provider: &Provider) -> Value {
-    let wanted = own.asked.as_ref().and_then(|asked| asked.as_ref().ok()).map(|asked| &asked.labels);
+    let wanted = own.asked.as_ref().and_then(|asked| asked.as_ref().ok()).and_then(Asked::labels);
     let gone = provider.labels.keys().filter(|key| !keys::is_reserved(key));
     let mut labels: BTreeMap<&str, Option<&str>> = gone.map(|key| (key.as_str(), None)).collect();
     labels.extend(wanted.into_iter().flatten().map(|(key, value)| (key.as_str(), Some(value.as_str()))));
@@ -277,11 +293,11 @@ fn place<'a>(job: &'a Job, engine: &'a EngineId) -> Place<'a> {
 }
 
 /// How is it? An engine that does not answer yet is starting: its Pod says when it no longer runs.
-async fn query(job: &Job) -> Outcome {
+pub(super) async fn query(job: &Job, id: &EngineId) -> Outcome {
     let adapter = adapter(job.engine()?, None, Task::None);
     let condition = match adapter.asleep(MOMENT).await {
         // Where it was not written, what wakes it must do for either.
-        Some(true) => match job.provider.as_ref().and_then(|provider| provider.slept) {
+        Some(true) => match job.written(id) {
             Some(level) => Condition::Asleep { level, residue: None },
             None => Condition::AsleepSomehow { residue: None },
         },

@@ -1,12 +1,66 @@
-//! Orders about launchers.
+//! Orders about launchers' Pods.
 
-use rouse::pairing::command::OfProvider;
+use rouse::pairing::{
+    command::OfProvider,
+    event::{Answer, Condition},
+    ids::{ProviderId, Uid},
+};
 
 use super::{Failed, Hands, Outcome};
+use crate::{
+    controllers::writer,
+    pairing::job::Job,
+    platform::kubernetes::launcher::pod::{self, Origin, Place},
+};
 
 impl Hands {
-    /// No requester asks for one in a mode that has none.
-    pub(super) fn launcher(&self, step: &OfProvider) -> std::future::Ready<Outcome> {
-        std::future::ready(Err(Failed::refused(format!("{step:?}: there are no launchers in this mode"))))
+    pub(super) async fn launcher(&self, job: &Job, id: &ProviderId, step: &OfProvider) -> Outcome {
+        match step {
+            OfProvider::Create => self.create_launcher(job, id).await,
+            OfProvider::Delete { uid } => self.delete_launcher(job, id, uid.as_ref()).await,
+        }
+    }
+
+    /// Beside whoever asks for an engine in it.
+    async fn create_launcher(&self, job: &Job, id: &ProviderId) -> Outcome {
+        let own = job.requester()?;
+        let config = job.launcher.as_ref().ok_or_else(|| Failed::lost("its LauncherConfig"))?;
+        let accelerator = id.accelerators.first().ok_or_else(|| Failed::lost("its accelerator"))?;
+        let node = &job.command.node;
+        let place = Place {
+            namespace: &own.name.namespace,
+            node,
+            hostname: node.as_str(),
+            accelerator,
+            taint: job.taint.as_deref(),
+        };
+        let object = place.pod(Origin::Config(config)).map_err(|error| Failed::user(error.to_string()))?;
+        match self.writer.create(&self.pods(&own.name), &object).await {
+            // There is one for each place: it is this.
+            Ok(_) | Err(writer::Error::Conflict) => Ok(Answer::Done),
+            Err(error) => {
+                // What the API server refuses was asked for by whoever wrote the LauncherConfig.
+                let tell = matches!(error, writer::Error::Invalid(_));
+                Err(Failed { tell, ..Failed::from(error) })
+            }
+        }
+    }
+
+    async fn delete_launcher(&self, job: &Job, id: &ProviderId, uid: Option<&Uid>) -> Outcome {
+        if let Some(own) = &job.provider {
+            let uid = uid.unwrap_or(&own.uid);
+            self.writer.delete(&self.pods(&own.name), &own.name.name, uid.as_str()).await?;
+            return Ok(Answer::Done);
+        }
+        // It was ordered, and has not been seen: where somebody asks for it, it would be.
+        let (Some(own), Some(accelerator)) = (&job.requester, id.accelerators.first()) else {
+            return Ok(Answer::Condition(Condition::Absent));
+        };
+        let (api, name) = (self.pods(&own.name), pod::name(&job.command.node, accelerator));
+        let Some(pod) = self.writer.look(&api, &name).await? else {
+            return Ok(Answer::Condition(Condition::Absent));
+        };
+        self.writer.delete(&api, &name, &pod.metadata.uid.unwrap_or_default()).await?;
+        Ok(Answer::Done)
     }
 }

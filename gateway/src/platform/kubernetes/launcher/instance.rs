@@ -6,6 +6,7 @@ use aws_lc_rs::digest;
 use rouse::{
     model::AcceleratorId,
     pairing::ids::{EngineId, Fingerprint, Mode, names},
+    units::Generation,
 };
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;
@@ -18,6 +19,8 @@ use crate::controllers::{
 /// Annotations of an instance, as the public controllers write them.
 const CONFIG: &str = "isc-name";
 const PORT: &str = "inference-port";
+/// And of ours: which life of the engine it is.
+const GENERATION: &str = "rouse.dev/generation";
 
 /// An engine that a launcher is to start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -74,7 +77,22 @@ impl Wanted {
     }
 }
 
+impl Wanted {
+    /// In this life of the engine, which is shown with it: what is heard late of a life before is not taken for it.
+    #[must_use]
+    pub fn life(mut self, generation: Generation) -> Self {
+        self.annotations.insert(GENERATION.to_owned(), generation.0.to_string());
+        self
+    }
+}
+
 impl Instance {
+    /// Which life of the engine it is, where we started it.
+    #[must_use]
+    pub fn generation(&self) -> Option<Generation> {
+        self.annotations.get(GENERATION)?.parse().ok().map(Generation)
+    }
+
     /// Where the engine listens, as it was said when it was started.
     #[must_use]
     pub fn port(&self) -> Option<u16> {

@@ -3,6 +3,8 @@
 //! The kubelet gives it no accelerator. It sees all of the node's, and each of its engines is shown those of its requester: so
 //! nothing holds back another Pod that asks for one, and what keeps the two apart is the ledger.
 
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
 use rouse::{model::AcceleratorId, pairing::ids::NodeName};
 use serde_json::{Map, Value, json};
 
@@ -121,6 +123,21 @@ pub fn name(node: &NodeName, accelerator: &AcceleratorId) -> String {
     let plain = |c: char| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' };
     let node: String = node.as_str().chars().map(plain).take(room).collect();
     format!("launcher-{}-{hash}", node.trim_matches('-'))
+}
+
+/// The node and the accelerator that a Pod is the launcher of; `None`: it is no launcher of ours.
+#[must_use]
+pub fn place(pod: &Pod) -> Option<(NodeName, AcceleratorId)> {
+    let labels = pod.labels();
+    if labels.get(COMPONENT).is_none_or(|what| what != LAUNCHER) {
+        return None;
+    }
+    let accelerator = AcceleratorId::from(pod.annotations().get(ACCELERATORS)?.as_str());
+    // The label of a long name is a hash; the kubelet's name is whole, and comes later.
+    let bound = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+    let nodes = bound.into_iter().chain(labels.get(NODE_NAME)).map(|node| NodeName::from(node.as_str()));
+    let node = nodes.into_iter().find(|node| name(node, &accelerator) == pod.name_any())?;
+    Some((node, accelerator))
 }
 
 impl Place<'_> {
@@ -245,7 +262,8 @@ fn force(container: &mut Map<String, Value>) {
 }
 
 /// As it is, or a hash where it is too long for a label.
-fn label_value(name: &str) -> String {
+#[must_use]
+pub fn label_value(name: &str) -> String {
     if name.len() <= LONGEST { name.to_owned() } else { label::value(name) }
 }
 

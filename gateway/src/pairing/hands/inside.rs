@@ -1,0 +1,218 @@
+//! Orders about engines in launchers, where they are not as those about engines that have Pods of their own: what is kept of an
+//! engine is one annotation of many, and its process is the launcher's.
+
+use k8s_openapi::api::core::v1::Pod;
+use rouse::{
+    pairing::{
+        command::Step,
+        event::{Answer, Condition, Record},
+        ids::EngineId,
+    },
+    units::{Generation, Tick},
+};
+use serde_json::{Value, json};
+
+use super::{Failed, Hands, Job, Outcome, engine};
+use crate::{
+    controllers::dual::{
+        engines::{self, Inside, Routing},
+        keys,
+    },
+    pairing::directory::{Provider, Requester},
+    platform::kubernetes::launcher::{self, Error::Conflict, Instance, Launcher, Wanted},
+};
+
+impl Hands {
+    /// `None`: it is done as for any engine.
+    pub(super) async fn inside(
+        &self,
+        job: &Job,
+        id: &EngineId,
+        generation: Generation,
+        step: &Step,
+    ) -> Option<Outcome> {
+        Some(match step {
+            Step::Bind { record } => self.bind_inside(job, record).await,
+            Step::Launch => launch(job, id, generation).await,
+            Step::Gate { .. } => return self.lead_away(job, id).await.err().map(Err),
+            Step::Unbind { last_used, forget } => self.unbind_inside(job, id, *last_used, *forget).await,
+            Step::End { .. } => end(job, id).await,
+            Step::Query => query(job, id, generation).await,
+            _ => return None,
+        })
+    }
+
+    async fn bind_inside(&self, job: &Job, record: &Record) -> Outcome {
+        let (own, provider) = (job.requester()?, job.provider()?);
+        let port = job.port.ok_or_else(|| Failed::lost("its port"))?;
+        let (slept, routing) = (job.written(&record.engine), Routing::default());
+        let inside = Inside { record: record.clone(), slept, port, routing };
+        let patch = json!({"metadata": {
+            "uid": provider.uid.as_str(),
+            "finalizers": [keys::PROVIDER_FINALIZER],
+            "labels": {keys::DUAL: own.name.name},
+            "annotations": {engines::key(&record.engine): engines::text(&inside)},
+        }});
+        self.patch(&provider.name, &patch).await?;
+        self.name_dual(own, &provider.name.name).await
+    }
+
+    /// Whoever reads labels before its requests are waited for comes no more.
+    async fn lead_away(&self, job: &Job, id: &EngineId) -> Result<(), Failed> {
+        let Some(provider) = &job.provider else { return Ok(()) };
+        let led = |own: &Inside| own.record.engine == *id && !own.routing.is_empty();
+        if !provider.inside(id).is_some_and(led) {
+            return Ok(());
+        }
+        let Some((pod, mut all)) = self.inside_of(provider).await? else { return Ok(()) };
+        let Some(at) = all.iter().position(led) else { return Ok(()) };
+        let own = all.swap_remove(at);
+        let (labels, mut annotations) = engines::without(&own.routing, &all);
+        let own = Inside { routing: Routing::default(), ..own };
+        annotations.insert(engines::key(id), Some(engines::text(&own)));
+        let metadata = json!({
+            "uid": provider.uid.as_str(),
+            "resourceVersion": pod.metadata.resource_version,
+            "labels": labels,
+            "annotations": annotations,
+        });
+        self.patch(&provider.name, &json!({"metadata": metadata})).await.map(drop)
+    }
+
+    /// With the last that is bound the Pod is nobody's.
+    async fn unbind_inside(&self, job: &Job, id: &EngineId, last_used: Tick, forget: bool) -> Outcome {
+        if let (Some(provider), Some(record)) = (&job.provider, &job.record)
+            && let Some((pod, mut all)) = self.inside_of(provider).await?
+        {
+            let own = all.iter().position(|own| own.record.engine == *id).map(|at| all.swap_remove(at));
+            let routing = own.map(|own| own.routing).unwrap_or_default();
+            let (mut labels, mut annotations) = engines::without(&routing, &all);
+            let kept = job.port.filter(|_| !forget).map(|port| {
+                let record = Record { last_used, ..record.clone() };
+                engines::text(&Inside { record, slept: job.slept, port, routing: Routing::default() })
+            });
+            annotations.insert(engines::key(id), kept);
+            let nobodys = all.iter().all(|other| other.record.requester.is_none());
+            if nobodys {
+                labels.insert(keys::DUAL.to_owned(), None);
+                labels.insert(keys::SLEEPING.to_owned(), Some("true".to_owned()));
+            }
+            // What is bound meanwhile changes the Pod, and this is tried again.
+            let mut metadata = json!({
+                "uid": provider.uid.as_str(),
+                "resourceVersion": pod.metadata.resource_version,
+                "labels": labels,
+                "annotations": annotations,
+            });
+            if nobodys {
+                metadata["$deleteFromPrimitiveList/finalizers"] = json!([keys::PROVIDER_FINALIZER]);
+            }
+            self.patch(&provider.name, &json!({"metadata": metadata})).await?;
+        }
+        self.unname_dual(job).await
+    }
+
+    /// The Pod as it is now, with what it says of its engines; `None`: it is gone.
+    async fn inside_of(&self, provider: &Provider) -> Result<Option<(Pod, Vec<Inside>)>, Failed> {
+        let pod = self.look(&provider.name).await?;
+        let pod = pod.filter(|pod| pod.metadata.uid.as_deref() == Some(provider.uid.as_str()));
+        Ok(pod.map(|pod| {
+            let all = engines::read(&pod);
+            (pod, all)
+        }))
+    }
+}
+
+/// What is written on the launcher's Pod once this engine serves its requester.
+pub(super) fn serving(job: &Job, own: &Requester) -> Result<Value, Failed> {
+    let (provider, record) = (job.provider()?, job.record()?);
+    let port = job.port.ok_or_else(|| Failed::lost("its port"))?;
+    let config = job.config.as_ref().map(|config| &config.spec.model_server_config);
+    // A configuration that was changed since is another engine's.
+    let config = config.filter(|config| launcher::fingerprint(config) == record.engine.fingerprint);
+    let routing = config.map_or_else(Routing::default, |config| Routing {
+        labels: config.labels.clone(),
+        annotations: config.annotations.clone(),
+    });
+    let (mut labels, mut annotations) = (routing.labels.clone(), routing.annotations.clone());
+    let record = Record { requester: Some(own.id.clone()), ..record.clone() };
+    let key = engines::key(&record.engine);
+    annotations.insert(key, engines::text(&Inside { record, slept: None, port, routing }));
+    labels.insert(keys::SLEEPING.to_owned(), "false".to_owned());
+    Ok(json!({"metadata": {"uid": provider.uid.as_str(), "labels": labels, "annotations": annotations}}))
+}
+
+fn id_of(engine: &EngineId) -> String {
+    launcher::id(engine.fingerprint, &engine.accelerators)
+}
+
+fn of(job: &Job) -> Result<Launcher, Failed> {
+    let address = job.provider()?.orders().ok_or_else(|| Failed::lost("the launcher's address"))?;
+    Ok(Launcher::new(address, None, job.command.epoch.0))
+}
+
+async fn launch(job: &Job, id: &EngineId, generation: Generation) -> Outcome {
+    let port = job.port.ok_or_else(|| Failed::lost("its port"))?;
+    let config = job.config.as_ref().ok_or_else(|| Failed::lost("its InferenceServerConfig"))?;
+    if launcher::fingerprint(&config.spec.model_server_config) != id.fingerprint {
+        return Err(Failed::refused("its InferenceServerConfig has been changed"));
+    }
+    let (wanted, here) = (&config.spec.launcher_config_name, job.provider()?.config.as_ref());
+    if here != Some(&launcher::pod::label_value(wanted)) {
+        return Err(Failed::user(format!(
+            "the launcher {} of its accelerator is not one of the LauncherConfig {wanted}: delete that Pod, or name the other \
+             LauncherConfig",
+            job.provider()?.name
+        )));
+    }
+    let wanted = Wanted::new(config, &id.accelerators, port).life(generation);
+    let launcher = of(job)?;
+    match launcher.put(&id_of(id), &wanted).await {
+        Ok(_) => Ok(Answer::Done),
+        Err(Conflict(text)) => taken(&launcher, id, generation, text).await,
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// The launcher has an engine of this id, or has heard a younger leader: it calls both a conflict.
+async fn taken(launcher: &Launcher, id: &EngineId, generation: Generation, text: String) -> Outcome {
+    match launcher.get(&id_of(id)).await.map_err(failed)?.map(|found| found.generation()) {
+        // This order was obeyed before, and the answer was lost.
+        Some(Some(found)) if found == generation => Ok(Answer::Done),
+        Some(found) if found.is_none_or(|found| found < generation) => Err(failed(Conflict(text))),
+        _ => Err(Failed::deposed()),
+    }
+}
+
+/// Gone, once the launcher says so.
+async fn end(job: &Job, id: &EngineId) -> Outcome {
+    match of(job)?.delete(&id_of(id)).await {
+        Ok(_) => Ok(Answer::Done),
+        // It ends whatever there is, unless a younger leader has spoken to it.
+        Err(Conflict(_)) => Err(Failed::deposed()),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// One that stopped, and one of a life before, is put away: nobody can have any other use for it.
+async fn query(job: &Job, id: &EngineId, generation: Generation) -> Outcome {
+    let (launcher, name) = (of(job)?, id_of(id));
+    let alive = |found: &Instance| found.running && found.generation() == Some(generation);
+    match launcher.get(&name).await.map_err(failed)? {
+        Some(found) if alive(&found) => engine::query(job, id).await,
+        Some(_) => {
+            end(job, id).await?;
+            Ok(Answer::Condition(Condition::Absent))
+        }
+        None => Ok(Answer::Condition(Condition::Absent)),
+    }
+}
+
+fn failed(error: launcher::Error) -> Failed {
+    Failed {
+        cause: error.cause(),
+        text: error.to_string(),
+        tell: matches!(error, launcher::Error::Refused { .. }),
+        deposed: false,
+    }
+}

@@ -1,0 +1,145 @@
+//! An order, with what is known of those whom it is about.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use rouse::{
+    model::Level,
+    pairing::{
+        command::{Command, Order, Step},
+        event::Record,
+        ids::{EngineId, Mode, NodeName, ProviderId},
+        node::State,
+    },
+};
+
+use super::{
+    Controller,
+    directory::{Provider, Requester},
+    hands::Failed,
+};
+use crate::controllers::crd::fma::{InferenceServerConfig, LauncherConfig};
+
+/// As they were seen last.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) command: Command,
+    pub(super) requester: Option<Requester>,
+    pub(super) provider: Option<Provider>,
+    /// The numbers of the engine's accelerators on the node, where there are any.
+    pub(super) numbers: Option<Vec<u32>>,
+    /// Where the engine listens in its Pod.
+    pub(super) port: Option<u16>,
+    /// Of an engine: what is to be known of it, with nobody's name.
+    pub(super) record: Option<Record>,
+    /// Of an engine that sleeps: how deeply.
+    pub(super) slept: Option<Level>,
+    /// Where the engine's own Pod was ordered.
+    pub(super) namespace: Option<String>,
+    /// What an engine or a launcher is to be made from.
+    pub(super) config: Option<Arc<InferenceServerConfig>>,
+    pub(super) launcher: Option<Arc<LauncherConfig>>,
+    /// The key of the taint with which the node's pool keeps others off.
+    pub(super) taint: Option<String>,
+}
+
+impl Job {
+    fn new(command: Command) -> Self {
+        Self {
+            command,
+            requester: None,
+            provider: None,
+            numbers: None,
+            port: None,
+            record: None,
+            slept: None,
+            namespace: None,
+            config: None,
+            launcher: None,
+            taint: None,
+        }
+    }
+
+    pub(super) fn requester(&self) -> Result<&Requester, Failed> {
+        self.requester.as_ref().ok_or_else(|| Failed::lost("its requester"))
+    }
+
+    pub(super) fn provider(&self) -> Result<&Provider, Failed> {
+        self.provider.as_ref().ok_or_else(|| Failed::lost("its provider"))
+    }
+
+    pub(super) fn record(&self) -> Result<&Record, Failed> {
+        self.record.as_ref().ok_or_else(|| Failed::lost("its engine"))
+    }
+
+    /// How deeply this engine sleeps, as its Pod says it.
+    pub(super) fn written(&self, engine: &EngineId) -> Option<Level> {
+        self.provider.as_ref()?.inside(engine)?.slept
+    }
+
+    /// Where the engine listens.
+    pub(super) fn engine(&self) -> Result<SocketAddr, Failed> {
+        let provider = self.provider()?;
+        let address = self.port.and_then(|port| provider.at(port));
+        address.ok_or_else(|| Failed::lost("the provider's address"))
+    }
+}
+
+impl Controller {
+    pub(super) fn job(&mut self, command: Command) -> Job {
+        let mut job = Job::new(command.clone());
+        let node = &command.node;
+        match &command.order {
+            Order::Requester { requester, .. } => {
+                job.requester = self.directory.requester(requester).cloned();
+            }
+            Order::Engine { engine, step, .. } => self.of_engine(&mut job, node, engine, step),
+            Order::Provider { provider, .. } => self.of_launcher(&mut job, node, provider),
+        }
+        let asked = job.requester.as_ref().and_then(Requester::config);
+        job.config = asked.and_then(|name| self.facts.configs.engine(name)).cloned();
+        job.launcher = asked.and_then(|name| self.facts.configs.launcher(name)).cloned();
+        job
+    }
+
+    fn of_engine(&mut self, job: &mut Job, node: &NodeName, id: &EngineId, step: &Step) {
+        let Some(known) = self.core.node(node).and_then(|known| known.engines.get(id)) else { return };
+        job.slept = match known.state {
+            State::Asleep { level } | State::FallingAsleep { level } => Some(level),
+            _ => None,
+        };
+        job.record = Some(Record {
+            engine: id.clone(),
+            generation: known.generation,
+            sizes: known.sizes,
+            level: known.level,
+            requester: None,
+            last_used: known.last_used,
+        });
+        let provider = self.directory.provider(node, &known.provider);
+        job.requester = known.requester().and_then(|id| self.directory.requester(id)).cloned();
+        job.numbers = self.facts.numbers(node, &id.accelerators);
+        job.port = provider.and_then(|own| own.inside(id)).map(|inside| inside.port);
+        job.provider = provider.cloned();
+        let place = (node.clone(), id.clone());
+        if id.mode != Mode::Launcher {
+            job.namespace = match &job.requester {
+                Some(own) => {
+                    self.ordered.insert(place, own.name.namespace.clone());
+                    Some(own.name.namespace.clone())
+                }
+                None => self.ordered.get(&place).cloned(),
+            };
+            return;
+        }
+        if let (Step::Bind { .. }, Some(known)) = (step, self.core.node(node)) {
+            self.ports.give(known, id, self.directory.ports(node));
+        }
+        job.port = self.ports.get(node, id).or(job.port);
+    }
+
+    fn of_launcher(&self, job: &mut Job, node: &NodeName, id: &ProviderId) {
+        job.provider = self.directory.provider(node, id).cloned();
+        job.requester = self.asker(node, id).cloned();
+        job.taint = self.facts.taint(node);
+    }
+}
