@@ -226,6 +226,10 @@ impl Controller {
         if !self.ears.knows(heard) {
             return;
         }
+        let failed = self.core.node(&heard.node).and_then(|node| launchers::failed(heard, node));
+        if let Some((requester, error)) = failed {
+            self.notes.error(requester, error);
+        }
         self.tell(launchers::events(heard));
         let provider = self.directory.provider(&heard.node, &heard.launcher);
         let whole = provider.is_some_and(directory::Provider::is_whole);

@@ -118,10 +118,11 @@ impl Hands {
     }
 }
 
-/// An order that is given only where nothing is in the way of what a requester asks for: to end what failed is none of these.
+/// Once this was carried out, nothing is in the way of what a requester asks for: to end what failed is no such order, and a
+/// process that was launched may end at once.
 const fn serves(order: &Order) -> bool {
-    use Step::{Create, Launch, Open, Prove, Wake};
-    matches!(order, Order::Engine { step: Create { .. } | Launch | Prove | Open { .. } | Wake { .. }, .. })
+    use Step::{Create, Open, Prove, Wake};
+    matches!(order, Order::Engine { step: Create { .. } | Prove | Open { .. } | Wake { .. }, .. })
 }
 
 impl Failed {

@@ -7,7 +7,7 @@ use std::{
 
 use rouse::pairing::{
     event::{Epoch, Event},
-    ids::{EngineId, NodeName, ProviderId, Uid},
+    ids::{EngineId, NodeName, ProviderId, RequesterId, Uid},
     node::{Node, State},
 };
 use tokio::{
@@ -131,6 +131,21 @@ fn event(node: &NodeName, instance: &Instance, gone: bool) -> Option<Event> {
         return Some(Event::Died { node, engine, generation, gone });
     }
     (instance.ready == Some(true)).then_some(Event::Answers { node, engine, generation })
+}
+
+/// An engine that ended while it was starting: what the requester's user is told of it.
+pub(super) fn failed(heard: &Heard, node: &Node) -> Option<(RequesterId, String)> {
+    let Seen::Stopped { instance, exit_code } = &heard.seen else { return None };
+    let known = node.engines.get(&engine(instance)?)?;
+    let starts = matches!(known.state, State::Creating | State::Starting);
+    let own = known.requester().filter(|_| starts && instance.generation() == Some(known.generation))?;
+    let how = exit_code.map_or_else(String::new, |code| match code {
+        0.. => format!(" with code {code}"),
+        _ => format!(" by signal {}", code.unsigned_abs()),
+    });
+    let name = instance.config().unwrap_or("its InferenceServerConfig");
+    let text = format!("the engine of {name} ended{how} before it answered: its launcher has the log of {}", instance.id);
+    Some((own.clone(), text))
 }
 
 /// Engines that ran, and that a list does not show. It may be from before they were launched: each has to be asked for.

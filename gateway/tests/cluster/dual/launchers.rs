@@ -224,7 +224,7 @@ async fn two_configurations_share_a_launcher_and_an_edited_ones_sleeper_goes() {
     assert_ne!(ports[0], ports[1]);
     duo.scale("two", 0).await;
     duo.put_away("two", 2).await;
-    duo.config("one", "--max-model-len 64").await;
+    duo.config("one", "--itl 20ms").await;
     duo.put_away("one", 1).await;
     duo.objects("InferenceServerConfig").delete("two", &DeleteParams::default()).await.unwrap();
     assert_eq!(duo.put_away("two", 0).await.uid(), launcher.uid());

@@ -111,7 +111,7 @@ async fn a_launcher_that_nobody_needs_is_ended_and_one_with_a_sleeper_is_not() {
     duo.scale("one", 0).await;
     duo.put_away("one", 1).await;
     // Its sleeper goes with the configuration.
-    duo.config("one", "--max-model-len 64").await;
+    duo.config("one", "--itl 20ms").await;
     duo.see("one", "no launcher", |_, launchers| launchers.is_empty()).await;
 }
 
@@ -142,6 +142,8 @@ async fn what_a_requester_asks_for_in_vain_is_said_until_it_is_there() {
     duo.see("one", "told what is missing", says("there is no InferenceServerConfig")).await;
     duo.config("one", "'").await;
     duo.see("one", "told what is wrong", says("a quotation begun with")).await;
+    duo.config("one", "--no-such-flag").await;
+    duo.see("one", "told that it ends", says("ended with code 2 before it answered")).await;
     duo.config("one", "").await;
     let (requester, _) = duo.launched("one").await;
     assert_eq!(annotation(&requester, "status"), Some(r#"{"Errors":null}"#));
