@@ -144,7 +144,10 @@ pub(super) fn failed(heard: &Heard, node: &Node) -> Option<(RequesterId, String)
         _ => format!(" by signal {}", code.unsigned_abs()),
     });
     let name = instance.config().unwrap_or("its InferenceServerConfig");
-    let text = format!("the engine of {name} ended{how} before it answered: its launcher has the log of {}", instance.id);
+    let text = format!(
+        "the engine of {name} ended{how} before it answered: its launcher has the log of {}",
+        instance.id
+    );
     Some((own.clone(), text))
 }
 
