@@ -347,7 +347,7 @@ impl Controller {
         for command in plan.commands {
             let job = self.job(command);
             let hands = Arc::clone(&self.hands);
-            self.tasks.spawn(async move { Finished::Order(Box::new(hands.carry_out(job).await)) });
+            self.tasks.spawn(async move { Finished::Order(Box::new(Box::pin(hands.carry_out(job)).await)) });
         }
         for ((_, requester), why) in plan.reasons {
             tracing::debug!(%requester, why, "a requester waits");

@@ -35,7 +35,9 @@ impl Hands {
             Step::Bind { record } => self.bind_inside(job, record).await,
             Step::Launch => launch(job, id, generation).await,
             Step::Gate { .. } => return self.lead_away(job, id).await.err().map(Err),
-            Step::Unbind { last_used, forget } => self.unbind_inside(job, id, *last_used, *forget).await,
+            Step::Unbind { last_used, forget } => {
+                Box::pin(self.unbind_inside(job, id, *last_used, *forget)).await
+            }
             Step::End { .. } => end(job, id).await,
             Step::Query => query(job, id, generation).await,
             _ => return None,
