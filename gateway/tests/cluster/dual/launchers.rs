@@ -44,19 +44,18 @@ fn lives(launcher: &Pod) -> Vec<Value> {
 /// Tells the cluster that all tests share the public project's kinds.
 async fn define() {
     static DEFINED: OnceCell<()> = OnceCell::const_new();
-    DEFINED
-        .get_or_init(async || {
-            let client = cluster().await.client().await.unwrap();
-            for definition in fma::all() {
-                let name = definition.metadata.name.clone().unwrap();
-                let answer = apply_definition(&client, &serde_json::to_value(&definition).unwrap()).await;
-                assert!(answer.status().is_success(), "{name}: {:?}", answer.status());
-                let kinds: Api<CustomResourceDefinition> = Api::all(client.clone());
-                let served = await_condition(kinds, &name, conditions::is_crd_established());
-                timeout(PATIENCE, Box::pin(served)).await.unwrap().unwrap();
-            }
-        })
-        .await;
+    let define = async || {
+        let client = cluster().await.client().await.unwrap();
+        for definition in fma::all() {
+            let name = definition.metadata.name.clone().unwrap();
+            let answer = apply_definition(&client, &serde_json::to_value(&definition).unwrap()).await;
+            assert!(answer.status().is_success(), "{name}: {:?}", answer.status());
+            let kinds: Api<CustomResourceDefinition> = Api::all(client.clone());
+            let served = await_condition(kinds, &name, conditions::is_crd_established());
+            timeout(PATIENCE, Box::pin(served)).await.unwrap().unwrap();
+        }
+    };
+    Box::pin(DEFINED.get_or_init(define)).await;
 }
 
 /// Where a Pod is.
@@ -83,8 +82,8 @@ impl Duo {
 
     /// `dual`: how the gateway is configured; `flags`: how the launcher is started.
     async fn with_launchers_of(name: &str, gpus: u32, dual: &str, flags: &str) -> Self {
-        define().await;
-        let duo = Self::new(name, gpus, "8Gi", dual).await;
+        Box::pin(define()).await;
+        let duo = Box::pin(Self::new(name, gpus, "8Gi", dual)).await;
         let own = duo.world.name().to_owned();
         let node = duo.world.runner.node(&format!("{own}-a"));
         let all: Vec<String> = node.devices().into_iter().map(|(id, _)| id).collect();
@@ -107,7 +106,7 @@ impl Duo {
                 "env": ip,
             }],
         }}});
-        duo.object("LauncherConfig", "launchers", spec).await;
+        Box::pin(duo.object("LauncherConfig", "launchers", spec)).await;
         duo
     }
 
