@@ -349,8 +349,13 @@ impl Controller {
             let hands = Arc::clone(&self.hands);
             self.tasks.spawn(async move { Finished::Order(Box::new(Box::pin(hands.carry_out(job)).await)) });
         }
-        for ((_, requester), why) in plan.reasons {
+        for ((node, requester), why) in plan.reasons {
             tracing::debug!(%requester, why, "a requester waits");
+            let known = self.core.node(&node).filter(|known| known.engine_of(&requester).is_none());
+            let waiting = known.and_then(|known| known.requesters.get(&requester));
+            if let (Some(waiting), Some(own)) = (waiting, self.directory.requester(&requester)) {
+                self.notes.waits(own, &waiting.accelerators, &self.hands, &mut self.tasks);
+            }
         }
         self.notes.write(&self.directory, &self.facts, &self.hands, &mut self.tasks);
     }

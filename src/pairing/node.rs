@@ -191,7 +191,8 @@ pub struct Retry {
 impl Retry {
     pub(super) fn failed(&mut self, now: Tick) {
         self.failures += 1;
-        self.at = now + pause(self.failures);
+        // The first time soon: a container that is said to run may not listen yet.
+        self.at = now + if self.failures == 1 { SOON } else { pause(self.failures - 1) };
     }
 }
 
@@ -206,6 +207,9 @@ impl Accelerator {
         self.not_before = now + settings.relaunch_after(self.crashes);
     }
 }
+
+/// When what failed once is tried again.
+const SOON: Millis = Millis(20);
 
 /// 100 ms, then twice as long each time, half a minute at most.
 pub(super) fn pause(failures: u32) -> Millis {

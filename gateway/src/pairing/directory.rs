@@ -64,7 +64,8 @@ pub(super) struct Requester {
     pub(super) asked: Option<Result<Asked, ask::Error>>,
     pub(super) created: Tick,
     stub: Option<Uid>,
-    accelerators: Vec<AcceleratorId>,
+    /// That its Pod names.
+    pub(super) accelerators: Vec<AcceleratorId>,
     deleting: Option<Tick>,
     ended: bool,
     finalizer: bool,

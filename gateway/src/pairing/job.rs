@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use rouse::{
-    model::Level,
+    model::{AcceleratorId, Level},
     pairing::{
         command::{Command, Order, Step},
         event::Record,
@@ -25,6 +25,8 @@ pub(super) struct Job {
     pub(super) command: Command,
     pub(super) requester: Option<Requester>,
     pub(super) provider: Option<Provider>,
+    /// Of a requester.
+    pub(super) accelerators: Vec<AcceleratorId>,
     /// The numbers of the engine's accelerators on the node, where there are any.
     pub(super) numbers: Option<Vec<u32>>,
     /// Where the engine listens in its Pod.
@@ -48,6 +50,7 @@ impl Job {
             command,
             requester: None,
             provider: None,
+            accelerators: Vec::new(),
             numbers: None,
             port: None,
             record: None,
@@ -91,6 +94,8 @@ impl Controller {
         match &command.order {
             Order::Requester { requester, .. } => {
                 job.requester = self.directory.requester(requester).cloned();
+                let known = self.core.node(node).and_then(|known| known.requesters.get(requester));
+                job.accelerators = known.map(|known| known.accelerators.clone()).unwrap_or_default();
             }
             Order::Engine { engine, step, .. } => self.of_engine(&mut job, node, engine, step),
             Order::Provider { provider, .. } => self.of_launcher(&mut job, node, provider),

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use rouse::pairing::ids::RequesterId;
+use rouse::{model::AcceleratorId, pairing::ids::RequesterId};
 use serde_json::{Value, json};
 use tokio::{task::JoinSet, time};
 
@@ -28,6 +28,8 @@ pub(super) struct Notes {
     errors: BTreeMap<RequesterId, String>,
     due: BTreeSet<RequesterId>,
     writing: BTreeSet<RequesterId>,
+    /// Whose accelerators were written on their Pods.
+    named: BTreeSet<RequesterId>,
 }
 
 impl Notes {
@@ -51,6 +53,28 @@ impl Notes {
     pub(super) fn gone(&mut self, id: &RequesterId) {
         self.errors.remove(id);
         self.due.remove(id);
+        self.named.remove(id);
+    }
+
+    /// Who waits has its accelerators named on its Pod, as far as they are known. Who gets an engine at once has that written
+    /// with all else.
+    pub(super) fn waits(
+        &mut self,
+        own: &Requester,
+        accelerators: &[AcceleratorId],
+        hands: &Arc<Hands>,
+        tasks: &mut JoinSet<Finished>,
+    ) {
+        if accelerators.is_empty() || !own.accelerators.is_empty() || !self.named.insert(own.id.clone()) {
+            return;
+        }
+        let (name, hands) = (own.name.clone(), Arc::clone(hands));
+        let annotations = json!({keys::ACCELERATORS: keys::listed(accelerators)});
+        let patch = json!({"metadata": {"uid": own.id.as_str(), "annotations": annotations}});
+        tasks.spawn(async move {
+            hands.note(&name, &patch).await;
+            Finished::Asked(None)
+        });
     }
 
     /// It was told something, and some time has passed.

@@ -107,7 +107,7 @@ impl Hands {
         self.patch(&own.name, &json!({"metadata": metadata})).await
     }
 
-    /// What is written before an engine is woken: whose it is, and that its Pod stays until it is unbound.
+    /// What is written before an engine is woken: whose it is, that its Pod stays until it is unbound, and that it may be awake.
     async fn bind(&self, job: &Job, record: &Record) -> Outcome {
         let (own, provider) = (job.requester()?, job.provider()?);
         let patch = json!({"metadata": {
@@ -155,12 +155,10 @@ impl Hands {
             "annotations": {keys::SERVER_IP: engine.ip().to_string()},
         });
         self.patch(&own.name, &json!({"metadata": metadata})).await?;
-        let awake = if provider.is_launcher() {
-            inside::serving(job, own)?
-        } else {
-            json!({"metadata": {"uid": provider.uid.as_str(), "labels": {keys::SLEEPING: "false"}}})
-        };
-        self.patch(&provider.name, &awake).await
+        if !provider.is_launcher() {
+            return Ok(Answer::Done);
+        }
+        self.patch(&provider.name, &inside::serving(job, own)?).await
     }
 
     async fn gate(&self, job: &Job, generation: Generation, deadline: Tick) -> Outcome {
@@ -285,6 +283,7 @@ fn labels(own: &Requester, provider: &Provider) -> Value {
     let mut labels: BTreeMap<&str, Option<&str>> = gone.map(|key| (key.as_str(), None)).collect();
     labels.extend(wanted.into_iter().flatten().map(|(key, value)| (key.as_str(), Some(value.as_str()))));
     labels.insert(keys::DUAL, Some(&own.name.name));
+    labels.insert(keys::SLEEPING, Some("false"));
     json!(labels)
 }
 

@@ -19,12 +19,12 @@ impl Hands {
     pub(super) async fn requester(&self, job: &Job, step: &OfRequester) -> Outcome {
         let own = job.requester()?;
         match step {
-            OfRequester::Accelerators => self.accelerators(job, own).await,
+            OfRequester::Accelerators => accelerators(job, own).await,
             OfRequester::Delete { .. } => {
                 self.writer.delete(&self.pods(&own.name), &own.name.name, own.id.as_str()).await?;
                 Ok(Answer::Done)
             }
-            OfRequester::Finalize { wanted } => self.finalize(own, *wanted).await,
+            OfRequester::Finalize { wanted } => self.finalize(job, own, *wanted).await,
             OfRequester::Release => {
                 stub(own, job.command.epoch, Generation::default())?.release().await?;
                 Ok(Answer::Done)
@@ -32,25 +32,27 @@ impl Hands {
         }
     }
 
-    /// What the stub says is written down as well, so that whoever leads next need not ask.
-    async fn accelerators(&self, job: &Job, own: &Requester) -> Outcome {
-        let found = stub(own, job.command.epoch, Generation::default())?.accelerators().await?;
-        if found.is_empty() {
-            return Err(Failed::user(
-                "its stub says that it was given no accelerator: ask for some in resources.limits",
-            ));
+    /// What its stub said is written down with it, so that whoever leads next need not ask.
+    async fn finalize(&self, job: &Job, own: &Requester, wanted: bool) -> Outcome {
+        let mut metadata = json!({"uid": own.id.as_str()});
+        if wanted {
+            metadata["finalizers"] = json!([REQUESTER_FINALIZER]);
+            metadata["annotations"] = json!({ACCELERATORS: listed(&job.accelerators)});
+        } else {
+            metadata["$deleteFromPrimitiveList/finalizers"] = json!([REQUESTER_FINALIZER]);
         }
-        let annotations = json!({ACCELERATORS: listed(&found)});
-        let patch = json!({"metadata": {"uid": own.id.as_str(), "annotations": annotations}});
-        self.patch(&own.name, &patch).await?;
-        Ok(Answer::Accelerators(found))
+        self.patch(&own.name, &json!({"metadata": metadata})).await
     }
+}
 
-    async fn finalize(&self, own: &Requester, wanted: bool) -> Outcome {
-        let key = if wanted { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
-        let patch = json!({"metadata": {"uid": own.id.as_str(), key: [REQUESTER_FINALIZER]}});
-        self.patch(&own.name, &patch).await
+async fn accelerators(job: &Job, own: &Requester) -> Outcome {
+    let found = stub(own, job.command.epoch, Generation::default())?.accelerators().await?;
+    if found.is_empty() {
+        return Err(Failed::user(
+            "its stub says that it was given no accelerator: ask for some in resources.limits",
+        ));
     }
+    Ok(Answer::Accelerators(found))
 }
 
 /// The requester's stub.
