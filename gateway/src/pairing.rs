@@ -43,6 +43,7 @@ use tokio::{
     time,
 };
 
+pub use self::facts::READY;
 use self::{
     configs::Configs,
     directory::{Directory, Requester},

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, NodeCondition};
 use kube::ResourceExt as _;
 use rouse::{
     model::AcceleratorId,
@@ -27,14 +27,17 @@ use crate::controllers::{
     watch::{Change, Found},
 };
 
+/// The condition of a Node from which its kubelet's silence is known.
+pub const READY: &str = "Ready";
+
 /// By UUID, the accelerators of a node.
 type Numbers = BTreeMap<AcceleratorId, u32>;
 
 /// As they were seen last.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    /// Node objects; whether each takes nothing new. `listed`: all of them have been seen.
-    nodes: BTreeMap<NodeName, bool>,
+    /// Node objects. `listed`: all of them have been seen.
+    nodes: BTreeMap<NodeName, Seen>,
     listed: bool,
     settled: Arc<Settled>,
     /// `None`: there is no such ConfigMap.
@@ -50,9 +53,19 @@ pub(super) struct Facts {
     news: bool,
 }
 
+/// What a Node object says.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// It takes nothing new.
+    cordoned: bool,
+    /// Its kubelet has stopped to report.
+    silent: bool,
+}
+
 #[derive(Debug, Default)]
 struct Told {
     nodes: BTreeMap<NodeName, NodeFacts>,
+    silent: BTreeSet<NodeName>,
     accelerators: BTreeMap<(NodeName, AcceleratorId), AcceleratorFacts>,
     standings: BTreeMap<Fingerprint, Standing>,
 }
@@ -77,14 +90,10 @@ impl Facts {
 
     pub(super) fn nodes(&mut self, change: Change<Node>) {
         self.news = true;
-        let cordoned = |node: &Node| node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
-        let saw = |nodes: &mut BTreeMap<NodeName, bool>, found: Found<Node>| {
+        let saw = |nodes: &mut BTreeMap<NodeName, Seen>, found: Found<Node>| {
             // A node that cannot be read is there all the same.
             let name = NodeName::from(found.name().name);
-            let cordoned = found
-                .good()
-                .is_some_and(|node| cordoned(&node) || node.metadata.deletion_timestamp.is_some());
-            nodes.insert(name, cordoned);
+            nodes.insert(name, found.good().as_ref().map(Seen::of).unwrap_or_default());
         };
         match change {
             Change::All { objects, .. } => {
@@ -93,7 +102,9 @@ impl Facts {
                 objects.into_iter().for_each(|found| saw(&mut self.nodes, found));
             }
             Change::Applied(found) => saw(&mut self.nodes, *found),
-            Change::Deleted(name) => drop(self.nodes.remove(&NodeName::from(name.name))),
+            Change::Deleted(name) => {
+                self.nodes.remove(&NodeName::from(name.name));
+            }
         }
     }
 
@@ -188,6 +199,9 @@ impl Facts {
         for node in self.told.nodes.keys().filter(|node| !now.nodes.contains_key(*node)) {
             tell(Event::NodeGone { node: node.clone() });
         }
+        for node in self.told.silent.symmetric_difference(&now.silent) {
+            tell(Event::Heard { node: node.clone(), reports: !now.silent.contains(node) });
+        }
         for ((node, accelerator), facts) in &now.accelerators {
             if self.told.accelerators.get(&(node.clone(), accelerator.clone())) != Some(facts) {
                 let (node, accelerator, facts) = (node.clone(), accelerator.clone(), facts.clone());
@@ -212,7 +226,9 @@ impl Facts {
         let standing = |fingerprint: &Fingerprint| Some((*fingerprint, self.configs.standing(*fingerprint)?));
         let standings = self.fingerprints.iter().filter_map(standing).collect();
         let mut now = Told { standings, ..Told::default() };
-        for (node, cordoned) in &self.nodes {
+        now.silent =
+            self.nodes.iter().filter(|(_, seen)| seen.silent).map(|(node, _)| node.clone()).collect();
+        for (node, Seen { cordoned, .. }) in &self.nodes {
             let place = self.place(node);
             let host = place.map(|(_, terms)| terms.host_sleep_memory).unwrap_or_default();
             now.nodes.insert(node.clone(), NodeFacts { cordoned: *cordoned, host, launchers: false });
@@ -250,6 +266,21 @@ impl Facts {
     }
 }
 
+impl Seen {
+    fn of(node: &Node) -> Self {
+        let unschedulable = node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
+        Self {
+            cordoned: unschedulable || node.metadata.deletion_timestamp.is_some(),
+            silent: readiness(node).is_some_and(|ready| ready.status == "Unknown"),
+        }
+    }
+}
+
+/// What the cluster makes of the node's kubelet: `Unknown`, when it has not heard of it for too long.
+fn readiness(node: &Node) -> Option<&NodeCondition> {
+    node.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == READY)
+}
+
 /// By node: `{"GPU-…": 0}`. What cannot be read is passed over, and said.
 fn numbers(map: &ConfigMap) -> BTreeMap<NodeName, Numbers> {
     let entry = |(node, text): (&String, &String)| match serde_json::from_str::<Numbers>(text) {
@@ -261,3 +292,6 @@ fn numbers(map: &ConfigMap) -> BTreeMap<NodeName, Numbers> {
     };
     map.data.iter().flatten().filter_map(entry).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fmt::Debug, time::Duration};
 
 use k8s_openapi::{
     NamespaceResourceScope,
-    api::core::v1::{Node, NodeSpec, Pod},
+    api::core::v1::{Node, NodeSpec, NodeStatus, Pod},
 };
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
@@ -18,7 +18,7 @@ use crate::{
         objects,
         watch::{Awaited, Change, Watched, watch as follow},
     },
-    pairing::{GPU_MAP, Seen, Settings},
+    pairing::{GPU_MAP, READY, Seen, Settings},
 };
 
 /// Changes that may wait; more of them wait at the API server.
@@ -118,13 +118,15 @@ fn pods_of<'a>(
     })
 }
 
-/// Whether it is there, and takes something new.
+/// Whether it is there, takes something new, and reports.
 fn slim_node(node: &mut Node) {
     let metadata = node.meta_mut();
     (metadata.managed_fields, metadata.annotations, metadata.labels) = (None, None, None);
     let unschedulable = node.spec.as_ref().and_then(|spec| spec.unschedulable);
     node.spec = Some(NodeSpec { unschedulable, ..NodeSpec::default() });
-    node.status = None;
+    let mut conditions = node.status.take().and_then(|status| status.conditions);
+    conditions.iter_mut().for_each(|all| all.retain(|condition| condition.type_ == READY));
+    node.status = Some(NodeStatus { conditions, ..NodeStatus::default() });
 }
 
 pub(super) fn settings(dual: &config::DualPods) -> Settings {

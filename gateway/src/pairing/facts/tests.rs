@@ -1,0 +1,49 @@
+use k8s_openapi::api::core::v1::NodeStatus;
+use rouse::pairing::event::Event;
+
+use super::*;
+use crate::controllers::crd::ledger::ObjectName;
+
+fn node(ready: &str) -> Change<Node> {
+    let condition = |type_: &str, status: &str| NodeCondition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        ..NodeCondition::default()
+    };
+    let mut node = Node::default();
+    node.metadata.name = Some("a".to_owned());
+    let conditions = Some(vec![condition("MemoryPressure", "Unknown"), condition("Ready", ready)]);
+    node.status = Some(NodeStatus { conditions, ..NodeStatus::default() });
+    Change::Applied(Box::new(Found::Good(node)))
+}
+
+fn heard(facts: &mut Facts) -> Vec<bool> {
+    let mut all = Vec::new();
+    facts.tell(&mut |event| {
+        if let Event::Heard { reports, .. } = event {
+            all.push(reports);
+        }
+    });
+    all
+}
+
+#[test]
+fn a_kubelet_that_falls_silent_is_told_of_and_so_is_its_return() {
+    let mut facts = Facts::default();
+    let mut after = |change: Option<Change<Node>>| {
+        change.into_iter().for_each(|change| facts.nodes(change));
+        heard(&mut facts)
+    };
+    assert!(after(Some(node("True"))).is_empty(), "one of which nothing is told reports");
+    assert_eq!(after(Some(node("Unknown"))), [false]);
+    assert!(after(None).is_empty(), "it is said once");
+    assert!(after(Some(node("Unknown"))).is_empty());
+    assert_eq!(after(Some(node("False"))), [true], "it reports, if nothing good");
+    after(Some(node("Unknown")));
+    let gone = Change::Deleted(ObjectName::new("", "a"));
+    assert_eq!(after(Some(gone)), [true], "of what is not there nothing is told");
+    facts.nodes(node("Unknown"));
+    heard(&mut facts);
+    facts.forget_told();
+    assert_eq!(heard(&mut facts), [false], "a new leader is told again");
+}
