@@ -1,5 +1,6 @@
 //! Dual pods: requesters that a user makes, and the engines that they get.
 
+mod away;
 mod crashes;
 mod direct;
 mod faults;
@@ -68,29 +69,40 @@ impl Duo {
         let site = Site::new(cluster().await, name).await;
         let own = site.namespace.name().to_owned();
         site.install("dual-pods.yaml", Some(&own)).await;
-        let node = |own: &str| {
-            NodeSpec::new(&format!("{own}-a"))
-                .gpus(gpus)
-                .label("inference-pool", own)
-                .label("nvidia.com/gpu.memory", "65536")
-        };
-        let world = World::at(site, "1Ti", node).await;
+        let world = World::at(site, "1Ti", |own| node(own, "a", gpus)).await;
         let pool = json!({"nodeSelector": {"inference-pool": own}, "sleepingMemory": sleeping, "hostSleepMemory": "256Gi",
             "settle": "1s"});
         world.pool(&own, pool).await;
-        let node = world.runner.node(&format!("{own}-a"));
-        let cards: BTreeMap<_, _> =
-            node.devices().into_iter().map(|(id, _)| (id, json!({"capacity": 64_u64 << 30}))).collect();
-        fs::write(world.dir.path().join("cards"), json!({"accelerators": cards}).to_string()).unwrap();
         let more = format!(", dualPods: {{settle: 1s{dual}}}");
         let gateway = world.gateway_in("gateway-0", &more, env);
-        Self { world, gateway, second: None, more }
+        let duo = Self { world, gateway, second: None, more };
+        duo.cards(&["a"]);
+        duo
+    }
+
+    /// The accelerators of these nodes, as engines find them.
+    fn cards(&self, nodes: &[&str]) {
+        let all = nodes.iter().map(|name| self.world.runner.node(&format!("{}-{name}", self.world.name())));
+        let cards: BTreeMap<_, _> = all
+            .flat_map(|node| node.devices())
+            .map(|(id, _)| (id, json!({"capacity": 64_u64 << 30})))
+            .collect();
+        let file = self.world.dir.path().join("cards");
+        fs::write(file, json!({"accelerators": cards}).to_string()).unwrap();
     }
 
     /// Kills the gateway; another comes.
     pub(crate) async fn restart(&mut self, name: &str) {
+        self.kill().await;
+        self.begin(name);
+    }
+
+    async fn kill(&mut self) {
         self.gateway.signal(Signal::SIGKILL);
         self.gateway.ends().await;
+    }
+
+    fn begin(&mut self, name: &str) {
         self.gateway = self.world.gateway_with(name, &self.more);
     }
 
@@ -224,6 +236,13 @@ impl Duo {
     pub(crate) async fn delete(&self, pod: &Pod) {
         self.world.pods().delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
     }
+}
+
+fn node(own: &str, name: &str, gpus: u32) -> NodeSpec {
+    NodeSpec::new(&format!("{own}-{name}"))
+        .gpus(gpus)
+        .label("inference-pool", own)
+        .label("nvidia.com/gpu.memory", "65536")
 }
 
 /// What makes an engine of a requester.

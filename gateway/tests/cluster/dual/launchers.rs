@@ -37,7 +37,7 @@ fn engines(launcher: &Pod) -> Vec<Value> {
 }
 
 /// Which lives they are in.
-fn lives(launcher: &Pod) -> Vec<Value> {
+pub(super) fn lives(launcher: &Pod) -> Vec<Value> {
     engines(launcher).iter().map(|own| own["generation"].clone()).collect()
 }
 
@@ -83,7 +83,13 @@ impl Duo {
     /// `dual`: how the gateway is configured; `flags`: how the launcher is started.
     async fn with_launchers_of(name: &str, gpus: u32, dual: &str, flags: &str) -> Self {
         Box::pin(define()).await;
-        let duo = Box::pin(Self::new(name, gpus, "8Gi", dual)).await;
+        Box::pin(Self::new(name, gpus, "8Gi", dual)).await.in_launchers(flags).await
+    }
+
+    /// `flags`: how the launcher is started.
+    pub(super) async fn in_launchers(self, flags: &str) -> Self {
+        Box::pin(define()).await;
+        let duo = self;
         let own = duo.world.name().to_owned();
         let node = duo.world.runner.node(&format!("{own}-a"));
         let all: Vec<String> = node.devices().into_iter().map(|(id, _)| id).collect();
@@ -123,7 +129,7 @@ impl Duo {
     }
 
     /// An InferenceServerConfig of this name.
-    async fn config(&self, name: &str, flags: &str) {
+    pub(super) async fn config(&self, name: &str, flags: &str) {
         let cards = self.world.dir.path().join("cards");
         let card = format!("--accelerator-file {} --memory-awake 40Gi --memory-asleep 1Gi", cards.display());
         let options = format!("--model {name} --enable-sleep-mode --start-time 100ms {card} {flags}");
@@ -133,12 +139,12 @@ impl Duo {
     }
 
     /// So many requesters of this name, which ask for the InferenceServerConfig of this name.
-    async fn request(&self, name: &str, replicas: u32, gpus: u32) {
+    pub(super) async fn request(&self, name: &str, replicas: u32, gpus: u32) {
         let asked = json!({"dual-pods.llm-d.ai/inference-server-config": name});
         self.ask_by(name, replicas, gpus, asked).await;
     }
 
-    async fn launchers(&self) -> Vec<Pod> {
+    pub(super) async fn launchers(&self) -> Vec<Pod> {
         let of = ListParams::default().labels("app.kubernetes.io/component=launcher");
         self.world.pods().list(&of).await.unwrap().items
     }
@@ -154,7 +160,7 @@ impl Duo {
     }
 
     /// One requester that is ready, and one launcher.
-    async fn launched(&self, name: &str) -> (Pod, Pod) {
+    pub(super) async fn launched(&self, name: &str) -> (Pod, Pod) {
         let fits = |requesters: &[Pod], launchers: &[Pod]| {
             let ([requester], [launcher]) = (requesters, launchers) else { return false };
             is_ready(requester)
@@ -167,7 +173,7 @@ impl Duo {
     }
 
     /// No requester of this name, and so many engines in the one launcher, which is nobody's.
-    async fn put_away(&self, name: &str, left: usize) -> Pod {
+    pub(super) async fn put_away(&self, name: &str, left: usize) -> Pod {
         let fits = |requesters: &[Pod], launchers: &[Pod]| {
             let [launcher] = launchers else { return false };
             requesters.is_empty()
