@@ -6,6 +6,7 @@ mod direct;
 mod faults;
 mod launchers;
 mod models;
+mod policies;
 
 use std::{collections::BTreeMap, fs};
 

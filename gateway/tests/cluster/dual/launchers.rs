@@ -76,7 +76,7 @@ fn launcher_at(launcher: &Pod) -> Caller {
 
 impl Duo {
     /// With launchers that have this node's accelerators, and the demo engine.
-    async fn with_launchers(name: &str, gpus: u32) -> Self {
+    pub(super) async fn with_launchers(name: &str, gpus: u32) -> Self {
         Self::with_launchers_of(name, gpus, "", "").await
     }
 
@@ -150,7 +150,7 @@ impl Duo {
     }
 
     /// Waits until requesters of this name and all launchers are so.
-    async fn see(
+    pub(super) async fn see(
         &self,
         name: &str,
         what: &str,

@@ -1,0 +1,110 @@
+//! What nobody but a gateway changes on Pods, by the chart's policies; the public project's cases have numbers.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, ResourceExt as _,
+    api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
+    core::GroupVersionKind,
+};
+use rouse_cluster::wait;
+use serde_json::{Value, json};
+
+use super::Duo;
+use crate::support::{MANAGER, root};
+
+impl Duo {
+    /// The policies, for this namespace only: the cluster is all tests'.
+    async fn guard(&self) {
+        let own = self.world.name();
+        let text = std::fs::read_to_string(root("charts/rouse/policies/dual-pods.yaml")).unwrap();
+        for document in text.split("---\n") {
+            let mut object: Value = serde_saphyr::from_str(document).unwrap();
+            let name = format!("{}-{own}", object["metadata"]["name"].as_str().unwrap());
+            object["metadata"]["name"] = json!(name);
+            if let Some(policy) = object.pointer_mut("/spec/policyName") {
+                *policy = json!(name);
+                object["spec"]["matchResources"] =
+                    json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": own}}});
+            }
+            let kind = object["kind"].as_str().unwrap();
+            let resource =
+                ApiResource::from_gvk(&GroupVersionKind::gvk("admissionregistration.k8s.io", "v1", kind));
+            let api: Api<DynamicObject> = Api::all_with(self.world.site.admin.clone(), &resource);
+            api.patch(&name, &PatchParams::apply(MANAGER), &Patch::Apply(&object)).await.unwrap();
+        }
+    }
+
+    /// Whether this may be written on that Pod; why not, otherwise.
+    async fn edit(&self, pod: &Pod, metadata: Value) -> Result<(), String> {
+        let patch = json!({"metadata": metadata});
+        let written =
+            self.world.pods().patch(&pod.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await;
+        match written {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 422 => Err(status.message),
+            Err(error) => panic!("{metadata}: {error}"),
+        }
+    }
+
+    /// The API server hears of policies by a watch: until it has, nothing is denied.
+    async fn is_guarded(&self, pod: &Pod) {
+        let denied = async {
+            let mut n = 0;
+            while self
+                .edit(pod, json!({"labels": {"dual-pods.llm-d.ai/launcher-config-name": n.to_string()}}))
+                .await
+                .is_ok()
+            {
+                n += 1;
+            }
+        };
+        tokio::time::timeout(wait::PATIENCE, denied).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cel_policies_keep_what_gateways_write_and_hinder_no_gateway() {
+    let duo = Duo::with_launchers("dual-policies", 2).await;
+    duo.config("one", "").await;
+    let plain: Pod = serde_json::from_value(json!({"metadata": {"name": "plain"}, "spec": {
+        "nodeSelector": {"none": "such"}, "containers": [{"name": "c", "image": "rouse/stub"}]}}))
+    .unwrap();
+    let plain = duo.world.pods().create(&PostParams::default(), &plain).await.unwrap();
+    duo.guard().await;
+    duo.is_guarded(&plain).await;
+    duo.request("one", 1, 1).await;
+    let (bound, launcher) = duo.launched("one").await;
+    // It asks for what is not there, so it has no engine.
+    duo.request("none", 1, 1).await;
+    let (waits, _) = duo.see("none", "a requester", |all, _| all.len() == 1).await;
+
+    let key = |name: &str| format!("dual-pods.llm-d.ai/{name}");
+    let denied = async |pod: &Pod, of: &str, name: &str, value: Value, why: &str| {
+        let refused = duo.edit(pod, json!({of: {key(name): value}})).await.expect_err(name);
+        assert!(refused.contains(why), "{refused}");
+    };
+    denied(&launcher, "annotations", "requester", json!("other"), "which engine").await; // T1
+    denied(&bound, "labels", "dual", json!("other"), "delete the requester instead").await; // T2
+    denied(&bound, "labels", "dual", Value::Null, "delete the requester instead").await; // T3
+    denied(&bound, "annotations", "inference-server-config", json!("two"), "while it has an engine").await; // T4
+    denied(&bound, "annotations", "inference-server-config", Value::Null, "while it has an engine").await; // T5
+    denied(&launcher, "annotations", "isc-routing-metadata", json!("{}"), "which engine").await; // T5b
+    denied(&launcher, "labels", "sleeping", json!("true"), "delete the requester instead").await;
+    for engine in launcher.annotations().keys().filter(|key| key.starts_with("engines.rouse.dev/")) {
+        let refused = duo.edit(&launcher, json!({"annotations": {engine.clone(): null}})).await.unwrap_err();
+        assert!(refused.contains("which engines a Pod has"), "{refused}");
+    }
+    duo.edit(&launcher, json!({"annotations": {"engines.rouse.dev/forged": "{}"}})).await.unwrap_err();
+    duo.edit(&bound, json!({"labels": {"other": "allowed"}})).await.unwrap(); // T6
+    duo.edit(&waits[0], json!({"annotations": {key("inference-server-config"): "nor-that"}})).await.unwrap(); // T7
+    duo.edit(&waits[0], json!({"annotations": {key("inference-server-config"): null}})).await.unwrap(); // T8
+    duo.edit(&plain, json!({"annotations": {"other": "allowed"}, "labels": {"other": "allowed"}}))
+        .await
+        .unwrap(); // T9
+
+    duo.scale("none", 0).await;
+    duo.scale("one", 0).await;
+    duo.put_away("one", 1).await;
+    duo.scale("one", 1).await;
+    assert_eq!(duo.launched("one").await.1.uid(), launcher.uid(), "the gateway itself is not hindered");
+}
