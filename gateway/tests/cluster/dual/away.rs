@@ -2,8 +2,13 @@
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, ResourceExt as _, api::DeleteParams};
+use nix::sys::signal::Signal;
 
-use super::{Duo, node};
+use super::{
+    Duo,
+    launchers::{address, ask},
+    node,
+};
 
 fn place(pod: &Pod) -> &str {
     pod.spec.as_ref().unwrap().node_name.as_deref().unwrap()
@@ -50,4 +55,26 @@ async fn deletions_while_the_controller_is_not_running_are_made_up_for() {
         |requesters: &[Pod], providers: &[Pod]| !old(requesters, &requester) && !old(providers, &provider);
     duo.until("lost", "the end of both", new).await;
     duo.served("lost").await;
+}
+
+/// By turns each of two leaders is stopped in the midst of its orders, and goes on once the other one has carried them out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ex_leader_that_wakes_from_a_pause_does_nothing() {
+    let mut duo = Duo::dying("dual-paused", u32::MAX).await;
+    duo.ask("one", 1, 1, "").await;
+    let (_, provider) = duo.served("one").await;
+    let mut other = duo.second.take().unwrap();
+    duo.scale("one", 0).await;
+    duo.gateway.signal(Signal::SIGSTOP);
+    assert_eq!(duo.asleep("one").await.uid(), provider.uid());
+    duo.gateway.signal(Signal::SIGCONT);
+    duo.scale("one", 1).await;
+    other.signal(Signal::SIGSTOP);
+    let (requester, woken) = duo.served("one").await;
+    assert_eq!(woken.uid(), provider.uid());
+    other.signal(Signal::SIGCONT);
+    assert!(ask(address(&requester)).await.is_whole_stream());
+    let (requesters, providers) = duo.pairs("one").await;
+    assert_eq!((requesters.len(), providers.len()), (1, 1));
+    assert!(!duo.gateway.has_ended() && !other.has_ended());
 }

@@ -45,6 +45,20 @@ async fn requester_deletion_leaves_its_provider_asleep_and_reuse_wakes_it() {
     assert_ne!(again.uid(), requester.uid());
 }
 
+/// On the one accelerator that there is, which needs no pin.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_pair_after_the_now_irrelevant_provider_was_deleted() {
+    let duo = Duo::new("dual-new-pair", 1, "8Gi", "").await;
+    duo.ask("one", 1, 1, "").await;
+    duo.served("one").await;
+    duo.scale("one", 0).await;
+    let sleeper = duo.asleep("one").await;
+    duo.delete(&sleeper).await;
+    duo.until("one", "no provider", |_, providers| providers.is_empty()).await;
+    duo.scale("one", 1).await;
+    assert_ne!(duo.served("one").await.1.uid(), sleeper.uid());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn provider_deletion_deletes_the_requester_and_a_wholly_new_pair_comes() {
     let duo = Duo::new("dual-deleted", 2, "8Gi", "").await;

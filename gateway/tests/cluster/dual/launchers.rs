@@ -59,12 +59,12 @@ async fn define() {
 }
 
 /// Where a Pod is.
-fn address(pod: &Pod) -> IpAddr {
+pub(super) fn address(pod: &Pod) -> IpAddr {
     pod.status.as_ref().unwrap().pod_ip.as_ref().unwrap().parse().unwrap()
 }
 
 /// A stream from the requester that is there.
-async fn ask(requester: IpAddr) -> Answer {
+pub(super) async fn ask(requester: IpAddr) -> Answer {
     let client = Client::new(SocketAddr::new(requester, 8082));
     aside(move || client.raw(&request("/v1/chat/completions", "", &chat_body("one", true, 5)))).await
 }
@@ -122,7 +122,7 @@ impl Duo {
         api.patch(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&object)).await.unwrap();
     }
 
-    fn objects(&self, kind: &str) -> Api<DynamicObject> {
+    pub(super) fn objects(&self, kind: &str) -> Api<DynamicObject> {
         let gvk = GroupVersionKind::gvk("fma.llm-d.ai", "v1alpha1", kind);
         let namespace = self.world.site.namespace.name();
         Api::namespaced_with(self.world.site.admin.clone(), namespace, &ApiResource::from_gvk(&gvk))

@@ -108,3 +108,24 @@ async fn cel_policies_keep_what_gateways_write_and_hinder_no_gateway() {
     duo.scale("one", 1).await;
     assert_eq!(duo.launched("one").await.1.uid(), launcher.uid(), "the gateway itself is not hindered");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lpp_key_uniqueness_is_the_api_servers_affair() {
+    let duo = Duo::with_launchers("dual-unique", 1).await;
+    let api = duo.objects("LauncherPopulationPolicy");
+    let policy = |names: &[&str]| -> DynamicObject {
+        let counts: Vec<_> =
+            names.iter().map(|name| json!({"launcherConfigName": name, "launcherCount": 1})).collect();
+        let selector = json!({"labelSelector": {"matchLabels": {"a": "b"}}});
+        serde_json::from_value(json!({
+            "apiVersion": "fma.llm-d.ai/v1alpha1",
+            "kind": "LauncherPopulationPolicy",
+            "metadata": {"name": "some"},
+            "spec": {"enhancedNodeSelector": selector, "countForLauncher": counts},
+        }))
+        .unwrap()
+    };
+    let refused = api.create(&PostParams::default(), &policy(&["one", "two", "one"])).await.unwrap_err();
+    assert!(refused.to_string().contains("Duplicate value"), "{refused}");
+    api.create(&PostParams::default(), &policy(&["one", "two"])).await.unwrap();
+}
