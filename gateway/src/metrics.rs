@@ -6,6 +6,7 @@
 //! can make series by naming models. Everything the hot path touches is resolved when the routes are built and costs
 //! one atomic operation.
 
+mod actuation;
 mod families;
 mod keys;
 mod labels;
@@ -39,6 +40,7 @@ use rouse::{
 };
 
 pub use self::{
+    actuation::{Actuations, Path},
     keys::{KeyMetrics, KeyOutcome},
     labels::{Cause, Outcome, Route, Status, Transition},
     lost::Lost,
@@ -80,6 +82,7 @@ pub struct Metrics {
     keys: Arc<keys::Families>,
     writes: IntCounterVec,
     readings: Readings,
+    actuations: Actuations,
     /// In a cluster, the namespace of each model.
     namespaces: ArcSwapOption<BTreeMap<ModelName, String>>,
 }
@@ -106,6 +109,12 @@ impl Metrics {
     #[must_use]
     pub fn readings(&self) -> Readings {
         self.readings.clone()
+    }
+
+    /// Where it is measured how long requesters of dual pods wait.
+    #[must_use]
+    pub fn actuations(&self) -> Actuations {
+        self.actuations.clone()
     }
 
     /// These are the namespaces of a cluster's models, from the next configuration on; and accelerators are pools.
@@ -195,6 +204,7 @@ impl Metrics {
             ),
             keys: keys::Families::new(&registry),
             readings: Readings::new(&registry),
+            actuations: Actuations::new(&registry),
             namespaces: ArcSwapOption::empty(),
             registry,
         }

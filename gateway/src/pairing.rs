@@ -18,6 +18,7 @@ mod hands;
 mod job;
 mod launchers;
 mod notes;
+mod waits;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -51,6 +52,7 @@ use self::{
     hands::{Done, Hands},
     launchers::{Ears, Heard, Ports},
     notes::Notes,
+    waits::Waits,
 };
 use crate::{
     controllers::{
@@ -61,6 +63,7 @@ use crate::{
         watch::{self as watched, Change, Watched},
         writer::Writer,
     },
+    metrics::Actuations,
     platform::kubernetes::launcher::Launcher,
 };
 
@@ -87,6 +90,7 @@ pub struct Parts {
     pub settings: Settings,
     pub seen: Seen,
     pub settled: watch::Receiver<Option<Arc<Settled>>>,
+    pub actuations: Actuations,
 }
 
 /// What it sees of the cluster.
@@ -109,6 +113,7 @@ pub struct Controller {
     directory: Directory,
     facts: Facts,
     notes: Notes,
+    waits: Waits,
     ears: Ears,
     ports: Ports,
     hands: Arc<Hands>,
@@ -137,13 +142,14 @@ enum Finished {
 impl Controller {
     /// For as long as somebody says who leads.
     pub async fn run(parts: Parts) {
-        let Parts { client, writer, mut claim, clock, settings, seen, mut settled } = parts;
+        let Parts { client, writer, mut claim, clock, settings, seen, mut settled, actuations } = parts;
         let Seen { mut pods, listed, mut nodes, mut map, mut engines, mut launchers } = seen;
         let mut own = Self {
             core: Pairing::new(settings.core),
             directory: Directory::new(settings.mode),
             facts: Facts::new(Configs::new(lists(&listed))),
             notes: Notes::default(),
+            waits: Waits::new(actuations),
             ears: Ears::new(),
             ports: Ports::default(),
             hands: Arc::new(Hands { client, writer, clock, settings }),
@@ -189,6 +195,7 @@ impl Controller {
         self.ordered.clear();
         self.tasks = JoinSet::new();
         self.notes = Notes::default();
+        self.waits.forget();
         self.ears.close();
         self.ports = Ports::default();
         self.core = Pairing::new(self.hands.settings.core);
@@ -205,6 +212,7 @@ impl Controller {
         self.facts.forget_told();
         self.tell_facts();
         self.tell(vec![Event::Listed]);
+        self.waits.listed();
     }
 
     fn pods(&mut self, change: Change<Pod>) {
@@ -260,7 +268,10 @@ impl Controller {
     fn finished(&mut self, finished: Result<Finished, JoinError>) {
         match finished {
             Ok(Finished::Order(done)) => {
-                let Done { event, error, mended } = *done;
+                let Done { event, error, mended, served } = *done;
+                if let Some(own) = served.and_then(|id| self.directory.requester(&id)) {
+                    self.waits.served(own, self.hands.clock.now());
+                }
                 match (self.blamed(&event), error) {
                     (Some(id), Some(error)) => self.notes.error(id, error),
                     (Some(id), None) if mended => self.notes.mended(&id),
@@ -305,8 +316,16 @@ impl Controller {
         for event in events {
             self.facts.meet(&event);
             match &event {
-                Event::SeenRequester { requester, .. } => self.notes.look(requester.clone()),
-                Event::RequesterGone { requester, .. } => self.notes.gone(requester),
+                Event::SeenRequester { requester, seen, .. } => {
+                    self.notes.look(requester.clone());
+                    if seen.stub.is_some() {
+                        self.waits.runs(requester, now);
+                    }
+                }
+                Event::RequesterGone { requester, .. } => {
+                    self.notes.gone(requester);
+                    self.waits.gone(requester);
+                }
                 _ => {}
             }
             if self.epoch.is_some() {
@@ -347,6 +366,9 @@ impl Controller {
         }
         for command in plan.commands {
             let job = self.job(command);
+            if let Some(own) = &job.requester {
+                self.waits.ordered(&own.id, &job.command.order);
+            }
             let hands = Arc::clone(&self.hands);
             self.tasks.spawn(async move { Finished::Order(Box::new(Box::pin(hands.carry_out(job)).await)) });
         }

@@ -137,6 +137,7 @@ impl Cluster {
                 settings: dual::settings(dual),
                 seen,
                 settled: settled.clone(),
+                actuations: metrics.actuations(),
             }));
         }
         let sidecar = Sidecar {

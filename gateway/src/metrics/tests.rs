@@ -151,6 +151,7 @@ fn used() -> Metrics {
     metrics.certificate_expires(Some(2_000_000_000));
     metrics.writes().with_label_values(&["Pod", "done"]).inc();
     metrics.readings().done(Source::Stub, Tick(1_000));
+    metrics.actuations().served("chat", Path::Hot, Some("m"), Millis(120));
     // Its series last as long as it is held.
     let key = metrics.key("k");
     key.request(KeyOutcome::Admitted);

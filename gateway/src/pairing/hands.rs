@@ -20,6 +20,7 @@ use rouse::{
     pairing::{
         command::{Command, Order, Step},
         event::{Answer, Cause, Event},
+        ids::RequesterId,
     },
     units::Tick,
 };
@@ -47,6 +48,8 @@ pub(super) struct Done {
     pub(super) error: Option<String>,
     /// Nothing is in the requester's way any more.
     pub(super) mended: bool,
+    /// Whose gate was opened.
+    pub(super) served: Option<RequesterId>,
 }
 
 /// Why an order had no effect that is known, and what its user is told.
@@ -77,7 +80,7 @@ impl Hands {
         if matches!(outcome, Err(Failed { deposed: true, .. })) {
             tracing::warn!(%node, %order, "a younger leader is obeyed: nothing more is decided here");
             let event = Event::Deposed { epoch: job.command.epoch };
-            return Done { event, error, mended: false };
+            return Done { event, error, mended: false, served: None };
         }
         let result = outcome.map_err(|failed| {
             let Failed { cause, text, tell, .. } = failed;
@@ -86,8 +89,10 @@ impl Hands {
             cause
         });
         let mended = result.is_ok() && serves(order);
+        let opened = result.is_ok() && matches!(order, Order::Engine { step: Step::Open { .. }, .. });
         let event = Event::Outcome { node: node.clone(), target: order.target(), serial: *serial, result };
-        Done { event, error, mended }
+        let served = job.requester.as_ref().filter(|_| opened).map(|own| own.id.clone());
+        Done { event, error, mended, served }
     }
 
     /// What a requester's user is told; not told, it is found out again.

@@ -24,6 +24,7 @@ use rouse_cluster::{podrunner::NodeSpec, wait};
 use serde_json::{Value, json};
 
 use crate::{
+    memory::until_told,
     site::Site,
     support::{MANAGER, cluster},
     world::{Gateway, World},
@@ -226,6 +227,13 @@ impl Duo {
                 && label(provider, "sleeping") == Some("true")
         };
         self.until(name, "a sleeper alone", fits).await.1.remove(0)
+    }
+
+    /// Waits until the gateway's metrics say that so many requesters came to their engines in this way.
+    async fn counted(&self, path: &str, config: &str, many: u32) {
+        let labels =
+            format!("exported_namespace=\"{}\",isc_name=\"{config}\",path=\"{path}\"", self.world.name());
+        until_told(&self.gateway, &format!("fma_actuation_seconds_count{{{labels}}} {many}")).await;
     }
 
     pub(crate) async fn cordon(&self, node: &str) {

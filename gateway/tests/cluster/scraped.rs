@@ -32,7 +32,8 @@ use crate::{
 };
 
 /// Of the page's families, those that have a series only once what they count has happened, or where it is configured.
-const RARE: [&str; 5] = [
+const RARE: [&str; 6] = [
+    "fma_actuation_seconds",
     "rouse_config_reloads_total",
     "rouse_evictions_total",
     "rouse_key_requests_total",

@@ -42,6 +42,8 @@ async fn requester_deletion_leaves_its_provider_asleep_and_reuse_wakes_it() {
     duo.scale("one", 1).await;
     let (again, woken) = duo.served("one").await;
     assert_eq!(woken.uid(), provider.uid(), "the engine was woken");
+    duo.counted("cold", "", 1).await;
+    duo.counted("hot", "", 1).await;
     assert_ne!(again.uid(), requester.uid());
 }
 
