@@ -8,23 +8,20 @@ mod launchers;
 mod models;
 mod policies;
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, ops::Deref};
 
-use futures_util::StreamExt as _;
-use k8s_openapi::api::{
-    apps::v1::ReplicaSet,
-    core::v1::{ConfigMap, Node, Pod},
-};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::{
-    Api, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    Api,
+    api::{Patch, PatchParams},
 };
 use nix::sys::signal::Signal;
-use rouse_cluster::{podrunner::NodeSpec, wait};
+use rouse_cluster::podrunner::NodeSpec;
 use serde_json::{Value, json};
 
 use crate::{
     memory::until_told,
+    pairs,
     site::Site,
     support::{MANAGER, cluster},
     world::{Gateway, World},
@@ -37,21 +34,6 @@ pub(crate) struct Duo {
     second: Option<Gateway>,
     /// How gateways are configured.
     more: String,
-}
-
-/// A requester as the kubelet's side of it was last seen, and whose it is.
-pub(crate) fn is_ready(pod: &Pod) -> bool {
-    let status = pod.status.as_ref();
-    let conditions = status.and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True")
-}
-
-pub(crate) fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
-    pod.labels().get(&format!("dual-pods.llm-d.ai/{key}")).map(String::as_str)
-}
-
-pub(crate) fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
-    pod.annotations().get(&format!("dual-pods.llm-d.ai/{key}")).map(String::as_str)
 }
 
 impl Duo {
@@ -121,40 +103,8 @@ impl Duo {
     }
 
     /// The same by annotations that say what the engine is.
-    pub(crate) async fn ask_by(&self, name: &str, replicas: u32, gpus: u32, mut annotations: Value) {
-        annotations["rouse.dev/gpu-memory"] = json!("40Gi");
-        annotations["rouse.dev/gpu-memory-asleep"] = json!("1Gi");
-        annotations["rouse.dev/host-memory"] = json!("8Gi");
-        let own = self.world.name();
-        let set = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": name}, "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": {"app": name}},
-            "template": {
-                "metadata": {"labels": {"app": name}, "annotations": annotations},
-                "spec": {
-                    "nodeSelector": {"inference-pool": own},
-                    "terminationGracePeriodSeconds": 60,
-                    "containers": [{
-                        "name": "inference-server",
-                        "image": "rouse/stub",
-                        "args": ["proxy", "--host=$(POD_IP)", "--epoch-gate"],
-                        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
-                        "readinessProbe": {"httpGet": {"path": "/ready", "port": 8080}, "periodSeconds": 1},
-                        "resources": {"limits": {"nvidia.com/gpu": gpus.to_string()}},
-                    }],
-                },
-            },
-        }});
-        self.sets().patch(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&set)).await.unwrap();
-    }
-
-    pub(crate) async fn scale(&self, name: &str, replicas: u32) {
-        let patch = json!({"spec": {"replicas": replicas}});
-        self.sets().patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
-    }
-
-    pub(crate) fn sets(&self) -> Api<ReplicaSet> {
-        self.world.site.namespace.api()
+    pub(crate) async fn ask_by(&self, name: &str, replicas: u32, gpus: u32, annotations: Value) {
+        self.world.requesters(name, replicas, gpus, annotations, &[]).await;
     }
 
     /// Which accelerators have which number, as the public project's map says it.
@@ -164,14 +114,6 @@ impl Duo {
         maps.patch("gpu-map", &PatchParams::apply(MANAGER).force(), &Patch::Apply(&map)).await.unwrap();
     }
 
-    /// Requesters of this name, and their providers, by what their labels say.
-    pub(crate) async fn pairs(&self, name: &str) -> (Vec<Pod>, Vec<Pod>) {
-        let list = async |labels: String| {
-            self.world.pods().list(&ListParams::default().labels(&labels)).await.unwrap().items
-        };
-        (list(format!("app={name}")).await, list(format!("engine={name}")).await)
-    }
-
     /// Waits until these Pods are so: the requesters, and the providers.
     pub(crate) async fn until(
         &self,
@@ -179,54 +121,7 @@ impl Duo {
         what: &str,
         fits: impl Fn(&[Pod], &[Pod]) -> bool,
     ) -> (Vec<Pod>, Vec<Pod>) {
-        self.see_in(async || self.pairs(name).await, what, fits).await
-    }
-
-    /// Waits until these two kinds of Pods are so.
-    async fn see_in(
-        &self,
-        find: impl AsyncFn() -> (Vec<Pod>, Vec<Pod>),
-        what: &str,
-        fits: impl Fn(&[Pod], &[Pod]) -> bool,
-    ) -> (Vec<Pod>, Vec<Pod>) {
-        let seen = async {
-            let mut changed = wait::changes(&self.world.pods());
-            loop {
-                let (requesters, providers) = find().await;
-                if fits(&requesters, &providers) {
-                    return (requesters, providers);
-                }
-                changed.next().await;
-            }
-        };
-        match tokio::time::timeout(wait::PATIENCE, seen).await {
-            Ok(found) => found,
-            Err(_) => panic!("never {what}: {:#?}", find().await),
-        }
-    }
-
-    /// One requester that is ready, with an engine.
-    pub(crate) async fn served(&self, name: &str) -> (Pod, Pod) {
-        let fits = |requesters: &[Pod], providers: &[Pod]| {
-            let ([requester], [provider]) = (requesters, providers) else { return false };
-            is_ready(requester)
-                && label(requester, "dual") == Some(&*provider.name_any())
-                && label(provider, "dual") == Some(&*requester.name_any())
-                && label(provider, "sleeping") == Some("false")
-        };
-        let (mut requesters, mut providers) = self.until(name, "a ready pair", fits).await;
-        (requesters.remove(0), providers.remove(0))
-    }
-
-    /// No requester, and one provider that is nobody's.
-    pub(crate) async fn asleep(&self, name: &str) -> Pod {
-        let fits = |requesters: &[Pod], providers: &[Pod]| {
-            let [provider] = providers else { return false };
-            requesters.is_empty()
-                && label(provider, "dual").is_none()
-                && label(provider, "sleeping") == Some("true")
-        };
-        self.until(name, "a sleeper alone", fits).await.1.remove(0)
+        self.paired(name, what, fits).await
     }
 
     /// Waits until the gateway's metrics say that so many requesters came to their engines in this way.
@@ -241,10 +136,6 @@ impl Duo {
         let patch = json!({"spec": {"unschedulable": true}});
         nodes.patch(node, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
     }
-
-    pub(crate) async fn delete(&self, pod: &Pod) {
-        self.world.pods().delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
-    }
 }
 
 fn node(own: &str, name: &str, gpus: u32) -> NodeSpec {
@@ -256,19 +147,13 @@ fn node(own: &str, name: &str, gpus: u32) -> NodeSpec {
 
 /// What makes an engine of a requester.
 fn patch(name: &str, flags: &str) -> String {
-    let words = format!(
-        "demo-engine --host $(POD_IP) --port 8000 --model {name} --enable-sleep-mode --start-time 100ms {flags}"
-    );
-    let args: Vec<&str> = words.split_whitespace().collect();
-    let patch: Value = json!({
-        "metadata": {"labels": {"app": null, "engine": name}},
-        "spec": {"terminationGracePeriodSeconds": 1, "containers": [{
-            "name": "inference-server",
-            "image": "rouse/engine",
-            "args": args,
-            "env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}],
-            "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}},
-        }]},
-    });
-    patch.to_string()
+    pairs::patch(name, "rouse/engine", &format!("demo-engine {} {flags}", pairs::flags(name)))
+}
+
+impl Deref for Duo {
+    type Target = World<'static>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.world
+    }
 }

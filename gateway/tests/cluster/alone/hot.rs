@@ -15,7 +15,10 @@ use kube::{
 use serde_json::json;
 use tokio::time::{Duration, Instant};
 
-use crate::dual::{Duo, is_ready, label};
+use crate::{
+    dual::Duo,
+    pairs::{is_ready, label},
+};
 
 const ALL: u32 = 20;
 /// What an engine itself takes to wake.

@@ -4,11 +4,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, ResourceExt as _, api::DeleteParams};
 use nix::sys::signal::Signal;
 
-use super::{
-    Duo,
-    launchers::{address, ask},
-    node,
-};
+use super::{Duo, node};
+use crate::pairs::{address, ask};
 
 fn place(pod: &Pod) -> &str {
     pod.spec.as_ref().unwrap().node_name.as_deref().unwrap()
@@ -73,7 +70,7 @@ async fn an_ex_leader_that_wakes_from_a_pause_does_nothing() {
     let (requester, woken) = duo.served("one").await;
     assert_eq!(woken.uid(), provider.uid());
     other.signal(Signal::SIGCONT);
-    assert!(ask(address(&requester)).await.is_whole_stream());
+    assert!(ask(address(&requester), "one").await.is_whole_stream());
     let (requesters, providers) = duo.pairs("one").await;
     assert_eq!((requesters.len(), providers.len()), (1, 1));
     assert!(!duo.gateway.has_ended() && !other.has_ended());

@@ -3,7 +3,8 @@
 use futures_util::future::join_all;
 use kube::ResourceExt as _;
 
-use super::{Duo, launchers::lives};
+use super::Duo;
+use crate::launched::lives;
 
 /// Writes and orders of a cold start, of falling asleep and of a wake, one after the other.
 const POINTS: std::ops::RangeInclusive<u32> = 1..=20;

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use kube::ResourceExt as _;
 
-use super::{Duo, annotation, is_ready, label};
+use super::Duo;
+use crate::pairs::{annotation, is_ready, renewed};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pod_creation_with_a_late_gpu_map() {
@@ -67,15 +68,8 @@ async fn provider_deletion_deletes_the_requester_and_a_wholly_new_pair_comes() {
     duo.ask("one", 1, 1, "").await;
     let (requester, provider) = duo.served("one").await;
     duo.delete(&provider).await;
-    let new = |requesters: &[_], providers: &[_]| {
-        let of =
-            |pods: &[k8s_openapi::api::core::v1::Pod]| pods.iter().map(|pod| pod.uid()).collect::<Vec<_>>();
-        let old = |pods: &[_]| of(pods).iter().any(|uid| *uid == requester.uid() || *uid == provider.uid());
-        requesters.len() == 1 && providers.len() == 1 && !old(requesters) && !old(providers)
-    };
-    duo.until("one", "two new Pods", new).await;
-    let (_, provider) = duo.served("one").await;
-    assert_eq!(label(&provider, "sleeping"), Some("false"));
+    duo.until("one", "two new Pods", renewed(&requester, &provider)).await;
+    duo.served("one").await;
 }
 
 /// What sleepers may keep is enough for two of them. It is looked at when an engine is to be made, and no sooner.

@@ -10,9 +10,10 @@ use kube::{
 use rouse_cluster::wait;
 use serde_json::json;
 
-use super::{Duo, annotation, label};
+use super::Duo;
 use crate::{
     client::{Answer, Client, chat_body, request},
+    pairs::{annotation, label},
     support::MANAGER,
     world::aside,
 };

@@ -2,72 +2,19 @@
 
 mod trouble;
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    net::{IpAddr, SocketAddr},
-};
+use std::{collections::BTreeSet, fs, net::SocketAddr};
 
-use k8s_openapi::{
-    api::core::v1::Pod, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-};
-use kube::{
-    Api, ResourceExt as _,
-    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams},
-    core::GroupVersionKind,
-    runtime::wait::{await_condition, conditions},
-};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{ResourceExt as _, api::DeleteParams};
 use rouse::caller::Caller;
 use rouse_cluster::wait::PATIENCE;
-use rouse_gateway::controllers::crd::fma;
 use serde_json::{Value, json};
-use tokio::{sync::OnceCell, time::timeout};
 
-use super::{Duo, annotation, is_ready, label};
+use super::Duo;
 use crate::{
-    client::{Answer, Client, chat_body, request},
-    support::{MANAGER, apply_definition, cluster},
-    world::aside,
+    launched::{define, engines, lives},
+    pairs::{address, annotation, ask, is_ready, label},
 };
-
-/// What a launcher keeps of its engines is one annotation for each.
-fn engines(launcher: &Pod) -> Vec<Value> {
-    let ours = launcher.annotations().iter().filter(|(key, _)| key.starts_with("engines.rouse.dev/"));
-    ours.map(|(_, text)| serde_json::from_str(text).unwrap()).collect()
-}
-
-/// Which lives they are in.
-pub(super) fn lives(launcher: &Pod) -> Vec<Value> {
-    engines(launcher).iter().map(|own| own["generation"].clone()).collect()
-}
-
-/// Tells the cluster that all tests share the public project's kinds.
-async fn define() {
-    static DEFINED: OnceCell<()> = OnceCell::const_new();
-    let define = async || {
-        let client = cluster().await.client().await.unwrap();
-        for definition in fma::all() {
-            let name = definition.metadata.name.clone().unwrap();
-            let answer = apply_definition(&client, &serde_json::to_value(&definition).unwrap()).await;
-            assert!(answer.status().is_success(), "{name}: {:?}", answer.status());
-            let kinds: Api<CustomResourceDefinition> = Api::all(client.clone());
-            let served = await_condition(kinds, &name, conditions::is_crd_established());
-            timeout(PATIENCE, Box::pin(served)).await.unwrap().unwrap();
-        }
-    };
-    Box::pin(DEFINED.get_or_init(define)).await;
-}
-
-/// Where a Pod is.
-pub(super) fn address(pod: &Pod) -> IpAddr {
-    pod.status.as_ref().unwrap().pod_ip.as_ref().unwrap().parse().unwrap()
-}
-
-/// A stream from the requester that is there.
-pub(super) async fn ask(requester: IpAddr) -> Answer {
-    let client = Client::new(SocketAddr::new(requester, 8082));
-    aside(move || client.raw(&request("/v1/chat/completions", "", &chat_body("one", true, 5)))).await
-}
 
 /// Of the launcher's own interface.
 fn launcher_at(launcher: &Pod) -> Caller {
@@ -96,92 +43,27 @@ impl Duo {
         let file = duo.world.dir.path().join("accelerators");
         fs::write(&file, all.join("\n")).unwrap();
         let command = format!("{} demo-engine --host $(POD_IP)", env!("CARGO_BIN_EXE_rouse-gateway"));
-        let ip = json!([{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]);
         let mut args = vec!["launcher".to_owned(), "--host=$(POD_IP)".to_owned(), "--grace=1s".to_owned()];
         args.push(format!("--command={command}"));
         args.push(format!("--accelerators-file={}", file.display()));
         args.push(format!("--log-dir={}", duo.world.dir.path().join("logs").display()));
         args.extend(flags.split_whitespace().map(str::to_owned));
-        let metadata = json!({"labels": {"of": "template"}});
-        let spec = json!({"podTemplate": {"metadata": metadata, "spec": {
-            "terminationGracePeriodSeconds": 5,
-            "containers": [{
-                "name": "inference-server",
-                "image": "rouse/stub",
-                "args": args,
-                "env": ip,
-            }],
-        }}});
-        Box::pin(duo.object("LauncherConfig", "launchers", spec)).await;
+        let container = json!({"image": "rouse/stub", "args": args});
+        Box::pin(duo.launchers_of("launchers", container)).await;
         duo
-    }
-
-    async fn object(&self, kind: &str, name: &str, spec: Value) {
-        let object = json!({"apiVersion": "fma.llm-d.ai/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec});
-        let api = self.objects(kind);
-        api.patch(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&object)).await.unwrap();
-    }
-
-    pub(super) fn objects(&self, kind: &str) -> Api<DynamicObject> {
-        let gvk = GroupVersionKind::gvk("fma.llm-d.ai", "v1alpha1", kind);
-        let namespace = self.world.site.namespace.name();
-        Api::namespaced_with(self.world.site.admin.clone(), namespace, &ApiResource::from_gvk(&gvk))
     }
 
     /// An InferenceServerConfig of this name.
     pub(super) async fn config(&self, name: &str, flags: &str) {
         let cards = self.world.dir.path().join("cards");
         let card = format!("--accelerator-file {} --memory-awake 40Gi --memory-asleep 1Gi", cards.display());
-        let options = format!("--model {name} --enable-sleep-mode --start-time 100ms {card} {flags}");
-        let spec = json!({"launcherConfigName": "launchers", "modelServerConfig": {
-            "port": 8005, "options": options, "labels": {"serves": name}, "annotations": {"example.com/about": name}}});
-        self.object("InferenceServerConfig", name, spec).await;
+        self.server(name, &format!("{card} {flags}")).await;
     }
 
     /// So many requesters of this name, which ask for the InferenceServerConfig of this name.
     pub(super) async fn request(&self, name: &str, replicas: u32, gpus: u32) {
         let asked = json!({"dual-pods.llm-d.ai/inference-server-config": name});
         self.ask_by(name, replicas, gpus, asked).await;
-    }
-
-    pub(super) async fn launchers(&self) -> Vec<Pod> {
-        let of = ListParams::default().labels("app.kubernetes.io/component=launcher");
-        self.world.pods().list(&of).await.unwrap().items
-    }
-
-    /// Waits until requesters of this name and all launchers are so.
-    pub(super) async fn see(
-        &self,
-        name: &str,
-        what: &str,
-        fits: impl Fn(&[Pod], &[Pod]) -> bool,
-    ) -> (Vec<Pod>, Vec<Pod>) {
-        self.see_in(async || (self.pairs(name).await.0, self.launchers().await), what, fits).await
-    }
-
-    /// One requester that is ready, and one launcher.
-    pub(super) async fn launched(&self, name: &str) -> (Pod, Pod) {
-        let fits = |requesters: &[Pod], launchers: &[Pod]| {
-            let ([requester], [launcher]) = (requesters, launchers) else { return false };
-            is_ready(requester)
-                && label(requester, "dual") == Some(&*launcher.name_any())
-                && label(launcher, "dual") == Some(&*requester.name_any())
-                && label(launcher, "sleeping") == Some("false")
-        };
-        let (mut requesters, mut launchers) = self.see(name, "a ready requester", fits).await;
-        (requesters.remove(0), launchers.remove(0))
-    }
-
-    /// No requester of this name, and so many engines in the one launcher, which is nobody's.
-    pub(super) async fn put_away(&self, name: &str, left: usize) -> Pod {
-        let fits = |requesters: &[Pod], launchers: &[Pod]| {
-            let [launcher] = launchers else { return false };
-            requesters.is_empty()
-                && label(launcher, "dual").is_none()
-                && engines(launcher).len() == left
-                && engines(launcher).iter().all(|engine| engine["requester"].is_null())
-        };
-        self.see(name, "sleepers alone", fits).await.1.remove(0)
     }
 }
 
@@ -273,7 +155,7 @@ async fn requester_proxy_leads_to_an_engine_on_several_accelerators() {
     let target: Value = serde_json::from_slice(&target.body).unwrap();
     let expected = (address(&launcher).to_string(), engines(&launcher)[0]["port"].clone());
     assert_eq!((target["address"].as_str().unwrap().to_owned(), target["port"].clone()), expected);
-    assert!(ask(ip).await.is_whole_stream());
+    assert!(ask(ip, "one").await.is_whole_stream());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,8 +5,11 @@ use kube::{ResourceExt as _, api::ListParams};
 use rouse_gateway::controllers::crd::inference_model::EngineState;
 use serde_json::json;
 
-use super::{Duo, annotation, label};
-use crate::world::{aside, reason};
+use super::Duo;
+use crate::{
+    pairs::{annotation, label},
+    world::{aside, reason},
+};
 
 /// With `--enable-sleep-mode`, of which each takes 40 GiB of an accelerator, of which there are 64.
 async fn model(duo: &Duo, name: &str, more: serde_json::Value) {

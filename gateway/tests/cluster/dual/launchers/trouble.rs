@@ -9,12 +9,11 @@ use rouse_cluster::wait::PATIENCE;
 use rouse_gateway::platform::kubernetes::launcher::id;
 use serde_json::{Value, json};
 
-use super::{
-    super::{Duo, annotation, is_ready},
-    address, ask, engines, launcher_at, lives,
-};
+use super::{super::Duo, launcher_at};
 use crate::{
     client::{Client, request},
+    launched::{engines, lives},
+    pairs::{address, annotation, ask, is_ready},
     world::aside,
 };
 
@@ -49,7 +48,7 @@ async fn stopped_instance_recovery_after_its_process_died() {
     let engine = Client::new(SocketAddr::new(address(&launcher), port));
     let dies = aside(move || engine.raw(&request("/sim/faults", "", r#"{"die-mid-stream": 2}"#))).await;
     assert_eq!(dies.status, 200, "{}", dies.text());
-    assert!(!ask(address(&requester)).await.is_whole_stream());
+    assert!(!ask(address(&requester), "one").await.is_whole_stream());
     duo.replaced("one", &requester).await;
     let (_, same) = duo.launched("one").await;
     assert_eq!(same.uid(), launcher.uid());

@@ -1,0 +1,122 @@
+//! Launchers and what is asked of them: what all tests of them share, whatever runs their Pods.
+
+use k8s_openapi::{
+    api::core::v1::Pod, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, ResourceExt as _,
+    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams},
+    core::GroupVersionKind,
+    runtime::wait::{await_condition, conditions},
+};
+use rouse_cluster::wait::PATIENCE;
+use rouse_gateway::controllers::crd::fma;
+use serde_json::{Value, json};
+use tokio::{sync::OnceCell, time::timeout};
+
+use crate::{
+    pairs::{is_ready, label},
+    support::{MANAGER, apply_definition, cluster},
+    world::World,
+};
+
+/// What a launcher keeps of its engines is one annotation for each.
+pub(crate) fn engines(launcher: &Pod) -> Vec<Value> {
+    let ours = launcher.annotations().iter().filter(|(key, _)| key.starts_with("engines.rouse.dev/"));
+    ours.map(|(_, text)| serde_json::from_str(text).unwrap()).collect()
+}
+
+/// Which lives they are in.
+pub(crate) fn lives(launcher: &Pod) -> Vec<Value> {
+    engines(launcher).iter().map(|own| own["generation"].clone()).collect()
+}
+
+/// Tells the cluster that all tests share the public project's kinds.
+pub(crate) async fn define() {
+    static DEFINED: OnceCell<()> = OnceCell::const_new();
+    let define = async || {
+        let client = cluster().await.client().await.unwrap();
+        for definition in fma::all() {
+            let name = definition.metadata.name.clone().unwrap();
+            let answer = apply_definition(&client, &serde_json::to_value(&definition).unwrap()).await;
+            assert!(answer.status().is_success(), "{name}: {:?}", answer.status());
+            let kinds: Api<CustomResourceDefinition> = Api::all(client.clone());
+            let served = await_condition(kinds, &name, conditions::is_crd_established());
+            timeout(PATIENCE, Box::pin(served)).await.unwrap().unwrap();
+        }
+    };
+    Box::pin(DEFINED.get_or_init(define)).await;
+}
+
+impl<R> World<'_, R> {
+    pub(crate) async fn object(&self, kind: &str, name: &str, spec: Value) {
+        let object = json!({"apiVersion": "fma.llm-d.ai/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec});
+        let api = self.objects(kind);
+        api.patch(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&object)).await.unwrap();
+    }
+
+    pub(crate) fn objects(&self, kind: &str) -> Api<DynamicObject> {
+        let gvk = GroupVersionKind::gvk("fma.llm-d.ai", "v1alpha1", kind);
+        let namespace = self.site.namespace.name();
+        Api::namespaced_with(self.site.admin.clone(), namespace, &ApiResource::from_gvk(&gvk))
+    }
+
+    /// A LauncherConfig, of whose Pods this is the container.
+    pub(crate) async fn launchers_of(&self, name: &str, mut container: Value) {
+        container["name"] = json!("inference-server");
+        container["env"] =
+            json!([{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]);
+        let metadata = json!({"labels": {"of": "template"}});
+        let pod = json!({"terminationGracePeriodSeconds": 5, "containers": [container]});
+        let spec = json!({"podTemplate": {"metadata": metadata, "spec": pod}});
+        self.object("LauncherConfig", name, spec).await;
+    }
+
+    /// An InferenceServerConfig of this name, for the LauncherConfig `launchers`.
+    pub(crate) async fn server(&self, name: &str, flags: &str) {
+        let options = format!("--model {name} --enable-sleep-mode --start-time 100ms {flags}");
+        let spec = json!({"launcherConfigName": "launchers", "modelServerConfig": {
+            "port": 8005, "options": options, "labels": {"serves": name}, "annotations": {"example.com/about": name}}});
+        self.object("InferenceServerConfig", name, spec).await;
+    }
+
+    pub(crate) async fn launchers(&self) -> Vec<Pod> {
+        let of = ListParams::default().labels("app.kubernetes.io/component=launcher");
+        self.pods().list(&of).await.unwrap().items
+    }
+
+    /// Waits until requesters of this name and all launchers are so.
+    pub(crate) async fn see(
+        &self,
+        name: &str,
+        what: &str,
+        fits: impl Fn(&[Pod], &[Pod]) -> bool,
+    ) -> (Vec<Pod>, Vec<Pod>) {
+        self.see_in(async || (self.pairs(name).await.0, self.launchers().await), what, fits).await
+    }
+
+    /// One requester that is ready, and one launcher.
+    pub(crate) async fn launched(&self, name: &str) -> (Pod, Pod) {
+        let fits = |requesters: &[Pod], launchers: &[Pod]| {
+            let ([requester], [launcher]) = (requesters, launchers) else { return false };
+            is_ready(requester)
+                && label(requester, "dual") == Some(&*launcher.name_any())
+                && label(launcher, "dual") == Some(&*requester.name_any())
+                && label(launcher, "sleeping") == Some("false")
+        };
+        let (mut requesters, mut launchers) = self.see(name, "a ready requester", fits).await;
+        (requesters.remove(0), launchers.remove(0))
+    }
+
+    /// No requester of this name, and so many engines in the one launcher, which is nobody's.
+    pub(crate) async fn put_away(&self, name: &str, left: usize) -> Pod {
+        let fits = |requesters: &[Pod], launchers: &[Pod]| {
+            let [launcher] = launchers else { return false };
+            requesters.is_empty()
+                && label(launcher, "dual").is_none()
+                && engines(launcher).len() == left
+                && engines(launcher).iter().all(|engine| engine["requester"].is_null())
+        };
+        self.see(name, "sleepers alone", fits).await.1.remove(0)
+    }
+}

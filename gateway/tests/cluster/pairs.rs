@@ -1,0 +1,191 @@
+//! Requesters that a user makes, and the providers that they get: what all tests of dual pods ask and wait for, whatever runs
+//! their Pods.
+
+use std::net::{IpAddr, SocketAddr};
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::{apps::v1::ReplicaSet, core::v1::Pod};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+};
+use rouse_cluster::wait;
+use serde_json::{Value, json};
+
+use crate::{
+    client::{Answer, Client},
+    support::MANAGER,
+    world::{World, aside},
+};
+
+/// A requester as the kubelet's side of it was last seen, and whose it is.
+pub(crate) fn is_ready(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True")
+}
+
+pub(crate) fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.labels().get(&format!("dual-pods.llm-d.ai/{key}")).map(String::as_str)
+}
+
+pub(crate) fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.annotations().get(&format!("dual-pods.llm-d.ai/{key}")).map(String::as_str)
+}
+
+/// Whether there is one Pod of each kind, and neither of these two is left.
+pub(crate) fn renewed(requester: &Pod, provider: &Pod) -> impl Fn(&[Pod], &[Pod]) -> bool {
+    let old = [requester.uid(), provider.uid()];
+    let new = move |pods: &[Pod]| matches!(pods, [pod] if !old.contains(&pod.uid()));
+    move |requesters, providers| new(requesters) && new(providers)
+}
+
+/// Where a Pod is.
+pub(crate) fn address(pod: &Pod) -> IpAddr {
+    pod.status.as_ref().unwrap().pod_ip.as_ref().unwrap().parse().unwrap()
+}
+
+/// A stream from the requester that is there.
+pub(crate) async fn ask(requester: IpAddr, model: &str) -> Answer {
+    let (client, model) = (Client::new(SocketAddr::new(requester, 8082)), model.to_owned());
+    aside(move || client.chat(&model, true, 5)).await
+}
+
+/// What makes an engine of a requester: `command` are the arguments of this image.
+pub(crate) fn patch(name: &str, image: &str, command: &str) -> String {
+    let args: Vec<&str> = command.split_whitespace().collect();
+    let patch: Value = json!({
+        "metadata": {"labels": {"app": null, "engine": name}},
+        "spec": {"terminationGracePeriodSeconds": 1, "containers": [{
+            "name": "inference-server",
+            "image": image,
+            "args": args,
+            "env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}],
+            "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}},
+        }]},
+    });
+    patch.to_string()
+}
+
+/// What an engine of this name is started with.
+pub(crate) fn flags(name: &str) -> String {
+    format!("--host $(POD_IP) --port 8000 --model {name} --enable-sleep-mode --start-time 100ms")
+}
+
+impl<R> World<'_, R> {
+    /// So many requesters of this name in the pool; each asks for `gpus`, and for an engine by its annotations. `env` is what its
+    /// stub is told beside its address.
+    pub(crate) async fn requesters(
+        &self,
+        name: &str,
+        replicas: u32,
+        gpus: u32,
+        mut annotations: Value,
+        env: &[(&str, &str)],
+    ) {
+        annotations["rouse.dev/gpu-memory"] = json!("40Gi");
+        annotations["rouse.dev/gpu-memory-asleep"] = json!("1Gi");
+        annotations["rouse.dev/host-memory"] = json!("8Gi");
+        let ip = json!({"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}});
+        let more = env.iter().map(|(name, value)| json!({"name": name, "value": value}));
+        let env: Vec<Value> = [ip].into_iter().chain(more).collect();
+        let set = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": name}, "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {
+                "metadata": {"labels": {"app": name}, "annotations": annotations},
+                "spec": {
+                    "nodeSelector": {"inference-pool": self.name()},
+                    "terminationGracePeriodSeconds": 60,
+                    "containers": [{
+                        "name": "inference-server",
+                        "image": self.stub_image,
+                        "args": ["proxy", "--host=$(POD_IP)", "--epoch-gate"],
+                        "env": env,
+                        "readinessProbe": {"httpGet": {"path": "/ready", "port": 8080}, "periodSeconds": 1},
+                        "resources": {"limits": {"nvidia.com/gpu": gpus.to_string()}},
+                    }],
+                },
+            },
+        }});
+        self.sets().patch(name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&set)).await.unwrap();
+    }
+
+    pub(crate) fn sets(&self) -> Api<ReplicaSet> {
+        self.site.namespace.api()
+    }
+
+    pub(crate) async fn scale(&self, name: &str, replicas: u32) {
+        let patch = json!({"spec": {"replicas": replicas}});
+        self.sets().patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+    }
+
+    pub(crate) async fn delete(&self, pod: &Pod) {
+        self.pods().delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
+    }
+
+    /// Requesters of this name, and their providers, by what their labels say.
+    pub(crate) async fn pairs(&self, name: &str) -> (Vec<Pod>, Vec<Pod>) {
+        let list = async |labels: String| {
+            self.pods().list(&ListParams::default().labels(&labels)).await.unwrap().items
+        };
+        (list(format!("app={name}")).await, list(format!("engine={name}")).await)
+    }
+
+    /// Waits until these Pods are so: the requesters, and the providers.
+    pub(crate) async fn paired(
+        &self,
+        name: &str,
+        what: &str,
+        fits: impl Fn(&[Pod], &[Pod]) -> bool,
+    ) -> (Vec<Pod>, Vec<Pod>) {
+        self.see_in(async || self.pairs(name).await, what, fits).await
+    }
+
+    /// Waits until these two kinds of Pods are so.
+    pub(crate) async fn see_in(
+        &self,
+        find: impl AsyncFn() -> (Vec<Pod>, Vec<Pod>),
+        what: &str,
+        fits: impl Fn(&[Pod], &[Pod]) -> bool,
+    ) -> (Vec<Pod>, Vec<Pod>) {
+        let seen = async {
+            let mut changed = wait::changes(&self.pods());
+            loop {
+                let (requesters, providers) = find().await;
+                if fits(&requesters, &providers) {
+                    return (requesters, providers);
+                }
+                changed.next().await;
+            }
+        };
+        match tokio::time::timeout(wait::PATIENCE, seen).await {
+            Ok(found) => found,
+            Err(_) => panic!("never {what}: {:#?}", find().await),
+        }
+    }
+
+    /// One requester that is ready, with an engine.
+    pub(crate) async fn served(&self, name: &str) -> (Pod, Pod) {
+        let fits = |requesters: &[Pod], providers: &[Pod]| {
+            let ([requester], [provider]) = (requesters, providers) else { return false };
+            is_ready(requester)
+                && label(requester, "dual") == Some(&*provider.name_any())
+                && label(provider, "dual") == Some(&*requester.name_any())
+                && label(provider, "sleeping") == Some("false")
+        };
+        let (mut requesters, mut providers) = self.paired(name, "a ready pair", fits).await;
+        (requesters.remove(0), providers.remove(0))
+    }
+
+    /// No requester, and one provider that is nobody's.
+    pub(crate) async fn asleep(&self, name: &str) -> Pod {
+        let fits = |requesters: &[Pod], providers: &[Pod]| {
+            let [provider] = providers else { return false };
+            requesters.is_empty()
+                && label(provider, "dual").is_none()
+                && label(provider, "sleeping") == Some("true")
+        };
+        self.paired(name, "a sleeper alone", fits).await.1.remove(0)
+    }
+}
