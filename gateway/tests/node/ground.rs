@@ -12,7 +12,7 @@ use kube::{
     Api, ResourceExt as _,
     api::{ListParams, Patch, PatchParams},
 };
-use rouse_cluster::{Node, node::image, wait};
+use rouse_cluster::{Cluster, Node, node::image, wait};
 use rouse_gateway::controllers::{crd::InferenceModel, label, workload::CONTAINER};
 use serde_json::{Value, json};
 use tokio::{runtime::Runtime, sync::OnceCell};
@@ -27,8 +27,8 @@ use crate::{
 /// What the node says that it has.
 const ACCELERATORS: u32 = 8;
 
-pub(crate) struct Ground {
-    pub(crate) world: World<'static, Node>,
+pub(crate) struct Ground<'a> {
+    pub(crate) world: World<'a, Node>,
     pub(crate) gateway: Gateway,
 }
 
@@ -39,31 +39,36 @@ pub(crate) fn run(test: impl Future<Output = ()>) {
 }
 
 /// Ready with the first who asks, and ended with the process.
-pub(crate) async fn ground() -> &'static Ground {
+pub(crate) async fn ground() -> &'static Ground<'static> {
     static SHARED: OnceCell<Ground> = OnceCell::const_new();
-    SHARED.get_or_init(|| Box::pin(start())).await
+    let start = async || Box::pin(start(cluster().await, "")).await;
+    SHARED.get_or_init(start).await
 }
 
-async fn start() -> Ground {
-    let site = Site::new(cluster().await, "node").await;
+/// In a cluster that knows our kinds; `dual`: how the gateway has dual pods.
+pub(crate) async fn start<'a>(cluster: &'a Cluster, dual: &str) -> Ground<'a> {
+    let site = Site::new(cluster, "node").await;
     let own = site.namespace.name().to_owned();
+    site.install("dual-pods.yaml", Some(&own)).await;
     // `make test-node` builds them beside what cargo builds, which is this program too.
     let archives = std::env::current_exe().unwrap().parent().unwrap().with_file_name("images");
     let node = Node::of(site.cluster, &archives).image("rouse-stub").image("engine-sim");
     let node = node.accelerators(ACCELERATORS).start().await.unwrap_or_else(|error| panic!("{error:#}"));
     let nodes: Api<NodeObject> = Api::all(site.admin.clone());
-    let labels = json!({"metadata": {"labels": {"inference-pool": own}}});
+    let labels = json!({"metadata": {"labels": {"inference-pool": own, "nvidia.com/gpu.memory": "81920"}}});
     nodes.patch(node.name(), &PatchParams::default(), &Patch::Merge(labels)).await.unwrap();
     let dir = tempfile::tempdir().unwrap();
     let (stub_image, watched) = (image("rouse-stub"), own.clone());
     let world = World { site, runner: node, dir, stub_image, watched };
-    world.pool(&own, json!({"nodeSelector": {"inference-pool": own}, "memory": "640Gi"})).await;
-    let kubeconfig = world.site.cluster.kubeconfig(&world.site.account).unwrap();
-    let gateway = world.gateway_by("gateway-0", "", &kubeconfig, &[world.site.cluster.mark()]);
+    let selector = json!({"inference-pool": own});
+    let pool = json!({"nodeSelector": selector, "sleepingMemory": "8Gi", "hostSleepMemory": "256Gi"});
+    world.pool(&own, pool).await;
+    let dual = format!(", dualPods: {{{dual}}}");
+    let gateway = world.gateway_in("gateway-0", &dual, &[world.site.cluster.mark()]);
     Ground { world, gateway }
 }
 
-impl Ground {
+impl Ground<'_> {
     /// A model over engine-sim in a container; `flags` are the engine's, `more` changes its spec.
     pub(crate) async fn model(
         &self,

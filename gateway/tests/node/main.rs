@@ -6,10 +6,17 @@
 #[path = "../it/support/client.rs"]
 #[allow(dead_code, reason = "shared with the tests of one machine")]
 mod client;
+mod dual;
 mod ends;
 mod failures;
 mod flow;
 mod ground;
+#[path = "../cluster/launched.rs"]
+#[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
+mod launched;
+#[path = "../cluster/pairs.rs"]
+#[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
+mod pairs;
 #[path = "../cluster/site.rs"]
 #[allow(dead_code, reason = "the tests beside Pods that are processes need the rest of it")]
 mod site;

@@ -1,0 +1,152 @@
+//! Dual pods where a kubelet starts, probes and ends both: in each mode from nothing to a stream, to the requester's end, to the
+//! next one, and to the end of the engine's Pod.
+
+use std::net::SocketAddr;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use rouse_cluster::{Cluster, node::image};
+use serde_json::json;
+
+use crate::{
+    client::Client,
+    ground::{Ground, ground, run, start},
+    launched,
+    pairs::{address, annotation, ask, flags, patch, renewed},
+    support::define,
+    world::aside,
+};
+
+/// Where a provider's engine listens.
+const ENGINE: u16 = 8000;
+
+impl Ground<'_> {
+    /// A requester with this accelerator. The scheduler counts them, and no device plugin is there to say which it has.
+    async fn asks(&self, name: &str, accelerator: &str, key: &str, asked: &str) {
+        let annotations = json!({format!("dual-pods.llm-d.ai/{key}"): asked});
+        let has = [("NVIDIA_VISIBLE_DEVICES", accelerator)];
+        self.world.requesters(name, 1, 1, annotations, &has).await;
+    }
+
+    /// The same, for an engine in a Pod of its own.
+    async fn asks_directly(&self, name: &str, accelerator: &str) {
+        let patch = patch(name, &image("engine-sim"), &flags(name));
+        self.asks(name, accelerator, "server-patch", &patch).await;
+    }
+
+    fn processes(&self, pod: &Pod) -> Vec<i32> {
+        self.world.runner.processes(pod).unwrap()
+    }
+}
+
+/// What the engine there says of itself.
+async fn sleeps(pod: &Pod, port: u16) -> bool {
+    let engine = Client::new(SocketAddr::new(address(pod), port));
+    let answer = aside(move || engine.get("/is_sleeping")).await;
+    answer.json()["is_sleeping"].as_bool().unwrap()
+}
+
+/// A client's way, which is through the requester.
+async fn streams(requester: &Pod, model: &str) {
+    let answer = ask(address(requester), model).await;
+    assert!(answer.is_whole_stream(), "{answer:?}");
+}
+
+#[test]
+fn an_engine_sleeps_without_its_requester_is_woken_for_the_next_and_both_go_with_its_pod() {
+    run(async {
+        let ground = ground().await;
+        let world = &ground.world;
+        ground.asks_directly("slept", "GPU-7").await;
+        let (requester, provider) = world.served("slept").await;
+        assert_eq!(annotation(&provider, "accelerators"), Some("GPU-7"));
+        streams(&requester, "slept").await;
+        let lives = ground.processes(&provider);
+        assert_eq!(lives.len(), 2, "the engine, and what holds the network");
+
+        world.scale("slept", 0).await;
+        let sleeper = world.asleep("slept").await;
+        assert_eq!(sleeper.uid(), provider.uid());
+        assert!(sleeps(&sleeper, ENGINE).await);
+        ground.gone(&requester).await;
+
+        world.scale("slept", 1).await;
+        let (next, woken) = world.served("slept").await;
+        assert_eq!((woken.uid(), ground.processes(&woken)), (provider.uid(), lives), "it is the same engine");
+        assert!(!sleeps(&woken, ENGINE).await);
+        streams(&next, "slept").await;
+
+        world.delete(&woken).await;
+        world.paired("slept", "two new Pods", renewed(&next, &woken)).await;
+        assert_eq!((ground.processes(&next), ground.processes(&woken)), (vec![], vec![]));
+        let (last, _) = world.served("slept").await;
+        streams(&last, "slept").await;
+    });
+}
+
+/// A gateway is of one mode, and leads all of its node: this one has both to itself.
+#[test]
+fn in_mode_plain_an_engine_ends_with_its_requester_and_the_next_has_another() {
+    run(async {
+        let cluster = Cluster::start().unwrap();
+        define(&cluster).await;
+        let ground = Box::pin(start(&cluster, "mode: plain")).await;
+        let world = &ground.world;
+        ground.asks_directly("plain", "GPU-7").await;
+        let (requester, provider) = world.served("plain").await;
+        streams(&requester, "plain").await;
+
+        world.scale("plain", 0).await;
+        let nobody = |requesters: &[Pod], providers: &[Pod]| requesters.is_empty() && providers.is_empty();
+        world.paired("plain", "no Pod", nobody).await;
+        assert_eq!((ground.processes(&requester), ground.processes(&provider)), (vec![], vec![]));
+
+        world.scale("plain", 1).await;
+        let (next, other) = world.served("plain").await;
+        assert_ne!(other.uid(), provider.uid());
+        streams(&next, "plain").await;
+
+        world.delete(&other).await;
+        world.paired("plain", "two new Pods", renewed(&next, &other)).await;
+        let (last, _) = world.served("plain").await;
+        streams(&last, "plain").await;
+    });
+}
+
+#[test]
+fn a_launchers_engine_sleeps_without_its_requester_is_woken_for_the_next_and_both_go_with_its_pod() {
+    run(async {
+        let ground = ground().await;
+        let world = &ground.world;
+        Box::pin(launched::define()).await;
+        let args = ["launcher", "--host=$(POD_IP)", "--mock-gpus", "--command=/engine-sim --host=$(POD_IP)"];
+        let container = json!({"image": image("engine-sim"), "command": ["/rouse-stub"], "args": args});
+        world.launchers_of("launchers", container).await;
+        world.server("launched", "").await;
+        // The first that such a launcher has.
+        ground.asks("launched", "GPU-0", "inference-server-config", "launched").await;
+        let (requester, launcher) = world.launched("launched").await;
+        let port = launched::engines(&launcher)[0]["port"].as_u64().unwrap().try_into().unwrap();
+        streams(&requester, "launched").await;
+        let lives = ground.processes(&launcher);
+        assert_eq!(lives.len(), 3, "the launcher, its engine, and what holds the network");
+
+        world.scale("launched", 0).await;
+        let sleeper = world.put_away("launched", 1).await;
+        assert_eq!(sleeper.uid(), launcher.uid());
+        assert!(sleeps(&sleeper, port).await);
+        ground.gone(&requester).await;
+
+        world.scale("launched", 1).await;
+        let (next, woken) = world.launched("launched").await;
+        assert_eq!((woken.uid(), ground.processes(&woken)), (launcher.uid(), lives), "it is the same engine");
+        assert!(!sleeps(&woken, port).await);
+        streams(&next, "launched").await;
+
+        world.delete(&woken).await;
+        world.see("launched", "two new Pods", renewed(&next, &woken)).await;
+        assert_eq!((ground.processes(&next), ground.processes(&woken)), (vec![], vec![]));
+        let (last, _) = world.launched("launched").await;
+        streams(&last, "launched").await;
+    });
+}
