@@ -43,7 +43,7 @@ struct Held {
     endpoint: Endpoint,
     /// Closed, and its drain not reported yet.
     closing: bool,
-    /// Its drain is reported by the platform, which closes a gate that others pass as well.
+    /// The platform has yet to say that nobody is inside: it closes a gate that others pass as well.
     elsewhere: bool,
     revoked: bool,
     queued: bool,
@@ -94,6 +94,7 @@ impl Gates {
     /// What moved since the last turn. An engine that is found in use will be heard of when it no longer is.
     /// `leads`: the platform tells when a gate is drained that others pass as well.
     pub(super) fn sample(&mut self, batch: &mut Vec<Event>, leads: bool) {
+        batch.retain(|event| !self.is_drained_elsewhere(event));
         for (engine, held) in &mut self.held {
             let (gate, generation) = (&held.endpoint.gate, held.endpoint.generation);
             let leases = gate.watch();
@@ -115,8 +116,16 @@ impl Gates {
         }
     }
 
-    /// Its drain is reported by [`Self::sample`] once the last lease is gone, or by the platform, when the gate is `elsewhere`
-    /// as well; at once, when there never was a gate.
+    /// Whether this is the platform's word on a gate that is to drain. It is not the last: a stub is done with an answer before
+    /// the end of it is passed on here.
+    fn is_drained_elsewhere(&mut self, event: &Event) -> bool {
+        let Event::Drained { engine, generation } = event else { return false };
+        let held = self.held.get_mut(engine).filter(|h| h.endpoint.generation == *generation && h.closing);
+        held.is_some_and(|held| std::mem::take(&mut held.elsewhere))
+    }
+
+    /// Its drain is reported by [`Self::sample`] once the last lease is gone, and the platform has said so, when the gate is
+    /// `elsewhere` as well; at once, when there never was a gate.
     pub(super) fn close(
         &mut self,
         engine: &EngineId,

@@ -312,3 +312,21 @@ async fn a_gate_that_all_pass_is_moved_by_the_gateway_that_leads() {
     world.driver.gates.sample(&mut world.batch, false);
     assert!(matches!(world.batch[..], [Event::Drained { .. }]), "{:?}", world.batch);
 }
+
+/// As of a stub that has given the gateway the end of a stream, which has yet to give it to the client.
+#[tokio::test]
+async fn what_the_platform_calls_drained_is_left_alone_until_who_is_inside_here_has_gone() {
+    let platform = Arc::new(Gated::default());
+    let mut world = World::on(Arc::clone(&platform) as _, 2, 1);
+    let told = || std::mem::take(&mut *platform.0.lock().unwrap());
+    let lease = world.lease(0);
+    let operation = world.driver.shared.begin(name(0), Order::Stop);
+    world.turn([Event::Operator { operation, model: name(0), order: Order::Stop }]);
+    told();
+    let (engine, generation) = (EngineId::new(name(0), 0), Generation(1));
+    world.turn([Event::Drained { engine, generation }]);
+    assert!(told().is_empty());
+    drop(lease);
+    world.turn([]);
+    assert!(matches!(told()[..], [Command::Stop { .. }]));
+}
