@@ -31,9 +31,9 @@ fn a_stream_that_is_open_when_its_deployment_is_scaled_down_is_not_cut() {
         };
         assert_eq!(replicas(ground.deployments("drained").await), 0);
 
-        let next = ground.chat("drained", true).await;
-        assert!(next.is_whole_stream(), "{next:?}");
-        assert_eq!(next.header("x-rouse-cold-start"), "cold");
+        // The head of a stream may go out while it waits, and then says nothing of that.
+        let next = ground.chat("drained", false).await;
+        assert_eq!((next.status, next.header("x-rouse-cold-start")), (200, "cold"), "{}", next.text());
         assert_eq!(ground.deployments("drained").await.len(), 2);
     });
 }
