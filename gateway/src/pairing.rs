@@ -306,6 +306,12 @@ impl Controller {
             match &event {
                 Event::SeenRequester { requester, .. } => self.notes.look(requester.clone()),
                 Event::RequesterGone { requester, .. } => self.notes.gone(requester),
+                Event::SeenProvider { node, provider, .. } => {
+                    let seen = self.directory.provider(node, provider);
+                    seen.and_then(|own| own.source.as_ref())
+                        .into_iter()
+                        .for_each(|source| self.facts.meet_launcher(source));
+                }
                 _ => {}
             }
             if self.epoch.is_some() {

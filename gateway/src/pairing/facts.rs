@@ -14,17 +14,20 @@ use kube::ResourceExt as _;
 use rouse::{
     model::AcceleratorId,
     pairing::{
-        event::{AcceleratorFacts, Answer, Event, NodeFacts, Sizes, Standing},
-        ids::{Fingerprint, Mode, NodeName},
+        event::{AcceleratorFacts, Answer, Event, NodeFacts, Sizes, Standing, Terms},
+        ids::{Build, Fingerprint, Mode, NodeName},
     },
     units::Bytes,
 };
 
 use super::configs::{self, Configs};
-use crate::controllers::{
-    dual::record::Wanted,
-    index::{NodePlace, Settled, Terms},
-    watch::{Change, Found},
+use crate::{
+    controllers::{
+        dual::record::Wanted,
+        index::{NodePlace, Settled, Terms as PoolTerms},
+        watch::{Change, Found},
+    },
+    platform::kubernetes::launcher::pod::Source,
 };
 
 /// By UUID, the accelerators of a node.
@@ -45,6 +48,8 @@ pub(super) struct Facts {
     pub(super) configs: Configs,
     /// Of launchers' engines.
     fingerprints: BTreeSet<Fingerprint>,
+    /// What launchers were made from that were seen.
+    sources: BTreeMap<Build, Source>,
     /// What was told of them, and whether something has come since.
     told: Told,
     news: bool,
@@ -55,6 +60,7 @@ struct Told {
     nodes: BTreeMap<NodeName, NodeFacts>,
     accelerators: BTreeMap<(NodeName, AcceleratorId), AcceleratorFacts>,
     standings: BTreeMap<Fingerprint, Standing>,
+    builds: BTreeMap<Build, Terms>,
 }
 
 /// Why nothing can be decided about who is on a node.
@@ -128,6 +134,11 @@ impl Facts {
         }
     }
 
+    /// There is a launcher that was made from this.
+    pub(super) fn meet_launcher(&mut self, source: &Source) {
+        self.news |= self.sources.insert(source.build(), source.clone()).is_none();
+    }
+
     fn met(&mut self, node: &NodeName, accelerators: &[AcceleratorId]) {
         let unknown = |a: &&AcceleratorId| self.met.get(node).is_none_or(|known| !known.contains(*a));
         let new: Vec<_> = accelerators.iter().filter(unknown).cloned().collect();
@@ -167,7 +178,7 @@ impl Facts {
         self.place(node).and_then(|(_, terms)| terms.taint.clone())
     }
 
-    fn place(&self, node: &NodeName) -> Option<(&NodePlace, &Terms)> {
+    fn place(&self, node: &NodeName) -> Option<(&NodePlace, &PoolTerms)> {
         let place = self.settled.nodes.get(node.as_str())?;
         let terms = self.settled.pools.get(place.pool.as_ref()?)?.terms.as_deref()?;
         Some((place, terms))
@@ -199,6 +210,11 @@ impl Facts {
                 tell(Event::Template { fingerprint: *fingerprint, standing: *standing });
             }
         }
+        for (build, terms) in &now.builds {
+            if self.told.builds.get(build) != Some(terms) {
+                tell(Event::Build { build: *build, terms: *terms });
+            }
+        }
         self.told = now;
         configured
     }
@@ -211,7 +227,10 @@ impl Facts {
     fn now(&self) -> Told {
         let standing = |fingerprint: &Fingerprint| Some((*fingerprint, self.configs.standing(*fingerprint)?));
         let standings = self.fingerprints.iter().filter_map(standing).collect();
-        let mut now = Told { standings, ..Told::default() };
+        let sources = self.sources.values().chain(self.configs.sources());
+        let terms = |source: &Source| Some((source.build(), self.configs.terms(source)?));
+        let builds = sources.filter_map(terms).collect();
+        let mut now = Told { standings, builds, ..Told::default() };
         for (node, cordoned) in &self.nodes {
             let place = self.place(node);
             let host = place.map(|(_, terms)| terms.host_sleep_memory).unwrap_or_default();
@@ -234,7 +253,7 @@ impl Facts {
         accelerator: &AcceleratorId,
         position: usize,
         place: &NodePlace,
-        terms: &Terms,
+        terms: &PoolTerms,
     ) -> Option<AcceleratorFacts> {
         let index = match &self.map {
             Some(map) => *map.get(node)?.get(accelerator)?,

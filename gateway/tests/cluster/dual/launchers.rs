@@ -1,5 +1,6 @@
 //! The public project's cases of launchers, by its names where it has them: several engines in one provider.
 
+mod limits;
 mod trouble;
 
 use std::{
@@ -87,17 +88,23 @@ impl Duo {
         let own = duo.world.name().to_owned();
         let node = duo.world.runner.node(&format!("{own}-a"));
         let all: Vec<String> = node.devices().into_iter().map(|(id, _)| id).collect();
-        let file = duo.world.dir.path().join("accelerators");
-        fs::write(&file, all.join("\n")).unwrap();
+        fs::write(duo.world.dir.path().join("accelerators"), all.join("\n")).unwrap();
+        duo.launcher_config("launchers", flags, "template", None).await;
+        duo
+    }
+
+    /// A LauncherConfig of this name, whose launchers are started with these flags, are labelled as of this, and hold so many engines.
+    async fn launcher_config(&self, name: &str, flags: &str, of: &str, most: Option<u32>) {
+        let dir = self.world.dir.path();
         let command = format!("{} demo-engine --host $(POD_IP)", env!("CARGO_BIN_EXE_rouse-gateway"));
         let ip = json!([{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]);
         let mut args = vec!["launcher".to_owned(), "--host=$(POD_IP)".to_owned(), "--grace=1s".to_owned()];
         args.push(format!("--command={command}"));
-        args.push(format!("--accelerators-file={}", file.display()));
-        args.push(format!("--log-dir={}", duo.world.dir.path().join("logs").display()));
+        args.push(format!("--accelerators-file={}", dir.join("accelerators").display()));
+        args.push(format!("--log-dir={}", dir.join("logs").display()));
         args.extend(flags.split_whitespace().map(str::to_owned));
-        let metadata = json!({"labels": {"of": "template"}});
-        let spec = json!({"podTemplate": {"metadata": metadata, "spec": {
+        let metadata = json!({"labels": {"of": of}});
+        let mut spec = json!({"podTemplate": {"metadata": metadata, "spec": {
             "terminationGracePeriodSeconds": 5,
             "containers": [{
                 "name": "inference-server",
@@ -106,8 +113,10 @@ impl Duo {
                 "env": ip,
             }],
         }}});
-        Box::pin(duo.object("LauncherConfig", "launchers", spec)).await;
-        duo
+        if let Some(most) = most {
+            spec["maxInstances"] = json!(most);
+        }
+        Box::pin(self.object("LauncherConfig", name, spec)).await;
     }
 
     async fn object(&self, kind: &str, name: &str, spec: Value) {
@@ -124,10 +133,15 @@ impl Duo {
 
     /// An InferenceServerConfig of this name.
     async fn config(&self, name: &str, flags: &str) {
+        self.config_in("launchers", name, flags).await;
+    }
+
+    /// The same for launchers of this LauncherConfig.
+    async fn config_in(&self, launchers: &str, name: &str, flags: &str) {
         let cards = self.world.dir.path().join("cards");
         let card = format!("--accelerator-file {} --memory-awake 40Gi --memory-asleep 1Gi", cards.display());
         let options = format!("--model {name} --enable-sleep-mode --start-time 100ms {card} {flags}");
-        let spec = json!({"launcherConfigName": "launchers", "modelServerConfig": {
+        let spec = json!({"launcherConfigName": launchers, "modelServerConfig": {
             "port": 8005, "options": options, "labels": {"serves": name}, "annotations": {"example.com/about": name}}});
         self.object("InferenceServerConfig", name, spec).await;
     }
