@@ -37,6 +37,7 @@ mod deadlines;
 mod decide;
 mod observe;
 mod outcome;
+mod places;
 mod room;
 mod serve;
 mod steps;
@@ -49,8 +50,8 @@ use std::{
 use apply::Rules;
 use command::Command;
 use decide::Draft;
-use event::{Epoch, Event, Standing};
-use ids::{Fingerprint, NodeName, RequesterId};
+use event::{Epoch, Event, Standing, Terms};
+use ids::{Build, Fingerprint, NodeName, RequesterId};
 use node::Node;
 use settings::Settings;
 
@@ -66,6 +67,7 @@ pub struct Pairing {
     /// Another one leads: nothing is decided, and nothing is taken note of.
     deposed: bool,
     standings: BTreeMap<Fingerprint, Standing>,
+    builds: BTreeMap<Build, Terms>,
     nodes: BTreeMap<NodeName, Arc<Node>>,
     /// Of these something was seen since they were last planned.
     touched: BTreeSet<NodeName>,
@@ -131,7 +133,12 @@ impl Pairing {
             let Some(node) = self.nodes.get(&name) else { continue };
             let mut draft = Draft {
                 node: Node::clone(node),
-                rules: Rules { settings: &self.settings, standings: &self.standings, now },
+                rules: Rules {
+                    settings: &self.settings,
+                    standings: &self.standings,
+                    builds: &self.builds,
+                    now,
+                },
                 epoch: self.epoch,
                 serial,
                 generation,
@@ -155,7 +162,7 @@ impl Pairing {
                 Arc::make_mut(node).bury_ended(&self.settings, now);
             }
         }
-        let rules = Rules { settings: &self.settings, standings: &self.standings, now };
+        let rules = Rules { settings: &self.settings, standings: &self.standings, builds: &self.builds, now };
         for command in &plan.commands {
             self.serial = self.serial.max(command.serial);
             if let command::Order::Engine { generation, .. } = &command.order {

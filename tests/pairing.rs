@@ -58,6 +58,8 @@ fn no_cluster_breaks_a_promise() {
         "hangs",
         "nodes lost",
         "Pods vanished",
+        "launchers edited",
+        "engines displaced",
     ] {
         assert!(tally.get(what).is_some_and(|n| *n > 100), "hardly any {what}: {tally:?}");
     }

@@ -31,7 +31,13 @@ fn name(node: usize) -> NodeName {
 
 fn ask(fingerprint: u64) -> Ask {
     let sizes = Sizes { awake: Bytes::gib(60), asleep: Bytes::gib(2), host: Bytes::gib(20) };
-    Ask { mode: Mode::Sleep, fingerprint: Fingerprint(fingerprint), sizes, level: LevelPolicy::One }
+    Ask {
+        mode: Mode::Sleep,
+        fingerprint: Fingerprint(fingerprint),
+        build: None,
+        sizes,
+        level: LevelPolicy::One,
+    }
 }
 
 fn requester(node: usize, id: String, fingerprint: u64, on: &[u32]) -> Event {
@@ -87,6 +93,7 @@ fn sleeper(node: usize, fingerprint: u64) -> Event {
         stage: Stage::Ready,
         deleting: false,
         restarts: 0,
+        build: None,
         records: vec![record],
     };
     Event::SeenProvider { node: name(node), provider: ProviderId::direct(&engine), seen }

@@ -326,6 +326,12 @@ impl Controller {
                     self.notes.gone(requester);
                     self.waits.gone(requester);
                 }
+                Event::SeenProvider { node, provider, .. } => {
+                    let seen = self.directory.provider(node, provider);
+                    seen.and_then(|own| own.source.as_ref())
+                        .into_iter()
+                        .for_each(|source| self.facts.meet_launcher(source));
+                }
                 _ => {}
             }
             if self.epoch.is_some() {

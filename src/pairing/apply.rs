@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::{
-    command::{Command, Farewell, OfProvider, OfRequester, Order, Step, Why},
-    event::{Record, Stage, Standing},
-    ids::{EngineId, Fingerprint, ProviderId, RequesterId},
+    command::{Command, Dismissal, Farewell, OfProvider, OfRequester, Order, Step, Why},
+    event::{Record, Stage, Standing, Terms},
+    ids::{Build, EngineId, Fingerprint, ProviderId, RequesterId},
     node::{Binding, Call, Engine, Kind, Node, Provider, Retry, State, pause},
     room::Rooms,
     settings::Settings,
@@ -19,10 +19,21 @@ use crate::{
 pub(super) struct Rules<'a> {
     pub(super) settings: &'a Settings,
     pub(super) standings: &'a BTreeMap<Fingerprint, Standing>,
+    pub(super) builds: &'a BTreeMap<Build, Terms>,
     pub(super) now: Tick,
 }
 
 impl Rules<'_> {
+    pub(super) const fn rooms<'b>(&'b self, node: &'b Node) -> Rooms<'b> {
+        let Self { settings, standings, builds, now } = self;
+        Rooms { node, settings, standings, builds, now: *now }
+    }
+
+    /// What holds for this launcher.
+    pub(super) fn terms(&self, launcher: &Provider) -> Terms {
+        terms(self.builds, launcher)
+    }
+
     pub(super) fn apply(&self, node: &mut Node, command: &Command) {
         let call = |kind, within: Millis| Call {
             serial: command.serial,
@@ -46,13 +57,15 @@ impl Rules<'_> {
                 known.call = Some(call(kind, self.settings.call));
             }
             Order::Provider { provider, step } => match step {
-                OfProvider::Create => {
+                OfProvider::Create { .. } => {
                     let fresh = || Provider::ordered(self.now);
                     let known = node.providers.entry(provider.clone()).or_insert_with(fresh);
                     known.call = Some(call(Kind::Create, self.settings.call));
                 }
-                OfProvider::Delete { .. } => {
-                    self.crashed(node, provider);
+                OfProvider::Delete { why, .. } => {
+                    if *why == Dismissal::Useless {
+                        self.crashed(node, provider);
+                    }
                     leave(node, provider, self.now);
                     if let Some(known) = node.providers.get_mut(provider) {
                         known.deleting = true;
@@ -155,7 +168,7 @@ impl Rules<'_> {
 
     /// What is deleted because the meter found more than is known of leaves a doubt until the meter was read again.
     fn doubt(&self, node: &mut Node, id: &EngineId) {
-        let rooms = Rooms { node, settings: self.settings, standings: self.standings, now: self.now };
+        let rooms = self.rooms(node);
         let more: Vec<_> =
             id.accelerators.iter().filter(|a| rooms.is_more_than_known(a, None)).cloned().collect();
         for accelerator in more {
@@ -184,6 +197,11 @@ impl Rules<'_> {
     }
 }
 
+/// What holds for this launcher; of one whose build is not known nothing does.
+pub(super) fn terms(builds: &BTreeMap<Build, Terms>, launcher: &Provider) -> Terms {
+    launcher.build.and_then(|build| builds.get(&build)).copied().unwrap_or_default()
+}
+
 /// The Pod goes, and every engine in it.
 pub(super) fn leave(node: &mut Node, provider: &ProviderId, now: Tick) {
     for engine in node.engines.values_mut().filter(|engine| engine.provider == *provider) {
@@ -202,6 +220,7 @@ impl Provider {
             stage: Stage::Pending,
             deleting: false,
             restarts: 0,
+            build: None,
             since: now,
             proved: None,
             made: false,

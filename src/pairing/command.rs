@@ -88,6 +88,8 @@ pub enum Why {
     Unneeded,
     /// To make room, as a sleeper.
     Evicted,
+    /// As a sleeper of a launcher that may hold no more engines.
+    Displaced,
     /// Its template is no longer there.
     Obsolete,
     StartFailed,
@@ -129,10 +131,20 @@ pub enum Farewell {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum OfProvider {
-    /// Make a launcher.
-    Create,
+    /// Make a launcher, as this requester asks for it.
+    Create { asker: Option<RequesterId> },
     /// Delete a launcher; `None`: whichever has the name.
-    Delete { uid: Option<Uid> },
+    Delete { uid: Option<Uid>, why: Dismissal },
+}
+
+/// Why a launcher is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Dismissal {
+    /// It does not work, nobody needs it, or its node or accelerator goes away.
+    Useless,
+    /// It is of another build than launchers there are to be: nothing is wrong with it, and the next one is made at once.
+    Replaced,
 }
 
 impl Order {
@@ -176,8 +188,10 @@ impl fmt::Display for Order {
                 OfRequester::Finalize { .. } => write!(f, "take the finalizer off {requester}"),
                 OfRequester::Release => write!(f, "let the stub of {requester} end"),
             },
-            Self::Provider { provider, step: OfProvider::Create } => write!(f, "create {provider}"),
-            Self::Provider { provider, .. } => write!(f, "delete {provider}"),
+            Self::Provider { provider, step: OfProvider::Create { .. } } => write!(f, "create {provider}"),
+            Self::Provider { provider, step: OfProvider::Delete { why, .. } } => {
+                write!(f, "delete {provider}: {why}")
+            }
         }
     }
 }
@@ -191,6 +205,7 @@ impl fmt::Display for Why {
         f.write_str(match self {
             Self::Unneeded => "its requester is gone",
             Self::Evicted => "room is needed",
+            Self::Displaced => "its launcher is full",
             Self::Obsolete => "its template is gone",
             Self::StartFailed => "it did not start",
             Self::WakeFailed => "it did not wake",
@@ -199,6 +214,15 @@ impl fmt::Display for Why {
             Self::Lost => "it is gone or cannot be reached",
             Self::Overdue => "its requester may wait no longer",
             Self::Leaving => "its node, Pod or accelerator goes away",
+        })
+    }
+}
+
+impl fmt::Display for Dismissal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Useless => "it is of no use",
+            Self::Replaced => "it is not what launchers are made from now",
         })
     }
 }

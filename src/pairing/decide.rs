@@ -36,8 +36,7 @@ impl Draft<'_> {
     }
 
     pub(super) fn rooms(&self) -> Rooms<'_> {
-        let Rules { settings, standings, now } = &self.rules;
-        Rooms { node: &self.node, settings, standings, now: *now }
+        self.rules.rooms(&self.node)
     }
 
     /// Everything there is to do at this moment.

@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ids::{EngineId, Fingerprint, Mode, NodeName, ProviderId, RequesterId, Uid};
+use super::ids::{Build, EngineId, Fingerprint, Mode, NodeName, ProviderId, RequesterId, Uid};
 use crate::{
     model::{AcceleratorId, Level, LevelPolicy},
     units::{Bytes, Generation, Tick},
@@ -57,6 +57,11 @@ pub enum Event {
     Template {
         fingerprint: Fingerprint,
         standing: Standing,
+    },
+    /// What holds for launchers of this build. It is told before anybody asks for one.
+    Build {
+        build: Build,
+        terms: Terms,
     },
     SeenRequester {
         node: NodeName,
@@ -142,6 +147,15 @@ pub enum Standing {
     Obsolete,
 }
 
+/// Of launchers of one build.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terms {
+    /// None is made of it any more: a launcher of it is ended as soon as nobody is bound to an engine in it.
+    pub obsolete: bool,
+    /// How many engines one may hold, asleep and awake; `None`: as many as there is memory for.
+    pub most: Option<u32>,
+}
+
 /// Memory of an engine, per accelerator; host RAM for all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
@@ -157,6 +171,8 @@ pub struct Sizes {
 pub struct Ask {
     pub mode: Mode,
     pub fingerprint: Fingerprint,
+    /// In mode `launcher`: of what build the engine's launcher is to be; `None`: of any.
+    pub build: Option<Build>,
     pub sizes: Sizes,
     pub level: LevelPolicy,
 }
@@ -186,6 +202,8 @@ pub struct SeenProvider {
     /// How often its container was started anew. Engines of a launcher end with it; that of a direct provider must not be
     /// started anew at all (it would take its memory unasked), so its Pod is made without restarts.
     pub restarts: u32,
+    /// Of a launcher, if its Pod says it.
+    pub build: Option<Build>,
     /// What its annotations say of its engines.
     pub records: Vec<Record>,
 }

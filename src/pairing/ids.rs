@@ -66,6 +66,12 @@ pub enum Mode {
 #[serde(transparent)]
 pub struct Fingerprint(pub u64);
 
+/// What a launcher is made from: a LauncherConfig, in one version of its Pod template. Launchers of another build are not what was
+/// asked for, whatever engines they could start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Build(pub u64);
+
 /// Accelerators of one node that are used together, sorted. Cheap to clone.
 pub type Set = Arc<[AcceleratorId]>;
 
@@ -114,6 +120,12 @@ pub fn names(accelerators: &[AcceleratorId]) -> String {
 }
 
 impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+impl fmt::Display for Build {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}", self.0)
     }

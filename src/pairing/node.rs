@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     command::{Farewell, Why},
     event::{AcceleratorFacts, NodeFacts, Record, SeenProvider, SeenRequester, Sizes, Stage},
-    ids::{EngineId, NodeName, ProviderId, RequesterId, Uid},
+    ids::{Build, EngineId, NodeName, ProviderId, RequesterId, Uid},
     remains::Remains,
     settings::Settings,
 };
@@ -73,6 +73,8 @@ pub struct Provider {
     pub stage: Stage,
     pub deleting: bool,
     pub restarts: u32,
+    /// Of a launcher that was seen.
+    pub build: Option<Build>,
     pub since: Tick,
     /// Of a launcher: since when an engine in it has proved that it works.
     pub proved: Option<Tick>,
@@ -300,6 +302,12 @@ impl Engine {
         self.call.as_ref().is_some_and(|call| call.until > now)
     }
 
+    /// It sleeps, for nobody, and nothing is under way about it.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        matches!(self.state, State::Asleep { .. }) && self.binding.is_none() && self.call.is_none()
+    }
+
     /// What it keeps once it sleeps.
     #[must_use]
     pub fn residue(&self) -> Bytes {
@@ -385,6 +393,12 @@ impl Node {
 
     pub fn engines_in<'a>(&'a self, provider: &'a ProviderId) -> impl Iterator<Item = &'a Engine> {
         self.engines.values().filter(move |engine| engine.provider == *provider)
+    }
+
+    /// An engine in this launcher that somebody is bound to: the launcher stays for that.
+    #[must_use]
+    pub fn bound_in<'a>(&'a self, launcher: &'a ProviderId) -> Option<&'a Engine> {
+        self.engines_in(launcher).find(|engine| engine.binding.is_some() && !engine.state.is_over())
     }
 
     /// Nothing has happened in this launcher, or on its accelerator, since then.

@@ -30,6 +30,13 @@ impl Pairing {
                     self.nodes.values().map(|n| &**n).filter(has).map(|n| n.name.clone()).collect();
                 self.touched.extend(names);
             }
+            Event::Build { build, terms } => {
+                self.builds.insert(*build, *terms);
+                let has = |node: &&Node| node.providers.values().any(|known| known.build == Some(*build));
+                let names: Vec<_> =
+                    self.nodes.values().map(|n| &**n).filter(has).map(|n| n.name.clone()).collect();
+                self.touched.extend(names);
+            }
             Event::Node { node, facts } => {
                 let known = self.touch(node);
                 known.exists = true;
@@ -194,6 +201,7 @@ impl Node {
         known.uid = Some(Uid::clone(&seen.uid));
         known.stage = seen.stage;
         known.restarts = seen.restarts;
+        known.build = seen.build;
         known.deleting |= seen.deleting;
         if anew {
             self.container_anew(id, now);

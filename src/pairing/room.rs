@@ -16,9 +16,10 @@
 use std::collections::BTreeMap;
 
 use super::{
+    command::Why,
     cover::{Shortage, Sleeper, cover},
-    event::{Sizes, Standing},
-    ids::{EngineId, Fingerprint},
+    event::{Sizes, Standing, Terms},
+    ids::{Build, EngineId, Fingerprint},
     node::{Accelerator, Engine, Node, Requester, State},
     settings::Settings,
 };
@@ -31,8 +32,8 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Room {
     There,
-    /// These sleepers have to be deleted first.
-    Evict(Vec<EngineId>),
+    /// These sleepers have to be deleted first, and why.
+    Evict(Vec<(EngineId, Why)>),
     /// Somebody or something has to be waited for.
     Wait(String),
 }
@@ -48,6 +49,7 @@ pub(super) struct Rooms<'a> {
     pub(super) node: &'a Node,
     pub(super) settings: &'a Settings,
     pub(super) standings: &'a BTreeMap<Fingerprint, Standing>,
+    pub(super) builds: &'a BTreeMap<Build, Terms>,
     pub(super) now: Tick,
 }
 
@@ -137,7 +139,10 @@ impl Rooms<'_> {
         match (set, leaving) {
             (Some(set), Some(what)) if set.is_empty() => Room::Wait(what),
             (Some(set), None) if set.is_empty() => Room::There,
-            (Some(set), _) => Room::Evict(set.into_iter().filter_map(|i| ids.get(i).cloned()).collect()),
+            (Some(set), _) => {
+                let chosen = set.into_iter().filter_map(|i| ids.get(i).cloned());
+                Room::Evict(chosen.map(|id| (id, Why::Evicted)).collect())
+            }
             (None, leaving) => {
                 let held = || short.accelerators.iter().find(|(_, b)| **b > Bytes::ZERO);
                 let what = leaving.or_else(|| held().map(|(a, _)| self.waits_for(a, new.engine, true)));
@@ -260,18 +265,13 @@ impl Rooms<'_> {
 
     /// What may be deleted to make room.
     fn sleepers(&self, except: Option<&EngineId>) -> (Vec<EngineId>, Vec<Sleeper>) {
-        let free = |e: &&Engine| {
-            matches!(e.state, State::Asleep { .. })
-                && e.binding.is_none()
-                && Some(&e.id) != except
-                && e.call.is_none()
-        };
+        let free = |e: &&Engine| e.is_free() && Some(&e.id) != except;
         let sleeper = |engine: &Engine| Sleeper {
             on: engine.id.accelerators.to_vec(),
             residue: engine.held,
             host: engine.held_host,
             wanted: self.is_wanted(&engine.id),
-            outdated: self.standings.get(&engine.id.fingerprint).is_some_and(|s| *s != Standing::Current),
+            outdated: self.is_outdated(&engine.id),
             last_used: engine.last_used,
             // What is larger takes longer to load.
             comes_back_in: Millis(engine.sizes.awake.0 >> 20),
@@ -279,7 +279,11 @@ impl Rooms<'_> {
         self.node.engines.values().filter(free).map(|engine| (engine.id.clone(), sleeper(engine))).unzip()
     }
 
-    fn is_wanted(&self, id: &EngineId) -> bool {
+    pub(super) fn is_outdated(&self, id: &EngineId) -> bool {
+        self.standings.get(&id.fingerprint).is_some_and(|standing| *standing != Standing::Current)
+    }
+
+    pub(super) fn is_wanted(&self, id: &EngineId) -> bool {
         self.node.requesters.values().any(|r| {
             r.stays() && r.seen.ask.fingerprint == id.fingerprint && r.accelerators == *id.accelerators
         })

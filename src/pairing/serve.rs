@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::{
-    command::{Farewell, OfProvider, OfRequester, Step, Why},
+    command::{Dismissal, Farewell, OfProvider, OfRequester, Step},
     decide::Draft,
     event::{Record, Stage},
-    ids::{EngineId, Mode, ProviderId, RequesterId},
+    ids::{Build, EngineId, Mode, ProviderId, RequesterId},
     node::{Requester, State},
     room::{Newcomer, Room},
 };
@@ -103,13 +103,17 @@ impl Draft<'_> {
     /// Wakes or launches the engine that it asks for, or says why not yet.
     fn provide(&mut self, id: &RequesterId, requester: &Requester) -> Option<String> {
         let engine = self.node.wanted_by(requester);
-        let provider = self.node.provider_for(&engine);
+        let own = self.node.engines.get(&engine).map(|sleeper| sleeper.provider.clone());
+        let starts = own.is_none();
+        let provider = own.unwrap_or_else(|| self.node.provider_for(&engine));
+        if let Some(reason) = self.is_another_build(&provider, requester.seen.ask.build) {
+            return Some(reason);
+        }
         if let Some(sleeper) = self.node.engines.get(&engine) {
-            let free = matches!(sleeper.state, State::Asleep { .. }) && sleeper.binding.is_none();
-            if !free || sleeper.call.is_some() {
+            if !sleeper.is_free() {
                 return Some(format!("the engine that it asks for is {}", sleeper.state));
             }
-        } else if let Some(reason) = self.provider_is_missing(&provider) {
+        } else if let Some(reason) = self.provider_is_missing(&provider, id) {
             return Some(reason);
         }
         if !requester.speaks() {
@@ -117,15 +121,17 @@ impl Draft<'_> {
         }
         let ask = &requester.seen.ask;
         let sizes = self.node.engines.get(&engine).map_or(ask.sizes, |sleeper| sleeper.sizes);
-        match self.rooms().for_newcomer(&Newcomer { engine: &engine, sizes, level: ask.level }) {
+        let new = Newcomer { engine: &engine, sizes, level: ask.level };
+        let rooms = self.rooms();
+        match if starts { rooms.for_start(&new, &provider) } else { rooms.for_newcomer(&new) } {
             Room::There => {
                 self.take(id, requester, engine);
                 None
             }
             Room::Evict(sleepers) => {
-                let names: Vec<String> = sleepers.iter().map(EngineId::to_string).collect();
-                for sleeper in sleepers {
-                    self.step(&sleeper, Step::End { why: Why::Evicted });
+                let names: Vec<String> = sleepers.iter().map(|(sleeper, _)| sleeper.to_string()).collect();
+                for (sleeper, why) in sleepers {
+                    self.step(&sleeper, Step::End { why });
                 }
                 Some(format!("room is made by deleting {}", names.join(" and ")))
             }
@@ -134,20 +140,36 @@ impl Draft<'_> {
     }
 
     /// The provider that an engine is launched in must be there if it is a launcher, and must not if it is to be made.
-    fn provider_is_missing(&mut self, provider: &ProviderId) -> Option<String> {
+    fn provider_is_missing(&mut self, provider: &ProviderId, asker: &RequesterId) -> Option<String> {
         let known = self.node.providers.get(provider);
         if !provider.is_launcher() {
             return known.map(|_| "the Pod before with its name is still there".to_owned());
         }
         match known {
             None => Some(self.launcher_pause(provider).unwrap_or_else(|| {
-                self.of_provider(provider, OfProvider::Create);
+                self.of_provider(provider, OfProvider::Create { asker: Some(asker.clone()) });
                 "its launcher is being created".to_owned()
             })),
             Some(known) if known.deleting => Some("its launcher is being deleted".to_owned()),
             Some(known) if known.stage != Stage::Ready => Some("its launcher is not ready".to_owned()),
             Some(_) => None,
         }
+    }
+
+    /// The launcher that is there is not of the build that is asked for: it makes way for one that is, unless somebody is bound to an
+    /// engine in it.
+    fn is_another_build(&mut self, id: &ProviderId, asked: Option<Build>) -> Option<String> {
+        let known = self.node.providers.get(id).filter(|known| !known.deleting)?;
+        if known.build? == asked? {
+            return None;
+        }
+        let what = "its launcher is of another LauncherConfig, or of it as it was before";
+        if let Some(bound) = self.node.bound_in(id) {
+            return Some(format!("{what}, and {} is {} there", bound.id, bound.state));
+        }
+        let uid = known.uid.clone();
+        self.of_provider(id, OfProvider::Delete { uid, why: Dismissal::Replaced });
+        Some(format!("{what}, and is replaced"))
     }
 
     fn take(&mut self, id: &RequesterId, requester: &Requester, engine: EngineId) {
@@ -183,7 +205,8 @@ impl Draft<'_> {
         let missing = missing.filter(|id| !self.node.providers.contains_key(id));
         let missing: Vec<_> = missing.filter(|id| self.launcher_pause(id).is_none()).collect();
         for id in missing {
-            self.of_provider(&id, OfProvider::Create);
+            let asker = self.asker(&id);
+            self.of_provider(&id, OfProvider::Create { asker });
         }
         let launchers = self.node.providers.keys().filter(|id| id.is_launcher());
         for id in launchers.cloned().collect::<Vec<_>>() {
@@ -202,13 +225,14 @@ impl Draft<'_> {
         if known.deleting {
             // Ordered, and not taken yet.
             let again = known.retry.failures > 0 || known.call.is_some();
-            return again.then(|| OfProvider::Delete { uid: known.uid.clone() });
+            let why = self.dismissal(id).unwrap_or(Dismissal::Useless);
+            return again.then(|| OfProvider::Delete { uid: known.uid.clone(), why });
         }
         if known.uid.is_none() && known.retry.failures > 0 {
-            return Some(OfProvider::Create);
+            return Some(OfProvider::Create { asker: self.asker(id) });
         }
-        let bound = self.node.engines_in(id).any(|e| e.binding.is_some() && !e.state.is_over());
-        self.launcher_must_go(id).filter(|()| !bound).map(|()| OfProvider::Delete { uid: known.uid.clone() })
+        let why = self.dismissal(id).filter(|_| self.node.bound_in(id).is_none())?;
+        Some(OfProvider::Delete { uid: known.uid.clone(), why })
     }
 
     /// Since when nobody has needed this launcher: no engine is in it, no requester is there that it could be for, and its node is
@@ -226,8 +250,24 @@ impl Draft<'_> {
         self.node.idle_since(id).filter(|_| !needed)
     }
 
-    fn launcher_must_go(&self, id: &ProviderId) -> Option<()> {
+    /// Who came first of those that ask for an engine in this launcher and have none.
+    fn asker(&self, id: &ProviderId) -> Option<RequesterId> {
+        let asks = |(own, requester): &(&RequesterId, &Requester)| {
+            requester.stays()
+                && requester.seen.ask.mode == Mode::Launcher
+                && self.node.provider_for(&self.node.wanted_by(requester)) == *id
+                && self.node.engine_of(own).is_none()
+        };
+        let askers = self.node.requesters.iter().filter(asks);
+        askers.min_by_key(|(own, requester)| (requester.seen.created, *own)).map(|(own, _)| own.clone())
+    }
+
+    /// Why this launcher goes as soon as nobody is bound to an engine in it.
+    fn dismissal(&self, id: &ProviderId) -> Option<Dismissal> {
         let known = self.node.providers.get(id)?;
+        if self.rules.terms(known).obsolete {
+            return Some(Dismissal::Replaced);
+        }
         let settings = self.rules.settings;
         let faulty =
             |a: &AcceleratorId| self.node.accelerators.get(a).is_some_and(|known| !known.facts.healthy);
@@ -241,6 +281,6 @@ impl Draft<'_> {
             || !self.node.exists
             || id.accelerators.iter().any(faulty)
             || self.idle_since(id).is_some_and(|since| since + settings.idle <= self.now());
-        goes.then_some(())
+        goes.then_some(Dismissal::Useless)
     }
 }

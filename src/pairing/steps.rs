@@ -171,7 +171,9 @@ impl Draft<'_> {
         if self.is_on_faulty(e) || !self.node.exists {
             return Some(Step::End { why: Why::Leaving });
         }
-        if self.standing(e) == Standing::Obsolete {
+        let launcher = self.node.providers.get(&e.provider);
+        let leaves = launcher.is_some_and(|launcher| self.rules.terms(launcher).obsolete);
+        if leaves || self.standing(e) == Standing::Obsolete {
             return Some(Step::End { why: Why::Obsolete });
         }
         let room =

@@ -8,6 +8,7 @@
 //! After each step a second bookkeeper looks (`books`), who knows what every process really holds.
 
 mod books;
+mod builds;
 mod chance;
 mod execute;
 mod kubelet;
@@ -60,6 +61,8 @@ pub struct Cluster {
     watch: watch::Watch,
     /// What has been said of templates, which every leader is told.
     standings: BTreeMap<Fingerprint, Standing>,
+    /// How often each LauncherConfig has been edited.
+    editions: Vec<u64>,
 
     calm: bool,
     books: books::Books,
@@ -129,6 +132,7 @@ impl Cluster {
             reasons: BTreeMap::new(),
             watch: watch::Watch::default(),
             standings: BTreeMap::new(),
+            editions: vec![0; plot.launchers_hold.len()],
             calm: false,
             books: books::Books::default(),
             violations: Vec::new(),

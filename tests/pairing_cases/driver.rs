@@ -32,7 +32,7 @@ pub(crate) fn node() -> NodeName {
 
 pub(crate) fn ask(mode: Mode, fingerprint: u64) -> Ask {
     let sizes = Sizes { awake: Bytes::gib(60), asleep: Bytes::gib(2), host: Bytes::gib(20) };
-    Ask { mode, fingerprint: Fingerprint(fingerprint), sizes, level: LevelPolicy::One }
+    Ask { mode, fingerprint: Fingerprint(fingerprint), build: None, sizes, level: LevelPolicy::One }
 }
 
 pub(crate) fn engine(mode: Mode, fingerprint: u64, on: &[&str]) -> EngineId {
@@ -164,8 +164,14 @@ impl Case {
     }
 
     pub(crate) fn provider(&mut self, id: &ProviderId, stage: Stage, change: impl FnOnce(&mut SeenProvider)) {
-        let mut seen =
-            SeenProvider { uid: "uid".into(), stage, deleting: false, restarts: 0, records: Vec::new() };
+        let mut seen = SeenProvider {
+            uid: "uid".into(),
+            stage,
+            deleting: false,
+            restarts: 0,
+            build: None,
+            records: Vec::new(),
+        };
         change(&mut seen);
         self.on(Event::SeenProvider { node: node(), provider: id.clone(), seen });
     }
@@ -227,6 +233,17 @@ impl Case {
         self.finalized(id);
         assert_eq!(self.state(&id_of), Some(State::Awake));
         id_of
+    }
+
+    /// An engine for which its launcher is ready has been started, and is open.
+    pub(crate) fn launched(&mut self, id: &EngineId) {
+        self.done(binds(id));
+        self.done(launches(id));
+        let generation = generation(self.known(id));
+        self.on(Event::Answers { node: node(), engine: id.clone(), generation });
+        self.done(proves(id));
+        self.done(opens(id));
+        assert_eq!(self.state(id), Some(State::Awake));
     }
 
     pub(crate) fn finalized(&mut self, id: &str) {
@@ -303,7 +320,7 @@ pub(crate) fn deletes(id: &str) -> impl Fn(&Order) -> bool + '_ {
 }
 
 pub(crate) fn makes_launcher(order: &Order) -> bool {
-    matches!(order, Order::Provider { step: OfProvider::Create, .. })
+    matches!(order, Order::Provider { step: OfProvider::Create { .. }, .. })
 }
 
 pub(crate) fn deletes_launcher(order: &Order) -> bool {

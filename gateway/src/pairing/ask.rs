@@ -67,7 +67,7 @@ impl Asked {
     pub(super) fn nothing() -> Ask {
         let none = Bytes::ZERO;
         let sizes = Sizes { awake: none, asleep: none, host: none };
-        Ask { mode: Mode::Plain, fingerprint: Fingerprint(0), sizes, level: LevelPolicy::Never }
+        Ask { mode: Mode::Plain, fingerprint: Fingerprint(0), build: None, sizes, level: LevelPolicy::Never }
     }
 
     /// The InferenceServerConfig that it asks for.
@@ -87,11 +87,13 @@ impl Asked {
     }
 
     pub(super) fn on(&self, node: &NodeName, facts: &Facts) -> Result<Ask, Doubt> {
-        let (mode, fingerprint) = match &self.server {
-            Server::Patched { mode, fingerprint, .. } => (*mode, *fingerprint),
-            Server::Configured(name) => (Mode::Launcher, facts.configs.fingerprint(name)?),
+        let (mode, fingerprint, build) = match &self.server {
+            Server::Patched { mode, fingerprint, .. } => (*mode, *fingerprint, None),
+            Server::Configured(name) => {
+                (Mode::Launcher, facts.configs.fingerprint(name)?, facts.configs.build(name))
+            }
         };
         let sizes = facts.sizes(node, &self.wanted)?;
-        Ok(Ask { mode, fingerprint, sizes, level: self.level })
+        Ok(Ask { mode, fingerprint, build, sizes, level: self.level })
     }
 }

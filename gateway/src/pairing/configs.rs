@@ -7,7 +7,10 @@ use std::{
 };
 
 use kube::Resource;
-use rouse::pairing::{event::Standing, ids::Fingerprint};
+use rouse::pairing::{
+    event::{Standing, Terms},
+    ids::{Build, Fingerprint},
+};
 
 use crate::{
     controllers::{
@@ -17,7 +20,10 @@ use crate::{
         },
         watch::{Change, Found},
     },
-    platform::kubernetes::launcher,
+    platform::kubernetes::launcher::{
+        self,
+        pod::{Source, label_value},
+    },
 };
 
 /// As they were seen last.
@@ -27,7 +33,19 @@ pub(super) struct Configs {
     lists: usize,
     engines: Known<InferenceServerConfig>,
     launchers: Known<LauncherConfig>,
+    /// By namespace and label, what launchers are made from now.
+    sources: BTreeMap<(String, String), Current>,
     news: bool,
+}
+
+/// What a LauncherConfig comes to.
+#[derive(Debug)]
+struct Current {
+    source: Source,
+    build: Build,
+    most: Option<u32>,
+    /// Launchers can be made from it.
+    sound: bool,
 }
 
 /// All of one kind.
@@ -99,6 +117,8 @@ impl Configs {
 
     pub(super) fn launchers(&mut self, change: Change<LauncherConfig>) {
         self.launchers.take(change);
+        let current = self.launchers.objects.values().map(|config| Current::of(config));
+        self.sources = current.map(|own| (own.source.place(), own)).collect();
         self.news = true;
     }
 
@@ -114,6 +134,28 @@ impl Configs {
     /// What the launchers of this InferenceServerConfig are made from.
     pub(super) fn launcher(&self, name: &ObjectName) -> Option<&Arc<LauncherConfig>> {
         self.launchers.objects.get(&launcher_name(name, self.engine(name)?))
+    }
+
+    /// Of what build the launchers of this InferenceServerConfig are.
+    pub(super) fn build(&self, name: &ObjectName) -> Option<Build> {
+        let of = launcher_name(name, self.engine(name)?);
+        self.sources.get(&(of.namespace, label_value(&of.name))).map(|own| own.build)
+    }
+
+    /// What launchers can be made from now.
+    pub(super) fn sources(&self) -> impl Iterator<Item = &Source> {
+        self.sources.values().map(|own| &own.source)
+    }
+
+    /// What holds for launchers of this source; `None`: that is not known, or nothing can be made in their stead.
+    pub(super) fn terms(&self, source: &Source) -> Option<Terms> {
+        match self.sources.get(&source.place()) {
+            Some(own) if own.sound => {
+                Some(Terms { obsolete: own.source.hash != source.hash, most: own.most })
+            }
+            Some(_) => None,
+            None => self.is_complete().then_some(Terms { obsolete: true, most: None }),
+        }
     }
 
     /// What the engine of this InferenceServerConfig is.
@@ -144,6 +186,18 @@ impl Configs {
     fn is_complete(&self) -> bool {
         let least = self.engines.listed.len().min(self.launchers.listed.len());
         least > 0 && least >= self.lists
+    }
+}
+
+impl Current {
+    fn of(config: &LauncherConfig) -> Self {
+        let source = Source::of(config);
+        Self {
+            build: source.build(),
+            source,
+            most: config.spec.max_instances.and_then(|most| u32::try_from(most).ok()),
+            sound: config.spec.problems().is_empty(),
+        }
     }
 }
 
@@ -201,6 +255,32 @@ mod tests {
         configs.engines(Change::Applied(Box::new(engine("--model 'b"))));
         assert!(said(&configs).to_string().contains("modelServerConfig.options"));
         assert!(configs.news() && !configs.news());
+    }
+
+    #[test]
+    fn a_launcher_is_obsolete_once_its_template_is_another_or_its_configuration_is_gone() {
+        let config = |image: &str, most: i32| -> Found<LauncherConfig> {
+            let container = json!({"name": "inference-server", "image": image});
+            let template = json!({"spec": {"containers": [container]}});
+            object("LauncherConfig", &json!({"podTemplate": template, "maxInstances": most}))
+        };
+        let mut configs = Configs::new(1);
+        configs.engines(all(vec![engine("--model a")]));
+        configs.launchers(all(vec![config("a", 2)]));
+        let source = configs.sources().next().unwrap().clone();
+        assert_eq!(configs.build(&ObjectName::new("chat", "one")), Some(source.build()));
+        let terms = |obsolete, most| Some(Terms { obsolete, most });
+        assert_eq!(configs.terms(&source), terms(false, Some(2)));
+        configs.launchers(Change::Applied(Box::new(config("a", 3))));
+        assert_eq!(configs.terms(&source), terms(false, Some(3)));
+        configs.launchers(Change::Applied(Box::new(config("b", 3))));
+        assert_eq!(configs.terms(&source), terms(true, Some(3)));
+        assert_ne!(configs.build(&ObjectName::new("chat", "one")), Some(source.build()));
+        configs.launchers(Change::Applied(Box::new(config("b", 0))));
+        assert_eq!(configs.terms(&source), None, "nothing could be made in its stead");
+        configs.launchers(Change::Deleted(ObjectName::new("chat", "one")));
+        assert_eq!(configs.terms(&source), terms(true, None));
+        assert_eq!(Configs::new(1).terms(&source), None);
     }
 
     #[test]

@@ -30,7 +30,10 @@ use crate::{
         },
         watch::{Change, Found},
     },
-    platform::kubernetes::launcher::{self, pod as launchers},
+    platform::kubernetes::launcher::{
+        self,
+        pod::{self as launchers, Source},
+    },
 };
 
 /// Everything that was seen and is still there.
@@ -85,8 +88,8 @@ pub(super) struct Provider {
     /// What the Pod says of its engines, and the labels that it has.
     inside: BTreeMap<EngineId, Inside>,
     pub(super) labels: BTreeMap<String, String>,
-    /// Of a launcher: the LauncherConfig that it was made from; and whether all that the Pod says of its engines could be read.
-    pub(super) config: Option<String>,
+    /// Of a launcher: what it was made from; and whether all that the Pod says of its engines could be read.
+    pub(super) source: Option<Source>,
     whole: bool,
     seen: SeenProvider,
     /// A kubelet may have begun to run it.
@@ -228,7 +231,8 @@ impl Directory {
         let mut records = all.filter_map(|(node, id)| self.provider(node, id)).flat_map(|p| &p.seen.records);
         let found = records.find(|record| record.requester.as_ref() == Some(&own.id))?;
         let Record { engine, sizes, level, .. } = found;
-        Some(Ask { mode: engine.mode, fingerprint: engine.fingerprint, sizes: *sizes, level: *level })
+        let (mode, fingerprint) = (engine.mode, engine.fingerprint);
+        Some(Ask { mode, fingerprint, build: None, sizes: *sizes, level: *level })
     }
 
     fn lost(&mut self, name: &ObjectName, tell: &mut impl FnMut(Event)) {
@@ -347,9 +351,11 @@ impl Provider {
     }
 
     fn launcher(pod: &Pod, node: NodeName, id: ProviderId) -> Option<Self> {
-        let config = pod.labels().get(launchers::CONFIG_NAME).cloned();
-        let own = Self::with(pod, node, id, engines::read(pod))?;
-        Some(Self { config, whole: own.inside.len() == engines::count(pod), ..own })
+        let mut own = Self::with(pod, node, id, engines::read(pod))?;
+        own.source = Source::read(pod);
+        own.seen.build = own.source.as_ref().map(Source::build);
+        own.whole = own.inside.len() == engines::count(pod);
+        Some(own)
     }
 
     fn with(pod: &Pod, node: NodeName, id: ProviderId, inside: Vec<Inside>) -> Option<Self> {
@@ -363,13 +369,14 @@ impl Provider {
             placed: pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()),
             id,
             address: address(pod),
-            config: None,
+            source: None,
             whole: true,
             seen: SeenProvider {
                 uid,
                 stage: stage(pod),
                 deleting: pod.metadata.deletion_timestamp.is_some(),
                 restarts,
+                build: None,
                 records: inside.iter().map(|own| own.record.clone()).collect(),
             },
             inside: inside.into_iter().map(|own| (own.record.engine.clone(), own)).collect(),

@@ -14,17 +14,20 @@ use kube::ResourceExt as _;
 use rouse::{
     model::AcceleratorId,
     pairing::{
-        event::{AcceleratorFacts, Answer, Event, NodeFacts, Sizes, Standing},
-        ids::{Fingerprint, Mode, NodeName},
+        event::{AcceleratorFacts, Answer, Event, NodeFacts, Sizes, Standing, Terms},
+        ids::{Build, Fingerprint, Mode, NodeName},
     },
     units::Bytes,
 };
 
 use super::configs::{self, Configs};
-use crate::controllers::{
-    dual::record::Wanted,
-    index::{NodePlace, Settled, Terms},
-    watch::{Change, Found},
+use crate::{
+    controllers::{
+        dual::record::Wanted,
+        index::{NodePlace, Settled, Terms as PoolTerms},
+        watch::{Change, Found},
+    },
+    platform::kubernetes::launcher::pod::Source,
 };
 
 /// The condition of a Node from which its kubelet's silence is known.
@@ -48,6 +51,8 @@ pub(super) struct Facts {
     pub(super) configs: Configs,
     /// Of launchers' engines.
     fingerprints: BTreeSet<Fingerprint>,
+    /// What launchers were made from that were seen.
+    sources: BTreeMap<Build, Source>,
     /// What was told of them, and whether something has come since.
     told: Told,
     news: bool,
@@ -68,6 +73,7 @@ struct Told {
     silent: BTreeSet<NodeName>,
     accelerators: BTreeMap<(NodeName, AcceleratorId), AcceleratorFacts>,
     standings: BTreeMap<Fingerprint, Standing>,
+    builds: BTreeMap<Build, Terms>,
 }
 
 /// Why nothing can be decided about who is on a node.
@@ -139,6 +145,11 @@ impl Facts {
         }
     }
 
+    /// There is a launcher that was made from this.
+    pub(super) fn meet_launcher(&mut self, source: &Source) {
+        self.news |= self.sources.insert(source.build(), source.clone()).is_none();
+    }
+
     fn met(&mut self, node: &NodeName, accelerators: &[AcceleratorId]) {
         let unknown = |a: &&AcceleratorId| self.met.get(node).is_none_or(|known| !known.contains(*a));
         let new: Vec<_> = accelerators.iter().filter(unknown).cloned().collect();
@@ -178,7 +189,7 @@ impl Facts {
         self.place(node).and_then(|(_, terms)| terms.taint.clone())
     }
 
-    fn place(&self, node: &NodeName) -> Option<(&NodePlace, &Terms)> {
+    fn place(&self, node: &NodeName) -> Option<(&NodePlace, &PoolTerms)> {
         let place = self.settled.nodes.get(node.as_str())?;
         let terms = self.settled.pools.get(place.pool.as_ref()?)?.terms.as_deref()?;
         Some((place, terms))
@@ -213,6 +224,11 @@ impl Facts {
                 tell(Event::Template { fingerprint: *fingerprint, standing: *standing });
             }
         }
+        for (build, terms) in &now.builds {
+            if self.told.builds.get(build) != Some(terms) {
+                tell(Event::Build { build: *build, terms: *terms });
+            }
+        }
         self.told = now;
         configured
     }
@@ -225,7 +241,10 @@ impl Facts {
     fn now(&self) -> Told {
         let standing = |fingerprint: &Fingerprint| Some((*fingerprint, self.configs.standing(*fingerprint)?));
         let standings = self.fingerprints.iter().filter_map(standing).collect();
-        let mut now = Told { standings, ..Told::default() };
+        let sources = self.sources.values().chain(self.configs.sources());
+        let terms = |source: &Source| Some((source.build(), self.configs.terms(source)?));
+        let builds = sources.filter_map(terms).collect();
+        let mut now = Told { standings, builds, ..Told::default() };
         now.silent =
             self.nodes.iter().filter(|(_, seen)| seen.silent).map(|(node, _)| node.clone()).collect();
         for (node, Seen { cordoned, .. }) in &self.nodes {
@@ -250,7 +269,7 @@ impl Facts {
         accelerator: &AcceleratorId,
         position: usize,
         place: &NodePlace,
-        terms: &Terms,
+        terms: &PoolTerms,
     ) -> Option<AcceleratorFacts> {
         let index = match &self.map {
             Some(map) => *map.get(node)?.get(accelerator)?,

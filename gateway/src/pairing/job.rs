@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::Arc};
 use rouse::{
     model::{AcceleratorId, Level},
     pairing::{
-        command::{Command, Order, Step},
+        command::{Command, OfProvider, Order, Step},
         event::Record,
         ids::{EngineId, Mode, NodeName, ProviderId},
         node::State,
@@ -98,7 +98,7 @@ impl Controller {
                 job.accelerators = known.map(|known| known.accelerators.clone()).unwrap_or_default();
             }
             Order::Engine { engine, step, .. } => self.of_engine(&mut job, node, engine, step),
-            Order::Provider { provider, .. } => self.of_launcher(&mut job, node, provider),
+            Order::Provider { provider, step } => self.of_launcher(&mut job, node, provider, step),
         }
         let asked = job.requester.as_ref().and_then(Requester::config);
         job.config = asked.and_then(|name| self.facts.configs.engine(name)).cloned();
@@ -142,9 +142,13 @@ impl Controller {
         job.port = self.ports.get(node, id).or(job.port);
     }
 
-    fn of_launcher(&self, job: &mut Job, node: &NodeName, id: &ProviderId) {
+    fn of_launcher(&self, job: &mut Job, node: &NodeName, id: &ProviderId, step: &OfProvider) {
         job.provider = self.directory.provider(node, id).cloned();
-        job.requester = self.asker(node, id).cloned();
+        job.requester = match step {
+            OfProvider::Create { asker } => asker.as_ref().and_then(|id| self.directory.requester(id)),
+            OfProvider::Delete { .. } => self.asker(node, id),
+        }
+        .cloned();
         job.taint = self.facts.taint(node);
     }
 }

@@ -243,6 +243,7 @@ mod tests {
             stage: rouse::pairing::event::Stage::Ready,
             deleting: false,
             restarts: 0,
+            build: None,
             records: vec![record],
         };
         let mut core = rouse::pairing::Pairing::new(rouse::pairing::settings::Settings::default());

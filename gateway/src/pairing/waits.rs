@@ -56,7 +56,7 @@ impl Waits {
     /// This was ordered for it: what comes first says how it comes to its engine.
     pub(super) fn ordered(&mut self, id: &RequesterId, order: &Order) {
         let path = match order {
-            Order::Provider { step: OfProvider::Create, .. }
+            Order::Provider { step: OfProvider::Create { .. }, .. }
             | Order::Engine { step: Step::Create { .. }, .. } => Path::Cold,
             Order::Engine { step: Step::Launch, .. } => Path::Warm,
             Order::Engine { step: Step::Wake { .. }, .. } => Path::Hot,

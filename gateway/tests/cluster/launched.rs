@@ -61,21 +61,24 @@ impl<R> World<'_, R> {
         Api::namespaced_with(self.site.admin.clone(), namespace, &ApiResource::from_gvk(&gvk))
     }
 
-    /// A LauncherConfig, of whose Pods this is the container.
-    pub(crate) async fn launchers_of(&self, name: &str, mut container: Value) {
+    /// A LauncherConfig, of whose Pods this is the container; they are labelled as of this, and hold so many engines.
+    pub(crate) async fn launchers_of(&self, name: &str, mut container: Value, of: &str, most: Option<u32>) {
         container["name"] = json!("inference-server");
         container["env"] =
             json!([{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]);
-        let metadata = json!({"labels": {"of": "template"}});
+        let metadata = json!({"labels": {"of": of}});
         let pod = json!({"terminationGracePeriodSeconds": 5, "containers": [container]});
-        let spec = json!({"podTemplate": {"metadata": metadata, "spec": pod}});
+        let mut spec = json!({"podTemplate": {"metadata": metadata, "spec": pod}});
+        if let Some(most) = most {
+            spec["maxInstances"] = json!(most);
+        }
         self.object("LauncherConfig", name, spec).await;
     }
 
-    /// An InferenceServerConfig of this name, for the LauncherConfig `launchers`.
-    pub(crate) async fn server(&self, name: &str, flags: &str) {
+    /// An InferenceServerConfig of this name, for launchers of this LauncherConfig.
+    pub(crate) async fn server(&self, launchers: &str, name: &str, flags: &str) {
         let options = format!("--model {name} --enable-sleep-mode --start-time 100ms {flags}");
-        let spec = json!({"launcherConfigName": "launchers", "modelServerConfig": {
+        let spec = json!({"launcherConfigName": launchers, "modelServerConfig": {
             "port": 8005, "options": options, "labels": {"serves": name}, "annotations": {"example.com/about": name}}});
         self.object("InferenceServerConfig", name, spec).await;
     }

@@ -121,8 +121,8 @@ fn a_launchers_engine_sleeps_without_its_requester_is_woken_for_the_next_and_bot
         Box::pin(launched::define()).await;
         let args = ["launcher", "--host=$(POD_IP)", "--mock-gpus", "--command=/engine-sim --host=$(POD_IP)"];
         let container = json!({"image": image("engine-sim"), "command": ["/rouse-stub"], "args": args});
-        world.launchers_of("launchers", container).await;
-        world.server("launched", "").await;
+        world.launchers_of("launchers", container, "template", None).await;
+        world.server("launchers", "launched", "").await;
         // The first that such a launcher has.
         ground.asks("launched", "GPU-0", "inference-server-config", "launched").await;
         let (requester, launcher) = world.launched("launched").await;

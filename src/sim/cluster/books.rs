@@ -251,6 +251,7 @@ impl Cluster {
                 broken.push(format!("nobody needs {provider} of {node}"));
             }
         }
+        broken.extend(self.check_builds());
         self.violations.extend(broken);
     }
 

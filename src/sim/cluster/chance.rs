@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Cluster, Deed, Happening, pods::Machine};
+use super::{Cluster, Deed, Happening, builds::build, pods::Machine};
 use crate::{
     model::LevelPolicy,
     pairing::{
@@ -25,6 +25,8 @@ pub struct Plot {
     pub sleeping: Option<Bytes>,
     pub host: Bytes,
     pub launchers: bool,
+    /// For each LauncherConfig how many engines its launchers may hold.
+    pub launchers_hold: Vec<Option<u32>>,
     pub owners: Vec<Owner>,
     pub troubles: Troubles,
     /// Stubs hold on when they are told to end, until they are released.
@@ -90,7 +92,7 @@ impl Plot {
             })
             .collect();
         let budget = Bytes::gib(residues * random.between(1, 3));
-        Self {
+        let mut plot = Self {
             seed,
             settings: settings(&mut random),
             nodes: random.between(1, 2) as usize,
@@ -99,6 +101,7 @@ impl Plot {
             sleeping: random.chance(0.7).then_some(budget),
             host: Bytes::gib(random.between(0, 100)),
             launchers: random.chance(0.3),
+            launchers_hold: Vec::new(),
             owners,
             troubles: troubles(&mut random),
             stub_holds: random.chance(0.5),
@@ -113,7 +116,14 @@ impl Plot {
             toggle: random.chance(0.9).then(|| Millis::secs(random.between(5, 40))),
             deeds: Vec::new(),
             knows_level: random.chance(0.7),
+        };
+        let limit = |random: &mut Random| random.chance(0.6).then(|| random.between(1, 3) as u32);
+        plot.launchers_hold = (0..random.between(1, 2)).map(|_| limit(&mut random)).collect();
+        let configs = plot.launchers_hold.len() as u64;
+        for (i, owner) in (0..).zip(&mut plot.owners).filter(|(_, owner)| owner.ask.mode == Mode::Launcher) {
+            owner.ask.build = Some(build(i % configs));
         }
+        plot
     }
 
     /// One node without troubles, on which only what a script says happens.
@@ -128,6 +138,7 @@ impl Plot {
             sleeping: Some(Bytes::gib(8)),
             host: Bytes::gib(200),
             launchers: false,
+            launchers_hold: Vec::new(),
             owners,
             troubles: Troubles::default(),
             stub_holds: false,
@@ -210,6 +221,7 @@ fn owner(i: u64, mode: Mode, capacity: u64, residues: u64, accelerators: u32, ra
         ask: Ask {
             mode,
             fingerprint: Fingerprint(0xa0 + i),
+            build: None,
             sizes: Sizes {
                 awake: Bytes::gib(awake),
                 asleep: Bytes::gib(residues),

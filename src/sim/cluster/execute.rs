@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     pairing::{
-        command::{Command, OfProvider, OfRequester, Order, Step},
+        command::{Command, OfProvider, OfRequester, Order, Step, Why},
         event::{Answer, Cause, Condition, Epoch, Event, Stage},
         ids::{EngineId, ProviderId, RequesterId},
     },
@@ -111,9 +111,10 @@ impl Cluster {
             Order::Provider { provider, step } => {
                 let key = Self::key(&command.node, provider);
                 match (step, self.providers.contains_key(&key)) {
-                    (OfProvider::Create, true) => CONFLICT,
-                    (OfProvider::Create, false) => {
-                        self.create_provider(&key, Vec::new(), command.epoch);
+                    (OfProvider::Create { .. }, true) => CONFLICT,
+                    (OfProvider::Create { asker }, false) => {
+                        let build = self.build_for(asker.as_ref());
+                        self.create_provider(&key, Some(build), Vec::new(), command.epoch);
                         DONE
                     }
                     (OfProvider::Delete { .. }, false) => ABSENT,
@@ -181,7 +182,7 @@ impl Cluster {
                 if self.providers.contains_key(&key) {
                     return CONFLICT;
                 }
-                self.create_provider(&key, vec![record.clone()], command.epoch);
+                self.create_provider(&key, None, vec![record.clone()], command.epoch);
                 return DONE;
             }
             Step::Open { requester } => {
@@ -311,8 +312,8 @@ impl Cluster {
                 self.start_process(key, id, generation);
                 DONE
             }
-            (Step::End { .. }, Some(_)) => {
-                self.count("engines ended");
+            (Step::End { why }, Some(_)) => {
+                self.count(if *why == Why::Displaced { "engines displaced" } else { "engines ended" });
                 let after = self.draw((20, 3000));
                 self.add(after, Happening::Finish(command.clone()));
                 None

@@ -8,7 +8,7 @@ use crate::{
     model::AcceleratorId,
     pairing::{
         event::{Epoch, Record, Stage},
-        ids::{EngineId, NodeName, RequesterId, Uid},
+        ids::{Build, EngineId, NodeName, RequesterId, Uid},
     },
     units::{Bytes, Generation, Millis},
 };
@@ -113,13 +113,20 @@ impl Cluster {
         }
     }
 
-    pub(super) fn create_provider(&mut self, key: &ProviderKey, records: Vec<Record>, epoch: Epoch) {
+    pub(super) fn create_provider(
+        &mut self,
+        key: &ProviderKey,
+        build: Option<Build>,
+        records: Vec<Record>,
+        epoch: Epoch,
+    ) {
         let uid = Uid::from(self.uid("pod"));
         let provider = Provider {
             uid: uid.clone(),
             stage: Stage::Pending,
             deleting: false,
             restarts: 0,
+            build,
             epoch,
             hung: false,
             records,
@@ -181,6 +188,7 @@ impl Cluster {
         if let Some(provider) = self.providers.get_mut(key) {
             provider.processes.insert(engine.clone(), process);
         }
+        self.check_places(key, engine);
         self.count("processes");
         let after = self.draw(self.plot.load);
         self.add(after, Happening::Loaded(key.clone(), engine.clone(), generation));

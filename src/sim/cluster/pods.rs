@@ -6,7 +6,7 @@ use crate::{
     model::{AcceleratorId, Level},
     pairing::{
         event::{AcceleratorFacts, Ask, Epoch, NodeFacts, Record, SeenProvider, SeenRequester, Stage},
-        ids::{EngineId, NodeName, ProviderId, RequesterId, Uid},
+        ids::{Build, EngineId, NodeName, ProviderId, RequesterId, Uid},
     },
     units::{Bytes, Generation, Tick},
 };
@@ -54,6 +54,8 @@ pub(super) struct Provider {
     pub(super) stage: Stage,
     pub(super) deleting: bool,
     pub(super) restarts: u32,
+    /// Of a launcher.
+    pub(super) build: Option<Build>,
     pub(super) epoch: Epoch,
     /// A launcher that answers nobody.
     pub(super) hung: bool,
@@ -130,6 +132,7 @@ impl Provider {
             stage: self.stage,
             deleting: self.deleting,
             restarts: self.restarts,
+            build: self.build,
             records: self.records.clone(),
         }
     }

@@ -61,6 +61,10 @@ pub(super) fn in_words(event: &Event) -> String {
         }
         Event::Observed { accelerator, used, .. } => format!("{used} in use on {accelerator}"),
         Event::Template { fingerprint, standing } => format!("template {fingerprint} is {standing:?}"),
+        Event::Build { build, terms } => {
+            let most = terms.most.map(|most| format!(" hold {most} engines")).unwrap_or_default();
+            format!("launchers of {build}{most}{}", if terms.obsolete { ", obsolete" } else { "" })
+        }
         Event::SeenRequester { requester, seen, .. } => {
             let stub = if seen.stub.is_some() { ", its stub runs" } else { "" };
             let deleting = if seen.deleting.is_some() { ", being deleted" } else { "" };

@@ -35,9 +35,11 @@ pub enum Trouble {
     Outdate,
     /// A provider's object goes, with its finalizer, and what runs in it goes on.
     Vanish,
+    /// A LauncherConfig is edited.
+    EditLaunchers,
 }
 
-const ALL: [Trouble; 17] = [
+const ALL: [Trouble; 18] = [
     Trouble::DeleteRequester,
     Trouble::KillRequester,
     Trouble::RestartStub,
@@ -55,6 +57,7 @@ const ALL: [Trouble; 17] = [
     Trouble::BreakWatch,
     Trouble::Outdate,
     Trouble::Vanish,
+    Trouble::EditLaunchers,
 ];
 
 impl Cluster {
@@ -109,6 +112,7 @@ impl Cluster {
             Trouble::BreakWatch => self.break_watch(),
             Trouble::Outdate => self.outdate(),
             Trouble::Vanish => self.with_provider(|p| p.stage != Stage::Ended, Self::vanish),
+            Trouble::EditLaunchers => self.edit_launchers(),
         }
     }
 

@@ -57,7 +57,8 @@ impl Cluster {
 
     pub(super) fn show_requester(&mut self, id: &RequesterId) {
         let Some(requester) = self.requesters.get(id) else { return };
-        let (node, seen) = (requester.node.clone(), requester.seen());
+        let (node, mut seen) = (requester.node.clone(), requester.seen());
+        seen.ask.build = seen.ask.build.map(|build| self.current(build));
         if !self.watch.broken {
             self.watch.requesters.insert((node.clone(), id.clone()));
         }
@@ -69,6 +70,11 @@ impl Cluster {
             self.watch.requesters.remove(&(node.clone(), id.clone()));
         }
         self.tell(Event::RequesterGone { node, requester: id });
+    }
+
+    /// Told in the order of the Pods: nobody asks for what nobody has heard of.
+    pub(super) fn show_builds(&mut self) {
+        self.builds().into_iter().for_each(|event| self.tell(event));
     }
 
     pub(super) fn show_provider(&mut self, key: &ProviderKey) {
@@ -196,6 +202,7 @@ impl Cluster {
     }
 
     fn show_everything(&mut self) {
+        self.show_builds();
         for name in self.set_of_nodes() {
             self.show_node(&name);
         }

@@ -159,13 +159,10 @@ async fn launch(job: &Job, id: &EngineId, generation: Generation) -> Outcome {
     if launcher::fingerprint(&config.spec.model_server_config) != id.fingerprint {
         return Err(Failed::refused("its InferenceServerConfig has been changed"));
     }
-    let (wanted, here) = (&config.spec.launcher_config_name, job.provider()?.config.as_ref());
-    if here != Some(&launcher::pod::label_value(wanted)) {
-        return Err(Failed::user(format!(
-            "the launcher {} of its accelerator is not one of the LauncherConfig {wanted}: delete that Pod, or name the other \
-             LauncherConfig",
-            job.provider()?.name
-        )));
+    // Changed since it was decided: the launcher is replaced for the next start.
+    let (wanted, here) = (&config.spec.launcher_config_name, job.provider()?.source.as_ref());
+    if here.is_none_or(|here| here.config != launcher::pod::label_value(wanted)) {
+        return Err(Failed::refused(format!("its launcher is not of the LauncherConfig {wanted}")));
     }
     let wanted = Wanted::new(config, &id.accelerators, port).life(generation);
     let launcher = of(job)?;

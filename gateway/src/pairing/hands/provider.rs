@@ -16,8 +16,8 @@ use crate::{
 impl Hands {
     pub(super) async fn launcher(&self, job: &Job, id: &ProviderId, step: &OfProvider) -> Outcome {
         match step {
-            OfProvider::Create => self.create_launcher(job, id).await,
-            OfProvider::Delete { uid } => self.delete_launcher(job, id, uid.as_ref()).await,
+            OfProvider::Create { .. } => self.create_launcher(job, id).await,
+            OfProvider::Delete { uid, .. } => self.delete_launcher(job, id, uid.as_ref()).await,
         }
     }
 

@@ -1,5 +1,6 @@
 //! The public project's cases of launchers, by its names where it has them: several engines in one provider.
 
+mod limits;
 mod trouble;
 
 use std::{collections::BTreeSet, fs, net::SocketAddr};
@@ -36,28 +37,36 @@ impl Duo {
     /// `flags`: how the launcher is started.
     pub(super) async fn in_launchers(self, flags: &str) -> Self {
         Box::pin(define()).await;
-        let duo = self;
-        let own = duo.world.name().to_owned();
-        let node = duo.world.runner.node(&format!("{own}-a"));
+        let node = self.world.runner.node(&format!("{}-a", self.world.name()));
         let all: Vec<String> = node.devices().into_iter().map(|(id, _)| id).collect();
-        let file = duo.world.dir.path().join("accelerators");
-        fs::write(&file, all.join("\n")).unwrap();
+        fs::write(self.world.dir.path().join("accelerators"), all.join("\n")).unwrap();
+        self.launcher_config("launchers", flags, "template", None).await;
+        self
+    }
+
+    /// A LauncherConfig of this name, whose launchers are started with these flags, are labelled as of this, and hold so many engines.
+    async fn launcher_config(&self, name: &str, flags: &str, of: &str, most: Option<u32>) {
+        let dir = self.world.dir.path();
         let command = format!("{} demo-engine --host $(POD_IP)", env!("CARGO_BIN_EXE_rouse-gateway"));
         let mut args = vec!["launcher".to_owned(), "--host=$(POD_IP)".to_owned(), "--grace=1s".to_owned()];
         args.push(format!("--command={command}"));
-        args.push(format!("--accelerators-file={}", file.display()));
-        args.push(format!("--log-dir={}", duo.world.dir.path().join("logs").display()));
+        args.push(format!("--accelerators-file={}", dir.join("accelerators").display()));
+        args.push(format!("--log-dir={}", dir.join("logs").display()));
         args.extend(flags.split_whitespace().map(str::to_owned));
         let container = json!({"image": "rouse/stub", "args": args});
-        Box::pin(duo.launchers_of("launchers", container)).await;
-        duo
+        Box::pin(self.launchers_of(name, container, of, most)).await;
     }
 
     /// An InferenceServerConfig of this name.
     pub(super) async fn config(&self, name: &str, flags: &str) {
+        self.config_in("launchers", name, flags).await;
+    }
+
+    /// The same for launchers of this LauncherConfig.
+    async fn config_in(&self, launchers: &str, name: &str, flags: &str) {
         let cards = self.world.dir.path().join("cards");
         let card = format!("--accelerator-file {} --memory-awake 40Gi --memory-asleep 1Gi", cards.display());
-        self.server(name, &format!("{card} {flags}")).await;
+        self.server(launchers, name, &format!("{card} {flags}")).await;
     }
 
     /// So many requesters of this name, which ask for the InferenceServerConfig of this name.

@@ -112,8 +112,13 @@ impl Instance {
 pub fn fingerprint(server: &ModelServerConfig) -> Fingerprint {
     // The keys of an object come in their order.
     let text = json!({"options": server.options, "env_vars": server.env_vars}).to_string();
+    Fingerprint(number(&text))
+}
+
+/// A text's own, as far as eight bytes of its hash tell.
+pub(super) fn number(text: &str) -> u64 {
     let hash = digest::digest(&digest::SHA256, text.as_bytes());
-    Fingerprint(hash.as_ref().iter().take(8).fold(0, |value, byte| value << 8 | u64::from(*byte)))
+    hash.as_ref().iter().take(8).fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
 /// The id under which a launcher holds this engine: there is one for each, so that no launcher starts it twice. It is a segment of

@@ -5,10 +5,13 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use rouse::{model::AcceleratorId, pairing::ids::NodeName};
+use rouse::{
+    model::AcceleratorId,
+    pairing::ids::{Build, NodeName},
+};
 use serde_json::{Map, Value, json};
 
-use super::{INSTANCES, PORT};
+use super::{INSTANCES, PORT, instance::number};
 use crate::controllers::{
     crd::fma::{CONTAINER, GROUP, LauncherConfig},
     label,
@@ -57,6 +60,16 @@ pub enum Origin<'a> {
     Image(&'a str),
 }
 
+/// The LauncherConfig that a launcher is made from, and which version of its template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    pub namespace: String,
+    /// As the label [`CONFIG_NAME`] has it.
+    pub config: String,
+    /// [`Origin::hash`].
+    pub hash: String,
+}
+
 /// The launcher of one accelerator.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
@@ -89,6 +102,42 @@ impl Origin<'_> {
             }
             Self::Image(image) => built_in(image),
         }
+    }
+}
+
+impl Source {
+    /// Of launchers that are made now.
+    #[must_use]
+    pub fn of(config: &LauncherConfig) -> Self {
+        let name = config.metadata.name.as_deref().unwrap_or_default();
+        Self {
+            namespace: config.metadata.namespace.clone().unwrap_or_default(),
+            config: label_value(name),
+            hash: Origin::Config(config).hash(),
+        }
+    }
+
+    /// Of this launcher, as its Pod says it.
+    #[must_use]
+    pub fn read(pod: &Pod) -> Option<Self> {
+        Some(Self {
+            namespace: pod.namespace()?,
+            config: pod.labels().get(CONFIG_NAME)?.clone(),
+            hash: pod.annotations().get(TEMPLATE_HASH)?.clone(),
+        })
+    }
+
+    /// The LauncherConfig, whatever its template says.
+    #[must_use]
+    pub fn place(&self) -> (String, String) {
+        (self.namespace.clone(), self.config.clone())
+    }
+
+    /// What the decisions call it.
+    #[must_use]
+    pub fn build(&self) -> Build {
+        // None of the three has a slash in it.
+        Build(number(&[&*self.namespace, &self.config, &self.hash].join("/")))
     }
 }
 

@@ -216,6 +216,25 @@ fn long_names_of_objects_are_labels_all_the_same() {
 }
 
 #[test]
+fn a_launchers_pod_says_what_it_was_made_from() {
+    let template =
+        |image: &str| json!({"spec": {"containers": [{"name": "inference-server", "image": image}]}});
+    let pod: Pod = serde_json::from_value(of_config(template("a"))).unwrap();
+    let made_from = Source::read(&pod).unwrap();
+    assert_eq!(made_from, Source::of(&config(template("a"))));
+    let edited = Source::of(&config(template("b")));
+    assert_eq!(edited.place(), made_from.place());
+    assert_ne!(edited.build(), made_from.build());
+    let mut other = config(template("a"));
+    other.spec.max_instances = None;
+    assert_eq!(Source::of(&other), made_from, "that is no part of the Pod");
+    other.metadata.namespace = Some("other".to_owned());
+    assert_ne!(Source::of(&other).build(), made_from.build());
+    let by_image: Pod = serde_json::from_value(made(Origin::Image("a")).unwrap()).unwrap();
+    assert_eq!(Source::read(&by_image), None);
+}
+
+#[test]
 fn a_template_has_one_hash_on_all_nodes_and_in_any_order_of_its_keys() {
     let of = |text: &str| Origin::Config(&config(serde_json::from_str(text).unwrap())).hash();
     let hash = of(r#"{"metadata":{"labels":{"a":"1","b":"2"}},"spec":{"x":1,"containers":[]}}"#);

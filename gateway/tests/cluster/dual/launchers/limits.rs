@@ -1,0 +1,71 @@
+//! How many engines a launcher holds, and when it makes way for another.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+
+use super::super::Duo;
+use crate::launched::lives;
+
+impl Duo {
+    /// An engine of this InferenceServerConfig sleeps, one of so many in the launcher.
+    async fn sleeper(&self, name: &str, left: usize) -> Pod {
+        self.config(name, "").await;
+        self.request(name, 1, 1).await;
+        self.launched(name).await;
+        self.scale(name, 0).await;
+        self.put_away(name, left).await
+    }
+}
+
+fn of(launcher: &Pod) -> Option<&str> {
+    launcher.labels().get("of").map(String::as_str)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_third_configuration_on_a_launcher_of_max_instances_2_ends_the_sleeper_used_longest_ago() {
+    let duo = Duo::with_launchers("dual-launcher-limit", 1).await;
+    duo.launcher_config("launchers", "", "template", Some(2)).await;
+    let first = lives(&duo.sleeper("one", 1).await);
+    let launcher = duo.sleeper("two", 2).await;
+    let both = lives(&launcher);
+    let second = both.iter().find(|life| !first.contains(life)).unwrap();
+    duo.config("three", "").await;
+    duo.request("three", 1, 1).await;
+    let (_, full) = duo.launched("three").await;
+    let left = lives(&full);
+    assert_eq!((full.uid(), left.len()), (launcher.uid(), 2), "{left:?}");
+    assert!(left.contains(second) && !left.contains(&first[0]), "{left:?} of {both:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_edited_launcher_config_replaces_a_launcher_nobody_is_bound_to() {
+    let duo = Duo::with_launchers("dual-launcher-edit", 1).await;
+    let sleeper = duo.sleeper("one", 1).await;
+    // How many it holds is no part of what it is made from.
+    duo.launcher_config("launchers", "", "template", Some(3)).await;
+    duo.scale("one", 1).await;
+    let (_, bound) = duo.launched("one").await;
+    assert_eq!((bound.uid(), lives(&bound)), (sleeper.uid(), lives(&sleeper)));
+    duo.launcher_config("launchers", "", "edited", Some(3)).await;
+    duo.scale("one", 0).await;
+    duo.see("one", "no launcher", |_, launchers| launchers.is_empty()).await;
+    duo.scale("one", 1).await;
+    let (_, next) = duo.launched("one").await;
+    assert_eq!(of(&next), Some("edited"));
+    duo.scale("one", 0).await;
+    duo.put_away("one", 1).await;
+    duo.launcher_config("launchers", "", "again", None).await;
+    duo.see("one", "no launcher", |_, launchers| launchers.is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_launcher_of_another_launcher_config_makes_way_for_who_asks() {
+    let duo = Duo::with_launchers("dual-launcher-other", 1).await;
+    duo.launcher_config("others", "", "others", None).await;
+    let launcher = duo.sleeper("one", 1).await;
+    duo.config_in("others", "two", "").await;
+    duo.request("two", 1, 1).await;
+    let (_, other) = duo.launched("two").await;
+    assert_ne!(other.uid(), launcher.uid());
+    assert_eq!((of(&other), lives(&other).len()), (Some("others"), 1));
+}
