@@ -57,8 +57,8 @@ use role::Role;
 
 use crate::{
     engine::Engine,
-    model::{EngineId, ModelName, ModelSpec},
-    units::Tick,
+    model::{AcceleratorId, EngineId, ModelName, ModelSpec},
+    units::{Bytes, Tick},
 };
 
 /// Everything that is decided about engines and requests. Pure: the same events at the same moments give the same
@@ -78,6 +78,14 @@ pub struct Changes {
     pub configured: bool,
     /// Models of which an engine has come or gone, or another state, door, address or life.
     pub models: BTreeSet<ModelName>,
+}
+
+/// What an accelerator, or a pool of them, can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    pub capacity: Bytes,
+    /// Of a pool: how many accelerators are in it, where that counts.
+    pub units: Option<u32>,
 }
 
 /// More looks than this at one moment would be decisions that contradict each other.
@@ -239,6 +247,13 @@ impl Fleet {
     #[must_use]
     pub fn spec(&self, model: &ModelName) -> Option<&ModelSpec> {
         self.planner.spec(model)
+    }
+
+    /// What an accelerator can hold whose account is kept.
+    #[must_use]
+    pub fn room(&self, accelerator: &AcceleratorId) -> Option<Room> {
+        let account = self.planner.ledger.accelerators.get(accelerator)?;
+        Some(Room { capacity: account.capacity, units: account.units })
     }
 
     /// Every configured model.

@@ -172,6 +172,15 @@ impl Accelerators {
         matches!(self, Self::Count(0) | Self::Of { count: 0, .. })
     }
 
+    /// The pool that they are of.
+    #[must_use]
+    pub const fn pool(&self) -> Option<&AcceleratorId> {
+        match self {
+            Self::Of { pool, .. } => Some(pool),
+            Self::Count(_) | Self::Ids(_) => None,
+        }
+    }
+
     /// The same number, of this pool: for whoever knows which one a model that only counts them belongs to. Named ones
     /// stay as they are, and so does a model that needs none.
     #[must_use]

@@ -3,7 +3,7 @@
 //! Each cluster has the addresses `127.N.*.*` to itself: `127.N.0.1` for its servers, the others for Pods. The first socket
 //! bound there is the claim, so two clusters at once cannot have the same, and ports need not be searched for.
 //!
-//! Whatever a cluster starts carries `ROUSE_CLUSTER=N:folder` in its environment, and so does what that starts in turn. The
+//! Whatever a cluster starts carries `TEST_CLUSTER=N:folder` in its environment, and so does what that starts in turn. The
 //! watchdog is a shell outside our process group that waits for the end of its stdin, which comes with the end of this
 //! process, however that ends. Then it kills all that is marked, until nothing is left, and removes the folder and the cgroups
 //! that have its name. It also holds the claim: the addresses are free when nobody is left on them.
@@ -28,10 +28,11 @@ use anyhow::{Context as _, Result};
 
 use crate::control_plane::PORTS;
 
-/// Marks every process of a cluster.
-pub(crate) const MARK: &str = "ROUSE_CLUSTER";
+/// Marks every process of a cluster. Its name begins as none of Rouse's own settings does: whoever starts engines takes those
+/// out of their environment.
+pub(crate) const MARK: &str = "TEST_CLUSTER";
 /// Marks the processes of one server or container.
-pub(crate) const PART: &str = "ROUSE_CLUSTER_PART";
+pub(crate) const PART: &str = "TEST_CLUSTER_PART";
 
 /// Nobody listens there; it is only bound.
 const CLAIM: u16 = 16440;

@@ -218,7 +218,7 @@ impl Driver {
                     }
                 }
                 Command::Refuse { waiter, fault } => {
-                    self.platform.refused(&fault);
+                    self.platform.refused(&self.fleet, &fault);
                     self.queue.refuse(waiter, fault);
                 }
                 Command::Finish { operation, outcome } => self.shared.finish(operation, outcome),

@@ -32,8 +32,8 @@ use rouse::{
     lease::Clock,
     pairing::{
         Pairing,
-        event::{Epoch, Event, Target},
-        ids::{EngineId, Mode, NodeName, ProviderId, RequesterId},
+        event::{Epoch, Event},
+        ids::{EngineId, Mode, NodeName, RequesterId},
         settings::Settings as Core,
     },
     units::Tick,
@@ -47,7 +47,7 @@ use tokio::{
 pub use self::facts::READY;
 use self::{
     configs::Configs,
-    directory::{Directory, Requester},
+    directory::Directory,
     facts::Facts,
     hands::{Done, Hands},
     launchers::{Ears, Heard, Ports},
@@ -268,14 +268,16 @@ impl Controller {
     fn finished(&mut self, finished: Result<Finished, JoinError>) {
         match finished {
             Ok(Finished::Order(done)) => {
-                let Done { event, error, mended, served } = *done;
-                if let Some(own) = served.and_then(|id| self.directory.requester(&id)) {
-                    self.waits.served(own, self.hands.clock.now());
-                }
-                match (self.blamed(&event), error) {
-                    (Some(id), Some(error)) => self.notes.error(id, error),
-                    (Some(id), None) if mended => self.notes.mended(&id),
-                    _ => {}
+                let Done { event, requester, error, mended, served } = *done;
+                if let Some(id) = requester {
+                    if let Some(own) = self.directory.requester(&id).filter(|_| served) {
+                        self.waits.served(own, self.hands.clock.now());
+                    }
+                    match error {
+                        Some(error) => self.notes.error(id, error),
+                        None if mended => self.notes.mended(&id),
+                        None => {}
+                    }
                 }
                 self.tell(vec![event]);
             }
@@ -287,29 +289,6 @@ impl Controller {
         }
     }
 
-    /// Whose user is told what became of this.
-    fn blamed(&self, event: &Event) -> Option<RequesterId> {
-        let Event::Outcome { node, target, .. } = event else { return None };
-        match target {
-            Target::Requester(id) => Some(id.clone()),
-            Target::Engine(engine, _) => self.core.node(node)?.engines.get(engine)?.requester().cloned(),
-            Target::Provider(id) => self.asker(node, id).map(|own| own.id.clone()),
-        }
-    }
-
-    /// Who asks for an engine that is to be in this launcher, first.
-    fn asker(&self, node: &NodeName, launcher: &ProviderId) -> Option<&Requester> {
-        let known = self.core.node(node)?;
-        let asks = |own: &rouse::pairing::node::Requester| {
-            own.seen.ask.mode == Mode::Launcher
-                && own.stays()
-                && known.provider_for(&known.wanted_by(own)) == *launcher
-        };
-        let mut askers: Vec<_> = known.requesters.iter().filter(|(_, own)| asks(own)).collect();
-        askers.sort_by_key(|(id, own)| (own.seen.created, (*id).clone()));
-        askers.first().and_then(|(id, _)| self.directory.requester(id))
-    }
-
     /// The decisions hear of it, if they are this gateway's.
     fn tell(&mut self, events: Vec<Event>) {
         let now = self.hands.clock.now();
@@ -318,8 +297,9 @@ impl Controller {
             match &event {
                 Event::SeenRequester { requester, seen, .. } => {
                     self.notes.look(requester.clone());
-                    if seen.stub.is_some() {
-                        self.waits.runs(requester, now);
+                    let own = self.directory.requester(requester);
+                    if let Some(own) = own.filter(|_| seen.stub.is_some()) {
+                        self.waits.runs(own, now);
                     }
                 }
                 Event::RequesterGone { requester, .. } => {

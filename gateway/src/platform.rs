@@ -46,8 +46,8 @@ pub trait Platform: Send + Sync {
     }
 
     /// Somebody who waited was sent away, for this reason.
-    fn refused(&self, fault: &Fault) {
-        let _ = fault;
+    fn refused(&self, fleet: &Fleet, fault: &Fault) {
+        let _ = (fleet, fault);
     }
 
     /// Keeps an engine's idle clock for the next start of the gateway. Cheap; called every few seconds.

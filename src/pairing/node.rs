@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     command::{Farewell, Why},
     event::{AcceleratorFacts, NodeFacts, Record, SeenProvider, SeenRequester, Sizes, Stage},
-    ids::{Build, EngineId, NodeName, ProviderId, RequesterId, Uid},
+    ids::{Build, EngineId, Mode, NodeName, ProviderId, RequesterId, Uid},
     remains::Remains,
     settings::Settings,
 };
@@ -455,12 +455,25 @@ impl Node {
     /// Where this engine is to run.
     #[must_use]
     pub fn provider_for(&self, engine: &EngineId) -> ProviderId {
-        if engine.mode != super::ids::Mode::Launcher {
+        if engine.mode != Mode::Launcher {
             return ProviderId::direct(engine);
         }
         let index = |a: &AcceleratorId| self.accelerators.get(a).map_or(u32::MAX, |known| known.facts.index);
         let lowest = engine.accelerators.iter().min_by_key(|a| (index(a), (*a).clone()));
         lowest.map_or_else(|| ProviderId::direct(engine), |lowest| ProviderId::launcher(lowest.clone()))
+    }
+
+    /// Who came first of those that ask for an engine in this launcher and have none.
+    #[must_use]
+    pub fn asker(&self, launcher: &ProviderId) -> Option<&RequesterId> {
+        let asks = |(own, requester): &(&RequesterId, &Requester)| {
+            requester.stays()
+                && requester.seen.ask.mode == Mode::Launcher
+                && self.provider_for(&self.wanted_by(requester)) == *launcher
+                && self.engine_of(own).is_none()
+        };
+        let askers = self.requesters.iter().filter(asks);
+        askers.min_by_key(|(own, requester)| (requester.seen.created, *own)).map(|(own, _)| own)
     }
 }
 

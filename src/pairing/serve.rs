@@ -205,7 +205,7 @@ impl Draft<'_> {
         let missing = missing.filter(|id| !self.node.providers.contains_key(id));
         let missing: Vec<_> = missing.filter(|id| self.launcher_pause(id).is_none()).collect();
         for id in missing {
-            let asker = self.asker(&id);
+            let asker = self.node.asker(&id).cloned();
             self.of_provider(&id, OfProvider::Create { asker });
         }
         let launchers = self.node.providers.keys().filter(|id| id.is_launcher());
@@ -229,7 +229,7 @@ impl Draft<'_> {
             return again.then(|| OfProvider::Delete { uid: known.uid.clone(), why });
         }
         if known.uid.is_none() && known.retry.failures > 0 {
-            return Some(OfProvider::Create { asker: self.asker(id) });
+            return Some(OfProvider::Create { asker: self.node.asker(id).cloned() });
         }
         let why = self.dismissal(id).filter(|_| self.node.bound_in(id).is_none())?;
         Some(OfProvider::Delete { uid: known.uid.clone(), why })
@@ -248,18 +248,6 @@ impl Draft<'_> {
             || self.node.engines_in(id).next().is_some()
             || self.node.requesters.values().any(asks);
         self.node.idle_since(id).filter(|_| !needed)
-    }
-
-    /// Who came first of those that ask for an engine in this launcher and have none.
-    fn asker(&self, id: &ProviderId) -> Option<RequesterId> {
-        let asks = |(own, requester): &(&RequesterId, &Requester)| {
-            requester.stays()
-                && requester.seen.ask.mode == Mode::Launcher
-                && self.node.provider_for(&self.node.wanted_by(requester)) == *id
-                && self.node.engine_of(own).is_none()
-        };
-        let askers = self.node.requesters.iter().filter(asks);
-        askers.min_by_key(|(own, requester)| (requester.seen.created, *own)).map(|(own, _)| own.clone())
     }
 
     /// Why this launcher goes as soon as nobody is bound to an engine in it.

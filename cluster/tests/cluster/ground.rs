@@ -44,7 +44,7 @@ async fn when_the_tests_process_dies_its_servers_and_pods_do() {
     let marked = || {
         let folder = folder.display().to_string();
         let of_it =
-            |pid: &i32| table::mark_of(*pid, "ROUSE_CLUSTER").is_some_and(|mark| mark.ends_with(&folder));
+            |pid: &i32| table::mark_of(*pid, "TEST_CLUSTER").is_some_and(|mark| mark.ends_with(&folder));
         table::pids().filter(of_it).count()
     };
     assert!(!child.wait().unwrap().success());

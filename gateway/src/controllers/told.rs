@@ -1,5 +1,7 @@
 //! What the decisions say of each model, for its status and its Events.
 
+mod wants;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -13,6 +15,7 @@ use rouse::{
     units::{Bytes, Generation, Tick},
 };
 use tokio::sync::Notify;
+use wants::Wants;
 
 use super::{
     condition::time,
@@ -43,8 +46,7 @@ struct Inner {
     /// Models that somebody waits for here, and models that are being used here.
     wanted: BTreeSet<ModelName>,
     used: BTreeSet<ModelName>,
-    /// What each model waits for, as it was last told.
-    waiting: BTreeMap<ModelName, Waiting>,
+    waiting: Wants,
     /// What the engines were when they were last looked at, while this gateway decides.
     was: BTreeMap<ModelName, Vec<Was>>,
     happened: Vec<(ModelName, News)>,
@@ -100,27 +102,8 @@ impl Told {
             models.extend(fleet.specs().map(|spec| spec.name.clone()));
         }
         inner.decides = decides;
-        let mut waiting: BTreeMap<ModelName, Waiting> = fleet
-            .reasons(plan)
-            .map(|(model, text, memory)| {
-                let text = text.to_owned();
-                (model.clone(), if memory { Waiting::Memory(text) } else { Waiting::Other(text) })
-            })
-            .collect();
-        // Whoever was refused for want of memory waits no longer, and would be refused again until somebody gives some back.
-        let given_back =
-            |model: &ModelName| fleet.engines_of(model).any(|engine| !engine.state.has_process());
-        if !changes.configured && !changes.models.iter().any(given_back) {
-            let wants = |(model, why): &(&ModelName, &Waiting)| {
-                matches!(why, Waiting::Memory(_)) && !changes.models.contains(*model)
-            };
-            for (model, why) in inner.waiting.iter().filter(wants) {
-                waiting.entry(model.clone()).or_insert_with(|| why.clone());
-            }
-        }
-        let differs = |model: &&ModelName| inner.waiting.get(*model) != waiting.get(*model);
-        let others: Vec<ModelName> =
-            inner.waiting.keys().chain(waiting.keys()).filter(differs).cloned().collect();
+        let waiting = inner.waiting.after(fleet, plan, changes);
+        let others = waiting.differing(&inner.waiting);
         for model in &others {
             let news = news::of_want(inner.waiting.get(model), waiting.get(model));
             inner.happened(model, news.filter(|_| decides && !turned));
@@ -168,7 +151,7 @@ impl Told {
     }
 
     /// Somebody who waited was sent away.
-    pub(crate) fn refused(&self, fault: &Fault) {
+    pub(crate) fn refused(&self, fleet: &Fleet, fault: &Fault) {
         let Fault::InsufficientMemory(shortage) = fault else { return };
         let mut inner = self.inner();
         // It says who has the memory, where anybody has.
@@ -178,7 +161,7 @@ impl Told {
         let decides = inner.decides;
         inner.happened(&shortage.model, news.filter(|_| decides));
         inner.facts.entry(shortage.model.clone()).or_default().waiting = Some(waiting.clone());
-        inner.waiting.insert(shortage.model.clone(), waiting);
+        inner.waiting.refused(fleet, &shortage.model, waiting);
         inner.news.insert(shortage.model.clone());
         drop(inner);
         self.changed.notify_one();

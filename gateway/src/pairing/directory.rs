@@ -67,6 +67,8 @@ pub(super) struct Requester {
     pub(super) asked: Option<Result<Asked, ask::Error>>,
     pub(super) created: Tick,
     stub: Option<Uid>,
+    /// When its stub began to run, if it does.
+    pub(super) began: Option<Tick>,
     /// That its Pod names.
     pub(super) accelerators: Vec<AcceleratorId>,
     deleting: Option<Tick>,
@@ -304,6 +306,7 @@ impl Requester {
             admin: address(pod).zip(port).map(SocketAddr::from),
             created: pod.creation_timestamp().map_or(Tick(0), |time| tick(&time)),
             stub: container(pod).and_then(running),
+            began: container(pod).and_then(began),
             accelerators: keys::accelerators(pod),
             deleting: deleting(pod),
             ended: has_ended(pod),
@@ -421,6 +424,10 @@ fn container(pod: &Pod) -> Option<&ContainerStatus> {
 fn running(own: &ContainerStatus) -> Option<Uid> {
     own.state.as_ref()?.running.as_ref()?;
     own.container_id.as_deref().map(Uid::from)
+}
+
+fn began(own: &ContainerStatus) -> Option<Tick> {
+    own.state.as_ref()?.running.as_ref()?.started_at.as_ref().map(tick)
 }
 
 fn has_ended(pod: &Pod) -> bool {

@@ -45,11 +45,13 @@ pub(super) struct Hands {
 #[derive(Debug)]
 pub(super) struct Done {
     pub(super) event: Event,
+    /// For whom it was done.
+    pub(super) requester: Option<RequesterId>,
     pub(super) error: Option<String>,
-    /// Nothing is in the requester's way any more.
+    /// Nothing is in its way any more.
     pub(super) mended: bool,
-    /// Whose gate was opened.
-    pub(super) served: Option<RequesterId>,
+    /// Its gate was opened.
+    pub(super) served: bool,
 }
 
 /// Why an order had no effect that is known, and what its user is told.
@@ -75,12 +77,13 @@ impl Hands {
             Order::Provider { provider, step } => self.launcher(&job, provider, step).await,
         };
         let Command { node, serial, order, .. } = &job.command;
+        let requester = job.requester.as_ref().map(|own| own.id.clone());
         let mut error = None;
         tracing::debug!(%node, %order, took = ?begun.elapsed(), "an order's end");
         if matches!(outcome, Err(Failed { deposed: true, .. })) {
             tracing::warn!(%node, %order, "a younger leader is obeyed: nothing more is decided here");
             let event = Event::Deposed { epoch: job.command.epoch };
-            return Done { event, error, mended: false, served: None };
+            return Done { event, requester, error, mended: false, served: false };
         }
         let result = outcome.map_err(|failed| {
             let Failed { cause, text, tell, .. } = failed;
@@ -89,10 +92,9 @@ impl Hands {
             cause
         });
         let mended = result.is_ok() && serves(order);
-        let opened = result.is_ok() && matches!(order, Order::Engine { step: Step::Open { .. }, .. });
+        let served = result.is_ok() && matches!(order, Order::Engine { step: Step::Open { .. }, .. });
         let event = Event::Outcome { node: node.clone(), target: order.target(), serial: *serial, result };
-        let served = job.requester.as_ref().filter(|_| opened).map(|own| own.id.clone());
-        Done { event, error, mended, served }
+        Done { event, requester, error, mended, served }
     }
 
     /// What a requester's user is told; not told, it is found out again.

@@ -146,7 +146,10 @@ impl Controller {
         job.provider = self.directory.provider(node, id).cloned();
         job.requester = match step {
             OfProvider::Create { asker } => asker.as_ref().and_then(|id| self.directory.requester(id)),
-            OfProvider::Delete { .. } => self.asker(node, id),
+            OfProvider::Delete { .. } => {
+                let asker = self.core.node(node).and_then(|known| known.asker(id));
+                asker.and_then(|id| self.directory.requester(id))
+            }
         }
         .cloned();
         job.taint = self.facts.taint(node);

@@ -42,10 +42,11 @@ impl Waits {
         self.listed = true;
     }
 
-    /// Its stub runs.
-    pub(super) fn runs(&mut self, id: &RequesterId, now: Tick) {
-        if !self.all.contains_key(id) {
-            self.all.insert(id.clone(), Wait { since: self.listed.then_some(now), path: None });
+    /// Its stub runs. When it began is known to the second: that is of use for whoever ran before this gateway led.
+    pub(super) fn runs(&mut self, own: &Requester, now: Tick) {
+        if !self.all.contains_key(&own.id) {
+            let since = if self.listed { Some(now) } else { own.began.map(|began| began.min(now)) };
+            self.all.insert(own.id.clone(), Wait { since, path: None });
         }
     }
 

@@ -198,8 +198,8 @@ impl Platform for Kubernetes {
         self.shared.told.follow(fleet, plan, changes);
     }
 
-    fn refused(&self, fault: &Fault) {
-        self.shared.told.refused(fault);
+    fn refused(&self, fleet: &Fleet, fault: &Fault) {
+        self.shared.told.refused(fleet, fault);
     }
 }
 

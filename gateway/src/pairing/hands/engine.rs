@@ -230,7 +230,7 @@ impl Hands {
             let patch = json!({"metadata": {
                 "uid": provider.uid.as_str(),
                 "$deleteFromPrimitiveList/finalizers": [keys::PROVIDER_FINALIZER],
-                "labels": {keys::DUAL: null, keys::SLEEPING: "true"},
+                "labels": {keys::DUAL: null, keys::SLEEPING: job.slept.is_some().to_string()},
                 "annotations": record::annotations(&job.command.node, &record, None, job.slept),
             }});
             self.patch(&provider.name, &patch).await?;

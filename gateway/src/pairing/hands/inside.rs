@@ -52,7 +52,7 @@ impl Hands {
         let patch = json!({"metadata": {
             "uid": provider.uid.as_str(),
             "finalizers": [keys::PROVIDER_FINALIZER],
-            "labels": {keys::DUAL: own.name.name},
+            "labels": {keys::DUAL: own.name.name, keys::SLEEPING: "false"},
             "annotations": {engines::key(&record.engine): engines::text(&inside)},
         }});
         self.patch(&provider.name, &patch).await?;
@@ -97,7 +97,8 @@ impl Hands {
             let nobodys = all.iter().all(|other| other.record.requester.is_none());
             if nobodys {
                 labels.insert(keys::DUAL.to_owned(), None);
-                labels.insert(keys::SLEEPING.to_owned(), Some("true".to_owned()));
+                let asleep = (forget || job.slept.is_some()) && all.iter().all(|other| other.slept.is_some());
+                labels.insert(keys::SLEEPING.to_owned(), Some(asleep.to_string()));
             }
             // What is bound meanwhile changes the Pod, and this is tried again.
             let mut metadata = json!({

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 
 use super::Duo;
-use crate::pairs::{annotation, is_ready, renewed};
+use crate::pairs::{annotation, is_ready, label, renewed};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pod_creation_with_a_late_gpu_map() {
@@ -46,6 +47,19 @@ async fn requester_deletion_leaves_its_provider_asleep_and_reuse_wakes_it() {
     duo.counted("cold", "", 1).await;
     duo.counted("hot", "", 1).await;
     assert_ne!(again.uid(), requester.uid());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_mode_plain_a_provider_never_says_that_its_engine_sleeps() {
+    let duo = Duo::new("dual-plain", 1, "8Gi", ", mode: plain").await;
+    duo.ask("one", 1, 1, "").await;
+    duo.served("one").await;
+    duo.scale("one", 0).await;
+    let gone = |_: &[Pod], providers: &[Pod]| {
+        assert_ne!(providers.iter().find_map(|own| label(own, "sleeping")), Some("true"));
+        providers.is_empty()
+    };
+    duo.until("one", "no provider", gone).await;
 }
 
 /// On the one accelerator that there is, which needs no pin.

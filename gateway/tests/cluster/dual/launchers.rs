@@ -117,6 +117,8 @@ async fn two_configurations_share_a_launcher_and_an_edited_ones_sleeper_goes() {
     let (_, shared) = duo.launched("two").await;
     let ports: Vec<Value> = engines(&shared).iter().map(|engine| engine["port"].clone()).collect();
     assert_eq!((shared.uid(), ports.len()), (launcher.uid(), 2));
+    // The launcher and its engines: none of them outlives the Pod.
+    assert_eq!(duo.world.runner.processes(&shared).len(), 3);
     duo.counted("cold", "one", 1).await;
     duo.counted("warm", "two", 1).await;
     assert_ne!(ports[0], ports[1]);
