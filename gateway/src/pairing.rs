@@ -199,14 +199,16 @@ impl Controller {
         self.ears.close();
         self.ports = Ports::default();
         self.core = Pairing::new(self.hands.settings.core);
+        self.directory.catch_up(&self.facts);
         if let Some(epoch) = epoch {
+            self.directory.await_lists();
             let listed = Arc::clone(&self.listed);
             self.tasks.spawn(async move { Finished::Listed(epoch, list(&listed).await) });
         }
     }
 
     fn listed(&mut self, epoch: u64, all: Vec<Change<Pod>>) {
-        all.into_iter().for_each(|change| self.directory.list(change, &self.facts));
+        self.directory.list(all, &self.facts);
         self.epoch = Some(epoch);
         self.tell(vec![Event::Led { epoch: Epoch(epoch) }]);
         self.facts.forget_told();

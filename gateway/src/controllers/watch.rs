@@ -72,6 +72,12 @@ impl<K: Resource> Found<K> {
     }
 }
 
+/// Which of two states of one object is the later one: versions are numbers that grow. 0: it does not say.
+#[must_use]
+pub fn version(metadata: &ObjectMeta) -> u64 {
+    metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
+}
+
 fn name(metadata: &ObjectMeta) -> ObjectName {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     ObjectName::new(text(&metadata.namespace), text(&metadata.name))

@@ -28,7 +28,7 @@ use crate::{
             engines::{self, Inside, Routing},
             keys, record,
         },
-        watch::{Change, Found},
+        watch::{self, Change, Found},
     },
     platform::kubernetes::launcher::{
         self,
@@ -44,6 +44,8 @@ pub(super) struct Directory {
     pods: BTreeMap<ObjectName, Role>,
     /// Pods that a list has shown and the watch not yet. What the watch says went there is one of the same name from before.
     ahead: BTreeSet<ObjectName>,
+    /// What the watch has said since a list was asked for, some of which is newer than that.
+    late: Option<Vec<Change<Pod>>>,
     requesters: BTreeMap<RequesterId, ObjectName>,
     providers: BTreeMap<(NodeName, ProviderId), ObjectName>,
 }
@@ -60,6 +62,7 @@ enum Role {
 pub(super) struct Requester {
     pub(super) name: ObjectName,
     pub(super) id: RequesterId,
+    version: u64,
     pub(super) node: Option<NodeName>,
     /// Where its stub takes orders, once it has an address.
     pub(super) admin: Option<SocketAddr>,
@@ -83,6 +86,7 @@ pub(super) struct Requester {
 pub(super) struct Provider {
     pub(super) name: ObjectName,
     pub(super) uid: Uid,
+    version: u64,
     node: NodeName,
     id: ProviderId,
     /// Once it has one.
@@ -104,6 +108,7 @@ impl Directory {
             mode,
             pods: BTreeMap::new(),
             ahead: BTreeSet::new(),
+            late: None,
             requesters: BTreeMap::new(),
             providers: BTreeMap::new(),
         }
@@ -127,14 +132,29 @@ impl Directory {
         }
     }
 
-    /// Takes note of a list that the watch may not have come to yet.
-    pub(super) fn list(&mut self, all: Change<Pod>, facts: &Facts) {
+    /// Lists are asked for. What the watch says from here on is taken note of once they have come.
+    pub(super) fn await_lists(&mut self) {
+        self.late.get_or_insert_default();
+    }
+
+    /// Takes note of what the watch has said meanwhile. Nobody is told.
+    pub(super) fn catch_up(&mut self, facts: &Facts) {
+        for change in self.late.take().unwrap_or_default() {
+            self.take(change, facts, &mut drop);
+        }
+    }
+
+    /// Takes note of lists that the watch may not have come to yet, and of what it has said since they were asked for.
+    pub(super) fn list(&mut self, lists: Vec<Change<Pod>>, facts: &Facts) {
+        let late = self.late.take();
         let before: BTreeMap<ObjectName, String> =
             self.pods.iter().map(|(name, role)| (name.clone(), role.uid().to_owned())).collect();
-        self.take(all, facts, &mut drop);
+        lists.into_iter().for_each(|all| self.take(all, facts, &mut drop));
         let new =
             self.pods.iter().filter(|(name, role)| before.get(*name).is_none_or(|uid| uid != role.uid()));
         self.ahead.extend(new.map(|(name, _)| name.clone()));
+        self.late = late;
+        self.catch_up(facts);
     }
 
     /// Launchers that can be spoken to, with their nodes.
@@ -160,6 +180,10 @@ impl Directory {
 
     /// Takes note of a change; what it means goes to `tell`.
     pub(super) fn take(&mut self, change: Change<Pod>, facts: &Facts, tell: &mut impl FnMut(Event)) {
+        if let Some(late) = &mut self.late {
+            late.push(change);
+            return;
+        }
         match change {
             Change::All { namespace, objects } => {
                 let there: BTreeMap<ObjectName, Found<Pod>> =
@@ -177,12 +201,15 @@ impl Directory {
             }
             Change::Applied(found) => {
                 let (name, uid) = (found.name(), found.metadata().uid.clone());
-                let known = self.pods.get(&name).map(Role::uid);
-                if self.ahead.contains(&name) && known != uid.as_deref() {
+                let known = self.pods.get(&name);
+                let same = known.filter(|role| uid.as_deref() == Some(role.uid()));
+                if self.ahead.contains(&name) && same.is_none() {
                     return;
                 }
                 self.ahead.remove(&name);
-                if let Some(pod) = found.good() {
+                // The list was newer.
+                let stale = same.is_some_and(|role| role.version() > watch::version(found.metadata()));
+                if let Some(pod) = found.good().filter(|_| !stale) {
                     self.saw(&pod, facts, tell);
                 }
             }
@@ -293,6 +320,13 @@ impl Role {
             Self::Provider(own) => own.uid.as_str(),
         }
     }
+
+    fn version(&self) -> u64 {
+        match self {
+            Self::Requester(own) => own.version,
+            Self::Provider(own) => own.version,
+        }
+    }
 }
 
 impl Requester {
@@ -303,6 +337,7 @@ impl Requester {
         Some(Self {
             asked: node.as_ref().map(|node| Asked::of(pod, node, mode)),
             id: RequesterId::from(pod.uid()?),
+            version: watch::version(&pod.metadata),
             admin: address(pod).zip(port).map(SocketAddr::from),
             created: pod.creation_timestamp().map_or(Tick(0), |time| tick(&time)),
             stub: container(pod).and_then(running),
@@ -367,6 +402,7 @@ impl Provider {
         Some(Self {
             name: ObjectName::new(pod.namespace()?, pod.name_any()),
             uid: uid.clone(),
+            version: watch::version(&pod.metadata),
             labels: pod.labels().clone(),
             node,
             placed: pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()),

@@ -66,10 +66,45 @@ fn a_watch_that_is_behind_a_list_takes_nothing_away_that_the_list_has() {
     let mut directory = Directory::new(Mode::Sleep);
     let gone = || Change::Deleted(ObjectName::new("ns", "n-1-dual"));
     assert_eq!(told(&mut directory, [all(&["old"])]), ["+old"]);
-    directory.list(all(&["new"]), &Facts::default());
+    directory.list(vec![all(&["new"])], &Facts::default());
     let later = [applied("old"), gone(), applied("new")];
     assert_eq!(told(&mut directory, later), ["+new"], "of the old one nothing is heard any more");
     assert_eq!(told(&mut directory, [gone()]), ["-new"]);
+}
+
+/// As it stands, by their versions.
+fn there(directory: &Directory) -> Vec<u64> {
+    directory.pods.values().map(Role::version).collect()
+}
+
+fn versioned(uid: &str, name: &str, version: u64) -> Pod {
+    let mut pod = provider(uid);
+    pod.metadata.name = Some(name.to_owned());
+    pod.metadata.resource_version = Some(version.to_string());
+    pod
+}
+
+#[test]
+fn what_a_watch_says_while_a_list_is_under_way_is_neither_lost_nor_undone_by_it() {
+    let mut directory = Directory::new(Mode::Sleep);
+    let apply = |pod: Pod| Change::Applied(Box::new(Found::Good(pod)));
+    let [a, b, c] = ["n-a-dual", "n-b-dual", "n-c-dual"];
+    directory.await_lists();
+    // The list is of version 10. Before it came, the watch was at 9 and then at 13.
+    let meanwhile = [
+        apply(versioned("a", a, 5)),
+        apply(versioned("b", b, 9)),
+        apply(versioned("b", b, 11)),
+        apply(versioned("c", c, 12)),
+        Change::Deleted(ObjectName::new("ns", a)),
+    ];
+    assert_eq!(told(&mut directory, meanwhile), [""; 0]);
+    let objects = [versioned("a", a, 5), versioned("b", b, 10)].map(Found::Good).into();
+    directory.list(vec![Change::All { namespace: None, objects }], &Facts::default());
+    assert_eq!(there(&directory), [11, 12]);
+    // One that was behind the list says nothing new.
+    assert_eq!(told(&mut directory, [apply(versioned("b", b, 9))]), [""; 0]);
+    assert_eq!(told(&mut directory, [apply(versioned("b", b, 14))]), ["+b"]);
 }
 
 #[test]
