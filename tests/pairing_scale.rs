@@ -55,11 +55,11 @@ fn requester(node: usize, id: String, fingerprint: u64, on: &[u32]) -> Event {
 
 /// A node whose accelerators are all in use, but for those of the first `idle` nodes, on which twelve engines sleep.
 fn node(pairing: &mut Pairing, node: usize, idle: usize) {
-    let facts = NodeFacts { cordoned: false, host: Bytes::gib(2000), launchers: false };
+    let facts = NodeFacts { cordoned: false, host: Bytes::gib(2000) };
     pairing.on(&Event::Node { node: name(node), facts }, NOW);
     for index in 0..8 {
-        let sleeping = Some(Bytes::gib(8));
-        let facts = AcceleratorFacts { index, capacity: Bytes::gib(80), healthy: true, sleeping };
+        let (capacity, sleeping) = (Bytes::gib(80), Some(Bytes::gib(8)));
+        let facts = AcceleratorFacts { index, capacity, healthy: true, sleeping, launcher: false };
         let accelerator = format!("gpu-{index}").into();
         pairing.on(&Event::Accelerator { node: name(node), accelerator, facts }, NOW);
         if node >= idle {

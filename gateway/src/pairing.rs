@@ -18,6 +18,7 @@ mod hands;
 mod job;
 mod launchers;
 mod notes;
+mod population;
 mod waits;
 
 use std::{
@@ -56,7 +57,7 @@ use self::{
 };
 use crate::{
     controllers::{
-        crd::fma::{InferenceServerConfig, LauncherConfig},
+        crd::fma::{InferenceServerConfig, LauncherConfig, LauncherPopulationPolicy},
         dual::provider::Make,
         election::Claim,
         index::Settled,
@@ -69,6 +70,8 @@ use crate::{
 
 /// The ConfigMap in the gateways' namespace that numbers the accelerators of nodes.
 pub const GPU_MAP: &str = "gpu-map";
+/// A policy whose status was not written is told again after this: the right to do so may be missing.
+const LATER: Duration = Duration::from_secs(10);
 /// A new leader's list of Pods that failed is asked for again after this.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -105,6 +108,8 @@ pub struct Seen {
     /// What launchers and their engines are made from; nothing comes where the API server has no such kinds.
     pub engines: mpsc::Receiver<Change<InferenceServerConfig>>,
     pub launchers: mpsc::Receiver<Change<LauncherConfig>>,
+    /// Which accelerators have launchers before anybody asks.
+    pub policies: mpsc::Receiver<Change<LauncherPopulationPolicy>>,
 }
 
 /// Runs until it is dropped.
@@ -137,13 +142,17 @@ enum Finished {
     Asked(Option<Event>),
     /// A requester may be told something again.
     Noted(RequesterId),
+    /// What a policy was to be told was written, or is to be tried again.
+    Judged {
+        again: bool,
+    },
 }
 
 impl Controller {
     /// For as long as somebody says who leads.
     pub async fn run(parts: Parts) {
         let Parts { client, writer, mut claim, clock, settings, seen, mut settled, actuations } = parts;
-        let Seen { mut pods, listed, mut nodes, mut map, mut engines, mut launchers } = seen;
+        let Seen { mut pods, listed, mut nodes, mut map, mut engines, mut launchers, mut policies } = seen;
         let mut own = Self {
             core: Pairing::new(settings.core),
             directory: Directory::new(settings.mode),
@@ -178,6 +187,7 @@ impl Controller {
                 Some(change) = map.recv() => own.facts.map(change),
                 Some(change) = engines.recv() => own.facts.configs.engines(change),
                 Some(change) = launchers.recv() => own.facts.configs.launchers(change),
+                Some(change) = policies.recv() => own.facts.configs.policies(change),
                 Some(heard) = own.ears.heard.recv() => own.heard(&heard),
                 Ok(()) = settled.changed() => {
                     own.facts.settled(settled.borrow_and_update().clone().unwrap_or_default());
@@ -286,6 +296,8 @@ impl Controller {
             Ok(Finished::Listed(epoch, all)) => self.came = Some((epoch, all)),
             Ok(Finished::Asked(event)) => self.tell(event.into_iter().collect()),
             Ok(Finished::Noted(id)) => self.notes.may_write(id),
+            Ok(Finished::Judged { again: true }) => self.facts.configs.look_again(),
+            Ok(Finished::Judged { again: false }) => {}
             Err(error) if error.is_cancelled() => {}
             Err(error) => tracing::error!(%error, "an order's task died"),
         }
@@ -308,11 +320,12 @@ impl Controller {
                     self.notes.gone(requester);
                     self.waits.gone(requester);
                 }
-                Event::SeenProvider { node, provider, .. } => {
-                    let seen = self.directory.provider(node, provider);
-                    seen.and_then(|own| own.source.as_ref())
-                        .into_iter()
-                        .for_each(|source| self.facts.meet_launcher(source));
+                Event::SeenProvider { node, provider, seen } => {
+                    let own = self.directory.provider(node, provider);
+                    if let Some(source) = own.and_then(|own| own.source.as_ref()) {
+                        let used = !seen.records.is_empty();
+                        self.facts.meet_launcher(node, provider, source, used);
+                    }
                 }
                 _ => {}
             }
@@ -326,6 +339,16 @@ impl Controller {
     fn tell_facts(&mut self) {
         let mut events = Vec::new();
         let configured = self.facts.tell(&mut |event| events.push(event));
+        for (policy, status) in configured.then(|| self.facts.configs.verdicts()).into_iter().flatten() {
+            let hands = Arc::clone(&self.hands);
+            self.tasks.spawn(async move {
+                let again = !hands.judge(&policy, &status).await;
+                if again {
+                    time::sleep(LATER).await;
+                }
+                Finished::Judged { again }
+            });
+        }
         if configured || !events.is_empty() {
             self.directory.again(&self.facts, &mut |event| events.push(event));
             self.directory.requesters().for_each(|own| self.notes.look(own.id.clone()));

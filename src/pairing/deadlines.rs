@@ -21,7 +21,8 @@ pub(super) fn next(node: &Node, settings: &Settings, now: Tick) -> Option<Tick> 
     let of_providers = node.providers.iter().filter(|(id, _)| id.is_launcher()).flat_map(|(id, provider)| {
         let calls = of_calls(provider.call.as_ref(), provider.retry);
         let idle = node.idle_since(id).map(|since| since + settings.idle);
-        calls.into_iter().chain([Some(provider.since + settings.start), idle])
+        let unseen = (provider.deleting && provider.uid.is_none()).then(|| provider.retry.at + settings.end);
+        calls.into_iter().chain([Some(provider.since + settings.start), idle, unseen])
     });
     let of_meters = node.accelerators.values().flat_map(|known| {
         let lost = known.observed.map(|(_, at)| at + settings.settle + settings.settle + settings.settle);

@@ -122,8 +122,6 @@ pub struct NodeFacts {
     pub cordoned: bool,
     /// Host RAM that level-1 sleepers may hold together.
     pub host: Bytes,
-    /// A launcher is wanted for each accelerator, whether somebody asks for it now or not.
-    pub launchers: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,6 +133,9 @@ pub struct AcceleratorFacts {
     pub healthy: bool,
     /// What sleepers may hold of it while anything is awake there; `None`: as much as is left.
     pub sleeping: Option<Bytes>,
+    /// A launcher is to be there, whether somebody asks for it now or not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub launcher: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

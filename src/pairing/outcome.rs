@@ -54,7 +54,7 @@ impl Node {
         if result.is_err() {
             return provider.retry.failed(now);
         }
-        provider.retry = Retry::default();
+        provider.retry = Retry { failures: 0, at: now };
         provider.made |= call.kind == Kind::Create;
         if call.kind == Kind::Delete && *result == Ok(Answer::Condition(Condition::Absent)) {
             self.never_came(id, now);

@@ -7,7 +7,7 @@ use super::{
     decide::Draft,
     event::{Record, Stage},
     ids::{Build, EngineId, Mode, ProviderId, RequesterId},
-    node::{Requester, State},
+    node::{Accelerator, Requester, State},
     room::{Newcomer, Room},
 };
 use crate::{model::AcceleratorId, units::Tick};
@@ -197,11 +197,12 @@ impl Draft<'_> {
             .then(|| format!("{} launchers failed; the next is made at {}", known.crashes, known.not_before))
     }
 
-    /// One launcher for each accelerator of a node that is to have them; none that is of no use.
+    /// One launcher for each accelerator that is to have one; none that is of no use.
     pub(super) fn launchers(&mut self) {
-        let wanted = self.node.facts.launchers && self.node.exists && !self.node.facts.cordoned;
-        let healthy = self.node.accelerators.iter().filter(|(_, known)| wanted && known.facts.healthy);
-        let missing = healthy.map(|(a, _)| ProviderId::launcher(a.clone()));
+        let takes = self.node.exists && !self.node.facts.cordoned;
+        let wanted = |known: &Accelerator| takes && known.facts.launcher && known.facts.healthy;
+        let missing = self.node.accelerators.iter().filter(|(_, known)| wanted(known));
+        let missing = missing.map(|(a, _)| ProviderId::launcher(a.clone()));
         let missing = missing.filter(|id| !self.node.providers.contains_key(id));
         let missing: Vec<_> = missing.filter(|id| self.launcher_pause(id).is_none()).collect();
         for id in missing {
@@ -223,8 +224,9 @@ impl Draft<'_> {
             return None;
         }
         if known.deleting {
-            // Ordered, and not taken yet.
-            let again = known.retry.failures > 0 || known.call.is_some();
+            // Ordered, and not taken yet. The end of one that nobody has seen may be seen by nobody either: it is asked for again.
+            let unseen = known.uid.is_none() && known.retry.at + self.rules.settings.end <= self.now();
+            let again = known.retry.failures > 0 || known.call.is_some() || unseen;
             let why = self.dismissal(id).unwrap_or(Dismissal::Useless);
             return again.then(|| OfProvider::Delete { uid: known.uid.clone(), why });
         }
@@ -235,8 +237,8 @@ impl Draft<'_> {
         Some(OfProvider::Delete { uid: known.uid.clone(), why })
     }
 
-    /// Since when nobody has needed this launcher: no engine is in it, no requester is there that it could be for, and its node is
-    /// not to have them anyway.
+    /// Since when nobody has needed this launcher: no engine is in it, no requester is there that it could be for, and there need
+    /// not be one anyway.
     fn idle_since(&self, id: &ProviderId) -> Option<Tick> {
         let asks = |requester: &Requester| {
             requester.stays()
@@ -244,7 +246,8 @@ impl Draft<'_> {
                 && (requester.accelerators.is_empty()
                     || self.node.provider_for(&self.node.wanted_by(requester)) == *id)
         };
-        let needed = self.node.facts.launchers
+        let wanted = |a: &AcceleratorId| self.node.accelerators.get(a).is_some_and(|own| own.facts.launcher);
+        let needed = id.accelerators.iter().any(wanted)
             || self.node.engines_in(id).next().is_some()
             || self.node.requesters.values().any(asks);
         self.node.idle_since(id).filter(|_| !needed)

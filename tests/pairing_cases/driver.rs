@@ -40,6 +40,12 @@ pub(crate) fn engine(mode: Mode, fingerprint: u64, on: &[&str]) -> EngineId {
     EngineId { mode, accelerators: accelerators.into(), fingerprint: Fingerprint(fingerprint) }
 }
 
+/// What there is of one that is well.
+pub(crate) fn accelerator(index: u32) -> AcceleratorFacts {
+    let sleeping = Some(Bytes::gib(8));
+    AcceleratorFacts { index, capacity: CAPACITY, healthy: true, sleeping, launcher: false }
+}
+
 impl Case {
     /// A node with so many accelerators, `a`, `b`, …, of 80 GiB, with 8 GiB each for sleepers.
     pub(crate) fn new(accelerators: usize) -> Self {
@@ -67,12 +73,12 @@ impl Case {
     }
 
     pub(crate) fn facts(&mut self, name: &str, index: u32, healthy: bool) {
-        let facts = AcceleratorFacts { index, capacity: CAPACITY, healthy, sleeping: Some(Bytes::gib(8)) };
+        let facts = AcceleratorFacts { healthy, ..accelerator(index) };
         self.on(Event::Accelerator { node: node(), accelerator: name.into(), facts });
     }
 
     pub(crate) fn cordon(&mut self, cordoned: bool) {
-        let facts = NodeFacts { cordoned, host: Bytes::gib(1000), launchers: false };
+        let facts = NodeFacts { cordoned, host: Bytes::gib(1000) };
         self.on(Event::Node { node: node(), facts });
     }
 

@@ -2,7 +2,7 @@
 
 use rouse::{
     pairing::{
-        event::{Event, NodeFacts, Stage},
+        event::{AcceleratorFacts, Condition, Event, Stage},
         ids::{Mode, ProviderId},
         settings::Settings,
     },
@@ -38,9 +38,9 @@ fn leaves(case: &mut Case, id: &str) {
     case.on(Event::RequesterGone { node: node(), requester: id.into() });
 }
 
-fn policy(case: &mut Case, launchers: bool) {
-    let facts = NodeFacts { cordoned: false, host: Bytes::gib(1000), launchers };
-    case.on(Event::Node { node: node(), facts });
+fn policy(case: &mut Case, launcher: bool) {
+    let facts = AcceleratorFacts { launcher, ..accelerator(0) };
+    case.on(Event::Accelerator { node: node(), accelerator: "a".into(), facts });
 }
 
 #[test]
@@ -138,6 +138,38 @@ fn a_launcher_stays_by_policy_and_for_who_waits() {
     assert!(!case.has(deletes_launcher), "somebody waits for it");
     leaves(&mut case, "waits");
     assert!(case.has(deletes_launcher));
+}
+
+#[test]
+fn of_two_accelerators_only_that_has_a_launcher_for_which_the_policy_wants_one() {
+    let mut case = Case::new(2);
+    policy(&mut case, true);
+    case.done(makes_launcher);
+    assert!(!case.has(makes_launcher), "nobody wants another");
+    let launcher = case.launcher_ready("a");
+    case.cordon(true);
+    case.provider_gone(&launcher);
+    assert!(!case.has(makes_launcher), "its node takes nothing new");
+    case.cordon(false);
+    assert!(case.has(makes_launcher));
+}
+
+/// It came and went while the watch was broken.
+#[test]
+fn a_launcher_that_nobody_has_seen_is_found_to_be_gone() {
+    let Settings { idle, end, .. } = Settings::default();
+    let mut case = Case::new(1);
+    waits(&mut case, "one");
+    case.done(makes_launcher);
+    leaves(&mut case, "one");
+    case.after(idle + Millis::secs(1));
+    case.done(deletes_launcher);
+    waits(&mut case, "two");
+    assert_eq!(case.reason("two"), "its launcher is being deleted");
+    assert!(!case.has(deletes_launcher) && !case.has(makes_launcher));
+    case.after(end);
+    case.settle(deletes_launcher, condition(Condition::Absent));
+    assert!(case.has(makes_launcher));
 }
 
 #[test]

@@ -20,10 +20,11 @@ fn one_event_looks_at_one_node_of_five_thousand() {
     pairing.on(&Event::Led { epoch: Epoch(1) }, NOW);
     for node in 0..NODES {
         let name = NodeName::from(format!("node-{node}"));
-        let facts = NodeFacts { cordoned: false, host: Bytes::gib(500), launchers: false };
+        let facts = NodeFacts { cordoned: false, host: Bytes::gib(500) };
         pairing.on(&Event::Node { node: name.clone(), facts }, NOW);
         for index in 0..8 {
-            let facts = AcceleratorFacts { index, capacity: Bytes::gib(80), healthy: true, sleeping: None };
+            let capacity = Bytes::gib(80);
+            let facts = AcceleratorFacts { index, capacity, healthy: true, sleeping: None, launcher: false };
             let accelerator = format!("gpu-{index}").into();
             pairing.on(&Event::Accelerator { node: name.clone(), accelerator, facts }, NOW);
             pairing.on(&requester(&name, node, index), NOW);

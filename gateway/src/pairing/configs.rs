@@ -15,11 +15,12 @@ use rouse::pairing::{
 use crate::{
     controllers::{
         crd::{
-            fma::{GROUP, InferenceServerConfig, LauncherConfig},
+            fma::{GROUP, InferenceServerConfig, LauncherConfig, LauncherPopulationPolicy, Status},
             ledger::ObjectName,
         },
         watch::{Change, Found},
     },
+    pairing::population::{Counts, Policies, Traits},
     platform::kubernetes::launcher::{
         self,
         pod::{Source, label_value},
@@ -33,6 +34,7 @@ pub(super) struct Configs {
     lists: usize,
     engines: Known<InferenceServerConfig>,
     launchers: Known<LauncherConfig>,
+    policies: Policies,
     /// By namespace and label, what launchers are made from now.
     sources: BTreeMap<(String, String), Current>,
     news: bool,
@@ -122,6 +124,37 @@ impl Configs {
         self.news = true;
     }
 
+    pub(super) fn policies(&mut self, change: Change<LauncherPopulationPolicy>) {
+        self.policies.take(change);
+        self.news = true;
+    }
+
+    /// What is to be written of LauncherPopulationPolicies. What is not is asked for again after [`Self::look_again`].
+    pub(super) fn verdicts(&self) -> Vec<(ObjectName, Status)> {
+        let missing = |name: &ObjectName| {
+            let place = (name.namespace.clone(), label_value(&name.name));
+            match self.sources.get(&place) {
+                Some(own) if own.sound => None,
+                Some(_) => Some(format!("the LauncherConfig {name} cannot be followed")),
+                None => Some(format!("there is no LauncherConfig {name}: make it, or name another one")),
+            }
+        };
+        if self.is_complete() { self.policies.verdicts(missing) } else { Vec::new() }
+    }
+
+    pub(super) fn look_again(&mut self) {
+        self.news = true;
+    }
+
+    /// How many launchers of each LauncherConfig such a node is to have, of those from which any can be made.
+    pub(super) fn counts(&self, node: &Traits) -> Counts {
+        let mut counts = self.policies.counts(node);
+        counts.retain(|name, _| {
+            self.sources.get(&(name.namespace.clone(), label_value(&name.name))).is_some_and(|own| own.sound)
+        });
+        counts
+    }
+
     /// Something is otherwise than when this was last asked.
     pub(super) fn news(&mut self) -> bool {
         std::mem::take(&mut self.news)
@@ -129,6 +162,11 @@ impl Configs {
 
     pub(super) fn engine(&self, name: &ObjectName) -> Option<&Arc<InferenceServerConfig>> {
         self.engines.objects.get(name)
+    }
+
+    /// The LauncherConfig of this name.
+    pub(super) fn named(&self, name: &ObjectName) -> Option<&Arc<LauncherConfig>> {
+        self.launchers.objects.get(name)
     }
 
     /// What the launchers of this InferenceServerConfig are made from.

@@ -15,14 +15,18 @@ use rouse::{
     model::AcceleratorId,
     pairing::{
         event::{AcceleratorFacts, Answer, Event, NodeFacts, Sizes, Standing, Terms},
-        ids::{Build, Fingerprint, Mode, NodeName},
+        ids::{Build, Fingerprint, Mode, NodeName, ProviderId},
     },
     units::Bytes,
 };
 
-use super::configs::{self, Configs};
+use super::{
+    configs::{self, Configs},
+    population::{self, Launcher, Traits},
+};
 use crate::{
     controllers::{
+        crd::{fma::LauncherConfig, ledger::ObjectName},
         dual::record::Wanted,
         index::{NodePlace, Settled, Terms as PoolTerms},
         watch::{Change, Found},
@@ -53,14 +57,16 @@ pub(super) struct Facts {
     fingerprints: BTreeSet<Fingerprint>,
     /// What launchers were made from that were seen.
     sources: BTreeMap<Build, Source>,
+    launchers: BTreeMap<(NodeName, AcceleratorId), Launcher>,
     /// What was told of them, and whether something has come since.
     told: Told,
     news: bool,
 }
 
 /// What a Node object says.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Seen {
+    traits: Traits,
     /// It takes nothing new.
     cordoned: bool,
     /// Its kubelet has stopped to report.
@@ -74,6 +80,8 @@ struct Told {
     accelerators: BTreeMap<(NodeName, AcceleratorId), AcceleratorFacts>,
     standings: BTreeMap<Fingerprint, Standing>,
     builds: BTreeMap<Build, Terms>,
+    /// The LauncherConfigs of the launchers that are to be there whether somebody asks or not.
+    populated: BTreeMap<(NodeName, AcceleratorId), ObjectName>,
 }
 
 /// Why nothing can be decided about who is on a node.
@@ -141,13 +149,31 @@ impl Facts {
                 }
             }
             Event::Outcome { node, result: Ok(Answer::Accelerators(found)), .. } => self.met(node, found),
+            Event::ProviderGone { node, provider, .. } | Event::ProviderVanished { node, provider, .. }
+                if provider.is_launcher() =>
+            {
+                let places = provider.accelerators.iter().map(|a| (node.clone(), a.clone()));
+                let gone = places.filter(|place| self.launchers.remove(place).is_some()).count();
+                self.news |= gone > 0;
+            }
             _ => {}
         }
     }
 
     /// There is a launcher that was made from this.
-    pub(super) fn meet_launcher(&mut self, source: &Source) {
+    pub(super) fn meet_launcher(&mut self, node: &NodeName, id: &ProviderId, source: &Source, used: bool) {
         self.news |= self.sources.insert(source.build(), source.clone()).is_none();
+        for accelerator in id.accelerators.iter() {
+            let (place, launcher) =
+                ((node.clone(), accelerator.clone()), Launcher { of: source.place(), used });
+            self.news |= self.launchers.insert(place, launcher.clone()) != Some(launcher);
+        }
+    }
+
+    /// What a launcher that is to be there whether somebody asks or not is made from.
+    pub(super) fn populated(&self, node: &NodeName, launcher: &ProviderId) -> Option<&Arc<LauncherConfig>> {
+        let place = (node.clone(), launcher.accelerators.first()?.clone());
+        self.configs.named(self.told.populated.get(&place)?)
     }
 
     fn met(&mut self, node: &NodeName, accelerators: &[AcceleratorId]) {
@@ -236,6 +262,8 @@ impl Facts {
     /// To be told again from the first.
     pub(super) fn forget_told(&mut self) {
         (self.told, self.news) = (Told::default(), true);
+        // Some may have gone while nobody was told. Those that are there are met again.
+        self.launchers.clear();
     }
 
     fn now(&self) -> Told {
@@ -247,20 +275,47 @@ impl Facts {
         let mut now = Told { standings, builds, ..Told::default() };
         now.silent =
             self.nodes.iter().filter(|(_, seen)| seen.silent).map(|(node, _)| node.clone()).collect();
-        for (node, Seen { cordoned, .. }) in &self.nodes {
+        for (node, Seen { traits, cordoned, .. }) in &self.nodes {
             let place = self.place(node);
             let host = place.map(|(_, terms)| terms.host_sleep_memory).unwrap_or_default();
-            now.nodes.insert(node.clone(), NodeFacts { cordoned: *cordoned, host, launchers: false });
+            now.nodes.insert(node.clone(), NodeFacts { cordoned: *cordoned, host });
             let Some((place, terms)) = place else { continue };
             let met = self.met.get(node).into_iter().flatten();
-            let all: BTreeSet<&AcceleratorId> = place.room.capacities.keys().chain(met).collect();
-            let told = all.into_iter().enumerate().filter_map(|(position, accelerator)| {
-                let facts = self.accelerator(node, accelerator, position, place, terms)?;
-                Some(((node.clone(), accelerator.clone()), facts))
-            });
-            now.accelerators.extend(told);
+            let numbered = self.map.iter().filter_map(|map| map.get(node)).flat_map(BTreeMap::keys);
+            let all: BTreeSet<&AcceleratorId> =
+                place.room.capacities.keys().chain(met).chain(numbered).collect();
+            let mut told: BTreeMap<&AcceleratorId, AcceleratorFacts> = all
+                .into_iter()
+                .enumerate()
+                .filter_map(|(position, accelerator)| {
+                    Some((accelerator, self.accelerator(node, accelerator, position, place, terms)?))
+                })
+                .collect();
+            let populated = self.populate(node, traits, &told);
+            for accelerator in populated.keys() {
+                told.entry(accelerator).and_modify(|facts| facts.launcher = true);
+            }
+            let at = |accelerator: &AcceleratorId| (node.clone(), accelerator.clone());
+            now.accelerators.extend(told.into_iter().map(|(accelerator, facts)| (at(accelerator), facts)));
+            now.populated.extend(populated.into_iter().map(|(accelerator, of)| (at(&accelerator), of)));
         }
         now
+    }
+
+    /// Which of these have a launcher whether somebody asks or not, and of which LauncherConfig.
+    fn populate(
+        &self,
+        node: &NodeName,
+        traits: &Traits,
+        told: &BTreeMap<&AcceleratorId, AcceleratorFacts>,
+    ) -> BTreeMap<AcceleratorId, ObjectName> {
+        let counts = self.configs.counts(traits);
+        let mut well: Vec<_> = told.iter().filter(|(_, facts)| facts.healthy).collect();
+        well.sort_by_key(|(_, facts)| facts.index);
+        let well: Vec<&AcceleratorId> = well.into_iter().map(|(accelerator, _)| *accelerator).collect();
+        let there = |a: &&AcceleratorId| self.launchers.get(&(node.clone(), (*a).clone()));
+        let there = told.keys().filter_map(|a| Some((*a, there(a)?))).collect();
+        population::places(&counts, &well, &there)
     }
 
     fn accelerator(
@@ -281,6 +336,7 @@ impl Facts {
             capacity,
             healthy: capacity > Bytes::ZERO,
             sleeping: terms.sleeping_memory,
+            launcher: false,
         })
     }
 }
@@ -288,7 +344,9 @@ impl Facts {
 impl Seen {
     fn of(node: &Node) -> Self {
         let unschedulable = node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
+        let allocatable = node.status.as_ref().and_then(|status| status.allocatable.clone());
         Self {
+            traits: Traits { labels: node.labels().clone(), allocatable: allocatable.unwrap_or_default() },
             cordoned: unschedulable || node.metadata.deletion_timestamp.is_some(),
             silent: readiness(node).is_some_and(|ready| ready.status == "Unknown"),
         }

@@ -24,12 +24,15 @@ use rouse::{
     },
     units::Tick,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::job::Job;
 use crate::controllers::{
-    crd::ledger::ObjectName,
+    crd::{
+        fma::{GROUP, LauncherPopulationPolicy, Status},
+        ledger::ObjectName,
+    },
     writer::{self, Writer},
 };
 
@@ -101,6 +104,24 @@ impl Hands {
     pub(super) async fn note(&self, name: &ObjectName, patch: &Value) {
         if let Err(failed) = self.patch(name, patch).await {
             tracing::debug!(%name, text = failed.text, "a requester was not told");
+        }
+    }
+
+    /// Writes the status of a LauncherPopulationPolicy; false: it may be tried again.
+    pub(super) async fn judge(&self, policy: &ObjectName, status: &Status) -> bool {
+        let api: Api<LauncherPopulationPolicy> = Api::namespaced(self.client.clone(), &policy.namespace);
+        let object = json!({
+            "apiVersion": format!("{GROUP}/v1alpha1"),
+            "kind": "LauncherPopulationPolicy",
+            "metadata": {"name": policy.name, "namespace": policy.namespace},
+            "status": status,
+        });
+        match self.writer.apply_status(&api, &policy.name, &object).await {
+            Ok(_) | Err(writer::Error::Gone | writer::Error::NotLeading) => true,
+            Err(error) => {
+                tracing::warn!(%policy, %error, "the status of a LauncherPopulationPolicy was not written");
+                false
+            }
         }
     }
 

@@ -102,7 +102,13 @@ impl Controller {
         }
         let asked = job.requester.as_ref().and_then(Requester::config);
         job.config = asked.and_then(|name| self.facts.configs.engine(name)).cloned();
-        job.launcher = asked.and_then(|name| self.facts.configs.launcher(name)).cloned();
+        let launcher = asked.and_then(|name| self.facts.configs.launcher(name));
+        job.launcher = launcher
+            .or_else(|| match &command.order {
+                Order::Provider { provider, .. } => self.facts.populated(node, provider),
+                _ => None,
+            })
+            .cloned();
         job
     }
 

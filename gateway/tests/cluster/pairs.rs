@@ -153,7 +153,8 @@ impl<R> World<'_, R> {
             let mut changed = wait::changes(&self.pods());
             loop {
                 let (requesters, providers) = find().await;
-                let torn = |own: &&Pod| label(own, "dual").is_some() && label(own, "sleeping") != Some("false");
+                let torn =
+                    |own: &&Pod| label(own, "dual").is_some() && label(own, "sleeping") != Some("false");
                 assert_eq!(providers.iter().find(torn), None, "somebody's, and it says that it sleeps");
                 if fits(&requesters, &providers) {
                     return (requesters, providers);

@@ -204,9 +204,10 @@ impl Cluster {
     /// An open gate points to an engine that is awake, or that was when it died.
     fn check_open_gates(&self) -> Vec<String> {
         let open = self.requesters.iter().filter_map(|(id, requester)| {
-            let engine = requester.stub.as_ref()?.open.as_ref()?;
-            let mut there =
-                self.processes().filter(|(node, other, _)| **node == requester.node && *other == engine);
+            let (engine, life) = requester.stub.as_ref()?.open.as_ref()?;
+            let mut there = self.processes().filter(|(node, other, process)| {
+                **node == requester.node && *other == engine && process.generation == *life
+            });
             let phase = there.next().map(|(.., process)| process.phase)?;
             (phase != Phase::Awake)
                 .then(|| format!("the gate of {id} is open to {engine}, which is {phase:?}"))
@@ -218,7 +219,7 @@ impl Cluster {
     pub(super) fn check_gate(&mut self, command: &Command, engine: &EngineId) {
         let open = self.requesters.iter().find(|(_, requester)| {
             let stub = requester.stub.as_ref().filter(|_| requester.node == command.node);
-            stub.is_some_and(|stub| stub.open.as_ref() == Some(engine))
+            stub.and_then(|stub| stub.open.as_ref()).is_some_and(|(open, _)| open == engine)
         });
         if let Some((id, _)) = open {
             let message = format!("{engine} is put to sleep behind the open gate of {id}");
@@ -260,7 +261,8 @@ impl Cluster {
         let Some(known) = self.pairing.node(node) else { return false };
         let mut waiting =
             known.requesters.values().filter(|r| r.stays() && r.seen.ask.mode == Mode::Launcher);
-        self.plot.launchers
+        let mut own = launcher.accelerators.iter().filter_map(|a| known.accelerators.get(a));
+        own.any(|own| own.facts.launcher)
             || known.engines_in(launcher).next().is_some()
             || waiting.any(|r| known.provider_for(&known.wanted_by(r)) == *launcher)
     }

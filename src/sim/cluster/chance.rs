@@ -24,7 +24,8 @@ pub struct Plot {
     pub capacity: Bytes,
     pub sleeping: Option<Bytes>,
     pub host: Bytes,
-    pub launchers: bool,
+    /// So many accelerators of each node are to have a launcher, whether somebody asks for it or not.
+    pub launchers: u32,
     /// For each LauncherConfig how many engines its launchers may hold.
     pub launchers_hold: Vec<Option<u32>>,
     pub owners: Vec<Owner>,
@@ -100,7 +101,7 @@ impl Plot {
             capacity: Bytes::gib(capacity),
             sleeping: random.chance(0.7).then_some(budget),
             host: Bytes::gib(random.between(0, 100)),
-            launchers: random.chance(0.3),
+            launchers: if random.chance(0.3) { random.between(1, u64::from(accelerators)) as u32 } else { 0 },
             launchers_hold: Vec::new(),
             owners,
             troubles: troubles(&mut random),
@@ -137,7 +138,7 @@ impl Plot {
             capacity: Bytes::gib(80),
             sleeping: Some(Bytes::gib(8)),
             host: Bytes::gib(200),
-            launchers: false,
+            launchers: 0,
             launchers_hold: Vec::new(),
             owners,
             troubles: Troubles::default(),
@@ -162,9 +163,10 @@ impl Plot {
             capacity: self.capacity,
             healthy: true,
             sleeping: self.sleeping,
+            launcher: index < self.launchers,
         };
         let machine = || Machine {
-            facts: NodeFacts { cordoned: false, host: self.host, launchers: self.launchers },
+            facts: NodeFacts { cordoned: false, host: self.host },
             exists: true,
             cut_off: false,
             silent: false,

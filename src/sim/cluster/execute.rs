@@ -187,7 +187,7 @@ impl Cluster {
             }
             Step::Open { requester } => {
                 let Some(stub) = self.stub(command, requester) else { return UNREACHABLE };
-                stub.open = Some(engine.clone());
+                stub.open = Some((engine.clone(), generation));
                 return DONE;
             }
             Step::Gate { requester, .. } => {

@@ -43,8 +43,8 @@ pub(super) struct Requester {
 pub(super) struct Stub {
     pub(super) container: Uid,
     pub(super) epoch: Epoch,
-    /// The gate is open to this engine.
-    pub(super) open: Option<EngineId>,
+    /// The gate is open to this engine, in this life: the next one has another address.
+    pub(super) open: Option<(EngineId, Generation)>,
 }
 
 /// A provider Pod.

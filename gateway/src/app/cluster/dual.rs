@@ -57,7 +57,8 @@ pub(super) fn watch(
     tasks.spawn(follow(maps, told, Awaited::default(), |change| change));
     let engines = configs(client, namespaces, tasks);
     let launchers = configs(client, namespaces, tasks);
-    Seen { pods, listed: pods_of(client, namespaces).collect(), nodes, map, engines, launchers }
+    let policies = configs(client, namespaces, tasks);
+    Seen { pods, listed: pods_of(client, namespaces).collect(), nodes, map, engines, launchers, policies }
 }
 
 /// Objects of one of the public project's kinds, once the API server has it.
@@ -118,15 +119,15 @@ fn pods_of<'a>(
     })
 }
 
-/// Whether it is there, takes something new, and reports.
+/// What it is, and whether it is there, takes something new, and reports.
 fn slim_node(node: &mut Node) {
     let metadata = node.meta_mut();
-    (metadata.managed_fields, metadata.annotations, metadata.labels) = (None, None, None);
+    (metadata.managed_fields, metadata.annotations) = (None, None);
     let unschedulable = node.spec.as_ref().and_then(|spec| spec.unschedulable);
     node.spec = Some(NodeSpec { unschedulable, ..NodeSpec::default() });
-    let mut conditions = node.status.take().and_then(|status| status.conditions);
+    let NodeStatus { mut conditions, allocatable, .. } = node.status.take().unwrap_or_default();
     conditions.iter_mut().for_each(|all| all.retain(|condition| condition.type_ == READY));
-    node.status = Some(NodeStatus { conditions, ..NodeStatus::default() });
+    node.status = Some(NodeStatus { conditions, allocatable, ..NodeStatus::default() });
 }
 
 pub(super) fn settings(dual: &config::DualPods) -> Settings {

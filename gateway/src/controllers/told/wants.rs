@@ -106,7 +106,8 @@ mod tests {
     fn spec(memory: Bytes) -> ModelSpec {
         let text = "accelerators: [{id: own, memory: 8Gi}]\nmodels:\n  - name: large\n    memory: {awake: 1Gi}\n    \
                     engine: {kind: custom, command: [e, '${PORT}']}";
-        let mut spec = config::parse(text, "test").unwrap_or_else(|errors| panic!("{errors}")).core.models.remove(0);
+        let mut spec =
+            config::parse(text, "test").unwrap_or_else(|errors| panic!("{errors}")).core.models.remove(0);
         spec.accelerators = Accelerators::Of { pool: "own".into(), count: 1 };
         spec.memory.awake = memory;
         spec

@@ -1,5 +1,7 @@
 //! Orders about launchers' Pods.
 
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, ResourceExt as _};
 use rouse::pairing::{
     command::OfProvider,
     event::{Answer, Condition},
@@ -21,21 +23,22 @@ impl Hands {
         }
     }
 
-    /// Beside whoever asks for an engine in it.
+    /// Beside whoever asks for an engine in it, which is where the LauncherConfig is.
     async fn create_launcher(&self, job: &Job, id: &ProviderId) -> Outcome {
-        let own = job.requester()?;
         let config = job.launcher.as_ref().ok_or_else(|| Failed::lost("its LauncherConfig"))?;
         let accelerator = id.accelerators.first().ok_or_else(|| Failed::lost("its accelerator"))?;
         let node = &job.command.node;
+        let namespace = config.namespace().unwrap_or_default();
         let place = Place {
-            namespace: &own.name.namespace,
+            namespace: &namespace,
             node,
             hostname: node.as_str(),
             accelerator,
             taint: job.taint.as_deref(),
         };
         let object = place.pod(Origin::Config(config)).map_err(|error| Failed::user(error.to_string()))?;
-        match self.writer.create(&self.pods(&own.name), &object).await {
+        let pods = Api::namespaced(self.client.clone(), &namespace);
+        match self.writer.create::<Pod>(&pods, &object).await {
             // There is one for each place: it is this.
             Ok(_) | Err(writer::Error::Conflict) => Ok(Answer::Done),
             Err(error) => {
@@ -53,10 +56,13 @@ impl Hands {
             return Ok(Answer::Done);
         }
         // It was ordered, and has not been seen: where somebody asks for it, it would be.
-        let (Some(own), Some(accelerator)) = (&job.requester, id.accelerators.first()) else {
+        let asker = job.requester.as_ref().map(|own| own.name.namespace.clone());
+        let namespace = asker.or_else(|| job.launcher.as_ref()?.namespace());
+        let (Some(namespace), Some(accelerator)) = (namespace, id.accelerators.first()) else {
             return Ok(Answer::Condition(Condition::Absent));
         };
-        let (api, name) = (self.pods(&own.name), pod::name(&job.command.node, accelerator));
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
+        let name = pod::name(&job.command.node, accelerator);
         let Some(pod) = self.writer.look(&api, &name).await? else {
             return Ok(Answer::Condition(Condition::Absent));
         };

@@ -1,6 +1,7 @@
 //! The public project's cases of launchers, by its names where it has them: several engines in one provider.
 
 mod limits;
+mod populated;
 mod trouble;
 
 use std::{collections::BTreeSet, fs, net::SocketAddr};

@@ -1,0 +1,80 @@
+//! LauncherPopulationPolicies: launchers that are there before anybody asks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{ResourceExt as _, core::DynamicObject, runtime::wait::await_condition};
+use rouse_cluster::wait::PATIENCE;
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::{
+    dual::Duo,
+    pairs::{annotation, is_ready, label},
+};
+
+/// A LauncherPopulationPolicy has them made before anybody asks. One that nobody wants any more goes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn basic_launcher_pod_creation() {
+    let duo = Duo::with_launchers_of("dual-launcher-basic", 2, ", idle: 1s", "").await;
+    let own = duo.world.name().to_owned();
+    let node = duo.world.runner.node(&format!("{own}-a"));
+    let numbers: BTreeMap<_, _> = (0..).zip(node.devices()).map(|(at, (id, _))| (id, at)).collect();
+    let map = BTreeMap::from([(node.name().to_owned(), serde_json::to_string(&numbers).unwrap())]);
+    duo.map(&map).await;
+    let populate = async |gpus: &str, count: u32| {
+        let selector = json!({"labelSelector": {"matchLabels": {"inference-pool": own}},
+            "allocatableResources": {"nvidia.com/gpu": {"min": gpus}}});
+        let counts = json!([{"launcherConfigName": "launchers", "launcherCount": count}]);
+        let spec = json!({"enhancedNodeSelector": selector, "countForLauncher": counts});
+        duo.world.object("LauncherPopulationPolicy", "all", spec).await;
+    };
+    let launchers = async |count: usize| {
+        let ready = |_: &[Pod], launchers: &[Pod]| {
+            launchers.len() == count
+                && launchers.iter().all(|own| is_ready(own) && own.metadata.deletion_timestamp.is_none())
+        };
+        duo.see("one", "launchers", ready).await.1
+    };
+    duo.config("one", "").await;
+    populate("2", 2).await;
+    let both = launchers(2).await;
+    duo.request("one", 1, 1).await;
+    let bound = |requesters: &[Pod], launchers: &[Pod]| {
+        let [requester] = requesters else { return false };
+        let names = |own: &&Pod| label(requester, "dual") == Some(&*own.name_any());
+        is_ready(requester)
+            && launchers.iter().find(names).is_some_and(|own| label(own, "sleeping") == Some("false"))
+    };
+    let (requesters, all) = duo.see("one", "a ready requester", bound).await;
+    assert!(annotation(&requesters[0], "accelerators").is_some());
+    let uids = |all: &[Pod]| all.iter().map(|own| own.uid().unwrap()).collect::<BTreeSet<_>>();
+    assert_eq!(uids(&all), uids(&both), "nobody made another one");
+    duo.counted("warm", "one", 1).await;
+    let serves = all.iter().find(|own| label(own, "dual").is_some()).unwrap();
+    assert_eq!(serves.labels()["serves"], "one");
+    assert_eq!(serves.annotations()["example.com/about"], "one");
+    assert!(all.iter().all(|own| own.labels()["of"] == "template"));
+    populate("2", 1).await;
+    assert_eq!(launchers(1).await[0].uid(), serves.uid(), "the one with an engine stays");
+    duo.scale("one", 0).await;
+    let sleeper = duo.put_away("one", 1).await;
+    assert_eq!(sleeper.uid(), serves.uid());
+    // A policy that names what there is not says so, and one that cannot be followed stays as it was.
+    let policies = duo.objects("LauncherPopulationPolicy");
+    let said = async |text: &str| {
+        let says = |found: Option<&DynamicObject>| {
+            found.is_some_and(|own| {
+                own.data["status"]["errors"][0].as_str().unwrap_or_default().contains(text)
+            })
+        };
+        timeout(PATIENCE, await_condition(policies.clone(), "all", says)).await.unwrap().unwrap();
+    };
+    populate("two", 2).await;
+    said("'two' is not a quantity").await;
+    assert_eq!(launchers(1).await[0].uid(), serves.uid());
+    // No node has so many: who has no sleeper would go.
+    populate("3", 2).await;
+    duo.delete(&sleeper).await;
+    launchers(0).await;
+}
