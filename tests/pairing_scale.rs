@@ -158,7 +158,13 @@ fn resident() -> usize {
     text.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number") * 4096
 }
 
+/// One after the other, and memory first: what one has takes part in the other's figures.
 #[test]
+fn five_thousand_nodes() {
+    an_event_takes_no_longer_on_more_nodes_and_each_node_as_much_memory_as_the_last();
+    twelve_sleepers_on_eight_accelerators_are_weighed_in_that_time_as_well();
+}
+
 fn an_event_takes_no_longer_on_more_nodes_and_each_node_as_much_memory_as_the_last() {
     let few = median(&mut cluster(500, 0), NOW, deletions(500));
     let mut pairing = cluster(500, 0);
@@ -177,7 +183,6 @@ fn an_event_takes_no_longer_on_more_nodes_and_each_node_as_much_memory_as_the_la
     assert!(second * 2 <= first * 3, "as many nodes took {first} bytes, and then {second}");
 }
 
-#[test]
 fn twelve_sleepers_on_eight_accelerators_are_weighed_in_that_time_as_well() {
     let mut pairing = cluster(5000, 50);
     // 18 GiB are kept of each accelerator, and 8 may be.
