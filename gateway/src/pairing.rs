@@ -19,6 +19,7 @@ mod job;
 mod launchers;
 mod notes;
 mod population;
+mod tidings;
 mod waits;
 
 use std::{
@@ -53,6 +54,7 @@ use self::{
     hands::{Done, Hands},
     launchers::{Ears, Heard, Ports},
     notes::Notes,
+    tidings::Tidings,
     waits::Waits,
 };
 use crate::{
@@ -61,6 +63,7 @@ use crate::{
         dual::provider::Make,
         election::Claim,
         index::Settled,
+        recorder::{Herald, Notice},
         watch::{self as watched, Change, Watched},
         writer::Writer,
     },
@@ -94,6 +97,7 @@ pub struct Parts {
     pub seen: Seen,
     pub settled: watch::Receiver<Option<Arc<Settled>>>,
     pub actuations: Actuations,
+    pub herald: Herald,
 }
 
 /// What it sees of the cluster.
@@ -119,6 +123,7 @@ pub struct Controller {
     facts: Facts,
     notes: Notes,
     waits: Waits,
+    tidings: Tidings,
     ears: Ears,
     ports: Ports,
     hands: Arc<Hands>,
@@ -135,23 +140,25 @@ pub struct Controller {
 
 /// What came to an end.
 enum Finished {
-    Order(Box<Done>),
+    /// With what is told of it where it was carried out.
+    Order(Box<(Done, Vec<Notice>)>),
     /// All Pods, for who leads with this epoch.
     Listed(u64, Vec<Change<Pod>>),
     /// An engine that a launcher did not list was asked for.
     Asked(Option<Event>),
     /// A requester may be told something again.
     Noted(RequesterId),
+    /// A requester has waited for some time.
+    Waited(RequesterId),
     /// What a policy was to be told was written, or is to be tried again.
-    Judged {
-        again: bool,
-    },
+    Judged { again: bool },
 }
 
 impl Controller {
     /// For as long as somebody says who leads.
     pub async fn run(parts: Parts) {
-        let Parts { client, writer, mut claim, clock, settings, seen, mut settled, actuations } = parts;
+        let Parts { client, writer, mut claim, clock, settings, seen, mut settled, actuations, herald } =
+            parts;
         let Seen { mut pods, listed, mut nodes, mut map, mut engines, mut launchers, mut policies } = seen;
         let mut own = Self {
             core: Pairing::new(settings.core),
@@ -159,6 +166,7 @@ impl Controller {
             facts: Facts::new(Configs::new(lists(&listed))),
             notes: Notes::default(),
             waits: Waits::new(actuations),
+            tidings: Tidings::new(herald),
             ears: Ears::new(),
             ports: Ports::default(),
             hands: Arc::new(Hands { client, writer, clock, settings }),
@@ -206,6 +214,7 @@ impl Controller {
         self.tasks = JoinSet::new();
         self.notes = Notes::default();
         self.waits.forget();
+        self.tidings.forget();
         self.ears.close();
         self.ports = Ports::default();
         self.core = Pairing::new(self.hands.settings.core);
@@ -280,10 +289,15 @@ impl Controller {
     fn finished(&mut self, finished: Result<Finished, JoinError>) {
         match finished {
             Ok(Finished::Order(done)) => {
-                let Done { event, requester, error, mended, served } = *done;
+                let (Done { event, requester, error, mended, served }, notices) = *done;
+                self.tidings.tell(notices);
                 if let Some(id) = requester {
-                    if let Some(own) = self.directory.requester(&id).filter(|_| served) {
-                        self.waits.served(own, self.hands.clock.now());
+                    let own = self.directory.requester(&id).filter(|_| served);
+                    let now = self.hands.clock.now();
+                    if let Some((own, (path, took))) =
+                        own.and_then(|own| Some((own, self.waits.served(own, now)?)))
+                    {
+                        self.tidings.served(own, path, took);
                     }
                     match error {
                         Some(error) => self.notes.error(id, error),
@@ -296,6 +310,7 @@ impl Controller {
             Ok(Finished::Listed(epoch, all)) => self.came = Some((epoch, all)),
             Ok(Finished::Asked(event)) => self.tell(event.into_iter().collect()),
             Ok(Finished::Noted(id)) => self.notes.may_write(id),
+            Ok(Finished::Waited(id)) => self.tidings.look(id, &self.directory, &mut self.tasks),
             Ok(Finished::Judged { again: true }) => self.facts.configs.look_again(),
             Ok(Finished::Judged { again: false }) => {}
             Err(error) if error.is_cancelled() => {}
@@ -381,8 +396,14 @@ impl Controller {
                 self.waits.ordered(&own.id, &job.command.order);
             }
             let hands = Arc::clone(&self.hands);
-            self.tasks.spawn(async move { Finished::Order(Box::new(Box::pin(hands.carry_out(job)).await)) });
+            self.tasks.spawn(async move {
+                let notices = tidings::once_done(&job);
+                let done = Box::pin(hands.carry_out(job)).await;
+                let notices = if done.is_well() { notices } else { Vec::new() };
+                Finished::Order(Box::new((done, notices)))
+            });
         }
+        self.tidings.wait(&plan.looked, &plan.reasons, &mut self.tasks);
         for ((node, requester), why) in plan.reasons {
             tracing::debug!(%requester, why, "a requester waits");
             let known = self.core.node(&node).filter(|known| known.engine_of(&requester).is_none());

@@ -121,7 +121,7 @@ impl Cluster {
             told: seen,
             facts: Arc::clone(&told),
             claim: election.claim(),
-            registry: Registry::new(client.clone(), writer.clone(), books.clone(), clock, herald),
+            registry: Registry::new(client.clone(), writer.clone(), books.clone(), clock, herald.clone()),
             published: say,
             known: BTreeMap::new(),
             settled: tell,
@@ -138,6 +138,7 @@ impl Cluster {
                 seen,
                 settled: settled.clone(),
                 actuations: metrics.actuations(),
+                herald,
             }));
         }
         let sidecar = Sidecar {

@@ -1,4 +1,5 @@
-//! What of a model's life is worth an Event: decided from what its engines and its want of memory were and are now.
+//! What of a model's life is worth an Event: decided from what its engines and its want of memory were and are now. The words
+//! of all Events are here, those of dual pods too.
 
 use rouse::{
     engine::{Engine, state::State},
@@ -19,6 +20,10 @@ pub enum Reason {
     InsufficientMemory,
     FailedCreate,
     Deleted,
+    Waiting,
+    Served,
+    Ended,
+    Failed,
 }
 
 /// Something happened to a model.
@@ -38,6 +43,7 @@ pub struct Was {
 }
 
 impl Reason {
+    /// Of models.
     pub const ALL: [Self; 9] = [
         Self::Created,
         Self::Updated,
@@ -49,6 +55,9 @@ impl Reason {
         Self::FailedCreate,
         Self::Deleted,
     ];
+    /// Of the Pods of dual pods.
+    pub const OF_PODS: [Self; 6] =
+        [Self::Waiting, Self::Served, Self::Deleted, Self::Slept, Self::Ended, Self::Failed];
 
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -62,14 +71,24 @@ impl Reason {
             Self::InsufficientMemory => "InsufficientMemory",
             Self::FailedCreate => "FailedCreate",
             Self::Deleted => "Deleted",
+            Self::Waiting => "Waiting",
+            Self::Served => "Served",
+            Self::Ended => "Ended",
+            Self::Failed => "Failed",
         }
+    }
+
+    /// Whether another note is another Event: an API server has the note of one that is there stay.
+    #[must_use]
+    pub const fn goes_by_note(self) -> bool {
+        matches!(self, Self::Waiting)
     }
 
     /// The type of the Event.
     #[must_use]
     pub const fn kind(self) -> &'static str {
         match self {
-            Self::InsufficientMemory | Self::FailedCreate => "Warning",
+            Self::InsufficientMemory | Self::FailedCreate | Self::Failed => "Warning",
             _ => "Normal",
         }
     }
@@ -84,6 +103,9 @@ impl Reason {
             Self::Slept => "Sleep",
             Self::Woken => "Wake",
             Self::Deleted => "Delete",
+            Self::Waiting => "Wait",
+            Self::Served => "Serve",
+            Self::Ended | Self::Failed => "End",
         }
     }
 

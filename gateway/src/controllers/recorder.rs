@@ -1,4 +1,4 @@
-//! Events: what happened to a model, for whoever describes its object.
+//! Events: what happened to a model, or to a Pod of dual pods, for whoever describes its object.
 //!
 //! They are told to a task of their own, and nobody waits for one: what does not fit, or cannot be written, is left out.
 //! What happens again within minutes is counted in the Event that there is, and written once in a minute at most, so that
@@ -40,9 +40,17 @@ const LONGEST_NOTE: usize = 1024;
 /// Of an object's name in an Event's, which has the reason and the time behind it.
 const LONGEST_NAME: usize = 200;
 
+/// The kind of an object that Events tell of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Regarding {
+    Model,
+    Pod,
+}
+
 /// What happened to this object.
 #[derive(Clone, Debug)]
 pub struct Notice {
+    pub regarding: Regarding,
     pub object: ObjectName,
     pub uid: String,
     pub news: News,
@@ -114,8 +122,8 @@ impl Recorder {
     }
 }
 
-/// By the object's uid.
-type Key = (String, Reason);
+/// By the object's uid; and the note, where that counts.
+type Key = (String, Reason, Option<String>);
 
 /// What was told, and what of it is to be written when.
 #[derive(Debug, Default)]
@@ -138,7 +146,8 @@ struct Series {
 
 impl Book {
     fn note(&mut self, notice: Notice, now: Instant, at: Timestamp) {
-        let key = (notice.uid.clone(), notice.news.reason);
+        let News { reason, note } = &notice.news;
+        let key = (notice.uid.clone(), *reason, reason.goes_by_note().then(|| note.clone()));
         let goes_on = |series: &&mut Series| series.heard + ENDS > now;
         if let Some(series) = self.series.get_mut(&key).filter(goes_on) {
             (series.heard, series.last) = (now, at);
@@ -175,12 +184,23 @@ impl Book {
     }
 }
 
+impl Regarding {
+    /// As an object names its version and kind.
+    const fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Model => ("rouse.dev/v1alpha1", "InferenceModel"),
+            Self::Pod => ("v1", "Pod"),
+        }
+    }
+}
+
 impl Series {
     fn event(&self, instance: &str) -> Event {
-        let Notice { object, uid, news } = &self.notice;
+        let Notice { regarding, object, uid, news } = &self.notice;
         let text = |text: &str| Some(text.to_owned());
         let head: String = object.name.chars().take(LONGEST_NAME).collect();
         let word = news.reason.word();
+        let (version, kind) = regarding.words();
         let series = EventSeries { count: self.count, last_observed_time: MicroTime(self.last) };
         Event {
             metadata: ObjectMeta {
@@ -196,8 +216,8 @@ impl Series {
             type_: text(news.reason.kind()),
             note: Some(cut(&news.note)),
             regarding: Some(ObjectReference {
-                api_version: text("rouse.dev/v1alpha1"),
-                kind: text("InferenceModel"),
+                api_version: text(version),
+                kind: text(kind),
                 namespace: Some(object.namespace.clone()),
                 name: Some(object.name.clone()),
                 uid: Some(uid.clone()),
@@ -223,7 +243,8 @@ mod tests {
 
     fn notice(object: &str, note: &str) -> Notice {
         let news = Reason::InsufficientMemory.news(note);
-        Notice { object: ObjectName::new("chat", object), uid: format!("uid-{object}"), news }
+        let regarding = Regarding::Model;
+        Notice { regarding, object: ObjectName::new("chat", object), uid: format!("uid-{object}"), news }
     }
 
     fn at(seconds: u64) -> Timestamp {
@@ -283,6 +304,26 @@ mod tests {
         assert_eq!((event.type_.as_deref(), event.action.as_deref()), (Some("Warning"), Some("Start")));
         assert_eq!(event.reporting_instance.as_deref(), Some("gateway-0"));
         assert_eq!(event.note.unwrap().len(), LONGEST_NOTE);
+    }
+
+    #[test]
+    fn why_a_pod_waits_is_told_again_where_it_is_another_reason() {
+        let (mut book, begun) = (Book::default(), Instant::now());
+        let waits = |note: &str| {
+            let news = Reason::Waiting.news(note);
+            Notice { regarding: Regarding::Pod, news, ..notice("chat-x", "") }
+        };
+        for (second, note) in (0..).zip(["its engine is loading", "no memory", "its engine is loading"]) {
+            book.note(waits(note), begun + Duration::from_secs(second), at(second));
+        }
+        let later = begun + AGAIN;
+        let told: Vec<_> = std::iter::from_fn(|| book.next(later, "gateway-0")).collect();
+        let notes: Vec<_> = told.iter().filter_map(|event| event.note.as_deref()).collect();
+        assert_eq!(notes, ["its engine is loading", "no memory"]);
+        let names: BTreeSet<_> = told.iter().map(|event| event.metadata.name.clone()).collect();
+        assert_eq!(names.len(), 2);
+        let regarding = told[0].regarding.clone().unwrap();
+        assert_eq!((regarding.api_version.as_deref(), regarding.kind.as_deref()), (Some("v1"), Some("Pod")));
     }
 
     #[test]

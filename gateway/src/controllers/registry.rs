@@ -22,7 +22,7 @@ use super::{
     crd::{InferenceModel, InferenceModelStatus, ledger::ObjectName},
     index::{Index, Served, Settled},
     news::{News, Reason},
-    recorder::{Herald, Notice},
+    recorder::{Herald, Notice, Regarding},
     status::{self, Facts, Seen},
     writer::{Error, Writer},
 };
@@ -174,7 +174,7 @@ impl Registry {
 
     fn tell(&self, object: &ObjectName, uid: Option<&String>, news: News) {
         let (object, uid) = (object.clone(), uid.cloned().unwrap_or_default());
-        self.herald.tell(Notice { object, uid, news });
+        self.herald.tell(Notice { regarding: Regarding::Model, object, uid, news });
     }
 
     fn wrote(&mut self, what: What, outcome: Result<(), Error>) {
@@ -233,6 +233,7 @@ impl Registry {
         }
         let Some(version) = self.versions.get(object) else { return };
         let notice = first_word(stored, &wanted).map(|news| Notice {
+            regarding: Regarding::Model,
             object: object.clone(),
             uid: settled.uid(object).cloned().unwrap_or_default(),
             news,

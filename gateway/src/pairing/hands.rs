@@ -70,6 +70,13 @@ pub(super) struct Failed {
 
 type Outcome = Result<Answer, Failed>;
 
+impl Done {
+    /// The order was carried out.
+    pub(super) const fn is_well(&self) -> bool {
+        matches!(self.event, Event::Outcome { result: Ok(_), .. })
+    }
+}
+
 impl Hands {
     /// Does it, whatever it takes.
     pub(super) async fn carry_out(self: Arc<Self>, job: Job) -> Done {

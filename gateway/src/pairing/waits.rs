@@ -7,7 +7,7 @@ use rouse::{
         command::{OfProvider, Order, Step},
         ids::RequesterId,
     },
-    units::Tick,
+    units::{Millis, Tick},
 };
 
 use super::directory::Requester;
@@ -68,12 +68,12 @@ impl Waits {
         }
     }
 
-    /// Its engine serves it. A gate that is opened once more ends no wait.
-    pub(super) fn served(&mut self, own: &Requester, now: Tick) {
-        let Some(wait) = self.all.get_mut(&own.id) else { return };
-        if let (Some(since), Some(path)) = (wait.since.take(), wait.path) {
-            let config = own.config().map(|config| config.name.as_str());
-            self.told.served(&own.name.namespace, path, config, now.since(since));
-        }
+    /// Its engine serves it: how it came to that, and after how long. A gate that is opened once more ends no wait.
+    pub(super) fn served(&mut self, own: &Requester, now: Tick) -> Option<(Path, Millis)> {
+        let wait = self.all.get_mut(&own.id)?;
+        let (took, path) = (now.since(wait.since.take()?), wait.path?);
+        let config = own.config().map(|config| config.name.as_str());
+        self.told.served(&own.name.namespace, path, config, took);
+        Some((path, took))
     }
 }

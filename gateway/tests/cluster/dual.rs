@@ -7,6 +7,7 @@ mod faults;
 mod launchers;
 mod models;
 mod policies;
+mod told;
 
 use std::{collections::BTreeMap, fs, ops::Deref};
 

@@ -1,9 +1,9 @@
-//! Events of models, as whoever describes an object finds them.
+//! Events of models and of Pods, as whoever describes an object finds them.
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Event;
 use kube::{
-    Api, ResourceExt as _,
+    Api, Resource, ResourceExt as _,
     api::{DeleteParams, ListParams},
     runtime::{WatchStreamExt as _, watcher},
 };
@@ -15,15 +15,18 @@ use tokio::time::timeout;
 use crate::world::{World, aside, reason};
 
 /// What a description of this object lists.
-fn of(model: &InferenceModel) -> String {
-    let (name, uid) = (model.name_any(), model.uid().unwrap());
-    format!("involvedObject.kind=InferenceModel,involvedObject.name={name},involvedObject.uid={uid}")
+fn of<K: Resource<DynamicType = ()>>(object: &K) -> String {
+    let (kind, name, uid) = (K::kind(&()), object.name_any(), object.uid().unwrap());
+    format!("involvedObject.kind={kind},involvedObject.name={name},involvedObject.uid={uid}")
 }
 
 /// The first of this reason; waits for it.
-async fn told(world: &World<'_>, model: &InferenceModel, reason: &str) -> Event {
+pub(crate) async fn told<K, R>(world: &World<'_, R>, object: &K, reason: &str) -> Event
+where
+    K: Resource<DynamicType = ()>,
+{
     let api: Api<Event> = world.site.namespace.api();
-    let events = watcher(api, watcher::Config::default().fields(&of(model)));
+    let events = watcher(api, watcher::Config::default().fields(&of(object)));
     let mut events = std::pin::pin!(events.default_backoff().applied_objects());
     let found = async {
         loop {
@@ -35,7 +38,7 @@ async fn told(world: &World<'_>, model: &InferenceModel, reason: &str) -> Event 
     };
     timeout(PATIENCE, found)
         .await
-        .unwrap_or_else(|_| panic!("{} was never told to be {reason}", model.name_any()))
+        .unwrap_or_else(|_| panic!("{} was never told to be {reason}", object.name_any()))
 }
 
 /// All reasons so far, in their order, with how often.

@@ -296,16 +296,18 @@ fn the_page_has_every_reason_for_a_refusal() {
 }
 
 #[test]
-fn the_page_has_every_event() {
-    let page = read(&root().join("docs/kubernetes.md"));
-    let rows = page.lines().skip_while(|line| !line.starts_with("| Event ")).skip(2);
-    let rows = rows.take_while(|line| line.starts_with('|')).map(|row| {
-        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        (cells[1], cells[2])
-    });
-    let told: BTreeSet<(&str, &str)> = rows.collect();
-    let wanted: BTreeSet<_> = Reason::ALL.iter().map(|reason| (reason.word(), reason.kind())).collect();
-    assert_eq!(told, wanted);
+fn the_pages_have_every_event() {
+    for (page, reasons) in [("kubernetes.md", &Reason::ALL[..]), ("dual-pods.md", &Reason::OF_PODS[..])] {
+        let page = read(&root().join("docs").join(page));
+        let rows = page.lines().skip_while(|line| !line.starts_with("| Event ")).skip(2);
+        let rows = rows.take_while(|line| line.starts_with('|')).map(|row| {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            (cells[1], cells[2])
+        });
+        let told: BTreeSet<(&str, &str)> = rows.collect();
+        let wanted: BTreeSet<_> = reasons.iter().map(|reason| (reason.word(), reason.kind())).collect();
+        assert_eq!(told, wanted);
+    }
 }
 
 /// An API server would drop a field that the schema does not have.
