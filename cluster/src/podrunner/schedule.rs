@@ -1,15 +1,16 @@
 //! Which node a Pod goes to.
 //!
-//! The part of the scheduler that Rouse can tell from the real one: node selectors and required node affinity, taints, and
-//! whole units of extended resources. A Pod holds its units until it is in a terminal phase or its object is gone, whatever its
+//! The part of the scheduler that Rouse can tell from the real one: node selectors and required node affinity, taints, whole
+//! units of extended resources, and preferred affinity to Pods of the same namespace and node by their labels. A Pod holds its units until it is in a terminal phase or its object is gone, whatever its
 //! processes do. Processor time and memory are not counted, since Pods here share one machine anyway. Of the nodes that fit,
-//! the one with the most free units wins, then the emptiest, then the first by name: the same Pods are always placed alike.
+//! the one that is preferred wins, then the one with the most free units, then the emptiest, then the first by name: the same Pods are always placed alike.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use k8s_openapi::{
     api::core::v1::{
-        Container, Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Taint, Toleration,
+        Container, Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec, Taint,
+        Toleration, WeightedPodAffinityTerm,
     },
     apimachinery::pkg::api::resource::Quantity,
 };
@@ -17,6 +18,8 @@ use kube::ResourceExt as _;
 
 /// Units of extended resources by name.
 pub(super) type Units = BTreeMap<String, u64>;
+
+const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// Whether the Pod has ended for good, and holds nothing any more.
 pub(super) fn is_terminal(pod: &Pod) -> bool {
@@ -78,21 +81,39 @@ pub(super) fn choose<'a>(
         let free = free(node, placed);
         match refusal(spec, &demand, node, &free) {
             Some(reason) => *reasons.entry(reason).or_default() += 1,
-            None => fitting.push((free.values().sum::<u64>(), on(node, placed).count(), node.name_any())),
+            None => {
+                let room = free.values().sum::<u64>();
+                let pods = on(node, placed).count();
+                fitting.push((Reverse(drawn(pod, node, placed)), Reverse(room), pods, node.name_any()));
+            }
         }
     }
-    let best = fitting.into_iter().min_by_key(|(free, pods, name)| (Reverse(*free), *pods, name.clone()));
-    best.map(|(.., name)| name).ok_or_else(|| {
+    fitting.into_iter().min().map(|(.., name)| name).ok_or_else(|| {
         let reasons: Vec<_> = reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
         format!("0/{all} nodes are available: {}.", reasons.join(", "))
     })
 }
 
 /// Pods on this node that hold what they asked for.
-fn on<'a>(node: &Node, placed: &'a [&Pod]) -> impl Iterator<Item = &'a PodSpec> {
+fn on<'a>(node: &Node, placed: &'a [&Pod]) -> impl Iterator<Item = &'a Pod> {
     let name = node.name_any();
-    let holding = placed.iter().filter(|pod| !is_terminal(pod)).filter_map(|pod| pod.spec.as_ref());
-    holding.filter(move |spec| spec.node_name.as_deref() == Some(&name))
+    let at =
+        |pod: &&Pod, name: &str| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(name);
+    placed.iter().copied().filter(|pod| !is_terminal(pod)).filter(move |pod| at(pod, &name))
+}
+
+/// The weights of what draws the Pod to this node.
+fn drawn(pod: &Pod, node: &Node, placed: &[&Pod]) -> i32 {
+    let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()?.pod_affinity.as_ref());
+    let terms = affinity.and_then(|own| own.preferred_during_scheduling_ignored_during_execution.as_ref());
+    let draws = |term: &&WeightedPodAffinityTerm| {
+        let PodAffinityTerm { topology_key, label_selector, .. } = &term.pod_affinity_term;
+        let wanted = label_selector.as_ref().and_then(|selector| selector.match_labels.as_ref());
+        let Some(wanted) = wanted.filter(|_| topology_key == HOSTNAME) else { return false };
+        let fits = |other: &Pod| wanted.iter().all(|(key, value)| other.labels().get(key) == Some(value));
+        on(node, placed).any(|other| other.namespace() == pod.namespace() && fits(other))
+    };
+    terms.into_iter().flatten().filter(draws).map(|term| term.weight).sum()
 }
 
 fn free(node: &Node, placed: &[&Pod]) -> Units {
@@ -101,7 +122,7 @@ fn free(node: &Node, placed: &[&Pod]) -> Units {
         .filter(|(name, _)| is_extended(name))
         .map(|(name, count)| (name.clone(), whole(count)))
         .collect();
-    for (name, count) in on(node, placed).flat_map(demand) {
+    for (name, count) in on(node, placed).filter_map(|pod| pod.spec.as_ref()).flat_map(demand) {
         if let Some(free) = units.get_mut(&name) {
             *free = free.saturating_sub(count);
         }

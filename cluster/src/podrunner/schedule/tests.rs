@@ -52,6 +52,31 @@ fn the_node_with_the_most_room_wins_and_then_the_first() {
 }
 
 #[test]
+fn a_pod_goes_where_those_are_that_it_prefers() {
+    let nodes = ["a", "b"].map(|name| node(name, 2, json!({}), json!([])));
+    let prefer = json!([{ "weight": 50, "podAffinityTerm": {
+        "topologyKey": "kubernetes.io/hostname", "labelSelector": { "matchLabels": { "app": "x", "asleep": "true" } } } }]);
+    let own = asking(
+        1,
+        json!({ "affinity": { "podAffinity": { "preferredDuringSchedulingIgnoredDuringExecution": prefer } } }),
+    );
+    let there = |labels: Value| {
+        let mut pod = placed(0, "b", "Running");
+        pod.metadata.labels = serde_json::from_value(labels).unwrap();
+        pod
+    };
+    let chosen = |other: Pod| choose(&own, nodes.iter(), &[&other]).unwrap();
+    assert_eq!(chosen(there(json!({ "app": "x", "asleep": "true" }))), "b");
+    assert_eq!(chosen(there(json!({ "app": "x", "asleep": "false" }))), "a");
+    let mut stranger = there(json!({ "app": "x", "asleep": "true" }));
+    stranger.metadata.namespace = Some("another".to_owned());
+    assert_eq!(chosen(stranger), "a");
+    // Nothing is preferred to what it needs.
+    let full = [&there(json!({ "app": "x", "asleep": "true" })), &placed(2, "b", "Running")];
+    assert_eq!(choose(&own, nodes.iter(), &full).unwrap(), "a");
+}
+
+#[test]
 fn selectors_affinity_and_taints_keep_a_pod_away_and_say_so() {
     let gpu = node("gpu", 1, json!({ "pool": "x", "rank": "7" }), json!([]));
     let tainted =

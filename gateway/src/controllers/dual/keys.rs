@@ -22,6 +22,9 @@ pub const ACCELERATORS: &str = "dual-pods.llm-d.ai/accelerators";
 /// A label of both while they are bound: the other's name.
 pub const DUAL: &str = "dual-pods.llm-d.ai/dual";
 
+/// A label of the providers of a model's engines: its name, as [`crate::controllers::label::value`] has it.
+pub const ENGINE_OF: &str = "rouse.dev/engine-of";
+
 /// Of providers: `UID NAME` of the requester. This is the binding.
 pub const REQUESTER: &str = "dual-pods.llm-d.ai/requester";
 pub const SERVER_PORT: &str = "dual-pods.llm-d.ai/server-port";

@@ -7,7 +7,7 @@ use rouse::{
 use serde_json::{Map, Value, json};
 
 use super::{MANAGED, SPI_PORT, Workload, merge};
-use crate::controllers::{crd::Quantity, dual::keys};
+use crate::controllers::{crd::Quantity, dual::keys, label};
 
 /// What of an engine's Pod says where it can be: its requester is there first.
 const PLACING: [&str; 7] = [
@@ -33,6 +33,7 @@ impl Workload<'_> {
                 Some(((*key).to_owned(), spec.get(key).filter(|value| !value.is_null())?.clone()))
             })
             .collect();
+        self.go_to_sleepers(&mut own);
         let Memory { awake, asleep, host } = self.variant.spec.memory;
         let sizes = Sizes { awake, asleep, host };
         let timing = &self.sidecar.timing;
@@ -57,6 +58,24 @@ impl Workload<'_> {
             }),
         );
         json!({"metadata": {"annotations": annotations}, "spec": own})
+    }
+
+    fn label(&self) -> String {
+        label::value(self.engine.name.as_str())
+    }
+
+    /// Where an engine of this model sleeps its requester is served soonest: a scheduler prefers that node.
+    fn go_to_sleepers(&self, spec: &mut Map<String, Value>) {
+        let labels = json!({keys::ENGINE_OF: self.label(), keys::SLEEPING: "true"});
+        let term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}});
+        let affinity = spec.entry("affinity").or_insert_with(|| json!({}));
+        let all = &mut affinity["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"];
+        if !all.is_array() {
+            *all = json!([]);
+        }
+        if let Some(all) = all.as_array_mut() {
+            all.push(json!({"weight": 100, "podAffinityTerm": term}));
+        }
     }
 
     /// The extended resources of the engine's container: of such are accelerators.
@@ -95,6 +114,7 @@ impl Workload<'_> {
             }
         }
         metadata["labels"][MANAGED] = Value::Null;
+        metadata["labels"][keys::ENGINE_OF] = json!(self.label());
         let patch = json!({"metadata": metadata, "spec": spec});
         // A server patch is a template, of which an engine's command is no part. JSON has two braces together only in texts.
         patch.to_string().replace("{{", "\\u007b\\u007b")

@@ -183,12 +183,21 @@ fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
         assert_ne!(limits["memory"].0, "1Gi");
         assert_eq!(own.priority_class_name.as_deref(), Some("high"));
         assert!(own.volumes.is_none() && own.service_account_name.is_none());
+        let affinity = own.affinity.as_ref().unwrap().pod_affinity.as_ref().unwrap();
+        let drawn = &affinity.preferred_during_scheduling_ignored_during_execution.as_ref().unwrap()[0];
+        let sleepers =
+            drawn.pod_affinity_term.label_selector.as_ref().unwrap().match_labels.as_ref().unwrap();
+        assert_eq!(
+            (&*sleepers[keys::SLEEPING], &sleepers[keys::ENGINE_OF]),
+            ("true", &label::value("org/Qwen"))
+        );
 
         let node = NodeName::from("n1");
         let asked = provider::asked(&requester, &node).unwrap();
         assert_eq!(
             asked.labels,
-            [("team".to_owned(), "a".to_owned())].into(),
+            [("team".to_owned(), "a".to_owned()), (keys::ENGINE_OF.to_owned(), label::value("org/Qwen"))]
+                .into(),
             "Rouse's would make it an engine's Pod"
         );
         let wanted =
@@ -217,6 +226,7 @@ fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
         assert!(engine.env.as_ref().unwrap().iter().any(|env| env.name == "VLLM_SERVER_DEV_MODE"));
         assert_eq!(spec.service_account_name.as_deref(), Some("models"));
         assert_eq!(spec.node_selector.unwrap()["inference-pool"], "h200");
+        assert!(spec.affinity.unwrap().pod_affinity.is_none(), "it is where its requester is");
         assert_eq!(made.pod.metadata.annotations.unwrap()["note"], "b");
     });
 }

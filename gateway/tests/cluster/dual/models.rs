@@ -5,7 +5,7 @@ use kube::{ResourceExt as _, api::ListParams};
 use rouse_gateway::controllers::crd::inference_model::EngineState;
 use serde_json::json;
 
-use super::Duo;
+use super::{Duo, node};
 use crate::{
     pairs::{annotation, label},
     world::{aside, reason},
@@ -74,6 +74,20 @@ async fn a_cold_request_makes_an_engine_which_then_sleeps_and_is_woken_by_the_ne
     let (requesters, same) = pods(&duo, "one").await;
     assert_eq!(requesters.len(), 1, "{requesters:#?}");
     assert_eq!(same.iter().map(|pod| pod.uid()).collect::<Vec<_>>(), [asleep.uid()]);
+}
+
+/// A scheduler goes by room, and the other node has more of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_requester_comes_to_the_node_where_its_engine_sleeps() {
+    let duo = Duo::new("dual-place", 1, "8Gi", "").await;
+    model(&duo, "one", json!({})).await;
+    asks(&duo, "one").await;
+    let asleep = idle(&duo, "one").await;
+    duo.world.runner.add_node(node(duo.world.name(), "b", 1)).await.unwrap();
+    duo.cards(&["a", "b"]);
+    asks(&duo, "one").await;
+    let (_, engines) = pods(&duo, "one").await;
+    assert_eq!(engines.iter().map(|pod| pod.uid()).collect::<Vec<_>>(), [asleep.uid()]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
