@@ -39,11 +39,14 @@ mod shared;
 mod status;
 mod volume;
 
-use self::shared::{Shared, lock};
 pub use self::{
     container::Pauses,
     launch::Image,
     node::{NodeSpec, RunningNode},
+};
+use self::{
+    node::Link,
+    shared::{Shared, lock},
 };
 
 /// Nodes are made before the test begins, and few later.
@@ -162,12 +165,17 @@ impl PodRunner {
 
     /// Cuts the node off from the API server: it hears and says nothing, its lease runs out, and its processes go on.
     pub fn partition(&self, node: &str) {
-        self.node(node).set_partitioned(true);
+        self.node(node).set_link(Link::Cut);
     }
 
-    /// Ends that.
+    /// Has what the node says of Pods come late: all of it at once when it is healed. It hears of Pods, and its lease is renewed.
+    pub fn slow(&self, node: &str) {
+        self.node(node).set_link(Link::Slow);
+    }
+
+    /// Ends either.
     pub fn heal(&self, node: &str) {
-        self.node(node).set_partitioned(false);
+        self.node(node).set_link(Link::Whole);
     }
 
     /// What this image's name stands for from the next start of a container on.

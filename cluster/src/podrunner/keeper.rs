@@ -21,7 +21,7 @@ use tokio::{
 
 use super::{
     Shared,
-    node::{LABEL, RunningNode},
+    node::{LABEL, Link, RunningNode},
     pod::{Wanted, Worker},
     schedule,
 };
@@ -171,9 +171,9 @@ impl Keeper {
         let ours = super::lock(&self.shared.nodes).values().find(|ours| ours.name() == name).cloned();
         let Some(ours) = ours.filter(|_| !ready) else { return };
         let shared = Arc::clone(&self.shared);
-        let mut partition = ours.partition();
+        let mut link = ours.link();
         self.tasks.spawn(async move {
-            if partition.wait_for(|cut| !cut).await.is_ok()
+            if link.wait_for(|link| *link != Link::Cut).await.is_ok()
                 && let Err(error) = ours.recover(&shared.client).await
             {
                 shared.note(&format!("{}: it cannot say that it is ready: {error}", ours.name()));

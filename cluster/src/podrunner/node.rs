@@ -75,12 +75,21 @@ impl NodeSpec {
     }
 }
 
+/// How its kubelet is connected to the API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Link {
+    Whole,
+    /// It hears of Pods, and what it says of them comes later.
+    Slow,
+    Cut,
+}
+
 /// A node as it is.
 pub struct RunningNode {
     name: String,
     address: Ipv4Addr,
     devices: Mutex<Vec<Device>>,
-    partitioned: watch::Sender<bool>,
+    link: watch::Sender<Link>,
 }
 
 #[derive(Clone, Debug)]
@@ -100,7 +109,7 @@ impl RunningNode {
         let numbered =
             spec.devices.iter().flat_map(|(resource, count)| (0..*count).map(move |n| (resource, n)));
         let devices = Mutex::new(numbered.map(device).collect());
-        Self { name, address, devices, partitioned: watch::Sender::new(false) }
+        Self { name, address, devices, link: watch::Sender::new(Link::Whole) }
     }
 
     /// Of its object.
@@ -153,16 +162,17 @@ impl RunningNode {
         }
     }
 
-    pub(super) fn set_partitioned(&self, partitioned: bool) {
-        self.partitioned.send_replace(partitioned);
+    pub(super) fn set_link(&self, link: Link) {
+        self.link.send_replace(link);
     }
 
-    pub(super) fn is_partitioned(&self) -> bool {
-        *self.partitioned.borrow()
+    /// Whether what is said of Pods comes through.
+    pub(super) fn tells(&self) -> bool {
+        *self.link.borrow() == Link::Whole
     }
 
-    pub(super) fn partition(&self) -> watch::Receiver<bool> {
-        self.partitioned.subscribe()
+    pub(super) fn link(&self) -> watch::Receiver<Link> {
+        self.link.subscribe()
     }
 
     /// Makes the objects: the node, and the lease that says it lives.
@@ -196,11 +206,11 @@ impl RunningNode {
     /// Renews the lease until this is dropped.
     pub(super) async fn live(&self, client: &Client) {
         let mut ticks = time::interval(HEARTBEAT);
-        let mut partition = self.partition();
+        let mut link = self.link();
         loop {
             ticks.tick().await;
             // An error is this node's end.
-            if partition.wait_for(|cut| !cut).await.is_err() {
+            if link.wait_for(|link| *link != Link::Cut).await.is_err() {
                 return;
             }
             // What fails now is tried again with the next beat, as a kubelet does.

@@ -17,7 +17,7 @@ use tokio::{
 use super::{
     Shared,
     container::{Container, End, Role, State},
-    node::RunningNode,
+    node::{Link, RunningNode},
     probe::Verdict,
     schedule,
     status::Condition,
@@ -117,9 +117,9 @@ impl Worker {
 
     /// The whole life of the Pod on this node.
     pub(super) async fn run(mut self, mut wanted: watch::Receiver<Wanted>) {
-        let mut partition = self.node.partition();
+        let mut link = self.node.link();
         // An error is the end of the node, and of this task.
-        if partition.wait_for(|cut| !cut).await.is_err() {
+        if link.wait_for(|link| *link != Link::Cut).await.is_err() {
             return;
         }
         self.admit();
@@ -135,7 +135,7 @@ impl Worker {
             if ended && (self.gone || self.delete().await) {
                 break;
             }
-            let cut = *partition.borrow();
+            let cut = *link.borrow() == Link::Cut;
             let alarm = self.alarm();
             let events = &mut self.events;
             tokio::select! {
@@ -152,7 +152,7 @@ impl Worker {
                     let seen = wanted.borrow_and_update().clone();
                     self.hear(&seen);
                 }
-                _ = partition.changed() => {}
+                _ = link.changed() => {}
                 () = time::sleep_until(alarm.unwrap_or_else(Instant::now)), if alarm.is_some() => {}
             }
         }

@@ -34,6 +34,8 @@ const MOST: usize = 8192;
 const ENDS: Duration = Duration::from_secs(6 * 60);
 /// How often one Event is written at most.
 const AGAIN: Duration = Duration::from_secs(60);
+/// Between one write and the next: what a hundred Pods that come at once are to be told must not keep the API server from serving them.
+const PACE: Duration = Duration::from_millis(50);
 const CONTROLLER: &str = "rouse.dev/gateway";
 /// Bytes of a note that an API server takes.
 const LONGEST_NOTE: usize = 1024;
@@ -87,8 +89,9 @@ impl Recorder {
 
     /// Until nobody tells any more.
     pub async fn run(mut self) {
+        let mut next = Instant::now();
         loop {
-            let due = self.book.due.first().map(|(at, _)| *at);
+            let due = self.book.due.first().map(|(at, _)| next.max(*at));
             let sleep = async {
                 match due {
                     Some(at) => time::sleep_until(at).await,
@@ -104,6 +107,7 @@ impl Recorder {
                 () = sleep => {
                     if let Some(event) = self.book.next(Instant::now(), &self.instance) {
                         self.write(event).await;
+                        next = Instant::now() + PACE;
                     }
                 }
             }

@@ -77,6 +77,9 @@ pub(super) struct Requester {
     deleting: Option<Tick>,
     ended: bool,
     finalizer: bool,
+    /// Its provider, and where its engine is, as its Pod names them.
+    dual: Option<String>,
+    server: Option<String>,
     /// The annotation in which it is told what is wrong.
     pub(super) status: Option<String>,
 }
@@ -346,10 +349,19 @@ impl Requester {
             deleting: deleting(pod),
             ended: has_ended(pod),
             finalizer: pod.finalizers().iter().any(|own| own == keys::REQUESTER_FINALIZER),
+            dual: pod.labels().get(keys::DUAL).cloned(),
+            server: pod.annotations().get(keys::SERVER_IP).cloned(),
             status: pod.annotations().get(keys::STATUS).cloned(),
             name,
             node,
         })
+    }
+
+    /// Its Pod says already whose engine it has, and where.
+    pub(super) fn names(&self, provider: &Provider) -> bool {
+        self.dual.as_ref() == Some(&provider.name.name)
+            && self.server.is_some()
+            && self.server == provider.ip()
     }
 
     /// The InferenceServerConfig that it asks for.
@@ -425,6 +437,11 @@ impl Provider {
     /// What the Pod says of this engine.
     pub(super) fn inside(&self, engine: &EngineId) -> Option<&Inside> {
         self.inside.get(engine)
+    }
+
+    /// As Pods write it.
+    pub(super) fn ip(&self) -> Option<String> {
+        self.address.map(|address| address.to_string())
     }
 
     pub(super) fn at(&self, port: u16) -> Option<SocketAddr> {

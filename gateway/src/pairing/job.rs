@@ -96,6 +96,9 @@ impl Controller {
                 job.requester = self.directory.requester(requester).cloned();
                 let known = self.core.node(node).and_then(|known| known.requesters.get(requester));
                 job.accelerators = known.map(|known| known.accelerators.clone()).unwrap_or_default();
+                let engine = self.core.node(node).and_then(|known| known.engine_of(requester));
+                job.provider =
+                    engine.and_then(|engine| self.directory.provider(node, &engine.provider)).cloned();
             }
             Order::Engine { engine, step, .. } => self.of_engine(&mut job, node, engine, step),
             Order::Provider { provider, step } => self.of_launcher(&mut job, node, provider, step),

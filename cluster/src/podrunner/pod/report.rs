@@ -24,7 +24,7 @@ impl Worker {
 
     /// Tells the API server what the Pod is, where that is news.
     pub(super) async fn report(&mut self, ended: bool) {
-        if self.gone || self.node.is_partitioned() || self.tell_at > Instant::now() {
+        if self.gone || !self.node.tells() || self.tell_at > Instant::now() {
             return;
         }
         let policy = self.policy();
@@ -61,7 +61,7 @@ impl Worker {
     /// Deletes the object of a Pod that was told to go and has; says whether there is nothing more to do.
     pub(super) async fn delete(&mut self) -> bool {
         let told = self.told.is_some() && self.tell_at <= Instant::now();
-        if self.pod.metadata.deletion_timestamp.is_none() || self.node.is_partitioned() || !told {
+        if self.pod.metadata.deletion_timestamp.is_none() || !self.node.tells() || !told {
             return false;
         }
         let parameters = DeleteParams {

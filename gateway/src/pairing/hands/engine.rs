@@ -19,7 +19,10 @@ use rouse::{
 };
 use serde_json::{Value, json};
 
-use super::{Failed, Hands, Job, Outcome, inside, requester::stub};
+use super::{
+    Failed, Hands, Job, Outcome, inside,
+    requester::{named, stub},
+};
 use crate::{
     controllers::{
         dual::{
@@ -149,12 +152,9 @@ impl Hands {
         }
         stub.open().await?;
         stub.ready(true).await?;
-        let metadata = json!({
-            "uid": own.id.as_str(),
-            "labels": {keys::DUAL: provider.name.name},
-            "annotations": {keys::SERVER_IP: engine.ip().to_string()},
-        });
-        self.patch(&own.name, &json!({"metadata": metadata})).await?;
+        if !own.names(provider) {
+            self.patch(&own.name, &json!({"metadata": named(own, provider)})).await?;
+        }
         if !provider.is_launcher() {
             return Ok(Answer::Done);
         }

@@ -7,12 +7,12 @@ use rouse::{
     },
     units::Generation,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Failed, Hands, Job, Outcome, spi::Spi};
 use crate::{
-    controllers::dual::keys::{ACCELERATORS, REQUESTER_FINALIZER, listed},
-    pairing::directory::Requester,
+    controllers::dual::keys::{ACCELERATORS, DUAL, REQUESTER_FINALIZER, SERVER_IP, listed},
+    pairing::directory::{Provider, Requester},
 };
 
 impl Hands {
@@ -32,17 +32,30 @@ impl Hands {
         }
     }
 
-    /// What its stub said is written down with it, so that whoever leads next need not ask.
+    /// What its stub said is written down with it, so that whoever leads next need not ask; and its engine, which saves a write
+    /// once that serves.
     async fn finalize(&self, job: &Job, own: &Requester, wanted: bool) -> Outcome {
         let mut metadata = json!({"uid": own.id.as_str()});
         if wanted {
+            if let Ok(provider) = job.provider() {
+                metadata = named(own, provider);
+            }
             metadata["finalizers"] = json!([REQUESTER_FINALIZER]);
-            metadata["annotations"] = json!({ACCELERATORS: listed(&job.accelerators)});
+            metadata["annotations"][ACCELERATORS] = json!(listed(&job.accelerators));
         } else {
             metadata["$deleteFromPrimitiveList/finalizers"] = json!([REQUESTER_FINALIZER]);
         }
         self.patch(&own.name, &json!({"metadata": metadata})).await
     }
+}
+
+/// A requester's metadata with its provider, and where its engine is.
+pub(super) fn named(own: &Requester, provider: &Provider) -> Value {
+    json!({
+        "uid": own.id.as_str(),
+        "labels": {DUAL: provider.name.name},
+        "annotations": {SERVER_IP: provider.ip()},
+    })
 }
 
 async fn accelerators(job: &Job, own: &Requester) -> Outcome {

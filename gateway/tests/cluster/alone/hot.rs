@@ -6,12 +6,13 @@ use std::{
 };
 
 use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::{
     ResourceExt as _,
     api::{Patch, PatchParams},
     runtime::{WatchStreamExt as _, watcher},
 };
+use rouse_cluster::wait::PATIENCE;
 use serde_json::json;
 use tokio::time::{Duration, Instant};
 
@@ -30,35 +31,70 @@ fn runs(pod: &Pod) -> bool {
     all.filter_map(|own| own.state.as_ref()).any(|state| state.running.is_some())
 }
 
-/// From when each requester's stub was seen to run until it was seen to have its engine.
+/// From when each requester's stub was seen to run until it was told to be ready, as it wrote that down itself. All are seen to
+/// run at once.
 async fn waits(duo: &Duo, name: &str, many: usize) -> Vec<Duration> {
+    let node = format!("{}-a", duo.world.name());
+    duo.world.runner.slow(&node);
+    duo.scale(name, u32::try_from(many).unwrap()).await;
+    listening(duo, name, many).await;
     let own = watcher::Config::default().labels(&format!("app={name}"));
     let mut seen = pin!(watcher(duo.world.pods(), own).applied_objects());
-    let mut since: BTreeMap<String, Instant> = BTreeMap::new();
-    let mut took = Vec::new();
-    let mut done = BTreeSet::new();
+    duo.world.runner.heal(&node);
+    let mut since: BTreeMap<String, Timestamp> = BTreeMap::new();
+    let mut done: BTreeMap<String, Pod> = BTreeMap::new();
     while done.len() < many {
         let pod = seen.next().await.unwrap().unwrap();
         let uid = pod.uid().unwrap();
         if runs(&pod) {
-            let began = *since.entry(uid.clone()).or_insert_with(Instant::now);
-            if label(&pod, "dual").is_some() && done.insert(uid) {
-                took.push(began.elapsed());
-            }
+            since.entry(uid.clone()).or_insert_with(Timestamp::now);
+        }
+        if is_ready(&pod) {
+            done.insert(uid, pod);
         }
     }
+    let took = |(uid, pod): (&String, &Pod)| ready(duo, pod).duration_since(since[uid]).unsigned_abs();
+    let mut took: Vec<Duration> = done.iter().map(took).collect();
     took.sort();
     took
+}
+
+/// So many stubs take orders, which nobody but their logs says yet.
+async fn listening(duo: &Duo, name: &str, many: usize) {
+    let listens = |pod: &Pod| log(duo, pod).is_some_and(|log| log.contains("listening port=\"probes\""));
+    let all = async {
+        let mut looks = tokio::time::interval(Duration::from_millis(20));
+        loop {
+            looks.tick().await;
+            let (requesters, _) = duo.pairs(name).await;
+            if requesters.iter().filter(|pod| listens(pod)).count() == many {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, all).await.expect("stubs that listen");
+}
+
+fn log(duo: &Duo, pod: &Pod) -> Option<String> {
+    duo.world.runner.log(pod, "inference-server", 0).ok()
+}
+
+/// When its stub was told so.
+fn ready(duo: &Duo, pod: &Pod) -> Timestamp {
+    let log = log(duo, pod).unwrap();
+    let line = log.lines().find(|line| line.contains("readiness ready=true"));
+    let line = line.unwrap_or_else(|| panic!("{} was never ready: {log}", pod.name_any()));
+    line.split(' ').next().unwrap().parse().unwrap()
 }
 
 /// The same for so many at once, without what their engines take to wake.
 async fn hot(duo: &Duo, at_once: u32) -> Vec<Duration> {
     let many = usize::try_from(at_once).unwrap();
-    let (took, ()) = tokio::join!(waits(duo, "hot", many), duo.scale("hot", at_once));
+    let took = waits(duo, "hot", many).await;
     let ours: Vec<_> = took.into_iter().map(|took| took.saturating_sub(WAKE)).collect();
     let (median, worst) = (ours[many / 2], ours[many - 1]);
     println!(
-        "{many} at once, from running to its engine, without its wake: median {median:?}, worst {worst:?}"
+        "{many} at once, from running to ready, without the engine's wake: median {median:?}, worst {worst:?}"
     );
     ours
 }
