@@ -28,7 +28,7 @@ use super::{
     refusal::{Refusal, Refused},
     settle::object_name,
 };
-use crate::config;
+use crate::{config, controllers::dual::keys::SERVER_CONFIG};
 
 /// One model.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +63,14 @@ pub struct Pods {
     pub container: String,
     /// Where the engine listens in its Pod.
     pub port: u16,
+}
+
+impl Pods {
+    /// Their requesters ask for the engine of an InferenceServerConfig, which says how it is started.
+    #[must_use]
+    pub fn is_configured(&self) -> bool {
+        self.template.value().get("metadata").is_some_and(|own| own["annotations"][SERVER_CONFIG].is_string())
+    }
 }
 
 /// One way of running the model.

@@ -48,17 +48,19 @@ pub(super) enum Error {
     Annotation(#[from] record::Error),
     #[error("the annotation {} is no port: write \"8081\"", keys::ADMIN_PORT)]
     Port,
+    #[error("the annotation {key} is '{0}': write plain or sleep", key = keys::MODE)]
+    Mode(String),
 }
 
 impl Asked {
-    /// Of a Pod on this node.
+    /// Of a Pod on this node; `mode`: of one that does not say it.
     pub(super) fn of(pod: &Pod, node: &NodeName, mode: Mode) -> Result<Self, Error> {
         keys::admin_port(pod).ok_or(Error::Port)?;
         let server = if let Some(name) = keys::read(pod, keys::SERVER_CONFIG) {
             Server::Configured(ObjectName::new(pod.namespace().unwrap_or_default(), name.trim()))
         } else {
             let provider::Asked { fingerprint, labels } = provider::asked(pod, node)?;
-            Server::Patched { mode, fingerprint, labels }
+            Server::Patched { mode: own_mode(pod)?.unwrap_or(mode), fingerprint, labels }
         };
         Ok(Self { server, wanted: record::wanted(pod)?, level: LevelPolicy::Auto })
     }
@@ -95,5 +97,14 @@ impl Asked {
         };
         let sizes = facts.sizes(node, &self.wanted)?;
         Ok(Ask { mode, fingerprint, build, sizes, level: self.level })
+    }
+}
+
+fn own_mode(pod: &Pod) -> Result<Option<Mode>, Error> {
+    match pod.annotations().get(keys::MODE).map(String::as_str) {
+        None => Ok(None),
+        Some("plain") => Ok(Some(Mode::Plain)),
+        Some("sleep") => Ok(Some(Mode::Sleep)),
+        Some(other) => Err(Error::Mode(other.to_owned())),
     }
 }

@@ -11,6 +11,8 @@ pub const CONTAINER: &str = "inference-server";
 /// Annotations of requesters. The first makes a Pod one.
 pub const SERVER_PATCH: &str = "dual-pods.llm-d.ai/server-patch";
 pub const SERVER_CONFIG: &str = "dual-pods.llm-d.ai/inference-server-config";
+/// `plain` or `sleep`: how its engine is made and put away, whatever the installation does.
+pub const MODE: &str = "rouse.dev/provider-mode";
 pub const ADMIN_PORT: &str = "dual-pods.llm-d.ai/admin-port";
 /// `{"Errors": null}` or `{"Errors": ["…"]}`.
 pub const STATUS: &str = "dual-pods.llm-d.ai/status";

@@ -184,7 +184,9 @@ impl Placer<'_> {
 
 /// Whether somebody here serves the requesters of such a model.
 fn asks(mode: Option<Mode>, model: &convert::Model) -> Result<(), Refused> {
+    let configured = matches!(&model.run, Run::DualPods(pods) if pods.is_configured());
     let text = match mode {
+        Some(_) if configured => return Ok(()),
         None => "nobody here serves mode dualPods: set kubernetes.dualPods in the gateway's configuration",
         Some(Mode::Launcher) => "mode dualPods goes with kubernetes.dualPods.mode sleep or plain",
         Some(Mode::Sleep) if model.engine.sleep != config::SleepApi::Vllm => {

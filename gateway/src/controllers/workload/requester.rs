@@ -50,14 +50,28 @@ impl Workload<'_> {
         merge::into(
             &mut annotations,
             &json!({
-                keys::SERVER_PATCH: self.patch(engine),
                 keys::ADMIN_PORT: SPI_PORT.to_string(),
                 keys::MEMORY: Quantity::from(awake).to_string(),
                 keys::MEMORY_ASLEEP: Quantity::from(asleep).to_string(),
                 keys::HOST_MEMORY: Quantity::from(host).to_string(),
             }),
         );
+        merge::into(&mut annotations, &self.server(engine));
         json!({"metadata": {"annotations": annotations}, "spec": own})
+    }
+
+    /// What says which engine it is: the template itself, or an InferenceServerConfig that it names.
+    fn server(&self, engine: Value) -> Value {
+        let own = &engine["metadata"]["annotations"];
+        if let config @ Value::String(_) = &own[keys::SERVER_CONFIG] {
+            return json!({keys::SERVER_CONFIG: config});
+        }
+        let mut server = json!({});
+        if let mode @ Value::String(_) = &own[keys::MODE] {
+            server[keys::MODE] = mode.clone();
+        }
+        server[keys::SERVER_PATCH] = json!(self.patch(engine));
+        server
     }
 
     fn label(&self) -> String {

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
+use serde_json::json;
 
-use super::Duo;
+use super::{Duo, patch};
 use crate::pairs::{annotation, is_ready, label, renewed};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -49,17 +50,24 @@ async fn requester_deletion_leaves_its_provider_asleep_and_reuse_wakes_it() {
     assert_ne!(again.uid(), requester.uid());
 }
 
+/// Whether the installation is in that mode, or the requester says it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_mode_plain_a_provider_never_says_that_its_engine_sleeps() {
-    let duo = Duo::new("dual-plain", 1, "8Gi", ", mode: plain").await;
-    duo.ask("one", 1, 1, "").await;
-    duo.served("one").await;
-    duo.scale("one", 0).await;
-    let gone = |_: &[Pod], providers: &[Pod]| {
-        assert_ne!(providers.iter().find_map(|own| label(own, "sleeping")), Some("true"));
-        providers.is_empty()
-    };
-    duo.until("one", "no provider", gone).await;
+    for (name, dual, own) in [("dual-plain", ", mode: plain", None), ("dual-plain-own", "", Some("plain"))] {
+        let duo = Duo::new(name, 1, "8Gi", dual).await;
+        let mut asked = json!({"dual-pods.llm-d.ai/server-patch": patch("one", "")});
+        if let Some(own) = own {
+            asked["rouse.dev/provider-mode"] = json!(own);
+        }
+        duo.ask_by("one", 1, 1, asked).await;
+        duo.served("one").await;
+        duo.scale("one", 0).await;
+        let gone = |_: &[Pod], providers: &[Pod]| {
+            assert_ne!(providers.iter().find_map(|own| label(own, "sleeping")), Some("true"));
+            providers.is_empty()
+        };
+        duo.until("one", "no provider", gone).await;
+    }
 }
 
 /// On the one accelerator that there is, which needs no pin.

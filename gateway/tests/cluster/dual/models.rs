@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::{Duo, node};
 use crate::{
+    launched::lives,
     pairs::{annotation, label},
     world::{aside, reason},
 };
@@ -88,6 +89,23 @@ async fn a_requester_comes_to_the_node_where_its_engine_sleeps() {
     asks(&duo, "one").await;
     let (_, engines) = pods(&duo, "one").await;
     assert_eq!(engines.iter().map(|pod| pod.uid()).collect::<Vec<_>>(), [asleep.uid()]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_of_an_inference_server_config_is_served_by_a_launchers_engine() {
+    let duo = Duo::with_launchers("dual-configured", 1).await;
+    duo.config("chat", "").await;
+    let asked = json!({"dual-pods.llm-d.ai/inference-server-config": "chat"});
+    model(&duo, "chat", json!({"template": {"metadata": {"annotations": asked}}})).await;
+    asks(&duo, "chat").await;
+    let launchers = ListParams::default().labels("app.kubernetes.io/component=launcher");
+    let launcher = async || duo.world.pods().list(&launchers).await.unwrap().items.remove(0);
+    let serving = launcher().await;
+    duo.world.until("chat", "idle", |model| reason(model, "Ready") == "ScaledToZero").await;
+    asks(&duo, "chat").await;
+    let woken = launcher().await;
+    assert_eq!((woken.uid(), lives(&woken)), (serving.uid(), lives(&serving)));
+    assert_eq!(lives(&woken).len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
