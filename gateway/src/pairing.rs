@@ -68,7 +68,10 @@ use crate::{
         writer::Writer,
     },
     metrics::Actuations,
-    platform::kubernetes::launcher::Launcher,
+    platform::kubernetes::{
+        dcgm::{Dcgm, Samples},
+        launcher::Launcher,
+    },
 };
 
 /// The ConfigMap in the gateways' namespace that numbers the accelerators of nodes.
@@ -98,6 +101,8 @@ pub struct Parts {
     pub settled: watch::Receiver<Option<Arc<Settled>>>,
     pub actuations: Actuations,
     pub herald: Herald,
+    /// Where it is read what is in use of accelerators, and which have faults, if that is configured.
+    pub meter: Option<Arc<Dcgm>>,
 }
 
 /// What it sees of the cluster.
@@ -126,6 +131,7 @@ pub struct Controller {
     tidings: Tidings,
     ears: Ears,
     ports: Ports,
+    meter: Option<Arc<Dcgm>>,
     hands: Arc<Hands>,
     listed: Arc<Vec<Watched<Pod>>>,
     /// As this leader, once it has listed everything.
@@ -148,6 +154,8 @@ enum Finished {
     Asked(Option<Event>),
     /// A requester may be told something again.
     Noted(RequesterId),
+    /// What is in use of accelerators was asked for, if there was an answer.
+    Read(Option<Arc<Samples>>),
     /// A requester has waited for some time.
     Waited(RequesterId),
     /// What a policy was to be told was written, or is to be tried again.
@@ -157,8 +165,18 @@ enum Finished {
 impl Controller {
     /// For as long as somebody says who leads.
     pub async fn run(parts: Parts) {
-        let Parts { client, writer, mut claim, clock, settings, seen, mut settled, actuations, herald } =
-            parts;
+        let Parts {
+            client,
+            writer,
+            mut claim,
+            clock,
+            settings,
+            seen,
+            mut settled,
+            actuations,
+            herald,
+            meter,
+        } = parts;
         let Seen { mut pods, listed, mut nodes, mut map, mut engines, mut launchers, mut policies } = seen;
         let mut own = Self {
             core: Pairing::new(settings.core),
@@ -169,6 +187,7 @@ impl Controller {
             tidings: Tidings::new(herald),
             ears: Ears::new(),
             ports: Ports::default(),
+            meter,
             hands: Arc::new(Hands { client, writer, clock, settings }),
             listed: Arc::new(listed),
             epoch: None,
@@ -234,6 +253,27 @@ impl Controller {
         self.tell_facts();
         self.tell(vec![Event::Listed]);
         self.waits.listed();
+        self.measure(Duration::ZERO);
+    }
+
+    /// Has the meter asked, after so long.
+    fn measure(&mut self, after: Duration) {
+        let Some(meter) = self.meter.clone() else { return };
+        self.tasks.spawn(async move {
+            time::sleep(after).await;
+            // Why it has none is in the log already.
+            Finished::Read(meter.samples().await.ok())
+        });
+    }
+
+    fn read(&mut self, samples: Option<&Samples>) {
+        if let Some(samples) = samples {
+            self.facts.sampled(samples);
+            let events = self.facts.readings(samples, &self.core);
+            self.tell(events);
+        }
+        let interval = self.meter.as_ref().map(|meter| meter.interval());
+        interval.into_iter().for_each(|interval| self.measure(interval));
     }
 
     fn pods(&mut self, change: Change<Pod>) {
@@ -310,6 +350,7 @@ impl Controller {
             Ok(Finished::Listed(epoch, all)) => self.came = Some((epoch, all)),
             Ok(Finished::Asked(event)) => self.tell(event.into_iter().collect()),
             Ok(Finished::Noted(id)) => self.notes.may_write(id),
+            Ok(Finished::Read(samples)) => self.read(samples.as_deref()),
             Ok(Finished::Waited(id)) => self.tidings.look(id, &self.directory, &mut self.tasks),
             Ok(Finished::Judged { again: true }) => self.facts.configs.look_again(),
             Ok(Finished::Judged { again: false }) => {}

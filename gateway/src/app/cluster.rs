@@ -98,7 +98,7 @@ impl Cluster {
         let name = settings.name.clone().map_or_else(host, Ok)?;
         let key = stub_key(&client, &own).await?;
         let dcgm = settings.prometheus.clone();
-        let dcgm = dcgm.map(|asked| Dcgm::new(asked, clock, metrics.readings())).transpose()?;
+        let dcgm = dcgm.map(|asked| Dcgm::new(asked, clock, metrics.readings()).map(Arc::new)).transpose()?;
         let mut tasks = JoinSet::new();
         let (tell, settled) = watch::channel(None);
         let dual = settings.dual_pods;
@@ -139,6 +139,7 @@ impl Cluster {
                 settled: settled.clone(),
                 actuations: metrics.actuations(),
                 herald,
+                meter: dcgm.clone(),
             }));
         }
         let sidecar = Sidecar {

@@ -3,6 +3,7 @@
 //! Objects in, objects or a user's error out. Who sees Pods and who makes them is [`crate::pairing`]; what may run at all is
 //! decided by [`rouse::pairing`].
 
+pub mod access;
 mod base;
 pub mod engines;
 pub mod keys;

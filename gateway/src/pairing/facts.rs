@@ -14,6 +14,7 @@ use kube::ResourceExt as _;
 use rouse::{
     model::AcceleratorId,
     pairing::{
+        Pairing,
         event::{AcceleratorFacts, Answer, Event, NodeFacts, Sizes, Standing, Terms},
         ids::{Build, Fingerprint, Mode, NodeName, ProviderId},
     },
@@ -27,11 +28,11 @@ use super::{
 use crate::{
     controllers::{
         crd::{fma::LauncherConfig, ledger::ObjectName},
-        dual::record::Wanted,
+        dual::{access::Access, record::Wanted},
         index::{NodePlace, Settled, Terms as PoolTerms},
         watch::{Change, Found},
     },
-    platform::kubernetes::launcher::pod::Source,
+    platform::kubernetes::{dcgm::Samples, launcher::pod::Source},
 };
 
 /// The condition of a Node from which its kubelet's silence is known.
@@ -53,6 +54,8 @@ pub(super) struct Facts {
     met: BTreeMap<NodeName, BTreeSet<AcceleratorId>>,
     /// What is known of launchers' engines by name.
     pub(super) configs: Configs,
+    /// Those that Prometheus has a fault of.
+    faults: BTreeMap<AcceleratorId, String>,
     /// Of launchers' engines.
     fingerprints: BTreeSet<Fingerprint>,
     /// What launchers were made from that were seen.
@@ -176,6 +179,51 @@ impl Facts {
         self.configs.named(self.told.populated.get(&place)?)
     }
 
+    /// What Prometheus has of accelerators: it names nodes' accelerators, too, and says which have a fault.
+    pub(super) fn sampled(&mut self, samples: &Samples) {
+        for (accelerator, sample) in &samples.used {
+            let node = sample.node.as_deref().map(NodeName::from).filter(|node| self.knows(node));
+            if let Some(node) = node {
+                self.met(&node, std::slice::from_ref(accelerator));
+            }
+        }
+        if self.faults == samples.faults {
+            return;
+        }
+        for (accelerator, fault) in samples.faults.iter().filter(|(a, _)| !self.faults.contains_key(*a)) {
+            tracing::warn!(%accelerator, fault, "an accelerator has a fault: it is not used any more");
+        }
+        for accelerator in self.faults.keys().filter(|a| !samples.faults.contains_key(*a)) {
+            tracing::info!(%accelerator, "an accelerator has no fault any more");
+        }
+        (self.faults, self.news) = (samples.faults.clone(), true);
+    }
+
+    fn told_of<'a>(&'a self, node: &'a NodeName) -> impl Iterator<Item = &'a AcceleratorId> {
+        let from = (node.clone(), AcceleratorId::from(""));
+        let all = self.told.accelerators.range(from..).map(|(place, _)| place);
+        all.take_while(move |(of, _)| of == node).map(|(_, accelerator)| accelerator)
+    }
+
+    /// The readings of accelerators that anything is known to hold memory of, but for those that are known already.
+    pub(super) fn readings(&self, samples: &Samples, core: &Pairing) -> Vec<Event> {
+        let all = self.told.accelerators.keys().filter_map(|(node, accelerator)| {
+            let sample = samples.used.get(accelerator)?;
+            let known = core.node(node)?;
+            let before = known.accelerators.get(accelerator)?.observed;
+            let matters = known.engines_on(accelerator).next().is_some() || !known.remains.is_empty();
+            let new = before.is_none_or(|(_, at)| at < sample.at);
+            let event = Event::Observed {
+                node: node.clone(),
+                accelerator: accelerator.clone(),
+                used: sample.used,
+                at: sample.at,
+            };
+            (matters && new).then_some(event)
+        });
+        all.collect()
+    }
+
     fn met(&mut self, node: &NodeName, accelerators: &[AcceleratorId]) {
         let unknown = |a: &&AcceleratorId| self.met.get(node).is_none_or(|known| !known.contains(*a));
         let new: Vec<_> = accelerators.iter().filter(unknown).cloned().collect();
@@ -210,9 +258,9 @@ impl Facts {
         Ok(Sizes { awake, asleep: wanted.asleep.min(awake), host: wanted.host.unwrap_or(awake) })
     }
 
-    /// The key of the taint with which the node's pool keeps others off.
-    pub(super) fn taint(&self, node: &NodeName) -> Option<String> {
-        self.place(node).and_then(|(_, terms)| terms.taint.clone())
+    /// How a Pod gets at accelerators there.
+    pub(super) fn access(&self, node: &NodeName) -> Option<Access> {
+        self.place(node).map(|(_, terms)| Access::of(terms))
     }
 
     fn place(&self, node: &NodeName) -> Option<(&NodePlace, &PoolTerms)> {
@@ -283,7 +331,7 @@ impl Facts {
             let met = self.met.get(node).into_iter().flatten();
             let numbered = self.map.iter().filter_map(|map| map.get(node)).flat_map(BTreeMap::keys);
             let all: BTreeSet<&AcceleratorId> =
-                place.room.capacities.keys().chain(met).chain(numbered).collect();
+                place.room.capacities.keys().chain(met).chain(numbered).chain(self.told_of(node)).collect();
             let mut told: BTreeMap<&AcceleratorId, AcceleratorFacts> = all
                 .into_iter()
                 .enumerate()
@@ -330,11 +378,17 @@ impl Facts {
             Some(map) => *map.get(node)?.get(accelerator)?,
             None => u32::try_from(position).ok()?,
         };
-        let capacity = place.room.capacities.get(accelerator).copied().or(place.room.each)?;
+        let capacity = place.room.capacities.get(accelerator).copied().or(place.room.each);
+        // One that was there and is not among those that are listed is gone.
+        let gone = || {
+            let place_known = (node.clone(), accelerator.clone());
+            !place.room.capacities.is_empty() && self.told.accelerators.contains_key(&place_known)
+        };
+        let capacity = capacity.or_else(|| gone().then_some(Bytes::ZERO))?;
         Some(AcceleratorFacts {
             index,
             capacity,
-            healthy: capacity > Bytes::ZERO,
+            healthy: capacity > Bytes::ZERO && !self.faults.contains_key(accelerator),
             sleeping: terms.sleeping_memory,
             launcher: false,
         })

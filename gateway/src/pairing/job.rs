@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
+use k8s_openapi::api::core::v1::Pod;
 use rouse::{
     model::{AcceleratorId, Level},
     pairing::{
@@ -17,7 +18,10 @@ use super::{
     directory::{Provider, Requester},
     hands::Failed,
 };
-use crate::controllers::crd::fma::{InferenceServerConfig, LauncherConfig};
+use crate::controllers::{
+    crd::fma::{InferenceServerConfig, LauncherConfig},
+    dual::access::Access,
+};
 
 /// As they were seen last.
 #[derive(Debug)]
@@ -40,8 +44,8 @@ pub(super) struct Job {
     /// What an engine or a launcher is to be made from.
     pub(super) config: Option<Arc<InferenceServerConfig>>,
     pub(super) launcher: Option<Arc<LauncherConfig>>,
-    /// The key of the taint with which the node's pool keeps others off.
-    pub(super) taint: Option<String>,
+    /// How a Pod that is made gets at the node's accelerators.
+    pub(super) access: Option<Access>,
 }
 
 impl Job {
@@ -58,7 +62,14 @@ impl Job {
             namespace: None,
             config: None,
             launcher: None,
-            taint: None,
+            access: None,
+        }
+    }
+
+    /// Gives a Pod that is made for its node what it needs there.
+    pub(super) fn grant(&self, pod: &mut Pod) {
+        if let (Some(access), Some(spec)) = (&self.access, &mut pod.spec) {
+            access.grant(spec);
         }
     }
 
@@ -91,6 +102,7 @@ impl Controller {
     pub(super) fn job(&mut self, command: Command) -> Job {
         let mut job = Job::new(command.clone());
         let node = &command.node;
+        job.access = self.facts.access(node);
         match &command.order {
             Order::Requester { requester, .. } => {
                 job.requester = self.directory.requester(requester).cloned();
@@ -161,6 +173,5 @@ impl Controller {
             }
         }
         .cloned();
-        job.taint = self.facts.taint(node);
     }
 }

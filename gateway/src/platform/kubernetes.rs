@@ -93,7 +93,7 @@ pub struct Parts {
     /// What the statuses of models say, whoever wrote them.
     pub published: mpsc::UnboundedReceiver<Published>,
     /// Who is asked about accelerators where stubs cannot say.
-    pub dcgm: Option<Dcgm>,
+    pub dcgm: Option<Arc<Dcgm>>,
     pub readings: Readings,
 }
 
@@ -119,7 +119,7 @@ struct Shared {
     externals: ArcSwap<Externals>,
     nodes: ArcSwap<Nodes>,
     requests: mpsc::UnboundedSender<Request>,
-    dcgm: Option<Dcgm>,
+    dcgm: Option<Arc<Dcgm>>,
     readings: Readings,
     tenants: Arc<Tenants>,
 }

@@ -5,6 +5,7 @@ mod crashes;
 mod direct;
 mod faults;
 mod launchers;
+mod metered;
 mod models;
 mod policies;
 mod told;

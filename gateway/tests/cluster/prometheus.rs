@@ -191,6 +191,12 @@ impl Exporter {
         *self.text.lock().unwrap() = text;
     }
 
+    /// One more series of an accelerator.
+    pub(crate) fn add(&self, metric: &str, uuid: &str, value: u64) {
+        let line = format!("# TYPE {metric} gauge\n{metric}{{UUID=\"{uuid}\"}} {value}\n");
+        self.text.lock().unwrap().push_str(&line);
+    }
+
     /// What of Prometheus's is scraped here has no series from now on.
     pub(crate) fn clear(&self) {
         self.text.lock().unwrap().clear();

@@ -158,7 +158,7 @@ async fn what_an_exporter_tells_is_known_by_way_of_prometheus_and_believed_while
     assert_eq!(dcgm.used(&"GPU-b".into(), None, settle).await, Ok(Bytes::ZERO));
     let absent = AcceleratorId::from("GPU-c");
     assert_eq!(dcgm.used(&absent, None, settle).await, Err(Unknown::Absent(absent)));
-    let sample = dcgm.samples().await.unwrap()[&a].clone();
+    let sample = dcgm.samples().await.unwrap().used[&a].clone();
     assert_eq!(sample.node.as_deref(), Some("n1"));
 
     // An engine falls asleep there: until all has settled, what is told is from before that, for all that is known.
@@ -173,7 +173,7 @@ async fn what_an_exporter_tells_is_known_by_way_of_prometheus_and_believed_while
     assert_eq!(dcgm.used(&a, Some(slept), settle).await, Ok(Bytes::gib(2)));
 
     // Nothing new comes any more. What was known grows old.
-    let last = dcgm.samples().await.unwrap()[&a].clone();
+    let last = dcgm.samples().await.unwrap().used[&a].clone();
     let later = last.at + settle + Millis(1);
     assert!(matches!(believable(&last, None, settle, later), Err(Doubt::Old { .. })));
     exporter.clear();

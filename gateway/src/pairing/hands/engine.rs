@@ -79,8 +79,9 @@ impl Hands {
         }
         let place = place(job, &record.engine);
         let owner = self.owner(&pod).await?;
-        let made = provider::make(&pod, &place, record, owner.as_ref(), &self.settings.make)
+        let mut made = provider::make(&pod, &place, record, owner.as_ref(), &self.settings.make)
             .map_err(|error| Failed::user(error.to_string()))?;
+        job.grant(&mut made.pod);
         let object = serde_json::to_value(&made.pod).map_err(|error| Failed::refused(error.to_string()))?;
         self.writer.create(&self.pods(&own.name), &object).await.map_err(|error| {
             // What the API server refuses was asked for by the user.

@@ -10,7 +10,7 @@ use rouse::pairing::{
 
 use super::{Failed, Hands, Outcome};
 use crate::{
-    controllers::writer,
+    controllers::{workload::merge, writer},
     pairing::job::Job,
     platform::kubernetes::launcher::pod::{self, Origin, Place},
 };
@@ -29,14 +29,14 @@ impl Hands {
         let accelerator = id.accelerators.first().ok_or_else(|| Failed::lost("its accelerator"))?;
         let node = &job.command.node;
         let namespace = config.namespace().unwrap_or_default();
-        let place = Place {
-            namespace: &namespace,
-            node,
-            hostname: node.as_str(),
-            accelerator,
-            taint: job.taint.as_deref(),
-        };
-        let object = place.pod(Origin::Config(config)).map_err(|error| Failed::user(error.to_string()))?;
+        let place = Place { namespace: &namespace, node, hostname: node.as_str(), accelerator };
+        let user = |error: &dyn ToString| Failed::user(error.to_string());
+        let made = place.pod(Origin::Config(config)).map_err(|error| user(&error))?;
+        // A field that Pods do not have is for the API server to refuse.
+        let mut granted: Pod = serde_json::from_value(made.clone()).map_err(|error| user(&error))?;
+        job.grant(&mut granted);
+        let mut object = made;
+        merge::into(&mut object, &serde_json::to_value(&granted).map_err(|error| user(&error))?);
         let pods = Api::namespaced(self.client.clone(), &namespace);
         match self.writer.create::<Pod>(&pods, &object).await {
             // There is one for each place: it is this.

@@ -113,7 +113,7 @@ impl Dcgm {
         settle: Millis,
     ) -> Result<Bytes, Unknown> {
         let samples = self.samples().await?;
-        let sample = samples.get(accelerator).ok_or_else(|| Unknown::Absent(accelerator.clone()))?;
+        let sample = samples.used.get(accelerator).ok_or_else(|| Unknown::Absent(accelerator.clone()))?;
         Ok(believable(sample, last_sleep, settle, self.clock.now())?)
     }
 
@@ -132,7 +132,7 @@ impl Dcgm {
         let answer = self.ask().await.map(Arc::new);
         match &answer {
             Ok(samples) => {
-                let newest = samples.values().map(|sample| sample.at).max();
+                let newest = samples.used.values().map(|sample| sample.at).max();
                 self.readings.done(Source::Prometheus, newest.unwrap_or_default());
             }
             Err(error) => {
@@ -160,7 +160,7 @@ impl Dcgm {
             Foreign::Refused(why) => Error::Query { url: url.clone(), why },
             Foreign::Other(why) => Error::Foreign { url: url.clone(), status, why },
         })?;
-        if samples.is_empty() { Err(Error::NoSeries { url }) } else { Ok(samples) }
+        if samples.used.is_empty() { Err(Error::NoSeries { url }) } else { Ok(samples) }
     }
 
     async fn exchange(&self) -> Result<(u16, bytes::Bytes), Error> {

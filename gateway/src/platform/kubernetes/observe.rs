@@ -112,7 +112,7 @@ async fn by_prometheus(berth: &Berth, dcgm: &Dcgm, stub: &Stub, pod: &Pod, since
     };
     let (now, settle) = (berth.shared.common.clock.now(), berth.place.settle);
     let (mut used, mut oldest) = (BTreeMap::new(), now);
-    for (id, sample) in samples.iter().filter(its) {
+    for (id, sample) in samples.used.iter().filter(its) {
         let doubt = match believable(sample, Some(since), settle, now) {
             Ok(bytes) => {
                 used.insert(id.clone(), bytes);

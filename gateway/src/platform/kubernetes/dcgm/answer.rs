@@ -12,7 +12,12 @@ use crate::controllers::crd::ledger::ObjectName;
 
 /// Memory in use of each accelerator, in MiB.
 pub(super) const METRIC: &str = "DCGM_FI_DEV_FB_USED";
-/// Says which of the two is meant: what is in use, or of when that is. Else an answer has only the moment of the question.
+/// The last Xid of each, 0 without any; how many errors of its memory could not be corrected; 1 where a row of it could not be
+/// replaced. An exporter need not have them.
+const XID: &str = "DCGM_FI_DEV_XID_ERRORS";
+const ECC: &str = "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL";
+const REMAP: &str = "DCGM_FI_DEV_ROW_REMAP_FAILURE";
+/// Says which is meant: what is in use, or of when that is (else an answer has only the moment of the question), or a fault.
 const KIND: &str = "rouse";
 
 /// What is asked.
@@ -21,11 +26,17 @@ pub(super) static PATH: LazyLock<String> = LazyLock::new(|| {
         |vector: &str, kind: &str| format!("label_replace({vector}, \"{KIND}\", \"{kind}\", \"\", \"\")");
     let used = labelled(METRIC, "used");
     let at = labelled(&format!("timestamp({METRIC})"), "at");
-    format!("/api/v1/query?query={}", encoded(&format!("{used} or {at}")))
+    let faults = [(XID, "xid"), (ECC, "ecc"), (REMAP, "remap")].map(|(metric, kind)| labelled(metric, kind));
+    format!("/api/v1/query?query={}", encoded(&format!("{used} or {at} or {}", faults.join(" or "))))
 });
 
-/// By UUID.
-pub type Samples = BTreeMap<AcceleratorId, Sample>;
+/// What Prometheus has, by UUID.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Samples {
+    pub used: BTreeMap<AcceleratorId, Sample>,
+    /// Those that are not to be used, and why.
+    pub faults: BTreeMap<AcceleratorId, String>,
+}
 
 /// What was in use on one accelerator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,7 +95,8 @@ pub(super) fn parse(body: &[u8], asked: Tick) -> Result<Samples, Foreign> {
         ("error", _, Some(why)) => return Err(Foreign::Refused(why)),
         _ => return Err(Foreign::Other("its answer is none to a query".to_owned())),
     };
-    let mut samples = Samples::new();
+    let mut samples = BTreeMap::<AcceleratorId, Sample>::new();
+    let faults = data.result.iter().filter_map(fault).collect();
     for ((uuid, labels), (used, age)) in paired(data.result) {
         let sample = Sample {
             used,
@@ -97,7 +109,25 @@ pub(super) fn parse(body: &[u8], asked: Tick) -> Result<Samples, Foreign> {
             samples.insert(uuid, sample);
         }
     }
-    Ok(samples)
+    Ok(Samples { used: samples, faults })
+}
+
+/// Xids that are a program's doing, or of which the accelerator has recovered. The first six are those that NVIDIA's device plugin
+/// passes over; 63 says that a row of memory was replaced, 92 that many errors were corrected, 94 that one ended its program alone.
+const HARMLESS: [u32; 10] = [0, 13, 31, 43, 45, 63, 68, 92, 94, 109];
+
+/// What is wrong with an accelerator, if this says so.
+fn fault(series: &Series) -> Option<(AcceleratorId, String)> {
+    let Series { metric, value: (_, text) } = series;
+    let uuid = metric.get("UUID").filter(|uuid| !uuid.is_empty())?;
+    let value = text.parse::<f64>().ok().filter(|value| value.is_finite() && *value > 0.0)?;
+    let what = match metric.get(KIND)?.as_str() {
+        "xid" if !HARMLESS.iter().any(|xid| f64::from(*xid) == value) => format!("Xid {value}"),
+        "ecc" => format!("{value} errors of its memory could not be corrected"),
+        "remap" => "a row of its memory could not be replaced".to_owned(),
+        _ => return None,
+    };
+    Some((uuid.as_str().into(), what))
 }
 
 type Labels = BTreeMap<String, String>;

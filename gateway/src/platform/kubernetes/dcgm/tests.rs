@@ -36,16 +36,16 @@ fn gpu(uuid: &str, pod: &str) -> Value {
 #[test]
 fn a_sample_has_what_is_in_use_its_age_by_prometheus_s_clock_and_whose_it_is() {
     let found = samples(&[both(&gpu("GPU-1", "m-0"), "81559", 12.5), both(&gpu("GPU-2", ""), "0", 0.0)]);
-    let one = &found[&AcceleratorId::from("GPU-1")];
+    let one = &found.used[&AcceleratorId::from("GPU-1")];
     assert_eq!((one.used, one.at), (Bytes::mib(81_559), NOW - Millis(12_500)));
     assert_eq!(one.node.as_deref(), Some("node-a"));
     assert_eq!(one.pod, Some(ObjectName::new("chat", "m-0")));
-    let two = &found[&AcceleratorId::from("GPU-2")];
+    let two = &found.used[&AcceleratorId::from("GPU-2")];
     assert_eq!((two.used, two.at), (Bytes::ZERO, NOW));
     // The exporter's own labels, where Prometheus has none of that name.
     let plain = json!({"UUID": "GPU-3", "namespace": "chat", "pod": "m-1"});
     let found = samples(&[both(&plain, "1", 0.0)]);
-    assert_eq!(found[&AcceleratorId::from("GPU-3")].pod, Some(ObjectName::new("chat", "m-1")));
+    assert_eq!(found.used[&AcceleratorId::from("GPU-3")].pod, Some(ObjectName::new("chat", "m-1")));
 }
 
 #[test]
@@ -60,13 +60,42 @@ fn of_several_samples_the_newest_counts_and_what_is_no_accelerator_s_is_left_out
         both(&gpu("GPU-2", ""), "NaN", 0.0),
         both(&gpu("GPU-3", ""), "-1", 0.0),
     ]);
-    assert_eq!(found.len(), 1, "{found:?}");
-    let one = &found[&AcceleratorId::from("GPU-1")];
+    assert_eq!(found.used.len(), 1, "{found:?}");
+    let one = &found.used[&AcceleratorId::from("GPU-1")];
     assert_eq!((one.used, one.at), (Bytes::mib(20), NOW - Millis::secs(5)));
     // Without a moment nothing is known of its age.
     let [used, _] = both(&gpu("GPU-4", ""), "5", 0.0);
     let answer = json!({"status": "success", "data": {"resultType": "vector", "result": [used]}});
-    assert_eq!(parse(answer.to_string().as_bytes(), NOW), Ok(Samples::new()));
+    assert_eq!(parse(answer.to_string().as_bytes(), NOW), Ok(Samples::default()));
+}
+
+#[test]
+fn an_accelerator_with_a_fault_is_named_and_one_whose_program_erred_is_not() {
+    let series = |(n, (kind, value)): (usize, (&str, &str))| {
+        let metric =
+            json!({"UUID": format!("GPU-{n}"), "rouse": kind, "err_msg": "as newer exporters have it"});
+        json!({"metric": metric, "value": [EVALUATED, value]})
+    };
+    let all = [
+        ("xid", "79"),
+        ("xid", "31"),
+        ("xid", "0"),
+        ("ecc", "2"),
+        ("ecc", "0"),
+        ("remap", "1"),
+        ("remap", "NaN"),
+    ];
+    let result: Vec<Value> = all.into_iter().enumerate().map(series).collect();
+    let answer = json!({"status": "success", "data": {"resultType": "vector", "result": result}});
+    let found = parse(answer.to_string().as_bytes(), NOW).unwrap().faults;
+    let told: Vec<_> = found.iter().map(|(id, why)| format!("{id}: {why}")).collect();
+    let memory = "of its memory could not be";
+    let expected = [
+        "GPU-0: Xid 79".to_owned(),
+        format!("GPU-3: 2 errors {memory} corrected"),
+        format!("GPU-5: a row {memory} replaced"),
+    ];
+    assert_eq!(told, expected);
 }
 
 #[test]

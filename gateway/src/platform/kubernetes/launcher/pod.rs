@@ -78,8 +78,6 @@ pub struct Place<'a> {
     /// The node's label of that name, which need not be its own.
     pub hostname: &'a str,
     pub accelerator: &'a AcceleratorId,
-    /// The key of the pool's taint.
-    pub taint: Option<&'a str>,
 }
 
 impl Origin<'_> {
@@ -256,11 +254,6 @@ impl Place<'_> {
         let required =
             json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
         merge::into(pod, &json!({"spec": {"affinity": {"nodeAffinity": required}}}));
-        if let Some(key) = self.taint {
-            let mut tolerations = list(pod.pointer_mut("/spec/tolerations"));
-            tolerations.push(json!({"key": key, "operator": "Exists"}));
-            merge::into(pod, &json!({"spec": {"tolerations": tolerations}}));
-        }
     }
 }
 

@@ -18,7 +18,6 @@ fn made(origin: Origin<'_>) -> Result<Value, NoContainer> {
         node: &"node-1.example".into(),
         hostname: "node-1",
         accelerator: &"GPU-7".into(),
-        taint: Some("inference"),
     };
     place.pod(origin)
 }
@@ -83,7 +82,7 @@ fn a_configurations_pod_is_kept_but_for_what_makes_it_a_launcher_of_its_place() 
         (&spec["runtimeClassName"], &spec["aFieldOfTomorrow"]),
         (&json!("nvidia"), &json!({"x": null}))
     );
-    assert_eq!(spec["tolerations"], json!([{"key": "mine"}, {"key": "inference", "operator": "Exists"}]));
+    assert_eq!(spec["tolerations"], json!([{"key": "mine"}]));
     assert_eq!(spec["initContainers"][0]["resources"], json!({"limits": {"nvidia.com/gpu": "0"}}));
     assert_eq!(
         spec["containers"][0],
@@ -122,13 +121,7 @@ fn an_image_alone_makes_a_launcher() {
         )
     );
     assert_eq!((env(launcher).len(), &launcher["resources"]["limits"]), (3, &json!({"nvidia.com/gpu": "0"})));
-    assert_eq!(
-        pod["spec"]["tolerations"],
-        json!([
-            {"key": "nvidia.com/gpu", "operator": "Exists"},
-            {"key": "inference", "operator": "Exists"},
-        ])
-    );
+    assert_eq!(pod["spec"]["tolerations"], json!([{"key": "nvidia.com/gpu", "operator": "Exists"}]));
     assert_eq!(pod["metadata"].get("ownerReferences"), None);
     assert_eq!(pod["metadata"]["labels"].get(CONFIG_NAME), None);
     assert_eq!(pod["metadata"]["labels"][COMPONENT], "launcher");
@@ -209,7 +202,6 @@ fn long_names_of_objects_are_labels_all_the_same() {
         node: &"n".repeat(64).into(),
         hostname: "n",
         accelerator: &"GPU-7".into(),
-        taint: None,
     };
     let pod = place.pod(Origin::Image("i")).unwrap();
     assert_eq!(pod["metadata"]["labels"][NODE_NAME], label::value(&"n".repeat(64)));
