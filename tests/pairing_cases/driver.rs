@@ -209,6 +209,11 @@ impl Case {
         self.orders.iter().any(|command| like(&command.order))
     }
 
+    /// An order that is like this.
+    pub(crate) fn ordered(&self, like: impl Fn(&Order) -> bool) -> Option<&Command> {
+        self.orders.iter().find(|command| like(&command.order))
+    }
+
     /// There is one order like this, and this becomes of it.
     pub(crate) fn settle(&mut self, like: impl Fn(&Order) -> bool, result: Result<Answer, Cause>) {
         let mut taken = self.take(like);

@@ -85,6 +85,7 @@ impl Cluster {
                 command.order
             ));
         }
+        self.check_evictions(plan);
         for broken in self.pairing.check() {
             self.violation(broken);
         }

@@ -340,12 +340,12 @@ impl Cluster {
         }
         let troubles = self.plot.troubles;
         let (phase, after, fails) = match (step, process.phase) {
-            (Step::Sleep { .. }, Phase::Awake) => {
+            (Step::Sleep { level, .. }, Phase::Awake) => {
                 self.check_gate(command, id);
-                (Phase::FallingAsleep, self.draw(self.plot.sleep), troubles.sleep_fails)
+                (Phase::FallingAsleep(*level), self.draw(self.plot.sleep), troubles.sleep_fails)
             }
-            (Step::Wake { .. }, Phase::Asleep(_)) => {
-                (Phase::Waking, self.draw(self.plot.wake), troubles.wake_fails)
+            (Step::Wake { .. }, Phase::Asleep(level)) => {
+                (Phase::Waking(level), self.draw(self.plot.wake), troubles.wake_fails)
             }
             (Step::Prove, Phase::Awake) => (Phase::Awake, self.draw((5, 200)), troubles.canary_fails),
             _ => return Some(Err(Cause::Refused)),
@@ -411,7 +411,7 @@ fn condition(process: &Process, knows_level: bool) -> Result<Answer, Cause> {
         Phase::Awake => Condition::Awake,
         Phase::Asleep(_) if !knows_level => Condition::AsleepSomehow { residue: Some(process.residue) },
         Phase::Asleep(level) => Condition::Asleep { level, residue: Some(process.residue) },
-        Phase::FallingAsleep | Phase::Waking => Condition::Busy,
+        Phase::FallingAsleep(_) | Phase::Waking(_) => Condition::Busy,
     }))
 }
 

@@ -91,9 +91,11 @@ pub(super) struct Process {
 pub(super) enum Phase {
     Loading,
     Awake,
-    FallingAsleep,
+    /// To this level.
+    FallingAsleep(Level),
     Asleep(Level),
-    Waking,
+    /// From this level.
+    Waking(Level),
 }
 
 impl Process {
@@ -106,8 +108,14 @@ impl Process {
         if self.is_big() { self.awake } else { self.residue }
     }
 
+    /// What it keeps of host RAM: from when it begins to fall asleep until it is awake again.
     pub(super) const fn holds_of_host(&self) -> Bytes {
-        if matches!(self.phase, Phase::Asleep(Level::One)) { self.host } else { Bytes::ZERO }
+        match self.phase {
+            Phase::FallingAsleep(Level::One) | Phase::Asleep(Level::One) | Phase::Waking(Level::One) => {
+                self.host
+            }
+            _ => Bytes::ZERO,
+        }
     }
 }
 

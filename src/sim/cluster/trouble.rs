@@ -263,7 +263,9 @@ impl Cluster {
 
     fn outdate(&mut self) {
         let fingerprints: Vec<_> = self.plot.owners.iter().map(|owner| owner.ask.fingerprint).collect();
-        let standings = [Standing::Current, Standing::Outdated, Standing::Obsolete];
+        // Of an obsolete one no sleeper is left that could go before others.
+        let outdated = [Standing::Outdated; 3];
+        let standings: Vec<_> = outdated.into_iter().chain([Standing::Current, Standing::Obsolete]).collect();
         let pair = (self.random.pick(&fingerprints).copied(), self.random.pick(&standings).copied());
         if let (Some(fingerprint), Some(standing)) = pair {
             self.standings.insert(fingerprint, standing);
