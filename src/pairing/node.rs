@@ -57,6 +57,8 @@ pub struct Requester {
     pub doomed: Option<Farewell>,
     /// Its deletion has been ordered.
     pub deleted: Option<Farewell>,
+    /// The container of its stub whose gate is closed, as this leader has made sure: it has no engine before that.
+    pub gated: Option<Uid>,
     /// Its stub need not hold on.
     pub released: bool,
     /// Starts that failed for it in a row, and the pause after the last one.
@@ -348,6 +350,12 @@ impl Requester {
     pub const fn stays(&self) -> bool {
         let goes = self.deleted.is_some() || self.doomed.is_some();
         self.seen.deleting.is_none() && !self.seen.ended && !goes
+    }
+
+    /// Behind the gate of its stub nobody can reach an engine that it is given.
+    #[must_use]
+    pub fn is_gated(&self) -> bool {
+        self.gated.is_some() && self.gated == self.seen.stub
     }
 
     /// Its stub can be spoken to.

@@ -163,6 +163,7 @@ impl Node {
             accelerators: Vec::new(),
             doomed: None,
             deleted: None,
+            gated: None,
             released: false,
             failures: 0,
             not_before: Tick(0),

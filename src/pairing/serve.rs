@@ -39,8 +39,14 @@ impl Draft<'_> {
         if requester.seen.deleting.is_some() && !wanted && requester.speaks() && !requester.released {
             return Some(OfRequester::Release);
         }
-        let unasked = requester.accelerators.is_empty() && requester.speaks() && requester.stays();
-        unasked.then_some(OfRequester::Accelerators)
+        if !requester.speaks() || !requester.stays() {
+            return None;
+        }
+        let has_none = self.node.engine_of(id).is_none();
+        if requester.accelerators.is_empty() {
+            return Some(OfRequester::Accelerators { gate: has_none });
+        }
+        (has_none && !requester.is_gated()).then_some(OfRequester::Gate)
     }
 
     /// Why it must go, so that another one comes elsewhere or anew.
@@ -124,6 +130,9 @@ impl Draft<'_> {
         let new = Newcomer { engine: &engine, sizes, level: ask.level };
         let rooms = self.rooms();
         match if starts { rooms.for_start(&new, &provider) } else { rooms.for_newcomer(&new) } {
+            Room::There if !requester.is_gated() => {
+                Some("its stub's gate is not known to be closed".to_owned())
+            }
             Room::There => {
                 self.take(id, requester, engine);
                 None

@@ -43,8 +43,8 @@ pub(super) struct Requester {
 pub(super) struct Stub {
     pub(super) container: Uid,
     pub(super) epoch: Epoch,
-    /// The gate is open to this engine, in this life: the next one has another address.
-    pub(super) open: Option<(EngineId, Generation)>,
+    /// The gate is open to this engine in this Pod: in a launcher its next life has the same address.
+    pub(super) open: Option<(EngineId, Uid)>,
 }
 
 /// A provider Pod.
@@ -61,6 +61,10 @@ pub(super) struct Provider {
     pub(super) hung: bool,
     pub(super) records: Vec<Record>,
     pub(super) processes: BTreeMap<EngineId, Process>,
+    /// Of a launcher: engines that ended by themselves, which are there until they are put away.
+    pub(super) stopped: BTreeMap<EngineId, Generation>,
+    /// Of a launcher: the last life of each engine that it was told to end, which it starts no more.
+    pub(super) ended: BTreeMap<EngineId, Generation>,
 }
 
 /// An engine whose Pod's object vanished, and which has not been ended yet.
