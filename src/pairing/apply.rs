@@ -155,11 +155,11 @@ impl Rules<'_> {
     fn crashed(&self, node: &mut Node, id: &ProviderId) {
         let Some(known) = node.providers.get(id).filter(|known| !known.deleting) else { return };
         let useless = known.stage != Stage::Ready || node.engines_in(id).next().is_some();
-        let (proved, exists) = (known.proved, node.exists);
+        let (build, proved, exists) = (known.build, known.proved, node.exists);
         for accelerator in id.accelerators.iter().filter(|_| useless && exists) {
             let known = node.accelerators.get_mut(accelerator).filter(|known| known.facts.healthy);
             if let Some(known) = known {
-                known.launcher_crashed(proved, self.settings, self.now);
+                known.launcher_crashed(build, proved, self.settings, self.now);
             }
         }
     }
