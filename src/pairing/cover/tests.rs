@@ -191,7 +191,7 @@ fn no_other_goes_where_an_outdated_one_frees_the_same() {
     for _ in 0..2000 {
         let all: Vec<_> = (0..random.between(2, 24))
             .map(|_| {
-                let on: &[&str] = *random.pick(&[&["a"][..], &["b"], &["a", "b"]]).expect("one of three");
+                let on: &[&str] = random.pick(&[&["a"][..], &["b"], &["a", "b"]]).expect("one of three");
                 let mut one = sleeper(on, random.between(1, 2), random.between(1, 90));
                 one.outdated = random.chance(0.4);
                 one
