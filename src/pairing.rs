@@ -194,6 +194,12 @@ impl Pairing {
         self.nodes.get(name).map(|node| &**node)
     }
 
+    /// What is to become of engines with this fingerprint.
+    #[must_use]
+    pub fn standing(&self, fingerprint: Fingerprint) -> Standing {
+        self.standings.get(&fingerprint).copied().unwrap_or(Standing::Current)
+    }
+
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.values().map(|node| &**node)
     }

@@ -60,6 +60,7 @@ fn no_cluster_breaks_a_promise() {
         "Pods vanished",
         "launchers edited",
         "engines displaced",
+        "outdated engines evicted",
     ] {
         assert!(tally.get(what).is_some_and(|n| *n > 100), "hardly any {what}: {tally:?}");
     }

@@ -9,7 +9,7 @@ use rouse::{
     model::{Level, LevelPolicy},
     pairing::{
         Pairing,
-        command::{Order, Step},
+        command::{OfRequester, Order, Step},
         event::{
             AcceleratorFacts, Answer, Ask, Condition, Epoch, Event, NodeFacts, Record, SeenProvider,
             SeenRequester, Sizes, Stage,
@@ -99,16 +99,19 @@ fn sleeper(node: usize, fingerprint: u64) -> Event {
     Event::SeenProvider { node: name(node), provider: ProviderId::direct(&engine), seen }
 }
 
-/// Plans and records, and answers those that are asked how they are: they sleep.
+/// Plans and records, and answers: gates are closed, and those that are asked how they are sleep.
 fn settle(pairing: &mut Pairing) {
     let plan = pairing.plan(NOW);
     pairing.issued(&plan, NOW);
     for command in plan.commands {
-        if matches!(command.order, Order::Engine { step: Step::Query, .. }) {
-            let condition = Condition::Asleep { level: Level::One, residue: None };
-            let (target, result) = (command.order.target(), Ok(Answer::Condition(condition)));
-            pairing.on(&Event::Outcome { node: command.node, target, serial: command.serial, result }, NOW);
-        }
+        let condition = Condition::Asleep { level: Level::One, residue: None };
+        let answer = match command.order {
+            Order::Engine { step: Step::Query, .. } => Answer::Condition(condition),
+            Order::Requester { step: OfRequester::Gate, .. } => Answer::Done,
+            _ => continue,
+        };
+        let (target, result) = (command.order.target(), Ok(answer));
+        pairing.on(&Event::Outcome { node: command.node, target, serial: command.serial, result }, NOW);
     }
     let plan = pairing.plan(NOW);
     pairing.issued(&plan, NOW);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::{
     command::{Command, Dismissal, Farewell, OfProvider, OfRequester, Order, Step, Why},
     event::{Record, Stage, Standing, Terms},
-    ids::{Build, EngineId, Fingerprint, ProviderId, RequesterId},
+    ids::{Build, EngineId, Fingerprint, ProviderId},
     node::{Binding, Call, Engine, Kind, Node, Provider, Retry, State, pause},
     room::Rooms,
     settings::Settings,
@@ -45,16 +45,18 @@ impl Rules<'_> {
             Order::Engine { engine, step, .. } => self.step(node, engine, step, call),
             Order::Requester { requester, step } => {
                 let Some(known) = node.requesters.get_mut(requester) else { return };
-                let kind = match step {
-                    OfRequester::Accelerators => Kind::Accelerators,
+                let stub = known.seen.stub.clone();
+                let (kind, stub) = match step {
+                    OfRequester::Accelerators { gate } => (Kind::Accelerators, stub.filter(|_| *gate)),
+                    OfRequester::Gate => (Kind::Gate, stub),
                     OfRequester::Delete { why } => {
                         known.deleted = Some(*why);
-                        Kind::Delete
+                        (Kind::Delete, None)
                     }
-                    OfRequester::Finalize { wanted } => Kind::Finalize(*wanted),
-                    OfRequester::Release => Kind::Release,
+                    OfRequester::Finalize { wanted } => (Kind::Finalize(*wanted), None),
+                    OfRequester::Release => (Kind::Release, None),
                 };
-                known.call = Some(call(kind, self.settings.call));
+                known.call = Some(Call { stub, ..call(kind, self.settings.call) });
             }
             Order::Provider { provider, step } => match step {
                 OfProvider::Create { .. } => {
@@ -91,8 +93,12 @@ impl Rules<'_> {
             Step::End { why } => self.blame(node, id, *why),
             _ => {}
         }
-        let stub = |requester: &RequesterId| node.requesters.get(requester).and_then(|r| r.seen.stub.clone());
-        let spoken_to = if let Step::Open { requester } = step { stub(requester) } else { None };
+        let opened =
+            if let Step::Open { requester } = step { node.requesters.get_mut(requester) } else { None };
+        let spoken_to = opened.and_then(|requester| {
+            requester.gated = None;
+            requester.seen.stub.clone()
+        });
         let Some(engine) = node.engines.get_mut(id) else { return };
         let settings = self.settings;
         if matches!(step, Step::Create { .. } | Step::Launch) {
@@ -149,11 +155,11 @@ impl Rules<'_> {
     fn crashed(&self, node: &mut Node, id: &ProviderId) {
         let Some(known) = node.providers.get(id).filter(|known| !known.deleting) else { return };
         let useless = known.stage != Stage::Ready || node.engines_in(id).next().is_some();
-        let (proved, exists) = (known.proved, node.exists);
+        let (build, proved, exists) = (known.build, known.proved, node.exists);
         for accelerator in id.accelerators.iter().filter(|_| useless && exists) {
             let known = node.accelerators.get_mut(accelerator).filter(|known| known.facts.healthy);
             if let Some(known) = known {
-                known.launcher_crashed(proved, self.settings, self.now);
+                known.launcher_crashed(build, proved, self.settings, self.now);
             }
         }
     }

@@ -107,8 +107,11 @@ pub enum Why {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum OfRequester {
-    /// Which accelerators has it got?
-    Accelerators,
+    /// Which accelerators has it got? `gate`: and its gate is to be closed, since it has no engine.
+    Accelerators { gate: bool },
+    /// Close the gate of its stub, and cut what is under way: a leader before may have opened it to an engine that it has no more.
+    /// One that has no gate is told that it is not ready.
+    Gate,
     /// Delete the Pod, if it is still this one.
     Delete { why: Farewell },
     /// Put our finalizer on it, or take it off.
@@ -182,7 +185,8 @@ impl fmt::Display for Order {
                 Step::Query => write!(f, "ask {engine} how it is"),
             },
             Self::Requester { requester, step } => match step {
-                OfRequester::Accelerators => write!(f, "ask {requester} for its accelerators"),
+                OfRequester::Accelerators { .. } => write!(f, "ask {requester} for its accelerators"),
+                OfRequester::Gate => write!(f, "close the gate of {requester}"),
                 OfRequester::Delete { why } => write!(f, "delete {requester}: {why}"),
                 OfRequester::Finalize { wanted: true } => write!(f, "put the finalizer on {requester}"),
                 OfRequester::Finalize { .. } => write!(f, "take the finalizer off {requester}"),

@@ -40,8 +40,10 @@ pub struct Accelerator {
     pub last_gone: Option<Tick>,
     /// The last reading of the meter, and its moment.
     pub observed: Option<(Bytes, Tick)>,
-    /// Launchers of this accelerator that failed in a row, and until when none is made after the last.
+    /// Launchers of this accelerator and of one build that failed in a row, which build that is, and until when none of it is made
+    /// after the last.
     pub crashes: u32,
+    pub crashed: Option<Build>,
     pub not_before: Tick,
     /// The meter found more than is known of: until it has been read again after something was deleted for that, what is known
     /// is not enough to go by.
@@ -57,6 +59,8 @@ pub struct Requester {
     pub doomed: Option<Farewell>,
     /// Its deletion has been ordered.
     pub deleted: Option<Farewell>,
+    /// The container of its stub whose gate is closed, as this leader has made sure: it has no engine before that.
+    pub gated: Option<Uid>,
     /// Its stub need not hold on.
     pub released: bool,
     /// Starts that failed for it in a row, and the pause after the last one.
@@ -201,11 +205,18 @@ impl Retry {
 impl Accelerator {
     /// A launcher there is of no use, and another one is made later each time; soon again after one in which an engine lived for
     /// long enough.
-    pub(super) fn launcher_crashed(&mut self, proved: Option<Tick>, settings: &Settings, now: Tick) {
-        if proved.is_some_and(|at| at + settings.lived <= now) {
+    pub(super) fn launcher_crashed(
+        &mut self,
+        build: Option<Build>,
+        proved: Option<Tick>,
+        settings: &Settings,
+        now: Tick,
+    ) {
+        if self.crashed != build || proved.is_some_and(|at| at + settings.lived <= now) {
             self.crashes = 0;
         }
         self.crashes += 1;
+        self.crashed = build;
         self.not_before = now + settings.relaunch_after(self.crashes);
     }
 }
@@ -348,6 +359,12 @@ impl Requester {
     pub const fn stays(&self) -> bool {
         let goes = self.deleted.is_some() || self.doomed.is_some();
         self.seen.deleting.is_none() && !self.seen.ended && !goes
+    }
+
+    /// Behind the gate of its stub nobody can reach an engine that it is given.
+    #[must_use]
+    pub fn is_gated(&self) -> bool {
+        self.gated.is_some() && self.gated == self.seen.stub
     }
 
     /// Its stub can be spoken to.

@@ -32,7 +32,10 @@ impl Pairing {
             }
             Event::Build { build, terms } => {
                 self.builds.insert(*build, *terms);
-                let has = |node: &&Node| node.providers.values().any(|known| known.build == Some(*build));
+                let has = |node: &&Node| {
+                    node.providers.values().any(|known| known.build == Some(*build))
+                        || node.accelerators.values().any(|known| known.crashed == Some(*build))
+                };
                 let names: Vec<_> =
                     self.nodes.values().map(|n| &**n).filter(has).map(|n| n.name.clone()).collect();
                 self.touched.extend(names);
@@ -51,6 +54,7 @@ impl Pairing {
                     last_gone: None,
                     observed: None,
                     crashes: 0,
+                    crashed: None,
                     not_before: Tick(0),
                     doubted: false,
                 });
@@ -163,6 +167,7 @@ impl Node {
             accelerators: Vec::new(),
             doomed: None,
             deleted: None,
+            gated: None,
             released: false,
             failures: 0,
             not_before: Tick(0),

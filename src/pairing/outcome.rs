@@ -32,6 +32,11 @@ impl Node {
             (Kind::Accelerators, Ok(Answer::Accelerators(found))) if !found.is_empty() => {
                 requester.accelerators.clone_from(found);
                 requester.accelerators.sort();
+                requester.gated = call.stub;
+                requester.retry = Default::default();
+            }
+            (Kind::Gate, Ok(_)) => {
+                requester.gated = call.stub;
                 requester.retry = Default::default();
             }
             (Kind::Finalize(wanted), Ok(_)) => {

@@ -39,8 +39,14 @@ impl Draft<'_> {
         if requester.seen.deleting.is_some() && !wanted && requester.speaks() && !requester.released {
             return Some(OfRequester::Release);
         }
-        let unasked = requester.accelerators.is_empty() && requester.speaks() && requester.stays();
-        unasked.then_some(OfRequester::Accelerators)
+        if !requester.speaks() || !requester.stays() {
+            return None;
+        }
+        let has_none = self.node.engine_of(id).is_none();
+        if requester.accelerators.is_empty() {
+            return Some(OfRequester::Accelerators { gate: has_none });
+        }
+        (has_none && !requester.is_gated()).then_some(OfRequester::Gate)
     }
 
     /// Why it must go, so that another one comes elsewhere or anew.
@@ -124,6 +130,9 @@ impl Draft<'_> {
         let new = Newcomer { engine: &engine, sizes, level: ask.level };
         let rooms = self.rooms();
         match if starts { rooms.for_start(&new, &provider) } else { rooms.for_newcomer(&new) } {
+            Room::There if !requester.is_gated() => {
+                Some("its stub's gate is not known to be closed".to_owned())
+            }
             Room::There => {
                 self.take(id, requester, engine);
                 None
@@ -141,12 +150,13 @@ impl Draft<'_> {
 
     /// The provider that an engine is launched in must be there if it is a launcher, and must not if it is to be made.
     fn provider_is_missing(&mut self, provider: &ProviderId, asker: &RequesterId) -> Option<String> {
+        let asked = self.node.requesters.get(asker).and_then(|asker| asker.seen.ask.build);
         let known = self.node.providers.get(provider);
         if !provider.is_launcher() {
             return known.map(|_| "the Pod before with its name is still there".to_owned());
         }
         match known {
-            None => Some(self.launcher_pause(provider).unwrap_or_else(|| {
+            None => Some(self.launcher_pause(provider, asked).unwrap_or_else(|| {
                 self.of_provider(provider, OfProvider::Create { asker: Some(asker.clone()) });
                 "its launcher is being created".to_owned()
             })),
@@ -190,10 +200,14 @@ impl Draft<'_> {
         self.step(&engine, if made { Step::Create { record } } else { Step::Bind { record } });
     }
 
-    /// Why no launcher is made there yet.
-    fn launcher_pause(&self, id: &ProviderId) -> Option<String> {
+    /// Why no launcher is made there yet. What is wrong with one build need not be wrong with another.
+    fn launcher_pause(&self, id: &ProviderId, asked: Option<Build>) -> Option<String> {
         let known = id.accelerators.iter().find_map(|a| self.node.accelerators.get(a))?;
-        (known.not_before > self.now())
+        let other = known.crashed.is_some_and(|crashed| {
+            asked.is_some_and(|asked| asked != crashed)
+                || self.rules.builds.get(&crashed).is_some_and(|terms| terms.obsolete)
+        });
+        (known.not_before > self.now() && !other)
             .then(|| format!("{} launchers failed; the next is made at {}", known.crashes, known.not_before))
     }
 
@@ -204,9 +218,12 @@ impl Draft<'_> {
         let missing = self.node.accelerators.iter().filter(|(_, known)| wanted(known));
         let missing = missing.map(|(a, _)| ProviderId::launcher(a.clone()));
         let missing = missing.filter(|id| !self.node.providers.contains_key(id));
-        let missing: Vec<_> = missing.filter(|id| self.launcher_pause(id).is_none()).collect();
-        for id in missing {
+        for id in missing.collect::<Vec<_>>() {
             let asker = self.node.asker(&id).cloned();
+            let asks = asker.as_ref().and_then(|asker| self.node.requesters.get(asker));
+            if self.launcher_pause(&id, asks.and_then(|asker| asker.seen.ask.build)).is_some() {
+                continue;
+            }
             self.of_provider(&id, OfProvider::Create { asker });
         }
         let launchers = self.node.providers.keys().filter(|id| id.is_launcher());

@@ -10,6 +10,7 @@
 mod books;
 mod builds;
 mod chance;
+mod evictions;
 mod execute;
 mod kubelet;
 mod pods;

@@ -141,6 +141,7 @@ impl Launcher {
         conflict: StatusCode,
     ) -> Result<String, Refusal> {
         let mut spec = Spec::read(body)?;
+        self.fence.may_start(&id, spec.life())?;
         let reservation = self.registry.reserve(&id)?;
         let options = self.options(&spec)?;
         if let Some(uuids) = spec.gpu_uuids.as_deref().filter(|uuids| !uuids.is_empty()) {

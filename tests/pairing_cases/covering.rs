@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use rouse::{
     model::AcceleratorId,
     pairing::{
+        event::Answer,
         ids::{EngineId, Mode, names},
         node::Engine,
     },
@@ -29,21 +30,55 @@ fn asleep(accelerators: usize, all: &[(u64, &[&str])]) -> Case {
     case
 }
 
-/// What goes when an engine is to be launched on these, told beside what would go one by one.
-fn report(mut case: Case, on: &[&str]) -> String {
-    let mut lines = vec!["sleepers, the one used longest ago first:".to_owned()];
+/// One in the launcher of its lowest accelerator, which is made if it is not there.
+fn awake_in_launcher(case: &mut Case, number: u64, gib: u64, on: &[&str]) -> EngineId {
+    let mut asked = ask(Mode::Launcher, number);
+    asked.sizes.asleep = Bytes::gib(gib);
+    let id = engine(Mode::Launcher, number, on);
+    case.launcher_ready(on.first().expect("an accelerator"));
+    let name = format!("of-{number}");
+    case.requester(&name, asked, on, |_| ());
+    case.launched(&id);
+    case.finalized(&name);
+    id
+}
+
+/// As [`asleep`], with one launcher for each accelerator.
+fn asleep_in_launchers(accelerators: usize, all: &[(u64, &[&str])]) -> Case {
+    let mut case = Case::new(accelerators);
+    for (number, (gib, on)) in (1..).zip(all) {
+        let id = awake_in_launcher(&mut case, number, *gib, on);
+        case.put_to_sleep(&format!("of-{number}"), &id);
+    }
+    case
+}
+
+fn sleepers(case: &Case) -> Vec<Engine> {
     let mut sleepers: Vec<Engine> = case.node().engines.values().cloned().collect();
     sleepers.sort_by_key(|sleeper| sleeper.last_used);
-    for Engine { id, held, .. } in &sleepers {
-        lines.push(format!("  {id} keeps {held} of each"));
+    sleepers
+}
+
+/// Who keeps what, and of which accelerator too much is kept.
+fn kept(case: &Case) -> Vec<String> {
+    let mut lines = vec!["sleepers, the one used longest ago first:".to_owned()];
+    for Engine { id, held, provider, .. } in sleepers(case) {
+        let place = if provider.is_launcher() { format!(" in {provider}") } else { String::new() };
+        lines.push(format!("  {id}{place} keeps {held} of each"));
     }
     for a in case.node().accelerators.keys() {
         let kept = case.node().reserved(a);
         let over = kept.saturating_sub(BUDGET);
         lines.push(format!("{a}: {kept} of {BUDGET} are kept, {over} too much"));
     }
-    let one_by_one = one_by_one(&case, &sleepers, on);
-    case.requester("new", ask(Mode::Sleep, 99), on, |_| ());
+    lines
+}
+
+/// What goes when an engine is to be launched on these, told beside what would go one by one.
+fn report(case: &mut Case, mode: Mode, on: &[&str]) -> String {
+    let (mut lines, sleepers) = (kept(case), sleepers(case));
+    let one_by_one = one_by_one(case, &sleepers, on);
+    case.requester("new", ask(mode, 99), on, |_| ());
     let gone: Vec<&EngineId> = sleepers.iter().map(|s| &s.id).filter(|id| case.has(ends(id))).collect();
     let words = |ids: &[&EngineId]| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
     assert_ne!(gone, one_by_one, "it is no example");
@@ -77,28 +112,28 @@ fn one_by_one<'a>(case: &Case, sleepers: &'a [Engine], on: &[&str]) -> Vec<&'a E
 
 #[test]
 fn engines_of_one_accelerator() {
-    let case = asleep(1, &[(1, &["a"]), (4, &["a"]), (7, &["a"])]);
-    insta::assert_snapshot!(report(case, &["a"]));
+    let mut case = asleep(1, &[(1, &["a"]), (4, &["a"]), (7, &["a"])]);
+    insta::assert_snapshot!(report(&mut case, Mode::Sleep, &["a"]));
 }
 
 #[test]
 fn engines_of_one_accelerator_that_free_more_than_is_needed() {
-    let case = asleep(1, &[(5, &["a"]), (3, &["a"]), (1, &["a"])]);
-    insta::assert_snapshot!(report(case, &["a"]));
+    let mut case = asleep(1, &[(5, &["a"]), (3, &["a"]), (1, &["a"])]);
+    insta::assert_snapshot!(report(&mut case, Mode::Sleep, &["a"]));
 }
 
 #[test]
 fn engines_of_two_accelerators() {
-    let case = asleep(4, &[(3, &["a", "c"]), (3, &["b", "d"]), (3, &["a", "b"]), (3, &["a", "b"])]);
-    insta::assert_snapshot!(report(case, &["a", "b"]));
+    let mut case = asleep(4, &[(3, &["a", "c"]), (3, &["b", "d"]), (3, &["a", "b"]), (3, &["a", "b"])]);
+    insta::assert_snapshot!(report(&mut case, Mode::Sleep, &["a", "b"]));
 }
 
 #[test]
 fn engines_of_four_accelerators() {
     let (left, right) = (["a", "b", "e", "f"], ["c", "d", "g", "h"]);
     let first = ["a", "b", "c", "d"];
-    let case = asleep(8, &[(3, &left), (3, &right), (3, &first), (3, &first)]);
-    insta::assert_snapshot!(report(case, &first));
+    let mut case = asleep(8, &[(3, &left), (3, &right), (3, &first), (3, &first)]);
+    insta::assert_snapshot!(report(&mut case, Mode::Sleep, &first));
 }
 
 #[test]
@@ -111,5 +146,44 @@ fn engines_of_one_two_and_four_accelerators_together() {
         (4, &["a", "b"]),
         (4, &["c", "d"]),
     ];
-    insta::assert_snapshot!(report(asleep(4, &all), &["a", "b", "c", "d"]));
+    let mut case = asleep(4, &all);
+    insta::assert_snapshot!(report(&mut case, Mode::Sleep, &["a", "b", "c", "d"]));
+}
+
+#[test]
+fn engines_of_several_launchers_of_a_node() {
+    let all: [(u64, &[&str]); 4] =
+        [(3, &["a", "c"]), (3, &["b", "d"]), (3, &["b", "c", "d"]), (3, &["a", "c", "d"])];
+    let mut case = asleep_in_launchers(4, &all);
+    let launcher = case.launcher_ready("c");
+    assert_eq!(case.node().engines_in(&launcher).count(), 0, "what is too much is in other launchers");
+    insta::assert_snapshot!(report(&mut case, Mode::Launcher, &["c", "d"]));
+    let (gone, new) = (engine(Mode::Launcher, 3, &["b", "c", "d"]), engine(Mode::Launcher, 99, &["c", "d"]));
+    assert!(!case.has(binds(&new)));
+    case.done(ends(&gone));
+    case.done(forgets(&gone));
+    assert!(case.has(binds(&new)), "{}", case.reason("new"));
+}
+
+/// Of three launchers, each of which has a sleeper on `c`; the last one has just fallen asleep.
+#[test]
+fn nothing_goes_before_the_last_sleep_of_any_launcher_has_settled() {
+    let mut case = asleep_in_launchers(3, &[(3, &["a", "c"]), (3, &["b", "c"])]);
+    let third = awake_in_launcher(&mut case, 3, 3, &["c"]);
+    case.delete("of-3");
+    case.done(gates(&third));
+    case.settle(sleeps(&third), Ok(Answer::Asleep { residue: None }));
+    case.done(unbinds(&third));
+    let mut lines = kept(&case);
+    case.requester("new", ask(Mode::Launcher, 99), &["c"], |_| ());
+    let from = case.now;
+    for step in [Millis::ZERO, Millis::secs(59), Millis(999), Millis(1)] {
+        case.after(step);
+        let gone = sleepers(&case).into_iter().filter(|s| case.has(ends(&s.id))).map(|s| s.id.to_string());
+        let gone: Vec<String> = gone.collect();
+        let what = if gone.is_empty() { "nothing".to_owned() } else { gone.join(" and ") };
+        let reason = case.reason("new");
+        lines.push(format!("{} after the last sleep: {what} is deleted; {reason}", case.now.since(from)));
+    }
+    insta::assert_snapshot!(lines.join("\n"));
 }

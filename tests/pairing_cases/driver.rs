@@ -21,6 +21,8 @@ pub(crate) struct Case {
     pub(crate) now: Tick,
     /// Everything ordered so far, in words.
     pub(crate) story: Vec<String>,
+    /// Gates that are to be closed before there is an engine are closed at once.
+    pub(crate) gates_close: bool,
     orders: Vec<Command>,
 }
 
@@ -53,6 +55,7 @@ impl Case {
             pairing: Pairing::new(Settings::default()),
             now: Tick(1_000_000),
             story: Vec::new(),
+            gates_close: true,
             orders: Vec::new(),
         };
         case.lead(accelerators, 1);
@@ -91,6 +94,10 @@ impl Case {
         for command in plan.commands {
             self.story.push(command.order.to_string());
             self.orders.push(command);
+        }
+        let shuts = |order: &Order| matches!(order, Order::Requester { step: OfRequester::Gate, .. });
+        while self.gates_close && self.has(shuts) {
+            self.done(shuts);
         }
     }
 
@@ -209,6 +216,11 @@ impl Case {
         self.orders.iter().any(|command| like(&command.order))
     }
 
+    /// An order that is like this.
+    pub(crate) fn ordered(&self, like: impl Fn(&Order) -> bool) -> Option<&Command> {
+        self.orders.iter().find(|command| like(&command.order))
+    }
+
     /// There is one order like this, and this becomes of it.
     pub(crate) fn settle(&mut self, like: impl Fn(&Order) -> bool, result: Result<Answer, Cause>) {
         let mut taken = self.take(like);
@@ -319,6 +331,15 @@ steps! {
 
 pub(crate) fn finalizes(id: &str) -> impl Fn(&Order) -> bool + '_ {
     move |order| matches!(order, Order::Requester { requester, step: OfRequester::Finalize { .. } } if requester.as_str() == id)
+}
+
+pub(crate) fn shuts(id: &str) -> impl Fn(&Order) -> bool + '_ {
+    move |order| matches!(order, Order::Requester { requester, step: OfRequester::Gate } if requester.as_str() == id)
+}
+
+pub(crate) fn asks(id: &str, gate: bool) -> impl Fn(&Order) -> bool + '_ {
+    let asked = OfRequester::Accelerators { gate };
+    move |order| matches!(order, Order::Requester { requester, step } if requester.as_str() == id && *step == asked)
 }
 
 pub(crate) fn deletes(id: &str) -> impl Fn(&Order) -> bool + '_ {

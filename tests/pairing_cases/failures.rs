@@ -2,7 +2,7 @@
 
 use rouse::{
     pairing::{
-        event::{Cause, Condition, Event, Sizes, Stage, Standing},
+        event::{Answer, Cause, Condition, Event, Sizes, Stage, Standing},
         ids::{Fingerprint, Mode, ProviderId},
         node::State,
     },
@@ -376,4 +376,58 @@ fn a_requester_whose_engine_never_answers_after_a_restart_is_replaced() {
     case.on(Event::Listed);
     case.after(rouse::pairing::settings::Settings::default().start);
     assert!(case.has(ends(&id)) && case.has(deletes("one")));
+}
+
+/// A leader before gave it an engine, which died; that leader took its record away and was lost before it deleted the requester.
+#[test]
+fn nothing_is_made_behind_a_gate_that_a_leader_before_may_have_left_open() {
+    for mode in [Mode::Sleep, Mode::Launcher] {
+        let mut case = Case::new(1);
+        case.gates_close = false;
+        case.lead(1, 2);
+        case.launcher_ready("a");
+        case.requester("r", ask(mode, 1), &["a"], |_| ());
+        case.on(Event::Listed);
+        let id = engine(mode, 1, &["a"]);
+        let begun = |case: &Case| case.has(creates(&id)) || case.has(binds(&id));
+        assert!(case.has(shuts("r")) && !begun(&case));
+        assert_eq!(case.reason("r"), "its stub's gate is not known to be closed");
+        case.refused(shuts("r"));
+        assert!(!begun(&case));
+        case.after(Millis(20));
+        case.done(shuts("r"));
+        assert!(begun(&case));
+    }
+}
+
+#[test]
+fn a_gate_that_was_closed_in_one_container_may_be_open_in_the_next() {
+    let mut case = Case::new(1);
+    case.gates_close = false;
+    case.lead(1, 2);
+    case.requester("r", ask(Mode::Sleep, 1), &["a"], |_| ());
+    case.on(Event::Listed);
+    case.requester("r", ask(Mode::Sleep, 1), &["a"], |seen| seen.stub = Some("anew".into()));
+    case.done(shuts("r"));
+    assert!(!case.has(creates(&engine(Mode::Sleep, 1, &["a"]))));
+    case.done(shuts("r"));
+    assert!(case.has(creates(&engine(Mode::Sleep, 1, &["a"]))));
+}
+
+#[test]
+fn a_stub_closes_its_gate_while_it_says_which_accelerators_it_has_and_a_serving_one_does_not() {
+    let mut case = Case::new(1);
+    case.requester("r", ask(Mode::Sleep, 1), &[], |_| ());
+    assert!(case.has(asks("r", true)), "at once: it costs no time");
+    case.settle(asks("r", true), Ok(Answer::Accelerators(vec!["a".into()])));
+    let id = engine(Mode::Sleep, 1, &["a"]);
+    assert!(case.has(creates(&id)) && !case.has(shuts("r")));
+    case.done(creates(&id));
+    let record = case.record(&id);
+    case.lead(1, 2);
+    case.requester("r", ask(Mode::Sleep, 1), &[], |_| ());
+    case.provider(&ProviderId::direct(&id), Stage::Ready, |seen| seen.records = vec![record]);
+    case.on(Event::Listed);
+    case.done(finalizes("r"));
+    assert!(case.has(asks("r", false)), "its engine may be serving: {:#?}", case.story);
 }

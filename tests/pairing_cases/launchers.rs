@@ -2,8 +2,8 @@
 
 use rouse::{
     pairing::{
-        event::{AcceleratorFacts, Condition, Event, Stage},
-        ids::{Mode, ProviderId},
+        event::{AcceleratorFacts, Ask, Condition, Event, Stage, Terms},
+        ids::{Build, Mode, ProviderId},
         settings::Settings,
     },
     units::{Bytes, Millis},
@@ -94,6 +94,53 @@ fn pause_after(lives: Millis) -> Millis {
 fn after_an_engine_has_lived_in_one_the_pauses_begin_anew() {
     assert_eq!(pause_after(Settings::default().lived), Millis::secs(10));
     assert_eq!(pause_after(Millis::secs(1)), Millis::secs(40));
+}
+
+/// Launchers of the first build have crashed twice, and the next is not made yet.
+fn pauses() -> Case {
+    let mut case = Case::new(1);
+    of_build(&mut case, 1);
+    for again in [false, true] {
+        if again {
+            pause(&mut case);
+        }
+        case.done(makes_launcher);
+        let launcher = ProviderId::launcher("a".into());
+        case.provider(&launcher, Stage::Trouble, |seen| seen.build = Some(Build(1)));
+        case.done(deletes_launcher);
+        case.provider_gone(&launcher);
+        assert!(case.reason("one").contains("launchers failed"), "{}", case.reason("one"));
+    }
+    case
+}
+
+fn of_build(case: &mut Case, build: u64) {
+    let asked = Ask { build: Some(Build(build)), ..ask(Mode::Launcher, 1) };
+    case.requester("one", asked, &["a"], |_| ());
+}
+
+#[test]
+fn one_of_another_build_is_made_at_once() {
+    let mut case = pauses();
+    assert!(!case.has(makes_launcher));
+    of_build(&mut case, 2);
+    assert!(case.has(makes_launcher), "{}", case.reason("one"));
+    let launcher = ProviderId::launcher("a".into());
+    case.done(makes_launcher);
+    case.provider(&launcher, Stage::Trouble, |seen| seen.build = Some(Build(2)));
+    case.done(deletes_launcher);
+    case.provider_gone(&launcher);
+    assert_eq!(pause(&mut case), Millis::secs(10), "it is the first of its build that crashed");
+}
+
+#[test]
+fn by_policy_as_well_once_what_crashed_is_obsolete() {
+    let mut case = pauses();
+    leaves(&mut case, "one");
+    policy(&mut case, true);
+    assert!(!case.has(makes_launcher));
+    case.on(Event::Build { build: Build(1), terms: Terms { obsolete: true, most: None } });
+    assert!(case.has(makes_launcher));
 }
 
 #[test]

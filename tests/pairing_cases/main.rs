@@ -6,6 +6,7 @@ mod covering;
 mod deposed;
 mod driver;
 mod failures;
+mod host;
 mod launchers;
 mod measures;
 mod modes;

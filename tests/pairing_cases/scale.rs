@@ -4,7 +4,7 @@ use rouse::{
     model::LevelPolicy,
     pairing::{
         Pairing,
-        event::{AcceleratorFacts, Ask, Epoch, Event, NodeFacts, SeenRequester, Sizes},
+        event::{AcceleratorFacts, Answer, Ask, Epoch, Event, NodeFacts, SeenRequester, Sizes},
         ids::{Fingerprint, Mode, NodeName},
         settings::Settings,
     },
@@ -38,11 +38,9 @@ fn one_event_looks_at_one_node_of_five_thousand() {
     assert!(pairing.plan(NOW).looked.is_empty(), "nothing happened since");
     for node in [0, 17, NODES - 1] {
         let name = NodeName::from(format!("node-{node}"));
-        let mut event = requester(&name, node, 0);
-        if let Event::SeenRequester { seen, .. } = &mut event {
-            seen.deleting = Some(NOW);
-        }
-        pairing.on(&event, NOW);
+        let command = first.commands.iter().find(|command| command.node == name).expect("its first");
+        let (target, serial) = (command.order.target(), command.serial);
+        pairing.on(&Event::Outcome { node: name.clone(), target, serial, result: Ok(Answer::Done) }, NOW);
         let plan = pairing.plan(NOW);
         assert_eq!(plan.looked, [name], "nothing but its node");
         assert!(!plan.commands.is_empty());

@@ -182,3 +182,30 @@ fn no_other_set_is_better() {
         }
     }
 }
+
+/// Also where there are too many for every set to be tried.
+#[test]
+fn no_other_goes_where_an_outdated_one_frees_the_same() {
+    let mut random = crate::sim::Random::new(11);
+    let mut outdated_gone = 0;
+    for _ in 0..2000 {
+        let all: Vec<_> = (0..random.between(2, 24))
+            .map(|_| {
+                let on: &[&str] = random.pick(&[&["a"][..], &["b"], &["a", "b"]]).expect("one of three");
+                let mut one = sleeper(on, random.between(1, 2), random.between(1, 90));
+                one.outdated = random.chance(0.4);
+                one
+            })
+            .collect();
+        let need = ["a", "b"].map(|a| (a, random.between(0, 9)));
+        let Some(gone) = cover(&all, &short(&need)) else { continue };
+        let stays = |i: &usize| !gone.contains(i);
+        for one in gone.iter().map(|i| &all[*i]) {
+            outdated_gone += u32::from(one.outdated);
+            let same = |other: &Sleeper| (&other.on, other.residue) == (&one.on, one.residue);
+            let instead = (0..all.len()).filter(stays).find(|i| all[*i].outdated && same(&all[*i]));
+            assert!(one.outdated || instead.is_none(), "{gone:?} of {all:?} for {need:?}");
+        }
+    }
+    assert!(outdated_gone > 500, "{outdated_gone}");
+}

@@ -23,8 +23,8 @@ use crate::{
 pub(super) struct Books {
     pub(super) unanswered: BTreeSet<Key>,
     pub(super) under_way: BTreeMap<Key, Command>,
-    /// The Pod that a call was sent to: what is late does not reach the next one of its name.
-    pub(super) sent_to: BTreeMap<Key, Uid>,
+    /// The Pod that a call was sent to, and its container: what is late does not reach the next one.
+    pub(super) sent_to: BTreeMap<Key, (Uid, u32)>,
     /// When an engine last fell asleep on an accelerator.
     slept: BTreeMap<(NodeName, AcceleratorId), Tick>,
     /// Since when sleepers are over their budget where something is awake.
@@ -85,6 +85,7 @@ impl Cluster {
                 command.order
             ));
         }
+        self.check_evictions(plan);
         for broken in self.pairing.check() {
             self.violation(broken);
         }
@@ -204,11 +205,8 @@ impl Cluster {
     /// An open gate points to an engine that is awake, or that was when it died.
     fn check_open_gates(&self) -> Vec<String> {
         let open = self.requesters.iter().filter_map(|(id, requester)| {
-            let (engine, life) = requester.stub.as_ref()?.open.as_ref()?;
-            let mut there = self.processes().filter(|(node, other, process)| {
-                **node == requester.node && *other == engine && process.generation == *life
-            });
-            let phase = there.next().map(|(.., process)| process.phase)?;
+            let (engine, pod) = requester.stub.as_ref()?.open.as_ref()?;
+            let phase = self.providers.values().find(|own| own.uid == *pod)?.processes.get(engine)?.phase;
             (phase != Phase::Awake)
                 .then(|| format!("the gate of {id} is open to {engine}, which is {phase:?}"))
         });

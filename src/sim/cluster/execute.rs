@@ -8,7 +8,7 @@ use crate::{
     pairing::{
         command::{Command, OfProvider, OfRequester, Order, Step, Why},
         event::{Answer, Cause, Condition, Epoch, Event, Stage},
-        ids::{EngineId, ProviderId, RequesterId},
+        ids::{EngineId, ProviderId, RequesterId, Uid},
     },
     units::{Generation, Millis},
 };
@@ -54,7 +54,7 @@ impl Cluster {
             && let Some(place) = self.place_of(&command, engine)
             && let Some(provider) = self.providers.get(&place)
         {
-            self.books.sent_to.insert(key, provider.uid.clone());
+            self.books.sent_to.insert(key, (provider.uid.clone(), provider.restarts));
         }
         self.add(after, Happening::Arrive(command));
     }
@@ -129,12 +129,18 @@ impl Cluster {
 
     fn of_requester(&mut self, command: &Command, id: &RequesterId, step: &OfRequester) -> Came {
         match step {
-            OfRequester::Accelerators => {
-                if self.stub(command, id).is_none() {
-                    return UNREACHABLE;
+            OfRequester::Accelerators { gate } => {
+                let Some(stub) = self.stub(command, id) else { return UNREACHABLE };
+                if *gate {
+                    stub.open = None;
                 }
                 let requester = self.requesters.get(id)?;
                 Some(Ok(Answer::Accelerators(requester.accelerators.clone())))
+            }
+            OfRequester::Gate => {
+                let Some(stub) = self.stub(command, id) else { return UNREACHABLE };
+                stub.open = None;
+                DONE
             }
             OfRequester::Release => {
                 if self.stub(command, id).is_none() {
@@ -186,8 +192,11 @@ impl Cluster {
                 return DONE;
             }
             Step::Open { requester } => {
+                let place = self.place_of(command, engine);
+                let pod = place.and_then(|key| self.providers.get(&key)).map(|provider| provider.uid.clone());
+                let address = pod.map(|pod| (engine.clone(), pod));
                 let Some(stub) = self.stub(command, requester) else { return UNREACHABLE };
-                stub.open = Some((engine.clone(), generation));
+                stub.open = address;
                 return DONE;
             }
             Step::Gate { requester, .. } => {
@@ -292,7 +301,10 @@ impl Cluster {
             stub.epoch = stub.epoch.max(command.epoch);
         }
         let sent_to = self.books.sent_to.get(&(command.epoch, command.serial));
-        if sent_to.is_some_and(|uid| self.providers.get(key).is_some_and(|provider| provider.uid != *uid)) {
+        let other = |(uid, restarts): &(Uid, u32)| {
+            self.providers.get(key).is_some_and(|own| own.uid != *uid || own.restarts != *restarts)
+        };
+        if sent_to.is_some_and(other) {
             return UNREACHABLE;
         }
         let (cut_off, launcher) = (self.is_cut_off(&command.node), key.1.is_launcher());
@@ -305,9 +317,22 @@ impl Cluster {
             return CONFLICT;
         }
         provider.epoch = provider.epoch.max(command.epoch);
+        let puts_away = *step == Step::Query && provider.stopped.contains_key(id);
+        if launcher && (puts_away || matches!(step, Step::End { .. })) {
+            let ended = provider.ended.entry(id.clone()).or_insert(generation);
+            *ended = generation.max(*ended);
+        }
         let there = provider.processes.get(id).filter(|process| process.generation == generation).cloned();
         match (step, there) {
-            (Step::Launch, _) if provider.processes.contains_key(id) => CONFLICT,
+            // It was obeyed before, and the answer was lost.
+            (Step::Launch, Some(_)) => DONE,
+            (Step::Launch, _) if provider.stopped.get(id) == Some(&generation) => DONE,
+            (Step::Launch, _) if provider.processes.contains_key(id) || provider.stopped.contains_key(id) => {
+                CONFLICT
+            }
+            (Step::Launch, _) if provider.ended.get(id).is_some_and(|ended| generation <= *ended) => {
+                Some(Err(Cause::Refused))
+            }
             (Step::Launch, _) => {
                 self.start_process(key, id, generation);
                 DONE
@@ -318,8 +343,11 @@ impl Cluster {
                 self.add(after, Happening::Finish(command.clone()));
                 None
             }
+            (Step::End { .. } | Step::Query, None) if launcher => {
+                self.put_away(key, id);
+                if *step == Step::Query { ABSENT } else { DONE }
+            }
             (Step::End { .. }, None) => DONE,
-            (Step::Query, None) if launcher => ABSENT,
             (Step::Query, Some(process)) => Some(condition(&process, self.plot.knows_level)),
             (_, None) => UNREACHABLE,
             (_, Some(process)) => self.order(command, key, id, step, &process),
@@ -340,12 +368,12 @@ impl Cluster {
         }
         let troubles = self.plot.troubles;
         let (phase, after, fails) = match (step, process.phase) {
-            (Step::Sleep { .. }, Phase::Awake) => {
+            (Step::Sleep { level, .. }, Phase::Awake) => {
                 self.check_gate(command, id);
-                (Phase::FallingAsleep, self.draw(self.plot.sleep), troubles.sleep_fails)
+                (Phase::FallingAsleep(*level), self.draw(self.plot.sleep), troubles.sleep_fails)
             }
-            (Step::Wake { .. }, Phase::Asleep(_)) => {
-                (Phase::Waking, self.draw(self.plot.wake), troubles.wake_fails)
+            (Step::Wake { .. }, Phase::Asleep(level)) => {
+                (Phase::Waking(level), self.draw(self.plot.wake), troubles.wake_fails)
             }
             (Step::Prove, Phase::Awake) => (Phase::Awake, self.draw((5, 200)), troubles.canary_fails),
             _ => return Some(Err(Cause::Refused)),
@@ -411,7 +439,7 @@ fn condition(process: &Process, knows_level: bool) -> Result<Answer, Cause> {
         Phase::Awake => Condition::Awake,
         Phase::Asleep(_) if !knows_level => Condition::AsleepSomehow { residue: Some(process.residue) },
         Phase::Asleep(level) => Condition::Asleep { level, residue: Some(process.residue) },
-        Phase::FallingAsleep | Phase::Waking => Condition::Busy,
+        Phase::FallingAsleep(_) | Phase::Waking(_) => Condition::Busy,
     }))
 }
 
@@ -425,7 +453,9 @@ fn is_fenced(order: &Order) -> bool {
             Step::Launch | Step::End { .. } => engine.mode == crate::pairing::ids::Mode::Launcher,
             _ => false,
         },
-        Order::Requester { step, .. } => matches!(step, OfRequester::Accelerators | OfRequester::Release),
+        Order::Requester { step, .. } => {
+            matches!(step, OfRequester::Accelerators { .. } | OfRequester::Gate | OfRequester::Release)
+        }
         Order::Provider { .. } => false,
     }
 }

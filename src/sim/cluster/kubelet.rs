@@ -131,6 +131,8 @@ impl Cluster {
             hung: false,
             records,
             processes: [].into(),
+            stopped: [].into(),
+            ended: [].into(),
         };
         self.providers.insert(key.clone(), provider);
         self.count("provider Pods");
@@ -203,10 +205,10 @@ impl Cluster {
         process.phase = Phase::Awake;
         let uid = provider.uid.clone();
         if fails {
-            return self.process_dies(key, engine);
+            return self.process_stops(key, engine);
         }
         if key.1.is_launcher() {
-            self.show_engine(key, engine, generation, true);
+            self.show_engine(key, engine, generation, Some(true));
         } else if cut_off {
             self.add(Millis::secs(5), Happening::PodIsReady(key.clone(), uid));
         } else {
@@ -214,12 +216,29 @@ impl Cluster {
         }
     }
 
-    /// A process ends by itself. That of a direct provider takes its Pod along.
+    /// A process ends by itself. A launcher keeps that in mind until it is told to put it away.
+    pub(super) fn process_stops(&mut self, key: &ProviderKey, engine: &EngineId) {
+        if !key.1.is_launcher() {
+            return self.process_dies(key, engine);
+        }
+        let Some(provider) = self.providers.get_mut(key) else { return };
+        let Some(process) = provider.processes.remove(engine) else { return };
+        provider.stopped.insert(engine.clone(), process.generation);
+        self.show_engine(key, engine, process.generation, Some(false));
+    }
+
+    /// What stopped is put away.
+    pub(super) fn put_away(&mut self, key: &ProviderKey, engine: &EngineId) {
+        let stopped = self.providers.get_mut(key).and_then(|provider| provider.stopped.remove(engine));
+        stopped.into_iter().for_each(|life| self.show_engine(key, engine, life, None));
+    }
+
+    /// A process ends, and nothing is left of it. That of a direct provider takes its Pod along.
     pub(super) fn process_dies(&mut self, key: &ProviderKey, engine: &EngineId) {
         let Some(provider) = self.providers.get_mut(key) else { return };
         let Some(process) = provider.processes.remove(engine) else { return };
         if key.1.is_launcher() {
-            self.show_engine(key, engine, process.generation, false);
+            self.show_engine(key, engine, process.generation, None);
         } else {
             let uid = provider.uid.clone();
             self.pod_ends(key, &uid);

@@ -43,8 +43,8 @@ pub(super) struct Requester {
 pub(super) struct Stub {
     pub(super) container: Uid,
     pub(super) epoch: Epoch,
-    /// The gate is open to this engine, in this life: the next one has another address.
-    pub(super) open: Option<(EngineId, Generation)>,
+    /// The gate is open to this engine in this Pod: in a launcher its next life has the same address.
+    pub(super) open: Option<(EngineId, Uid)>,
 }
 
 /// A provider Pod.
@@ -61,6 +61,10 @@ pub(super) struct Provider {
     pub(super) hung: bool,
     pub(super) records: Vec<Record>,
     pub(super) processes: BTreeMap<EngineId, Process>,
+    /// Of a launcher: engines that ended by themselves, which are there until they are put away.
+    pub(super) stopped: BTreeMap<EngineId, Generation>,
+    /// Of a launcher: the last life of each engine that it was told to end, which it starts no more.
+    pub(super) ended: BTreeMap<EngineId, Generation>,
 }
 
 /// An engine whose Pod's object vanished, and which has not been ended yet.
@@ -91,9 +95,11 @@ pub(super) struct Process {
 pub(super) enum Phase {
     Loading,
     Awake,
-    FallingAsleep,
+    /// To this level.
+    FallingAsleep(Level),
     Asleep(Level),
-    Waking,
+    /// From this level.
+    Waking(Level),
 }
 
 impl Process {
@@ -106,8 +112,14 @@ impl Process {
         if self.is_big() { self.awake } else { self.residue }
     }
 
+    /// What it keeps of host RAM: from when it begins to fall asleep until it is awake again.
     pub(super) const fn holds_of_host(&self) -> Bytes {
-        if matches!(self.phase, Phase::Asleep(Level::One)) { self.host } else { Bytes::ZERO }
+        match self.phase {
+            Phase::FallingAsleep(Level::One) | Phase::Asleep(Level::One) | Phase::Waking(Level::One) => {
+                self.host
+            }
+            _ => Bytes::ZERO,
+        }
     }
 }
 

@@ -98,7 +98,7 @@ impl Cluster {
                     world.providers.get_mut(key).into_iter().for_each(|provider| provider.hung = true)
                 },
             ),
-            Trouble::KillEngine => self.with_process(|world, key, engine| world.process_dies(key, engine)),
+            Trouble::KillEngine => self.with_process(|world, key, engine| world.process_stops(key, engine)),
             Trouble::HangEngine => self.with_process(|world, key, engine| {
                 let process = world.providers.get_mut(key).and_then(|p| p.processes.get_mut(engine));
                 process.into_iter().for_each(|process| process.hung = true);
@@ -168,10 +168,15 @@ impl Cluster {
         provider.stage = if trouble { Stage::Trouble } else { Stage::Running };
         provider.hung = false;
         let uid = provider.uid.clone();
+        provider.ended.clear();
         let engines: Vec<_> = provider.processes.keys().cloned().collect();
+        let stopped: Vec<_> = provider.stopped.keys().cloned().collect();
         self.show_provider(key);
         for engine in engines {
             self.process_dies(key, &engine);
+        }
+        for engine in stopped {
+            self.put_away(key, &engine);
         }
         let after = self.draw(after);
         self.add(after, Happening::PodIsReady(key.clone(), uid));
@@ -263,7 +268,9 @@ impl Cluster {
 
     fn outdate(&mut self) {
         let fingerprints: Vec<_> = self.plot.owners.iter().map(|owner| owner.ask.fingerprint).collect();
-        let standings = [Standing::Current, Standing::Outdated, Standing::Obsolete];
+        // Of an obsolete one no sleeper is left that could go before others.
+        let outdated = [Standing::Outdated; 3];
+        let standings: Vec<_> = outdated.into_iter().chain([Standing::Current, Standing::Obsolete]).collect();
         let pair = (self.random.pick(&fingerprints).copied(), self.random.pick(&standings).copied());
         if let (Some(fingerprint), Some(standing)) = pair {
             self.standings.insert(fingerprint, standing);

@@ -135,24 +135,28 @@ impl Cluster {
         }
     }
 
-    /// A process in a launcher has started, answers, or has ended, as the launcher's own watch says.
+    /// A process in a launcher answers, or has stopped, or nothing is left of it, as the launcher's own watch says.
     pub(super) fn show_engine(
         &mut self,
         key: &ProviderKey,
         engine: &EngineId,
         generation: Generation,
-        lives: bool,
+        lives: Option<bool>,
     ) {
         if !key.1.is_launcher() {
             return;
         }
         let entry = (key.clone(), engine.clone(), generation);
         let (node, engine) = (key.0.clone(), engine.clone());
-        if lives {
+        if let Some(answers) = lives {
             if !self.watch.broken {
                 self.watch.engines.insert(entry);
             }
-            self.tell(Event::Answers { node, engine, generation });
+            self.tell(if answers {
+                Event::Answers { node, engine, generation }
+            } else {
+                Event::Died { node, engine, generation, gone: false }
+            });
         } else {
             if !self.watch.broken {
                 self.watch.engines.remove(&entry);
@@ -194,9 +198,9 @@ impl Cluster {
         for (key, engine, generation) in self.watch.engines.clone() {
             // Where there is no launcher any more, nobody says of its engines that they died.
             let Some(provider) = self.providers.get(&key) else { continue };
-            let process = provider.processes.get(&engine);
-            if process.is_none_or(|process| process.generation != generation) {
-                self.show_engine(&key, &engine, generation, false);
+            let life = provider.processes.get(&engine).map(|process| process.generation);
+            if life.or_else(|| provider.stopped.get(&engine).copied()) != Some(generation) {
+                self.show_engine(&key, &engine, generation, None);
             }
         }
     }
@@ -214,10 +218,12 @@ impl Cluster {
             let answering = self.providers.get(&key).map(|provider| {
                 let loaded =
                     provider.processes.iter().filter(|(_, p)| p.phase != super::pods::Phase::Loading);
-                loaded.map(|(engine, process)| (engine.clone(), process.generation)).collect::<Vec<_>>()
+                let loaded = loaded.map(|(engine, process)| (engine.clone(), process.generation, true));
+                let stopped = provider.stopped.iter().map(|(engine, life)| (engine.clone(), *life, false));
+                loaded.chain(stopped).collect::<Vec<_>>()
             });
-            for (engine, generation) in answering.unwrap_or_default() {
-                self.show_engine(&key, &engine, generation, true);
+            for (engine, generation, answers) in answering.unwrap_or_default() {
+                self.show_engine(&key, &engine, generation, Some(answers));
             }
         }
     }

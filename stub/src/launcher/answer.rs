@@ -24,6 +24,8 @@ pub(crate) enum Refusal {
     With(StatusCode, String),
     #[error("ordered with epoch {told}, but epoch {newest} has spoken: another leader is in charge")]
     Fenced { told: u64, newest: u64 },
+    #[error("life {life} of instance {id} was ended before: it is not started any more")]
+    Ended { id: String, life: u64 },
     #[error(
         "revision {since} is not kept any more, the oldest is {oldest}: list the instances, and watch from there"
     )]
@@ -68,7 +70,7 @@ impl Refusal {
             Self::With(status, _) => *status,
             Self::Unknown(_) => StatusCode::NOT_FOUND,
             Self::Exists(_) | Self::Fenced { .. } => StatusCode::CONFLICT,
-            Self::TooOld { .. } => StatusCode::GONE,
+            Self::TooOld { .. } | Self::Ended { .. } => StatusCode::GONE,
             Self::Range(_) => StatusCode::BAD_REQUEST,
             Self::Ending => StatusCode::SERVICE_UNAVAILABLE,
             Self::NoToken => StatusCode::UNAUTHORIZED,

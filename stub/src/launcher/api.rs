@@ -1,6 +1,6 @@
 //! The paths of the REST API, version 2, as the public launcher has them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, str::FromStr, sync::Arc};
 
 use axum::{
     Extension, Json, Router,
@@ -96,7 +96,9 @@ fn read(body: Sent) -> Result<Bytes, Refusal> {
     body.map_err(|rejection| Refusal::With(rejection.status(), rejection.body_text()))
 }
 
-async fn status(State(launcher): State<Arc<Launcher>>, Path(id): Path<String>) -> Answer {
+/// Anybody may ask; a leader that does is heard.
+async fn status(State(launcher): State<Arc<Launcher>>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+    launcher.fence.pass(&headers).ok();
     launcher.registry.status(&id).map(|text| json_text(StatusCode::OK, text))
 }
 
@@ -106,8 +108,17 @@ async fn list(State(launcher): State<Arc<Launcher>>, Query(words): Words) -> Ans
     Ok(json_text(StatusCode::OK, text))
 }
 
-async fn delete(State(launcher): State<Arc<Launcher>>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+/// `?generation=`: an order to start this life of the engine, or one before, that is still under way is not obeyed any more.
+async fn delete(
+    State(launcher): State<Arc<Launcher>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    Query(words): Words,
+) -> Answer {
     launcher.fence.pass(&headers)?;
+    if let Some(life) = number(&words, "generation")? {
+        launcher.fence.end(&id, life);
+    }
     let last = launcher.registry.control(&id)?.stop().await.map_err(Refusal::Failed)?;
     Ok(json_text(StatusCode::OK, last))
 }
@@ -165,7 +176,7 @@ async fn watch(
 ) -> Answer {
     let updates = flag(&words, "ready", false)?;
     let registry = &launcher.registry;
-    let (first, seen) = match since(&words)? {
+    let (first, seen) = match number(&words, "since")? {
         None => registry.snapshot(),
         Some(since) => {
             let oldest = registry.oldest();
@@ -182,12 +193,12 @@ async fn watch(
     Ok((headers, Body::new(body)).into_response())
 }
 
-fn since(words: &BTreeMap<String, String>) -> Result<Option<i64>, Refusal> {
-    let Some(text) = words.get("since") else {
+fn number<T: FromStr>(words: &BTreeMap<String, String>, name: &str) -> Result<Option<T>, Refusal> {
+    let Some(text) = words.get(name) else {
         return Ok(None);
     };
     let msg = "Input should be a valid integer";
-    let problem = || Problem::new("int_parsing", &["query", "since"], msg, Value::from(text.as_str()));
+    let problem = || Problem::new("int_parsing", &["query", name], msg, Value::from(text.as_str()));
     Ok(Some(text.parse().map_err(|_| problem())?))
 }
 

@@ -1,8 +1,12 @@
-//! Who may order: whoever has the token, and no leader that was replaced.
+//! Who may order: whoever has the token, and no leader that was replaced. And what is not obeyed any more: an order to start an
+//! engine that comes after the order to end it.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use axum::{
@@ -20,6 +24,8 @@ use crate::token::Token;
 #[derive(Debug, Default)]
 pub(crate) struct Fence {
     newest: AtomicU64,
+    /// The last life of each instance that was ordered to end, where the order named one.
+    ended: Mutex<BTreeMap<String, u64>>,
 }
 
 impl Fence {
@@ -35,6 +41,22 @@ impl Fence {
         let newest = self.newest.fetch_max(told, Ordering::SeqCst);
         if told < newest { Err(Refusal::Fenced { told, newest }) } else { Ok(()) }
     }
+
+    /// This life of the instance, and each before it, is not started from here on.
+    pub(crate) fn end(&self, id: &str, life: u64) {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = ended.entry(id.to_owned()).or_default();
+        *last = life.max(*last);
+    }
+
+    /// Whether this life may be started. One without a number is anybody's.
+    pub(crate) fn may_start(&self, id: &str, life: Option<u64>) -> Result<(), Refusal> {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner).get(id).copied();
+        match (life, ended) {
+            (Some(life), Some(ended)) if life <= ended => Err(Refusal::Ended { id: id.to_owned(), life }),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Lets pass what shows the token.
@@ -47,6 +69,23 @@ mod tests {
     use axum::http::HeaderValue;
 
     use super::*;
+
+    #[test]
+    fn what_was_ended_is_not_started_by_an_order_from_before() {
+        let fence = Fence::default();
+        assert_eq!(fence.may_start("one", Some(7)), Ok(()));
+        fence.end("one", 7);
+        fence.end("one", 5);
+        for life in [5, 7] {
+            assert_eq!(
+                fence.may_start("one", Some(life)),
+                Err(Refusal::Ended { id: "one".to_owned(), life })
+            );
+        }
+        assert_eq!(fence.may_start("one", Some(8)), Ok(()), "the next life");
+        assert_eq!(fence.may_start("two", Some(7)), Ok(()));
+        assert_eq!(fence.may_start("one", None), Ok(()), "of the public controller");
+    }
 
     #[test]
     fn an_older_epoch_is_refused_and_none_is_not_asked() {

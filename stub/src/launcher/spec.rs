@@ -12,6 +12,9 @@ use serde_json::{Value, value::RawValue};
 
 use super::answer::{Problem, Refusal};
 
+/// The annotation in which our controller says which life of an engine it starts.
+const LIFE: &str = "rouse.dev/generation";
+
 /// Names and values, in the order in which they came. A name that comes again replaces the value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pairs<T = String>(Vec<(String, T)>);
@@ -66,6 +69,11 @@ impl Spec {
             Some(options) if problems.is_empty() => Ok(Self { options, gpu_uuids, env_vars, annotations }),
             _ => Err(Refusal::Invalid(problems)),
         }
+    }
+
+    /// Which life of the engine it is, where whoever ordered it counts them.
+    pub(crate) fn life(&self) -> Option<u64> {
+        self.annotations.as_ref()?.get(LIFE)?.parse().ok()
     }
 
     /// Shows the engine these accelerators and no others, whatever its environment said.

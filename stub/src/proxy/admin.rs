@@ -65,7 +65,10 @@ async fn guard(State(proxy): State<Arc<Proxy>>, request: Request, next: Next) ->
     }
 }
 
-async fn look(State(proxy): State<Arc<Proxy>>) -> Json<wire::Gate> {
+/// Anybody may look; a leader that does is heard.
+async fn look(State(proxy): State<Arc<Proxy>>, headers: HeaderMap) -> Json<wire::Gate> {
+    // One that was replaced sees that.
+    hear(&proxy, &headers).ok();
     Json(proxy.keeper.view())
 }
 

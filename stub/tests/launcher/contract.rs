@@ -268,7 +268,29 @@ fn writes_of_an_older_epoch_are_refused_and_reads_are_not() {
     assert_eq!(launcher.ask("GET", &path, &epoch(4), "").status, 200);
     // A public controller says none, and is obeyed.
     assert_eq!(launcher.delete(&path).status, 200);
-    assert_eq!(launcher.ask("PUT", &path, &epoch(6), body).status, 201);
+    // One that asks is heard, whether there is such an engine or not.
+    refused(&launcher.ask("GET", &path, &epoch(7), ""), 404, "a");
+    refused(&launcher.ask("PUT", &path, &epoch(6), body), 409, "epoch 6");
+    assert_eq!(launcher.ask("PUT", &path, &epoch(7), body).status, 201);
+}
+
+#[test]
+fn what_was_told_to_end_is_not_started_by_an_order_that_comes_later() {
+    let launcher = launcher();
+    let path = format!("{INSTANCES}/a");
+    let life = |life: u64| {
+        json!({"options": "'exec sleep 100'", "annotations": {"rouse.dev/generation": life.to_string()}})
+            .to_string()
+    };
+    let put = |of: u64| launcher.ask("PUT", &path, "", &life(of));
+    assert_eq!(put(7).status, 201);
+    assert_eq!(launcher.delete(&format!("{path}?generation=7")).status, 200);
+    refused(&put(7), 410, "life 7 of instance a");
+    // Told before the order to start it has come.
+    refused(&launcher.delete(&format!("{path}?generation=9")), 404, "a");
+    refused(&put(9), 410, "life 9 of instance a");
+    is_json(&launcher.delete(&format!("{path}?generation=last")), 422);
+    assert_eq!(put(10).status, 201);
 }
 
 #[test]

@@ -65,7 +65,10 @@ impl Hands {
             Step::Wake { level, .. } => self.wake(job, generation, *level).await,
             Step::Unbind { last_used, .. } => self.unbind(job, *last_used).await,
             Step::End { .. } => self.end(job, id, generation).await,
-            Step::Query => query(job, id).await,
+            Step::Query => {
+                tell_stub(job).await?;
+                query(job, id).await
+            }
         }
     }
 
@@ -290,6 +293,20 @@ fn labels(own: &Requester, provider: &Provider) -> Value {
 
 fn place<'a>(job: &'a Job, engine: &'a EngineId) -> Place<'a> {
     Place { node: &job.command.node, accelerators: &engine.accelerators, numbers: job.numbers.as_deref() }
+}
+
+/// What a leader before had under way to an engine by its requester's stub is refused there from here on. One that does not run
+/// wakes nothing.
+pub(super) async fn tell_stub(job: &Job) -> Result<(), Failed> {
+    let Some(own) = job.requester.as_ref().filter(|own| own.admin.is_some()) else { return Ok(()) };
+    match stub(own, job.command.epoch, Generation::default())?.hear().await {
+        Ok(Some(gate)) if gate.epoch > job.command.epoch.0 => Err(Failed::deposed()),
+        Err(failed) => {
+            tracing::debug!(requester = %own.name, text = failed.text, "its stub was not told who leads");
+            Ok(())
+        }
+        Ok(_) => Ok(()),
+    }
 }
 
 /// How is it? An engine that does not answer yet is starting: its Pod says when it no longer runs.

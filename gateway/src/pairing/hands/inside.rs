@@ -38,8 +38,11 @@ impl Hands {
             Step::Unbind { last_used, forget } => {
                 Box::pin(self.unbind_inside(job, id, *last_used, *forget)).await
             }
-            Step::End { .. } => end(job, id).await,
-            Step::Query => query(job, id, generation).await,
+            Step::End { .. } => end(job, id, generation).await,
+            Step::Query => match engine::tell_stub(job).await {
+                Ok(()) => query(job, id, generation).await,
+                Err(failed) => Err(failed),
+            },
             _ => return None,
         })
     }
@@ -185,8 +188,8 @@ async fn taken(launcher: &Launcher, id: &EngineId, generation: Generation, text:
 }
 
 /// Gone, once the launcher says so.
-async fn end(job: &Job, id: &EngineId) -> Outcome {
-    match of(job)?.delete(&id_of(id)).await {
+async fn end(job: &Job, id: &EngineId, generation: Generation) -> Outcome {
+    match of(job)?.end(&id_of(id), generation).await {
         Ok(_) => Ok(Answer::Done),
         // It ends whatever there is, unless a younger leader has spoken to it.
         Err(Conflict(_)) => Err(Failed::deposed()),
@@ -201,7 +204,7 @@ async fn query(job: &Job, id: &EngineId, generation: Generation) -> Outcome {
     match launcher.get(&name).await.map_err(failed)? {
         Some(found) if alive(&found) => engine::query(job, id).await,
         Some(_) => {
-            end(job, id).await?;
+            end(job, id, generation).await?;
             Ok(Answer::Condition(Condition::Absent))
         }
         None => Ok(Answer::Condition(Condition::Absent)),

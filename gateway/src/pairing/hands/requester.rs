@@ -19,7 +19,14 @@ impl Hands {
     pub(super) async fn requester(&self, job: &Job, step: &OfRequester) -> Outcome {
         let own = job.requester()?;
         match step {
-            OfRequester::Accelerators => accelerators(job, own).await,
+            OfRequester::Accelerators { gate } => {
+                let stub = stub(own, job.command.epoch, Generation::default())?;
+                let (found, gated) = tokio::join!(accelerators(&stub), async {
+                    if *gate { close(&stub).await } else { Ok(Answer::Done) }
+                });
+                gated.and(found)
+            }
+            OfRequester::Gate => close(&stub(own, job.command.epoch, Generation::default())?).await,
             OfRequester::Delete { .. } => {
                 self.writer.delete(&self.pods(&own.name), &own.name.name, own.id.as_str()).await?;
                 Ok(Answer::Done)
@@ -58,8 +65,14 @@ pub(super) fn named(own: &Requester, provider: &Provider) -> Value {
     })
 }
 
-async fn accelerators(job: &Job, own: &Requester) -> Outcome {
-    let found = stub(own, job.command.epoch, Generation::default())?.accelerators().await?;
+async fn close(stub: &Spi) -> Outcome {
+    stub.ready(false).await?;
+    stub.shut().await?;
+    Ok(Answer::Done)
+}
+
+async fn accelerators(stub: &Spi) -> Outcome {
+    let found = stub.accelerators().await?;
     if found.is_empty() {
         return Err(Failed::user(
             "its stub says that it was given no accelerator: ask for some in resources.limits",

@@ -54,9 +54,13 @@ impl Spi {
 
     /// Closes the gate and returns once nothing is under way; what still is after `left` is cut. At once where there is no gate.
     pub(super) async fn drained(&self, left: Millis) -> Result<(), Failed> {
+        self.drain(self.generation, left).await
+    }
+
+    async fn drain(&self, generation: Generation, left: Millis) -> Result<(), Failed> {
         let body = Close {
             epoch: self.epoch,
-            generation: self.generation,
+            generation,
             drain_deadline: Some(left.0),
             on_deadline: OnDeadline::Cut,
         };
@@ -69,6 +73,24 @@ impl Spi {
             return Ok(());
         }
         Err(Failed::refused("its gate was opened again"))
+    }
+
+    /// Tells it who leads, so that it obeys nobody older from here on; how its gate is, if it has one.
+    pub(super) async fn hear(&self) -> Result<Option<Gate>, Failed> {
+        let reply = self.order(Method::GET, "/v1/gate", &Value::Null, CALL).await?;
+        reply.map(|reply| read(&reply)).transpose()
+    }
+
+    /// Makes sure that its gate is closed, whichever life of whichever engine it belongs to, and cuts what is under way.
+    pub(super) async fn shut(&self) -> Result<(), Failed> {
+        let Some(gate) = self.hear().await? else { return Ok(()) };
+        if gate.epoch > self.epoch {
+            return Err(Failed::deposed());
+        }
+        if gate.gated && gate.leases == 0 {
+            return Ok(());
+        }
+        self.drain(gate.generation, Millis::ZERO).await
     }
 
     /// What the kubelet is told.
@@ -137,10 +159,7 @@ fn checked(reply: Reply) -> Result<Reply, Failed> {
 
 /// Whether a refusal says that a younger leader was heard than the one with this epoch.
 fn is_younger(reply: &Reply, epoch: u64) -> bool {
-    #[derive(serde::Deserialize)]
-    struct Stale {
-        gate: Gate,
-    }
-    let stale = (reply.status == 409).then(|| serde_json::from_slice::<Stale>(&reply.body).ok()).flatten();
-    stale.is_some_and(|stale| stale.gate.epoch > epoch)
+    // What is refused shows the gate as it is, beside the reason.
+    let stale = (reply.status == 409).then(|| serde_json::from_slice::<Gate>(&reply.body).ok()).flatten();
+    stale.is_some_and(|gate| gate.epoch > epoch)
 }

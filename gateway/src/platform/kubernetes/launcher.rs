@@ -15,6 +15,7 @@ use rouse::{
     caller::{Caller, Failure, Reply},
     nvml,
     pairing::event::Cause,
+    units::Generation,
     wire::Epoch,
 };
 use serde::{Deserialize, de::DeserializeOwned};
@@ -129,6 +130,16 @@ impl Launcher {
     /// As [`Error`] says. What was begun goes on.
     pub async fn delete(&self, id: &str) -> Result<Option<Instance>, Error> {
         found(self.call(Method::DELETE, &path(id), None, END).await?)
+    }
+
+    /// As [`Self::delete`], and our launcher starts this life of it, and those before, no more: an order to do so may be under way
+    /// still.
+    ///
+    /// # Errors
+    /// As [`Error`] says. What was begun goes on.
+    pub async fn end(&self, id: &str, life: Generation) -> Result<Option<Instance>, Error> {
+        let path = format!("{}?generation={}", path(id), life.0);
+        found(self.call(Method::DELETE, &path, None, END).await?)
     }
 
     /// Tells of all instances, and then of all that happens to them, until nobody listens: see [`Seen`]. `wrap` makes a message

@@ -58,6 +58,24 @@ async fn an_order_is_carried_out_when_it_is_looked_at_and_shown_from_then_on() {
 }
 
 #[tokio::test]
+async fn a_leader_that_looks_is_heard() {
+    let proxy = Proxy::of_flags(&["--epoch-gate"]);
+    let mut router = router(&proxy, Router::new());
+    for (epoch, newest) in [("3", 3), ("2", 3), ("4", 4), ("five", 4)] {
+        let mut look = request(Method::GET, "/v1/gate", "");
+        look.headers_mut().insert(wire::EPOCH, epoch.parse().unwrap());
+        let shown = router.call(look).await.unwrap();
+        assert_eq!(shown.status(), StatusCode::OK);
+        let shown = shown.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(serde_json::from_slice::<wire::Gate>(&shown).unwrap().epoch, newest);
+    }
+    let refused = router.call(request(Method::DELETE, "/v1/gate", ORDER)).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::CONFLICT);
+    let body = refused.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(serde_json::from_slice::<wire::Gate>(&body).unwrap().epoch, 4, "as controllers read it");
+}
+
+#[tokio::test]
 async fn an_order_to_open_is_carried_out_when_it_is_looked_at_too() {
     let proxy = Proxy::of_flags(&["--epoch-gate"]);
     let mut router = router(&proxy, Router::new());

@@ -1,0 +1,109 @@
+//! Host RAM that level-1 sleepers keep: one sum over all Pods and launchers of a node. Whole reports on file.
+
+use rouse::{
+    model::LevelPolicy::{self, Auto, One, Two},
+    pairing::{
+        command::{Command, Order, Step},
+        event::{Answer, Event, NodeFacts},
+        ids::{EngineId, Mode, ProviderId},
+    },
+    units::{Bytes, Millis},
+};
+
+use crate::driver::*;
+
+/// What sleepers may keep of it; each of those here keeps 20 GiB at level 1.
+const HOST: Bytes = Bytes::gib(50);
+
+/// An engine of this kind in its own Pod, or in its accelerator's launcher.
+fn awake(case: &mut Case, mode: Mode, number: u64, on: &str, level: LevelPolicy) -> EngineId {
+    let name = format!("of-{number}");
+    let mut asked = ask(mode, number);
+    asked.level = level;
+    if mode == Mode::Sleep {
+        return case.cold_start(&name, asked, &[on]);
+    }
+    let id = engine(mode, number, &[on]);
+    case.launcher_ready(on);
+    case.requester(&name, asked, &[on], |_| ());
+    case.launched(&id);
+    case.finalized(&name);
+    id
+}
+
+/// Five engines of a node are awake.
+fn all_awake() -> (Case, Vec<(EngineId, LevelPolicy)>) {
+    let mut case = Case::new(5);
+    case.on(Event::Node { node: node(), facts: NodeFacts { cordoned: false, host: HOST } });
+    let all = [
+        (Mode::Sleep, "a", One),
+        (Mode::Launcher, "b", One),
+        (Mode::Launcher, "c", Auto),
+        (Mode::Launcher, "d", One),
+        (Mode::Sleep, "e", Two),
+    ];
+    let awake = (1..).zip(all).map(|(number, (mode, on, level))| {
+        let id = awake(&mut case, mode, number, on, level);
+        (id, level)
+    });
+    let awake = awake.collect();
+    (case, awake)
+}
+
+fn level_of(Command { order, .. }: &Command) -> Option<u8> {
+    let Order::Engine { step: Step::Sleep { level, .. }, .. } = order else { return None };
+    Some(level.number())
+}
+
+/// Its requester goes: what becomes of it, in words.
+fn goes(case: &mut Case, id: &EngineId) -> String {
+    let name = format!("of-{}", id.fingerprint.0);
+    case.delete(&name);
+    case.done(gates(id));
+    let level = case.ordered(sleeps(id)).and_then(level_of);
+    if let Some(level) = level {
+        case.settle(sleeps(id), Ok(Answer::Asleep { residue: None }));
+        case.done(unbinds(id));
+        return format!("sleeps at level {level}");
+    }
+    case.done(ends(id));
+    if id.mode == Mode::Launcher {
+        case.done(forgets(id));
+    } else {
+        case.provider_gone(&ProviderId::direct(id));
+    }
+    "is ended".to_owned()
+}
+
+#[test]
+fn over_all_pods_and_launchers_of_a_node() {
+    let (mut case, all) = all_awake();
+    let mut lines = vec![format!("sleepers may keep {HOST}")];
+    for (id, level) in &all {
+        let place = case.known(id).provider.clone();
+        let what = goes(&mut case, id);
+        case.after(Millis::secs(61));
+        lines.push(format!(
+            "{id} in {place}, level {level:?}: {what}; {} are kept",
+            case.node().reserved_host()
+        ));
+        assert!(case.node().reserved_host() <= HOST);
+    }
+    for (number, on, level) in [(98, "d", Two), (99, "e", Auto)] {
+        let mut asked = ask(Mode::Launcher, number);
+        asked.level = level;
+        let id = engine(Mode::Launcher, number, &[on]);
+        case.launcher_ready(on);
+        case.requester(&format!("of-{number}"), asked, &[on], |_| ());
+        let gone = all.iter().filter(|(id, _)| case.has(ends(id))).map(|(id, _)| id.to_string());
+        let gone: Vec<String> = gone.collect();
+        let what = if gone.is_empty() { "nothing".to_owned() } else { gone.join(" and ") };
+        assert!(
+            case.has(binds(&id)),
+            "no launch waits for host RAM: {}",
+            case.reason(&format!("of-{number}"))
+        );
+        lines.push(format!("{id} is launched, level {level:?}: {what} is deleted for it"));
+    }
+    insta::assert_snapshot!(lines.join("\n"));
+}
