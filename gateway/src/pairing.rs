@@ -451,6 +451,9 @@ impl Controller {
             let waiting = known.and_then(|known| known.requesters.get(&requester));
             if let (Some(waiting), Some(own)) = (waiting, self.directory.requester(&requester)) {
                 self.notes.waits(own, &waiting.accelerators, &self.hands, &mut self.tasks);
+                if waiting.accelerators.is_empty() {
+                    self.notes.unheard(own, waiting.retry.failures);
+                }
             }
         }
         self.notes.write(&self.directory, &self.facts, &self.hands, &mut self.tasks);

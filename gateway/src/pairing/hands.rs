@@ -18,7 +18,7 @@ use rouse::{
     caller::Failure,
     lease::Clock,
     pairing::{
-        command::{Command, Order, Step},
+        command::{Command, OfRequester, Order, Step},
         event::{Answer, Cause, Event},
         ids::RequesterId,
     },
@@ -157,7 +157,11 @@ impl Hands {
 /// process that was launched may end at once.
 const fn serves(order: &Order) -> bool {
     use Step::{Create, Open, Prove, Wake};
-    matches!(order, Order::Engine { step: Create { .. } | Prove | Open { .. } | Wake { .. }, .. })
+    matches!(
+        order,
+        Order::Engine { step: Create { .. } | Prove | Open { .. } | Wake { .. }, .. }
+            | Order::Requester { step: OfRequester::Accelerators { .. }, .. }
+    )
 }
 
 impl Failed {

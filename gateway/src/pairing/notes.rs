@@ -21,6 +21,9 @@ use crate::controllers::dual::keys;
 /// A requester is told no more often than that.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// A stub that was asked in vain so often, within some seconds, does not merely begin.
+const UNHEARD: u32 = 6;
+
 /// What is to be told, and to whom.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
@@ -36,6 +39,15 @@ impl Notes {
     pub(super) fn error(&mut self, id: RequesterId, error: String) {
         self.errors.insert(id.clone(), error);
         self.due.insert(id);
+    }
+
+    /// Its stub has not answered yet, for longer than one that begins may take.
+    pub(super) fn unheard(&mut self, own: &Requester, failures: u32) {
+        if failures >= UNHEARD && !self.errors.contains_key(&own.id) {
+            let at = own.admin.map_or_else(|| "an address that is not known".to_owned(), |at| at.to_string());
+            let error = format!("its stub does not say at {at} which accelerators it has; it is asked again");
+            self.error(own.id.clone(), error);
+        }
     }
 
     /// What was in its way is not any more.

@@ -1,6 +1,7 @@
 //! Dual pods: requesters that a user makes, and the engines that they get.
 
 mod away;
+mod both;
 mod crashes;
 mod direct;
 mod faults;
@@ -8,7 +9,11 @@ mod launchers;
 mod metered;
 mod models;
 mod policies;
+mod races;
+mod rollouts;
+mod table;
 mod told;
+mod uninstalled;
 
 use std::{collections::BTreeMap, fs, ops::Deref};
 
@@ -36,6 +41,7 @@ pub(crate) struct Duo {
     second: Option<Gateway>,
     /// How gateways are configured.
     more: String,
+    home: both::Home,
 }
 
 impl Duo {
@@ -61,20 +67,26 @@ impl Duo {
         world.pool(&own, pool).await;
         let more = format!(", dualPods: {{settle: 1s{dual}}}");
         let gateway = world.gateway_in("gateway-0", &more, env);
-        let duo = Self { world, gateway, second: None, more };
+        let duo = Self { world, gateway, second: None, more, home: both::Home::Pod };
         duo.cards(&["a"]);
         duo
     }
 
-    /// The accelerators of these nodes, as engines find them.
+    /// The accelerators of these nodes, as engines find them, and launchers.
     fn cards(&self, nodes: &[&str]) {
         let all = nodes.iter().map(|name| self.world.runner.node(&format!("{}-{name}", self.world.name())));
-        let cards: BTreeMap<_, _> = all
-            .flat_map(|node| node.devices())
-            .map(|(id, _)| (id, json!({"capacity": 64_u64 << 30})))
-            .collect();
-        let file = self.world.dir.path().join("cards");
-        fs::write(file, json!({"accelerators": cards}).to_string()).unwrap();
+        let all: Vec<String> = all.flat_map(|node| node.devices()).map(|(id, _)| id).collect();
+        let dir = self.world.dir.path();
+        fs::write(dir.join("accelerators"), all.join("\n")).unwrap();
+        let cards: BTreeMap<_, _> =
+            all.into_iter().map(|id| (id, json!({"capacity": 64_u64 << 30}))).collect();
+        fs::write(dir.join("cards"), json!({"accelerators": cards}).to_string()).unwrap();
+    }
+
+    /// What an engine that asks for 40 GiB of each accelerator, and keeps one, is started with; it dies where there is not that much.
+    fn card(&self) -> String {
+        let cards = self.world.dir.path().join("cards");
+        format!("--accelerator-file {} --memory-awake 40Gi --memory-asleep 1Gi", cards.display())
     }
 
     /// Kills the gateway; another comes.
@@ -95,9 +107,7 @@ impl Duo {
     /// So many requesters of this name; each asks for `gpus`, of each of which its engine takes 40 GiB and keeps one. `flags` are
     /// the engine's, which dies where there is not that much.
     pub(crate) async fn ask(&self, name: &str, replicas: u32, gpus: u32, flags: &str) {
-        let cards = self.world.dir.path().join("cards");
-        let card = format!("--accelerator-file {} --memory-awake 40Gi --memory-asleep 1Gi", cards.display());
-        self.ask_with(name, replicas, gpus, &patch(name, &format!("{card} {flags}"))).await;
+        self.ask_with(name, replicas, gpus, &patch(name, &format!("{} {flags}", self.card()))).await;
     }
 
     pub(crate) async fn ask_with(&self, name: &str, replicas: u32, gpus: u32, patch: &str) {

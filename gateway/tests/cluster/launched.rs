@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::{sync::OnceCell, time::timeout};
 
 use crate::{
-    pairs::{is_ready, label},
+    pairs::{is_left, is_served},
     support::{MANAGER, apply_definition, cluster},
     world::World,
 };
@@ -100,25 +100,16 @@ impl<R> World<'_, R> {
 
     /// One requester that is ready, and one launcher.
     pub(crate) async fn launched(&self, name: &str) -> (Pod, Pod) {
-        let fits = |requesters: &[Pod], launchers: &[Pod]| {
-            let ([requester], [launcher]) = (requesters, launchers) else { return false };
-            is_ready(requester)
-                && label(requester, "dual") == Some(&*launcher.name_any())
-                && label(launcher, "dual") == Some(&*requester.name_any())
-                && label(launcher, "sleeping") == Some("false")
-        };
-        let (mut requesters, mut launchers) = self.see(name, "a ready requester", fits).await;
+        let (mut requesters, mut launchers) = self.see(name, "a ready requester", is_served).await;
         (requesters.remove(0), launchers.remove(0))
     }
 
     /// No requester of this name, and so many engines in the one launcher, which is nobody's.
     pub(crate) async fn put_away(&self, name: &str, left: usize) -> Pod {
         let fits = |requesters: &[Pod], launchers: &[Pod]| {
-            let [launcher] = launchers else { return false };
-            requesters.is_empty()
-                && label(launcher, "dual").is_none()
-                && engines(launcher).len() == left
-                && engines(launcher).iter().all(|engine| engine["requester"].is_null())
+            is_left(requesters, launchers)
+                && engines(&launchers[0]).len() == left
+                && engines(&launchers[0]).iter().all(|engine| engine["requester"].is_null())
         };
         self.see(name, "sleepers alone", fits).await.1.remove(0)
     }

@@ -33,6 +33,20 @@ pub(crate) fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.annotations().get(&format!("dual-pods.llm-d.ai/{key}")).map(String::as_str)
 }
 
+/// Whether a requester is ready, with one provider, and each names the other.
+pub(crate) fn is_served(requesters: &[Pod], providers: &[Pod]) -> bool {
+    let ([requester], [provider]) = (requesters, providers) else { return false };
+    is_ready(requester)
+        && label(requester, "dual") == Some(&*provider.name_any())
+        && label(provider, "dual") == Some(&*requester.name_any())
+        && label(provider, "sleeping") == Some("false")
+}
+
+/// Whether there is no requester, and one provider that is nobody's.
+pub(crate) fn is_left(requesters: &[Pod], providers: &[Pod]) -> bool {
+    requesters.is_empty() && matches!(providers, [provider] if label(provider, "dual").is_none())
+}
+
 /// Whether there is one Pod of each kind, and neither of these two is left.
 pub(crate) fn renewed(requester: &Pod, provider: &Pod) -> impl Fn(&[Pod], &[Pod]) -> bool {
     let old = [requester.uid(), provider.uid()];
@@ -170,24 +184,14 @@ impl<R> World<'_, R> {
 
     /// One requester that is ready, with an engine.
     pub(crate) async fn served(&self, name: &str) -> (Pod, Pod) {
-        let fits = |requesters: &[Pod], providers: &[Pod]| {
-            let ([requester], [provider]) = (requesters, providers) else { return false };
-            is_ready(requester)
-                && label(requester, "dual") == Some(&*provider.name_any())
-                && label(provider, "dual") == Some(&*requester.name_any())
-                && label(provider, "sleeping") == Some("false")
-        };
-        let (mut requesters, mut providers) = self.paired(name, "a ready pair", fits).await;
+        let (mut requesters, mut providers) = self.paired(name, "a ready pair", is_served).await;
         (requesters.remove(0), providers.remove(0))
     }
 
     /// No requester, and one provider that is nobody's.
     pub(crate) async fn asleep(&self, name: &str) -> Pod {
         let fits = |requesters: &[Pod], providers: &[Pod]| {
-            let [provider] = providers else { return false };
-            requesters.is_empty()
-                && label(provider, "dual").is_none()
-                && label(provider, "sleeping") == Some("true")
+            is_left(requesters, providers) && label(&providers[0], "sleeping") == Some("true")
         };
         self.paired(name, "a sleeper alone", fits).await.1.remove(0)
     }

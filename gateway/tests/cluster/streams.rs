@@ -55,8 +55,13 @@ impl Stream {
         join_all(all.map(|gateway| Self::open(gateway, model, tokens))).await
     }
 
+    /// All that came of it.
+    pub(crate) async fn ends(self) -> Answer {
+        self.ended.await.unwrap().unwrap()
+    }
+
     pub(crate) async fn ends_whole(self) {
-        let answer = self.ended.await.unwrap().unwrap();
+        let answer = self.ends().await;
         assert!(answer.is_whole_stream(), "{answer:?}");
     }
 

@@ -136,6 +136,7 @@ impl Hands {
             serde_json::from_slice(&caller.get("/v1/models", MOMENT).await?.body).unwrap_or_default();
         let served = list["data"][0]["id"].as_str().map(str::to_owned);
         let task = if served.is_some() { Task::Generate } else { Task::None };
+        fault::point();
         match adapter(engine, served, task).probe(within).await {
             Verdict::Passed => Ok(Answer::Done),
             Verdict::Inconclusive => Err(Failed::refused("a closed gate answered in its place")),

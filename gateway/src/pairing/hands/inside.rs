@@ -14,9 +14,12 @@ use serde_json::{Value, json};
 
 use super::{Failed, Hands, Job, Outcome, engine};
 use crate::{
-    controllers::dual::{
-        engines::{self, Inside, Routing},
-        keys,
+    controllers::{
+        dual::{
+            engines::{self, Inside, Routing},
+            keys,
+        },
+        fault,
     },
     pairing::directory::{Provider, Requester},
     platform::kubernetes::launcher::{self, Error::Conflict, Instance, Launcher, Wanted},
@@ -170,6 +173,7 @@ async fn launch(job: &Job, id: &EngineId, generation: Generation) -> Outcome {
     }
     let wanted = Wanted::new(config, &id.accelerators, port).life(generation);
     let launcher = of(job)?;
+    fault::point();
     match launcher.put(&id_of(id), &wanted).await {
         Ok(_) => Ok(Answer::Done),
         Err(Conflict(text)) => taken(&launcher, id, generation, text).await,
@@ -189,7 +193,9 @@ async fn taken(launcher: &Launcher, id: &EngineId, generation: Generation, text:
 
 /// Gone, once the launcher says so.
 async fn end(job: &Job, id: &EngineId, generation: Generation) -> Outcome {
-    match of(job)?.end(&id_of(id), generation).await {
+    let launcher = of(job)?;
+    fault::point();
+    match launcher.end(&id_of(id), generation).await {
         Ok(_) => Ok(Answer::Done),
         // It ends whatever there is, unless a younger leader has spoken to it.
         Err(Conflict(_)) => Err(Failed::deposed()),

@@ -120,6 +120,8 @@ async fn sleeper_limit_is_met_when_the_next_is_created_by_who_was_used_longest_a
     duo.ask("five", 1, 1, "").await;
     duo.served("five").await;
     duo.until("three", "no provider", |_, providers| providers.is_empty()).await;
+    duo.scale("five", 0).await;
+    duo.asleep("five").await;
     for (name, n) in [("two", 0), ("four", 2)] {
         assert_eq!(duo.asleep(name).await.uid(), sleepers[n].uid());
     }
@@ -165,27 +167,4 @@ async fn a_users_errors_are_in_the_status_until_they_are_mended_and_nothing_is_m
         duo.delete(&requesters[0]).await;
         duo.served(name).await;
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cordon_sends_away_who_has_no_provider_and_no_other() {
-    let duo = Duo::new("dual-cordon", 2, "8Gi", "").await;
-    duo.ask("served", 1, 1, "").await;
-    let (requester, provider) = duo.served("served").await;
-    // A map that lacks the other accelerator keeps the next one waiting.
-    let uuid = annotation(&requester, "accelerators").unwrap();
-    let node = requester.spec.as_ref().unwrap().node_name.clone().unwrap();
-    duo.map(&BTreeMap::from([(node.clone(), format!("{{\"{uuid}\": 0}}"))])).await;
-    duo.ask("waiting", 1, 1, "").await;
-    let (waiting, _) = duo
-        .until("waiting", "accelerators", |all, _| {
-            all.first().is_some_and(|pod| annotation(pod, "accelerators").is_some())
-        })
-        .await;
-    duo.cordon(&node).await;
-    let replaced =
-        |all: &[k8s_openapi::api::core::v1::Pod], _: &[_]| all.len() == 1 && all[0].uid() != waiting[0].uid();
-    duo.until("waiting", "another requester", replaced).await;
-    let (still, same) = duo.served("served").await;
-    assert_eq!((still.uid(), same.uid()), (requester.uid(), provider.uid()));
 }

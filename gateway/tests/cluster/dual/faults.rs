@@ -5,37 +5,18 @@ use std::io::{Read as _, Write as _};
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
+    api::{DeleteParams, Patch, PatchParams},
 };
+use nix::sys::signal::Signal;
 use rouse_cluster::wait;
 use serde_json::json;
 
-use super::Duo;
+use super::{Duo, both::both};
 use crate::{
     client::{Answer, Client, chat_body, request},
     pairs::{annotation, label},
     support::MANAGER,
-    world::aside,
 };
-
-/// A requester is killed without grace and its accelerator handed on at once, while its engine is awake. The engines know what is on
-/// the accelerator and die where there is too little: one that is launched before the other sleeps does not live.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_accelerator_that_is_handed_on_at_once_gets_no_engine_before_the_former_one_sleeps() {
-    let duo = Duo::new("dual-race", 1, "8Gi", "").await;
-    duo.ask("first", 1, 1, "--sleep-time 1500ms").await;
-    let (requester, sleeper) = duo.served("first").await;
-    duo.ask("second", 1, 1, "").await;
-    let orphan =
-        DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
-    duo.sets().delete("first", &orphan).await.unwrap();
-    duo.world.pods().delete(&requester.name_any(), &DeleteParams::default().grace_period(0)).await.unwrap();
-    let (_, provider) = duo.served("second").await;
-    let (_, all) = duo.pairs("second").await;
-    assert_eq!(all.len(), 1, "none of its engines died");
-    assert_eq!(provider.status.unwrap().container_statuses.unwrap()[0].restart_count, 0);
-    assert_eq!(duo.asleep("first").await.uid(), sleeper.uid());
-}
 
 /// A client has all its tokens, from a requester that is told to go meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -66,21 +47,20 @@ async fn a_stream_through_a_requester_that_is_deleted_ends_whole() {
 /// An engine that answers nobody any more holds up its requester no longer than it is given, and is ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_requester_whose_provider_hangs_is_gone_within_the_deadline() {
-    let duo = Duo::new("dual-hung", 1, "8Gi", ", drain: 1s, sleep: 2s").await;
-    duo.ask("hung", 1, 1, "").await;
-    let (_, provider) = duo.served("hung").await;
-    let engine = provider.status.as_ref().unwrap().pod_ip.clone().unwrap();
-    let engine = Client::new(format!("{engine}:8000").parse().unwrap());
-    let hangs = aside(move || engine.raw(&request("/sim/faults", "", r#"{"hang": true}"#))).await;
-    assert_eq!(hangs.status, 200, "{}", hangs.text());
-    duo.scale("hung", 0).await;
-    duo.until("hung", "neither Pod", |requesters, providers| requesters.is_empty() && providers.is_empty())
-        .await;
-    // What comes next is served by an engine of its own.
-    duo.scale("hung", 1).await;
-    let (_, next) = duo.served("hung").await;
-    assert_ne!(next.uid(), provider.uid());
-    assert_eq!(label(&next, "sleeping"), Some("false"));
+    both("dual-hung", 1, ", drain: 1s, sleep: 2s", async |duo| {
+        duo.demand("hung", "").await;
+        let (_, provider) = duo.pair("hung").await;
+        duo.world.runner.signal(&provider, Signal::SIGSTOP);
+        duo.scale("hung", 0).await;
+        duo.watch_for("hung", "no requester", |requesters, _| requesters.is_empty()).await;
+        let gone = |_: &[Pod], all: &[Pod]| all.iter().all(|own| own.uid() != provider.uid());
+        duo.watch_for("hung", "no provider", gone).await;
+        // What comes next is served by an engine of its own.
+        duo.scale("hung", 1).await;
+        let (_, next) = duo.pair("hung").await;
+        assert_eq!(label(&next, "sleeping"), Some("false"));
+    })
+    .await;
 }
 
 /// What the API server refuses is told to the user, and tried again; once it is mended, that is told as well.

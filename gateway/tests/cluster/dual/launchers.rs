@@ -4,7 +4,7 @@ mod limits;
 mod populated;
 mod trouble;
 
-use std::{collections::BTreeSet, fs, net::SocketAddr};
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt as _, api::DeleteParams};
@@ -12,14 +12,14 @@ use rouse::caller::Caller;
 use rouse_cluster::wait::PATIENCE;
 use serde_json::{Value, json};
 
-use super::Duo;
+use super::{Duo, both::Home};
 use crate::{
     launched::{define, engines, lives},
     pairs::{address, annotation, ask, is_ready, label},
 };
 
 /// Of the launcher's own interface.
-fn launcher_at(launcher: &Pod) -> Caller {
+pub(super) fn launcher_at(launcher: &Pod) -> Caller {
     Caller::new(SocketAddr::new(address(launcher), 8001), None)
 }
 
@@ -36,11 +36,9 @@ impl Duo {
     }
 
     /// `flags`: how the launcher is started.
-    pub(super) async fn in_launchers(self, flags: &str) -> Self {
+    pub(super) async fn in_launchers(mut self, flags: &str) -> Self {
         Box::pin(define()).await;
-        let node = self.world.runner.node(&format!("{}-a", self.world.name()));
-        let all: Vec<String> = node.devices().into_iter().map(|(id, _)| id).collect();
-        fs::write(self.world.dir.path().join("accelerators"), all.join("\n")).unwrap();
+        self.home = Home::Launcher;
         self.launcher_config("launchers", flags, "template", None).await;
         self
     }
@@ -65,9 +63,7 @@ impl Duo {
 
     /// The same for launchers of this LauncherConfig.
     async fn config_in(&self, launchers: &str, name: &str, flags: &str) {
-        let cards = self.world.dir.path().join("cards");
-        let card = format!("--accelerator-file {} --memory-awake 40Gi --memory-asleep 1Gi", cards.display());
-        self.server(launchers, name, &format!("{card} {flags}")).await;
+        self.server(launchers, name, &format!("{} {flags}", self.card())).await;
     }
 
     /// So many requesters of this name, which ask for the InferenceServerConfig of this name.
@@ -78,7 +74,7 @@ impl Duo {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_launchers_engine_sleeps_without_its_requester_and_is_woken_for_the_next() {
+async fn instance_wake_up_fast_path_of_an_engine_that_sleeps_without_its_requester() {
     let duo = Duo::with_launchers("dual-launcher", 1).await;
     duo.config("one", "").await;
     duo.request("one", 1, 1).await;
@@ -106,7 +102,7 @@ async fn a_launchers_engine_sleeps_without_its_requester_and_is_woken_for_the_ne
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_configurations_share_a_launcher_and_an_edited_ones_sleeper_goes() {
+async fn multiple_instances_share_one_launcher_and_obsolete_ones_go_asleep_or_on_unbind() {
     let duo = Duo::with_launchers("dual-launcher-two", 1).await;
     duo.config("one", "").await;
     duo.config("two", "").await;
@@ -125,6 +121,14 @@ async fn two_configurations_share_a_launcher_and_an_edited_ones_sleeper_goes() {
     assert_ne!(ports[0], ports[1]);
     duo.scale("two", 0).await;
     duo.put_away("two", 2).await;
+    // Back to the first one's engine, and to the second's.
+    for name in ["one", "two"] {
+        duo.scale(name, 1).await;
+        let (_, switched) = duo.launched(name).await;
+        assert_eq!((switched.uid(), lives(&switched)), (launcher.uid(), lives(&shared)));
+        duo.scale(name, 0).await;
+        duo.put_away(name, 2).await;
+    }
     duo.config("one", "--itl 20ms").await;
     duo.put_away("one", 1).await;
     duo.objects("InferenceServerConfig").delete("two", &DeleteParams::default()).await.unwrap();
@@ -139,7 +143,7 @@ async fn two_configurations_share_a_launcher_and_an_edited_ones_sleeper_goes() {
 
 /// Two requesters of one configuration: an engine for each, in launchers of their own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn same_node_requesters_of_one_configuration_have_different_launchers() {
+async fn same_node_port_collision_of_two_requesters_of_one_configuration() {
     let duo = Duo::with_launchers("dual-launcher-same", 2).await;
     duo.config("one", "").await;
     duo.request("one", 2, 1).await;

@@ -7,18 +7,21 @@ use serde_json::json;
 
 use super::{Duo, node};
 use crate::{
+    client::Answer,
     launched::lives,
     pairs::{annotation, label},
+    streams::Stream,
     world::{aside, reason},
 };
 
 /// With `--enable-sleep-mode`, of which each takes 40 GiB of an accelerator, of which there are 64.
 async fn model(duo: &Duo, name: &str, more: serde_json::Value) {
-    let cards = duo.world.dir.path().join("cards");
-    let flags = format!(
-        "--enable-sleep-mode --accelerator-file {} --memory-awake 40Gi --memory-asleep 1Gi",
-        cards.display()
-    );
+    model_with(duo, name, "", more).await;
+}
+
+/// The same with more flags of its engine.
+async fn model_with(duo: &Duo, name: &str, flags: &str, more: serde_json::Value) {
+    let flags = format!("--enable-sleep-mode {} {flags}", duo.card());
     let mut spec =
         json!({"mode": "dualPods", "memoryAsleep": "1Gi", "hostMemory": "8Gi", "cooldownPeriod": "2s"});
     crate::world::merge(&mut spec, more);
@@ -142,4 +145,32 @@ async fn what_is_wrong_with_an_engines_pod_is_said_by_its_model() {
         status.conditions.iter().any(|condition| condition.message.contains(text))
     };
     duo.world.until("wrong", "why", told).await;
+}
+
+/// A stream through gateway, stub and engine, of a requester that is deleted meanwhile; what became of the stream.
+async fn interrupted(duo: &Duo, flags: &str) -> Answer {
+    model_with(duo, "one", flags, json!({"cooldownPeriod": "1h"})).await;
+    asks(duo, "one").await;
+    let stream = Stream::open(&duo.gateway, "one", 100).await;
+    let (requesters, _) = pods(duo, "one").await;
+    duo.delete(&requesters[0]).await;
+    let answer = stream.ends().await;
+    // Another one comes for whoever asks next.
+    asks(duo, "one").await;
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_whose_requester_is_deleted_finishes_within_the_drain_deadline() {
+    let duo = Duo::new("dual-model-drained", 1, "8Gi", "").await;
+    let answer = interrupted(&duo, "--itl 20ms").await;
+    assert!(answer.is_whole_stream(), "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_lasts_longer_than_the_drain_of_its_requester_ends_with_an_error_in_it() {
+    let duo = Duo::new("dual-model-cut", 1, "8Gi", ", drain: 1s").await;
+    let answer = interrupted(&duo, "--itl 1s").await;
+    assert!(answer.status == 200 && answer.complete, "{answer:?}");
+    assert!(answer.events().iter().any(|event| event.contains("\"error\"")), "{answer:?}");
 }

@@ -26,7 +26,7 @@ impl Duo {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn instance_deletion_replaces_its_requester_and_its_launcher_stays() {
+async fn stopped_instance_recovery_after_its_instance_was_deleted() {
     let duo = Duo::with_launchers("dual-launcher-killed", 1).await;
     duo.config("one", "").await;
     duo.request("one", 1, 1).await;
