@@ -99,10 +99,20 @@ impl Rooms<'_> {
             if budget.later > Bytes::ZERO && !self.may_delete(known) {
                 return Room::Wait(format!("{a} is over its sleepers' budget, and its last sleep is recent"));
             }
-            short.accelerators.insert(a.clone(), memory.later.max(budget.later));
+            let budget = self.no_more_than_there_is(a, new.engine, budget.later);
+            short.accelerators.insert(a.clone(), memory.later.max(budget));
         }
         self.settle_host(new, &mut short);
         self.choose(short, new, leaving)
+    }
+
+    /// Where the meter finds more than is known, it may be one of the sleepers that keeps more than it was to keep, whichever: all
+    /// go, and then it is read again. Where none is left somebody else uses it, and that is waited for.
+    fn no_more_than_there_is(&self, a: &AcceleratorId, new: &EngineId, excess: Bytes) -> Bytes {
+        let (_, sleepers) = self.sleepers(Some(new));
+        let there = sleepers.iter().filter(|s| s.on.contains(a)).map(|s| s.residue).sum::<Bytes>();
+        let capped = there > Bytes::ZERO && self.is_more_than_known(a, Some(new));
+        if capped { excess.min(there) } else { excess }
     }
 
     /// Accelerators where something is awake and sleepers are over their budget: which sleepers go.

@@ -106,6 +106,30 @@ fn a_reading_that_counts_finds_more_than_was_declared() {
 }
 
 #[test]
+fn more_in_use_than_all_sleepers_are_known_to_keep_ends_all_and_is_then_measured_again() {
+    let mut case = Case::new(1);
+    let ids = sleepers(&mut case, &[(1, &["a"]), (2, &["a"])]);
+    let read = |case: &mut Case, gib: u64| {
+        let at = case.now;
+        case.on(Event::Observed { node: node(), accelerator: "a".into(), used: Bytes::gib(gib), at });
+    };
+    read(&mut case, 20);
+    case.requester("new", ask(Mode::Sleep, 4), &["a"], |_| ());
+    assert!(ids.iter().all(|id| case.has(ends(id))), "{}", case.reason("new"));
+    for id in &ids {
+        case.done(ends(id));
+        case.provider_gone(&rouse::pairing::ids::ProviderId::direct(id));
+    }
+    case.after(Millis::secs(61));
+    // It was none of theirs.
+    read(&mut case, 12);
+    let new = engine(Mode::Sleep, 4, &["a"]);
+    assert!(!case.has(creates(&new)) && case.reason("new").contains("budget"), "{}", case.reason("new"));
+    read(&mut case, 8);
+    assert!(case.has(creates(&new)), "{}", case.reason("new"));
+}
+
+#[test]
 fn one_sleeper_on_both_accelerators_goes_instead_of_one_on_each() {
     let mut case = Case::new(4);
     let on: [(u64, &[&str]); 4] = [(1, &["a", "c"]), (2, &["b", "d"]), (3, &["a", "b"]), (4, &["a", "b"])];
