@@ -6,12 +6,13 @@ mod crashes;
 mod direct;
 mod faults;
 mod launchers;
+mod lost;
 mod models;
 mod policies;
 mod races;
 mod rollouts;
-mod table;
 mod uninstalled;
+mod unreachable;
 
 use std::{collections::BTreeMap, fs, ops::Deref};
 
