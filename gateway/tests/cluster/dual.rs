@@ -6,14 +6,15 @@ mod crashes;
 mod direct;
 mod faults;
 mod launchers;
+mod lost;
 mod metered;
 mod models;
 mod policies;
 mod races;
 mod rollouts;
-mod table;
 mod told;
 mod uninstalled;
+mod unreachable;
 
 use std::{collections::BTreeMap, fs, ops::Deref};
 

@@ -1,5 +1,6 @@
-//! What is promised of engines in Pods of their own, and of those in launchers alike.
+//! What is promised in each mode alike.
 
+use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::Value;
@@ -7,31 +8,51 @@ use serde_json::Value;
 use super::Duo;
 use crate::launched::{engines, lives};
 
-/// Where engines are.
+/// Where engines are, and whether they sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Home {
+    /// A Pod of its own, in mode sleep.
     Pod,
+    /// The same in mode plain.
+    Plain,
     Launcher,
 }
 
-/// The same of both.
+/// The same of engines that sleep, in Pods of their own and in launchers.
 pub(super) async fn both<F: Future<Output = ()>>(
     name: &str,
     gpus: u32,
     dual: &str,
     story: impl Fn(Duo) -> F,
 ) {
+    each(&[Home::Pod, Home::Launcher], name, gpus, dual, story).await;
+}
+
+/// The same of all engines.
+pub(super) async fn all<F: Future<Output = ()>>(name: &str, gpus: u32, dual: &str, story: impl Fn(Duo) -> F) {
+    each(&[Home::Pod, Home::Plain, Home::Launcher], name, gpus, dual, story).await;
+}
+
+async fn each<F: Future<Output = ()>>(
+    homes: &[Home],
+    name: &str,
+    gpus: u32,
+    dual: &str,
+    story: impl Fn(Duo) -> F,
+) {
     let tell = async |home: Home| {
-        let duo = Box::pin(Duo::new(&home.named(name), gpus, "8Gi", dual)).await;
+        let dual = if home == Home::Plain { format!("{dual}, mode: plain") } else { dual.to_owned() };
+        let duo = Box::pin(Duo::new(&home.named(name), gpus, "8Gi", &dual)).await;
         Box::pin(story(Box::pin(duo.at(home)).await)).await;
     };
-    tokio::join!(Box::pin(tell(Home::Pod)), Box::pin(tell(Home::Launcher)));
+    join_all(homes.iter().map(|home| Box::pin(tell(*home)))).await;
 }
 
 impl Home {
     pub(super) fn named(self, name: &str) -> String {
         match self {
             Self::Pod => name.to_owned(),
+            Self::Plain => format!("{name}-plain"),
             Self::Launcher => format!("{name}-inside"),
         }
     }
@@ -50,17 +71,16 @@ pub(super) fn is_empty(_: &[Pod], providers: &[Pod]) -> bool {
 }
 
 impl Duo {
-    pub(super) async fn at(self, home: Home) -> Self {
-        match home {
-            Home::Pod => self,
-            Home::Launcher => self.in_launchers("").await,
-        }
+    /// `home` is that of a gateway of its mode.
+    pub(super) async fn at(mut self, home: Home) -> Self {
+        self.home = home;
+        if home == Home::Launcher { self.in_launchers("").await } else { self }
     }
 
     /// A requester of this name, for an engine with these flags.
     pub(super) async fn demand(&self, name: &str, flags: &str) {
         match self.home {
-            Home::Pod => self.ask(name, 1, 1, flags).await,
+            Home::Pod | Home::Plain => self.ask(name, 1, 1, flags).await,
             Home::Launcher => {
                 self.config(name, flags).await;
                 self.request(name, 1, 1).await;
@@ -76,7 +96,7 @@ impl Duo {
         fits: impl Fn(&[Pod], &[Pod]) -> bool,
     ) -> (Vec<Pod>, Vec<Pod>) {
         match self.home {
-            Home::Pod => self.paired(name, what, fits).await,
+            Home::Pod | Home::Plain => self.paired(name, what, fits).await,
             Home::Launcher => self.see(name, what, fits).await,
         }
     }
@@ -84,7 +104,7 @@ impl Duo {
     /// The one requester, which is ready, and the one provider.
     pub(super) async fn pair(&self, name: &str) -> (Pod, Pod) {
         match self.home {
-            Home::Pod => self.served(name).await,
+            Home::Pod | Home::Plain => self.served(name).await,
             Home::Launcher => self.launched(name).await,
         }
     }
@@ -94,6 +114,7 @@ impl Duo {
         match self.home {
             Home::Pod => self.asleep(name).await,
             Home::Launcher => self.put_away(name, 1).await,
+            Home::Plain => panic!("in mode plain no engine sleeps"),
         }
     }
 }

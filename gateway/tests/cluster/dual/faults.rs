@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use rouse_cluster::wait;
 use serde_json::json;
 
-use super::{Duo, both::both};
+use super::{Duo, both::all};
 use crate::{
     client::{Answer, Client, chat_body, request},
     pairs::{annotation, label},
@@ -47,7 +47,7 @@ async fn a_stream_through_a_requester_that_is_deleted_ends_whole() {
 /// An engine that answers nobody any more holds up its requester no longer than it is given, and is ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_requester_whose_provider_hangs_is_gone_within_the_deadline() {
-    both("dual-hung", 1, ", drain: 1s, sleep: 2s", async |duo| {
+    all("dual-hung", 1, ", drain: 1s, sleep: 2s", async |duo| {
         duo.demand("hung", "").await;
         let (_, provider) = duo.pair("hung").await;
         duo.world.runner.signal(&provider, Signal::SIGSTOP);

@@ -171,6 +171,6 @@ async fn a_stream_whose_requester_is_deleted_finishes_within_the_drain_deadline(
 async fn a_stream_that_lasts_longer_than_the_drain_of_its_requester_ends_with_an_error_in_it() {
     let duo = Duo::new("dual-model-cut", 1, "8Gi", ", drain: 1s").await;
     let answer = interrupted(&duo, "--itl 1s").await;
-    assert!(answer.status == 200 && answer.complete, "{answer:?}");
-    assert!(answer.events().iter().any(|event| event.contains("\"error\"")), "{answer:?}");
+    let events = answer.events();
+    assert!(events.last().is_some_and(|last| last.contains("\"error\"")), "{events:?}");
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{
     Duo,
-    both::{Home, both},
+    both::{Home, all, both},
 };
 use crate::{
     launched::engines,
@@ -96,7 +96,7 @@ async fn reallocation_race_with_the_stubs_hold() {
 /// The former engine obeys nobody: what it holds is nobody else's until it is seen gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reallocation_race_with_a_provider_that_cannot_be_reached_which_is_fenced() {
-    both("dual-fence", 1, ", drain: 1s, sleep: 2s", async |duo| {
+    all("dual-fence", 1, ", drain: 1s, sleep: 2s", async |duo| {
         duo.demand("first", "").await;
         let (requester, provider) = duo.pair("first").await;
         duo.world.runner.signal(&provider, Signal::SIGSTOP);

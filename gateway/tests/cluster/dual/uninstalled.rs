@@ -7,7 +7,7 @@ use kube::{
 };
 use serde_json::Value;
 
-use super::both::both;
+use super::both::{all, both};
 use crate::support::root;
 
 /// What the documents have an administrator write on a Pod that nobody else lets go.
@@ -41,7 +41,7 @@ async fn requesters_first_then_providers_then_gateways_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gateways_first_then_finalizers_are_taken_off_by_the_documented_command() {
-    both("dual-orphans", 1, "", async |mut duo| {
+    all("dual-orphans", 1, "", async |mut duo| {
         duo.demand("one", "").await;
         let (requester, provider) = duo.pair("one").await;
         duo.kill().await;

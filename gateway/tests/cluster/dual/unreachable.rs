@@ -1,0 +1,109 @@
+//! What cannot be reached, or is to be used no more: the reference's rows 8 to 10.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use super::{
+    Duo,
+    both::{both, engines_of},
+    patch,
+};
+use crate::pairs::{annotation, is_left, is_ready, label};
+
+/// The engine is nobody's, and no finalizer keeps its requester.
+fn is_let_go(requesters: &[Pod], providers: &[Pod]) -> bool {
+    is_left(&[], providers) && requesters.iter().all(|own| own.finalizers().is_empty())
+}
+
+/// Row 8: existing pairs are untouched.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cordon_sends_away_who_has_no_provider_and_no_other() {
+    both("dual-cordon", 2, "", async |duo| {
+        duo.demand("served", "").await;
+        let (requester, provider) = duo.pair("served").await;
+        // A map that lacks the other accelerator keeps the next one waiting.
+        let uuid = annotation(&requester, "accelerators").unwrap();
+        let node = requester.spec.as_ref().unwrap().node_name.clone().unwrap();
+        duo.map(&BTreeMap::from([(node.clone(), format!("{{\"{uuid}\": 0}}"))])).await;
+        duo.demand("waiting", "").await;
+        let waits =
+            |all: &[Pod], _: &[Pod]| matches!(all, [own] if annotation(own, "accelerators").is_some());
+        let (waiting, _) = duo.watch_for("waiting", "accelerators", waits).await;
+        duo.cordon(&node).await;
+        let replaced = |all: &[Pod], _: &[Pod]| matches!(all, [own] if own.uid() != waiting[0].uid());
+        duo.watch_for("waiting", "another requester", replaced).await;
+        let untouched = |requesters: &[Pod], providers: &[Pod]| {
+            let same =
+                |own: &Pod| own.uid() == provider.uid() && label(own, "dual") == Some(&*requester.name_any());
+            matches!(requesters, [own] if own.uid() == requester.uid() && is_ready(own))
+                && providers.iter().any(same)
+        };
+        duo.watch_for("served", "the pair that was there", untouched).await;
+    })
+    .await;
+}
+
+/// Row 9, at the beginning: its user is told, nobody else waits for it, and it is served once it can be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stub_that_cannot_be_reached_is_told_of_and_delays_nobody() {
+    let duo = Duo::new("dual-deaf", 2, "8Gi", "").await;
+    let asked = patch("deaf", &duo.card());
+    let nowhere = json!({"dual-pods.llm-d.ai/server-patch": asked, "dual-pods.llm-d.ai/admin-port": "1"});
+    duo.ask_by("deaf", 1, 1, nowhere).await;
+    let says = |text: &'static str| {
+        move |all: &[Pod], _: &[Pod]| {
+            all.iter().any(|own| annotation(own, "status").is_some_and(|status| status.contains(text)))
+        }
+    };
+    let (deaf, _) = duo.until("deaf", "told that its stub is not reached", says("its stub")).await;
+    duo.ask("one", 1, 1, "").await;
+    duo.served("one").await;
+    let mended = json!({"metadata": {"annotations": {"dual-pods.llm-d.ai/admin-port": "8081"}}});
+    let name = deaf[0].name_any();
+    duo.world.pods().patch(&name, &PatchParams::default(), &Patch::Merge(&mended)).await.unwrap();
+    assert_eq!(duo.served("deaf").await.0.uid(), deaf[0].uid());
+    duo.until("deaf", "told that it is mended", says(r#"{"Errors":null}"#)).await;
+}
+
+/// Row 9, at the end: its engine is put to sleep all the same, and it is not held for what it cannot say.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stub_that_hangs_when_its_requester_is_deleted_keeps_neither() {
+    both("dual-mute", 1, ", drain: 1s", async |duo| {
+        duo.demand("one", "").await;
+        let (requester, provider) = duo.pair("one").await;
+        duo.world.runner.signal(&requester, Signal::SIGSTOP);
+        duo.sets().delete("one", &DeleteParams::default()).await.unwrap();
+        let (_, all) = duo.watch_for("one", "an engine that is nobody's", is_let_go).await;
+        assert_eq!(engines_of(&all[0]), engines_of(&provider));
+        assert_eq!(label(&all[0], "sleeping"), Some("true"));
+        duo.world.runner.signal(&requester, Signal::SIGCONT);
+        duo.alone("one").await;
+    })
+    .await;
+}
+
+/// Row 10: the node's kubelet says nothing, and what ends there is not seen to end. No finalizer waits for that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requester_deleted_on_a_node_that_does_not_report_is_let_go() {
+    both("dual-silent", 1, "", async |duo| {
+        duo.demand("one", "").await;
+        let (_, provider) = duo.pair("one").await;
+        let node = format!("{}-a", duo.world.name());
+        duo.world.runner.partition(&node);
+        duo.scale("one", 0).await;
+        let (_, all) = duo.watch_for("one", "an engine that is nobody's", is_let_go).await;
+        assert_eq!(label(&all[0], "sleeping"), Some("true"));
+        duo.world.runner.heal(&node);
+        assert_eq!(engines_of(&duo.alone("one").await), engines_of(&provider));
+        duo.scale("one", 1).await;
+        assert_eq!(engines_of(&duo.pair("one").await.1), engines_of(&provider));
+    })
+    .await;
+}
