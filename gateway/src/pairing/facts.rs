@@ -70,6 +70,8 @@ pub(super) struct Facts {
 #[derive(Clone, Debug, Default)]
 struct Seen {
     traits: Traits,
+    /// The keys of its taints.
+    taints: BTreeSet<String>,
     /// It takes nothing new.
     cordoned: bool,
     /// Its kubelet has stopped to report.
@@ -96,6 +98,11 @@ pub(super) enum Doubt {
         "nothing says how much memory the accelerators of its node {0} have: label it nvidia.com/gpu.memory, or run rouse-stub there"
     )]
     NoCapacity(NodeName),
+    #[error(
+        "its node {node} lacks the taint {key} of its AcceleratorPool: anybody's Pods may be given the accelerators of its sleepers there. Taint \
+         the node, or take the taint out of the pool"
+    )]
+    Untainted { node: NodeName, key: String },
     #[error("{0}")]
     Config(#[from] configs::Error),
 }
@@ -251,6 +258,10 @@ impl Facts {
     /// What is wanted, in full: what is not said is what the node's accelerators have.
     pub(super) fn sizes(&self, node: &NodeName, wanted: &Wanted) -> Result<Sizes, Doubt> {
         let (place, terms) = self.place(node).ok_or_else(|| Doubt::NoPool(node.clone()))?;
+        let lacks = |key: &&String| self.nodes.get(node).is_none_or(|seen| !seen.taints.contains(*key));
+        if let Some(key) = terms.taint.as_ref().filter(lacks) {
+            return Err(Doubt::Untainted { node: node.clone(), key: key.clone() });
+        }
         let least = place.room.capacities.values().copied().filter(|c| *c > Bytes::ZERO).min();
         let capacity = least.or(place.room.each).ok_or_else(|| Doubt::NoCapacity(node.clone()))?;
         let kept = terms.sleeping_memory.unwrap_or_default();
@@ -399,8 +410,10 @@ impl Seen {
     fn of(node: &Node) -> Self {
         let unschedulable = node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
         let allocatable = node.status.as_ref().and_then(|status| status.allocatable.clone());
+        let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
         Self {
             traits: Traits { labels: node.labels().clone(), allocatable: allocatable.unwrap_or_default() },
+            taints: taints.map(|taint| taint.key.clone()).collect(),
             cordoned: unschedulable || node.metadata.deletion_timestamp.is_some(),
             silent: readiness(node).is_some_and(|ready| ready.status == "Unknown"),
         }

@@ -1,6 +1,6 @@
 //! An order, with what is known of those whom it is about.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use k8s_openapi::api::core::v1::Pod;
 use rouse::{
@@ -11,6 +11,7 @@ use rouse::{
         ids::{EngineId, Mode, NodeName, ProviderId},
         node::State,
     },
+    units::Bytes,
 };
 
 use super::{
@@ -37,6 +38,8 @@ pub(super) struct Job {
     pub(super) port: Option<u16>,
     /// Of an engine: what is to be known of it, with nobody's name.
     pub(super) record: Option<Record>,
+    /// Of each accelerator of an engine: what is reserved there for others.
+    pub(super) beside: BTreeMap<AcceleratorId, Bytes>,
     /// Of an engine that sleeps: how deeply.
     pub(super) slept: Option<Level>,
     /// Where the engine's own Pod was ordered.
@@ -58,6 +61,7 @@ impl Job {
             numbers: None,
             port: None,
             record: None,
+            beside: BTreeMap::new(),
             slept: None,
             namespace: None,
             config: None,
@@ -88,6 +92,14 @@ impl Job {
     /// How deeply this engine sleeps, as its Pod says it.
     pub(super) fn written(&self, engine: &EngineId) -> Option<Level> {
         self.provider.as_ref()?.inside(engine)?.slept
+    }
+
+    /// What the engine keeps where so many MiB of its accelerators are in use, of the one of which it keeps most.
+    pub(super) fn residue(&self, memory: &BTreeMap<String, u64>) -> Option<Bytes> {
+        let of = |(a, others): (&AcceleratorId, &Bytes)| {
+            Some(Bytes::mib(*memory.get(a.as_str())?).saturating_sub(*others))
+        };
+        self.beside.iter().filter_map(of).max()
     }
 
     /// Where the engine listens.
@@ -141,6 +153,9 @@ impl Controller {
             requester: None,
             last_used: known.last_used,
         });
+        let others =
+            |a: &AcceleratorId| self.core.node(node).map(|all| all.reserved(a).saturating_sub(known.held));
+        job.beside = id.accelerators.iter().filter_map(|a| Some((a.clone(), others(a)?))).collect();
         let provider = self.directory.provider(node, &known.provider);
         job.requester = known.requester().and_then(|id| self.directory.requester(id)).cloned();
         job.numbers = self.facts.numbers(node, &id.accelerators);

@@ -12,6 +12,7 @@ mod models;
 mod policies;
 mod races;
 mod rollouts;
+mod tainted;
 mod told;
 mod uninstalled;
 mod unreachable;
@@ -51,9 +52,9 @@ impl Duo {
     }
 
     /// Whose gateway dies before its write or order of this number; another is there to take over.
-    pub(crate) async fn dying(name: &str, point: u32) -> Self {
+    async fn dying(name: &str, point: u32, home: both::Home) -> Self {
         let env = [("ROUSE_TEST_ABORT_BEFORE_WRITE", point.to_string())];
-        let mut duo = Self::with(name, 1, "8Gi", "", &env).await;
+        let mut duo = Self::with(name, 1, "8Gi", home.mode(), &env).await;
         duo.second = Some(duo.world.gateway_with("gateway-1", &duo.more));
         duo
     }

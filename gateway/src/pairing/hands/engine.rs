@@ -16,6 +16,7 @@ use rouse::{
         ids::{EngineId, Mode, RequesterId},
     },
     units::{Generation, Tick},
+    wire::Actuated,
 };
 use serde_json::{Value, json};
 
@@ -182,9 +183,12 @@ impl Hands {
     ) -> Outcome {
         if via.is_some() {
             match self.actuated(job, generation, false, level).await {
-                Ok(true) => return Ok(Answer::Asleep { residue: None }),
+                Ok(Some(done)) => {
+                    let residue = done.memory.and_then(|memory| job.residue(&memory));
+                    return Ok(Answer::Asleep { residue });
+                }
                 // A stub that dies meanwhile is no reason to lose the engine.
-                Ok(false) | Err(Failed { cause: Cause::Unreachable, .. }) => {}
+                Ok(None) | Err(Failed { cause: Cause::Unreachable, .. }) => {}
                 Err(failed) => return Err(failed),
             }
         }
@@ -194,7 +198,7 @@ impl Hands {
     }
 
     async fn wake(&self, job: &Job, generation: Generation, level: Level) -> Outcome {
-        if self.actuated(job, generation, true, level).await? {
+        if self.actuated(job, generation, true, level).await?.is_some() {
             return Ok(Answer::Done);
         }
         self.directly(job)?.wake(level).await.map_err(engine_failed)?;
@@ -208,14 +212,14 @@ impl Hands {
         Ok(adapter(job.engine()?, None, Task::None))
     }
 
-    /// Through the requester's stub, which refuses a leader that was replaced; false: it knows no such orders.
+    /// Through the requester's stub, which refuses a leader that was replaced; `None`: it knows no such orders.
     async fn actuated(
         &self,
         job: &Job,
         generation: Generation,
         wake: bool,
         level: Level,
-    ) -> Result<bool, Failed> {
+    ) -> Result<Option<Actuated>, Failed> {
         let stub = stub(job.requester()?, job.command.epoch, generation)?;
         stub.target(job.engine()?).await?;
         let core = &self.settings.core;
@@ -225,7 +229,7 @@ impl Hands {
         }
         let sizes = &job.record()?.sizes;
         let within = if wake { core.wake_within(sizes) } else { core.sleep_within(sizes) };
-        Ok(stub.actuate(wake, level, within.duration()).await?.is_some())
+        stub.actuate(wake, level, within.duration()).await
     }
 
     /// Its Pod is nobody's from here on, and may go.

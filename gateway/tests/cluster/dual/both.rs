@@ -41,7 +41,7 @@ async fn each<F: Future<Output = ()>>(
     story: impl Fn(Duo) -> F,
 ) {
     let tell = async |home: Home| {
-        let dual = if home == Home::Plain { format!("{dual}, mode: plain") } else { dual.to_owned() };
+        let dual = format!("{dual}{}", home.mode());
         let duo = Box::pin(Duo::new(&home.named(name), gpus, "8Gi", &dual)).await;
         Box::pin(story(Box::pin(duo.at(home)).await)).await;
     };
@@ -49,6 +49,14 @@ async fn each<F: Future<Output = ()>>(
 }
 
 impl Home {
+    /// How gateways are told.
+    pub(super) const fn mode(self) -> &'static str {
+        match self {
+            Self::Plain => ", mode: plain",
+            Self::Pod | Self::Launcher => "",
+        }
+    }
+
     pub(super) fn named(self, name: &str) -> String {
         match self {
             Self::Pod => name.to_owned(),

@@ -1,48 +1,73 @@
 //! A leader that is killed before a write or an order, whichever: the next one finds out what there is.
 
 use futures_util::future::join_all;
+use k8s_openapi::api::core::v1::Pod;
 
 use super::{
     Duo,
     both::{Home, engines_of},
 };
+use crate::pairs::renewed;
 
 /// At once.
 const TEN: u32 = 10;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_killed_before_any_write_or_order_leaves_nothing_doubled_and_nothing_lost() {
-    everywhere(Home::Pod).await;
+    everywhere(Home::Pod, slept).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_killed_before_any_write_or_order_about_launchers_loses_and_doubles_nothing() {
-    everywhere(Home::Launcher).await;
+    everywhere(Home::Launcher, slept).await;
 }
 
-/// Before each write and order of a cold start, of falling asleep and of a wake, until there is none left to be killed before.
-async fn everywhere(home: Home) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_killed_before_any_write_or_order_in_mode_plain_leaves_no_engine_and_no_requester_behind() {
+    everywhere(Home::Plain, ended).await;
+}
+
+/// Before each write and order of this story, until there is none left to be killed before. The second gateway is there from the
+/// first, and leads once the first is dead.
+async fn everywhere(home: Home, story: impl AsyncFn(&Duo)) {
+    let killed_before = async |point: u32| {
+        let name = home.named(&format!("dual-crash-{point}"));
+        let mut duo = Box::pin(Box::pin(Duo::dying(&name, point, home)).await.at(home)).await;
+        story(&duo).await;
+        duo.gateway.has_ended()
+    };
     let mut killed = 0;
     for first in (0..).map(|ten| 1 + ten * TEN) {
         let points = first..first + TEN;
-        let ended = join_all(points.map(|point| Box::pin(killed_before(home, point)))).await;
+        let ended = join_all(points.map(|point| Box::pin(killed_before(point)))).await;
         killed += ended.iter().filter(|killed| **killed).count();
         if ended.contains(&false) {
             break;
         }
     }
-    assert!(killed >= 14, "a start, a sleep and a wake are more than {killed} writes and orders");
+    assert!(killed >= 14, "there are more than {killed} writes and orders");
 }
 
-/// The second gateway is there from the first, and leads once the first is dead. False: it is not.
-async fn killed_before(home: Home, point: u32) -> bool {
-    let name = format!("dual-crash-{point}");
-    let mut duo = Box::pin(Box::pin(Duo::dying(&home.named(&name), point)).await.at(home)).await;
+/// A cold start, a sleep and a wake.
+async fn slept(duo: &Duo) {
     duo.demand("one", "").await;
     let (_, provider) = duo.pair("one").await;
     duo.scale("one", 0).await;
-    assert_eq!(engines_of(&duo.alone("one").await), engines_of(&provider), "point {point}");
+    assert_eq!(engines_of(&duo.alone("one").await), engines_of(&provider));
     duo.scale("one", 1).await;
-    assert_eq!(engines_of(&duo.pair("one").await.1), engines_of(&provider), "point {point}");
-    duo.gateway.has_ended()
+    assert_eq!(engines_of(&duo.pair("one").await.1), engines_of(&provider));
+}
+
+/// A cold start, the end of the requester; another, and the end of the provider.
+async fn ended(duo: &Duo) {
+    duo.demand("one", "").await;
+    duo.pair("one").await;
+    duo.scale("one", 0).await;
+    let nobody = |requesters: &[Pod], providers: &[Pod]| requesters.is_empty() && providers.is_empty();
+    duo.watch_for("one", "no Pod", nobody).await;
+    duo.scale("one", 1).await;
+    let (requester, provider) = duo.pair("one").await;
+    duo.delete(&provider).await;
+    duo.watch_for("one", "two new Pods", renewed(&requester, &provider)).await;
+    duo.pair("one").await;
 }

@@ -80,6 +80,27 @@ async fn a_cold_request_makes_an_engine_which_then_sleeps_and_is_woken_by_the_ne
     assert_eq!(same.iter().map(|pod| pod.uid()).collect::<Vec<_>>(), [asleep.uid()]);
 }
 
+/// As declared it keeps one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_sleeper_was_seen_to_keep_is_written_down_and_outlives_its_leader() {
+    let mut duo = Duo::new("dual-residue", 1, "8Gi", "").await;
+    let node = duo.world.runner.node(&format!("{}-a", duo.world.name()));
+    let (accelerator, _) = node.devices().remove(0);
+    duo.world.accelerators("one", &[(&accelerator, 5 << 10)]);
+    model(&duo, "one", json!({})).await;
+    let kept = |engine: &Pod| -> serde_json::Value {
+        let kept = serde_json::from_str::<serde_json::Value>(&engine.annotations()["rouse.dev/engine"]);
+        kept.unwrap()["sizes"]["asleep"].clone()
+    };
+    asks(&duo, "one").await;
+    let (_, engines) = pods(&duo, "one").await;
+    assert_eq!(kept(&engines[0]), json!(1_u64 << 30));
+    assert_eq!(kept(&idle(&duo, "one").await), json!(5_u64 << 30));
+    duo.restart("gateway-2").await;
+    asks(&duo, "one").await;
+    assert_eq!(kept(&idle(&duo, "one").await), json!(5_u64 << 30));
+}
+
 /// A scheduler goes by room, and the other node has more of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_requester_comes_to_the_node_where_its_engine_sleeps() {

@@ -19,7 +19,7 @@ impl Duo {
 
     /// With two gateways.
     async fn doubled(name: &str, home: Home) -> Self {
-        Box::pin(Box::pin(Self::dying(&home.named(name), u32::MAX)).await.at(home)).await
+        Box::pin(Box::pin(Self::dying(&home.named(name), u32::MAX, home)).await.at(home)).await
     }
 }
 
