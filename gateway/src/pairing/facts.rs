@@ -194,16 +194,20 @@ impl Facts {
                 self.met(&node, std::slice::from_ref(accelerator));
             }
         }
-        if self.faults == samples.faults {
+        // A series has the last Xid alone, and a program that erred after that repairs nothing.
+        let lasting = self.faults.iter().filter(|(a, _)| samples.erred.contains(*a));
+        let mut faults: BTreeMap<_, _> = lasting.map(|(a, fault)| (a.clone(), fault.clone())).collect();
+        faults.extend(samples.faults.clone());
+        if self.faults == faults {
             return;
         }
-        for (accelerator, fault) in samples.faults.iter().filter(|(a, _)| !self.faults.contains_key(*a)) {
+        for (accelerator, fault) in faults.iter().filter(|(a, _)| !self.faults.contains_key(*a)) {
             tracing::warn!(%accelerator, fault, "an accelerator has a fault: it is not used any more");
         }
-        for accelerator in self.faults.keys().filter(|a| !samples.faults.contains_key(*a)) {
+        for accelerator in self.faults.keys().filter(|a| !faults.contains_key(*a)) {
             tracing::info!(%accelerator, "an accelerator has no fault any more");
         }
-        (self.faults, self.news) = (samples.faults.clone(), true);
+        (self.faults, self.news) = (faults, true);
     }
 
     fn told_of<'a>(&'a self, node: &'a NodeName) -> impl Iterator<Item = &'a AcceleratorId> {

@@ -47,3 +47,20 @@ fn a_kubelet_that_falls_silent_is_told_of_and_so_is_its_return() {
     facts.forget_told();
     assert_eq!(heard(&mut facts), [false], "a new leader is told again");
 }
+
+#[test]
+fn a_fault_lasts_until_its_series_says_nothing_of_the_kind() {
+    let mut facts = Facts::default();
+    let id = AcceleratorId::from("GPU-1");
+    let mut after = |faulty: bool, erred: bool| {
+        let faults = faulty.then(|| (id.clone(), "Xid 79".to_owned())).into_iter().collect();
+        let erred = erred.then(|| id.clone()).into_iter().collect();
+        facts.sampled(&Samples { faults, erred, ..Samples::default() });
+        (facts.faults.contains_key(&id), std::mem::take(&mut facts.news))
+    };
+    assert_eq!(after(false, true), (false, false), "a program that erred");
+    assert_eq!(after(true, true), (true, true));
+    assert_eq!(after(true, true), (true, false), "it is no news");
+    assert_eq!(after(false, true), (true, false), "the last Xid is another, harmless one");
+    assert_eq!(after(false, false), (false, true));
+}

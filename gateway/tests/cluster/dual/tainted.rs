@@ -24,7 +24,8 @@ async fn a_requester_waits_for_the_taint_of_its_nodes_pool_and_its_provider_tole
     duo.until("one", "why it waits", told).await;
     let nodes: Api<Node> = Api::all(duo.world.site.admin.clone());
     let taint = json!({"spec": {"taints": [{"key": "inference", "effect": "NoSchedule"}]}});
-    nodes.patch(&format!("{own}-a"), &PatchParams::default(), &Patch::Merge(&taint)).await.unwrap();
+    let node = duo.world.runner.node(&format!("{own}-a"));
+    nodes.patch(node.name(), &PatchParams::default(), &Patch::Merge(&taint)).await.unwrap();
     let (requester, provider) = duo.served("one").await;
     assert_eq!(annotation(&requester, "status"), Some("{\"Errors\":null}"));
     let spec = provider.spec.unwrap();

@@ -1,6 +1,10 @@
 //! What is asked of Prometheus, and what its answer means.
 
-use std::{collections::BTreeMap, fmt::Write as _, sync::LazyLock};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    sync::LazyLock,
+};
 
 use rouse::{
     model::AcceleratorId,
@@ -36,6 +40,8 @@ pub struct Samples {
     pub used: BTreeMap<AcceleratorId, Sample>,
     /// Those that are not to be used, and why.
     pub faults: BTreeMap<AcceleratorId, String>,
+    /// Those whose last Xid is harmless: of one before it nothing is known any more.
+    pub erred: BTreeSet<AcceleratorId>,
 }
 
 /// What was in use on one accelerator.
@@ -97,11 +103,12 @@ pub(super) fn parse(body: &[u8], asked: Tick) -> Result<Samples, Foreign> {
     };
     let mut samples = BTreeMap::<AcceleratorId, Sample>::new();
     let faults = data.result.iter().filter_map(fault).collect();
+    let erred = data.result.iter().filter_map(erred).collect();
     for ((uuid, labels), (used, age)) in paired(data.result) {
         let sample = Sample {
             used,
             at: asked - age,
-            node: named(&labels, &["Hostname", "node", "exported_node"]),
+            node: named(&labels, &["Hostname", "hostname", "node", "exported_node"]),
             pod: pod(&labels),
         };
         let newest = samples.get(&uuid).is_none_or(|known| (known.at, known.used) < (sample.at, sample.used));
@@ -109,12 +116,18 @@ pub(super) fn parse(body: &[u8], asked: Tick) -> Result<Samples, Foreign> {
             samples.insert(uuid, sample);
         }
     }
-    Ok(Samples { used: samples, faults })
+    Ok(Samples { used: samples, faults, erred })
 }
 
 /// Xids that are a program's doing, or of which the accelerator has recovered. The first six are those that NVIDIA's device plugin
 /// passes over; 63 says that a row of memory was replaced, 92 that many errors were corrected, 94 that one ended its program alone.
 const HARMLESS: [u32; 10] = [0, 13, 31, 43, 45, 63, 68, 92, 94, 109];
+
+fn erred(series: &Series) -> Option<AcceleratorId> {
+    let Series { metric, value: (_, text) } = series;
+    let xid = metric.get(KIND).filter(|kind| *kind == "xid").and_then(|_| text.parse::<f64>().ok());
+    metric.get("UUID").filter(|_| xid.is_some_and(|xid| xid > 0.0)).map(|uuid| uuid.as_str().into())
+}
 
 /// What is wrong with an accelerator, if this says so.
 fn fault(series: &Series) -> Option<(AcceleratorId, String)> {

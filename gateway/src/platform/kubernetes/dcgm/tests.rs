@@ -87,7 +87,8 @@ fn an_accelerator_with_a_fault_is_named_and_one_whose_program_erred_is_not() {
     ];
     let result: Vec<Value> = all.into_iter().enumerate().map(series).collect();
     let answer = json!({"status": "success", "data": {"resultType": "vector", "result": result}});
-    let found = parse(answer.to_string().as_bytes(), NOW).unwrap().faults;
+    let Samples { faults: found, erred, .. } = parse(answer.to_string().as_bytes(), NOW).unwrap();
+    assert_eq!(erred.iter().map(AcceleratorId::as_str).collect::<Vec<_>>(), ["GPU-0", "GPU-1"]);
     let told: Vec<_> = found.iter().map(|(id, why)| format!("{id}: {why}")).collect();
     let memory = "of its memory could not be";
     let expected = [
