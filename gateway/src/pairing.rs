@@ -13,6 +13,7 @@
 mod ask;
 mod configs;
 mod directory;
+mod editions;
 mod facts;
 mod hands;
 mod job;
@@ -368,6 +369,9 @@ impl Controller {
                 Event::SeenRequester { requester, seen, .. } => {
                     self.notes.look(requester.clone());
                     let own = self.directory.requester(requester);
+                    if let Some(own) = own {
+                        self.facts.meet_requester(own, &seen.ask);
+                    }
                     if let Some(own) = own.filter(|_| seen.stub.is_some()) {
                         self.waits.runs(own, now);
                     }
@@ -378,6 +382,7 @@ impl Controller {
                 }
                 Event::SeenProvider { node, provider, seen } => {
                     let own = self.directory.provider(node, provider);
+                    own.into_iter().for_each(|own| self.facts.meet_provider(own, &seen.records));
                     if let Some(source) = own.and_then(|own| own.source.as_ref()) {
                         let used = !seen.records.is_empty();
                         self.facts.meet_launcher(node, provider, source, used);

@@ -7,7 +7,7 @@ use super::{
     decide::Draft,
     event::{Record, Stage},
     ids::{Build, EngineId, Mode, ProviderId, RequesterId},
-    node::{Accelerator, Requester, State},
+    node::{Accelerator, Engine, Requester, State},
     room::{Newcomer, Room},
 };
 use crate::{model::AcceleratorId, units::Tick};
@@ -63,11 +63,13 @@ impl Draft<'_> {
     }
 
     /// Our finalizer is wanted: an engine is bound to it whose container runs. Not longer than a requester may be held, and not
-    /// on a node that is gone.
+    /// on a node that is gone. What a sleeper needs is written first: its wake waits for that, and the finalizer is written meanwhile.
     fn is_held(&self, id: &RequesterId) -> bool {
+        let unwritten = |engine: &Engine| engine.binding.as_ref().is_some_and(|binding| !binding.written);
         self.node.exists
             && self.node.engine_of(id).is_some_and(|engine| {
-                engine.state != State::Gone && self.is_in_use(engine) && !self.is_overdue(engine)
+                let sleeps = matches!(engine.state, State::Asleep { .. }) && unwritten(engine);
+                !sleeps && engine.state != State::Gone && self.is_in_use(engine) && !self.is_overdue(engine)
             })
     }
 

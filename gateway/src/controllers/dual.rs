@@ -5,6 +5,7 @@
 
 pub mod access;
 mod base;
+pub mod edition;
 pub mod engines;
 pub mod keys;
 pub mod provider;

@@ -25,6 +25,7 @@ use crate::{
         condition::tick,
         crd::ledger::ObjectName,
         dual::{
+            edition::Edition,
             engines::{self, Inside, Routing},
             keys, record,
         },
@@ -77,6 +78,8 @@ pub(super) struct Requester {
     deleting: Option<Tick>,
     ended: bool,
     finalizer: bool,
+    /// Of whose template it is.
+    pub(super) edition: Option<Edition>,
     /// Its provider, and where its engine is, as its Pod names them.
     dual: Option<String>,
     server: Option<String>,
@@ -97,6 +100,8 @@ pub(super) struct Provider {
     /// What the Pod says of its engines, and the labels that it has.
     inside: BTreeMap<EngineId, Inside>,
     pub(super) labels: BTreeMap<String, String>,
+    /// Of whose template it was asked for last.
+    pub(super) edition: Option<Edition>,
     /// Of a launcher: what it was made from; and whether all that the Pod says of its engines could be read.
     pub(super) source: Option<Source>,
     whole: bool,
@@ -349,6 +354,7 @@ impl Requester {
             deleting: deleting(pod),
             ended: has_ended(pod),
             finalizer: pod.finalizers().iter().any(|own| own == keys::REQUESTER_FINALIZER),
+            edition: Edition::of(pod),
             dual: pod.labels().get(keys::DUAL).cloned(),
             server: pod.annotations().get(keys::SERVER_IP).cloned(),
             status: pod.annotations().get(keys::STATUS).cloned(),
@@ -420,6 +426,7 @@ impl Provider {
             placed: pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()),
             id,
             address: address(pod),
+            edition: Edition::read(pod),
             source: None,
             whole: true,
             seen: SeenProvider {

@@ -15,7 +15,7 @@ use rouse::{
     model::AcceleratorId,
     pairing::{
         Pairing,
-        event::{AcceleratorFacts, Answer, Event, NodeFacts, Sizes, Standing, Terms},
+        event::{AcceleratorFacts, Answer, Ask, Event, NodeFacts, Record, Sizes, Standing, Terms},
         ids::{Build, Fingerprint, Mode, NodeName, ProviderId},
     },
     units::Bytes,
@@ -23,6 +23,8 @@ use rouse::{
 
 use super::{
     configs::{self, Configs},
+    directory::{Provider, Requester},
+    editions::Editions,
     population::{self, Launcher, Traits},
 };
 use crate::{
@@ -56,6 +58,8 @@ pub(super) struct Facts {
     pub(super) configs: Configs,
     /// Those that Prometheus has a fault of.
     faults: BTreeMap<AcceleratorId, String>,
+    /// Of engines with Pods of their own.
+    editions: Editions,
     /// Of launchers' engines.
     fingerprints: BTreeSet<Fingerprint>,
     /// What launchers were made from that were seen.
@@ -82,6 +86,8 @@ struct Seen {
 struct Told {
     nodes: BTreeMap<NodeName, NodeFacts>,
     silent: BTreeSet<NodeName>,
+    /// Those that lack their pool's taint.
+    bare: BTreeSet<NodeName>,
     accelerators: BTreeMap<(NodeName, AcceleratorId), AcceleratorFacts>,
     standings: BTreeMap<Fingerprint, Standing>,
     builds: BTreeMap<Build, Terms>,
@@ -167,6 +173,22 @@ impl Facts {
                 self.news |= gone > 0;
             }
             _ => {}
+        }
+    }
+
+    /// What it asks for is what its template asks for by now.
+    pub(super) fn meet_requester(&mut self, own: &Requester, ask: &Ask) {
+        if let Some(edition) = own.edition.as_ref().filter(|_| ask.mode == Mode::Sleep) {
+            let namespace = &own.name.namespace;
+            self.news |= self.editions.meet(namespace, edition, ask.fingerprint, Some(own.created));
+        }
+    }
+
+    pub(super) fn meet_provider(&mut self, own: &Provider, records: &[Record]) {
+        let Some(edition) = &own.edition else { return };
+        for record in records.iter().filter(|record| record.engine.mode == Mode::Sleep) {
+            let namespace = &own.name.namespace;
+            self.news |= self.editions.meet(namespace, edition, record.engine.fingerprint, None);
         }
     }
 
@@ -262,8 +284,7 @@ impl Facts {
     /// What is wanted, in full: what is not said is what the node's accelerators have.
     pub(super) fn sizes(&self, node: &NodeName, wanted: &Wanted) -> Result<Sizes, Doubt> {
         let (place, terms) = self.place(node).ok_or_else(|| Doubt::NoPool(node.clone()))?;
-        let lacks = |key: &&String| self.nodes.get(node).is_none_or(|seen| !seen.taints.contains(*key));
-        if let Some(key) = terms.taint.as_ref().filter(lacks) {
+        if let Some(key) = self.lacks(node, terms) {
             return Err(Doubt::Untainted { node: node.clone(), key: key.clone() });
         }
         let least = place.room.capacities.values().copied().filter(|c| *c > Bytes::ZERO).min();
@@ -271,6 +292,12 @@ impl Facts {
         let kept = terms.sleeping_memory.unwrap_or_default();
         let awake = wanted.awake.unwrap_or_else(|| capacity.saturating_sub(kept));
         Ok(Sizes { awake, asleep: wanted.asleep.min(awake), host: wanted.host.unwrap_or(awake) })
+    }
+
+    /// The key of its pool's taint, where the node has none of that key.
+    fn lacks<'a>(&self, node: &NodeName, terms: &'a PoolTerms) -> Option<&'a String> {
+        let has = |key: &String| self.nodes.get(node).is_some_and(|seen| seen.taints.contains(key));
+        terms.taint.as_ref().filter(|key| !has(key))
     }
 
     /// How a Pod gets at accelerators there.
@@ -318,8 +345,9 @@ impl Facts {
                 tell(Event::Build { build: *build, terms: *terms });
             }
         }
+        let bare = self.told.bare != now.bare;
         self.told = now;
-        configured
+        configured || bare
     }
 
     /// To be told again from the first.
@@ -331,7 +359,8 @@ impl Facts {
 
     fn now(&self) -> Told {
         let standing = |fingerprint: &Fingerprint| Some((*fingerprint, self.configs.standing(*fingerprint)?));
-        let standings = self.fingerprints.iter().filter_map(standing).collect();
+        let standings =
+            self.fingerprints.iter().filter_map(standing).chain(self.editions.standings()).collect();
         let sources = self.sources.values().chain(self.configs.sources());
         let terms = |source: &Source| Some((source.build(), self.configs.terms(source)?));
         let builds = sources.filter_map(terms).collect();
@@ -343,6 +372,9 @@ impl Facts {
             let host = place.map(|(_, terms)| terms.host_sleep_memory).unwrap_or_default();
             now.nodes.insert(node.clone(), NodeFacts { cordoned: *cordoned, host });
             let Some((place, terms)) = place else { continue };
+            if self.lacks(node, terms).is_some() {
+                now.bare.insert(node.clone());
+            }
             let met = self.met.get(node).into_iter().flatten();
             let numbered = self.map.iter().filter_map(|map| map.get(node)).flat_map(BTreeMap::keys);
             let all: BTreeSet<&AcceleratorId> =

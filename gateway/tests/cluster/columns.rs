@@ -96,7 +96,7 @@ async fn the_columns_show_what_the_objects_say() {
         "",
         full_node(),
         json!({
-            "Name": name, "Pool": "default", "Accelerators": 1, "Healthy": 1, "Total": "80Gi", "Reserved": "40Gi", "Age": "ago",
+            "Name": name, "Pool": "default", "Type": "NVIDIA-H200", "Accelerators": 1, "Healthy": 1, "Total": "80Gi", "Reserved": "40Gi", "Age": "ago",
         })
     );
 }

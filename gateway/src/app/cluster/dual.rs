@@ -123,8 +123,8 @@ fn pods_of<'a>(
 fn slim_node(node: &mut Node) {
     let metadata = node.meta_mut();
     (metadata.managed_fields, metadata.annotations) = (None, None);
-    let unschedulable = node.spec.as_ref().and_then(|spec| spec.unschedulable);
-    node.spec = Some(NodeSpec { unschedulable, ..NodeSpec::default() });
+    let NodeSpec { unschedulable, taints, .. } = node.spec.take().unwrap_or_default();
+    node.spec = Some(NodeSpec { unschedulable, taints, ..NodeSpec::default() });
     let NodeStatus { mut conditions, allocatable, .. } = node.status.take().unwrap_or_default();
     conditions.iter_mut().for_each(|all| all.retain(|condition| condition.type_ == READY));
     node.status = Some(NodeStatus { conditions, allocatable, ..NodeStatus::default() });

@@ -25,6 +25,7 @@ use super::{ledger::ReservationState, scalar::Quantity};
     derive = "PartialEq",
     doc = "A node with accelerators: what they are, and a copy of what is reserved on them.",
     printcolumn(name = "Pool", type_ = "string", json_path = ".spec.pool"),
+    printcolumn(name = "Type", type_ = "string", json_path = ".status.type"),
     printcolumn(name = "Accelerators", type_ = "integer", json_path = ".status.count"),
     printcolumn(name = "Healthy", type_ = "integer", json_path = ".status.healthy"),
     printcolumn(name = "Total", type_ = "string", json_path = ".status.total"),
@@ -51,6 +52,9 @@ pub struct AcceleratorNodeStatus {
     #[serde(default)]
     #[schemars(extend("minimum" = 0))]
     pub healthy: u32,
+    /// Of what type they are, by the node's label that its pool names.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
     /// What may be granted on all of them together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total: Option<Quantity>,

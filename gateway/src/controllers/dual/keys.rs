@@ -32,6 +32,8 @@ pub const REQUESTER: &str = "dual-pods.llm-d.ai/requester";
 pub const SERVER_PORT: &str = "dual-pods.llm-d.ai/server-port";
 /// A label: `true` or `false`.
 pub const SLEEPING: &str = "dual-pods.llm-d.ai/sleeping";
+/// Of providers: for which edition of whose template it was made, as [`super::edition`] has it.
+pub const EDITION: &str = "rouse.dev/edition";
 /// All else that is kept of an engine; [`super::record`] says what.
 pub const ENGINE: &str = "rouse.dev/engine";
 

@@ -133,6 +133,7 @@ fn pool(
         if let Some(place) = places.get_mut(*name) {
             *place = NodePlace {
                 accelerators,
+                kind: facts.labels.get(&terms.accelerator_type_label).cloned(),
                 total: bytes,
                 room,
                 doubt,

@@ -80,6 +80,8 @@ pub struct NodePlace {
     pub pool: Option<String>,
     /// Its healthy accelerators, as far as they are known.
     pub accelerators: u32,
+    /// Of what type they are, by the label that the pool names.
+    pub kind: Option<String>,
     /// What may be granted on all of them together; `None`: nothing says.
     pub total: Option<Bytes>,
     pub room: Room,

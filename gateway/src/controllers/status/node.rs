@@ -24,6 +24,7 @@ pub fn node_status(
     AcceleratorNodeStatus {
         count: listed.max(place.accelerators),
         healthy: place.accelerators,
+        kind: place.kind.clone(),
         total: place.total.map(Quantity::from),
         reserved: Some(Quantity::from(reserved)),
         accelerators: Vec::new(),

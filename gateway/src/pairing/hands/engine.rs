@@ -27,6 +27,7 @@ use super::{
 use crate::{
     controllers::{
         dual::{
+            edition::Edition,
             keys,
             provider::{self, Owner, Place},
             record,
@@ -86,6 +87,13 @@ impl Hands {
         let mut made = provider::make(&pod, &place, record, owner.as_ref(), &self.settings.make)
             .map_err(|error| Failed::user(error.to_string()))?;
         job.grant(&mut made.pod);
+        if let Some(edition) = &own.edition {
+            made.pod
+                .metadata
+                .annotations
+                .get_or_insert_default()
+                .insert(keys::EDITION.to_owned(), edition.text());
+        }
         let object = serde_json::to_value(&made.pod).map_err(|error| Failed::refused(error.to_string()))?;
         self.writer.create(&self.pods(&own.name), &object).await.map_err(|error| {
             // What the API server refuses was asked for by the user.
@@ -118,12 +126,14 @@ impl Hands {
     /// What is written before an engine is woken: whose it is, that its Pod stays until it is unbound, and that it may be awake.
     async fn bind(&self, job: &Job, record: &Record) -> Outcome {
         let (own, provider) = (job.requester()?, job.provider()?);
+        let mut annotations =
+            record::annotations(&job.command.node, record, Some(&own.name.name), job.written(&record.engine));
+        annotations[keys::EDITION] = json!(own.edition.as_ref().map(Edition::text));
         let patch = json!({"metadata": {
             "uid": provider.uid.as_str(),
             "finalizers": [keys::PROVIDER_FINALIZER],
             "labels": labels(own, provider),
-            "annotations":
-                record::annotations(&job.command.node, record, Some(&own.name.name), job.written(&record.engine)),
+            "annotations": annotations,
         }});
         self.patch(&provider.name, &patch).await
     }

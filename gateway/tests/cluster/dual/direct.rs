@@ -94,6 +94,31 @@ async fn provider_deletion_deletes_the_requester_and_a_wholly_new_pair_comes() {
     duo.served("one").await;
 }
 
+/// What sleepers may keep is enough for two of them, and the one that was used longest ago is none of the former edition.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sleeper_of_a_former_edition_of_its_template_goes_first() {
+    let duo = Duo::new("dual-edition", 1, "2Gi", "").await;
+    let mut sleepers = Vec::new();
+    for name in ["oldest", "edited"] {
+        duo.ask(name, 1, 1, "").await;
+        duo.served(name).await;
+        duo.scale(name, 0).await;
+        sleepers.push(duo.asleep(name).await);
+    }
+    duo.ask("edited", 1, 1, "--itl 20ms").await;
+    let both = |providers: &[Pod]| providers.len() == 2;
+    let awake = |requesters: &[Pod], providers: &[Pod]| both(providers) && requesters.iter().any(is_ready);
+    duo.until("edited", "the new edition beside the sleeper of the former", awake).await;
+    duo.scale("edited", 0).await;
+    let asleep = |pod: &Pod| label(pod, "sleeping") == Some("true");
+    duo.until("edited", "two sleepers", |_, all| both(all) && all.iter().all(asleep)).await;
+    duo.ask("next", 1, 1, "").await;
+    duo.served("next").await;
+    let left = duo.asleep("edited").await;
+    assert_ne!(left.uid(), sleepers[1].uid(), "the former edition's is gone");
+    assert_eq!(duo.asleep("oldest").await.uid(), sleepers[0].uid());
+}
+
 /// What sleepers may keep is enough for two of them. It is looked at when an engine is to be made, and no sooner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sleeper_limit_is_met_when_the_next_is_created_by_who_was_used_longest_ago() {

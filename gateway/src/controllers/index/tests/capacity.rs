@@ -28,6 +28,17 @@ fn a_stub_is_believed_before_labels_and_labels_before_the_pool() {
 }
 
 #[test]
+fn the_type_of_a_nodes_accelerators_is_in_the_label_that_its_pool_names() {
+    let kind = |more: Value| {
+        let labels = json!({"inference-pool": "p", "nvidia.com/gpu.product": "NVIDIA-H200", "own": "h200"});
+        settled([pool("p", more), labelled("a", labels, json!("1"))]).nodes["a"].kind.clone()
+    };
+    assert_eq!(kind(json!({})).as_deref(), Some("NVIDIA-H200"));
+    assert_eq!(kind(json!({"acceleratorTypeLabel": "own"})).as_deref(), Some("h200"));
+    assert_eq!(kind(json!({"acceleratorTypeLabel": "missing"})), None);
+}
+
+#[test]
 fn the_pools_memory_is_a_cap_and_no_more() {
     let total = |memory: &str| of([pool("p", json!({"memory": memory})), node("a", "p", json!("2"))]).total;
     assert_eq!(total("100Gi"), Some(Bytes::gib(100)));
