@@ -173,7 +173,7 @@ fn names_and_columns_are_those_that_people_type_and_look_for() {
         [
             "InferenceModel im Namespaced: Model, Ready, Status, Replicas, Memory, Age",
             "AcceleratorPool apool Cluster: Ready, Nodes, Accelerators, Total, Allocated, Available, Age",
-            "AcceleratorNode anode Cluster: Pool, Accelerators, Healthy, Total, Reserved, Age",
+            "AcceleratorNode anode Cluster: Pool, Type, Accelerators, Healthy, Total, Reserved, Age",
             "GatewayReplica gwr Namespaced: Address, Waiting, In Flight, Age",
         ]
     );
