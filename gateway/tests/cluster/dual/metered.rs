@@ -49,9 +49,9 @@ async fn a_sleeper_that_keeps_more_than_it_was_to_keep_goes_before_the_next_engi
     let accelerator = annotation(&sleeper, "accelerators").unwrap().to_owned();
     // It was to keep one, of eight that sleepers may keep.
     exporter.set(&[(&accelerator, "Hostname=\"n\"", 20 << 10)]);
-    let used = format!("rouse_accelerator_readings_total{{outcome=\"done\",source=\"prometheus\"}}");
+    let used = "rouse_accelerator_readings_total{outcome=\"done\",source=\"prometheus\"}";
     let read = |metrics: &str| {
-        let line = metrics.lines().find(|line| line.starts_with(&used));
+        let line = metrics.lines().find(|line| line.starts_with(used));
         line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
     };
     let (before, mut looks) =
