@@ -106,6 +106,13 @@ test-cluster: ## The cluster tests: a real kube-apiserver on loopback, Pods as p
 	time cargo test --workspace --locked --test cluster -- $(or $(ARGS),--skip alone::)
 	$(if $(ARGS),,time cargo test --workspace --locked --test cluster -- alone:: --test-threads 1)
 
+# The gateway, the stub and the engines as they ship, but for link-time optimisation, which takes an hour.
+.PHONY: hot-start
+hot-start: ## How long requesters wait for sleepers that are there, twenty at once, held to what is promised
+	@$(MAKE) cluster RINGS=ring1
+	@echo "== hot starts, twenty at once, with optimised builds: a quarter of an hour to build the first time"
+	cargo test -p rouse-gateway --locked --profile counted --test cluster -- alone::hot --nocapture
+
 # What goes into its images is what `make test` has built: cargo makes a package's programs for its tests. Asked for by their
 # names they would have other features, and all that they stand on would be built again.
 .PHONY: test-node

@@ -20,6 +20,7 @@ mod job;
 mod launchers;
 mod notes;
 mod population;
+mod proof;
 mod tidings;
 mod waits;
 
@@ -55,6 +56,7 @@ use self::{
     hands::{Done, Hands},
     launchers::{Ears, Heard, Ports},
     notes::Notes,
+    proof::Proofs,
     tidings::Tidings,
     waits::Waits,
 };
@@ -141,6 +143,7 @@ pub struct Controller {
     came: Option<(u64, Vec<Change<Pod>>)>,
     /// In which namespace Pods were ordered.
     ordered: BTreeMap<(NodeName, EngineId), String>,
+    proofs: Proofs,
     /// Orders that are being carried out; what came of them.
     tasks: JoinSet<Finished>,
 }
@@ -194,6 +197,7 @@ impl Controller {
             epoch: None,
             came: None,
             ordered: BTreeMap::new(),
+            proofs: Proofs::default(),
             tasks: JoinSet::new(),
         };
         let mut leads = None;
@@ -231,6 +235,7 @@ impl Controller {
     fn lead(&mut self, epoch: Option<u64>) {
         (self.epoch, self.came) = (None, None);
         self.ordered.clear();
+        self.proofs.forget();
         self.tasks = JoinSet::new();
         self.notes = Notes::default();
         self.waits.forget();
@@ -330,8 +335,9 @@ impl Controller {
     fn finished(&mut self, finished: Result<Finished, JoinError>) {
         match finished {
             Ok(Finished::Order(done)) => {
-                let (Done { event, requester, error, mended, served }, notices) = *done;
+                let (Done { event, requester, error, mended, served, before }, notices) = *done;
                 self.tidings.tell(notices);
+                before.into_iter().for_each(|before| self.proofs.keep(before));
                 if let Some(id) = requester {
                     let own = self.directory.requester(&id).filter(|_| served);
                     let now = self.hands.clock.now();
@@ -431,10 +437,11 @@ impl Controller {
         self.core.issued(&plan, now);
         if !plan.looked.is_empty() {
             let core = &self.core;
-            let lives = |(node, engine): &(NodeName, EngineId)| {
+            let lives = |(node, engine): &proof::Place| {
                 core.node(node).is_some_and(|node| node.engines.contains_key(engine))
             };
             self.ordered.retain(|place, _| lives(place));
+            self.proofs.retain(lives);
         }
         for command in plan.commands {
             let job = self.job(command);

@@ -21,7 +21,10 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use tokio::{sync::watch, time};
+use tokio::{
+    sync::{Mutex as AsyncMutex, watch},
+    time,
+};
 
 use super::schedule::Units;
 
@@ -90,6 +93,8 @@ pub struct RunningNode {
     address: Ipv4Addr,
     devices: Mutex<Vec<Device>>,
     link: watch::Sender<Link>,
+    /// Held by whoever writes a Pod's status: a kubelet writes one after the other.
+    pub(super) pen: AsyncMutex<()>,
 }
 
 #[derive(Clone, Debug)]
@@ -109,7 +114,7 @@ impl RunningNode {
         let numbered =
             spec.devices.iter().flat_map(|(resource, count)| (0..*count).map(move |n| (resource, n)));
         let devices = Mutex::new(numbered.map(device).collect());
-        Self { name, address, devices, link: watch::Sender::new(Link::Whole) }
+        Self { name, address, devices, link: watch::Sender::new(Link::Whole), pen: AsyncMutex::new(()) }
     }
 
     /// Of its object.

@@ -27,7 +27,7 @@ use rouse::{
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::job::Job;
+use super::{job::Job, proof::Before};
 use crate::controllers::{
     crd::{
         fma::{GROUP, LauncherPopulationPolicy, Status},
@@ -55,6 +55,8 @@ pub(super) struct Done {
     pub(super) mended: bool,
     /// Its gate was opened.
     pub(super) served: bool,
+    /// What was in use of its accelerators before an engine was started.
+    pub(super) before: Option<Before>,
 }
 
 /// Why an order had no effect that is known, and what its user is told.
@@ -81,6 +83,7 @@ impl Hands {
     /// Does it, whatever it takes.
     pub(super) async fn carry_out(self: Arc<Self>, job: Job) -> Done {
         let begun = Instant::now();
+        let before = self.before(&job).await;
         let outcome = match &job.command.order {
             Order::Requester { step, .. } => self.requester(&job, step).await,
             Order::Engine { engine, generation, step } => self.engine(&job, engine, *generation, step).await,
@@ -93,7 +96,7 @@ impl Hands {
         if matches!(outcome, Err(Failed { deposed: true, .. })) {
             tracing::warn!(%node, %order, "a younger leader is obeyed: nothing more is decided here");
             let event = Event::Deposed { epoch: job.command.epoch };
-            return Done { event, requester, error, mended: false, served: false };
+            return Done { event, requester, error, mended: false, served: false, before: None };
         }
         let result = outcome.map_err(|failed| {
             let Failed { cause, text, tell, .. } = failed;
@@ -104,7 +107,7 @@ impl Hands {
         let mended = result.is_ok() && serves(order);
         let served = result.is_ok() && matches!(order, Order::Engine { step: Step::Open { .. }, .. });
         let event = Event::Outcome { node: node.clone(), target: order.target(), serial: *serial, result };
-        Done { event, requester, error, mended, served }
+        Done { event, requester, error, mended, served, before }
     }
 
     /// What a requester's user is told; not told, it is found out again.

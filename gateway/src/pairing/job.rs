@@ -18,6 +18,7 @@ use super::{
     Controller,
     directory::{Provider, Requester},
     hands::Failed,
+    proof::Usage,
 };
 use crate::controllers::{
     crd::fma::{InferenceServerConfig, LauncherConfig},
@@ -40,6 +41,8 @@ pub(super) struct Job {
     pub(super) record: Option<Record>,
     /// Of each accelerator of an engine: what is reserved there for others.
     pub(super) beside: BTreeMap<AcceleratorId, Bytes>,
+    /// Of an engine that is to be proved: what was in use before it was started.
+    pub(super) before: Option<Usage>,
     /// Of an engine that sleeps: how deeply.
     pub(super) slept: Option<Level>,
     /// Where the engine's own Pod was ordered.
@@ -62,6 +65,7 @@ impl Job {
             port: None,
             record: None,
             beside: BTreeMap::new(),
+            before: None,
             slept: None,
             namespace: None,
             config: None,
@@ -162,6 +166,9 @@ impl Controller {
         job.port = provider.and_then(|own| own.inside(id)).map(|inside| inside.port);
         job.provider = provider.cloned();
         let place = (node.clone(), id.clone());
+        if matches!(step, Step::Prove) {
+            job.before = self.proofs.take(&place, known.generation);
+        }
         if id.mode != Mode::Launcher {
             job.namespace = match &job.requester {
                 Some(own) => {

@@ -10,6 +10,7 @@ mod lost;
 mod metered;
 mod models;
 mod policies;
+mod proofs;
 mod races;
 mod rollouts;
 mod tainted;

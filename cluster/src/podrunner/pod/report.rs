@@ -45,7 +45,11 @@ impl Worker {
         }
         let parameters = PatchParams::default();
         let (name, api, change) = (self.pod.name_any(), self.api(), Patch::Strategic(&patch));
-        match time::timeout(ANSWER, api.patch_status(&name, &parameters, &change)).await {
+        let written = async {
+            let _pen = self.node.pen.lock().await;
+            api.patch_status(&name, &parameters, &change).await
+        };
+        match time::timeout(ANSWER, written).await {
             Ok(Ok(made)) => self.told = Some((patch, version_of(&made))),
             // The object is gone, or another's by now: the watch will say so.
             Ok(Err(kube::Error::Api(status))) if status.is_not_found() || status.is_conflict() => {}

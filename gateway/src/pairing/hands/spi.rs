@@ -18,7 +18,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use super::Failed;
-use crate::controllers::fault;
+use crate::{controllers::fault, pairing::proof::Usage};
 
 /// A stub answers at once; a call that takes longer has failed.
 const CALL: Duration = Duration::from_secs(2);
@@ -38,6 +38,11 @@ impl Spi {
 
     pub(super) async fn accelerators(&self) -> Result<Vec<AcceleratorId>, Failed> {
         read(&checked(self.caller.get("/v1/dual-pods/accelerators", DRIVER).await?)?)
+    }
+
+    /// MiB in use of its accelerators, by UUID.
+    pub(super) async fn memory(&self, within: Duration) -> Result<Usage, Failed> {
+        read(&checked(self.caller.get("/v1/dual-pods/accelerator-memory-usage", within).await?)?)
     }
 
     /// Where its engine listens. One that relays nothing has no use for it.

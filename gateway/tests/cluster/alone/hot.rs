@@ -22,6 +22,11 @@ use crate::{
 };
 
 const ALL: u32 = 20;
+/// Of an optimised build the figures themselves are asked for, of so many rounds (`make hot-start`). Two cores that run the control
+/// plane, the node and all else in debug builds show one thing: that nobody waits for everybody.
+const ROUNDS: usize = if cfg!(debug_assertions) { 1 } else { 10 };
+/// What is promised of an optimised build: the median, and 99 of 100.
+const PROMISED: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(400));
 /// What an engine itself takes to wake.
 const WAKE: Duration = Duration::from_millis(50);
 
@@ -31,8 +36,8 @@ fn runs(pod: &Pod) -> bool {
     all.filter_map(|own| own.state.as_ref()).any(|state| state.running.is_some())
 }
 
-/// From when each requester's stub was seen to run until it was told to be ready, as it wrote that down itself. All are seen to
-/// run at once.
+/// From when each requester's stub was seen to run until it was told to be ready, as it wrote that down itself. All run before the first
+/// is seen to; then the node says so of one after the other, as fast as they are written, which is how kubelets do it.
 async fn waits(duo: &Duo, name: &str, many: usize) -> Vec<Duration> {
     let node = format!("{}-a", duo.world.name());
     duo.world.runner.slow(&node);
@@ -92,11 +97,17 @@ async fn hot(duo: &Duo, at_once: u32) -> Vec<Duration> {
     let many = usize::try_from(at_once).unwrap();
     let took = waits(duo, "hot", many).await;
     let ours: Vec<_> = took.into_iter().map(|took| took.saturating_sub(WAKE)).collect();
-    let (median, worst) = (ours[many / 2], ours[many - 1]);
-    println!(
-        "{many} at once, from running to ready, without the engine's wake: median {median:?}, worst {worst:?}"
-    );
+    say(&format!("{many} at once"), &ours);
     ours
+}
+
+/// The median, and what 99 of 100 take at most.
+fn say(what: &str, sorted: &[Duration]) -> (Duration, Duration) {
+    let (median, last) = (sorted[sorted.len() / 2], sorted[sorted.len() * 99 / 100]);
+    println!(
+        "{what}, from running to ready, without the engine's wake: median {median:.1?}, 99 of 100 within {last:.1?}"
+    );
+    (median, last)
 }
 
 /// What this machine's API server takes to write on a Pod, and to say so: the median of some.
@@ -136,13 +147,22 @@ async fn twenty_requesters_on_one_node_have_their_sleepers_at_once() {
         alone <= (16 * write).max(Duration::from_millis(150)),
         "{alone:?}, where a write takes {write:?}"
     );
-    duo.scale("hot", 0).await;
-    duo.until("hot", "all asleep again", asleep).await;
-    let last = *hot(&duo, ALL).await.last().unwrap();
+    let mut all = Vec::new();
+    for _ in 0..ROUNDS {
+        duo.scale("hot", 0).await;
+        duo.until("hot", "all asleep again", asleep).await;
+        all.extend(hot(&duo, ALL).await);
+    }
+    all.sort();
+    let last = *all.last().unwrap();
     assert!(
         2 * last < ALL * (alone + WAKE),
         "one after the other: {last:?}, where one alone takes {alone:?}"
     );
+    if !cfg!(debug_assertions) {
+        let found = say(&format!("{} of {ROUNDS} rounds", all.len()), &all);
+        assert!(found.0 <= PROMISED.0 && found.1 <= PROMISED.1, "{found:?}, promised are {PROMISED:?}");
+    }
     let (_, after) = duo.pairs("hot").await;
     let uids = |all: &[Pod]| all.iter().filter_map(|pod| pod.uid()).collect::<BTreeSet<_>>();
     assert_eq!(uids(&before), uids(&after), "all were woken, and none was made");

@@ -20,7 +20,7 @@ async fn model(duo: &Duo, name: &str, more: serde_json::Value) {
 }
 
 /// The same with more flags of its engine.
-async fn model_with(duo: &Duo, name: &str, flags: &str, more: serde_json::Value) {
+pub(super) async fn model_with(duo: &Duo, name: &str, flags: &str, more: serde_json::Value) {
     let flags = format!("--enable-sleep-mode {} {flags}", duo.card());
     let mut spec =
         json!({"mode": "dualPods", "memoryAsleep": "1Gi", "hostMemory": "8Gi", "cooldownPeriod": "2s"});
@@ -30,7 +30,7 @@ async fn model_with(duo: &Duo, name: &str, flags: &str, more: serde_json::Value)
 }
 
 /// Pods of this model: who asks, and the engines.
-async fn pods(duo: &Duo, name: &str) -> (Vec<Pod>, Vec<Pod>) {
+pub(super) async fn pods(duo: &Duo, name: &str) -> (Vec<Pod>, Vec<Pod>) {
     let all = duo.world.pods().list(&ListParams::default()).await.unwrap().items;
     let own = all.into_iter().filter(|pod| {
         let containers = &pod.spec.as_ref().unwrap().containers;
@@ -40,7 +40,7 @@ async fn pods(duo: &Duo, name: &str) -> (Vec<Pod>, Vec<Pod>) {
     own.partition(|pod| annotation(pod, "server-patch").is_some())
 }
 
-async fn asks(duo: &Duo, name: &'static str) {
+pub(super) async fn asks(duo: &Duo, name: &'static str) {
     let client = duo.gateway.client();
     let answer = aside(move || client.chat(name, true, 4)).await;
     assert!(answer.is_whole_stream(), "{answer:?}");
@@ -86,13 +86,20 @@ async fn what_a_sleeper_was_seen_to_keep_is_written_down_and_outlives_its_leader
     let mut duo = Duo::new("dual-residue", 1, "8Gi", "").await;
     let node = duo.world.runner.node(&format!("{}-a", duo.world.name()));
     let (accelerator, _) = node.devices().remove(0);
-    duo.world.accelerators("one", &[(&accelerator, 5 << 10)]);
-    model(&duo, "one", json!({})).await;
+    let reads = |mib| duo.world.accelerators("one", &[(&accelerator, mib)]);
+    reads(0);
+    model_with(&duo, "one", "--load-time 1s", json!({})).await;
     let kept = |engine: &Pod| -> serde_json::Value {
         let kept = serde_json::from_str::<serde_json::Value>(&engine.annotations()["rouse.dev/engine"]);
         kept.unwrap()["sizes"]["asleep"].clone()
     };
-    asks(&duo, "one").await;
+    let begins = async {
+        duo.world
+            .see_in(async || pods(&duo, "one").await, "an engine", |_, engines| !engines.is_empty())
+            .await;
+        reads(5 << 10);
+    };
+    tokio::join!(asks(&duo, "one"), begins);
     let (_, engines) = pods(&duo, "one").await;
     assert_eq!(kept(&engines[0]), json!(1_u64 << 30));
     assert_eq!(kept(&idle(&duo, "one").await), json!(5_u64 << 30));
