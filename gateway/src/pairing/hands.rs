@@ -6,6 +6,7 @@
 
 mod engine;
 mod inside;
+mod prove;
 mod provider;
 mod requester;
 mod spi;

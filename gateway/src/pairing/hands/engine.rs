@@ -6,12 +6,10 @@ use k8s_openapi::api::{apps::v1::ReplicaSet, core::v1::Pod};
 use kube::{Api, ResourceExt as _};
 use rouse::{
     adapter::{Adapter, Health, Kind, Manner, SleepApi, Task},
-    caller::Caller,
     fault::Cause as EngineCause,
-    fleet::event::Verdict,
     model::Level,
     pairing::{
-        command::{Order, Step},
+        command::Step,
         event::{Answer, Cause, Condition, Record},
         ids::{EngineId, Mode, RequesterId},
     },
@@ -37,14 +35,11 @@ use crate::{
     pairing::{
         ask::Asked,
         directory::{Provider, Requester},
-        proof::{Before, Usage},
     },
 };
 
 /// One small question to an engine.
-const MOMENT: Duration = Duration::from_secs(5);
-/// What is read later than this says nothing of the moment that is meant, and a start does not wait for it.
-const LOOK: Duration = Duration::from_secs(1);
+pub(super) const MOMENT: Duration = Duration::from_secs(5);
 
 impl Hands {
     pub(super) async fn engine(
@@ -139,47 +134,6 @@ impl Hands {
             "annotations": annotations,
         }});
         self.patch(&provider.name, &patch).await
-    }
-
-    /// One token, or the least that an engine of another task does.
-    async fn prove(&self, job: &Job) -> Outcome {
-        let engine = job.engine()?;
-        let within = self.settings.core.wake.duration();
-        let caller = Caller::new(engine, None);
-        let list: Value =
-            serde_json::from_slice(&caller.get("/v1/models", MOMENT).await?.body).unwrap_or_default();
-        let served = list["data"][0]["id"].as_str().map(str::to_owned);
-        let task = if served.is_some() { Task::Generate } else { Task::None };
-        fault::point();
-        match adapter(engine, served, task).probe(within).await {
-            Verdict::Passed if task == Task::Generate => self.proven(job).await,
-            Verdict::Passed => Ok(Answer::Done),
-            Verdict::Inconclusive => Err(Failed::refused("a closed gate answered in its place")),
-            Verdict::Failed(cause) => Err(Failed::refused(format!("it was asked for a token: {cause}"))),
-        }
-    }
-
-    /// It has answered, and so has memory of each accelerator that it can get at.
-    async fn proven(&self, job: &Job) -> Outcome {
-        let now = if job.before.is_some() { used(job).await } else { None };
-        let Some(accelerator) = now.as_ref().and_then(|now| job.untouched(now)) else {
-            return Ok(Answer::Done);
-        };
-        Err(Failed::user(format!(
-            "NoDeviceAccess: its engine answered and had taken no memory of {accelerator}, so its Pod cannot get at that: set \
-             gpuAccess or runtimeClassName of the AcceleratorPool to how this node lets Pods at accelerators"
-        )))
-    }
-
-    /// What is in use before an engine is started, whatever the order is.
-    pub(super) async fn before(&self, job: &Job) -> Option<Before> {
-        let Order::Engine { engine, generation, step: Step::Create { .. } | Step::Launch } =
-            &job.command.order
-        else {
-            return None;
-        };
-        let used = if job.is_alone() { used(job).await } else { None };
-        Some(Before { place: (job.command.node.clone(), engine.clone()), generation: *generation, used })
     }
 
     /// Clients may come, and the kubelet is told so; then everybody who reads labels.
@@ -333,15 +287,6 @@ fn labels(own: &Requester, provider: &Provider) -> Value {
     json!(labels)
 }
 
-/// As its requester's stub reads it at once; not every one can.
-async fn used(job: &Job) -> Option<Usage> {
-    let own = job.requester.as_ref()?;
-    let read = stub(own, job.command.epoch, Generation::default()).ok()?.memory(LOOK).await;
-    let log =
-        |failed: &Failed| tracing::debug!(requester = %own.name, text = failed.text, "no memory was read");
-    read.inspect_err(log).ok()
-}
-
 fn place<'a>(job: &'a Job, engine: &'a EngineId) -> Place<'a> {
     Place { node: &job.command.node, accelerators: &engine.accelerators, numbers: job.numbers.as_deref() }
 }
@@ -378,7 +323,7 @@ pub(super) async fn query(job: &Job, id: &EngineId) -> Outcome {
     Ok(Answer::Condition(condition))
 }
 
-fn adapter(engine: SocketAddr, served: Option<String>, task: Task) -> Adapter {
+pub(super) fn adapter(engine: SocketAddr, served: Option<String>, task: Task) -> Adapter {
     let manner = Manner {
         kind: Kind::Vllm,
         sleep: SleepApi::Vllm,
