@@ -72,6 +72,29 @@ async fn stub_that_cannot_be_reached_is_told_of_and_delays_nobody() {
     duo.until("deaf", "told that it is mended", says(r#"{"Errors":null}"#)).await;
 }
 
+/// It is given as long as a wake may take, and then its requester has another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_hangs_in_its_wake_delays_no_other() {
+    let duo = Duo::new("dual-stuck", 2, "8Gi", ", wake: 30s").await;
+    duo.ask("stuck", 1, 1, "--wake-time 1h").await;
+    let (_, stuck) = duo.served("stuck").await;
+    duo.ask("well", 1, 1, "").await;
+    let (_, well) = duo.served("well").await;
+    for name in ["stuck", "well"] {
+        duo.scale(name, 0).await;
+        duo.asleep(name).await;
+    }
+    duo.scale("stuck", 1).await;
+    let wakes = |_: &[Pod], all: &[Pod]| matches!(all, [own] if label(own, "sleeping") == Some("false"));
+    duo.until("stuck", "being woken", wakes).await;
+    duo.scale("well", 1).await;
+    assert_eq!(duo.served("well").await.1.uid(), well.uid());
+    let (requesters, providers) = duo.pairs("stuck").await;
+    assert!(!requesters.iter().any(is_ready), "{requesters:#?}");
+    assert_eq!(providers.iter().map(Pod::uid).collect::<Vec<_>>(), [stuck.uid()], "it still is");
+    assert_ne!(duo.served("stuck").await.1.uid(), stuck.uid());
+}
+
 /// Row 9, at the end: its engine is put to sleep all the same, and it is not held for what it cannot say.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stub_that_hangs_when_its_requester_is_deleted_keeps_neither() {
