@@ -9,13 +9,13 @@ mod counters;
 pub mod paths;
 mod sleep;
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 
 use crate::{fault::Cause, fleet::event::Verdict};
 
-use crate::caller::Caller;
+use crate::caller::{Caller, Observer};
 pub use counters::Counters;
 
 /// The calls that an engine understands for sleep and wake.
@@ -86,6 +86,12 @@ impl Adapter {
     pub fn new(manner: Manner, address: SocketAddr) -> Self {
         let caller = Caller::new(address, manner.api_key.clone());
         Self { manner, caller }
+    }
+
+    /// Calls are told to this one.
+    #[must_use]
+    pub fn observed(self, observer: Arc<dyn Observer>) -> Self {
+        Self { caller: self.caller.observed(observer), ..self }
     }
 
     /// How it answers a health request.

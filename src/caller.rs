@@ -3,14 +3,17 @@
 
 mod lines;
 
-use std::{net::SocketAddr, time::Duration};
+use std::{fmt::Debug, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Method, Request, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::{net::TcpStream, time};
+use tokio::{
+    net::TcpStream,
+    time::{self, Instant},
+};
 
 use crate::{
     fault::Cause,
@@ -27,6 +30,13 @@ const MOST: usize = 4 << 20;
 pub struct Caller {
     address: SocketAddr,
     api_key: Option<String>,
+    observer: Option<Arc<dyn Observer>>,
+}
+
+/// Is told of every call that has ended. One that nobody waited for to its end has not.
+pub trait Observer: Debug + Send + Sync {
+    /// `status`: `None` where there was no whole answer.
+    fn called(&self, method: &Method, path: &str, status: Option<u16>, took: Duration);
 }
 
 /// What was answered.
@@ -70,7 +80,13 @@ impl Caller {
     /// `api_key` is sent as a bearer token.
     #[must_use]
     pub const fn new(address: SocketAddr, api_key: Option<String>) -> Self {
-        Self { address, api_key }
+        Self { address, api_key, observer: None }
+    }
+
+    /// Calls are told to this one.
+    #[must_use]
+    pub fn observed(self, observer: Arc<dyn Observer>) -> Self {
+        Self { observer: Some(observer), ..self }
     }
 
     /// # Errors
@@ -97,8 +113,14 @@ impl Caller {
         epoch: Option<Epoch>,
         within: Duration,
     ) -> Result<Reply, Failure> {
-        let request = self.request(method, path, body, epoch)?;
-        time::timeout(within, exchange(self.address, request)).await.map_err(|_| Failure::Timeout)?
+        let request = self.request(method.clone(), path, body, epoch)?;
+        let begun = Instant::now();
+        let exchanged = time::timeout(within, exchange(self.address, request)).await;
+        let reply = exchanged.map_err(|_| Failure::Timeout).flatten();
+        if let Some(observer) = &self.observer {
+            observer.called(&method, path, reply.as_ref().ok().map(|reply| reply.status), begun.elapsed());
+        }
+        reply
     }
 
     /// Asks for what comes line by line. `within` is for the head of the answer; what follows has all the time it wants. A

@@ -6,7 +6,7 @@
 //! can make series by naming models. Everything the hot path touches is resolved when the routes are built and costs
 //! one atomic operation.
 
-mod actuation;
+mod duals;
 mod families;
 mod keys;
 mod labels;
@@ -40,7 +40,7 @@ use rouse::{
 };
 
 pub use self::{
-    actuation::{Actuations, Path},
+    duals::{Calls, Duals, Pair, Path, Phase as LauncherPhase},
     keys::{KeyMetrics, KeyOutcome},
     labels::{Cause, Outcome, Route, Status, Transition},
     lost::Lost,
@@ -82,7 +82,7 @@ pub struct Metrics {
     keys: Arc<keys::Families>,
     writes: IntCounterVec,
     readings: Readings,
-    actuations: Actuations,
+    duals: Duals,
     /// In a cluster, the namespace of each model.
     namespaces: ArcSwapOption<BTreeMap<ModelName, String>>,
 }
@@ -111,10 +111,10 @@ impl Metrics {
         self.readings.clone()
     }
 
-    /// Where it is measured how long requesters of dual pods wait.
+    /// Where dual pods are counted and measured.
     #[must_use]
-    pub fn actuations(&self) -> Actuations {
-        self.actuations.clone()
+    pub fn duals(&self) -> Duals {
+        self.duals.clone()
     }
 
     /// These are the namespaces of a cluster's models, from the next configuration on; and accelerators are pools.
@@ -204,7 +204,7 @@ impl Metrics {
             ),
             keys: keys::Families::new(&registry),
             readings: Readings::new(&registry),
-            actuations: Actuations::new(&registry),
+            duals: Duals::new(&registry),
             namespaces: ArcSwapOption::empty(),
             registry,
         }

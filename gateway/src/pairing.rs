@@ -11,6 +11,7 @@
 //! was before the last writes of the one it follows; the truth is on the Pods, and its memory begins empty.
 
 mod ask;
+mod census;
 mod configs;
 mod directory;
 mod editions;
@@ -51,6 +52,7 @@ use tokio::{
 
 pub use self::facts::READY;
 use self::{
+    census::{Census, Sight},
     configs::Configs,
     directory::Directory,
     facts::Facts,
@@ -71,7 +73,7 @@ use crate::{
         watch::{self as watched, Change, Watched},
         writer::Writer,
     },
-    metrics::Actuations,
+    metrics::Duals,
     platform::kubernetes::dcgm::{Dcgm, Samples},
 };
 
@@ -100,7 +102,7 @@ pub struct Parts {
     pub settings: Settings,
     pub seen: Seen,
     pub settled: watch::Receiver<Option<Arc<Settled>>>,
-    pub actuations: Actuations,
+    pub metrics: Duals,
     pub herald: Herald,
     /// Where it is read what is in use of accelerators, and which have faults, if that is configured.
     pub meter: Option<Arc<Dcgm>>,
@@ -130,6 +132,7 @@ pub struct Controller {
     notes: Notes,
     waits: Waits,
     tidings: Tidings,
+    census: Census,
     ears: Ears,
     ports: Ports,
     meter: Option<Arc<Dcgm>>,
@@ -167,30 +170,21 @@ enum Finished {
 impl Controller {
     /// For as long as somebody says who leads.
     pub async fn run(parts: Parts) {
-        let Parts {
-            client,
-            writer,
-            mut claim,
-            clock,
-            settings,
-            seen,
-            mut settled,
-            actuations,
-            herald,
-            meter,
-        } = parts;
+        let Parts { client, writer, mut claim, clock, settings, seen, mut settled, metrics, herald, meter } =
+            parts;
         let Seen { mut pods, listed, mut nodes, mut map, mut engines, mut launchers, mut policies } = seen;
         let mut own = Self {
             core: Pairing::new(settings.core),
             directory: Directory::new(settings.mode),
             facts: Facts::new(Configs::new(lists(&listed))),
             notes: Notes::default(),
-            waits: Waits::new(actuations),
+            waits: Waits::new(metrics.clone()),
             tidings: Tidings::new(herald),
+            census: Census::new(metrics.clone()),
             ears: Ears::new(),
             ports: Ports::default(),
             meter,
-            hands: Arc::new(Hands { client, writer, clock, settings }),
+            hands: Arc::new(Hands { client, writer, clock, settings, metrics }),
             listed: Arc::new(listed),
             epoch: None,
             came: None,
@@ -200,7 +194,7 @@ impl Controller {
         };
         let mut leads = None;
         loop {
-            let due = own.core.next_deadline();
+            let due = own.core.next_deadline().into_iter().chain(own.census.due()).min();
             tokio::select! {
                 changed = claim.changed() => {
                     if changed.is_err() {
@@ -238,6 +232,7 @@ impl Controller {
         self.notes = Notes::default();
         self.waits.forget();
         self.tidings.forget();
+        self.census.close();
         self.ears.close();
         self.ports = Ports::default();
         self.core = Pairing::new(self.hands.settings.core);
@@ -257,6 +252,8 @@ impl Controller {
         self.tell_facts();
         self.tell(vec![Event::Listed]);
         self.waits.listed();
+        let sight = Sight { directory: &self.directory, facts: &self.facts, now: self.hands.clock.now() };
+        self.census.begin(sight);
         self.measure(Duration::ZERO);
     }
 
@@ -268,8 +265,9 @@ impl Controller {
         }
         let Some(epoch) = self.epoch else { return };
         self.tell_facts();
-        self.ears.listen(&self.directory, Epoch(epoch));
+        self.ears.listen(&self.directory, Epoch(epoch), &self.hands.metrics);
         let now = self.hands.clock.now();
+        self.census.look_at_due(Sight { directory: &self.directory, facts: &self.facts, now });
         let plan = self.core.plan(now);
         self.core.issued(&plan, now);
         if !plan.looked.is_empty() {
@@ -279,6 +277,7 @@ impl Controller {
             };
             self.ordered.retain(|place, _| lives(place));
             self.proofs.retain(lives);
+            self.facts.forget_unused(&self.core);
         }
         for command in plan.commands {
             let job = self.job(command);

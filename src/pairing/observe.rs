@@ -4,7 +4,7 @@ use super::{
     Pairing,
     apply::leave,
     command::{Farewell, Why},
-    event::{Epoch, Event, Record, SeenProvider, SeenRequester, Stage},
+    event::{Epoch, Event, Record, SeenProvider, SeenRequester, Stage, Standing, Terms},
     ids::{EngineId, NodeName, ProviderId, RequesterId, Uid},
     node::{Accelerator, Engine, Kind, Node, Provider, Requester, Retry, State, pause},
 };
@@ -24,14 +24,23 @@ impl Pairing {
             }
             Event::Deposed { epoch } => self.depose(*epoch),
             Event::Template { fingerprint, standing } => {
-                self.standings.insert(*fingerprint, *standing);
+                // What nobody says is the same: nothing is kept of engines that are no more.
+                if *standing == Standing::Current {
+                    self.standings.remove(fingerprint);
+                } else {
+                    self.standings.insert(*fingerprint, *standing);
+                }
                 let has = |node: &&Node| node.engines.keys().any(|id| id.fingerprint == *fingerprint);
                 let names: Vec<_> =
                     self.nodes.values().map(|n| &**n).filter(has).map(|n| n.name.clone()).collect();
                 self.touched.extend(names);
             }
             Event::Build { build, terms } => {
-                self.builds.insert(*build, *terms);
+                if *terms == Terms::default() {
+                    self.builds.remove(build);
+                } else {
+                    self.builds.insert(*build, *terms);
+                }
                 let has = |node: &&Node| {
                     node.providers.values().any(|known| known.build == Some(*build))
                         || node.accelerators.values().any(|known| known.crashed == Some(*build))

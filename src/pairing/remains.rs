@@ -11,8 +11,8 @@
 //!   while the kubelet is silent: a node that is cut off ends nothing. It does run where there is no Node object any more: nothing
 //!   is started there, and a kubelet that registers anew begins by clearing up.
 //!
-//! Who begins to lead knows nothing of objects that are gone. Therefore a finalizer keeps the provider's object until its
-//! containers have ended, and this is for those from which somebody took it.
+//! Who begins to lead knows nothing of objects that are gone. A provider that is bound has a finalizer, which keeps its object; of one
+//! that slept and was deleted by force just before the leader changed, the meter alone knows.
 
 use std::collections::BTreeMap;
 

@@ -137,7 +137,7 @@ impl Cluster {
                 settings: dual::settings(dual),
                 seen,
                 settled: settled.clone(),
-                actuations: metrics.actuations(),
+                metrics: metrics.duals(),
                 herald,
                 meter: dcgm.clone(),
             }));

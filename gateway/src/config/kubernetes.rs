@@ -145,6 +145,7 @@ fn dual_pods(reader: &mut Reader, node: &Node) -> Option<DualPods> {
         wake: span(reader, "wake", default.wake),
         start: span(reader, "start", default.start),
         idle: span(reader, "idle", default.idle),
+        remains: span(reader, "remains", default.remains),
         ..default
     };
     section.close(reader);

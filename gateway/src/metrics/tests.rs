@@ -1,6 +1,11 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
+use http::Method;
 use rouse::{
+    caller::Observer as _,
     fleet::report::{AcceleratorView, EngineView, HostView, ModelState, ModelView},
     model::EngineId,
     units::{Bytes, Generation, Tick},
@@ -151,7 +156,22 @@ fn used() -> Metrics {
     metrics.certificate_expires(Some(2_000_000_000));
     metrics.writes().with_label_values(&["Pod", "done"]).inc();
     metrics.readings().done(Source::Stub, Tick(1_000));
-    metrics.actuations().served("chat", Path::Hot, Some("m"), Millis(120));
+    let duals = metrics.duals();
+    duals.served("chat", Path::Hot, Some("m"), Millis(120));
+    duals.created("chat", "l", true, Millis(20));
+    duals.calls("chat", Some("m")).called(&Method::POST, "/sleep", None, Duration::from_secs(1));
+    duals.requesters("m", 1);
+    duals.configs("l", 1);
+    duals.launchers("l", LauncherPhase::Bound, 1);
+    duals.bound(&Pair {
+        namespace: "chat".to_owned(),
+        requester: "r".to_owned(),
+        provider: "p".to_owned(),
+        container: "inference-server",
+        instance: "i".to_owned(),
+        accelerator: "GPU-a".to_owned(),
+        node: "n".to_owned(),
+    });
     // Its series last as long as it is held.
     let key = metrics.key("k");
     key.request(KeyOutcome::Admitted);

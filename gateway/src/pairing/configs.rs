@@ -164,6 +164,15 @@ impl Configs {
         self.engines.objects.get(name)
     }
 
+    /// How many InferenceServerConfigs name each LauncherConfig.
+    pub(super) fn by_launcher(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for config in self.engines.objects.values() {
+            *counts.entry(config.spec.launcher_config_name.clone()).or_default() += 1;
+        }
+        counts
+    }
+
     /// The LauncherConfig of this name.
     pub(super) fn named(&self, name: &ObjectName) -> Option<&Arc<LauncherConfig>> {
         self.launchers.objects.get(name)

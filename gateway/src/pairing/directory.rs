@@ -53,7 +53,7 @@ pub(super) struct Directory {
 
 /// What a Pod is here.
 #[derive(Clone, Debug)]
-enum Role {
+pub(super) enum Role {
     Requester(Box<Requester>),
     Provider(Box<Provider>),
 }
@@ -81,7 +81,7 @@ pub(super) struct Requester {
     /// Of whose template it is.
     pub(super) edition: Option<Edition>,
     /// Its provider, and where its engine is, as its Pod names them.
-    dual: Option<String>,
+    pub(super) dual: Option<String>,
     server: Option<String>,
     /// The annotation in which it is told what is wrong.
     pub(super) status: Option<String>,
@@ -108,6 +108,7 @@ pub(super) struct Provider {
     seen: SeenProvider,
     /// A kubelet may have begun to run it.
     placed: bool,
+    pub(super) created: Tick,
 }
 
 impl Directory {
@@ -131,6 +132,15 @@ impl Directory {
 
     pub(super) fn requesters(&self) -> impl Iterator<Item = &Requester> {
         self.requesters.keys().filter_map(|id| self.requester(id))
+    }
+
+    pub(super) fn role(&self, name: &ObjectName) -> Option<&Role> {
+        self.pods.get(name)
+    }
+
+    /// Of all Pods.
+    pub(super) fn names(&self) -> impl Iterator<Item = &ObjectName> {
+        self.pods.keys()
     }
 
     pub(super) fn provider(&self, node: &NodeName, id: &ProviderId) -> Option<&Provider> {
@@ -347,7 +357,7 @@ impl Requester {
             id: RequesterId::from(pod.uid()?),
             version: watch::version(&pod.metadata),
             admin: address(pod).zip(port).map(SocketAddr::from),
-            created: pod.creation_timestamp().map_or(Tick(0), |time| tick(&time)),
+            created: created(pod),
             stub: container(pod).and_then(running),
             began: container(pod).and_then(began),
             accelerators: keys::accelerators(pod),
@@ -424,6 +434,7 @@ impl Provider {
             labels: pod.labels().clone(),
             node,
             placed: pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()),
+            created: created(pod),
             id,
             address: address(pod),
             edition: Edition::read(pod),
@@ -459,6 +470,29 @@ impl Provider {
         self.id.is_launcher()
     }
 
+    pub(super) const fn node(&self) -> &NodeName {
+        &self.node
+    }
+
+    pub(super) const fn stage(&self) -> Stage {
+        self.seen.stage
+    }
+
+    /// It has a node.
+    pub(super) const fn is_placed(&self) -> bool {
+        self.placed
+    }
+
+    /// What the Pod says of its engines.
+    pub(super) fn records(&self) -> &[Record] {
+        &self.seen.records
+    }
+
+    /// One of its engines is somebody's.
+    pub(super) fn is_bound(&self) -> bool {
+        self.records().iter().any(|record| record.requester.is_some())
+    }
+
     /// Whether nothing is in it of which its Pod says what cannot be read.
     pub(super) const fn is_whole(&self) -> bool {
         self.whole
@@ -468,6 +502,10 @@ impl Provider {
     pub(super) fn orders(&self) -> Option<SocketAddr> {
         self.at(launcher::PORT)
     }
+}
+
+fn created(pod: &Pod) -> Tick {
+    pod.creation_timestamp().map_or(Tick(0), |time| tick(&time))
 }
 
 fn address(pod: &Pod) -> Option<IpAddr> {

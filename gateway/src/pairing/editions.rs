@@ -43,6 +43,17 @@ impl Editions {
         news | self.asked.entry(fingerprint).or_default().insert((origin, *version))
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.asked.len()
+    }
+
+    /// Forgets engines that nobody has or asks for any more, and whose templates they were of alone.
+    pub(super) fn retain(&mut self, is_used: impl Fn(&Fingerprint) -> bool) {
+        self.asked.retain(|fingerprint, _| is_used(fingerprint));
+        let left: BTreeSet<&Origin> = self.asked.values().flatten().map(|(origin, _)| origin).collect();
+        self.current.retain(|origin, _| left.contains(origin));
+    }
+
     pub(super) fn standings(&self) -> impl Iterator<Item = (Fingerprint, Standing)> {
         let former = |(origin, version): &(Origin, u64)| {
             self.current.get(origin).is_some_and(|(_, current)| current != version)
@@ -84,5 +95,18 @@ mod tests {
         // Rolled back.
         assert!(editions.meet("ns", &of("set/a", 1), old, Some(Tick(2000))));
         assert_eq!(standing(&editions, 2), Some(Standing::Outdated));
+    }
+
+    #[test]
+    fn engines_that_are_no_more_are_forgotten_and_what_is_current_is_not_while_a_sleeper_depends_on_it() {
+        let mut editions = Editions::default();
+        let of = |version| Edition { origin: "set/a".to_owned(), version };
+        for version in 1..=3 {
+            editions.meet("ns", &of(version), Fingerprint(version), Some(Tick(version)));
+        }
+        editions.retain(|fingerprint| fingerprint.0 == 1);
+        assert_eq!(editions.standings().collect::<Vec<_>>(), [(Fingerprint(1), Standing::Outdated)]);
+        editions.retain(|_| false);
+        assert_eq!((editions.len(), editions.current.len()), (0, 0));
     }
 }

@@ -40,6 +40,9 @@ use crate::{
 /// The condition of a Node from which its kubelet's silence is known.
 pub const READY: &str = "Ready";
 
+/// Of so many engines and launchers' sources nothing is forgotten.
+const FEW: usize = 256;
+
 /// By UUID, the accelerators of a node.
 type Numbers = BTreeMap<AcceleratorId, u32>;
 
@@ -65,6 +68,8 @@ pub(super) struct Facts {
     /// What launchers were made from that were seen.
     sources: BTreeMap<Build, Source>,
     launchers: BTreeMap<(NodeName, AcceleratorId), Launcher>,
+    /// How many engines and launchers' sources were known when those that are no more were forgotten last.
+    kept: usize,
     /// What was told of them, and whether something has come since.
     told: Told,
     news: bool,
@@ -340,6 +345,16 @@ impl Facts {
                 tell(Event::Template { fingerprint: *fingerprint, standing: *standing });
             }
         }
+        // Of what was forgotten here nothing is kept there. What is not certain now stays as it was told.
+        let kept =
+            |known: &&Fingerprint| now.standings.contains_key(known) || self.fingerprints.contains(known);
+        for fingerprint in self.told.standings.keys().filter(|known| !kept(known)) {
+            tell(Event::Template { fingerprint: *fingerprint, standing: Standing::Current });
+        }
+        let kept = |known: &&Build| now.builds.contains_key(known) || self.sources.contains_key(known);
+        for build in self.told.builds.keys().filter(|known| !kept(known)) {
+            tell(Event::Build { build: *build, terms: Terms::default() });
+        }
         for (build, terms) in &now.builds {
             if self.told.builds.get(build) != Some(terms) {
                 tell(Event::Build { build: *build, terms: *terms });
@@ -348,6 +363,26 @@ impl Facts {
         let bare = self.told.bare != now.bare;
         self.told = now;
         configured || bare
+    }
+
+    /// Forgets what nobody has any more, once as much has come as was there.
+    pub(super) fn forget_unused(&mut self, core: &Pairing) {
+        let known = self.editions.len() + self.fingerprints.len() + self.sources.len();
+        if known < FEW.max(2 * self.kept) {
+            return;
+        }
+        let (mut engines, mut builds) = (BTreeSet::new(), BTreeSet::new());
+        for node in core.nodes() {
+            engines.extend(node.engines.keys().map(|id| id.fingerprint));
+            engines.extend(node.requesters.values().map(|own| own.seen.ask.fingerprint));
+            builds.extend(node.providers.values().filter_map(|known| known.build));
+            builds.extend(node.accelerators.values().filter_map(|known| known.crashed));
+        }
+        self.editions.retain(|fingerprint| engines.contains(fingerprint));
+        self.fingerprints.retain(|fingerprint| engines.contains(fingerprint));
+        self.sources.retain(|build, _| builds.contains(build));
+        self.kept = self.editions.len() + self.fingerprints.len() + self.sources.len();
+        self.news |= self.kept < known;
     }
 
     /// To be told again from the first.

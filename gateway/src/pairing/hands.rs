@@ -29,12 +29,15 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{job::Job, proof::Before};
-use crate::controllers::{
-    crd::{
-        fma::{GROUP, LauncherPopulationPolicy, Status},
-        ledger::ObjectName,
+use crate::{
+    controllers::{
+        crd::{
+            fma::{GROUP, LauncherPopulationPolicy, Status},
+            ledger::ObjectName,
+        },
+        writer::{self, Writer},
     },
-    writer::{self, Writer},
+    metrics::Duals,
 };
 
 /// What a task needs to carry out any order.
@@ -43,6 +46,7 @@ pub(super) struct Hands {
     pub(super) writer: Writer,
     pub(super) clock: Clock,
     pub(super) settings: super::Settings,
+    pub(super) metrics: Duals,
 }
 
 /// What became of an order, in the decisions' words; what the requester's user should know of it.

@@ -7,7 +7,9 @@ use rouse::pairing::{event::Event, ids::RequesterId};
 use tokio::{task::JoinError, time};
 
 use super::{
-    Controller, Finished, LATER, directory,
+    Controller, Finished, LATER,
+    census::Sight,
+    directory,
     hands::Done,
     launchers::{self, Heard},
 };
@@ -45,7 +47,17 @@ impl Controller {
             Change::All { .. } | Change::Deleted(_) => None,
         };
         let all = matches!(change, Change::All { .. });
+        let name = match &change {
+            Change::Applied(found) => Some(found.name()),
+            Change::Deleted(name) => Some(name.clone()),
+            Change::All { .. } => None,
+        };
         self.directory.take(change, &self.facts, &mut |event| events.push(event));
+        let sight = Sight { directory: &self.directory, facts: &self.facts, now: self.hands.clock.now() };
+        match name {
+            Some(name) => self.census.look(&name, sight),
+            None => self.census.look_at_all(sight),
+        }
         let one = one.as_ref().and_then(|id| self.directory.requester(id));
         let looked = self.directory.requesters().filter(|_| all).chain(one);
         looked.for_each(|own| self.notes.look(own.id.clone()));
@@ -69,7 +81,9 @@ impl Controller {
         else {
             return;
         };
-        let launcher = Arc::new(Launcher::new(address, None, epoch));
+        let namespace = provider.map_or("", |own| &own.name.namespace);
+        let calls = Arc::new(self.hands.metrics.calls(namespace, None));
+        let launcher = Arc::new(Launcher::new(address, None, epoch).observed(calls));
         for engine in launchers::missing(heard, node) {
             let Some(known) = node.engines.get(&engine) else { continue };
             let (launcher, generation) = (Arc::clone(&launcher), known.generation);
@@ -173,6 +187,8 @@ impl Controller {
         }
         if configured || !events.is_empty() {
             self.directory.again(&self.facts, &mut |event| events.push(event));
+            let now = self.hands.clock.now();
+            self.census.look_at_all(Sight { directory: &self.directory, facts: &self.facts, now });
             self.directory.requesters().for_each(|own| self.notes.look(own.id.clone()));
         }
         self.tell(events);

@@ -20,9 +20,12 @@ use super::{
     hands::Failed,
     proof::Usage,
 };
-use crate::controllers::{
-    crd::fma::{InferenceServerConfig, LauncherConfig},
-    dual::access::Access,
+use crate::{
+    controllers::{
+        crd::fma::{InferenceServerConfig, LauncherConfig},
+        dual::access::Access,
+    },
+    metrics::{Calls, Duals},
 };
 
 /// As they were seen last.
@@ -52,10 +55,11 @@ pub(super) struct Job {
     pub(super) launcher: Option<Arc<LauncherConfig>>,
     /// How a Pod that is made gets at the node's accelerators.
     pub(super) access: Option<Access>,
+    metrics: Duals,
 }
 
 impl Job {
-    fn new(command: Command) -> Self {
+    const fn new(command: Command, metrics: Duals) -> Self {
         Self {
             command,
             requester: None,
@@ -71,7 +75,17 @@ impl Job {
             config: None,
             launcher: None,
             access: None,
+            metrics,
         }
+    }
+
+    /// Where calls for it are told.
+    pub(super) fn calls(&self) -> Arc<Calls> {
+        let pod = self.requester.as_ref().map(|own| &own.name);
+        let namespace =
+            pod.or_else(|| self.provider.as_ref().map(|own| &own.name)).map_or("", |own| &own.namespace);
+        let config = self.requester.as_ref().and_then(Requester::config);
+        Arc::new(self.metrics.calls(namespace, config.map(|config| config.name.as_str())))
     }
 
     /// Gives a Pod that is made for its node what it needs there.
@@ -116,7 +130,7 @@ impl Job {
 
 impl Controller {
     pub(super) fn job(&mut self, command: Command) -> Job {
-        let mut job = Job::new(command.clone());
+        let mut job = Job::new(command.clone(), self.hands.metrics.clone());
         let node = &command.node;
         job.access = self.facts.access(node);
         match &command.order {

@@ -16,7 +16,10 @@ use tokio::{
 };
 
 use super::directory::Directory;
-use crate::platform::kubernetes::launcher::{Instance, Launcher, Seen, engine};
+use crate::{
+    metrics::Duals,
+    platform::kubernetes::launcher::{Instance, Launcher, Seen, engine},
+};
 
 /// Engines of launchers listen here and above.
 const FIRST: u16 = 8100;
@@ -83,7 +86,7 @@ impl Ears {
     }
 
     /// To all that are there.
-    pub(super) fn listen(&mut self, directory: &Directory, epoch: Epoch) {
+    pub(super) fn listen(&mut self, directory: &Directory, epoch: Epoch, metrics: &Duals) {
         let there: BTreeSet<&Uid> = directory.launcher_uids().collect();
         self.of.retain(|uid, task| {
             let stays = there.contains(uid);
@@ -95,7 +98,8 @@ impl Ears {
         while self.tasks.try_join_next().is_some() {}
         for (node, id, own) in directory.launchers() {
             let (false, Some(address)) = (self.of.contains_key(&own.uid), own.orders()) else { continue };
-            let launcher = Launcher::new(address, None, epoch.0);
+            let calls = Arc::new(metrics.calls(&own.name.namespace, None));
+            let launcher = Launcher::new(address, None, epoch.0).observed(calls);
             let (node, id, uid) = (node.clone(), id.clone(), own.uid.clone());
             let (tell, of) = (self.tell.clone(), uid.clone());
             let wrap = move |seen| Heard { node: node.clone(), launcher: id.clone(), uid: of.clone(), seen };

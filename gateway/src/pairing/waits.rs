@@ -11,11 +11,11 @@ use rouse::{
 };
 
 use super::directory::Requester;
-use crate::metrics::{Actuations, Path};
+use crate::metrics::{Duals, Path};
 
 /// Requesters whose stubs have been seen to run.
 pub(super) struct Waits {
-    told: Actuations,
+    told: Duals,
     all: BTreeMap<RequesterId, Wait>,
     /// All that was there when this gateway began to lead has been seen.
     listed: bool,
@@ -29,7 +29,7 @@ struct Wait {
 }
 
 impl Waits {
-    pub(super) const fn new(told: Actuations) -> Self {
+    pub(super) const fn new(told: Duals) -> Self {
         Self { told, all: BTreeMap::new(), listed: false }
     }
 

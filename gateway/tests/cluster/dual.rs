@@ -2,6 +2,7 @@
 
 mod away;
 mod both;
+mod counted;
 mod crashes;
 mod direct;
 mod faults;
@@ -52,11 +53,12 @@ impl Duo {
         Self::with(name, gpus, sleeping, dual, &[]).await
     }
 
-    /// Whose gateway dies before its write or order of this number; another is there to take over.
-    async fn dying(name: &str, point: u32, home: both::Home) -> Self {
-        let env = [("ROUSE_TEST_ABORT_BEFORE_WRITE", point.to_string())];
-        let mut duo = Self::with(name, 1, "8Gi", home.mode(), &env).await;
-        duo.second = Some(duo.world.gateway_with("gateway-1", &duo.more));
+    /// Whose gateway dies before its write or order of this number; another is there to take over, which may die as well.
+    async fn dying(name: &str, point: u32, second: Option<u32>, home: both::Home) -> Self {
+        let before = |point: u32| ("ROUSE_TEST_ABORT_BEFORE_WRITE", point.to_string());
+        let mut duo = Self::with(name, 1, "8Gi", home.mode(), &[before(point)]).await;
+        let env: Vec<_> = second.map(before).into_iter().collect();
+        duo.second = Some(duo.world.gateway_in("gateway-1", &duo.more, &env));
         duo
     }
 

@@ -32,8 +32,14 @@ use crate::{
 };
 
 /// Of the page's families, those that have a series only once what they count has happened, or where it is configured.
-const RARE: [&str; 6] = [
+const RARE: [&str; 12] = [
     "fma_actuation_seconds",
+    "fma_duality",
+    "fma_http_latency_seconds",
+    "fma_isc_count",
+    "fma_launcher_create_seconds",
+    "fma_launcher_pod_count",
+    "fma_requester_count",
     "rouse_config_reloads_total",
     "rouse_evictions_total",
     "rouse_key_requests_total",

@@ -1,5 +1,5 @@
 use k8s_openapi::api::core::v1::NodeStatus;
-use rouse::pairing::event::Event;
+use rouse::{pairing::event::Event, units::Tick};
 
 use super::*;
 use crate::controllers::crd::ledger::ObjectName;
@@ -63,4 +63,25 @@ fn a_fault_lasts_until_its_series_says_nothing_of_the_kind() {
     assert_eq!(after(true, true), (true, false), "it is no news");
     assert_eq!(after(false, true), (true, false), "the last Xid is another, harmless one");
     assert_eq!(after(false, false), (false, true));
+}
+
+#[test]
+fn engines_that_nobody_has_any_more_are_forgotten_here_and_by_the_decisions() {
+    let (mut facts, mut core) =
+        (Facts::default(), Pairing::new(rouse::pairing::settings::Settings::default()));
+    let many = u64::try_from(FEW).unwrap();
+    let tell = |facts: &mut Facts, core: &mut Pairing| {
+        facts.tell(&mut |event| core.on(&event, Tick(1)));
+        (0..2 * many).filter(|own| core.standing(Fingerprint(*own)) == Standing::Outdated).count()
+    };
+    // Each edition is of another engine, and makes the one before outdated.
+    for version in 0..many {
+        let edition = crate::controllers::dual::edition::Edition { origin: "set/a".to_owned(), version };
+        facts.editions.meet("ns", &edition, Fingerprint(version), Some(Tick(version)));
+    }
+    facts.news = true;
+    assert_eq!(tell(&mut facts, &mut core), FEW - 1);
+    facts.forget_unused(&core);
+    assert_eq!(tell(&mut facts, &mut core), 0);
+    assert_eq!((facts.editions.len(), facts.told.standings.len()), (0, 0));
 }

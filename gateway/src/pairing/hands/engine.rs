@@ -1,6 +1,6 @@
 //! Orders about engines: their Pods, what is written on these, and what the engines themselves are told.
 
-use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::api::{apps::v1::ReplicaSet, core::v1::Pod};
 use kube::{Api, ResourceExt as _};
@@ -139,7 +139,7 @@ impl Hands {
     /// Clients may come, and the kubelet is told so; then everybody who reads labels.
     async fn open(&self, job: &Job, generation: Generation) -> Outcome {
         let (own, engine, provider) = (job.requester()?, job.engine()?, job.provider()?);
-        let stub = stub(own, job.command.epoch, generation)?;
+        let stub = stub(job, own, generation)?;
         if let Err(failed) = stub.target(engine).await {
             if failed.cause == Cause::Conflict {
                 // It relays to an engine that it had before, and cannot be told another: its owner makes one that can.
@@ -159,7 +159,7 @@ impl Hands {
     }
 
     async fn gate(&self, job: &Job, generation: Generation, deadline: Tick) -> Outcome {
-        let stub = stub(job.requester()?, job.command.epoch, generation)?;
+        let stub = stub(job, job.requester()?, generation)?;
         stub.ready(false).await?;
         stub.drained(deadline.since(self.now())).await?;
         Ok(Answer::Done)
@@ -200,7 +200,7 @@ impl Hands {
     fn directly(&self, job: &Job) -> Result<Adapter, Failed> {
         self.writer.claim()?;
         fault::point();
-        Ok(adapter(job.engine()?, None, Task::None))
+        adapter(job, None, Task::None)
     }
 
     /// Through the requester's stub, which refuses a leader that was replaced; `None`: it knows no such orders.
@@ -211,7 +211,7 @@ impl Hands {
         wake: bool,
         level: Level,
     ) -> Result<Option<Actuated>, Failed> {
-        let stub = stub(job.requester()?, job.command.epoch, generation)?;
+        let stub = stub(job, job.requester()?, generation)?;
         stub.target(job.engine()?).await?;
         let core = &self.settings.core;
         if !wake {
@@ -295,7 +295,7 @@ fn place<'a>(job: &'a Job, engine: &'a EngineId) -> Place<'a> {
 /// wakes nothing.
 pub(super) async fn tell_stub(job: &Job) -> Result<(), Failed> {
     let Some(own) = job.requester.as_ref().filter(|own| own.admin.is_some()) else { return Ok(()) };
-    match stub(own, job.command.epoch, Generation::default())?.hear().await {
+    match stub(job, own, Generation::default())?.hear().await {
         Ok(Some(gate)) if gate.epoch > job.command.epoch.0 => Err(Failed::deposed()),
         Err(failed) => {
             tracing::debug!(requester = %own.name, text = failed.text, "its stub was not told who leads");
@@ -307,7 +307,7 @@ pub(super) async fn tell_stub(job: &Job) -> Result<(), Failed> {
 
 /// How is it? An engine that does not answer yet is starting: its Pod says when it no longer runs.
 pub(super) async fn query(job: &Job, id: &EngineId) -> Outcome {
-    let adapter = adapter(job.engine()?, None, Task::None);
+    let adapter = adapter(job, None, Task::None)?;
     let condition = match adapter.asleep(MOMENT).await {
         // Where it was not written, what wakes it must do for either.
         Some(true) => match job.written(id) {
@@ -323,7 +323,7 @@ pub(super) async fn query(job: &Job, id: &EngineId) -> Outcome {
     Ok(Answer::Condition(condition))
 }
 
-pub(super) fn adapter(engine: SocketAddr, served: Option<String>, task: Task) -> Adapter {
+pub(super) fn adapter(job: &Job, served: Option<String>, task: Task) -> Result<Adapter, Failed> {
     let manner = Manner {
         kind: Kind::Vllm,
         sleep: SleepApi::Vllm,
@@ -331,7 +331,7 @@ pub(super) fn adapter(engine: SocketAddr, served: Option<String>, task: Task) ->
         task,
         api_key: None,
     };
-    Adapter::new(manner, engine)
+    Ok(Adapter::new(manner, job.engine()?).observed(job.calls()))
 }
 
 fn engine_failed(cause: EngineCause) -> Failed {

@@ -38,7 +38,7 @@ impl Hands {
         let served = list["data"][0]["id"].as_str().map(str::to_owned);
         let task = if served.is_some() { Task::Generate } else { Task::None };
         fault::point();
-        match adapter(engine, served, task).probe(within).await {
+        match adapter(job, served, task)?.probe(within).await {
             Verdict::Passed if task == Task::Generate => self.proven(job).await,
             Verdict::Passed => Ok(Answer::Done),
             Verdict::Inconclusive => Err(Failed::refused("a closed gate answered in its place")),
@@ -73,7 +73,7 @@ impl Hands {
 /// As its requester's stub reads it at once; not every one can.
 async fn used(job: &Job) -> Option<Usage> {
     let own = job.requester.as_ref()?;
-    let read = stub(own, job.command.epoch, Generation::default()).ok()?.memory(LOOK).await;
+    let read = stub(job, own, Generation::default()).ok()?.memory(LOOK).await;
     let log =
         |failed: &Failed| tracing::debug!(requester = %own.name, text = failed.text, "no memory was read");
     read.inspect_err(log).ok()

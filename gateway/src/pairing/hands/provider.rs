@@ -7,6 +7,7 @@ use rouse::pairing::{
     event::{Answer, Condition},
     ids::{ProviderId, Uid},
 };
+use tokio::time::Instant;
 
 use super::{Failed, Hands, Outcome};
 use crate::{
@@ -38,7 +39,12 @@ impl Hands {
         let mut object = made;
         merge::into(&mut object, &serde_json::to_value(&granted).map_err(|error| user(&error))?);
         let pods = Api::namespaced(self.client.clone(), &namespace);
-        match self.writer.create::<Pod>(&pods, &object).await {
+        let begun = Instant::now();
+        let created = self.writer.create::<Pod>(&pods, &object).await;
+        if let Some(answered) = was_answered(created.as_ref().err()) {
+            self.metrics.created(&namespace, &config.name_any(), answered, begun.elapsed().into());
+        }
+        match created {
             // There is one for each place: it is this.
             Ok(_) | Err(writer::Error::Conflict) => Ok(Answer::Done),
             Err(error) => {
@@ -68,5 +74,15 @@ impl Hands {
         };
         self.writer.delete(&api, &name, &pod.metadata.uid.unwrap_or_default()).await?;
         Ok(Answer::Done)
+    }
+}
+
+/// Whether the API server has answered, with whatever; `None`: it was not asked.
+fn was_answered(error: Option<&writer::Error>) -> Option<bool> {
+    match error {
+        Some(writer::Error::NotLeading) => None,
+        Some(writer::Error::Late) => Some(false),
+        Some(writer::Error::Api(error)) => Some(matches!(**error, kube::Error::Api(_))),
+        _ => Some(true),
     }
 }

@@ -1,10 +1,7 @@
 //! Orders about requesters.
 
 use rouse::{
-    pairing::{
-        command::OfRequester,
-        event::{Answer, Epoch},
-    },
+    pairing::{command::OfRequester, event::Answer},
     units::Generation,
 };
 use serde_json::{Value, json};
@@ -20,20 +17,20 @@ impl Hands {
         let own = job.requester()?;
         match step {
             OfRequester::Accelerators { gate } => {
-                let stub = stub(own, job.command.epoch, Generation::default())?;
+                let stub = stub(job, own, Generation::default())?;
                 let (found, gated) = tokio::join!(accelerators(&stub), async {
                     if *gate { close(&stub).await } else { Ok(Answer::Done) }
                 });
                 gated.and(found)
             }
-            OfRequester::Gate => close(&stub(own, job.command.epoch, Generation::default())?).await,
+            OfRequester::Gate => close(&stub(job, own, Generation::default())?).await,
             OfRequester::Delete { .. } => {
                 self.writer.delete(&self.pods(&own.name), &own.name.name, own.id.as_str()).await?;
                 Ok(Answer::Done)
             }
             OfRequester::Finalize { wanted } => self.finalize(job, own, *wanted).await,
             OfRequester::Release => {
-                stub(own, job.command.epoch, Generation::default())?.release().await?;
+                stub(job, own, Generation::default())?.release().await?;
                 Ok(Answer::Done)
             }
         }
@@ -82,7 +79,7 @@ async fn accelerators(stub: &Spi) -> Outcome {
 }
 
 /// The requester's stub.
-pub(super) fn stub(own: &Requester, epoch: Epoch, generation: Generation) -> Result<Spi, Failed> {
+pub(super) fn stub(job: &Job, own: &Requester, generation: Generation) -> Result<Spi, Failed> {
     let address = own.admin.ok_or_else(|| Failed::lost("its stub's address"))?;
-    Ok(Spi::new(address, epoch, generation))
+    Ok(Spi::new(address, job.command.epoch, generation).observed(job.calls()))
 }

@@ -3,11 +3,11 @@
 //! Ours has a gate, wakes and puts to sleep, and refuses who was replaced. The public project's knows none of that: what it
 //! answers 404 to is done without it.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use http::Method;
 use rouse::{
-    caller::{Caller, Failure, Reply},
+    caller::{Caller, Failure, Observer, Reply},
     model::{AcceleratorId, Level},
     nvml,
     pairing::event::{Cause, Epoch},
@@ -34,6 +34,11 @@ pub(super) struct Spi {
 impl Spi {
     pub(super) const fn new(address: SocketAddr, epoch: Epoch, generation: Generation) -> Self {
         Self { caller: Caller::new(address, None), epoch: epoch.0, generation }
+    }
+
+    /// Calls are told to this one.
+    pub(super) fn observed(self, observer: Arc<dyn Observer>) -> Self {
+        Self { caller: self.caller.observed(observer), ..self }
     }
 
     pub(super) async fn accelerators(&self) -> Result<Vec<AcceleratorId>, Failed> {

@@ -8,11 +8,11 @@ mod instance;
 pub mod pod;
 mod watch;
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use http::Method;
 use rouse::{
-    caller::{Caller, Failure, Reply},
+    caller::{Caller, Failure, Observer, Reply},
     nvml,
     pairing::event::Cause,
     units::Generation,
@@ -86,6 +86,12 @@ impl Launcher {
     #[must_use]
     pub const fn new(address: SocketAddr, token: Option<String>, epoch: Epoch) -> Self {
         Self { address, caller: Caller::new(address, token), epoch }
+    }
+
+    /// Calls are told to this one.
+    #[must_use]
+    pub fn observed(self, observer: Arc<dyn Observer>) -> Self {
+        Self { caller: self.caller.observed(observer), ..self }
     }
 
     /// # Errors

@@ -1,7 +1,10 @@
 //! A leader that is killed before a write or an order, whichever: the next one finds out what there is.
 
+use std::pin::pin;
+
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
+use tokio::time::{Duration, sleep};
 
 use super::{
     Duo,
@@ -27,12 +30,45 @@ async fn a_leader_killed_before_any_write_or_order_in_mode_plain_leaves_no_engin
     everywhere(Home::Plain, ended).await;
 }
 
+/// The one that takes over dies soon as well, and a third goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_leaders_killed_one_after_the_other_leave_nothing_doubled_and_nothing_lost() {
+    twice(Home::Pod).await;
+    twice(Home::Launcher).await;
+}
+
+/// The first before its second, fourth... write or order, the next one before its first to third.
+async fn twice(home: Home) {
+    let killed_before = async |point: u32| {
+        let (first, second) = (2 * point, 1 + point % 3);
+        let name = home.named(&format!("dual-crash-{first}-{second}"));
+        let mut duo = Box::pin(Box::pin(Duo::dying(&name, first, Some(second), home)).await.at(home)).await;
+        let mut next = duo.second.take().unwrap();
+        let mut story = pin!(slept(&duo));
+        let third = async {
+            while !next.has_ended() {
+                sleep(Duration::from_millis(50)).await;
+            }
+            duo.world.gateway_with("gateway-2", &duo.more)
+        };
+        let _third = tokio::select! {
+            () = &mut story => return false,
+            third = third => third,
+        };
+        story.await;
+        true
+    };
+    let ended = join_all((1..=TEN).map(|point| Box::pin(killed_before(point)))).await;
+    let killed = ended.iter().filter(|killed| **killed).count();
+    assert!(killed >= 6, "two leaders were killed in {killed} of {TEN}");
+}
+
 /// Before each write and order of this story, until there is none left to be killed before. The second gateway is there from the
 /// first, and leads once the first is dead.
 async fn everywhere(home: Home, story: impl AsyncFn(&Duo)) {
     let killed_before = async |point: u32| {
         let name = home.named(&format!("dual-crash-{point}"));
-        let mut duo = Box::pin(Box::pin(Duo::dying(&name, point, home)).await.at(home)).await;
+        let mut duo = Box::pin(Box::pin(Duo::dying(&name, point, None, home)).await.at(home)).await;
         story(&duo).await;
         duo.gateway.has_ended()
     };

@@ -30,7 +30,7 @@ impl Duo {
 
     /// Its requester is served, and none of its engines has died: in a Pod it would have been started again, and in a launcher the
     /// requester would have been told.
-    async fn lives(&self, name: &str) -> Pod {
+    pub(super) async fn lives(&self, name: &str) -> Pod {
         let (requester, provider) = self.pair(name).await;
         assert_eq!(annotation(&requester, "status"), None);
         assert_eq!(

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
+use tokio::time::{Duration, Instant};
 
 use super::{
     Duo,
@@ -127,6 +128,41 @@ async fn requester_deleted_on_a_node_that_does_not_report_is_let_go() {
         assert_eq!(engines_of(&duo.alone("one").await), engines_of(&provider));
         duo.scale("one", 1).await;
         assert_eq!(engines_of(&duo.pair("one").await.1), engines_of(&provider));
+    })
+    .await;
+}
+
+/// Row 10, for good: somebody deletes by force what is on the node. Its engine runs on, and what that holds is given to nobody before
+/// the kubelet has been back for as long as it may need to end it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engine_of_pods_deleted_by_force_on_a_node_that_does_not_report_keeps_its_memory() {
+    both("dual-vanished", 1, ", remains: 15s", async |duo| {
+        duo.demand("one", "").await;
+        let (requester, provider) = duo.pair("one").await;
+        let engines = duo.world.runner.processes(&provider).len();
+        let node = format!("{}-a", duo.world.name());
+        duo.world.runner.partition(&node);
+        let orphan =
+            DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
+        duo.sets().delete("one", &orphan).await.unwrap();
+        let off = json!({"metadata": {"finalizers": null}});
+        for pod in [&requester, &provider] {
+            duo.world.runner.force_delete(pod).await.unwrap();
+            let pods = duo.world.pods();
+            match pods.patch(&pod.name_any(), &PatchParams::default(), &Patch::Merge(&off)).await {
+                // The gateway was quicker.
+                Err(kube::Error::Api(gone)) if gone.code == 404 => {}
+                patched => drop(patched.unwrap()),
+            }
+        }
+        duo.watch_for("one", "no Pod", |requesters, providers| requesters.is_empty() && providers.is_empty())
+            .await;
+        assert_eq!(duo.world.runner.processes(&provider).len(), engines, "nobody has told its kubelet");
+        duo.demand("two", "").await;
+        let healed = Instant::now();
+        duo.world.runner.heal(&node);
+        duo.lives("two").await;
+        assert!(healed.elapsed() >= Duration::from_secs(15), "{:?}", healed.elapsed());
     })
     .await;
 }
