@@ -70,6 +70,7 @@ use crate::{
         election::Claim,
         index::Settled,
         recorder::{Herald, Notice},
+        stub_key::StubKey,
         watch::{self as watched, Change, Watched},
         writer::Writer,
     },
@@ -91,6 +92,8 @@ pub struct Settings {
     /// How requesters are served that do not say it themselves.
     pub mode: Mode,
     pub make: Make,
+    /// Of which the tokens of models' requesters are made.
+    pub key: StubKey,
 }
 
 /// What the controller is made of.

@@ -134,7 +134,7 @@ impl Cluster {
                 writer: writer.clone(),
                 claim: election.claim(),
                 clock,
-                settings: dual::settings(dual),
+                settings: dual::settings(dual, key.clone()),
                 seen,
                 settled: settled.clone(),
                 metrics: metrics.duals(),

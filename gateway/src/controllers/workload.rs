@@ -11,12 +11,15 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
 use rouse::{pairing, wire::Epoch};
 use serde_json::{Map, Value, json};
 
 use super::{
     convert::{Pods, Variant},
     crd::ledger::ObjectName,
+    dual::keys,
     label,
     stub_key::StubKey,
 };
@@ -58,6 +61,17 @@ const LONGEST_NAME: usize = 200;
 pub struct Owner {
     pub object: ObjectName,
     pub uid: String,
+}
+
+impl Owner {
+    /// The model that this requester is of, if it is of any: its stub demands that one's token. The namespace is the Pod's own: what
+    /// somebody writes elsewhere gets them no token of a model here.
+    #[must_use]
+    pub fn of_requester(pod: &Pod) -> Option<Self> {
+        let of = |key: &str| pod.annotations().get(key).cloned();
+        let object = ObjectName::new(pod.namespace().unwrap_or_default(), of(OBJECT)?);
+        Some(Self { object, uid: of(keys::TOKEN_OF)? })
+    }
 }
 
 /// What the injected stub is made of.

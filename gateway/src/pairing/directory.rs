@@ -30,6 +30,7 @@ use crate::{
             keys, record,
         },
         watch::{self, Change, Found},
+        workload::Owner,
     },
     platform::kubernetes::launcher::{
         self,
@@ -80,6 +81,8 @@ pub(super) struct Requester {
     finalizer: bool,
     /// Of whose template it is.
     pub(super) edition: Option<Edition>,
+    /// Whose token its stub demands, if any.
+    pub(super) owner: Option<Owner>,
     /// Its provider, and where its engine is, as its Pod names them.
     pub(super) dual: Option<String>,
     server: Option<String>,
@@ -365,6 +368,7 @@ impl Requester {
             ended: has_ended(pod),
             finalizer: pod.finalizers().iter().any(|own| own == keys::REQUESTER_FINALIZER),
             edition: Edition::of(pod),
+            owner: Owner::of_requester(pod),
             dual: pod.labels().get(keys::DUAL).cloned(),
             server: pod.annotations().get(keys::SERVER_IP).cloned(),
             status: pod.annotations().get(keys::STATUS).cloned(),

@@ -55,6 +55,8 @@ pub(super) struct Job {
     pub(super) launcher: Option<Arc<LauncherConfig>>,
     /// How a Pod that is made gets at the node's accelerators.
     pub(super) access: Option<Access>,
+    /// What the requester's stub is shown.
+    pub(super) token: Option<String>,
     metrics: Duals,
 }
 
@@ -75,6 +77,7 @@ impl Job {
             config: None,
             launcher: None,
             access: None,
+            token: None,
             metrics,
         }
     }
@@ -145,6 +148,8 @@ impl Controller {
             Order::Engine { engine, step, .. } => self.of_engine(&mut job, node, engine, step),
             Order::Provider { provider, step } => self.of_launcher(&mut job, node, provider, step),
         }
+        let owner = job.requester.as_ref().and_then(|own| own.owner.as_ref());
+        job.token = owner.map(|owner| self.hands.settings.key.token(owner));
         let asked = job.requester.as_ref().and_then(Requester::config);
         job.config = asked.and_then(|name| self.facts.configs.engine(name)).cloned();
         let launcher = asked.and_then(|name| self.facts.configs.launcher(name));

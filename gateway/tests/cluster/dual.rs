@@ -15,6 +15,7 @@ mod proofs;
 mod races;
 mod rollouts;
 mod tainted;
+mod tokens;
 mod told;
 mod uninstalled;
 mod unreachable;

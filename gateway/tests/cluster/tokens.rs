@@ -50,11 +50,35 @@ async fn order(pod: &Pod, order: (&str, &str, &str), token: Option<&str>) -> (u1
     (answer.status, answer.text())
 }
 
-/// What its spec says of its token.
-fn hash(pod: &Pod) -> String {
-    let stub = pod.spec.as_ref().unwrap().containers.iter().find(|container| container.name == STUB).unwrap();
+/// No order that there is, and no look at its gate, is granted to who shows one of these.
+pub(crate) async fn obeys_none_of(pod: &Pod, tokens: &[Option<&str>]) {
+    for token in tokens {
+        for what in ORDERS {
+            assert_eq!(order(pod, what, *token).await.0, 401, "{what:?} with {token:?}");
+        }
+        let looks = [("GET", "/v1/gate", ""), ("GET", "/v1/proxy/config", "")];
+        for what in looks {
+            assert_eq!(order(pod, what, *token).await.0, 401, "{what:?} with {token:?}");
+        }
+    }
+}
+
+/// What its spec says of its token: `stub` is the container.
+pub(crate) fn hash_of(pod: &Pod, stub: &str) -> String {
+    let stub = pod.spec.as_ref().unwrap().containers.iter().find(|container| container.name == stub).unwrap();
     let mut args = stub.args.iter().flatten();
     args.find_map(|arg| arg.strip_prefix("--token-sha256=")).unwrap().to_owned()
+}
+
+fn hash(pod: &Pod) -> String {
+    hash_of(pod, STUB)
+}
+
+/// Takes the key away: the next gateway that begins makes another.
+pub(crate) async fn forget_key<R>(world: &World<'_, R>) {
+    let secrets: Api<Secret> = world.site.namespace.api();
+    let none = Patch::Merge(json!({"data": {"key": null}}));
+    secrets.patch(SECRET, &PatchParams::default(), &none).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -74,15 +98,7 @@ async fn a_stub_obeys_nobody_without_its_models_own_token() {
     };
     let (own, others, hash) = (key.token(&owner(&qwen)), key.token(&owner(&other)), hash(&pod));
     // What somebody may know: nothing, what the Pod's spec says, another model's token.
-    for token in [None, Some(""), Some(hash.as_str()), Some(others.as_str())] {
-        for what in ORDERS {
-            assert_eq!(order(&pod, what, token).await.0, 401, "{what:?} with {token:?}");
-        }
-        let looks = [("GET", "/v1/gate", ""), ("GET", "/v1/proxy/config", "")];
-        for what in looks {
-            assert_eq!(order(&pod, what, token).await.0, 401, "{what:?} with {token:?}");
-        }
-    }
+    obeys_none_of(&pod, &[None, Some(""), Some(&hash), Some(&others)]).await;
     let (status, gate) = order(&pod, ("GET", "/v1/gate", ""), Some(&own)).await;
     assert_eq!(status, 200, "{gate}");
     let gate: serde_json::Value = serde_json::from_str(&gate).unwrap();
@@ -131,9 +147,7 @@ async fn engines_of_another_key_are_replaced() {
     let before = world.running().await.remove(0);
     first.signal(Signal::SIGTERM);
     first.ended().await;
-    let secrets: Api<Secret> = world.site.namespace.api();
-    let none = Patch::Merge(json!({"data": {"key": null}}));
-    secrets.patch(SECRET, &PatchParams::default(), &none).await.unwrap();
+    forget_key(&world).await;
 
     // It leads, and finds an engine that it cannot give orders to.
     let second = world.gateway("gateway-1", "");

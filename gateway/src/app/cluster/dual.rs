@@ -16,6 +16,7 @@ use crate::{
         crd::fma::GROUP,
         dual::provider::Make,
         objects,
+        stub_key::StubKey,
         watch::{Awaited, Change, Watched, watch as follow},
     },
     pairing::{GPU_MAP, READY, Seen, Settings},
@@ -130,6 +131,6 @@ fn slim_node(node: &mut Node) {
     node.status = Some(NodeStatus { conditions, allocatable, ..NodeStatus::default() });
 }
 
-pub(super) fn settings(dual: &config::DualPods) -> Settings {
-    Settings { core: dual.timing, mode: dual.mode, make: Make::default() }
+pub(super) fn settings(dual: &config::DualPods, key: StubKey) -> Settings {
+    Settings { core: dual.timing, mode: dual.mode, make: Make::default(), key }
 }

@@ -13,6 +13,8 @@ pub const SERVER_PATCH: &str = "dual-pods.llm-d.ai/server-patch";
 pub const SERVER_CONFIG: &str = "dual-pods.llm-d.ai/inference-server-config";
 /// `plain` or `sleep`: how its engine is made and put away, whatever the installation does.
 pub const MODE: &str = "rouse.dev/provider-mode";
+/// Of a model's requesters: the uid of the InferenceModel whose token their stubs demand.
+pub const TOKEN_OF: &str = "rouse.dev/stub-token-of";
 pub const ADMIN_PORT: &str = "dual-pods.llm-d.ai/admin-port";
 /// `{"Errors": null}` or `{"Errors": ["…"]}`.
 pub const STATUS: &str = "dual-pods.llm-d.ai/status";

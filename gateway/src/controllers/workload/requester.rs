@@ -39,7 +39,8 @@ impl Workload<'_> {
         let timing = &self.sidecar.timing;
         let hold = (timing.drain + timing.sleep_within(&sizes)).0.div_ceil(1000);
         let grace = timing.hold(&sizes).0.div_ceil(1000);
-        let mut stub = self.stub([format!("--hold={hold}s")]);
+        let token = format!("--token-sha256={}", self.sidecar.key.hash(self.owner));
+        let mut stub = self.stub([format!("--hold={hold}s"), token]);
         merge::into(
             &mut stub,
             &json!({"name": keys::CONTAINER, "resources": {"limits": accelerators, "requests": accelerators}}),
@@ -51,6 +52,7 @@ impl Workload<'_> {
             &mut annotations,
             &json!({
                 keys::ADMIN_PORT: SPI_PORT.to_string(),
+                keys::TOKEN_OF: self.owner.uid,
                 keys::MEMORY: Quantity::from(awake).to_string(),
                 keys::MEMORY_ASLEEP: Quantity::from(asleep).to_string(),
                 keys::HOST_MEMORY: Quantity::from(host).to_string(),

@@ -177,6 +177,9 @@ fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
         let args = stub.args.as_ref().unwrap();
         // 30 s to drain, and for sleep 10 s and one for each of 40 GiB.
         assert!(args.contains(&"--hold=80s".to_owned()), "{args:?}");
+        let owner = Owner::of_requester(&requester).unwrap();
+        let hash = format!("--token-sha256={}", StubKey::example().hash(&owner));
+        assert!(args.contains(&hash), "{args:?}");
         assert_eq!(own.termination_grace_period_seconds, Some(90), "it outlives its stub's hold");
         let limits = stub.resources.as_ref().unwrap().limits.as_ref().unwrap();
         assert_eq!(limits["nvidia.com/gpu"].0, "2");

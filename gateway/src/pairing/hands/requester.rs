@@ -81,5 +81,6 @@ async fn accelerators(stub: &Spi) -> Outcome {
 /// The requester's stub.
 pub(super) fn stub(job: &Job, own: &Requester, generation: Generation) -> Result<Spi, Failed> {
     let address = own.admin.ok_or_else(|| Failed::lost("its stub's address"))?;
-    Ok(Spi::new(address, job.command.epoch, generation).observed(job.calls()))
+    let spi = Spi::new(address, job.token.clone(), job.command.epoch, generation);
+    Ok(spi.observed(job.calls()))
 }

@@ -32,8 +32,13 @@ pub(super) struct Spi {
 }
 
 impl Spi {
-    pub(super) const fn new(address: SocketAddr, epoch: Epoch, generation: Generation) -> Self {
-        Self { caller: Caller::new(address, None), epoch: epoch.0, generation }
+    pub(super) const fn new(
+        address: SocketAddr,
+        token: Option<String>,
+        epoch: Epoch,
+        generation: Generation,
+    ) -> Self {
+        Self { caller: Caller::new(address, token), epoch: epoch.0, generation }
     }
 
     /// Calls are told to this one.

@@ -209,7 +209,11 @@ async fn examine(shared: &Arc<Shared>, mut runs: Runs) -> Runs {
         let stub = Stub::new(spi, token, epoch, runs.generation);
         let target = SocketAddr::new(runs.address.ip(), runs.place.pods.port);
         // A requester's stub is told by who pairs it with an engine.
-        if !runs.place.dual {
+        if runs.place.dual {
+            if stub.accelerators().await == Err(stub::Error::Stranger) {
+                return Some(Asked::Stranger);
+            }
+        } else {
             if let Err(error) = stub.target(target).await {
                 return (error == stub::Error::Stranger).then_some(Asked::Stranger);
             }

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// With `--enable-sleep-mode`, of which each takes 40 GiB of an accelerator, of which there are 64.
-async fn model(duo: &Duo, name: &str, more: serde_json::Value) {
+pub(super) async fn model(duo: &Duo, name: &str, more: serde_json::Value) {
     model_with(duo, name, "", more).await;
 }
 
