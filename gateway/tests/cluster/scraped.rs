@@ -188,6 +188,26 @@ async fn what_an_exporter_tells_is_known_by_way_of_prometheus_and_believed_while
     assert_eq!(dcgm.samples().await, Err(Error::NoSeries { url }));
 }
 
+/// From dcgm-exporter 4.9 on, with other units; beside one from before that, as while a cluster is being updated.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_names_that_fields_have_since_dcgm_4_7_are_understood_beside_those_before() {
+    let exporter = Exporter::start();
+    let prometheus = Prometheus::start(&[("dcgm", exporter.address)]).await;
+    let dcgm = reader(&format!("http://{}", prometheus.address), "");
+    exporter.set(&[("GPU-a", "Hostname=\"n1\"", 5)]);
+    exporter.add("DCGM_FI_DEV_FB_USED_BYTES", "GPU-b", 3 << 30);
+    exporter.add("DCGM_FI_DEV_XID_ERROR", "GPU-b", 79);
+    exporter.add("DCGM_FI_DEV_XID_ERRORS", "GPU-a", 31);
+    exporter.add("DCGM_FI_DEV_ROW_REMAP_FAILED", "GPU-c", 1);
+    prometheus.until("DCGM_FI_DEV_ROW_REMAP_FAILED", 1.0).await;
+    let samples = dcgm.samples().await.unwrap();
+    let used: Vec<_> = samples.used.iter().map(|(id, sample)| (id.as_str(), sample.used)).collect();
+    assert_eq!(used, [("GPU-a", Bytes::mib(5)), ("GPU-b", Bytes::gib(3))]);
+    let faults: Vec<_> = samples.faults.iter().map(|(id, fault)| (id.as_str(), fault.as_str())).collect();
+    assert_eq!(faults, [("GPU-b", "Xid 79"), ("GPU-c", "a row of its memory could not be replaced")]);
+    assert_eq!(samples.erred.iter().map(AcceleratorId::as_str).collect::<Vec<_>>(), ["GPU-a", "GPU-b"]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_wrong_with_a_prometheus_is_said() {
     let nobody = SocketAddr::from(([127, 0, 0, 1], rouse::port::free().unwrap()));

@@ -52,8 +52,9 @@ pub enum Error {
     #[error("Prometheus at {url} does not carry out the query: {why}")]
     Query { url: String, why: String },
     #[error(
-        "Prometheus at {url} has no series {} with a UUID: does dcgm-exporter run on the nodes, and is it scraped?",
-        answer::METRIC
+        "Prometheus at {url} has no series {} or {} with a UUID: does dcgm-exporter run on the nodes, and is it scraped?",
+        answer::MIB,
+        answer::BYTES
     )]
     NoSeries { url: String },
     #[error("the answer of Prometheus at {url} is larger than {}", Bytes(MOST as u64))]

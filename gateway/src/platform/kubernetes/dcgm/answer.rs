@@ -14,13 +14,18 @@ use serde::Deserialize;
 
 use crate::controllers::crd::ledger::ObjectName;
 
-/// Memory in use of each accelerator, in MiB.
-pub(super) const METRIC: &str = "DCGM_FI_DEV_FB_USED";
-/// The last Xid of each, 0 without any; how many errors of its memory could not be corrected; 1 where a row of it could not be
-/// replaced. An exporter need not have them.
-const XID: &str = "DCGM_FI_DEV_XID_ERRORS";
-const ECC: &str = "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL";
-const REMAP: &str = "DCGM_FI_DEV_ROW_REMAP_FAILURE";
+/// Memory in use of each accelerator: in MiB up to dcgm-exporter 4.8, in bytes from 4.9 on, which gave other fields new names, too.
+pub(super) const MIB: &str = "DCGM_FI_DEV_FB_USED";
+pub(super) const BYTES: &str = "DCGM_FI_DEV_FB_USED_BYTES";
+/// With the kind of each: the last Xid, 0 without any; how many errors of the memory could not be corrected; 1 where a row of it could
+/// not be replaced. An exporter need not have them.
+const FAULTS: [(&str, &str); 5] = [
+    ("DCGM_FI_DEV_XID_ERROR", "xid"),
+    ("DCGM_FI_DEV_XID_ERRORS", "xid"),
+    ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "ecc"),
+    ("DCGM_FI_DEV_ROW_REMAP_FAILED", "remap"),
+    ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "remap"),
+];
 /// Says which is meant: what is in use, or of when that is (else an answer has only the moment of the question), or a fault.
 const KIND: &str = "rouse";
 
@@ -28,10 +33,11 @@ const KIND: &str = "rouse";
 pub(super) static PATH: LazyLock<String> = LazyLock::new(|| {
     let labelled =
         |vector: &str, kind: &str| format!("label_replace({vector}, \"{KIND}\", \"{kind}\", \"\", \"\")");
-    let used = labelled(METRIC, "used");
-    let at = labelled(&format!("timestamp({METRIC})"), "at");
-    let faults = [(XID, "xid"), (ECC, "ecc"), (REMAP, "remap")].map(|(metric, kind)| labelled(metric, kind));
-    format!("/api/v1/query?query={}", encoded(&format!("{used} or {at} or {}", faults.join(" or "))))
+    let used = [(BYTES, "bytes"), (MIB, "mib")].map(|(metric, kind)| labelled(metric, kind));
+    let at = [BYTES, MIB].map(|metric| labelled(&format!("timestamp({metric})"), "at"));
+    let faults = FAULTS.map(|(metric, kind)| labelled(metric, kind));
+    let all: Vec<String> = used.into_iter().chain(at).chain(faults).collect();
+    format!("/api/v1/query?query={}", encoded(&all.join(" or ")))
 });
 
 /// What Prometheus has, by UUID.
@@ -158,7 +164,9 @@ fn paired(all: Vec<Series>) -> BTreeMap<(AcceleratorId, Labels), (Bytes, Millis)
         };
         let entry = found.entry((uuid.as_str().into(), labels)).or_default();
         match kind.as_deref() {
-            Some("used") => entry.0 = Some(Bytes((value * f64::from(1 << 20)) as u64)),
+            Some("bytes") => entry.0 = Some(Bytes(value as u64)),
+            // Where an exporter has both, the other is the exact one.
+            Some("mib") => drop(entry.0.get_or_insert(Bytes((value * f64::from(1 << 20)) as u64))),
             Some("at") => entry.1 = Some(Millis(((evaluated - value).max(0.0) * 1e3) as u64)),
             _ => {}
         }

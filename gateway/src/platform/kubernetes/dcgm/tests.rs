@@ -18,7 +18,7 @@ fn both(labels: &Value, used: &str, age: f64) -> [Value; 2] {
         }
         json!({"metric": metric, "value": [EVALUATED, value]})
     };
-    let used = with("used", Some("DCGM_FI_DEV_FB_USED"), used.to_owned());
+    let used = with("mib", Some("DCGM_FI_DEV_FB_USED"), used.to_owned());
     [used, with("at", None, format!("{}", EVALUATED - age))]
 }
 
@@ -46,6 +46,20 @@ fn a_sample_has_what_is_in_use_its_age_by_prometheus_s_clock_and_whose_it_is() {
     let plain = json!({"UUID": "GPU-3", "namespace": "chat", "pod": "m-1"});
     let found = samples(&[both(&plain, "1", 0.0)]);
     assert_eq!(found.used[&AcceleratorId::from("GPU-3")].pod, Some(ObjectName::new("chat", "m-1")));
+}
+
+#[test]
+fn bytes_are_believed_rather_than_mebibytes_of_the_same_moment() {
+    let [mib, at] = both(&gpu("GPU-1", "m-0"), "3", 0.0);
+    let mut bytes = mib.clone();
+    (bytes["metric"]["rouse"], bytes["value"][1]) = (json!("bytes"), json!("3145729"));
+    for order in [[bytes.clone(), mib.clone()], [mib, bytes]] {
+        let [first, second] = order;
+        let answer =
+            json!({"status": "success", "data": {"resultType": "vector", "result": [first, at, second]}});
+        let found = parse(answer.to_string().as_bytes(), NOW).unwrap();
+        assert_eq!(found.used[&AcceleratorId::from("GPU-1")].used, Bytes(3_145_729));
+    }
 }
 
 #[test]
