@@ -185,10 +185,12 @@ impl Controller {
                 Finished::Judged { again }
             });
         }
-        if configured || !events.is_empty() {
-            self.directory.again(&self.facts, &mut |event| events.push(event));
+        if configured {
             let now = self.hands.clock.now();
             self.census.look_at_all(Sight { directory: &self.directory, facts: &self.facts, now });
+        }
+        if configured || !events.is_empty() {
+            self.directory.again(&self.facts, &mut |event| events.push(event));
             self.directory.requesters().for_each(|own| self.notes.look(own.id.clone()));
         }
         self.tell(events);

@@ -166,7 +166,7 @@ fn paired(all: Vec<Series>) -> BTreeMap<(AcceleratorId, Labels), (Bytes, Millis)
         match kind.as_deref() {
             Some("bytes") => entry.0 = Some(Bytes(value as u64)),
             // Where an exporter has both, the other is the exact one.
-            Some("mib") => drop(entry.0.get_or_insert(Bytes((value * f64::from(1 << 20)) as u64))),
+            Some("mib") => drop(entry.0.get_or_insert_with(|| Bytes((value * f64::from(1 << 20)) as u64))),
             Some("at") => entry.1 = Some(Millis(((evaluated - value).max(0.0) * 1e3) as u64)),
             _ => {}
         }
