@@ -387,7 +387,7 @@ impl Job {
             (Err(failed), None) if failed.elsewhere && is_absent(&failed.fault) => {
                 Attempt::Again(failed.fault, Again::Absent(engine, gate))
             }
-            (Err(failed), None) => Attempt::Failed(failed.fault),
+            (Err(failed), None) => Attempt::Failed(ended(failed.fault)),
         }
     }
 
@@ -416,6 +416,17 @@ const fn blame(fault: &Fault) -> Option<Cause> {
             Some(Cause::Unreachable)
         }
         _ => None,
+    }
+}
+
+/// That a process has ended and that its connection has are one thing, of which either may be heard first. Before a byte of the answer
+/// its client is told the same of both, and so whether to ask again.
+fn ended(fault: Fault) -> Fault {
+    match fault {
+        Fault::EngineFailed { model, cause: Cause::Exited(_) | Cause::Killed(_), wait: None } => {
+            Fault::EngineClosed { model }
+        }
+        other => other,
     }
 }
 

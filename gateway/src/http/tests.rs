@@ -382,7 +382,9 @@ async fn a_request_that_meets_two_dead_engines_is_refused() {
 async fn a_request_that_an_engine_may_have_begun_fails_with_it() {
     let mut gateway = Gateway::start(|_| {});
     let mut silent = Engine::start("").await;
-    for cause in [Cause::Killed(9), Cause::Hung] {
+    for (cause, status, code) in
+        [(Cause::Killed(9), 502, "engine_closed"), (Cause::Hung, 503, "engine_failed")]
+    {
         let dying = gateway.open_gate();
         gateway.route(&[(silent.address, &dying)]);
         let mut client = gateway.connect().await;
@@ -390,7 +392,10 @@ async fn a_request_that_an_engine_may_have_begun_fails_with_it() {
         silent.seen.recv().await.unwrap();
         dying.close();
         dying.revoke(Fault::EngineFailed { model: MODEL.into(), cause, wait: None });
-        assert_eq!(client.answer().await.error()["code"], "engine_failed");
+        let answer = client.answer().await;
+        assert_eq!((answer.status, answer.error()["code"].as_str()), (status, Some(code)));
+        let again = if status == 502 { "true" } else { "false" };
+        assert_eq!(answer.header("x-should-retry"), Some(again));
         assert_eq!(gateway.next_ended().await.replays, 0);
     }
     for begun in ["connection: close", "HTTP/1.1 200 OK\r\nconnection: close\r\n"] {
