@@ -1,41 +1,26 @@
 //! The Pods of dual pods as they were last seen, and what the decisions call them.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
-};
+mod kubelet;
+mod provider;
+mod requester;
+use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use rouse::{
-    model::AcceleratorId,
-    pairing::{
-        event::{Ask, Event, Record, SeenProvider, SeenRequester, Stage},
-        ids::{EngineId, Mode, NodeName, ProviderId, RequesterId, Uid},
-    },
-    units::{Millis, Tick},
+use rouse::pairing::{
+    event::{Ask, Event, Record, Stage},
+    ids::{EngineId, Mode, NodeName, ProviderId, RequesterId, Uid},
 };
 
-use super::{
-    ask::{self, Asked},
-    facts::Facts,
-};
+pub(super) use self::{provider::Provider, requester::Requester};
+use super::facts::Facts;
 use crate::{
     controllers::{
-        condition::tick,
         crd::ledger::ObjectName,
-        dual::{
-            edition::Edition,
-            engines::{self, Inside, Routing},
-            keys, record,
-        },
+        dual::{keys, record},
         watch::{self, Change, Found},
-        workload::Owner,
     },
-    platform::kubernetes::launcher::{
-        self,
-        pod::{self as launchers, Source},
-    },
+    platform::kubernetes::launcher::pod as launchers,
 };
 
 /// Everything that was seen and is still there.
@@ -57,61 +42,6 @@ pub(super) struct Directory {
 pub(super) enum Role {
     Requester(Box<Requester>),
     Provider(Box<Provider>),
-}
-
-/// A requester's Pod.
-#[derive(Clone, Debug)]
-pub(super) struct Requester {
-    pub(super) name: ObjectName,
-    pub(super) id: RequesterId,
-    version: u64,
-    pub(super) node: Option<NodeName>,
-    /// Where its stub takes orders, once it has an address.
-    pub(super) admin: Option<SocketAddr>,
-    /// What it asks for, once it has a node; or what is wrong with that.
-    pub(super) asked: Option<Result<Asked, ask::Error>>,
-    pub(super) created: Tick,
-    stub: Option<Uid>,
-    /// When its stub began to run, if it does.
-    pub(super) began: Option<Tick>,
-    /// That its Pod names.
-    pub(super) accelerators: Vec<AcceleratorId>,
-    deleting: Option<Tick>,
-    ended: bool,
-    finalizer: bool,
-    /// Of whose template it is.
-    pub(super) edition: Option<Edition>,
-    /// Whose token its stub demands, if any.
-    pub(super) owner: Option<Owner>,
-    /// Its provider, and where its engine is, as its Pod names them.
-    pub(super) dual: Option<String>,
-    server: Option<String>,
-    /// The annotation in which it is told what is wrong.
-    pub(super) status: Option<String>,
-}
-
-/// A provider's Pod.
-#[derive(Clone, Debug)]
-pub(super) struct Provider {
-    pub(super) name: ObjectName,
-    pub(super) uid: Uid,
-    version: u64,
-    node: NodeName,
-    id: ProviderId,
-    /// Once it has one.
-    address: Option<IpAddr>,
-    /// What the Pod says of its engines, and the labels that it has.
-    inside: BTreeMap<EngineId, Inside>,
-    pub(super) labels: BTreeMap<String, String>,
-    /// Of whose template it was asked for last.
-    pub(super) edition: Option<Edition>,
-    /// Of a launcher: what it was made from; and whether all that the Pod says of its engines could be read.
-    pub(super) source: Option<Source>,
-    whole: bool,
-    seen: SeenProvider,
-    /// A kubelet may have begun to run it.
-    placed: bool,
-    pub(super) created: Tick,
 }
 
 impl Directory {
@@ -347,219 +277,6 @@ impl Role {
             Self::Requester(own) => own.version,
             Self::Provider(own) => own.version,
         }
-    }
-}
-
-impl Requester {
-    fn of(pod: &Pod, mode: Mode) -> Option<Self> {
-        let name = ObjectName::new(pod.namespace()?, pod.name_any());
-        let node = pod.spec.as_ref()?.node_name.as_deref().map(NodeName::from);
-        let port = keys::admin_port(pod);
-        Some(Self {
-            asked: node.as_ref().map(|node| Asked::of(pod, node, mode)),
-            id: RequesterId::from(pod.uid()?),
-            version: watch::version(&pod.metadata),
-            admin: address(pod).zip(port).map(SocketAddr::from),
-            created: created(pod),
-            stub: container(pod).and_then(running),
-            began: container(pod).and_then(began),
-            accelerators: keys::accelerators(pod),
-            deleting: deleting(pod),
-            ended: has_ended(pod),
-            finalizer: pod.finalizers().iter().any(|own| own == keys::REQUESTER_FINALIZER),
-            edition: Edition::of(pod),
-            owner: Owner::of_requester(pod),
-            dual: pod.labels().get(keys::DUAL).cloned(),
-            server: pod.annotations().get(keys::SERVER_IP).cloned(),
-            status: pod.annotations().get(keys::STATUS).cloned(),
-            name,
-            node,
-        })
-    }
-
-    /// Its Pod says already whose engine it has, and where.
-    pub(super) fn names(&self, provider: &Provider) -> bool {
-        self.dual.as_ref() == Some(&provider.name.name)
-            && self.server.is_some()
-            && self.server == provider.ip()
-    }
-
-    /// The InferenceServerConfig that it asks for.
-    pub(super) fn config(&self) -> Option<&ObjectName> {
-        self.asked.as_ref()?.as_ref().ok()?.config()
-    }
-
-    /// Only who is on a node that is known, and asks for something that can be had. Who goes, or has an engine, is told of
-    /// whatever it asks for by now: that is no more than to be let go.
-    fn event(&self, facts: &Facts, bound: impl FnOnce() -> Option<Ask>) -> Option<Event> {
-        let node = self.node.clone()?;
-        let goes = self.deleting.is_some() || self.ended;
-        let asked = self.asked.as_ref().and_then(|asked| asked.as_ref().ok());
-        let ask = asked.and_then(|asked| asked.on(&node, facts).ok());
-        let ask = ask.or_else(bound).or_else(|| goes.then(Asked::nothing))?;
-        if !facts.knows(&node) && !goes {
-            return None;
-        }
-        let seen = SeenRequester {
-            ask,
-            created: self.created,
-            stub: self.stub.clone().filter(|_| self.admin.is_some()),
-            accelerators: self.accelerators.clone(),
-            deleting: self.deleting,
-            ended: self.ended,
-            finalizer: self.finalizer,
-        };
-        Some(Event::SeenRequester { node, requester: self.id.clone(), seen })
-    }
-}
-
-impl Provider {
-    fn of(pod: &Pod, found: record::Found) -> Option<Self> {
-        let record::Found { node, record, slept, port } = found;
-        let id = ProviderId::direct(&record.engine);
-        Self::with(pod, node, id, vec![Inside { record, slept, port, routing: Routing::default() }])
-    }
-
-    fn launcher(pod: &Pod, node: NodeName, id: ProviderId) -> Option<Self> {
-        let mut own = Self::with(pod, node, id, engines::read(pod))?;
-        own.source = Source::read(pod);
-        own.seen.build = own.source.as_ref().map(Source::build);
-        own.whole = own.inside.len() == engines::count(pod);
-        Some(own)
-    }
-
-    fn with(pod: &Pod, node: NodeName, id: ProviderId, inside: Vec<Inside>) -> Option<Self> {
-        let uid = Uid::from(pod.uid()?);
-        let restarts = container(pod).map_or(0, |own| u32::try_from(own.restart_count).unwrap_or_default());
-        Some(Self {
-            name: ObjectName::new(pod.namespace()?, pod.name_any()),
-            uid: uid.clone(),
-            version: watch::version(&pod.metadata),
-            labels: pod.labels().clone(),
-            node,
-            placed: pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some()),
-            created: created(pod),
-            id,
-            address: address(pod),
-            edition: Edition::read(pod),
-            source: None,
-            whole: true,
-            seen: SeenProvider {
-                uid,
-                stage: stage(pod),
-                deleting: pod.metadata.deletion_timestamp.is_some(),
-                restarts,
-                build: None,
-                records: inside.iter().map(|own| own.record.clone()).collect(),
-            },
-            inside: inside.into_iter().map(|own| (own.record.engine.clone(), own)).collect(),
-        })
-    }
-
-    /// What the Pod says of this engine.
-    pub(super) fn inside(&self, engine: &EngineId) -> Option<&Inside> {
-        self.inside.get(engine)
-    }
-
-    /// As Pods write it.
-    pub(super) fn ip(&self) -> Option<String> {
-        self.address.map(|address| address.to_string())
-    }
-
-    pub(super) fn at(&self, port: u16) -> Option<SocketAddr> {
-        self.address.map(|ip| SocketAddr::from((ip, port)))
-    }
-
-    pub(super) fn is_launcher(&self) -> bool {
-        self.id.is_launcher()
-    }
-
-    pub(super) const fn node(&self) -> &NodeName {
-        &self.node
-    }
-
-    pub(super) const fn stage(&self) -> Stage {
-        self.seen.stage
-    }
-
-    /// It has a node.
-    pub(super) const fn is_placed(&self) -> bool {
-        self.placed
-    }
-
-    /// What the Pod says of its engines.
-    pub(super) fn records(&self) -> &[Record] {
-        &self.seen.records
-    }
-
-    /// One of its engines is somebody's.
-    pub(super) fn is_bound(&self) -> bool {
-        self.records().iter().any(|record| record.requester.is_some())
-    }
-
-    /// Whether nothing is in it of which its Pod says what cannot be read.
-    pub(super) const fn is_whole(&self) -> bool {
-        self.whole
-    }
-
-    /// Where a launcher takes orders.
-    pub(super) fn orders(&self) -> Option<SocketAddr> {
-        self.at(launcher::PORT)
-    }
-}
-
-fn created(pod: &Pod) -> Tick {
-    pod.creation_timestamp().map_or(Tick(0), |time| tick(&time))
-}
-
-fn address(pod: &Pod) -> Option<IpAddr> {
-    pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()
-}
-
-/// The container that counts, as the kubelet sees it.
-fn container(pod: &Pod) -> Option<&ContainerStatus> {
-    let all = pod.status.as_ref()?.container_statuses.as_ref()?;
-    all.iter().find(|own| own.name == keys::CONTAINER)
-}
-
-/// Its id, while it runs.
-fn running(own: &ContainerStatus) -> Option<Uid> {
-    own.state.as_ref()?.running.as_ref()?;
-    own.container_id.as_deref().map(Uid::from)
-}
-
-fn began(own: &ContainerStatus) -> Option<Tick> {
-    own.state.as_ref()?.running.as_ref()?.started_at.as_ref().map(tick)
-}
-
-fn has_ended(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
-}
-
-/// Since when it is: its object says until when it may be.
-fn deleting(pod: &Pod) -> Option<Tick> {
-    let until = pod.metadata.deletion_timestamp.as_ref().map(tick)?;
-    let grace =
-        u64::try_from(pod.metadata.deletion_grace_period_seconds.unwrap_or_default()).unwrap_or_default();
-    Some(Tick(until.0.saturating_sub(Millis::secs(grace).0)))
-}
-
-fn stage(pod: &Pod) -> Stage {
-    if has_ended(pod) {
-        return Stage::Ended;
-    }
-    let Some(own) = container(pod) else { return Stage::Pending };
-    match (running(own), own.ready) {
-        (Some(_), true) => Stage::Ready,
-        (Some(_), false) if own.restart_count == 0 => Stage::Running,
-        (None, _)
-            if own.restart_count == 0
-                && own.last_state.as_ref().is_none_or(|last| last.terminated.is_none()) =>
-        {
-            Stage::Pending
-        }
-        _ => Stage::Trouble,
     }
 }
 

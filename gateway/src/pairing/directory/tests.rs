@@ -4,7 +4,7 @@ use rouse::{
         event::Sizes,
         ids::{EngineId, Fingerprint},
     },
-    units::{Bytes, Generation},
+    units::{Bytes, Generation, Tick},
 };
 
 use super::*;

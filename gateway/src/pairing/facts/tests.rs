@@ -1,8 +1,11 @@
-use k8s_openapi::api::core::v1::NodeStatus;
-use rouse::{pairing::event::Event, units::Tick};
+use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
+use rouse::{
+    pairing::{Pairing, event::Standing},
+    units::Tick,
+};
 
-use super::*;
-use crate::controllers::crd::ledger::ObjectName;
+use super::{told::FEW, *};
+use crate::{controllers::crd::ledger::ObjectName, platform::kubernetes::dcgm::Samples};
 
 fn node(ready: &str) -> Change<Node> {
     let condition = |type_: &str, status: &str| NodeCondition {

@@ -1,0 +1,67 @@
+//! What Pods' statuses say, which kubelets write.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use kube::ResourceExt as _;
+use rouse::{
+    pairing::{event::Stage, ids::Uid},
+    units::{Millis, Tick},
+};
+
+use crate::controllers::{condition::tick, dual::keys};
+
+pub(super) fn created(pod: &Pod) -> Tick {
+    pod.creation_timestamp().map_or(Tick(0), |time| tick(&time))
+}
+
+pub(super) fn address(pod: &Pod) -> Option<IpAddr> {
+    pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()
+}
+
+/// The container that counts, as the kubelet sees it.
+pub(super) fn container(pod: &Pod) -> Option<&ContainerStatus> {
+    let all = pod.status.as_ref()?.container_statuses.as_ref()?;
+    all.iter().find(|own| own.name == keys::CONTAINER)
+}
+
+/// Its id, while it runs.
+pub(super) fn running(own: &ContainerStatus) -> Option<Uid> {
+    own.state.as_ref()?.running.as_ref()?;
+    own.container_id.as_deref().map(Uid::from)
+}
+
+pub(super) fn began(own: &ContainerStatus) -> Option<Tick> {
+    own.state.as_ref()?.running.as_ref()?.started_at.as_ref().map(tick)
+}
+
+pub(super) fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Since when it is: its object says until when it may be.
+pub(super) fn deleting(pod: &Pod) -> Option<Tick> {
+    let until = pod.metadata.deletion_timestamp.as_ref().map(tick)?;
+    let grace =
+        u64::try_from(pod.metadata.deletion_grace_period_seconds.unwrap_or_default()).unwrap_or_default();
+    Some(Tick(until.0.saturating_sub(Millis::secs(grace).0)))
+}
+
+pub(super) fn stage(pod: &Pod) -> Stage {
+    if has_ended(pod) {
+        return Stage::Ended;
+    }
+    let Some(own) = container(pod) else { return Stage::Pending };
+    match (running(own), own.ready) {
+        (Some(_), true) => Stage::Ready,
+        (Some(_), false) if own.restart_count == 0 => Stage::Running,
+        (None, _)
+            if own.restart_count == 0
+                && own.last_state.as_ref().is_none_or(|last| last.terminated.is_none()) =>
+        {
+            Stage::Pending
+        }
+        _ => Stage::Trouble,
+    }
+}

@@ -1,0 +1,53 @@
+//! What Prometheus has of accelerators.
+
+use std::collections::BTreeMap;
+
+use rouse::pairing::{Pairing, event::Event, ids::NodeName};
+
+use super::Facts;
+use crate::platform::kubernetes::dcgm::Samples;
+
+impl Facts {
+    /// What Prometheus has of accelerators: it names nodes' accelerators, too, and says which have a fault.
+    pub(in crate::pairing) fn sampled(&mut self, samples: &Samples) {
+        for (accelerator, sample) in &samples.used {
+            let node = sample.node.as_deref().map(NodeName::from).filter(|node| self.knows(node));
+            if let Some(node) = node {
+                self.met(&node, std::slice::from_ref(accelerator));
+            }
+        }
+        // A series has the last Xid alone, and a program that erred after that repairs nothing.
+        let lasting = self.faults.iter().filter(|(a, _)| samples.erred.contains(*a));
+        let mut faults: BTreeMap<_, _> = lasting.map(|(a, fault)| (a.clone(), fault.clone())).collect();
+        faults.extend(samples.faults.clone());
+        if self.faults == faults {
+            return;
+        }
+        for (accelerator, fault) in faults.iter().filter(|(a, _)| !self.faults.contains_key(*a)) {
+            tracing::warn!(%accelerator, fault, "an accelerator has a fault: it is not used any more");
+        }
+        for accelerator in self.faults.keys().filter(|a| !faults.contains_key(*a)) {
+            tracing::info!(%accelerator, "an accelerator has no fault any more");
+        }
+        (self.faults, self.news) = (faults, true);
+    }
+
+    /// The readings of accelerators that anything is known to hold memory of, but for those that are known already.
+    pub(in crate::pairing) fn readings(&self, samples: &Samples, core: &Pairing) -> Vec<Event> {
+        let all = self.told.accelerators.keys().filter_map(|(node, accelerator)| {
+            let sample = samples.used.get(accelerator)?;
+            let known = core.node(node)?;
+            let before = known.accelerators.get(accelerator)?.observed;
+            let matters = known.engines_on(accelerator).next().is_some() || !known.remains.is_empty();
+            let new = before.is_none_or(|(_, at)| at < sample.at);
+            let event = Event::Observed {
+                node: node.clone(),
+                accelerator: accelerator.clone(),
+                used: sample.used,
+                at: sample.at,
+            };
+            (matters && new).then_some(event)
+        });
+        all.collect()
+    }
+}
