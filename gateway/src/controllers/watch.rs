@@ -25,7 +25,7 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::sleep};
 
 use super::crd::ledger::ObjectName;
 
@@ -185,6 +185,54 @@ impl Backoff for Pauses {
     }
 }
 
+/// What a refused watch waits between tries, on top of its pauses: whoever grants the right waits no longer than this.
+const REFUSED: Duration = Duration::from_secs(15);
+
+/// The failures of one watch since it last worked. The log has their beginning, each other cause and their end, not every try.
+struct Outage<'a> {
+    what: &'a str,
+    failures: u32,
+    cause: String,
+}
+
+impl<'a> Outage<'a> {
+    fn new(what: &'a str) -> Self {
+        Self { what, failures: 0, cause: String::new() }
+    }
+
+    /// Counts a failed try. A watch that the API server refuses waits the returned time too: asking at once changes nothing.
+    fn failed(&mut self, error: &watcher::Error) -> Option<Duration> {
+        let cause = error.to_string();
+        if cause == self.cause {
+            tracing::debug!(what = self.what, cause, failures = self.failures, "watch failed again");
+        } else {
+            tracing::warn!(what = self.what, cause, "watch failed; it is retried until it works");
+            self.cause = cause;
+        }
+        self.failures += 1;
+        let doubled = 1_u64.checked_shl(self.failures.saturating_sub(2)).unwrap_or(u64::MAX);
+        is_refusal(error).then(|| Duration::from_secs(doubled).min(REFUSED))
+    }
+
+    fn ended(&mut self) {
+        if self.failures > 0 {
+            tracing::info!(what = self.what, failures = self.failures, "watch works again");
+            (self.failures, self.cause) = (0, String::new());
+        }
+    }
+}
+
+/// Whether the API server answered that this account may not.
+fn is_refusal(error: &watcher::Error) -> bool {
+    let status = match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status,
+        watcher::Error::WatchError(status) => status,
+        _ => return false,
+    };
+    matches!(status.code, 401 | 403)
+}
+
 async fn follow<K, M>(
     events: impl Stream<Item = watcher::Result<Event<DeserializeGuard<K>>>>,
     namespace: Option<String>,
@@ -201,6 +249,7 @@ async fn follow<K, M>(
     let what = namespace.as_ref().map_or_else(|| kind.clone(), |namespace| format!("{kind} in {namespace}"));
     let mut came = false;
     awaited.hear(&what, None);
+    let mut outage = Outage::new(&what);
     let mut listed = Vec::new();
     while let Some(event) = events.next().await {
         let change = match event {
@@ -210,6 +259,7 @@ async fn follow<K, M>(
             }
             Ok(Event::InitApply(object)) => {
                 listed.push(found(object));
+                outage.ended();
                 continue;
             }
             Ok(Event::InitDone) => {
@@ -223,10 +273,13 @@ async fn follow<K, M>(
                 if !came {
                     awaited.hear(&what, Some(error.to_string()));
                 }
-                tracing::warn!(kind, %error, "a watch broke; it is begun again");
+                if let Some(pause) = outage.failed(&error) {
+                    sleep(pause).await;
+                }
                 continue;
             }
         };
+        outage.ended();
         if told.send(wrap(change)).await.is_err() {
             return;
         }
@@ -240,5 +293,36 @@ fn found<K>(DeserializeGuard(object): DeserializeGuard<K>, slim: fn(&mut K)) -> 
             Found::Good(object)
         }
         Err(bad) => Found::Bad { metadata: Box::new(bad.metadata), error: bad.error },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    fn refused(message: &str) -> watcher::Error {
+        let status = Status { code: 403, message: message.to_owned(), ..Status::default() };
+        watcher::Error::InitialListFailed(kube::Error::Api(Box::new(status)))
+    }
+
+    #[test]
+    fn a_refused_watch_waits_longer_each_time_up_to_a_limit_and_begins_anew_once_it_worked() {
+        let mut outage = Outage::new("pods in here");
+        let mut pauses = || outage.failed(&refused("forbidden")).unwrap().as_secs();
+        assert_eq!([(); 7].map(|()| pauses()), [1, 1, 2, 4, 8, 15, 15]);
+        for _ in 0..100 {
+            assert_eq!(outage.failed(&refused("forbidden")), Some(REFUSED));
+        }
+        outage.ended();
+        assert_eq!(outage.failed(&refused("forbidden")), Some(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_watch_whose_connection_fails_is_retried_at_its_usual_pauses() {
+        let mut outage = Outage::new("pods");
+        assert_eq!(outage.failed(&watcher::Error::NoResourceVersion), None);
+        assert_eq!(outage.failures, 1);
     }
 }

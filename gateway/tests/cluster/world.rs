@@ -221,9 +221,15 @@ pub(crate) struct Gateway {
     pub(crate) admin: SocketAddr,
 }
 
-impl Gateway {
-    pub(crate) fn start(file: &Path, kubeconfig: &Path, env: &[(&str, String)]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
+/// A gateway's process that has not said yet where it listens; ended by its own pid when dropped, so that whoever reads what it
+/// says comes to an end as well.
+pub(crate) struct Starting {
+    child: Option<Child>,
+}
+
+impl Starting {
+    pub(crate) fn new(file: &Path, kubeconfig: &Path, env: &[(&str, String)]) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
             .args(["--config", file.to_str().unwrap()])
             .env("KUBECONFIG", kubeconfig)
             .env("ROUSE_LOG", std::env::var("ROUSE_LOG").unwrap_or_else(|_| "info".to_owned()))
@@ -231,7 +237,13 @@ impl Gateway {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child: Some(child) }
+    }
+
+    /// Blocks until it listens.
+    pub(crate) fn listening(mut self) -> Gateway {
+        let stdout = self.child.as_mut().unwrap().stdout.take().unwrap();
+        let mut lines = BufReader::new(stdout).lines();
         let mut at = |what: &str| {
             let line = lines.by_ref().map(Result::unwrap).find(|line| line.starts_with(what));
             let line = line.unwrap_or_else(|| panic!("the gateway did not say where its {what} is"));
@@ -246,7 +258,26 @@ impl Gateway {
         };
         let (api, admin) = (at("inference API"), at("admin"));
         std::thread::spawn(move || lines.for_each(drop));
-        Self { child: Some(child), api, admin }
+        Gateway { child: self.child.take(), api, admin }
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}
+
+fn end(child: &mut Option<Child>) {
+    if let Some(mut child) = child.take() {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
+
+impl Gateway {
+    pub(crate) fn start(file: &Path, kubeconfig: &Path, env: &[(&str, String)]) -> Self {
+        Starting::new(file, kubeconfig, env).listening()
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -291,10 +322,7 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
+        end(&mut self.child);
     }
 }
 
