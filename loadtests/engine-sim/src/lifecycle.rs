@@ -111,12 +111,14 @@ impl Life {
     async fn start(&self) -> Result<Memory, memory::Error> {
         let Shared { args, faults, fatal, .. } = &*self.shared;
         let began = Instant::now();
+        let slow = faults.time(Fault::SlowStart);
         if let Some(code) = faults.count(Fault::ExitAtStart) {
+            sleep_until(began + slow.unwrap_or_default()).await;
             log::error("RuntimeError: Engine core initialization failed. See root cause above.");
             fatal.die(code as u8);
             return std::future::pending().await;
         }
-        let ready_at = began + args.start_time + faults.time(Fault::SlowStart).unwrap_or_default();
+        let ready_at = began + args.start_time + slow.unwrap_or_default();
         let listen_at = ready_at.checked_sub(args.load_time).unwrap_or(began);
         let profile_at = ready_at.checked_sub(args.profile_time).unwrap_or(began);
         let mut memory = Memory::new(args, faults.time(Fault::LateMemory))?;

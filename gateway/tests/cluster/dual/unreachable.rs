@@ -146,7 +146,8 @@ async fn engine_of_pods_deleted_by_force_on_a_node_that_does_not_report_keeps_it
             DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
         duo.sets().delete("one", &orphan).await.unwrap();
         let off = json!({"metadata": {"finalizers": null}});
-        for pod in [&requester, &provider] {
+        // The provider goes first: an engine whose requester goes first is put to sleep, and then holds too little to wait for.
+        for pod in [&provider, &requester] {
             duo.world.runner.force_delete(pod).await.unwrap();
             let pods = duo.world.pods();
             match pods.patch(&pod.name_any(), &PatchParams::default(), &Patch::Merge(&off)).await {

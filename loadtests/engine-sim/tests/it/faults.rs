@@ -173,6 +173,9 @@ fn starts_can_be_slow_or_end_at_once() {
     drop(ready(spawn("--start-time 10ms --fault slow-start=200ms")).unwrap());
     assert!(began.elapsed() >= Duration::from_millis(210));
     assert_eq!(ready(spawn("--fault exit-at-start=7")).err().unwrap().0, Some(7));
+    let began = Instant::now();
+    assert_eq!(ready(spawn("--fault exit-at-start=7 --fault slow-start=300ms")).err().unwrap().0, Some(7));
+    assert!(began.elapsed() >= Duration::from_millis(300), "{:?}", began.elapsed());
 }
 
 #[test]
