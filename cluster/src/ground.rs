@@ -8,6 +8,10 @@
 //! process, however that ends. Then it kills all that is marked, until nothing is left, and removes the folder and the cgroups
 //! that have its name. It also holds the claim: the addresses are free when nobody is left on them.
 //!
+//! A process that joins a cluster of another process (`Cluster::shared`) has a folder, a mark and a watchdog of its own, so that
+//! its Pods end with it and the servers do not. Numbers that must differ between all processes of a cluster, the Pods' addresses
+//! among them, come from files in the cluster's folder ([`SharedCounter`]).
+//!
 //! A node (`node`) has a network of its own, and `198.18.N.*` and `198.19.N.*` in it: what RFC 2544 sets aside for tests is
 //! routed nowhere, and so in nobody's way.
 
@@ -18,15 +22,12 @@ use std::{
     panic,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU16, Ordering},
-    },
+    sync::{Mutex, PoisonError},
 };
 
 use anyhow::{Context as _, Result};
 
-use crate::control_plane::PORTS;
+use crate::{control_plane::PORTS, counter::SharedCounter};
 
 /// Marks every process of a cluster. Its name begins as none of Rouse's own settings does: whoever starts engines takes those
 /// out of their environment.
@@ -56,15 +57,17 @@ if [ -e "$2/keep" ]; then rm -rf -- "$2/state"; else rm -rf -- "$2"; fi
 pub(crate) struct Ground {
     net: u8,
     folder: PathBuf,
-    /// The number of the next Pod's or node's address.
-    free: AtomicU16,
+    /// The folder of the cluster; another one than `folder` where that cluster belongs to another process.
+    base: PathBuf,
+    /// How many addresses Pods and nodes have been given.
+    addresses: SharedCounter,
     watchdog: Mutex<Option<(Child, ChildStdin)>>,
 }
 
 /// `127.N.1.0`: the servers have those before.
-const FIRST: u16 = 256;
-/// The last that is no broadcast address.
-const LAST: u16 = 65_534;
+const FIRST: u32 = 256;
+/// Up to the last that is no broadcast address.
+const ADDRESSES: u32 = 65_535 - FIRST;
 
 impl Ground {
     /// Takes a free range of addresses, makes the folder and starts the watchdog.
@@ -75,24 +78,29 @@ impl Ground {
             .filter_map(|net| u8::try_from(net).ok())
             .find_map(|net| Some((net, claim(Ipv4Addr::new(127, net, 0, 1))?)))
             .context("no addresses: others hold all of 127.32 to 127.249, or one of the servers' ports on all of them")?;
-        let folder = tempfile::Builder::new().prefix("rouse-cluster-").tempdir()?.keep();
-        fs::create_dir(folder.join("state"))?;
-        fs::create_dir(folder.join("logs"))?;
-        let mut watchdog = Command::new("sh")
-            .args(["-c", WATCHDOG, "watchdog"])
-            .arg(format!("{MARK}={}", mark(net, &folder)))
-            .arg(&folder)
-            .stdin(Stdio::piped())
-            .stdout(OwnedFd::from(claim))
-            .stderr(Stdio::null())
-            .env_remove(MARK)
-            .current_dir("/")
-            .process_group(0)
-            .spawn()
-            .context("sh")?;
-        let stdin = watchdog.stdin.take().context("the watchdog has no stdin")?;
-        keep_on_panic(&folder);
-        Ok(Self { net, folder, free: AtomicU16::new(FIRST), watchdog: Mutex::new(Some((watchdog, stdin))) })
+        let folder = folder()?;
+        let watchdog = watchdog(net, &folder, OwnedFd::from(claim).into())?;
+        Self::of(net, folder.clone(), folder, watchdog)
+    }
+
+    /// Joins the cluster of another process, which [`Ground::key`] names.
+    pub(crate) fn join(key: &str) -> Result<Self> {
+        let (net, base) = key.split_once(':').context("a cluster's key is NUMBER:FOLDER")?;
+        let net = net.parse().context("the number of a cluster's addresses")?;
+        let folder = folder()?;
+        let watchdog = watchdog(net, &folder, Stdio::null())?;
+        Self::of(net, folder, base.into(), watchdog)
+    }
+
+    fn of(net: u8, folder: PathBuf, base: PathBuf, watchdog: (Child, ChildStdin)) -> Result<Self> {
+        keep_on_panic(&folder, &base);
+        let addresses = SharedCounter::open(&base.join("state/addresses"))?;
+        Ok(Self { net, folder, base, addresses, watchdog: Mutex::new(Some(watchdog)) })
+    }
+
+    /// What another process joins this cluster by.
+    pub(crate) fn key(&self) -> String {
+        mark(self.net, &self.base)
     }
 
     /// The servers' address.
@@ -101,14 +109,15 @@ impl Ground {
     }
 
     /// The address that was handed out longest ago, or never.
-    pub(crate) fn next(&self) -> Ipv4Addr {
-        let after = |n: u16| Some(if n >= LAST { FIRST } else { n + 1 });
-        let (Ok(n) | Err(n)) = self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
-        self.nth(n)
+    ///
+    /// # Errors
+    /// When the file cannot be written that counts them.
+    pub(crate) fn next(&self) -> Result<Ipv4Addr> {
+        Ok(self.nth(FIRST + self.addresses.next()? % ADDRESSES))
     }
 
-    fn nth(&self, n: u16) -> Ipv4Addr {
-        let [high, low] = n.to_be_bytes();
+    fn nth(&self, n: u32) -> Ipv4Addr {
+        let [_, _, high, low] = n.to_be_bytes();
         Ipv4Addr::new(127, self.net, high, low)
     }
 
@@ -137,14 +146,24 @@ impl Ground {
         self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// What goes with the cluster.
+    /// What goes with this process's part of the cluster.
     pub(crate) fn state(&self) -> PathBuf {
         self.folder.join("state")
+    }
+
+    /// What goes with the cluster, and all its processes share.
+    pub(crate) fn base_state(&self) -> PathBuf {
+        self.base.join("state")
     }
 
     /// What stays when a test fails.
     pub(crate) fn logs(&self) -> PathBuf {
         self.folder.join("logs")
+    }
+
+    /// The same of the cluster's servers.
+    pub(crate) fn base_logs(&self) -> PathBuf {
+        self.base.join("logs")
     }
 
     /// The value of [`MARK`].
@@ -160,6 +179,7 @@ impl Ground {
     /// The logs stay when the cluster ends.
     pub(crate) fn keep(&self) {
         keep(&self.folder);
+        keep(&self.base);
     }
 
     /// Lets the watchdog do its work, and waits for it.
@@ -185,6 +205,31 @@ fn claim(address: Ipv4Addr) -> Option<TcpListener> {
     PORTS.iter().all(|port| TcpListener::bind((address, *port)).is_ok()).then_some(claim)
 }
 
+fn folder() -> Result<PathBuf> {
+    let folder = tempfile::Builder::new().prefix("rouse-cluster-").tempdir()?.keep();
+    fs::create_dir(folder.join("state"))?;
+    fs::create_dir(folder.join("logs"))?;
+    Ok(folder)
+}
+
+/// The watchdog of this folder's mark, and what ends with this process. It holds `claim` as its stdout.
+fn watchdog(net: u8, folder: &Path, claim: Stdio) -> Result<(Child, ChildStdin)> {
+    let mut watchdog = Command::new("sh")
+        .args(["-c", WATCHDOG, "watchdog"])
+        .arg(format!("{MARK}={}", mark(net, folder)))
+        .arg(folder)
+        .stdin(Stdio::piped())
+        .stdout(claim)
+        .stderr(Stdio::null())
+        .env_remove(MARK)
+        .current_dir("/")
+        .process_group(0)
+        .spawn()
+        .context("sh")?;
+    let stdin = watchdog.stdin.take().context("the watchdog has no stdin")?;
+    Ok((watchdog, stdin))
+}
+
 fn mark(net: u8, folder: &Path) -> String {
     format!("{net}:{}", folder.display())
 }
@@ -196,14 +241,16 @@ fn keep(folder: &Path) {
 }
 
 /// A test that fails says where the logs are, and they stay.
-fn keep_on_panic(folder: &Path) {
-    let folder = folder.to_owned();
+fn keep_on_panic(folder: &Path, base: &Path) {
+    let (folder, base) = (folder.to_owned(), base.to_owned());
     let before = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         before(info);
-        if folder.exists() {
-            keep(&folder);
-            eprintln!("the cluster's logs stay in {}", folder.join("logs").display());
+        for of in [&folder, &base].into_iter().take(if folder == base { 1 } else { 2 }) {
+            if of.exists() {
+                keep(of);
+                eprintln!("the cluster's logs stay in {}", of.join("logs").display());
+            }
         }
     }));
 }

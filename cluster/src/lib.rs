@@ -6,7 +6,7 @@
 //! are, [`node`] has a real one.
 //!
 //! ```text
-//!   test ──▶ Cluster::shared() ── etcd, kube-apiserver, kube-controller-manager     (control_plane)
+//!   test ──▶ Cluster::shared() ── etcd, kube-apiserver, kube-controller-manager     (control_plane, or another process's)
 //!              ├─ namespace("name")      one of its own for each test               (namespace)
 //!              ├─ client(user)           admin, certificates, service accounts      (user)
 //!              ├─ link()                 a way to the API server that can be cut    (link)
@@ -22,14 +22,14 @@
 //! This is a tool of tests: errors are for the person who reads the test's output, and so are `anyhow`'s.
 
 use std::{
+    env,
+    fs::File,
+    io::Write as _,
     net::SocketAddr,
     panic,
     path::PathBuf,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU32, Ordering},
-        mpsc,
-    },
+    pin::Pin,
+    sync::{Arc, OnceLock, mpsc},
     thread::{self, JoinHandle},
 };
 
@@ -40,11 +40,12 @@ use tokio::{
     sync::oneshot,
 };
 
-use crate::{control_plane::ControlPlane, ground::Ground, user::Users};
+use crate::{control_plane::ControlPlane, counter::SharedCounter, ground::Ground, user::Users};
 
 mod binaries;
 mod calls;
 mod control_plane;
+mod counter;
 mod ground;
 mod link;
 mod namespace;
@@ -64,6 +65,12 @@ pub use crate::{
     user::User,
 };
 
+/// The environment variable that names a cluster of another process, which then [`Cluster::shared`] is.
+pub const SHARED: &str = "TEST_CLUSTER_SHARED";
+
+/// What makes or joins a cluster, in its own runtime.
+type SetUp = Box<dyn FnOnce(Handle) -> Pin<Box<dyn Future<Output = Result<Arc<Inner>>>>> + Send>;
+
 /// A cluster that runs. Dropped, it ends all that it started, and waits for that.
 pub struct Cluster {
     inner: Arc<Inner>,
@@ -74,19 +81,26 @@ pub struct Cluster {
 pub(crate) struct Inner {
     pub(crate) handle: Handle,
     pub(crate) ground: Ground,
-    pub(crate) plane: ControlPlane,
+    pub(crate) api_server: SocketAddr,
+    /// The servers, where they belong to this process.
+    plane: Option<ControlPlane>,
     pub(crate) users: Users,
-    counter: AtomicU32,
+    counter: SharedCounter,
 }
 
 impl Cluster {
-    /// The cluster that all tests of this process use. It is started by the first that asks, and ended with the process.
+    /// The cluster that all tests share: the one that [`SHARED`] names, else one that the first test of this process starts,
+    /// and that ends with the process.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// When there is none.
     pub fn shared() -> &'static Self {
-        static SHARED: OnceLock<Cluster> = OnceLock::new();
-        SHARED.get_or_init(|| Self::start().unwrap_or_else(|error| panic!("no test cluster: {error:#}")))
+        static CLUSTER: OnceLock<Cluster> = OnceLock::new();
+        let shared = || match env::var(SHARED) {
+            Ok(key) => Self::begin(move |handle| Box::pin(async move { join(handle, &key) })),
+            Err(_) => Self::start(),
+        };
+        CLUSTER.get_or_init(|| shared().unwrap_or_else(|error| panic!("no test cluster: {error:#}")))
     }
 
     /// Starts one; returns when its API server is ready.
@@ -94,33 +108,64 @@ impl Cluster {
     /// # Errors
     /// When the binaries are not built (`make cluster`), or a server ends or does not get ready; the error has its last words.
     pub fn start() -> Result<Self> {
+        Self::begin(|handle| Box::pin(set_up(handle)))
+    }
+
+    fn begin(
+        set_up: impl FnOnce(Handle) -> Pin<Box<dyn Future<Output = Result<Arc<Inner>>>>> + Send + 'static,
+    ) -> Result<Self> {
+        let set_up: SetUp = Box::new(set_up);
         let (told, outcome) = mpsc::channel();
         let (stop, stopped) = oneshot::channel();
-        let thread = thread::Builder::new().name("cluster".to_owned()).spawn(move || live(&told, stopped))?;
+        let thread =
+            thread::Builder::new().name("cluster".to_owned()).spawn(move || live(set_up, &told, stopped))?;
         let inner = outcome.recv().context("the cluster's thread ended")??;
         Ok(Self { inner, stop: Some(stop), thread: Some(thread) })
     }
 
     /// Where its API server listens. It stays the same when that is restarted.
     pub fn api_server(&self) -> SocketAddr {
-        self.inner.plane.address()
+        self.inner.api_server
+    }
+
+    /// What [`SHARED`] must be for other processes to use this cluster.
+    pub fn key(&self) -> String {
+        self.inner.ground.key()
+    }
+
+    /// Whether this is done already in this cluster. If not, whoever asks does it, and others wait here until `work` is done.
+    ///
+    /// # Errors
+    /// When the cluster's folder cannot be written.
+    pub async fn once(&self, what: &str, work: impl Future<Output = ()>) -> Result<()> {
+        let path = self.inner.ground.base_state().join(format!("once-{what}"));
+        let lock = File::options().write(true).create(true).truncate(false).open(&path)?;
+        let waiting = lock.try_clone()?;
+        self.inner
+            .at_home(async move { tokio::task::spawn_blocking(move || waiting.lock()).await })
+            .await??;
+        if lock.metadata()?.len() == 0 {
+            work.await;
+            (&lock).write_all(b"done")?;
+        }
+        Ok(lock.unlock()?)
     }
 
     /// The pid of this server, while it runs.
     pub async fn pid(&self, role: Role) -> Option<i32> {
-        self.inner.plane.pid(role).await
+        self.inner.plane().pid(role).await
     }
 
     /// Asks this server to end, and returns when it has.
     pub async fn stop_server(&self, role: Role) {
         let inner = Arc::clone(&self.inner);
-        self.inner.at_home(async move { inner.plane.stop(role).await }).await;
+        self.inner.at_home(async move { inner.plane().stop(role).await }).await;
     }
 
     /// Kills this server, and returns when it is gone.
     pub async fn kill_server(&self, role: Role) {
         let inner = Arc::clone(&self.inner);
-        self.inner.at_home(async move { inner.plane.kill(role).await }).await;
+        self.inner.at_home(async move { inner.plane().kill(role).await }).await;
     }
 
     /// Starts this server where it does not run; returns when it is ready. What it knew it knows again.
@@ -129,17 +174,17 @@ impl Cluster {
     /// With the end of its log when it does not get ready.
     pub async fn start_server(&self, role: Role) -> Result<()> {
         let inner = Arc::clone(&self.inner);
-        self.inner.at_home(async move { inner.plane.start_one(role).await }).await
+        self.inner.at_home(async move { inner.plane().start_one(role).await }).await
     }
 
     /// Stops every thread of this server, as a machine does that hangs: connections stay, and nobody answers.
     pub async fn freeze_server(&self, role: Role) {
-        self.inner.plane.signal(role, Signal::SIGSTOP).await;
+        self.inner.plane().signal(role, Signal::SIGSTOP).await;
     }
 
     /// Lets it go on.
     pub async fn thaw_server(&self, role: Role) {
-        self.inner.plane.signal(role, Signal::SIGCONT).await;
+        self.inner.plane().signal(role, Signal::SIGCONT).await;
     }
 
     /// Where its logs are. They go when it ends, unless a test of this process panics.
@@ -194,7 +239,7 @@ impl Cluster {
     /// # Errors
     /// When the kubeconfig cannot be used.
     pub async fn client_as(&self, user: &User) -> Result<kube::Client> {
-        self.inner.users.client(user, self.inner.plane.address()).await
+        self.inner.users.client(user, self.inner.api_server).await
     }
 
     /// A kubeconfig for processes, as a file that lives as long as the cluster.
@@ -202,7 +247,7 @@ impl Cluster {
     /// # Errors
     /// When it cannot be written.
     pub fn kubeconfig(&self, user: &User) -> Result<PathBuf> {
-        self.inner.users.kubeconfig(user, self.inner.plane.address())
+        self.inner.users.kubeconfig(user, self.inner.api_server)
     }
 
     /// A new namespace whose name begins like this, with its default service account. Dropped, it is deleted.
@@ -234,6 +279,12 @@ impl Drop for Cluster {
 }
 
 impl Inner {
+    fn new(handle: Handle, ground: Ground, plane: Option<ControlPlane>, users: Users) -> Result<Self> {
+        let counter = SharedCounter::open(&ground.base_state().join("counter"))?;
+        let api_server = control_plane::api_server_of(&ground);
+        Ok(Self { handle, ground, api_server, plane, users, counter })
+    }
+
     /// Runs this where the cluster lives: what it starts there outlives the caller's runtime.
     pub(crate) async fn at_home<T: Send + 'static>(
         &self,
@@ -248,14 +299,24 @@ impl Inner {
         }
     }
 
+    /// The servers.
+    ///
+    /// # Panics
+    /// When they belong to another process: a test that stops or freezes one would do so to all others.
+    fn plane(&self) -> &ControlPlane {
+        self.plane
+            .as_ref()
+            .expect("the servers of a shared cluster are not to be touched: take Cluster::start()")
+    }
+
     /// Another number each time.
-    pub(crate) fn next(&self) -> u32 {
-        self.counter.fetch_add(1, Ordering::Relaxed)
+    pub(crate) fn next(&self) -> Result<u32> {
+        self.counter.next()
     }
 }
 
 /// The thread of a cluster: its runtime runs as long as the cluster.
-fn live(told: &mpsc::Sender<Result<Arc<Inner>>>, stopped: oneshot::Receiver<()>) {
+fn live(set_up: SetUp, told: &mpsc::Sender<Result<Arc<Inner>>>, stopped: oneshot::Receiver<()>) {
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("cluster-io")
@@ -273,7 +334,9 @@ fn live(told: &mpsc::Sender<Result<Arc<Inner>>>, stopped: oneshot::Receiver<()>)
                 told.send(Ok(Arc::clone(&inner))).ok();
                 // An error here is the sender's end, which is the signal.
                 stopped.await.ok();
-                inner.plane.end().await;
+                if let Some(plane) = &inner.plane {
+                    plane.end().await;
+                }
                 inner.ground.end();
             }
         }
@@ -285,5 +348,12 @@ async fn set_up(handle: Handle) -> Result<Arc<Inner>> {
     // A node knows the API server by the address of its wire's other end.
     let users = Users::new(ground.state().join("users"), &[ground.address(), ground.uplink()])?;
     let plane = ControlPlane::start(&ground, &users).await.inspect_err(|_| ground.keep())?;
-    Ok(Arc::new(Inner { handle, ground, plane, users, counter: AtomicU32::new(1) }))
+    Ok(Arc::new(Inner::new(handle, ground, Some(plane), users)?))
+}
+
+/// The cluster of another process.
+fn join(handle: Handle, key: &str) -> Result<Arc<Inner>> {
+    let ground = Ground::join(key)?;
+    let users = Users::join(ground.state().join("users"), &ground.base_state().join("users"))?;
+    Ok(Arc::new(Inner::new(handle, ground, None, users)?))
 }

@@ -58,7 +58,7 @@ pub struct Link {
 impl Link {
     /// One that listens at this address of this machine.
     pub(crate) async fn open(inner: Arc<Inner>, here: Ipv4Addr) -> Result<Self> {
-        let there = inner.plane.address();
+        let there = inner.api_server;
         let (mode, seen) = watch::channel(Mode::Pass);
         let traffic = Arc::new(watch::Sender::new(Traffic::default()));
         let count = Arc::clone(&traffic);

@@ -24,8 +24,8 @@ pub struct Namespace {
 
 impl Namespace {
     pub(crate) async fn create(inner: Arc<Inner>, name: &str) -> Result<Self> {
-        let client = inner.users.client(inner.users.admin(), inner.plane.address()).await?;
-        let name = format!("{name}-{}", inner.next());
+        let client = inner.users.client(inner.users.admin(), inner.api_server).await?;
+        let name = format!("{name}-{}", inner.next()?);
         let object = Object {
             metadata: ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() },
             ..Object::default()
@@ -73,7 +73,7 @@ impl Drop for Namespace {
         // Nobody waits for it: it only keeps a finished test's Pods from running beside the next. When the API server is
         // away, they go with the cluster.
         self.inner.handle.spawn(async move {
-            let client = inner.users.client(inner.users.admin(), inner.plane.address()).await.ok()?;
+            let client = inner.users.client(inner.users.admin(), inner.api_server).await.ok()?;
             Api::<Object>::all(client).delete(&name, &DeleteParams::background()).await.ok()
         });
     }

@@ -187,7 +187,7 @@ impl Node {
 /// Says that the node has so many, as a device plugin would; no plugin is there to say which of them a Pod has. Returns when the
 /// kubelet has seen it, and so the scheduler can count with it.
 async fn announce(inner: &Inner, name: &str, accelerators: u32) -> Result<()> {
-    let nodes: Api<Object> = Api::all(inner.users.client(inner.users.admin(), inner.plane.address()).await?);
+    let nodes: Api<Object> = Api::all(inner.users.client(inner.users.admin(), inner.api_server).await?);
     let status = json!({ "status": { "capacity": { ACCELERATOR: accelerators.to_string() } } });
     let patch = Patch::Merge(status);
     nodes.patch_status(name, &PatchParams::default(), &patch).await.context("the node's accelerators")?;

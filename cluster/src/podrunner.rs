@@ -102,7 +102,7 @@ impl<'a> Builder<'a> {
     pub async fn start(self) -> Result<PodRunner> {
         let first = self.namespaces.first().context("a runner needs a namespace")?;
         let inner = Arc::clone(first.inner());
-        let name = format!("{}-{}", first.name(), inner.next());
+        let name = format!("{}-{}", first.name(), inner.next()?);
         let namespaces = self.namespaces.iter().map(|namespace| namespace.name().to_owned()).collect();
         let (nodes, images, pauses) = (self.nodes, self.images, self.pauses);
         let home = Arc::clone(&inner);

@@ -63,10 +63,9 @@ impl Users {
     /// Makes the authority, the API server's certificate for these addresses, the service accounts' key and the admin.
     pub(crate) fn new(folder: PathBuf, addresses: &[Ipv4Addr]) -> Result<Self> {
         fs::create_dir_all(&folder)?;
-        let mut params = named("rouse test cluster", None);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
-        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        let key = KeyPair::generate()?;
+        fs::write(folder.join("ca.key"), key.serialize_pem())?;
+        let authority = authority(key)?;
         fs::write(folder.join("ca.pem"), authority.pem())?;
 
         let accounts = KeyPair::generate()?;
@@ -76,6 +75,17 @@ impl Users {
         let admin = User { name: "admin".to_owned(), proof: Value::Null };
         let mut users = Self { folder, authority: Arc::new(authority), admin };
         users.server("server", addresses, &["localhost", "kubernetes.default.svc"])?;
+        users.admin = users.certified("admin", Some(MASTERS))?;
+        Ok(users)
+    }
+
+    /// The users of another process's cluster, whose folder is `base`; what is issued here goes into `folder`.
+    pub(crate) fn join(folder: PathBuf, base: &Path) -> Result<Self> {
+        fs::create_dir_all(&folder)?;
+        fs::copy(base.join("ca.pem"), folder.join("ca.pem")).context("the cluster's authority")?;
+        let authority = authority(KeyPair::from_pem(&fs::read_to_string(base.join("ca.key"))?)?)?;
+        let admin = User { name: "admin".to_owned(), proof: Value::Null };
+        let mut users = Self { folder, authority: Arc::new(authority), admin };
         users.admin = users.certified("admin", Some(MASTERS))?;
         Ok(users)
     }
@@ -161,6 +171,15 @@ impl Users {
         fs::write(self.file(&format!("{file}.key")), key.serialize_pem())?;
         Ok(())
     }
+}
+
+/// The authority with this key. Whatever it issues is trusted by whoever has any of its certificates: those differ in their
+/// serial number only.
+fn authority(key: KeyPair) -> Result<CertifiedIssuer<'static, KeyPair>> {
+    let mut params = named("rouse test cluster", None);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    Ok(CertifiedIssuer::self_signed(params, key)?)
 }
 
 /// The API server reads a user's name and group out of the certificate's subject.

@@ -1,16 +1,9 @@
 //! The one word behind a gate: closed bit, queued bit, watched bit, count.
 //!
-//! Kept apart from everything that is not an atomic so that loom can try every interleaving of it:
-//!
-//! ```text
-//! RUSTFLAGS="--cfg rouse_loom" cargo test -p rouse --lib lease::count
-//! ```
+//! Kept apart from everything that is not an atomic so that loom can try every interleaving of it: the crate `rouse-loom`
+//! compiles this file once more, with loom's atomics as `super::atomic`.
 
-#[cfg(not(rouse_loom))]
-use std::sync::atomic::{AtomicU32, Ordering};
-
-#[cfg(rouse_loom)]
-use loom::sync::atomic::{AtomicU32, Ordering};
+use super::atomic::{AtomicU32, Ordering};
 
 const CLOSED: u32 = 1 << 31;
 const QUEUED: u32 = 1 << 30;
@@ -117,56 +110,5 @@ impl Count {
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.0.load(Ordering::Acquire) & CLOSED == 0
-    }
-}
-
-#[cfg(all(test, rouse_loom))]
-mod interleavings;
-
-#[cfg(all(test, not(rouse_loom)))]
-mod tests {
-    use super::*;
-
-    fn open() -> Count {
-        let count = Count::closed();
-        count.open();
-        count
-    }
-
-    #[test]
-    fn a_gate_is_closed_until_it_is_opened_and_again_afterwards() {
-        let count = Count::closed();
-        assert!(!count.is_open() && !count.take(1, true));
-        count.open();
-        assert!(count.is_open() && count.take(1, false));
-        assert_eq!(count.close(), 1);
-        assert!(!count.take(9, true));
-        assert_eq!(count.release(), Released::Drained);
-        assert_eq!(count.close(), 0);
-    }
-
-    #[test]
-    fn the_limit_holds_for_all_and_those_who_queue_go_first() {
-        let count = open();
-        assert!(count.take(2, false) && count.take(2, false) && !count.take(2, true));
-        count.set_queued(true);
-        assert_eq!(count.release(), Released::Freed);
-        assert!(!count.take(2, false), "a newcomer must not overtake");
-        assert!(count.take(2, true));
-        count.set_queued(false);
-        assert_eq!(count.release(), Released::Unnoticed);
-        assert!(count.take(2, false));
-        assert_eq!(count.leases(), 2);
-    }
-
-    #[test]
-    fn the_last_release_of_a_closed_gate_is_the_drain_even_when_somebody_queues() {
-        let count = open();
-        assert!(count.take(2, false) && count.take(2, false));
-        count.set_queued(true);
-        count.close();
-        assert_eq!(count.release(), Released::Freed);
-        assert_eq!(count.release(), Released::Drained);
-        assert_eq!(count.leases(), 0);
     }
 }

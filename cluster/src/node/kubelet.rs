@@ -37,7 +37,7 @@ pub(super) async fn start(
     let command = [program.display().to_string()].into_iter().chain(args);
     let mut server = Server::new(ground, "kubelet", "nsenter".into(), machine.inside(command));
     server.start()?;
-    let nodes: Api<Object> = Api::all(users.client(users.admin(), inner.plane.address()).await?);
+    let nodes: Api<Object> = Api::all(users.client(users.admin(), inner.api_server).await?);
     server
         .ready(|| async { nodes.get_opt(name).await.ok().flatten().is_some_and(|node| is_ready(&node)) })
         .await?;

@@ -15,7 +15,7 @@ pub(super) fn start(inner: &Arc<Inner>) -> Result<Server> {
     let (ground, users) = (&inner.ground, &inner.users);
     let program =
         binaries::find("ring2")?.remove("kube-scheduler").context("cluster/build lists no kube-scheduler")?;
-    let admin = users.kubeconfig(users.admin(), inner.plane.address())?.display().to_string();
+    let admin = users.kubeconfig(users.admin(), inner.api_server)?.display().to_string();
     let args = flags(&[
         ("kubeconfig", admin.clone()),
         ("authentication-kubeconfig", admin.clone()),

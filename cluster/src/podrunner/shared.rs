@@ -45,7 +45,7 @@ impl Shared {
         images: BTreeMap<String, Image>,
         pauses: Pauses,
     ) -> Result<Self> {
-        let client = inner.users.client(inner.users.admin(), inner.plane.address()).await?;
+        let client = inner.users.client(inner.users.admin(), inner.api_server).await?;
         let state = inner.ground.state().join("pods").join(&name);
         fs::create_dir_all(&state)?;
         let log =
@@ -67,8 +67,11 @@ impl Shared {
     }
 
     /// Addresses are not used again while there are others: what still talks to a dead Pod's finds nobody.
+    ///
+    /// # Panics
+    /// When the cluster's folder is gone.
     pub(super) fn next_address(&self) -> Ipv4Addr {
-        self.inner.ground.next()
+        self.inner.ground.next().unwrap_or_else(|error| panic!("no address: {error:#}"))
     }
 
     pub(super) fn image(&self, name: &str) -> Option<Image> {
@@ -81,7 +84,7 @@ impl Shared {
     }
 
     pub(super) fn api_server(&self) -> SocketAddr {
-        self.inner.plane.address()
+        self.inner.api_server
     }
 
     pub(super) fn mark(&self) -> String {

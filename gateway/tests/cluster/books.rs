@@ -16,6 +16,7 @@ use rouse_gateway::controllers::{
     crd::{AcceleratorPool, ledger::Ledger},
     election::Election,
 };
+use rouse_testing::sample::size;
 
 use crate::{
     process::Gateway,
@@ -23,7 +24,9 @@ use crate::{
     support::{Revisions, check_books, cluster, names, pool, wanted},
 };
 
+/// In the soak, and in the gate.
 const ROUNDS: u32 = 1000;
+const SAMPLED: u32 = 100;
 /// Beyond all that a clock makes of itself.
 const EPOCH: u64 = 2_000_000_042;
 /// Of which [`LAST`] are left.
@@ -83,8 +86,8 @@ async fn of_two_that_believe_they_lead_one_gets_what_is_left() {
     let always = |ledger: &mut Ledger, total| ledger.reserve(&wanted("always", LAST), total, Tick(0));
     one.books.change("two", always).await.unwrap();
 
-    let mut won = [0_u32; 2];
-    for round in 0..ROUNDS {
+    let (mut won, rounds) = ([0_u32; 2], size(ROUNDS, SAMPLED));
+    for round in 0..rounds {
         let outcomes = tokio::join!(one.reserve("two"), two.reserve("two"));
         let (winner, id) = match &outcomes {
             (Ok(id), lost) if is_full(lost) => (0, *id),
@@ -101,12 +104,12 @@ async fn of_two_that_believe_they_lead_one_gets_what_is_left() {
     check_books(&all);
     assert_eq!(
         all.len() as u32,
-        1 + 1 + 2 * ROUNDS,
+        1 + 1 + 2 * rounds,
         "revisions that were not seen, or that nobody was told of"
     );
-    let conflicts = one.asked.into_inner() + two.asked.into_inner() - 2 * ROUNDS;
-    println!("{ROUNDS} rounds, {conflicts} with a conflict; won: {won:?}");
-    assert!(conflicts > ROUNDS / 10, "{conflicts} conflicts in {ROUNDS} rounds: they do not meet");
+    let conflicts = one.asked.into_inner() + two.asked.into_inner() - 2 * rounds;
+    println!("{rounds} rounds, {conflicts} with a conflict; won: {won:?}");
+    assert!(conflicts > rounds / 10, "{conflicts} conflicts in {rounds} rounds: they do not meet");
 }
 
 /// Each round both have read the same ledger before either writes.
@@ -124,8 +127,8 @@ async fn of_two_processes_that_believe_they_lead_one_gets_what_is_left() {
     let made = pool(&sites[0].admin, "processes", LAST).await;
     let mut revisions = Revisions::of(&sites[0].admin, &made);
 
-    let mut won = [0_u32; 2];
-    for round in 0..ROUNDS {
+    let (mut won, rounds) = ([0_u32; 2], size(ROUNDS, SAMPLED));
+    for round in 0..rounds {
         for (process, model) in processes.iter_mut().zip(["one", "two"]) {
             process.tell(&format!("reserve processes {model} {}", LAST.0)).await;
             assert_eq!(process.hears().await, "decides");
@@ -148,8 +151,8 @@ async fn of_two_processes_that_believe_they_lead_one_gets_what_is_left() {
     }
     let all = revisions.all().await;
     check_books(&all);
-    assert_eq!(all.len() as u32, 1 + 2 * ROUNDS);
-    println!("{ROUNDS} rounds, a conflict in each; won: {won:?}");
+    assert_eq!(all.len() as u32, 1 + 2 * rounds);
+    println!("{rounds} rounds, a conflict in each; won: {won:?}");
 }
 
 /// Whether a write without an answer was carried out is not known. Whoever asks again finds out, and has it once.

@@ -45,7 +45,8 @@ pub(crate) async fn define() {
             timeout(PATIENCE, Box::pin(served)).await.unwrap().unwrap();
         }
     };
-    Box::pin(DEFINED.get_or_init(define)).await;
+    let once = async || cluster().await.once("public-kinds", define()).await.unwrap();
+    Box::pin(DEFINED.get_or_init(once)).await;
 }
 
 impl<R> World<'_, R> {

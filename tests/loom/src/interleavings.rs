@@ -9,7 +9,7 @@ use loom::{
     thread,
 };
 
-use super::*;
+use super::count::*;
 
 const PLENTY: u32 = 8;
 

@@ -7,6 +7,7 @@ use futures_util::future::join_all;
 use kube::ResourceExt as _;
 use rouse_cluster::{Mode, wait};
 use rouse_gateway::controllers::crd::{InferenceModel, inference_model::EngineState};
+use rouse_testing::sample::size;
 use serde_json::json;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -16,8 +17,9 @@ use crate::{
     world::{Gateway, World, aside},
 };
 
-/// A gateway that was not heard for a minute is taken to be gone.
+/// A gateway that was not heard for a minute is taken to be gone: the soak waits for that, the gate for a new leader's patience.
 const AWAY: Duration = Duration::from_secs(65);
+const SAMPLED: Duration = Duration::from_secs(20);
 /// Used at one gateway each, and unused by all that the others know.
 const LONE: [&str; 3] = ["lone-0", "lone-1", "lone-2"];
 const COOLDOWN: &str = "6s";
@@ -57,7 +59,7 @@ async fn an_api_server_that_is_away_for_a_minute_costs_no_request_and_no_engine(
     join_all(gateways.iter().map(told_why)).await;
     let client = gateways[1].client();
     let patient = tokio::spawn(aside(move || client.chat("patient", true, 4)));
-    sleep_until(gone + AWAY).await;
+    sleep_until(gone + size(AWAY, SAMPLED)).await;
     assert!(!patient.is_finished());
     assert_eq!(uids().await, before);
 

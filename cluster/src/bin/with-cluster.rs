@@ -1,0 +1,21 @@
+//! Runs a command beside a test cluster that all its processes share: `with-cluster cargo nextest run …`.
+//!
+//! A test runner that gives each test a process of its own would else start a control plane for each.
+
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result};
+use rouse_cluster::{Cluster, SHARED};
+
+fn main() -> Result<ExitCode> {
+    let mut words = std::env::args_os().skip(1);
+    let program = words.next().context("usage: with-cluster COMMAND [ARGUMENT …]")?;
+    let cluster = Cluster::start()?;
+    let status = Command::new(&program)
+        .args(words)
+        .env(SHARED, cluster.key())
+        .status()
+        .with_context(|| program.display().to_string())?;
+    drop(cluster);
+    Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
+}
