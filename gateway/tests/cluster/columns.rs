@@ -4,12 +4,13 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
+use rouse_cluster::Cluster;
 use rouse_gateway::controllers::crd::{AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel};
 use serde_json::{Map, Value, json};
 
 use crate::{
     objects::{full_model, full_node, full_pool, full_replica},
-    support::{MANAGER, cluster, get},
+    support::{MANAGER, define, get},
 };
 
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
@@ -29,7 +30,9 @@ fn table(table: &Value) -> Map<String, Value> {
 
 #[tokio::test]
 async fn the_columns_show_what_the_objects_say() {
-    let cluster = cluster().await;
+    // Every gateway that decides writes the status of each AcceleratorNode it sees, so that no gateway may run beside this.
+    let cluster = Cluster::start().unwrap();
+    define(&cluster).await;
     let client = cluster.client().await.unwrap();
     let namespace = cluster.namespace("columns").await.unwrap();
     let name = namespace.name().to_owned();
