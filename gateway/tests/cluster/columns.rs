@@ -4,13 +4,12 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
-use rouse_cluster::Cluster;
 use rouse_gateway::controllers::crd::{AcceleratorNode, AcceleratorPool, GatewayReplica, InferenceModel};
 use serde_json::{Map, Value, json};
 
 use crate::{
     objects::{full_model, full_node, full_pool, full_replica},
-    support::{MANAGER, define, get},
+    support::{MANAGER, get, own_cluster},
 };
 
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
@@ -30,9 +29,7 @@ fn table(table: &Value) -> Map<String, Value> {
 
 #[tokio::test]
 async fn the_columns_show_what_the_objects_say() {
-    // Every gateway that decides writes the status of each AcceleratorNode it sees, so that no gateway may run beside this.
-    let cluster = Cluster::start().unwrap();
-    define(&cluster).await;
+    let cluster = own_cluster().await;
     let client = cluster.client().await.unwrap();
     let namespace = cluster.namespace("columns").await.unwrap();
     let name = namespace.name().to_owned();

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use rouse_cluster::Cluster;
 use serde_json::json;
 
 use crate::{
     runner::plain_node,
     site::{Models, Site},
-    support::{cluster, define},
+    support::{cluster, own_cluster},
     world::{World, aside},
 };
 
@@ -27,8 +26,7 @@ async fn one_gateway_serves_the_models_of_several_namespaces_and_of_no_other() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_gateway_serves_the_models_of_all_namespaces() {
-    let cluster = Cluster::start().unwrap();
-    define(&cluster).await;
+    let cluster = own_cluster().await;
     let (far, stranger) =
         tokio::join!(World::on(&cluster, "all-far", 1, "64Gi"), World::on(&cluster, "all-other", 1, "64Gi"));
     let namespace = cluster.namespace("all-near").await.unwrap();

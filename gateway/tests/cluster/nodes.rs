@@ -17,7 +17,7 @@ use crate::{
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_booking_is_placed_on_the_node_of_its_pod_and_the_nodes_object_says_so() {
     let world = World::new("node-placed", 2, "128Gi").await;
-    world.model("qwen", "40Gi", "", json!({"cooldownPeriod": "2s"})).await;
+    world.model("qwen", "40Gi", "", json!({"cooldownPeriod": "10m"})).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
     assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
@@ -50,6 +50,7 @@ async fn a_booking_is_placed_on_the_node_of_its_pod_and_the_nodes_object_says_so
     assert_eq!((status.count, status.healthy), (2, 2), "what its device plugin offers");
     assert_eq!(status.conditions[0].reason, "Ready");
 
+    world.model("qwen", "40Gi", "", json!({"cooldownPeriod": "1s"})).await;
     world.until("qwen", "scaled to zero", |model| reason(model, "Ready") == "ScaledToZero").await;
     let empty = says(|status| status.reservations.is_empty());
     wait::until(&copies, &node, "nothing booked", empty).await.unwrap();

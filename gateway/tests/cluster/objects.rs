@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 
 use crate::{
     site::Site,
-    support::{cluster, pool, wanted},
+    support::{cluster, own_cluster, pool, wanted},
 };
 
 const MOMENT: &str = "2026-11-22T08:00:00Z";
@@ -226,7 +226,8 @@ async fn kept<K: kube::Resource<DynamicType = ()>>(
 
 #[tokio::test]
 async fn every_field_of_every_kind_comes_back_as_it_was_written() {
-    let site = Site::new(cluster().await, "objects").await;
+    let cluster = own_cluster().await;
+    let site = Site::new(&cluster, "objects").await;
     let name = site.namespace.name();
     let written = [
         ("InferenceModel", full_model()),

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use rouse_cluster::{Cluster, Role};
+use rouse_cluster::Role;
 use rouse_gateway::controllers::election::{Election, RENEW_DEADLINE};
 use tokio::time::{Instant, sleep};
 
 use crate::{
     election::Witness,
     site::{Site, gained},
-    support::define,
+    support::own_cluster,
 };
 
 /// A renewal may be due just when the server goes, and the next attempt just before it is back: so much of the deadline is
@@ -18,8 +18,7 @@ const IN_TIME: Duration = Duration::from_secs(5);
 
 #[tokio::test]
 async fn who_leads_goes_on_when_the_api_server_is_back_in_time() {
-    let cluster = Cluster::start().unwrap();
-    define(&cluster).await;
+    let cluster = own_cluster().await;
     let site = Site::new(&cluster, "outage").await;
     let start = async |name: &str| Election::start(site.leases(site.client().await), name.to_owned());
     let first = start("first").await;

@@ -11,7 +11,7 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
-use rouse_cluster::{Call, Cluster, Role, wait::PATIENCE};
+use rouse_cluster::{Call, Role, wait::PATIENCE};
 use rouse_gateway::controllers::crd::{AcceleratorNode, AcceleratorPool, InferenceModel};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
@@ -20,7 +20,7 @@ use crate::{
     client::Client,
     crowd::{self, MODELS, Models, NODES, POOLS, Pools},
     site::{Models as Where, Site},
-    support::{MANAGER, define},
+    support::{MANAGER, own_cluster},
     world::{Gateway, aside, reason},
 };
 
@@ -42,8 +42,7 @@ const CHANGES: usize = 10;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_models_are_known_in_seconds_and_cost_next_to_nothing_while_nothing_happens() {
-    let cluster = Cluster::start().unwrap();
-    define(&cluster).await;
+    let cluster = own_cluster().await;
     let namespace = cluster.namespace("scale").await.unwrap();
     let own = namespace.name().to_owned();
     let site = Site::with(&cluster, namespace, Where::In(&[&own])).await;

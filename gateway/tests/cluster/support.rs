@@ -42,6 +42,14 @@ pub(crate) async fn cluster() -> &'static Cluster {
     cluster
 }
 
+/// A cluster that knows our kinds and in which no gateway runs but those of one test. In the shared one, each gateway that decides writes
+/// the AcceleratorNodes that it sees.
+pub(crate) async fn own_cluster() -> Cluster {
+    let cluster = Cluster::start().unwrap();
+    define(&cluster).await;
+    cluster
+}
+
 /// Tells a cluster our kinds, and waits until it serves them.
 pub(crate) async fn define(cluster: &Cluster) {
     let client = cluster.client().await.unwrap();
