@@ -21,7 +21,7 @@ use tokio::{
 
 use crate::{
     config::{self, Config, Source},
-    driver::{Handle, Journal},
+    driver::{Handle, Journal, JournalFile},
     http::{self, admin::Parts},
     metrics::{Lost, Metrics},
     platform::Platform,
@@ -81,25 +81,32 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     let config = Arc::new(ArcSwap::from_pointee(config));
     let metrics = Arc::new(Metrics::with(&lost));
     metrics.certificate_expires(config.load().tls.as_ref().and_then(config::Tls::expires));
-    let journal = Journal::open(journal.as_deref()).context("cannot open the journal")?;
+    let open_journal = || {
+        let opened = journal.as_deref().map(JournalFile::open).transpose();
+        opened.context("cannot open the journal")
+    };
     let (events, received) = mpsc::channel(EVENTS);
     let current = config.load_full();
     let mut home = Home::start(&current, events, clock, &metrics).await?;
     let platform = home.platform();
-    let (handle, driver) = Handle::new(Arc::clone(&platform), received, journal, Arc::clone(&metrics), clock);
+    let (handle, driver) =
+        Handle::new(Arc::clone(&platform), received, Journal::default(), Arc::clone(&metrics), clock);
     let admin = Admin::bind(current.admin.address, parts(&handle, &config, &metrics, &home))?;
     let operators = admin.address();
     let (stage, watched) = watch::channel(Stage::Serving);
-    let (mut driver, driver_goes) = held(driver.run());
-    let (mut admin, admin_goes) = held(admin.run(watched.clone()));
+    let (mut driver, driver_goes) = held(|journal| driver.run(journal));
+    let (mut admin, admin_goes) = held({
+        let watched = watched.clone();
+        |()| admin.run(watched)
+    });
     let mut goes = Some((driver_goes, admin_goes));
     if current.kubernetes.is_some() {
         // Until it has the lease.
         handle.tell(Event::Led { leads: false });
         // A cluster takes its time, and operators may ask for what is waited.
         if let Some((driver_goes, admin_goes)) = goes.take() {
-            go(driver_goes);
-            go(admin_goes);
+            go(driver_goes, open_journal()?);
+            go(admin_goes, ());
         }
         tokio::select! {
             () = home.first() => {}
@@ -128,10 +135,13 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     home.speak(&handle, api.address());
     announce(&shown, source.file.is_none(), &api, operators);
 
-    let admin_goes = goes.map(|(driver_goes, admin_goes)| {
-        go(driver_goes);
-        admin_goes
-    });
+    let admin_goes = match goes {
+        Some((driver_goes, admin_goes)) => {
+            go(driver_goes, open_journal()?);
+            Some(admin_goes)
+        }
+        None => None,
+    };
     let keeper = tokio::spawn(keep(handle.clone(), Arc::clone(&platform)));
     // A request that came before the first turn would be told that there is no such model.
     handle.refresh().await;
@@ -140,7 +150,7 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     serving.up().await;
     let mut api = tokio::spawn(serving.ended());
     if let Some(admin_goes) = admin_goes {
-        go(admin_goes);
+        go(admin_goes, ());
     }
     let mut reload = Reload {
         source,
@@ -190,24 +200,26 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     Ok(ExitCode::SUCCESS)
 }
 
-/// Work that begins when it is told to, by the other end of this.
-fn held<T: Send + 'static>(
-    work: impl Future<Output = T> + Send + 'static,
-) -> (JoinHandle<T>, oneshot::Sender<()>) {
+/// Work that begins when it is told to, with what the other end of this sends.
+fn held<I, F>(work: impl FnOnce(I) -> F + Send + 'static) -> (JoinHandle<F::Output>, oneshot::Sender<I>)
+where
+    I: Send + 'static,
+    F: Future<Output: Send + 'static> + Send + 'static,
+{
     let (goes, told) = oneshot::channel();
     let task = tokio::spawn(async move {
-        if told.await.is_err() {
+        match told.await {
+            Ok(with) => work(with).await,
             // What had to be there before it is not there.
-            std::future::pending::<()>().await;
+            Err(_) => std::future::pending().await,
         }
-        work.await
     });
     (task, goes)
 }
 
-fn go(work: oneshot::Sender<()>) {
-    // Nobody listens where the runtime ends.
-    work.send(()).unwrap_or_default();
+fn go<I>(work: oneshot::Sender<I>, with: I) {
+    // An error is the other end's, which is gone where the runtime ends.
+    drop(work.send(with));
 }
 
 fn discover(headroom: Bytes) -> anyhow::Result<Vec<rouse::model::Accelerator>> {

@@ -30,7 +30,7 @@ mod record;
 mod served;
 
 pub use handle::{Canary, ColdStart, Granted, Handle, Operation, Parking, Waited};
-pub use journal::{Journal, replay};
+pub use journal::{Journal, JournalFile, replay};
 pub use served::{Known, Served};
 
 use gates::Gates;
@@ -61,7 +61,10 @@ pub struct Driver {
 
 impl Driver {
     /// Runs until shutdown was ordered and is complete.
-    pub async fn run(mut self) {
+    pub async fn run(mut self, journal: Option<JournalFile>) {
+        if let Some(file) = journal {
+            self.journal.write_to(file);
+        }
         let mut batch = Vec::new();
         while !self.fleet.is_finished() {
             self.receive(&mut batch).await;

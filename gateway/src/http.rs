@@ -184,7 +184,7 @@ fn begin(core: &Rc<Core>, socket: &Rc<Socket>, request: Request<Incoming>) -> Be
     let path = parts.uri.path();
     let framed = framing::check(&parts, &fields);
     let ambiguous = framed.is_err();
-    let upgrades = fields.first(Field::Upgrade).is_some();
+    let upgrades = fields.all(Field::Upgrade).any(route::is_websocket);
     let found =
         framed.map_err(|fault| (fault, None)).and_then(|()| route::find(&parts.method, path, upgrades));
     let label = found.as_ref().map_or("other", Route::label);

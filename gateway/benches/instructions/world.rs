@@ -59,7 +59,7 @@ impl World {
         let metrics = Arc::new(Metrics::with(&lost));
         let (events, received) = mpsc::channel(1024);
         let platform = Arc::new(Obliging { address: ENGINE.parse()?, events });
-        let journal = Journal::open(None)?;
+        let journal = Journal::default();
         let (handle, driver) =
             Handle::new(Arc::clone(&platform) as _, received, journal, Arc::clone(&metrics), clock);
         handle.tell(Event::Configured { configuration: Box::new(config.core.clone()) });
@@ -67,7 +67,7 @@ impl World {
         let telemetry = Telemetry::start(&config, &lost)?;
         let config = Arc::new(ArcSwap::from_pointee(config));
         let shared = http::Shared::told(Arc::new(handle), config, metrics, telemetry);
-        tokio::task::spawn_local(driver.run());
+        tokio::task::spawn_local(driver.run(None));
         let (stage, watched) = watch::channel(Stage::Serving);
         let engine = pipe::listen(ENGINE.parse()?);
         Ok(Self { here: Here::new(shared, watched), engine, _stage: stage })

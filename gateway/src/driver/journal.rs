@@ -27,21 +27,28 @@ const BACKLOG: usize = 1024;
 const CAP: u64 = 64 << 20;
 
 pub struct Journal {
-    file: Option<Sink>,
+    file: Option<JournalFile>,
     lines: broadcast::Sender<Arc<str>>,
 }
 
-struct Sink {
+/// Where the journal is written, besides to whoever listens.
+#[derive(Debug)]
+pub struct JournalFile {
     path: PathBuf,
     file: File,
     written: u64,
 }
 
+impl Default for Journal {
+    /// One that goes to listeners alone.
+    fn default() -> Self {
+        Self { file: None, lines: broadcast::channel(BACKLOG).0 }
+    }
+}
+
 impl Journal {
-    /// Without a file the journal goes to listeners alone. An existing file is turned over, never overwritten.
-    pub fn open(path: Option<&Path>) -> io::Result<Self> {
-        let file = path.map(Sink::open).transpose()?;
-        Ok(Self { file, lines: broadcast::channel(BACKLOG).0 })
+    pub(super) fn write_to(&mut self, file: JournalFile) {
+        self.file = Some(file);
     }
 
     pub(super) fn lines(&self) -> broadcast::Sender<Arc<str>> {
@@ -66,8 +73,13 @@ impl Journal {
     }
 }
 
-impl Sink {
-    fn open(path: &Path) -> io::Result<Self> {
+impl JournalFile {
+    /// An existing file is turned over, never overwritten. A gateway must have its lock and its ports first: another one that runs
+    /// with the same file would go on writing to one that is turned over.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub fn open(path: &Path) -> io::Result<Self> {
         if path.exists() {
             std::fs::rename(path, turned_over(path))?;
         }

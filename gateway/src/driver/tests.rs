@@ -54,7 +54,7 @@ impl World {
         let (_, events) = mpsc::channel(1);
         let metrics = Arc::new(Metrics::new());
         let clock = Clock::new(Instant::now(), START);
-        let journal = Journal::open(None).unwrap();
+        let journal = Journal::default();
         let (handle, driver) = Handle::new(platform, events, journal, metrics, clock);
         let mut world = Self { handle, driver, batch: Vec::new() };
         world.turn([configured(models, awake, 0)]);
@@ -241,7 +241,7 @@ async fn what_is_shown_when_the_driver_has_ended_is_its_end() {
     let world = World::new(3, 1);
     let handle = world.handle.clone();
     handle.tell(Event::Shutdown { stop_engines: false });
-    world.driver.run().await;
+    world.driver.run(None).await;
     handle.refresh().await;
     assert_eq!(handle.view().models.len(), 3);
     assert_eq!(handle.learned().await.len(), 3);

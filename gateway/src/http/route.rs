@@ -4,7 +4,7 @@
 //! A path is compared as it came, byte for byte: nothing is decoded, collapsed or trimmed before, so there is one
 //! spelling for each route, and none that an engine behind reads differently.
 
-use http::Method;
+use http::{HeaderValue, Method};
 use rouse::{
     fault::Fault,
     model::{ModelName, Registry},
@@ -52,7 +52,8 @@ impl Route {
     }
 }
 
-/// The route, or 404, 405, 501. `upgrades`: the client asks for another protocol. With a 405 goes what would be allowed.
+/// The route, or 404, 405, 501. `upgrades`: the client asks for a protocol without which its request means nothing to it. With a
+/// 405 goes what would be allowed.
 pub(crate) fn find(
     method: &Method,
     path: &str,
@@ -68,7 +69,7 @@ pub(crate) fn find(
         return not_allowed();
     }
     if upgrades {
-        let fault = Fault::NotImplemented { what: "a protocol upgrade".into() };
+        let fault = Fault::NotImplemented { what: "a WebSocket".into() };
         return Err((fault, None));
     }
     match known {
@@ -76,6 +77,15 @@ pub(crate) fn find(
         Some(_) if !methods.contains(method) => not_allowed(),
         Some(route) => Ok(route),
     }
+}
+
+/// Whether an `Upgrade` field asks for a WebSocket. Any other upgrade is ignored, as HTTP allows: Java's `HttpClient` offers `h2c`
+/// with every request in the clear, and goes on with HTTP/1.1 where nobody takes it up.
+pub(crate) fn is_websocket(upgrade: &HeaderValue) -> bool {
+    upgrade
+        .as_bytes()
+        .split(|byte| *byte == b',')
+        .any(|name| name.trim_ascii().eq_ignore_ascii_case(b"websocket"))
 }
 
 /// In whose words a request for this path is refused, whether the path exists or not.
@@ -107,7 +117,8 @@ fn known(path: &str) -> Option<Route> {
     }
     Some(match path {
         "/v1/models" => Route::Models,
-        "/healthz" => Route::Healthz,
+        // vLLM and most of its clients call it by the second name.
+        "/healthz" | "/health" => Route::Healthz,
         "/readyz" => Route::Readyz,
         _ => match (path.strip_prefix("/v1/models/"), path.strip_prefix("/engines/")) {
             (Some(rest), _) if !rest.is_empty() => Route::Model(rest.to_owned()),

@@ -335,6 +335,35 @@ fn kill(gateway: &mut Gateway) {
     assert_eq!(gateway.wait(), None);
 }
 
+#[test]
+fn a_start_that_fails_leaves_the_journal_of_the_gateway_that_runs_as_it_is() {
+    let fixture = Fixture::new(&["2Gi"]).model(&Sim::new("m"));
+    let journal = fixture.dir().join("journal");
+    let gateway = fixture.flag("--journal").flag(journal.to_str().unwrap()).start();
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+    let other = gateway.dir.join("other.yaml");
+    let text = read(&gateway.dir.join("rouse.yaml"));
+    fs::write(&other, text.replace("state\"\n", "other-state\"\n")).unwrap();
+    // The first has a lock on the state directory; the second has none, and asks for a port that is taken.
+    let taken = gateway.api.to_string();
+    for (file, api) in [("rouse.yaml", "127.0.0.1:0"), ("other.yaml", taken.as_str())] {
+        let failed = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
+            .arg("--config")
+            .arg(gateway.dir.join(file))
+            .args(["--admin", "127.0.0.1:0", "--api", api, "--journal", journal.to_str().unwrap()])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert_eq!(failed.status.code(), Some(1), "{}", String::from_utf8_lossy(&failed.stderr));
+        assert!(!gateway.dir.join("journal.1").exists(), "{file}");
+    }
+    let before = read(&journal);
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+    sleep(&gateway, "m");
+    let after = read(&journal);
+    assert!(after.starts_with(&before) && after.len() > before.len(), "it is written no more");
+}
+
 fn sleep(gateway: &Gateway, model: &str) {
     let order = gateway.admin().post(&format!("/admin/v1/models/{model}/sleep?level=1"), "");
     assert_eq!(order.status, 202, "{}", order.text());

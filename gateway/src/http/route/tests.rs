@@ -8,6 +8,7 @@ fn status_of(method: &str, path: &str) -> Result<Route, (Fault, Option<&'static 
 fn routes_are_told_from_methods_that_do_not_fit_and_paths_that_do_not_exist() {
     assert_eq!(status_of("POST", "/v1/chat/completions"), Ok(Route::Inference(Inference::Chat)));
     assert_eq!(status_of("HEAD", "/healthz"), Ok(Route::Healthz));
+    assert_eq!(status_of("GET", "/health"), Ok(Route::Healthz));
     assert_eq!(status_of("GET", "/v1/models/org%2Fqwen"), Ok(Route::Model("org%2Fqwen".into())));
     assert_eq!(status_of("GET", "/engines/a/b?c"), Ok(Route::Passage("a/b?c".into())));
     for (method, path, allow) in [
@@ -41,6 +42,13 @@ fn routes_are_told_from_methods_that_do_not_fit_and_paths_that_do_not_exist() {
 fn an_upgrade_is_not_implemented() {
     let (fault, _) = find(&Method::GET, "/v1/models", true).unwrap_err();
     assert!(matches!(fault, Fault::NotImplemented { .. }));
+}
+
+#[test]
+fn of_all_upgrades_only_a_websocket_is_one_that_a_client_insists_on() {
+    let is_websocket = |text: &'static str| is_websocket(&HeaderValue::from_static(text));
+    assert!(is_websocket("websocket") && is_websocket("h2c, WebSocket"));
+    assert!(!is_websocket("h2c") && !is_websocket("TLS/1.0, HTTP/2.0") && !is_websocket(""));
 }
 
 #[test]
