@@ -1,4 +1,4 @@
-//! Dual pods in ten thousand simulated clusters, each by chance; in the gate in those of the day.
+//! Dual pods in ten thousand simulated clusters, each by chance.
 //!
 //! `ROUSE_SIM_SEEDS` and `ROUSE_SIM_FIRST` set how many and where to begin; `ROUSE_SIM_SEED` runs one seed alone and tells its
 //! story.
@@ -12,11 +12,7 @@ use rouse::{
     sim::cluster::{Broken, Cluster, Plot},
     units::Millis,
 };
-use rouse_testing::sample::{first_seed, size};
 
-/// In the soak, and by the day in the gate.
-const SEEDS: u64 = 10_000;
-const SAMPLED: u64 = 2_000;
 const LASTS: Millis = Millis::secs(150);
 
 type Tally = BTreeMap<&'static str, u64>;
@@ -29,8 +25,8 @@ fn no_cluster_breaks_a_promise() {
         println!("{}\n{:?}", cluster.story(), cluster.tally());
         return outcome.unwrap_or_else(|broken| panic!("{broken}"));
     }
-    let first = setting("ROUSE_SIM_FIRST", first_seed(SEEDS, SAMPLED));
-    let seeds = first + setting("ROUSE_SIM_SEEDS", size(SEEDS, SAMPLED));
+    let first = setting("ROUSE_SIM_FIRST", 0);
+    let seeds = first + setting("ROUSE_SIM_SEEDS", 10_000);
     let next = AtomicU64::new(first);
     let threads = std::thread::available_parallelism().map_or(1, Into::into);
     let (mut tally, mut failed) = (Tally::new(), Vec::new());
@@ -42,7 +38,7 @@ fn no_cluster_breaks_a_promise() {
             failed.extend(failures);
         }
     });
-    println!("{} clusters from seed {first} on: {tally:?}", seeds - first);
+    println!("{} clusters: {tally:?}", seeds - first);
     failed.iter().for_each(|broken| println!("{broken}"));
     if let Some(broken) = failed.first() {
         let mut cluster = Cluster::new(Plot::by_chance(broken.seed)).told();
@@ -66,9 +62,7 @@ fn no_cluster_breaks_a_promise() {
         "engines displaced",
         "outdated engines evicted",
     ] {
-        // In the whole ten thousand there are more than a hundred of each.
-        let least = (seeds - first) / 100;
-        assert!(tally.get(what).is_some_and(|n| *n > least), "hardly any {what}: {tally:?}");
+        assert!(tally.get(what).is_some_and(|n| *n > 100), "hardly any {what}: {tally:?}");
     }
 }
 
