@@ -39,10 +39,13 @@ fn each_source_is_asked_in_its_turn() {
     };
     let list = |setting: Setting| {
         let stub = setting.start();
-        let answer = stub.get("admin", LIST);
-        assert_eq!(answer, stub.get("spi", LIST));
-        assert_eq!(answer.header("content-type"), "application/json");
-        (answer.status, answer.text())
+        let [admin, spi] = ["admin", "spi"].map(|port| {
+            let answer = stub.get(port, LIST);
+            assert_eq!(answer.header("content-type"), "application/json");
+            (answer.status, answer.text())
+        });
+        assert_eq!(admin, spi);
+        admin
     };
     let plugin =
         file(missing(), "f").env("ROUSE_ACCELERATORS", "a, b").env("NVIDIA_VISIBLE_DEVICES", "GPU-n");
