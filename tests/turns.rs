@@ -176,6 +176,32 @@ fn a_sleeper_whose_place_is_taken_for_good_starts_elsewhere() {
     assert_eq!(world.tally().of("launches"), 3, "it was started anew");
 }
 
+/// Each start of it was good, so none waits for another: only for the engine that is stopped.
+#[test]
+fn an_engine_that_never_sleeps_or_wakes_starts_at_once_each_time() {
+    for (sleep_refused, sleep_hangs, wake_refused) in [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)] {
+        let mut settings = Settings::default();
+        settings.timeouts.sleep = Millis::secs(1);
+        let mut configuration = configuration(1, 1, settings);
+        configuration.models[0].idle.sleep_after = Some(Millis::secs(2));
+        let mut scenario = Scenario::new("sleepless", configuration);
+        scenario.faults.sleep_refused = sleep_refused;
+        scenario.faults.sleep_hangs = sleep_hangs;
+        scenario.faults.wake_refused = wake_refused;
+        // Each comes as soon as the engine before it is surely gone.
+        let every = if sleep_hangs > 0.0 { 50 } else { 14 };
+        for n in 0..8 {
+            scenario = scenario.at(Millis::secs(1 + n * every), ask("model-0"));
+        }
+        let mut world = World::new(scenario);
+        if let Err(failure) = world.run_until(Millis::secs(1 + 8 * every)) {
+            panic!("{failure}");
+        }
+        assert_eq!(world.tally().of("requests served"), 8);
+        assert!(world.longest_wait() < Millis::secs(10), "{}", world.longest_wait());
+    }
+}
+
 #[test]
 fn what_can_never_be_had_is_not_kept_from_others() {
     let mut configuration = configuration(1, 1, Settings::default());

@@ -97,7 +97,8 @@ impl State {
             | (Self::Loading | Self::Waking { .. }, Self::Awake)
             | (Self::Awake, Self::Draining { .. })
             | (Self::Draining { .. }, Self::Awake | Self::FallingAsleep { .. } | Self::Draining { .. })
-            | (Self::FallingAsleep { .. }, Self::Asleep { .. })
+            // One that does not fall asleep is stopped.
+            | (Self::FallingAsleep { .. }, Self::Asleep { .. } | Self::Draining { .. })
             | (Self::Asleep { .. }, Self::Waking { .. })
             | (Self::Stopping { .. } | Self::Backoff { .. }, Self::Cold) => true,
             // A conflict or a lost accelerator may make it wait before it is tried at all.

@@ -210,13 +210,13 @@ impl Planner {
 
 impl Planner {
     /// Why an engine is being ended, from what it was doing. What nobody wants any more, or what makes room, has not
-    /// failed; what should have been ready by now has.
+    /// failed, nor has what does not fall asleep: it served. What should have been ready by now has.
     pub(super) fn cause_of_end(&self, id: &EngineId, now: Tick) -> Cause {
         let Some(e) = self.engines.get(id) else { return Cause::Stopped };
         match &e.state {
             State::Failing { cause, .. } | State::Stopping { cause } => cause.clone(),
             state if state.is_starting() && (self.unwanted(id) || self.ordered_stop(id)) => Cause::Stopped,
-            State::Asleep { .. } => Cause::Stopped,
+            State::Asleep { .. } | State::FallingAsleep { .. } => Cause::Stopped,
             _ if self.lost_accelerator(id).is_some() => Cause::AcceleratorLost,
             State::Draining { .. } => Cause::Stopped,
             State::Awake => Cause::Hung,

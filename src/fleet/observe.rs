@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     budget::{Account, Reading},
+    command::{Then, Why},
     event::{Event, Learned, Order, Verdict},
     needs::Needs,
     orders::Operation,
@@ -342,9 +343,12 @@ impl Engine {
                 self.profiled = true;
                 self.proof = Proof::Wanted;
             }
-            Event::SleepFailed { cause, .. }
-            | Event::WakeFailed { cause, .. }
-            | Event::StartFailed { cause, .. }
+            // Its gate is closed and drained already: it is stopped instead.
+            Event::SleepFailed { .. } if matches!(self.state, State::FallingAsleep { .. }) => {
+                let (why, then) = (Why::Fault, Then::Stop);
+                self.become_state(State::Draining { why, then, revoked: false, drained: true }, now);
+            }
+            Event::WakeFailed { cause, .. } | Event::StartFailed { cause, .. }
                 if self.state.is_starting() || matches!(self.state, State::FallingAsleep { .. }) =>
             {
                 self.fail(cause.clone(), now);
@@ -371,9 +375,13 @@ impl Engine {
         if matches!(&self.state, State::Stopping { cause: Cause::Stopped }) {
             self.become_state(State::Cold, now);
         } else {
-            self.failures += 1;
-            self.fruitless += 1;
-            let until = now + backoff::pause(&self.id, self.failures);
+            let until = if self.ends_between_uses() {
+                now
+            } else {
+                self.failures += 1;
+                self.fruitless += 1;
+                now + backoff::pause(&self.id, self.failures)
+            };
             let cause = match &self.state {
                 State::Stopping { cause } | State::Failing { cause, .. } => cause.clone(),
                 _ => cause.clone(),
@@ -382,6 +390,12 @@ impl Engine {
         }
         self.forget_process();
         true
+    }
+
+    /// Its process served, and ends as it falls asleep, sleeps or wakes: its start was good, so the next one need not wait.
+    fn ends_between_uses(&self) -> bool {
+        let wakes = !self.cold && self.turn < self.began;
+        wakes || matches!(self.state, State::FallingAsleep { .. } | State::Asleep { .. })
     }
 
     /// The gate is closed and the last lease is gone.
