@@ -59,8 +59,15 @@ pub enum Fault {
     ClientLeft { phase: Phase },
     #[error("the engine of '{model}' cannot be reached")]
     EngineUnreachable { model: ModelName },
-    #[error("the engine of '{model}' closed the connection before it answered")]
-    EngineClosed { model: ModelName },
+    /// `begun`: it had all of the request for long enough to be working on it.
+    #[error("the engine of '{model}' closed the connection before it answered{}", .begun.then_some(
+        "; it may have begun, so send the request again only if a second run of it does no harm"
+    ).unwrap_or_default())]
+    EngineClosed {
+        model: ModelName,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        begun: bool,
+    },
     /// The engine was hung, died or was stopped under a running exchange.
     #[error("the engine of '{model}' failed: {cause}")]
     EngineFailed { model: ModelName, cause: Cause, wait: Option<Wait> },

@@ -15,8 +15,9 @@
 //! head and the last token is the failure this whole crate exists to prevent.
 //!
 //! **One replay, and only of nothing.** A kept-alive connection may have been closed by the engine in the instant it
-//! was picked. When it gave no byte at all, the request goes out once more on a new one. After the first byte nothing
-//! is ever sent again.
+//! was picked. When it closes at once and gave no byte at all, the request goes out once more on a new one. An engine
+//! that has the whole request for longer may be working on it: after that, as after the first byte, nothing is ever sent
+//! again.
 //!
 //! **Frames pass.** One read of the socket is one frame. The next read happens when
 //! the client's side asks for it, so a slow client slows its engine and fills no buffer here. The price: while a client
@@ -143,6 +144,8 @@ pub struct Failed {
     pub fault: Fault,
     /// No engine has seen the request: it may be tried on another one, or parked again.
     pub elsewhere: bool,
+    /// An engine had all of the request for long enough to be working on it, or began to answer.
+    pub begun: bool,
 }
 
 /// Looks on while an exchange runs; metrics and access logs hang on it.

@@ -6,7 +6,7 @@
 //!
 //! `x-should-retry` exists because the SDKs retry every 5xx by themselves unless told. A refusal that cost the engine
 //! nothing may be retried; what the engine may have begun may not, since a second copy of a long generation is what an
-//! engine in trouble needs least. A connection that closed without a byte counts as not begun.
+//! engine in trouble needs least. A connection that closed at once and without a byte counts as not begun.
 //!
 //! In whose words it is written is a [`Form`]; `code` and `details` are the same in all of them, since the SDKs hand
 //! on what they do not know.
@@ -175,7 +175,7 @@ const fn row(fault: &Fault) -> Row {
         Fault::EngineUnreachable { .. } | Fault::EngineTimeout { which: Timer::Connect, .. } => {
             (502, "engine_unreachable", true)
         }
-        Fault::EngineClosed { .. } => (502, "engine_closed", true),
+        Fault::EngineClosed { begun, .. } => (502, "engine_closed", !*begun),
         // With a wait it was refused while parked; without, it failed under a running exchange.
         Fault::EngineFailed { wait, .. } => (503, "engine_failed", wait.is_some()),
         Fault::ModelNotReady { .. } | Fault::NotAwake { .. } => (503, "model_not_ready", true),

@@ -11,8 +11,10 @@ use crate::{fault::Phase, lease::Lease};
 pub(super) struct Record<O: Observer> {
     open: Option<Open<O>>,
     pub(super) phase: Phase,
-    /// Some of the request went to the engine, over this connection or one before: it may have begun.
+    /// Some of the request went to the engine, over this connection or one before.
     pub(super) sent: bool,
+    /// The engine may be working on it.
+    pub(super) begun: bool,
 }
 
 #[derive(Debug)]
@@ -23,7 +25,7 @@ pub(super) struct Open<O> {
 
 impl<O: Observer> Record<O> {
     pub(super) const fn new(lease: Lease, observer: O) -> Self {
-        Self { open: Some(Open { lease, observer }), phase: Phase::Connecting, sent: false }
+        Self { open: Some(Open { lease, observer }), phase: Phase::Connecting, sent: false, begun: false }
     }
 
     /// `None` once it has ended.

@@ -4,6 +4,7 @@ use std::{
     future::poll_fn,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use http::{Method, Response};
@@ -25,6 +26,10 @@ use crate::{
     lease::Lease,
 };
 
+/// An engine that closes an idle connection in the instant in which it is used does so this soon, also one whose loop is
+/// busy. What it could have begun in this time is little.
+const AT_ONCE: Duration = Duration::from_millis(250);
+
 /// Sends the request and waits for the engine's head. Dropping the future closes the connection at once.
 ///
 /// # Errors
@@ -42,9 +47,9 @@ pub async fn exchange<O: Observer + Unpin>(
             Ok(RelayBody::respond(head, flow, record, target.engine.model, &timeouts, wanted))
         }
         Err(fault) => {
-            let elsewhere = !record.sent;
+            let (elsewhere, begun) = (!record.sent, record.begun);
             record.end(Outcome::Failed(fault.clone()));
-            Err(Failed { fault, elsewhere })
+            Err(Failed { fault, elsewhere, begun })
         }
     }
 }
@@ -92,7 +97,9 @@ async fn run<O: Observer>(
                 connect(target, timeouts, &open.lease, flow.as_mut().watch()).await.map_err(|fault| {
                     match fault {
                         // That nobody is there any more follows from what happened: it took the request and closed.
-                        Fault::EngineUnreachable { model } if record.sent => Fault::EngineClosed { model },
+                        Fault::EngineUnreachable { model } if record.sent => {
+                            Fault::EngineClosed { model, begun: record.begun }
+                        }
                         fault => fault,
                     }
                 })?
@@ -129,18 +136,21 @@ async fn run<O: Observer>(
             }
             Err(silence) => silence,
         };
-        let replays = connection.reused && matches!(silence, Silence::Empty);
+        let whole = unsent.is_empty() && !connection.spent;
+        let begun = matches!(silence, Silence::Broken) || (whole && now.elapsed() > AT_ONCE);
+        let replays = connection.reused && matches!(silence, Silence::Empty) && !begun;
         if replays {
             open.observer.replayed();
         }
         // An end without a byte does not say that nothing was read, and a request may be what ended it. The same engine
         // is asked again if it is still there; no other one is.
         record.sent |= unsent.is_begun();
+        record.begun |= begun;
         match silence {
             Silence::Ended(fault) => return Err(fault),
             Silence::Empty if replays => {}
             Silence::Empty | Silence::Broken => {
-                return Err(Fault::EngineClosed { model: target.engine.model.clone() });
+                return Err(Fault::EngineClosed { model: target.engine.model.clone(), begun });
             }
         }
     }

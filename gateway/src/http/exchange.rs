@@ -387,7 +387,7 @@ impl Job {
             (Err(failed), None) if failed.elsewhere && is_absent(&failed.fault) => {
                 Attempt::Again(failed.fault, Again::Absent(engine, gate))
             }
-            (Err(failed), None) => Attempt::Failed(ended(failed.fault)),
+            (Err(failed), None) => Attempt::Failed(ended(failed)),
         }
     }
 
@@ -421,10 +421,10 @@ const fn blame(fault: &Fault) -> Option<Cause> {
 
 /// That a process has ended and that its connection has are one thing, of which either may be heard first. Before a byte of the answer
 /// its client is told the same of both, and so whether to ask again.
-fn ended(fault: Fault) -> Fault {
-    match fault {
+fn ended(failed: relay::Failed) -> Fault {
+    match failed.fault {
         Fault::EngineFailed { model, cause: Cause::Exited(_) | Cause::Killed(_), wait: None } => {
-            Fault::EngineClosed { model }
+            Fault::EngineClosed { model, begun: failed.begun }
         }
         other => other,
     }

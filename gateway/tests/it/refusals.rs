@@ -26,6 +26,8 @@ pub(crate) fn refusal(answer: &Answer, status: u16, code: &str) -> Value {
         (429, _) => !never,
         // Without a wait it broke under a running exchange: a second copy helps nobody.
         (503, "engine_failed") => error["details"]["waited_for"] != "nothing",
+        // What it has had for a while it may have begun.
+        (502, "engine_closed") => !error["message"].as_str().unwrap().contains("may have begun"),
         (502 | 503, _) => true,
         _ => false,
     };

@@ -11,8 +11,8 @@ fn died() -> Fault {
     Fault::EngineFailed { model: "m".into(), cause: Cause::Unreachable, wait: None }
 }
 
-fn closed() -> Fault {
-    Fault::EngineClosed { model: "m".into() }
+fn closed(begun: bool) -> Fault {
+    Fault::EngineClosed { model: "m".into(), begun }
 }
 
 fn turn_over() -> Fault {
@@ -159,9 +159,11 @@ async fn what_is_no_answer_is_a_closed_engine() {
         };
         let (answer, ()) = tokio::join!(core.send(false, &seen), engine);
         let failed = answer.unwrap_err();
-        assert_eq!(failed.fault, closed(), "{script:?}");
-        assert!(!failed.elsewhere, "the engine may have begun");
-        assert_eq!(seen.ends(), [Outcome::Failed(closed())]);
+        // What closed at once and said nothing has not begun.
+        let begun = !script.is_empty();
+        assert_eq!(failed.fault, closed(begun), "{script:?}");
+        assert_eq!((failed.elsewhere, failed.begun), (false, begun), "the engine saw it");
+        assert_eq!(seen.ends(), [Outcome::Failed(closed(begun))]);
         assert!(core.is_unused());
     }
 }

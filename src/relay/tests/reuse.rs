@@ -4,6 +4,10 @@ use super::*;
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
+fn closed(begun: bool) -> Fault {
+    Fault::EngineClosed { model: "m".into(), begun }
+}
+
 async fn served(core: &Core, seen: &Seen, peer: &mut Peer) {
     let (text, ()) = tokio::join!(whole(core, seen), answer(peer, OK));
     assert_eq!(text, "ok");
@@ -92,9 +96,28 @@ async fn the_replay_is_spent_on_a_new_connection_only_and_only_once() {
     };
     let (failed, ()) = tokio::join!(core.send(false, &seen), engine_side);
     let failed = failed.unwrap_err();
-    assert_eq!((failed.fault, failed.elsewhere), (Fault::EngineClosed { model: "m".into() }, false));
+    assert_eq!((failed.fault, failed.elsewhere), (closed(false), false));
     assert_eq!(seen.0.borrow().replays, 1);
     assert!(core.is_unused());
+    drop(first);
+}
+
+#[tokio::test]
+async fn what_an_engine_has_had_for_seconds_is_sent_no_second_time() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let (first, mut second) = two(&core, &engine, &seen).await;
+    let engine_side = async {
+        second.request().await;
+        drop(second);
+    };
+    let mut order = core.order(false, &seen);
+    order.now = Instant::now().checked_sub(Duration::from_secs(3)).expect("the machine is older than that");
+    let (failed, ()) = tokio::join!(exchange(&core.pool, order), engine_side);
+    let failed = failed.unwrap_err();
+    assert_eq!((failed.fault, failed.begun), (closed(true), true));
+    assert_eq!(seen.0.borrow().replays, 0);
     drop(first);
 }
 
@@ -111,7 +134,7 @@ async fn what_an_engine_has_read_may_not_go_elsewhere_though_it_cannot_be_reache
     };
     let (failed, ()) = tokio::join!(core.send(true, &seen), engine_side);
     let failed = failed.unwrap_err();
-    assert_eq!((failed.fault, failed.elsewhere), (Fault::EngineClosed { model: "m".into() }, false));
+    assert_eq!((failed.fault, failed.elsewhere), (closed(false), false));
     assert_eq!(seen.0.borrow().replays, 1);
 }
 
@@ -126,7 +149,7 @@ async fn after_one_byte_nothing_is_replayed() {
         drop(second);
     };
     let (failed, ()) = tokio::join!(core.send(false, &seen), engine_side);
-    assert_eq!(failed.unwrap_err().fault, Fault::EngineClosed { model: "m".into() });
+    assert_eq!(failed.unwrap_err().fault, closed(true));
     assert_eq!(seen.0.borrow().replays, 0);
     drop(first);
 }
