@@ -12,6 +12,10 @@
 //! comes, and what exceeds the limit in the end is owed (see [`super::window`]): a wrong estimate delays, it does not
 //! leak.
 //!
+//! **An engine may miscount.** What is told beyond everything that the request could have cost is charged up to a
+//! minute's limit and teaches nothing, and what is only unusual teaches little at first: one absurd number would else lock
+//! its key out for days, and again each time its limit is looked at.
+//!
 //! A request that outlives its minute can be charged later but gets nothing back: the room it held is past. Its surplus
 //! is kept as credit for the next one that needs more, or a key with long streams would pay for every error twice.
 
@@ -39,6 +43,11 @@ const FADE: f64 = 1.0 - 1.0 / 64.0;
 const PRIOR: f64 = 2.0;
 /// Tokens that the proportion is assumed over, likewise.
 const PRIOR_TOKENS: f64 = 1000.0;
+/// One answer teaches at most so many times what was expected. What stays as large is learned within a few.
+const OUTLIER: f64 = 16.0;
+/// What a request can cost beyond what is seen of it (an image by its address, a conversation that its engine keeps), for a
+/// key without a limit: the largest contexts of today's models.
+const CONTEXT: u64 = 1 << 20;
 
 /// Limits per minute; `None` where there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,6 +96,8 @@ pub(crate) struct Reservation {
     pub(crate) prompt: u64,
     pub(crate) tokens: u64,
     raw: f64,
+    /// A token for each byte of text, and what the answer may have.
+    most: u64,
     request: Slot,
     /// When it was admitted, and how much it took then.
     admitted: (Slot, u64),
@@ -134,7 +145,8 @@ impl Account {
         }
         let (request, token) = (state.requests.take(limit, 1), state.tokens.take(most, tokens));
         let (admitted, raised) = ((token, tokens), (token, 0));
-        Ok(Reservation { prompt: prompt.min(tokens), tokens, raw, request, admitted, raised })
+        let (prompt, most) = (prompt.min(tokens), need.most());
+        Ok(Reservation { prompt, tokens, raw, most, request, admitted, raised })
     }
 
     /// More is used than was reserved, before the end.
@@ -193,6 +205,22 @@ impl Account {
     }
 }
 
+impl Need {
+    fn most(self) -> u64 {
+        let answer = self.max_tokens.filter(|_| self.generates).map_or(0, u64::from);
+        (self.text as u64).saturating_add(answer)
+    }
+}
+
+impl Reservation {
+    /// What of a count can be so, for an answer of so many bytes.
+    pub(crate) fn bound(&self, told: Usage, answer: u64, limits: &Limits) -> Usage {
+        let most = self.most.saturating_add(answer).max(limits.tokens.unwrap_or(CONTEXT));
+        let prompt = told.prompt.min(most);
+        Usage { prompt, completion: told.completion.min(most - prompt) }
+    }
+}
+
 impl State {
     fn correct(&mut self, limits: &Limits, reservation: Reservation, used: u64) {
         let limit = limits.tokens.unwrap_or(u64::MAX);
@@ -219,22 +247,33 @@ impl Learned {
     /// Prompt, all tokens, and the latter before its correction.
     fn expect(self, need: Need) -> (u64, u64, f64) {
         let prompt = (need.text as u64 / BYTES_PER_TOKEN) as f64;
-        let mean = (self.answered + PRIOR * ANSWER) / (self.answers + PRIOR);
         let answer = match need.max_tokens {
             _ if !need.generates => 0.0,
-            Some(most) => mean.min(f64::from(most)),
-            None => mean,
+            Some(most) => self.mean().min(f64::from(most)),
+            None => self.mean(),
         };
-        let raw = prompt + answer;
-        let factor = (self.actual + PRIOR_TOKENS) / (self.raw + PRIOR_TOKENS);
+        let (raw, factor) = (prompt + answer, self.factor());
         ((prompt * factor) as u64, (raw * factor) as u64, raw)
     }
 
+    /// Tokens of an answer.
+    fn mean(self) -> f64 {
+        (self.answered + PRIOR * ANSWER) / (self.answers + PRIOR)
+    }
+
+    /// What was used, of what was estimated.
+    fn factor(self) -> f64 {
+        (self.actual + PRIOR_TOKENS) / (self.raw + PRIOR_TOKENS)
+    }
+
     fn learn(&mut self, raw: f64, used: Usage) {
+        let (prompt, completion) = (used.prompt as f64, used.completion as f64);
+        let actual = (prompt + completion).min(OUTLIER * (raw * self.factor()).max(PRIOR_TOKENS));
+        let answer = completion.min(OUTLIER * self.mean().max(ANSWER));
         self.raw = self.raw * FADE + raw;
-        self.actual = self.actual * FADE + used.prompt as f64 + used.completion as f64;
+        self.actual = self.actual * FADE + actual;
         self.answers = self.answers * FADE + 1.0;
-        self.answered = self.answered * FADE + used.completion as f64;
+        self.answered = self.answered * FADE + answer;
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! What is settled with, from best to worst:
 //!
-//! * The usage that the engine told, when the answer came to its end.
+//! * The usage that the engine told, when the answer came to its end, as far as the request could have cost it.
 //! * Else an estimate, and it is marked as such: of a stream, the events that carried something, one token each; of
 //!   any other answer, what was reserved for it.
 //! * Nothing and not even a request, where no engine began: a refusal of the queue, an engine that could not be reached.
@@ -48,6 +48,8 @@ pub(crate) struct Bill {
     reservation: Cell<Option<Reservation>>,
     course: Cell<Course>,
     events: Cell<u64>,
+    /// Bytes of the answer.
+    passed: Cell<u64>,
     usage: Cell<Option<Usage>>,
     /// Where the decisions hear what the key is served, and what they have heard of this request.
     served: Arc<AtomicU64>,
@@ -94,6 +96,7 @@ impl Bill {
             reservation: Cell::new(Some(reserved?)),
             course: Cell::new(Course::Waiting),
             events: Cell::new(0),
+            passed: Cell::new(0),
             usage: Cell::new(None),
             served,
             told: Cell::new(0),
@@ -112,6 +115,11 @@ impl Bill {
             self.usage.set(None);
             self.events.set(0);
         }
+    }
+
+    /// So many bytes of the answer pass.
+    pub(crate) fn passes(&self, bytes: usize) {
+        self.passed.set(self.passed.get() + bytes as u64);
     }
 
     /// What the answer has shown so far.
@@ -164,14 +172,15 @@ impl Bill {
 
     /// Tokens used, and whether the engine counted them.
     fn used(&self, reservation: &Reservation) -> (Usage, bool) {
-        let told = self.usage.get();
+        let said = self.usage.get();
+        let told = said.map(|told| reservation.bound(told, self.passed.get(), &self.key.limits));
         match (self.course.get(), told) {
-            (Course::Complete, Some(told)) => return (told, true),
-            (Course::Refused, told) => return (told.unwrap_or_default(), true),
+            (Course::Complete, Some(used)) => return (used, told == said),
+            (Course::Refused, _) => return (told.unwrap_or_default(), told == said),
             _ => {}
         }
         let whole = self.course.get() == Course::Complete;
-        let said = match (self.events.get(), told) {
+        let made = match (self.events.get(), told) {
             // The first event of a chat names the role and carries no text.
             (events @ 1.., _) => events - 1,
             (0, Some(_)) => 0,
@@ -181,7 +190,7 @@ impl Bill {
         };
         let told = told.unwrap_or_default();
         let prompt = if told.prompt > 0 { told.prompt } else { reservation.prompt };
-        (Usage { prompt, completion: said.max(told.completion) }, false)
+        (Usage { prompt, completion: made.max(told.completion) }, false)
     }
 
     /// Once; afterwards nothing happens.
@@ -211,6 +220,8 @@ impl Drop for Bill {
 
 #[cfg(test)]
 mod tests {
+    use rouse::units::Millis;
+
     use super::*;
     use crate::{
         config::Models,
@@ -254,6 +265,32 @@ mod tests {
         assert_eq!(used(&key), (1, 101));
         // More was told while it ran than it turned out to be: what was heard cannot be taken back.
         assert_eq!(served.load(Ordering::Relaxed), 100 + 2 * 12);
+    }
+
+    #[test]
+    fn a_count_that_cannot_be_costs_at_most_a_minute_and_teaches_nothing() {
+        for told in [(u64::from(u32::MAX), 11), (90, u64::MAX)] {
+            let key = key(1000);
+            let bill = open(&key, true);
+            bill.answered(true);
+            bill.shows(&facts(12, Some(told)));
+            bill.ended(&Outcome::Complete, Instant::now());
+            drop(bill);
+            assert_eq!(used(&key), (1, 1000), "{told:?}");
+            let later = Tick(1_000_000) + Millis::secs(62);
+            let need = Need { text: 400, max_tokens: Some(50), generates: true };
+            let next = key.account.reserve(&key.limits, &"m".into(), need, later).expect("nothing is owed");
+            assert_eq!(next.tokens, 150, "{told:?}");
+        }
+        // A long answer is what it is, whatever the limit.
+        let key = key(1000);
+        let bill = open(&key, false);
+        bill.answered(true);
+        bill.passes(40_000);
+        bill.shows(&facts(0, Some((90, 9000))));
+        bill.ended(&Outcome::Complete, Instant::now());
+        let [_, tokens] = key.account.standing(&key.limits, Tick(1_000_000));
+        assert!(tokens.is_some_and(|tokens| tokens.reset > Millis::secs(8 * 60)), "{tokens:?}");
     }
 
     #[test]

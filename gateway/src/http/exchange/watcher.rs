@@ -51,7 +51,10 @@ impl Observer for Watcher {
         }
     }
 
-    fn frame(&mut self, _: usize, facts: Option<&Facts>) {
+    fn frame(&mut self, bytes: usize, facts: Option<&Facts>) {
+        if let Some(bill) = &self.bill {
+            bill.passes(bytes);
+        }
         let Some(facts) = facts else { return };
         if let Some(usage) = facts.usage {
             self.track.usage(usage);

@@ -86,6 +86,24 @@ fn what_answers_usually_are_is_learned_and_max_tokens_only_bounds_it() {
 }
 
 #[test]
+fn one_unusual_answer_teaches_little_and_what_is_usual_is_learned_soon() {
+    let (account, limits) = (Account::new(), Limits::default());
+    let expected = |told: Option<Usage>| {
+        let reservation = account.reserve(&limits, &model(), need(4000, Some(100)), NOW).unwrap();
+        account.settle(&limits, &model(), reservation, (told.unwrap_or_default(), told.is_some()), NOW);
+        reservation.tokens
+    };
+    expected(Some(used(900_000, 100)));
+    let once = expected(None);
+    assert!(once < 11_000, "{once}");
+    for _ in 0..20 {
+        expected(Some(used(40_000, 100)));
+    }
+    let usual = expected(None);
+    assert!((34_000..=42_000).contains(&usual), "{usual}");
+}
+
+#[test]
 fn a_request_that_outlives_its_minute_is_charged_for_more_and_keeps_a_credit_of_less() {
     let (account, limits) = (Account::new(), limits(None, Some(10_000)));
     let later = NOW + Millis::secs(90);
