@@ -7,7 +7,7 @@ use rouse::{
     fleet::report::ModelState,
     lease::Gate,
     model::{EngineId, ModelName, Registry},
-    units::{Generation, Millis},
+    units::{Generation, Millis, Tick},
 };
 
 mod authors;
@@ -61,6 +61,13 @@ pub struct Endpoint {
     pub gate: Arc<Gate>,
     pub standing: Arc<Standing>,
     pub reported: Arc<Reported>,
+}
+
+impl Endpoint {
+    /// A request to it ended at `now` without a byte, after as long as it was allowed.
+    pub fn unanswered(&self, allowed: Millis, now: Tick) {
+        self.reported.unanswered(allowed, self.gate.last_byte(), now);
+    }
 }
 
 impl Route {

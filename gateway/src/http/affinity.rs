@@ -154,6 +154,11 @@ impl Attempted {
         }
     }
 
+    /// Where it went.
+    pub(super) const fn author(&self) -> &Author {
+        &self.author
+    }
+
     pub(super) fn ended(&mut self, outcome: &Outcome, track: &Track) {
         let change = self.witness.as_mut().and_then(|witness| witness.ended(outcome, || self.core.now()));
         self.note(change, track);

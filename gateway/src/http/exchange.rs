@@ -350,6 +350,7 @@ impl Job {
                 idle: timeouts.idle,
             },
             observer: Watcher {
+                core: Rc::clone(&self.core),
                 track: Rc::clone(&self.track),
                 attempted,
                 bill: self.bill.clone(),

@@ -203,6 +203,11 @@ impl Track {
         *self.model.borrow_mut() = Some(model.clone());
     }
 
+    /// `None` until it is known.
+    pub(crate) fn names(&self) -> Option<ModelName> {
+        self.model.borrow().clone()
+    }
+
     /// Whose request it is, by the key's name.
     pub(crate) fn key(&self, name: &Arc<str>) {
         self.key.get_or_init(|| Arc::clone(name));

@@ -1,6 +1,11 @@
 //! What is asked of an engine that serves, or is about to: its one token, and its health.
+//!
+//! There are engines that answer their health request and nothing else: the server lives, what generates behind it does
+//! not. Nobody but those who send requests sees that, and what they see may be load. So when several requests in a row got
+//! no byte in their time, and neither did anybody else, nor did the engine's own counters move, it is asked for one token.
+//! While it owes that, its health is no health: the decisions then replace it as any other that hangs.
 
-use std::sync::Arc;
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use rouse::{
     adapter::Health,
@@ -11,6 +16,11 @@ use tokio::time;
 
 use super::{contact::Contact, ready};
 use crate::routes::Reported;
+
+/// So many requests in a row without a byte, and the engine is asked for a token.
+const UNANSWERED: u32 = 3;
+/// How long it may take for that at most: there is nothing that it would have to wait for.
+const TOKEN: Duration = Duration::from_secs(60);
 
 /// Asks for one token and tells how that went.
 pub(super) async fn probe(contact: &Contact) {
@@ -48,6 +58,9 @@ pub(super) async fn watch(contact: &Contact, known: Known) {
     let mut held = known == Known::Held;
     let mut at_once = known == Known::Doubtful;
     let (mut was_ok, mut tokens) = (!at_once, None);
+    // The request for one token that is under way, and whether the last one failed.
+    let mut asked: Option<Pin<Box<dyn Future<Output = Verdict> + Send + '_>>> = None;
+    let mut mute = false;
     let reports = Reports(contact.common.reported(&contact.id, contact.generation));
     loop {
         if std::mem::take(&mut held) {
@@ -56,8 +69,23 @@ pub(super) async fn watch(contact: &Contact, known: Known) {
             contact.common.tell(Event::Ungated { engine, generation }).await;
         }
         if !std::mem::take(&mut at_once) {
-            let every = contact.common.config.load().timeouts.health_every;
-            time::sleep(every.duration()).await;
+            let every = contact.common.config.load().timeouts.health_every.duration();
+            let verdict = match &mut asked {
+                None => {
+                    time::sleep(every).await;
+                    None
+                }
+                Some(answer) => time::timeout(every, answer).await.ok(),
+            };
+            if let Some(verdict) = verdict {
+                asked = None;
+                mute = matches!(verdict, Verdict::Failed(_));
+                if mute {
+                    tracing::warn!(engine = %contact.id, ?verdict, "answered no request and gave no token: its health counts as failed");
+                } else {
+                    reports.0.answers();
+                }
+            }
         }
         let within = contact.health_timeout();
         let (health, counters) =
@@ -68,7 +96,6 @@ pub(super) async fn watch(contact: &Contact, known: Known) {
             held = true;
             continue;
         }
-        let ok = health == Health::Good;
         match counters {
             Some(counters) => reports.0.waits(counters.waiting),
             None => reports.0.silent(),
@@ -78,7 +105,14 @@ pub(super) async fn watch(contact: &Contact, known: Known) {
         tokens = now.or(tokens);
         if progressed {
             reports.0.progressed(contact.common.clock.now());
+            reports.0.answers();
+            mute = false;
         }
+        if asked.is_none() && reports.0.unanswered_in_a_row() >= UNANSWERED {
+            let patience = contact.common.config.load().timeouts.first_byte.duration().min(TOKEN);
+            asked = Some(Box::pin(contact.adapter.probe(patience)));
+        }
+        let ok = health == Health::Good && !mute;
         if !ok || !was_ok {
             let (engine, generation) = (contact.id.clone(), contact.generation);
             contact.common.tell(Event::Health { engine, generation, ok, progressed }).await;

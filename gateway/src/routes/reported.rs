@@ -7,16 +7,30 @@
 //!
 //! A report is a moment old and must not live on when its source falls silent. That is the writer's duty, so that readers
 //! need no clock: it reports nothing ([`Reported::silent`]) with the first reading it does not get, and when it ends.
+//!
+//! In the other direction its watcher learns here what no health probe shows: requests to which the engine says nothing.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicU32, AtomicU64, Ordering},
+};
 
-use rouse::units::Tick;
+use rouse::units::{Millis, Tick};
 
 /// One life of an engine; shared by its watcher and all cores.
 #[derive(Debug, Default)]
 pub struct Reported {
     waiting: AtomicU32,
     progress: AtomicU64,
+    silence: Mutex<Silence>,
+}
+
+/// Requests in a row that ended by their deadline, without a byte.
+#[derive(Debug, Default)]
+struct Silence {
+    requests: u32,
+    /// When the latest did.
+    last: Tick,
 }
 
 impl Reported {
@@ -35,6 +49,30 @@ impl Reported {
         self.progress.store(now.0, Ordering::Relaxed);
     }
 
+    /// A request ended at `now` without a byte, after as long as it was allowed. `moved`: when the engine last gave one to
+    /// anybody. One that moved meanwhile is busy.
+    pub fn unanswered(&self, allowed: Millis, moved: Tick, now: Tick) {
+        let moved = moved.max(self.progress());
+        let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
+        silence.requests = match silence.requests {
+            _ if moved + allowed > now => 0,
+            _ if moved > silence.last => 1,
+            requests => requests.saturating_add(1),
+        };
+        silence.last = now;
+    }
+
+    /// It was found to answer after all.
+    pub fn answers(&self) {
+        self.silence.lock().unwrap_or_else(PoisonError::into_inner).requests = 0;
+    }
+
+    /// So many requests in a row ended by their deadline, while the engine moved nothing for anybody.
+    #[must_use]
+    pub fn unanswered_in_a_row(&self) -> u32 {
+        self.silence.lock().unwrap_or_else(PoisonError::into_inner).requests
+    }
+
     #[must_use]
     pub fn waiting(&self) -> u32 {
         self.waiting.load(Ordering::Relaxed)
@@ -44,5 +82,28 @@ impl Reported {
     #[must_use]
     pub fn progress(&self) -> Tick {
         Tick(self.progress.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_unanswered_in_a_row_only_while_the_engine_moves_nothing() {
+        let (reported, allowed) = (Reported::default(), Millis(300));
+        let ends = |moved, now| {
+            reported.unanswered(allowed, Tick(moved), Tick(now));
+            reported.unanswered_in_a_row()
+        };
+        assert_eq!([ends(1000, 2000), ends(1000, 2000), ends(1000, 2500)], [1, 2, 3]);
+        assert_eq!(ends(2800, 3000), 0, "it gave something to another meanwhile");
+        assert_eq!([ends(2800, 4000), ends(2800, 5000)], [1, 2]);
+        assert_eq!(ends(5500, 6000), 1, "one was answered in between");
+        reported.progressed(Tick(6100));
+        assert_eq!(ends(5500, 6200), 0, "its counters moved");
+        assert_eq!(ends(5500, 7000), 1);
+        reported.answers();
+        assert_eq!(reported.unanswered_in_a_row(), 0);
     }
 }

@@ -99,6 +99,30 @@ fn a_long_prefill_is_not_taken_for_a_hang() {
 }
 
 #[test]
+fn an_engine_that_answers_its_health_probe_and_nothing_else_is_replaced() {
+    let timeouts =
+        "timeouts: {firstByte: 500ms, progress: 1s, stop: 1s, health: {every: 100ms, timeout: 300ms}}";
+    let faults = [("deaf", r#"{"health-while-dead": true}"#), ("mute", r#"{"stall-streams": true}"#)];
+    let gateway = Fixture::new(&["1Gi", "1Gi"])
+        .settings(timeouts)
+        .model(&Sim::new(faults[0].0))
+        .model(&Sim::new(faults[1].0))
+        .start();
+    let client = gateway.client();
+    let ends = faults.map(|(model, fault)| {
+        assert!(client.chat(model, true, 4).is_whole_stream());
+        let engine = Engine::of(&gateway, &format!("{model}#0"));
+        engine.faults(fault);
+        let client = gateway.client();
+        let asks = thread::spawn(move || (0..30).any(|_| client.chat(model, true, 4).is_whole_stream()));
+        (asks, engine)
+    });
+    for (asks, engine) in ends {
+        assert!(asks.join().unwrap() && !engine.lives(), "another one answers");
+    }
+}
+
+#[test]
 fn a_hung_engine_with_open_streams_keeps_its_memory_until_its_process_is_gone() {
     let fixture = Fixture::new(&["1200Mi"]);
     let journal = fixture.dir().join("journal.jsonl");

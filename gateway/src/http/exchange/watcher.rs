@@ -4,24 +4,44 @@ use std::rc::Rc;
 
 use http::StatusCode;
 use rouse::{
-    fault::Phase,
+    fault::{Fault, Phase, Timer},
     openai::{self, sse::Facts},
     relay::{Observer, Outcome},
+    units::Millis,
 };
 use tokio::time::Instant;
 
 use crate::{
-    http::{affinity::Attempted, track::Track},
+    http::{Core, affinity::Attempted, track::Track},
     keys::Bill,
 };
 
 /// Tells the account of a request what its exchange does.
 pub(crate) struct Watcher {
+    pub(super) core: Rc<Core>,
     pub(super) track: Rc<Track>,
     pub(super) attempted: Option<Box<Attempted>>,
     pub(super) bill: Option<Rc<Bill>>,
     /// The engine's head came: a failure from here on is the client's to see, one before may yet be made good.
     pub(super) answered: bool,
+}
+
+impl Watcher {
+    /// Nothing came in the time that was allowed. Looked for by its name, so that no request has to carry the way to it: an
+    /// engine that was taken out of the routes meanwhile needs no opinion.
+    fn unanswered(&self, allowed: Millis, now: Instant) {
+        let control = &self.core.shared.control;
+        let Some(model) = self.track.names() else { return };
+        let routes = control.routes();
+        let Some(route) = routes.models.get(&model) else { return };
+        let endpoint = match &self.attempted {
+            Some(attempted) => route.author(attempted.author()),
+            None => route.endpoints.first(),
+        };
+        if let Some(endpoint) = endpoint {
+            endpoint.unanswered(allowed, control.clock().at(now));
+        }
+    }
 }
 
 impl Observer for Watcher {
@@ -73,6 +93,11 @@ impl Observer for Watcher {
         }
         if let Some(bill) = &self.bill {
             bill.ended(&outcome, now);
+        }
+        if let Outcome::Failed(Fault::EngineTimeout { which, limit, .. }) = &outcome
+            && matches!(which, Timer::FirstByte | Timer::NonStream)
+        {
+            self.unanswered(*limit, now);
         }
         match outcome {
             Outcome::Failed(fault) if self.answered => self.track.fault(&fault),
