@@ -91,6 +91,16 @@ pub fn is_open(answer: &Response<impl Body>) -> bool {
         && FRAMING.iter().all(|name| !answer.headers().contains_key(name))
 }
 
+/// Has the answer to a client of HTTP/1.0 say that its connection ends with it, where it does: without chunks, an answer of
+/// unknown length ends so. hyper would tell one that asked for its connection to be kept that it is.
+pub fn close_behind<B: Body>(answer: &mut Response<B>) {
+    if is_open(answer) || closes(answer.headers()) {
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        // To one of a later version hyper adds `keep-alive`.
+        *answer.version_mut() = Version::HTTP_10;
+    }
+}
+
 /// The head as hyper would have written it.
 fn head(status: StatusCode, headers: &HeaderMap, dates: &Dates) -> Vec<u8> {
     let mut out = Vec::with_capacity(512);

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use http::{HeaderValue, Request, Response, header};
+use http::{HeaderValue, Request, Response, Version, header};
 use hyper::{
     body::Incoming,
     server::conn::{http1, http2},
@@ -249,12 +249,16 @@ fn service(
             let follows = core.shared.config.load().stream.take_over && offer::can_follow(&request);
             follows.then(|| (Rc::clone(offer), offer::closes(request.headers())))
         });
+        let old = request.version() == Version::HTTP_10;
         let answer = api::serve(&core, &socket, request);
         let socket = Rc::clone(&socket);
         async move {
             let mut answer = answer.await;
             if socket.stage() > Stage::Serving && !socket.is_multiplexed() {
                 answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            if old {
+                offer::close_behind(&mut answer);
             }
             match offer {
                 Some((offer, closes)) if answer.body().is_live() && offer::is_open(&answer) => {

@@ -82,10 +82,12 @@ fn a_target_in_absolute_form_reaches_the_engine_as_a_path() {
 fn a_client_of_http_1_0_gets_no_chunks_and_a_head_request_no_body() {
     let gateway = awake(&Sim::new("small"));
     let body = chat_body("small", true, 2);
-    let old = format!("POST {CHAT} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-    let answer = gateway.client().raw(&old);
-    assert_eq!(answer.header("transfer-encoding"), "");
-    assert!(answer.is_whole_stream(), "{}", answer.text());
+    for connection in ["", "Connection: keep-alive\r\n"] {
+        let old = format!("POST {CHAT} HTTP/1.0\r\n{connection}Content-Length: {}\r\n\r\n{body}", body.len());
+        let answer = gateway.client().raw(&old);
+        assert_eq!((answer.header("transfer-encoding"), answer.header("connection")), ("", "close"));
+        assert!(answer.is_whole_stream(), "{}", answer.text());
+    }
     let head = "HEAD /v1/models HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
     let mut open = gateway.client().open(head);
     open.until("\r\n\r\n");

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use http::Version;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rouse::client::{Http1, Offer, offer};
@@ -63,9 +64,13 @@ pub(super) async fn serve(core: Rc<Core>, socket: Rc<Socket>) {
         let (socket, offer) = (Rc::clone(&socket), Rc::clone(&offer));
         let service = service_fn(move |request| {
             let follows = offer::can_follow(&request).then(|| offer::closes(request.headers()));
+            let old = request.version() == Version::HTTP_10;
             let (offer, answer) = (Rc::clone(&offer), exchange::serve(&core, &socket, request));
             async move {
-                let (answer, whole) = answer.await;
+                let (mut answer, whole) = answer.await;
+                if old {
+                    offer::close_behind(&mut answer);
+                }
                 match follows.filter(|_| whole && offer::is_open(&answer)) {
                     Some(closes) => {
                         offer.make(answer, closes);
