@@ -236,7 +236,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
                                 && self
                                     .events
                                     .and(self.follow.as_ref())
-                                    .is_some_and(Follow::is_cut_short) =>
+                                    .is_some_and(|follow| !follow.is_over()) =>
                         {
                             Err(broke_off(&self.model))
                         }
@@ -398,15 +398,6 @@ impl Follow {
             Self::Events(scanner) => scanner.facts().done || scanner.facts().error,
             Self::Tail(tail) => tail.is_over(),
         }
-    }
-
-    /// Events came, and not the last one.
-    fn is_cut_short(&self) -> bool {
-        let began = match self {
-            Self::Events(scanner) => scanner.facts().events > 0 || !scanner.at_border(),
-            Self::Tail(tail) => tail.began(),
-        };
-        began && !self.is_over()
     }
 }
 

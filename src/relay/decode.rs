@@ -88,6 +88,13 @@ impl Decoder {
         }
     }
 
+    /// What came along with the head cannot be the beginning of this body.
+    pub(super) fn refuses(&self, held: &Bytes) -> bool {
+        matches!(self, Self::Chunked(_))
+            && !held.is_empty()
+            && Self::chunked().decode_held(&mut held.clone()).is_err()
+    }
+
     /// Takes the next bytes, cut anywhere.
     pub(super) fn decode(&mut self, bytes: &mut [u8]) -> Result<Found, Malformed> {
         match self {

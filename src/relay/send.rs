@@ -229,6 +229,10 @@ fn poll_answer(
         };
         let closed = !matches!(read, Ok(1..));
         match head::parse(&mut connection.held, method) {
+            // Nobody was told of the head yet.
+            Ok(Some(head)) if head.decoder.refuses(&connection.held) => {
+                return Poll::Ready(Err(Silence::Broken));
+            }
             Ok(Some(head)) => return Poll::Ready(Ok(head)),
             Ok(None) if !closed => connection.answered = true,
             Ok(None) if !connection.answered => return Poll::Ready(Err(Silence::Empty)),

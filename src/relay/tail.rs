@@ -64,11 +64,6 @@ impl Tail {
         self.started += length;
     }
 
-    /// There was something.
-    pub(super) const fn began(&self) -> bool {
-        self.length > 0
-    }
-
     /// An event may begin here.
     pub(super) fn at_border(&self) -> bool {
         let kept = self.kept();
@@ -143,8 +138,8 @@ mod tests {
         ] {
             for size in SIZES {
                 let tail = after(stream, size);
-                let stands = (tail.began(), tail.at_border(), tail.is_over());
-                assert_eq!(stands, (!stream.is_empty(), border, over), "{stream:?} by {size}");
+                let stands = (tail.at_border(), tail.is_over());
+                assert_eq!(stands, (border, over), "{stream:?} by {size}");
             }
         }
     }

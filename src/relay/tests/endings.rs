@@ -48,7 +48,8 @@ async fn a_stream_that_ends_by_closing_is_whole_only_with_its_last_event() {
         (&error, true),
         ("event: error\ndata: {}\n\n", true),
         ("event: transcript.text.done\ndata: {}\n\n", true),
-        ("", true),
+        ("", false),
+        (": a comment\n\n", false),
         ("data: 1\n\n", false),
         ("data: {\"half", false),
         ("data: {\"error\":{\"half", false),
@@ -148,6 +149,9 @@ async fn what_is_no_answer_is_a_closed_engine() {
         "HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nx",
         "HTTP/1.1 200 OK\r\ncontent-length: +1\r\n\r\nx",
         "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        // Seen before anybody was told of its head.
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxx\r\n{}",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\nxx\r\n",
     ] {
         let engine = Engine::start().await;
         let core = Core::new(engine.address());
