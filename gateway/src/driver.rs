@@ -166,7 +166,7 @@ impl Driver {
             Ask::Look(reply) => self.looking.push(reply),
             // Nothing was told to the fleet since the last plan: its reasons hold.
             Ask::Read(read) => {
-                read(&self.fleet, &self.plan);
+                read(&self.fleet, &self.plan, &self.gates);
                 return false;
             }
         }

@@ -283,6 +283,18 @@ impl Gates {
         }
     }
 
+    /// Of each model with an engine, how many leases are out and when the last one ended: now, and not when the fleet last
+    /// heard of it. Those that are had at once cause no turn.
+    pub(super) fn used(&self) -> BTreeMap<ModelName, (u32, Tick)> {
+        let mut used = BTreeMap::<ModelName, (u32, Tick)>::new();
+        for (engine, held) in &self.held {
+            let (leases, last_end) = used.entry(engine.model.clone()).or_default();
+            *leases += held.endpoint.gate.leases();
+            *last_end = held.endpoint.gate.last_end().max(*last_end);
+        }
+        used
+    }
+
     pub(super) fn endpoints(&self, model: &ModelName) -> Vec<Endpoint> {
         let public = self.held.range(of(model)).filter(|(_, held)| held.public);
         public.map(|(_, held)| held.endpoint.clone()).collect()

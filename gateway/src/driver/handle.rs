@@ -54,8 +54,8 @@ pub(super) struct Shared {
     pub(super) served: Served,
 }
 
-/// Looks at the state and at the last plan.
-pub(super) type Reading = dyn FnOnce(&Fleet, &Plan) + Send;
+/// Looks at the state, at the last plan and at the gates.
+pub(super) type Reading = dyn FnOnce(&Fleet, &Plan, &Gates) + Send;
 
 pub(super) enum Ask {
     Park {
@@ -238,14 +238,21 @@ impl Handle {
 
     /// What was learned of every model, to be kept over restarts.
     pub async fn learned(&self) -> BTreeMap<ModelName, Learned> {
-        self.read(|fleet, _| fleet.learned()).await.unwrap_or_else(|| {
+        self.read(|fleet, _, _| fleet.learned()).await.unwrap_or_else(|| {
             self.view().models.iter().map(|model| (model.name.clone(), model.learned)).collect()
         })
     }
 
-    /// Sets every gauge that follows from the state of the fleet and of its routes, as of the last turn.
+    /// Sets every gauge that follows from the state of the fleet and of its routes, as of the last turn; leases as of now.
     pub async fn measure(&self) {
-        let view = self.read(|fleet, plan| Arc::new(fleet.view(&fleet.report(plan)))).await;
+        let view = self.read(|fleet, plan, gates| {
+            let (mut view, used) = (fleet.view(&fleet.report(plan)), gates.used());
+            for model in &mut view.models {
+                model.leases = used.get(&model.name).map_or(0, |(leases, _)| *leases);
+            }
+            Arc::new(view)
+        });
+        let view = view.await;
         let metrics = self.metrics();
         metrics.observe_view(&view.unwrap_or_else(|| self.view()));
         for (model, route) in &self.routes().models {
@@ -258,17 +265,31 @@ impl Handle {
     /// What is read of the state and of the last plan, without a turn; `None` when the driver has ended.
     async fn read<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Fleet, &Plan) -> T + Send + 'static,
+        read: impl FnOnce(&Fleet, &Plan, &Gates) -> T + Send + 'static,
     ) -> Option<T> {
         let (reply, answer) = oneshot::channel();
-        let read = move |fleet: &Fleet, plan: &Plan| drop(reply.send(read(fleet, plan)));
+        let read = move |fleet: &Fleet, plan: &Plan, gates: &Gates| {
+            drop(reply.send(read(fleet, plan, gates)));
+        };
         self.0.asks.send(Ask::Read(Box::new(read))).ok()?;
         answer.await.ok()
     }
 
-    /// What this gateway's requests want of each model, as of the last turn.
+    /// What this gateway's requests want of each model: those that wait as of the last turn, those at an engine as of now.
     pub async fn demand(&self) -> BTreeMap<ModelName, Elsewhere> {
-        self.read(|fleet, _| fleet.demand()).await.unwrap_or_default()
+        let demand = self.read(|fleet, _, gates| {
+            let mut demand = fleet.demand();
+            let used = gates
+                .used()
+                .into_iter()
+                .filter(|(model, used)| *used != <(u32, Tick)>::default() && fleet.spec(model).is_some());
+            for (model, (leases, last_end)) in used {
+                let own = demand.entry(model).or_default();
+                (own.in_flight, own.last_request) = (leases, own.last_request.max(last_end));
+            }
+            demand
+        });
+        demand.await.unwrap_or_default()
     }
 
     /// How an order went; `None` when unknown or older than an hour.

@@ -214,10 +214,10 @@ async fn the_gate_of_a_life_that_ended_is_kept_until_its_last_lease_is_gone() {
 }
 
 #[tokio::test]
-async fn gauges_show_the_last_turn_whenever_they_are_asked_for() {
+async fn gauges_show_the_last_turn_and_the_leases_of_now_whenever_they_are_asked_for() {
     let mut world = World::new(3, 1);
-    let lease = world.lease(0);
     world.turn([]);
+    let lease = world.lease(0);
     let handle = world.handle.clone();
     let mut lines = handle.journal();
     let measuring = tokio::spawn(async move { handle.measure().await });
@@ -225,6 +225,12 @@ async fn gauges_show_the_last_turn_whenever_they_are_asked_for() {
     let asked = world.driver.asks.try_recv().unwrap();
     assert!(!world.driver.take(asked, &mut world.batch), "no turn is taken for it");
     measuring.await.unwrap();
+    let handle = world.handle.clone();
+    let telling = tokio::spawn(async move { handle.demand().await });
+    tokio::task::yield_now().await;
+    let asked = world.driver.asks.try_recv().unwrap();
+    assert!(!world.driver.take(asked, &mut world.batch), "nor for what other gateways are told");
+    assert_eq!(telling.await.unwrap()[&name(0)].in_flight, 1);
     let text = world.handle.metrics().encode();
     for line in [
         "rouse_leases{model=\"model-00000\"} 1",
