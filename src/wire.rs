@@ -14,11 +14,20 @@ use crate::units::Generation;
 pub const GATED: &str = "x-rouse-gated";
 /// Marks the 503 of a stub that was not told yet where its engine is.
 pub const NOT_READY: &str = "x-rouse-not-ready";
-/// Of a write to a launcher: who orders it.
+/// Of a write: who orders it, where the body does not say so.
 pub const EPOCH: &str = "x-rouse-epoch";
+/// Where a stub and a launcher are told who leads: `POST` of [`Leads`]. A read tells them nothing.
+pub const LEADS: &str = "/v1/epoch";
 
 /// Which leader speaks: grows with every change of leader.
 pub type Epoch = u64;
+
+/// No leader before this one is obeyed from here on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Leads {
+    pub epoch: Epoch,
+}
 
 /// A gate as it stands; the answer of `GET /v1/gate`, and of both orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,9 +11,11 @@
 mod accelerators;
 pub mod cli;
 mod driver;
+mod epoch;
 pub mod launcher;
 #[cfg(test)]
 mod page;
+mod pages;
 pub mod proxy;
 mod serve;
 mod token;

@@ -202,6 +202,10 @@ async fn a_leader_that_was_replaced_orders_nothing_and_may_look() {
     assert!(words.contains("another leader"), "{words}");
     assert_eq!(cause(old.put("c", &sleeper()).await).0, Cause::Conflict);
     assert_eq!(ids(&old.list().await.unwrap().instances), ["a", "b"]);
+    // One that begins to lead says so before it orders anything.
+    process.ordered_by(EPOCH + 1).lead().await.unwrap();
+    assert_eq!(cause(new.delete("b").await).0, Cause::Conflict);
+    assert_eq!(cause(new.lead().await).0, Cause::Conflict);
 }
 
 #[tokio::test]

@@ -5,16 +5,17 @@ use std::{collections::BTreeMap, str::FromStr, sync::Arc};
 use axum::{
     Extension, Json, Router,
     body::{Body, Bytes},
-    extract::{Path, Query, State, rejection::BytesRejection},
+    extract::{Path, Query, Request, State, rejection::BytesRejection},
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
-    middleware,
+    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use rouse::wire::{LEADS, Leads};
 use serde_json::{Value, json};
 use tokio::task;
 
-use crate::{serve::Gone, token::Token};
+use crate::{pages, serve::Gone, token::Token};
 
 use super::{
     Launcher,
@@ -33,11 +34,13 @@ type Sent = Result<Bytes, BytesRejection>;
 
 /// All paths. With a token, what says or does something about instances demands it; probes do not have one.
 pub(crate) fn router(launcher: Arc<Launcher>, token: Option<Arc<Token>>) -> Router {
+    let demands = token.is_some();
     let mut instances = Router::new()
         .route("/v2/vllm/instances", post(create).get(list).delete(delete_all))
         .route("/v2/vllm/instances/watch", get(watch))
         .route("/v2/vllm/instances/{id}", get(status).put(create_named).delete(delete))
         .route("/v2/vllm/instances/{id}/log", get(read_log))
+        .route(LEADS, post(lead))
         .with_state(launcher);
     if let Some(token) = token {
         instances = instances.route_layer(middleware::from_fn_with_state(token, demand));
@@ -50,6 +53,12 @@ pub(crate) fn router(launcher: Arc<Launcher>, token: Option<Arc<Token>>) -> Rout
         .method_not_allowed_fallback(|| async {
             detail(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
         })
+        .layer(middleware::from_fn(move |request: Request, next: Next| async move {
+            match pages::refused(request.headers(), demands) {
+                Some(why) => detail(StatusCode::FORBIDDEN, why),
+                None => next.run(request).await,
+            }
+        }))
 }
 
 fn detail(status: StatusCode, text: &str) -> Response {
@@ -96,10 +105,19 @@ fn read(body: Sent) -> Result<Bytes, Refusal> {
     body.map_err(|rejection| Refusal::With(rejection.status(), rejection.body_text()))
 }
 
-/// Anybody may ask; a leader that does is heard.
-async fn status(State(launcher): State<Arc<Launcher>>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
-    launcher.fence.pass(&headers).ok();
+async fn status(State(launcher): State<Arc<Launcher>>, Path(id): Path<String>) -> Answer {
     launcher.registry.status(&id).map(|text| json_text(StatusCode::OK, text))
+}
+
+/// A new leader says so before it orders anything: no leader before it is obeyed from here on.
+async fn lead(State(launcher): State<Arc<Launcher>>, body: Sent) -> Answer {
+    let body = read(body)?;
+    let Leads { epoch } = serde_json::from_slice(&body).map_err(|error| {
+        let sent = String::from_utf8_lossy(&body).into_owned();
+        Problem::new("value_error", &["body"], error.to_string(), sent.into())
+    })?;
+    launcher.fence.obey(epoch)?;
+    Ok(Json(json!({"epoch": epoch})).into_response())
 }
 
 async fn list(State(launcher): State<Arc<Launcher>>, Query(words): Words) -> Answer {

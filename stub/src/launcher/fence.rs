@@ -3,32 +3,30 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use axum::{
     extract::{Request, State},
-    http::HeaderMap,
+    http::{HeaderMap, StatusCode},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use rouse::wire::{EPOCH, Epoch};
 
 use super::answer::{Problem, Refusal};
-use crate::token::Token;
+use crate::{epoch::believe, token::Token};
 
 /// The newest epoch that was heard. Orders of an older one are refused; those without one are not asked.
 #[derive(Debug, Default)]
 pub(crate) struct Fence {
-    newest: AtomicU64,
+    newest: Mutex<Epoch>,
     /// The last life of each instance that was ordered to end, where the order named one.
     ended: Mutex<BTreeMap<String, u64>>,
 }
 
 impl Fence {
+    /// Of a write.
     pub(crate) fn pass(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let Some(value) = headers.get(EPOCH) else {
             return Ok(());
@@ -38,8 +36,18 @@ impl Fence {
             let msg = "Input should be a valid integer";
             Problem::new("int_parsing", &["header", EPOCH], msg, text.clone().into())
         })?;
-        let newest = self.newest.fetch_max(told, Ordering::SeqCst);
-        if told < newest { Err(Refusal::Fenced { told, newest }) } else { Ok(()) }
+        self.obey(told)
+    }
+
+    /// No leader before this one is obeyed from here on.
+    pub(crate) fn obey(&self, told: Epoch) -> Result<(), Refusal> {
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        if told < *newest {
+            return Err(Refusal::Fenced { told, newest: *newest });
+        }
+        believe(told, *newest).map_err(|far| Refusal::With(StatusCode::BAD_REQUEST, far.to_string()))?;
+        *newest = told;
+        Ok(())
     }
 
     /// This life of the instance, and each before it, is not started from here on.
@@ -102,6 +110,8 @@ mod tests {
         assert_eq!(pass("4"), Ok(()));
         assert_eq!(pass("3"), Err(Refusal::Fenced { told: 3, newest: 4 }));
         assert!(matches!(pass("four"), Err(Refusal::Invalid(_))));
+        assert!(matches!(pass("18446744073709551615"), Err(Refusal::With(StatusCode::BAD_REQUEST, _))));
+        assert_eq!(pass("4"), Ok(()), "as before");
         assert_eq!(fence.pass(&HeaderMap::new()), Ok(()));
     }
 }

@@ -12,12 +12,12 @@ use axum::{
 };
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, Uri, header};
-use rouse::wire::{self, Close, Epoch, Open};
+use rouse::wire::{self, Close, Epoch, Leads, Open};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
 
 use super::{engine, gate, state::Proxy, target};
-use crate::serve::Gone;
+use crate::{pages, serve::Gone};
 
 /// Why an order was refused, beside the gate as it stands.
 #[derive(Debug, Serialize)]
@@ -25,13 +25,6 @@ struct Reason {
     reason: String,
     #[serde(flatten)]
     gate: wire::Gate,
-}
-
-/// `POST /v1/release`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Release {
-    epoch: Epoch,
 }
 
 /// `?wait=true`
@@ -45,6 +38,7 @@ struct Waits {
 pub(super) fn router(proxy: &Arc<Proxy>, more: Router) -> Router {
     Router::new()
         .route("/v1/gate", get(look).post(close).delete(open))
+        .route(wire::LEADS, post(lead))
         .route("/v1/engine/wake", post(engine::wake))
         .route("/v1/engine/sleep", post(engine::sleep))
         .route("/v1/release", post(release))
@@ -54,8 +48,11 @@ pub(super) fn router(proxy: &Arc<Proxy>, more: Router) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(proxy), guard))
 }
 
-/// Demands the token, where there is one.
+/// Refuses web pages, and demands the token where there is one.
 async fn guard(State(proxy): State<Arc<Proxy>>, request: Request, next: Next) -> Response {
+    if let Some(why) = pages::refused(request.headers(), proxy.token.is_some()) {
+        return text(StatusCode::FORBIDDEN, why);
+    }
     match &proxy.token {
         Some(token) if !token.is_shown(request.headers()) => {
             let wanted = [(header::WWW_AUTHENTICATE, "Bearer")];
@@ -65,11 +62,17 @@ async fn guard(State(proxy): State<Arc<Proxy>>, request: Request, next: Next) ->
     }
 }
 
-/// Anybody may look; a leader that does is heard.
-async fn look(State(proxy): State<Arc<Proxy>>, headers: HeaderMap) -> Json<wire::Gate> {
-    // One that was replaced sees that.
-    hear(&proxy, &headers).ok();
+/// Changes nothing, whatever the request says of an epoch.
+async fn look(State(proxy): State<Arc<Proxy>>) -> Json<wire::Gate> {
     Json(proxy.keeper.view())
+}
+
+/// A new leader says so before it orders anything: no leader before it is obeyed from here on.
+async fn lead(State(proxy): State<Arc<Proxy>>, body: Bytes) -> Response {
+    match obey(&proxy, &body) {
+        Ok(()) => Json(proxy.keeper.view()).into_response(),
+        Err(refusal) => refusal,
+    }
 }
 
 async fn close(
@@ -116,15 +119,17 @@ async fn open(State(proxy): State<Arc<Proxy>>, uri: Uri, body: Bytes) -> Respons
 }
 
 async fn release(State(proxy): State<Arc<Proxy>>, body: Bytes) -> Response {
-    let order: Release = match parse(&body) {
-        Ok(order) => order,
-        Err(refusal) => return refusal,
-    };
-    if let Err(refused) = proxy.keeper.hear_epoch(order.epoch) {
-        return refused.into_response();
+    if let Err(refusal) = obey(&proxy, &body) {
+        return refusal;
     }
     proxy.released.send_replace(true);
     Json(proxy.keeper.view()).into_response()
+}
+
+/// Takes note of who orders, where nothing but that is in the body.
+fn obey(proxy: &Proxy, body: &[u8]) -> Result<(), Response> {
+    let Leads { epoch } = parse(body)?;
+    proxy.keeper.hear_epoch(epoch).map_err(IntoResponse::into_response)
 }
 
 /// An order's body; a refusal with what is wrong with it.
@@ -154,8 +159,11 @@ pub(super) fn hear(proxy: &Proxy, headers: &HeaderMap) -> Result<(), Response> {
 impl IntoResponse for gate::Refused {
     fn into_response(self) -> Response<Body> {
         let reason = self.to_string();
-        let (Self::Stale(gate) | Self::Barred(gate, _)) = self;
-        (StatusCode::CONFLICT, Json(Reason { reason, gate })).into_response()
+        let (status, gate) = match self {
+            Self::Stale(gate) | Self::Barred(gate, _) => (StatusCode::CONFLICT, gate),
+            Self::TooFar(gate, _) => (StatusCode::BAD_REQUEST, gate),
+        };
+        (status, Json(Reason { reason, gate })).into_response()
     }
 }
 

@@ -9,13 +9,17 @@ use std::{collections::BTreeMap, io, sync::Arc};
 
 use axum::{
     Json, Router,
+    extract::Request,
     http::StatusCode,
+    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::get,
 };
 use serde::Serialize;
 use serde_json::Value;
 use tokio::task;
+
+use crate::pages;
 
 /// Tells all that is believed now.
 pub(crate) type State = Arc<dyn Fn() -> Value + Send + Sync>;
@@ -35,7 +39,18 @@ struct Heap {
 /// Answers `/debug/state` and `/debug/heap`.
 pub(crate) fn routes(state: State) -> Router {
     let dump = move || std::future::ready(Json(state()));
-    Router::new().route("/debug/state", get(dump)).route("/debug/heap", get(heap))
+    Router::new()
+        .route("/debug/state", get(dump))
+        .route("/debug/heap", get(heap))
+        .layer(middleware::from_fn(unless_page))
+}
+
+/// A person's browser reaches loopback, whoever made the page.
+async fn unless_page(request: Request, next: Next) -> Response {
+    match pages::refused(request.headers(), false) {
+        Some(why) => (StatusCode::FORBIDDEN, format!("{why}\n")).into_response(),
+        None => next.run(request).await,
+    }
 }
 
 async fn heap() -> Response {

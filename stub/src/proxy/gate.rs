@@ -29,6 +29,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+use crate::epoch::{TooFar, believe};
+
 /// One generation of the engine.
 #[derive(Debug)]
 pub(crate) struct Life {
@@ -59,6 +61,8 @@ pub(crate) enum Refused {
     Stale(wire::Gate),
     #[error("{1}")]
     Barred(wire::Gate, &'static str),
+    #[error("{1}")]
+    TooFar(wire::Gate, TooFar),
 }
 
 /// Closes and opens.
@@ -317,7 +321,10 @@ impl Inner {
     fn fence(&self, epoch: Epoch, generation: Generation) -> Result<bool, Refused> {
         match (epoch, generation).cmp(&(self.epoch, self.generation)) {
             std::cmp::Ordering::Less => Err(Refused::Stale(self.view())),
-            order => Ok(order.is_eq()),
+            order => match believe(epoch, self.epoch) {
+                Ok(()) => Ok(order.is_eq()),
+                Err(far) => Err(Refused::TooFar(self.view(), far)),
+            },
         }
     }
 

@@ -268,10 +268,33 @@ fn writes_of_an_older_epoch_are_refused_and_reads_are_not() {
     assert_eq!(launcher.ask("GET", &path, &epoch(4), "").status, 200);
     // A public controller says none, and is obeyed.
     assert_eq!(launcher.delete(&path).status, 200);
-    // One that asks is heard, whether there is such an engine or not.
-    refused(&launcher.ask("GET", &path, &epoch(7), ""), 404, "a");
-    refused(&launcher.ask("PUT", &path, &epoch(6), body), 409, "epoch 6");
-    assert_eq!(launcher.ask("PUT", &path, &epoch(7), body).status, 201);
+    // What reads says nothing of who leads, and no number shuts leaders out.
+    refused(&launcher.ask("GET", &path, &epoch(u64::MAX), ""), 404, "a");
+    refused(&launcher.ask("PUT", &path, &epoch(u64::MAX), body), 400, "further ahead");
+    assert_eq!(launcher.ask("PUT", &path, &epoch(6), body).status, 201);
+    // A new leader says so before it orders anything.
+    let lead = |epoch: u64| launcher.ask("POST", "/v1/epoch", "", &json!({"epoch": epoch}).to_string());
+    assert_eq!(lead(7).status, 200);
+    refused(&lead(6), 409, "epoch 6");
+    refused(&lead(u64::MAX), 400, "further ahead");
+    is_json(&launcher.ask("POST", "/v1/epoch", "", "7"), 422);
+    refused(&launcher.ask("DELETE", &path, &epoch(6), ""), 409, "epoch 6");
+    assert_eq!(launcher.ask("DELETE", &path, &epoch(7), "").status, 200);
+}
+
+#[test]
+fn no_web_page_is_answered() {
+    let launcher = launcher();
+    for page in ["origin: https://page.example\r\n", "host: page.example\r\n"] {
+        for (method, path) in [("GET", INSTANCES), ("PUT", "/v2/vllm/instances/a"), ("GET", "/none")] {
+            refused(
+                &launcher.ask(method, path, page, r#"{"options":"'exec sleep 100'"}"#),
+                403,
+                "a web page",
+            );
+        }
+    }
+    assert_eq!(launcher.get(INSTANCES).json()["total_instances"], 0);
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn a_stop_goes_on_when_whoever_ordered_it_is_gone_and_several_share_one() {
     launcher.run("a", STUBBORN);
     launcher.logged("a", "deaf");
     let mut stream = TcpStream::connect(launcher.address).unwrap();
-    write!(stream, "DELETE {} HTTP/1.1\r\nhost: x\r\n\r\n", path("a")).unwrap();
+    write!(stream, "DELETE {} HTTP/1.1\r\nhost: localhost\r\n\r\n", path("a")).unwrap();
     drop(stream);
     until("it is gone", || launcher.get(&path("a")).status == 404);
     launcher.run("b", STUBBORN);

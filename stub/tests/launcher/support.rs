@@ -280,7 +280,7 @@ fn send(stream: &mut TcpStream, method: &str, path: &str, headers: &str, body: &
     let length = body.len();
     write!(
         stream,
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+        "{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-type: application/json\r\n\
          content-length: {length}\r\n{headers}\r\n{body}"
     )
     .unwrap();

@@ -207,6 +207,11 @@ async fn end(job: &Job, id: &EngineId, generation: Generation) -> Outcome {
 async fn query(job: &Job, id: &EngineId, generation: Generation) -> Outcome {
     let (launcher, name) = (of(job)?, id_of(id));
     let alive = |found: &Instance| found.running && found.generation() == Some(generation);
+    // What a leader before has under way to it is refused from here on.
+    launcher.lead().await.map_err(|error| match error {
+        Conflict(_) => Failed::deposed(),
+        error => failed(error),
+    })?;
     match launcher.get(&name).await.map_err(failed)? {
         Some(found) if alive(&found) => engine::query(job, id).await,
         Some(_) => {

@@ -12,7 +12,7 @@ use rouse::{
     nvml,
     pairing::event::{Cause, Epoch},
     units::{Generation, Millis},
-    wire::{Actuate, Actuated, Close, Gate, OnDeadline, Open},
+    wire::{Actuate, Actuated, Close, Gate, LEADS, Leads, OnDeadline, Open},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -92,16 +92,13 @@ impl Spi {
 
     /// Tells it who leads, so that it obeys nobody older from here on; how its gate is, if it has one.
     pub(super) async fn hear(&self) -> Result<Option<Gate>, Failed> {
-        let reply = self.order(Method::GET, "/v1/gate", &Value::Null, CALL).await?;
+        let reply = self.order(Method::POST, LEADS, &Leads { epoch: self.epoch }, CALL).await?;
         reply.map(|reply| read(&reply)).transpose()
     }
 
     /// Makes sure that its gate is closed, whichever life of whichever engine it belongs to, and cuts what is under way.
     pub(super) async fn shut(&self) -> Result<(), Failed> {
         let Some(gate) = self.hear().await? else { return Ok(()) };
-        if gate.epoch > self.epoch {
-            return Err(Failed::deposed());
-        }
         if gate.gated && gate.leases == 0 {
             return Ok(());
         }
@@ -129,7 +126,7 @@ impl Spi {
 
     /// It was told to end, and need not hold on.
     pub(super) async fn release(&self) -> Result<(), Failed> {
-        self.order(Method::POST, "/v1/release", &json!({"epoch": self.epoch}), CALL).await.map(drop)
+        self.order(Method::POST, "/v1/release", &Leads { epoch: self.epoch }, CALL).await.map(drop)
     }
 
     /// `None`: it knows no such order.

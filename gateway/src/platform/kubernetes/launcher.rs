@@ -16,7 +16,7 @@ use rouse::{
     nvml,
     pairing::event::Cause,
     units::Generation,
-    wire::Epoch,
+    wire::{Epoch, LEADS, Leads},
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -109,6 +109,16 @@ impl Launcher {
         let path = format!("{INSTANCES}?detail=false");
         let reply = checked(self.call(Method::GET, &path, None, CALL).await?)?;
         read(&reply).map(|Ids { revision }| revision)
+    }
+
+    /// Tells it who leads, so that it obeys nobody older from here on. The public launcher does not know what that is.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] where it has heard of a newer one.
+    pub async fn lead(&self) -> Result<(), Error> {
+        let body = serde_json::to_value(Leads { epoch: self.epoch }).unwrap_or_default();
+        let reply = self.call(Method::POST, LEADS, Some(&body), CALL).await?;
+        if reply.status == 404 { Ok(()) } else { checked(reply).map(drop) }
     }
 
     /// None: there is none of this id.

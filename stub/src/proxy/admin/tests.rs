@@ -57,22 +57,52 @@ async fn an_order_is_carried_out_when_it_is_looked_at_and_shown_from_then_on() {
     }
 }
 
+/// What is answered, and the gate that is shown with it.
+async fn asked(proxy: &Arc<Proxy>, request: Request<Body>) -> (u16, wire::Gate) {
+    let answer = router(proxy, Router::new()).call(request).await.unwrap();
+    let status = answer.status().as_u16();
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&body).expect("as controllers read it"))
+}
+
 #[tokio::test]
-async fn a_leader_that_looks_is_heard() {
+async fn a_read_tells_nothing_of_who_leads_and_a_new_leader_says_so() {
     let proxy = Proxy::of_flags(&["--epoch-gate"]);
-    let mut router = router(&proxy, Router::new());
-    for (epoch, newest) in [("3", 3), ("2", 3), ("4", 4), ("five", 4)] {
+    for epoch in ["3", "18446744073709551615", "five"] {
         let mut look = request(Method::GET, "/v1/gate", "");
         look.headers_mut().insert(wire::EPOCH, epoch.parse().unwrap());
-        let shown = router.call(look).await.unwrap();
-        assert_eq!(shown.status(), StatusCode::OK);
-        let shown = shown.into_body().collect().await.unwrap().to_bytes();
-        assert_eq!(serde_json::from_slice::<wire::Gate>(&shown).unwrap().epoch, newest);
+        let (status, gate) = asked(&proxy, look).await;
+        assert_eq!((status, gate.epoch), (200, 0));
     }
-    let refused = router.call(request(Method::DELETE, "/v1/gate", ORDER)).await.unwrap();
-    assert_eq!(refused.status(), StatusCode::CONFLICT);
-    let body = refused.into_body().collect().await.unwrap().to_bytes();
-    assert_eq!(serde_json::from_slice::<wire::Gate>(&body).unwrap().epoch, 4, "as controllers read it");
+    let lead = async |epoch| asked(&proxy, request(Method::POST, "/v1/epoch", epoch)).await;
+    for (told, status, newest) in [
+        (r#"{"epoch":3}"#, 200, 3),
+        (r#"{"epoch":2}"#, 409, 3),
+        (r#"{"epoch":4}"#, 200, 4),
+        (r#"{"epoch":18446744073709551615}"#, 400, 4),
+    ] {
+        let (answered, gate) = lead(told).await;
+        assert_eq!((answered, gate.epoch), (status, newest), "{told}");
+    }
+    let (refused, gate) = asked(&proxy, request(Method::DELETE, "/v1/gate", ORDER)).await;
+    assert_eq!((refused, gate.epoch), (409, 4));
+    let (opened, gate) =
+        asked(&proxy, request(Method::DELETE, "/v1/gate", r#"{"epoch":4,"generation":1}"#)).await;
+    assert_eq!((opened, gate.gated), (200, false), "the leader is obeyed as before");
+}
+
+#[tokio::test]
+async fn no_web_page_is_answered() {
+    let proxy = Proxy::of_flags(&[]);
+    for (name, value) in [("origin", "https://page.example"), ("host", "page.example:8081")] {
+        for (method, path) in [(Method::GET, "/v1/gate"), (Method::POST, "/v1/epoch")] {
+            let mut page = request(method, path, r#"{"epoch":3}"#);
+            page.headers_mut().insert(name, value.parse().unwrap());
+            let answer = router(&proxy, Router::new()).call(page).await.unwrap();
+            assert_eq!((answer.status(), name), (StatusCode::FORBIDDEN, name));
+        }
+    }
+    assert_eq!(proxy.keeper.view().epoch, 0);
 }
 
 #[tokio::test]
