@@ -90,7 +90,7 @@ fn serve(args: &Args) -> Result<(), Error> {
         }
         None => args.token_sha256.map(Token::Hashed),
     };
-    let (threads, starts) = relay::Threads::new(args.threads());
+    let (threads, starts) = relay::Threads::new(args.threads(), args.max_connections);
     let proxy = Proxy::new(args, token, threads);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let served = runtime.block_on(async {

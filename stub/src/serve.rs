@@ -6,10 +6,13 @@
 use std::{
     io::{self, IoSlice},
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
-use axum::{Extension, Router};
+use axum::{BoxError, Extension, Router, body::Body, extract::Request, middleware};
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -19,14 +22,31 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::watch,
-    time::{Duration, sleep},
+    sync::{Semaphore, watch},
+    time::{Duration, Instant, Sleep, sleep},
 };
 
 /// How long a call's head may take, and a connection may be idle.
 const HEAD: Duration = Duration::from_secs(60);
+/// Of each listener. A leader and a kubelet have a few connections, and a launcher one more for each who watches it.
+const LIMITS: Limits = Limits { connections: 256, pause: Duration::from_secs(30) };
 /// After an accept that failed for want of descriptors: the listener stays readable, so trying again at once would spin.
 const BACK_OFF: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// At a time. Further ones wait in the kernel's queue until one of these ends.
+    connections: usize,
+    /// How long a call's body may pause.
+    pause: Duration,
+}
+
+/// A body that comes, or ends with an error: whoever holds it back would hold its connection.
+struct Prompt {
+    body: Body,
+    pause: Duration,
+    late: Pin<Box<Sleep>>,
+}
 
 /// Whether the other side of a connection has closed it, or at least its own half: an extension of each request.
 #[derive(Clone, Debug)]
@@ -87,8 +107,54 @@ impl AsyncWrite for Noticed {
     }
 }
 
+impl Prompt {
+    fn new(body: Body, pause: Duration) -> Self {
+        Self { body, pause, late: Box::pin(sleep(pause)) }
+    }
+}
+
+impl HttpBody for Prompt {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+            ready!(self.late.as_mut().poll(cx));
+            let why = format!("no byte of it came for {} s", self.pause.as_secs());
+            return Poll::Ready(Some(Err(why.into())));
+        };
+        let next = Instant::now() + self.pause;
+        self.late.as_mut().reset(next);
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 /// Serves until `ends` says so, and what is under way then.
-pub(crate) async fn serve(listener: TcpListener, router: Router, mut ends: watch::Receiver<bool>) {
+pub(crate) async fn serve(listener: TcpListener, router: Router, ends: watch::Receiver<bool>) {
+    serve_within(listener, router, ends, LIMITS).await;
+}
+
+async fn serve_within(
+    listener: TcpListener,
+    router: Router,
+    mut ends: watch::Receiver<bool>,
+    limits: Limits,
+) {
+    let router = router.layer(middleware::map_request(move |request: Request| async move {
+        request.map(|body| Body::new(Prompt::new(body, limits.pause)))
+    }));
+    let places = Arc::new(Semaphore::new(limits.connections));
     let open = GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {
@@ -104,6 +170,11 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, mut ends: watch
                 continue;
             }
         };
+        let place = tokio::select! {
+            biased;
+            _ = ends.wait_for(|ends| *ends) => break,
+            place = Arc::clone(&places).acquire_owned() => place,
+        };
         drop(stream.set_nodelay(true));
         let (noticed, gone) = watch::channel(false);
         let router = router.clone().layer(Extension(Gone(gone)));
@@ -118,8 +189,73 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, mut ends: watch
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a controller's connection broke");
             }
+            drop(place);
         });
     }
     drop(listener);
     open.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::post;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        time::timeout,
+    };
+
+    use super::*;
+
+    /// Longer than anything takes here, also on a busy machine: it only bounds a failure.
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Whoever sends such a head is to send a body of one byte.
+    const HEAD: &[u8] = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n";
+
+    async fn status(stream: &mut TcpStream) -> String {
+        let mut line = [0; 12];
+        timeout(LONG, stream.read_exact(&mut line)).await.expect("it is answered").unwrap();
+        String::from_utf8_lossy(&line).into_owned()
+    }
+
+    async fn served(limits: Limits) -> (std::net::SocketAddr, watch::Sender<bool>) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (over, ends) = watch::channel(false);
+        let router = Router::new().route("/", post(async |body: Bytes| body));
+        tokio::spawn(serve_within(listener, router, ends, limits));
+        (address, over)
+    }
+
+    #[tokio::test]
+    async fn a_body_that_never_comes_is_not_waited_for_without_end() {
+        let (address, _over) = served(Limits { pause: Duration::from_millis(50), ..LIMITS }).await;
+        let mut late = TcpStream::connect(address).await.unwrap();
+        late.write_all(HEAD).await.unwrap();
+        assert_eq!(status(&mut late).await, "HTTP/1.1 400");
+        // And nothing more is expected there.
+        timeout(LONG, late.read_to_end(&mut Vec::new())).await.expect("it is closed").unwrap();
+        let mut prompt = TcpStream::connect(address).await.unwrap();
+        prompt.write_all(&[HEAD, b"x"].concat()).await.unwrap();
+        assert_eq!(status(&mut prompt).await, "HTTP/1.1 200");
+    }
+
+    #[tokio::test]
+    async fn so_many_connections_are_served_and_the_next_when_one_has_ended() {
+        let (address, over) = served(Limits { connections: 1, ..LIMITS }).await;
+        let mut first = TcpStream::connect(address).await.unwrap();
+        first.write_all(&[HEAD, b"x"].concat()).await.unwrap();
+        assert_eq!(status(&mut first).await, "HTTP/1.1 200");
+        let mut second = TcpStream::connect(address).await.unwrap();
+        second.write_all(&[HEAD, b"x"].concat()).await.unwrap();
+        let early = timeout(Duration::from_millis(100), second.readable()).await;
+        assert!(early.is_err(), "two are served");
+        drop(first);
+        assert_eq!(status(&mut second).await, "HTTP/1.1 200");
+        // The end waits for no place.
+        let mut third = TcpStream::connect(address).await.unwrap();
+        third.write_all(HEAD).await.unwrap();
+        over.send_replace(true);
+        timeout(LONG, third.read_to_end(&mut Vec::new())).await.expect("it is closed").ok();
+    }
 }

@@ -46,6 +46,12 @@ pub struct Args {
     /// Largest body of a request; 0 for any size. Bodies are passed on as they come
     #[arg(long, value_name = "SIZE", default_value = "256Mi")]
     pub(super) max_body: rouse::units::Bytes,
+    /// How long a client may pause in a request's body, and how long the first 64 KiB of it may take
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "60s")]
+    pub(super) body_timeout: Duration,
+    /// Clients' connections at a time, over all ports for requests; further ones wait until one of them ends
+    #[arg(long, value_name = "COUNT", default_value_t = 2048)]
+    pub(super) max_connections: usize,
     /// Start with the gate closed and without a target, and hold after SIGTERM until released: for controllers that send
     /// epochs
     #[arg(long)]

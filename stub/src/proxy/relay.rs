@@ -15,7 +15,7 @@ use tokio::{
     net::TcpStream,
     runtime::LocalOptions,
     sync::{
-        Notify,
+        Notify, OwnedSemaphorePermit, Semaphore,
         mpsc::{self, UnboundedReceiver, UnboundedSender},
         oneshot, watch,
     },
@@ -34,6 +34,8 @@ use socket::Socket;
 
 /// After an accept that failed for want of descriptors: until a connection of ours ends, or so long.
 const BACK_OFF: Duration = Duration::from_millis(500);
+/// So often at the end of the process.
+const TRIES: u32 = 8;
 
 /// The way to the threads.
 #[derive(Debug)]
@@ -47,18 +49,22 @@ pub(super) struct Threads {
 pub(super) struct Start {
     listeners: UnboundedReceiver<TcpListener>,
     closes: watch::Receiver<bool>,
+    /// For connections, of all threads together.
+    places: Arc<Semaphore>,
 }
 
 /// The threads while they run.
 pub(super) struct Relaying(Vec<oneshot::Receiver<()>>);
 
 impl Threads {
-    pub(super) fn new(count: usize) -> (Self, Vec<Start>) {
+    /// So many threads, with `most` connections at a time among them.
+    pub(super) fn new(count: usize, most: usize) -> (Self, Vec<Start>) {
         let closes = watch::Sender::new(false);
+        let places = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
         let (ways, starts) = (0..count)
             .map(|_| {
                 let (way, listeners) = mpsc::unbounded_channel();
-                (way, Start { listeners, closes: closes.subscribe() })
+                (way, Start { listeners, closes: closes.subscribe(), places: Arc::clone(&places) })
             })
             .unzip();
         (Self { ways, closes }, starts)
@@ -121,6 +127,7 @@ struct Connections {
     core: Rc<Core>,
     open: RefCell<BTreeMap<u64, Rc<Socket>>>,
     next: Cell<u64>,
+    places: Arc<Semaphore>,
     /// One has ended.
     changed: Notify,
 }
@@ -129,7 +136,7 @@ fn run(proxy: Arc<Proxy>, start: Start) -> io::Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
     runtime.block_on(async move {
-        let Start { mut listeners, mut closes } = start;
+        let Start { mut listeners, mut closes, places } = start;
         let pool = Pool::default();
         let traffic = proxy.metrics.traffic();
         let core = Rc::new(Core { proxy, pool: pool.clone(), dates: Rc::default(), traffic });
@@ -138,6 +145,7 @@ fn run(proxy: Arc<Proxy>, start: Start) -> io::Result<()> {
             core,
             open: RefCell::default(),
             next: Cell::new(0),
+            places,
             changed: Notify::new(),
         });
         let mut accepting = Vec::new();
@@ -172,20 +180,50 @@ async fn accept(
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, _)) => connections.serve(stream),
-            Err(error) if is_momentary(&error) => {}
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept connections");
-                // The socket stays readable, so trying again at once would spin.
-                drop(timeout(BACK_OFF, connections.changed.notified()).await);
+            Ok((stream, _)) => {
+                let place = tokio::select! {
+                    biased;
+                    _ = closes.wait_for(|closes| *closes) => None,
+                    place = Arc::clone(&connections.places).acquire_owned() => place.ok(),
+                };
+                connections.serve(stream, place);
             }
+            Err(error) if is_momentary(&error) => {}
+            Err(error) => connections.pause(&error).await,
         }
     }
     // Off the poller, which need not have heard of those that came last.
     let Ok(listener) = listener.into_std() else { return };
-    while let Ok((stream, _)) = listener.accept() {
+    let served = |stream: std::net::TcpStream| {
         if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
-            connections.serve(stream);
+            // No more come after these, and each ends behind its request.
+            connections.serve(stream, None);
+        }
+    };
+    take_queued(
+        || listener.accept().map(|(stream, _)| stream),
+        served,
+        async |error| connections.pause(&error).await,
+    )
+    .await;
+}
+
+/// All that queued. What fails may be the affair of one connection, or be over in a moment.
+async fn take_queued<T>(
+    mut accept: impl FnMut() -> io::Result<T>,
+    mut serve: impl FnMut(T),
+    mut pause: impl AsyncFnMut(io::Error),
+) {
+    let mut tries = 0;
+    while tries < TRIES {
+        match accept() {
+            Ok(stream) => serve(stream),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) if is_momentary(&error) => {}
+            Err(error) => {
+                tries += 1;
+                pause(error).await;
+            }
         }
     }
 }
@@ -197,7 +235,8 @@ fn is_momentary(error: &io::Error) -> bool {
 }
 
 impl Connections {
-    fn serve(self: &Rc<Self>, stream: TcpStream) {
+    /// Without a place it is one more than there may be.
+    fn serve(self: &Rc<Self>, stream: TcpStream, place: Option<OwnedSemaphorePermit>) {
         if stream.set_nodelay(true).is_err() {
             return;
         }
@@ -208,10 +247,16 @@ impl Connections {
         let present = self.core.proxy.metrics.connection();
         tokio::task::spawn_local(async move {
             connection::serve(Rc::clone(&connections.core), socket).await;
-            drop(present);
+            drop((present, place));
             connections.open.borrow_mut().remove(&number);
             connections.changed.notify_waiters();
         });
+    }
+
+    /// After an accept that failed. The socket stays readable, so trying again at once would spin.
+    async fn pause(&self, error: &io::Error) {
+        tracing::warn!(%error, "cannot accept connections");
+        drop(timeout(BACK_OFF, self.changed.notified()).await);
     }
 
     /// Ends every connection behind its present request; returns when none is left.
@@ -225,5 +270,34 @@ impl Connections {
             open.iter().for_each(|socket| socket.close());
             ended.await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_accept_that_fails_keeps_nobody_in_the_queue() {
+        use io::ErrorKind::{ConnectionAborted, HostUnreachable, WouldBlock};
+        let failed = |kind: io::ErrorKind| Err(io::Error::from(kind));
+        let descriptors = Err(io::Error::from_raw_os_error(nix::errno::Errno::EMFILE as i32));
+        let mut queue = [
+            failed(ConnectionAborted),
+            Ok(1),
+            failed(HostUnreachable),
+            Ok(2),
+            descriptors,
+            Ok(3),
+            failed(WouldBlock),
+            Ok(4),
+        ]
+        .into_iter();
+        let (mut served, mut pauses) = (Vec::new(), 0);
+        take_queued(|| queue.next().unwrap(), |stream| served.push(stream), async |_| pauses += 1).await;
+        assert_eq!((served, pauses), (vec![1, 2, 3], 2), "and the queue is empty then");
+        // One that does not get over it is given up.
+        take_queued(|| failed(HostUnreachable), |_: i32| (), async |_| pauses += 1).await;
+        assert_eq!(pauses, 2 + TRIES);
     }
 }

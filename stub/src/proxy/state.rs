@@ -51,6 +51,7 @@ pub(crate) struct Settings {
     pub(crate) dial: Duration,
     /// In bytes.
     pub(crate) max_body: u64,
+    pub(crate) body_timeout: Duration,
     pub(crate) epoch_gate: bool,
     pub(crate) kind: Kind,
     pub(crate) model: ModelName,
@@ -81,6 +82,7 @@ impl Proxy {
             proxy_port: args.proxy_port,
             dial: args.proxy_dial_timeout,
             max_body: if args.max_body.0 == 0 { u64::MAX } else { args.max_body.0 },
+            body_timeout: args.body_timeout,
             epoch_gate: args.epoch_gate,
             kind: args.engine_kind,
             model: args.model.as_str().into(),
@@ -130,7 +132,7 @@ impl Proxy {
         }
         let words = std::iter::once(&"proxy").chain(flags);
         let args = <Line as clap::Parser>::try_parse_from(words).unwrap().args;
-        Self::new(&args, None, relay::Threads::new(1).0)
+        Self::new(&args, None, relay::Threads::new(1, 1).0)
     }
 }
 

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
 use crate::support::{
-    Open, Setting, Stub, before,
+    LONG, Open, Setting, Stub, before,
     client::chat,
     engine::{Sim, sim},
     until, within,
@@ -279,4 +279,44 @@ fn the_answer_that_is_being_given_is_waited_for() {
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     assert_eq!(stub.output(), "onetwo");
     assert_eq!(stub.exits_within(Duration::from_secs(10)).code(), Some(0));
+}
+
+/// A request whose body of ten bytes never comes.
+const LATE: &str = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n";
+
+#[test]
+fn a_body_that_never_comes_is_not_waited_for_without_end() {
+    let engine = sim("");
+    let stub = before(engine.address, &["--body-timeout=200ms"]);
+    let answer = stub.relay().open(LATE).rest();
+    assert_eq!(answer.status, 408, "{}", answer.text());
+    assert_eq!(answer.json()["error"]["code"], "request_timeout");
+    assert_eq!((answer.header("connection"), stub.leases()), ("close", 0));
+}
+
+#[test]
+fn a_body_that_never_comes_holds_up_no_end() {
+    let engine = sim("");
+    let mut stub = before(engine.address, &[]);
+    let late = stub.relay().open(LATE);
+    until("it is served", || stub.get("debug", "/debug/state").json()["connections"] == 1);
+    stub.signal(Signal::SIGTERM);
+    assert!(late.all().starts_with("HTTP/1.1 408"), "long before the minute that bodies have else");
+    assert_eq!(stub.exits().code(), Some(0));
+}
+
+#[test]
+fn so_many_clients_are_connected_and_the_next_when_one_has_left() {
+    let engine = sim("--ttft 1ms --itl 20ms");
+    let stub = before(engine.address, &["--max-connections=1"]);
+    let relay = stub.relay();
+    let first = relay.stream(100_000);
+    let mut second = TcpStream::connect(relay.address).unwrap();
+    second.write_all(relay.request("POST", "/v1/chat/completions", "", &chat(1)).as_bytes()).unwrap();
+    second.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let mut byte = [0];
+    assert!(second.read(&mut byte).is_err(), "two are served");
+    drop(first);
+    second.set_read_timeout(Some(LONG)).unwrap();
+    second.read_exact(&mut byte).unwrap();
 }

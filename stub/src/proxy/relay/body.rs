@@ -21,8 +21,8 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::{Core, socket::Socket};
 use crate::proxy::metrics::Direction;
 
-/// How long a client may pause in a body whose beginning an engine has already.
-const IDLE: Duration = Duration::from_secs(60);
+/// How long the beginning of a body may take when this process is to end.
+const CLOSING: Duration = Duration::from_secs(2);
 /// Small, in bytes.
 const SMALL: u64 = 64 << 10;
 
@@ -32,17 +32,49 @@ pub(super) async fn gather(
     core: &Rc<Core>,
     socket: &Rc<Socket>,
 ) -> Result<(Bytes, Option<Upload>), Fault> {
-    let most = core.proxy.settings.max_body;
+    let (most, within) = (core.proxy.settings.max_body, core.proxy.settings.body_timeout);
     let declared = body.size_hint().exact();
     if declared.is_some_and(|length| length > most) {
         return Err(too_large(most));
     }
+    let (gathered, whole) = tokio::select! {
+        begun = begin(&mut body, declared) => begun?,
+        () = late(socket, within) => {
+            let what = "the body, or its first 64 KiB".to_owned();
+            return Err(Fault::RequestTimeout { what });
+        }
+    };
+    if whole {
+        socket.set_unread(false);
+        return Ok((gathered, None));
+    }
+    let so_far = gathered.len() as u64;
+    if so_far > most {
+        return Err(too_large(most));
+    }
+    let left = declared.map(|length| length - so_far);
+    let idle = Box::pin(sleep(within));
+    let (core, socket) = (Rc::clone(core), Rc::clone(socket));
+    let rest = Rest { body, core, socket, so_far, most, within, idle };
+    Ok((gathered, Some(Upload { left, body: Box::pin(rest) })))
+}
+
+/// Nobody waits longer for the beginning of a body, and not so long once the connection is to end.
+async fn late(socket: &Socket, within: Duration) {
+    let closes = poll_fn(|cx| if socket.closes(cx) { Poll::Ready(()) } else { Poll::Pending });
+    tokio::select! {
+        () = sleep(within) => {}
+        () = async { closes.await; sleep(CLOSING).await } => {}
+    }
+}
+
+/// All of a small body, or the beginning of a larger one; whether it is all.
+async fn begin(body: &mut Incoming, declared: Option<u64>) -> Result<(Bytes, bool), Fault> {
     let mut gathered = BytesMut::new();
     let mut first = Bytes::new();
     while declared.is_none_or(|length| length <= SMALL) && (gathered.len() + first.len()) as u64 <= SMALL {
         let Some(frame) = body.frame().await else {
-            socket.set_unread(false);
-            return Ok((if gathered.is_empty() { first } else { gathered.freeze() }, None));
+            return Ok((if gathered.is_empty() { first } else { gathered.freeze() }, true));
         };
         let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() else {
             continue;
@@ -54,16 +86,7 @@ pub(super) async fn gather(
             gathered.extend_from_slice(&data);
         }
     }
-    let gathered = if gathered.is_empty() { first } else { gathered.freeze() };
-    let so_far = gathered.len() as u64;
-    if so_far > most {
-        return Err(too_large(most));
-    }
-    let left = declared.map(|length| length - so_far);
-    let idle = Box::pin(sleep(IDLE));
-    let (core, socket) = (Rc::clone(core), Rc::clone(socket));
-    let rest = Rest { body, core, socket, so_far, most, idle };
-    Ok((gathered, Some(Upload { left, body: Box::pin(rest) })))
+    Ok((if gathered.is_empty() { first } else { gathered.freeze() }, false))
 }
 
 /// Takes what has come of a body that nobody wants; true when that was all of it.
@@ -90,6 +113,8 @@ struct Rest {
     socket: Rc<Socket>,
     so_far: u64,
     most: u64,
+    /// How long it may pause.
+    within: Duration,
     /// Until nobody waits for its next piece any more.
     idle: Pin<Box<Sleep>>,
 }
@@ -104,10 +129,10 @@ impl Body for Rest {
     ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
             ready!(self.idle.as_mut().poll(cx));
-            let message = format!("no byte of the body came for {} seconds", IDLE.as_secs());
+            let message = format!("no byte of the body came for {} seconds", self.within.as_secs());
             return Poll::Ready(Some(Err(Fault::InvalidRequest { message, param: None })));
         };
-        let next = Instant::now() + IDLE;
+        let next = Instant::now() + self.within;
         self.idle.as_mut().reset(next);
         let frame = frame.map(|frame| frame.map_err(|error| broken(&error)));
         if let Some(Ok(frame)) = &frame {
