@@ -92,7 +92,7 @@ pub struct Settings {
     /// How requesters are served that do not say it themselves.
     pub mode: Mode,
     pub make: Make,
-    /// Of which the tokens of models' requesters are made.
+    /// Of which the tokens of models' requesters and of launchers are made.
     pub key: StubKey,
 }
 
@@ -268,7 +268,8 @@ impl Controller {
         }
         let Some(epoch) = self.epoch else { return };
         self.tell_facts();
-        self.ears.listen(&self.directory, Epoch(epoch), &self.hands.metrics);
+        let Hands { settings, metrics, .. } = &*self.hands;
+        self.ears.listen(&self.directory, Epoch(epoch), &settings.key, metrics);
         let now = self.hands.clock.now();
         self.census.look_at_due(Sight { directory: &self.directory, facts: &self.facts, now });
         let plan = self.core.plan(now);

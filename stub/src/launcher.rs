@@ -102,10 +102,10 @@ async fn until_ended(settings: Settings) -> anyhow::Result<()> {
     let listener = TcpListener::bind((settings.host.as_str(), settings.port)).await;
     let listener = listener.map_err(|error| anyhow::anyhow!("cannot listen on {address}: {error}"))?;
     tracing::info!("listening on {}", listener.local_addr()?);
-    let token = settings.token.clone();
+    let tokens = Arc::clone(&settings.tokens);
     let launcher = Arc::new(Launcher::new(settings, family));
     let (over, ends) = watch::channel(false);
-    let mut served = task::spawn(serve::serve(listener, api::router(Arc::clone(&launcher), token), ends));
+    let mut served = task::spawn(serve::serve(listener, api::router(Arc::clone(&launcher), tokens), ends));
     select! {
         result = &mut served => anyhow::bail!("serving has ended: {result:?}"),
         _ = terminate.recv() => {}
@@ -142,7 +142,7 @@ impl Launcher {
     ) -> Result<String, Refusal> {
         let mut spec = Spec::read(body)?;
         self.fence.may_start(&id, spec.life())?;
-        let reservation = self.registry.reserve(&id)?;
+        let reservation = self.registry.reserve(&id, self.settings.max_instances)?;
         let options = self.options(&spec)?;
         if let Some(uuids) = spec.gpu_uuids.as_deref().filter(|uuids| !uuids.is_empty()) {
             let visible = self.settings.accelerators.visible(uuids).await;

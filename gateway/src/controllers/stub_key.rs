@@ -5,6 +5,7 @@
 //!
 //! * Each model has a token of its own, the key's HMAC over its object. Whoever gets to see one, as what runs in the network of
 //!   the same Pod may, can give orders to that model's stubs and to no others.
+//! * So has each launcher, of its Pod's namespace and name: it starts programs where all accelerators of its node are.
 //! * A stub is told the token's hash, as a flag. So there is no Secret where models are and no right to any, and who may read
 //!   Pods learns no token.
 //! * The key is in one Secret of the gateways' own namespace. The manifest that gives gateways their rights makes it, empty, and
@@ -18,7 +19,7 @@ use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{Api, Client, api::PostParams};
 use tokio::time;
 
-use super::{said::said, workload::Owner};
+use super::{crd::ledger::ObjectName, said::said, workload::Owner};
 
 /// The Secret's name: the rights are for this one.
 pub const SECRET: &str = "rouse-stub-key";
@@ -105,23 +106,39 @@ impl StubKey {
     }
 
     #[cfg(test)]
-    pub(super) const fn example() -> Self {
+    pub(crate) const fn example() -> Self {
         Self([7; BYTES])
     }
 
     /// What the stubs of this model are shown.
     #[must_use]
     pub fn token(&self, model: &Owner) -> String {
-        let key = hmac::Key::new(hmac::HMAC_SHA256, &self.0);
         // No name and no uid has a slash in it.
-        let whose = format!("{}/{}/{}", model.object.namespace, model.object.name, model.uid);
-        hex(hmac::sign(&key, whose.as_bytes()).as_ref())
+        self.sign(&format!("{}/{}/{}", model.object.namespace, model.object.name, model.uid))
     }
 
     /// What they know it by.
     #[must_use]
     pub fn hash(&self, model: &Owner) -> String {
-        hex(digest::digest(&digest::SHA256, self.token(model).as_bytes()).as_ref())
+        hash(&self.token(model))
+    }
+
+    /// What the launcher in this Pod is shown.
+    #[must_use]
+    pub fn launcher_token(&self, pod: &ObjectName) -> String {
+        // No model's: of those no part is empty.
+        self.sign(&format!("launcher//{}/{}", pod.namespace, pod.name))
+    }
+
+    /// What it knows it by.
+    #[must_use]
+    pub fn launcher_hash(&self, pod: &ObjectName) -> String {
+        hash(&self.launcher_token(pod))
+    }
+
+    fn sign(&self, whose: &str) -> String {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &self.0);
+        hex(hmac::sign(&key, whose.as_bytes()).as_ref())
     }
 }
 
@@ -136,6 +153,10 @@ async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, Err
     time::timeout(CALL, call).await.map_err(|_| Error::Late)?.map_err(Error::from)
 }
 
+fn hash(token: &str) -> String {
+    hex(digest::digest(&digest::SHA256, token.as_bytes()).as_ref())
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -143,7 +164,6 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::crd::ledger::ObjectName;
 
     #[test]
     fn every_model_has_a_token_of_its_own_and_stubs_know_it_by_its_hash() {
@@ -161,6 +181,10 @@ mod tests {
             assert_ne!(key.token(&other), token);
         }
         assert_ne!(StubKey([8; BYTES]).token(&one), token);
+        let launcher = key.launcher_token(&one.object);
+        assert_ne!(launcher, token);
+        assert_ne!(launcher, key.launcher_token(&ObjectName::new("other", "qwen")));
+        assert_eq!(key.launcher_hash(&one.object), hash(&launcher));
         assert_eq!(format!("{key:?}"), "StubKey");
     }
 }

@@ -83,7 +83,8 @@ impl Controller {
         };
         let namespace = provider.map_or("", |own| &own.name.namespace);
         let calls = Arc::new(self.hands.metrics.calls(namespace, None));
-        let launcher = Arc::new(Launcher::new(address, None, epoch).observed(calls));
+        let token = provider.map(|own| self.hands.settings.key.launcher_token(&own.name));
+        let launcher = Arc::new(Launcher::new(address, token, epoch).observed(calls));
         for engine in launchers::missing(heard, node) {
             let Some(known) = node.engines.get(&engine) else { continue };
             let (launcher, generation) = (Arc::clone(&launcher), known.generation);

@@ -57,6 +57,8 @@ pub(super) struct Job {
     pub(super) access: Option<Access>,
     /// What the requester's stub is shown.
     pub(super) token: Option<String>,
+    /// What the launcher is shown, where the provider is one.
+    pub(super) launcher_token: Option<String>,
     metrics: Duals,
 }
 
@@ -78,6 +80,7 @@ impl Job {
             launcher: None,
             access: None,
             token: None,
+            launcher_token: None,
             metrics,
         }
     }
@@ -149,7 +152,9 @@ impl Controller {
             Order::Provider { provider, step } => self.of_launcher(&mut job, node, provider, step),
         }
         let owner = job.requester.as_ref().and_then(|own| own.owner.as_ref());
-        job.token = owner.map(|owner| self.hands.settings.key.token(owner));
+        let key = &self.hands.settings.key;
+        job.token = owner.map(|owner| key.token(owner));
+        job.launcher_token = job.provider.as_ref().map(|own| key.launcher_token(&own.name));
         let asked = job.requester.as_ref().and_then(Requester::config);
         job.config = asked.and_then(|name| self.facts.configs.engine(name)).cloned();
         let launcher = asked.and_then(|name| self.facts.configs.launcher(name));

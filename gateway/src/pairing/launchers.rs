@@ -17,6 +17,7 @@ use tokio::{
 
 use super::directory::Directory;
 use crate::{
+    controllers::stub_key::StubKey,
     metrics::Duals,
     platform::kubernetes::launcher::{Instance, Launcher, Seen, engine},
 };
@@ -86,7 +87,7 @@ impl Ears {
     }
 
     /// To all that are there.
-    pub(super) fn listen(&mut self, directory: &Directory, epoch: Epoch, metrics: &Duals) {
+    pub(super) fn listen(&mut self, directory: &Directory, epoch: Epoch, key: &StubKey, metrics: &Duals) {
         let there: BTreeSet<&Uid> = directory.launcher_uids().collect();
         self.of.retain(|uid, task| {
             let stays = there.contains(uid);
@@ -99,7 +100,8 @@ impl Ears {
         for (node, id, own) in directory.launchers() {
             let (false, Some(address)) = (self.of.contains_key(&own.uid), own.orders()) else { continue };
             let calls = Arc::new(metrics.calls(&own.name.namespace, None));
-            let launcher = Launcher::new(address, None, epoch.0).observed(calls);
+            let token = key.launcher_token(&own.name);
+            let launcher = Launcher::new(address, Some(token), epoch.0).observed(calls);
             let (node, id, uid) = (node.clone(), id.clone(), own.uid.clone());
             let (tell, of) = (self.tell.clone(), uid.clone());
             let wrap = move |seen| Heard { node: node.clone(), launcher: id.clone(), uid: of.clone(), seen };

@@ -62,7 +62,7 @@ impl Process {
             ["--mock-gpu-count", "2"],
             ["--command", command],
         ];
-        let words = [&words.concat()[..], &["--mock-gpus"]].concat().join("\n");
+        let words = [&words.concat()[..], &["--mock-gpus", "--no-token"]].concat().join("\n");
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["launchers::launcher", "--exact", "--nocapture"])
             .env(WORDS, words)

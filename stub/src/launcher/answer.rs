@@ -32,6 +32,8 @@ pub(crate) enum Refusal {
     TooOld { since: i64, oldest: u64 },
     #[error("{0}")]
     Range(super::range::Error),
+    #[error("there are {most} instances, as many as --max-instances lets there be: delete one first")]
+    Full { most: usize },
     #[error("the launcher is ending, and starts nothing more")]
     Ending,
     #[error("a bearer token is needed")]
@@ -72,7 +74,7 @@ impl Refusal {
             Self::Exists(_) | Self::Fenced { .. } => StatusCode::CONFLICT,
             Self::TooOld { .. } | Self::Ended { .. } => StatusCode::GONE,
             Self::Range(_) => StatusCode::BAD_REQUEST,
-            Self::Ending => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Ending | Self::Full { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::NoToken => StatusCode::UNAUTHORIZED,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }

@@ -32,9 +32,9 @@ type Answer = Result<Response, Refusal>;
 type Words = Query<BTreeMap<String, String>>;
 type Sent = Result<Bytes, BytesRejection>;
 
-/// All paths. With a token, what says or does something about instances demands it; probes do not have one.
-pub(crate) fn router(launcher: Arc<Launcher>, token: Option<Arc<Token>>) -> Router {
-    let demands = token.is_some();
+/// All paths. Where there are tokens, what says or does something about instances demands one; probes do not have any.
+pub(crate) fn router(launcher: Arc<Launcher>, tokens: Arc<[Token]>) -> Router {
+    let demands = !tokens.is_empty();
     let mut instances = Router::new()
         .route("/v2/vllm/instances", post(create).get(list).delete(delete_all))
         .route("/v2/vllm/instances/watch", get(watch))
@@ -42,8 +42,8 @@ pub(crate) fn router(launcher: Arc<Launcher>, token: Option<Arc<Token>>) -> Rout
         .route("/v2/vllm/instances/{id}/log", get(read_log))
         .route(LEADS, post(lead))
         .with_state(launcher);
-    if let Some(token) = token {
-        instances = instances.route_layer(middleware::from_fn_with_state(token, demand));
+    if demands {
+        instances = instances.route_layer(middleware::from_fn_with_state(tokens, demand));
     }
     Router::new()
         .route("/", get(index))
@@ -259,9 +259,11 @@ mod tests {
     #[tokio::test]
     async fn the_page_tells_of_every_path() {
         let logs = tempfile::tempdir().unwrap();
-        let words = ["launcher", "--mock-gpus", "--log-dir", logs.path().to_str().unwrap()];
+        let words = ["launcher", "--no-token", "--mock-gpus", "--log-dir", logs.path().to_str().unwrap()];
         let settings = Line::try_parse_from(words).unwrap().args.settings().unwrap();
         let launcher = Arc::new(Launcher::new(settings, Arc::new(Family::new())));
-        Section::of("launcher", "Launcher").tells_of_every_path("Paths", router(launcher, None)).await;
+        Section::of("launcher", "Launcher")
+            .tells_of_every_path("Paths", router(launcher, Arc::default()))
+            .await;
     }
 }

@@ -10,7 +10,7 @@ use rouse::{
 use tracing::level_filters::LevelFilter;
 
 use super::accelerators::{Accelerators, Source};
-use crate::token::Token;
+use crate::token::{Hash, Token};
 
 /// Flags of the launcher.
 #[derive(Clone, Debug, clap::Args)]
@@ -49,6 +49,15 @@ pub struct Args {
     /// Demand the bearer token that this file holds, on all paths but / and /health; a new one counts at once
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Demand there the bearer token that has this SHA-256, as hexadecimal digits; with both, either is obeyed
+    #[arg(long, env = "ROUSE_TOKEN_SHA256", value_name = "HASH")]
+    token_sha256: Option<Hash>,
+    /// Demand none: whoever reaches the port may start any program here, with all accelerators. For controllers that show none
+    #[arg(long)]
+    no_token: bool,
+    /// Instances at a time, stopped ones too
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    max_instances: usize,
     /// Answer an unknown accelerator as the public launcher does: 409 to PUT and 500 to POST, instead of 422
     #[arg(long)]
     public_conflicts: bool,
@@ -77,7 +86,9 @@ pub(crate) struct Settings {
     pub(crate) log_dir: PathBuf,
     pub(crate) log_cap: u64,
     pub(crate) grace: Duration,
-    pub(crate) token: Option<Arc<Token>>,
+    /// Of which one is to be shown; none, where nobody has to show any.
+    pub(crate) tokens: Arc<[Token]>,
+    pub(crate) max_instances: usize,
     pub(crate) public_conflicts: bool,
     pub(crate) plain_options: bool,
 }
@@ -97,6 +108,7 @@ impl Args {
     pub(crate) fn settings(self) -> anyhow::Result<Settings> {
         let command = words::split(&self.command).context("--command")?;
         ensure!(!command.is_empty(), "--command is empty: say what runs an engine, as in 'vllm serve'");
+        let tokens = self.tokens()?;
         let source = match self.accelerators_file {
             Some(path) => Source::File(path),
             None if self.mock_gpus => Source::Mock(self.mock_gpu_count),
@@ -105,10 +117,6 @@ impl Args {
         let accelerators = source.open().context("--accelerators-file")?;
         let log_dir = self.log_dir.unwrap_or_else(std::env::temp_dir);
         fs::create_dir_all(&log_dir).with_context(|| format!("--log-dir {}", log_dir.display()))?;
-        let token = self.token_file.map(|path| {
-            let named = format!("--token-file {}", path.display());
-            Token::in_file(path).map(Arc::new).context(named)
-        });
         Ok(Settings {
             host: self.host,
             port: self.port,
@@ -117,9 +125,28 @@ impl Args {
             log_dir,
             log_cap: self.log_cap.0,
             grace: self.grace.duration(),
-            token: token.transpose()?,
+            tokens,
+            max_instances: self.max_instances,
             public_conflicts: self.public_conflicts,
             plain_options: self.plain_options,
         })
+    }
+
+    fn tokens(&self) -> anyhow::Result<Arc<[Token]>> {
+        if self.no_token {
+            return Ok(Arc::default());
+        }
+        let file = self.token_file.clone().map(|path| {
+            let named = format!("--token-file {}", path.display());
+            Token::in_file(path).context(named)
+        });
+        let tokens: Arc<[Token]> =
+            file.transpose()?.into_iter().chain(self.token_sha256.map(Token::Hashed)).collect();
+        ensure!(
+            !tokens.is_empty(),
+            "nothing says who may give orders: name a token by --token-file, --token-sha256 or ROUSE_TOKEN_SHA256 (gateways set \
+             it in the Pods that they make), or start with --no-token, and whoever reaches the port may start any program here"
+        );
+        Ok(tokens)
     }
 }

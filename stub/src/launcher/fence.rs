@@ -67,9 +67,13 @@ impl Fence {
     }
 }
 
-/// Lets pass what shows the token.
-pub(crate) async fn demand(State(token): State<Arc<Token>>, request: Request, next: Next) -> Response {
-    if token.is_shown(request.headers()) { next.run(request).await } else { Refusal::NoToken.into_response() }
+/// Lets pass what shows one of the tokens.
+pub(crate) async fn demand(State(tokens): State<Arc<[Token]>>, request: Request, next: Next) -> Response {
+    if tokens.iter().any(|token| token.is_shown(request.headers())) {
+        next.run(request).await
+    } else {
+        Refusal::NoToken.into_response()
+    }
 }
 
 #[cfg(test)]

@@ -114,13 +114,17 @@ impl Registry {
         self.news.subscribe()
     }
 
-    pub(crate) fn reserve(self: &Arc<Self>, id: &str) -> Result<Reservation, Refusal> {
+    /// `most`: instances there may be, with those that are being made.
+    pub(crate) fn reserve(self: &Arc<Self>, id: &str, most: usize) -> Result<Reservation, Refusal> {
         let mut inner = self.inner();
         if inner.ending {
             return Err(Refusal::Ending);
         }
         if inner.find(id).is_some() || inner.starting.iter().any(|starting| **starting == *id) {
             return Err(Refusal::Exists(id.to_owned()));
+        }
+        if inner.instances.len() + inner.starting.len() >= most {
+            return Err(Refusal::Full { most });
         }
         let id: Arc<str> = id.into();
         inner.starting.push(Arc::clone(&id));

@@ -168,9 +168,10 @@ fn exit_codes_tell_what_is_wrong() {
         assert_eq!(code(&flags), Some(64), "{flags:?}");
     }
     assert_eq!(code(&["--accelerators-file", "/nowhere"]), Some(64));
+    assert_eq!(code(&["--host", "127.0.0.1", "--port", "0"]), Some(64), "nothing says who may give orders");
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let held = other.local_addr().unwrap().port().to_string();
-    assert_eq!(code(&["--host", "127.0.0.1", "--port", &held]), Some(1));
+    assert_eq!(code(&["--no-token", "--host", "127.0.0.1", "--port", &held]), Some(1));
 }
 
 #[test]
@@ -343,6 +344,37 @@ fn with_a_token_file_all_but_the_probes_demand_it() {
     std::fs::write(file.path(), "").unwrap();
     assert_eq!(launcher.ask("GET", INSTANCES, "authorization: Bearer other\r\n", "").status, 200);
     assert_eq!((listed(), launcher.get(INSTANCES).status), (401, 401));
+}
+
+/// As a gateway starts it: the Pod's environment has the hash, and the gateway the token.
+#[test]
+fn a_token_may_be_known_by_its_hash_and_holds_beside_that_of_a_file() {
+    const HASH: &str = "3c469e9d6c5875d37a43f353d4f88e61fcf812c66eee3457465a40b0da4153e0";
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "secret").unwrap();
+    let path = file.path().to_str().unwrap();
+    let launcher = start(&["--command", "sh -c", "--token-sha256", HASH, "--token-file", path]);
+    let body = r#"{"options":"'exec sleep 100'"}"#;
+    for (id, token, status) in [("a", "token", 201), ("b", "secret", 201), ("c", HASH, 401), ("c", "", 401)] {
+        let shown = format!("authorization: Bearer {token}\r\n");
+        let answer = launcher.ask("PUT", &format!("{INSTANCES}/{id}"), &shown, body);
+        assert_eq!(answer.status, status, "{token}: {}", answer.text());
+    }
+}
+
+#[test]
+fn so_many_instances_there_are_and_no_more() {
+    let launcher = start(&["--command", "sh -c", "--max-instances", "2"]);
+    let body = json!({"options": "'exec sleep 100'"});
+    assert_eq!(
+        (launcher.put("a", &body).status, launcher.put("b", &json!({"options": "exit"})).status),
+        (201, 201)
+    );
+    refused(&launcher.put("c", &body), 503, "--max-instances");
+    refused(&launcher.put("a", &body), 409, "already exists");
+    // One that stopped by itself counts until it is deleted.
+    assert_eq!(launcher.delete(&format!("{INSTANCES}/b")).status, 200);
+    assert_eq!(launcher.put("c", &body).status, 201);
 }
 
 #[test]

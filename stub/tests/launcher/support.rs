@@ -69,11 +69,14 @@ pub(crate) fn start(flags: &[&str]) -> Launcher {
 pub(crate) fn start_in(environment: &[(&'static str, PathBuf)], flags: &[&str]) -> Launcher {
     let dir = tempfile::tempdir().unwrap();
     let mark = dir.path().display().to_string();
+    let open = flags.iter().all(|flag| !flag.starts_with("--token"));
     let logs = dir.path().join("logs");
     let mut child = Command::new(env!("CARGO_BIN_EXE_rouse-stub"))
         .args(["launcher", "--host", "127.0.0.1", "--port", "0", "--log-dir"])
         .arg(&logs)
         .args(flags)
+        .args(open.then_some("--no-token"))
+        .env_remove("ROUSE_TOKEN_SHA256")
         .env(MARK, &mark)
         .env("ROUSE_SECRET", "not for engines")
         .env("CUDA_VISIBLE_DEVICES", "7")

@@ -157,7 +157,7 @@ fn id_of(engine: &EngineId) -> String {
 
 fn of(job: &Job) -> Result<Launcher, Failed> {
     let address = job.provider()?.orders().ok_or_else(|| Failed::lost("the launcher's address"))?;
-    Ok(Launcher::new(address, None, job.command.epoch.0).observed(job.calls()))
+    Ok(Launcher::new(address, job.launcher_token.clone(), job.command.epoch.0).observed(job.calls()))
 }
 
 async fn launch(job: &Job, id: &EngineId, generation: Generation) -> Outcome {

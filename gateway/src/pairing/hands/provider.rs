@@ -32,7 +32,7 @@ impl Hands {
         let namespace = config.namespace().unwrap_or_default();
         let place = Place { namespace: &namespace, node, hostname: node.as_str(), accelerator };
         let user = |error: &dyn ToString| Failed::user(error.to_string());
-        let made = place.pod(Origin::Config(config)).map_err(|error| user(&error))?;
+        let made = place.pod(Origin::Config(config), &self.settings.key).map_err(|error| user(&error))?;
         // A field that Pods do not have is for the API server to refuse.
         let mut granted: Pod = serde_json::from_value(made.clone()).map_err(|error| user(&error))?;
         job.grant(&mut granted);

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt as _, api::DeleteParams};
 use rouse::caller::Caller;
 use rouse_cluster::wait::PATIENCE;
+use rouse_gateway::controllers::{crd::ledger::ObjectName, stub_key::StubKey};
 use serde_json::{Value, json};
 
 use super::{Duo, both::Home};
@@ -18,12 +19,14 @@ use crate::{
     pairs::{address, annotation, ask, is_ready, label},
 };
 
-/// Of the launcher's own interface.
-pub(super) fn launcher_at(launcher: &Pod) -> Caller {
-    Caller::new(SocketAddr::new(address(launcher), 8001), None)
-}
-
 impl Duo {
+    /// Of the launcher's own interface, as a gateway calls it.
+    pub(super) async fn launcher_at(&self, launcher: &Pod) -> Caller {
+        let key = StubKey::of(&self.world.site.client().await, self.world.name()).await.unwrap();
+        let token = key.launcher_token(&ObjectName::new(self.world.name(), launcher.name_any()));
+        Caller::new(SocketAddr::new(address(launcher), 8001), Some(token))
+    }
+
     /// With launchers that have this node's accelerators, and the demo engine.
     pub(super) async fn with_launchers(name: &str, gpus: u32) -> Self {
         Self::with_launchers_of(name, gpus, "", "").await

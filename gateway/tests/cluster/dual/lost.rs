@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use super::{
     Duo,
     both::{Home, all, both, engines_of, is_empty},
-    launchers::launcher_at,
     patch,
 };
 use crate::{
@@ -120,7 +119,7 @@ async fn sleeping_instance_that_stops_is_no_longer_in_the_launchers_record() {
     duo.launched("one").await;
     duo.scale("one", 0).await;
     let launcher = duo.put_away("one", 1).await;
-    let there = launcher_at(&launcher);
+    let there = duo.launcher_at(&launcher).await;
     let all = there.call(Method::DELETE, "/v2/vllm/instances", None, None, PATIENCE).await.unwrap();
     assert!(all.success());
     assert_eq!(duo.put_away("one", 0).await.uid(), launcher.uid());
@@ -134,7 +133,7 @@ async fn bound_instance_that_is_absent_after_a_controller_restart_costs_its_requ
     duo.request("one", 1, 1).await;
     let (requester, launcher) = duo.launched("one").await;
     duo.kill().await;
-    let there = launcher_at(&launcher);
+    let there = duo.launcher_at(&launcher).await;
     let all = there.call(Method::DELETE, "/v2/vllm/instances", None, None, PATIENCE).await.unwrap();
     assert!(all.success());
     duo.begin("gateway-1");

@@ -12,7 +12,7 @@ impl Fixture {
     }
 
     fn create(&self, id: &str) -> String {
-        let reservation = self.registry.reserve(id).unwrap();
+        let reservation = self.registry.reserve(id, usize::MAX).unwrap();
         let log = Arc::new(Log::create(self.dir.path(), id).unwrap());
         let spec = Spec { options: "--model m".into(), ..Spec::default() };
         self.registry.started(reservation, spec, keeper::line().0, log)
@@ -46,13 +46,13 @@ fn create_instance_duplicate_id() {
     let fixture = Fixture::new();
     fixture.create("duplicate-id");
     let exists = Refusal::Exists("duplicate-id".into());
-    assert_eq!(fixture.registry.reserve("duplicate-id").unwrap_err(), exists);
+    assert_eq!(fixture.registry.reserve("duplicate-id", usize::MAX).unwrap_err(), exists);
     // Nor may two be made at once.
-    let first = fixture.registry.reserve("x").unwrap();
-    assert_eq!(fixture.registry.reserve("x").unwrap_err(), Refusal::Exists("x".into()));
+    let first = fixture.registry.reserve("x", usize::MAX).unwrap();
+    assert_eq!(fixture.registry.reserve("x", usize::MAX).unwrap_err(), Refusal::Exists("x".into()));
     assert!(!fixture.registry.ids().contains("\"x\""));
     drop(first);
-    fixture.registry.reserve("x").unwrap();
+    fixture.registry.reserve("x", usize::MAX).unwrap();
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_snapshot_and_the_watch_from_there_miss_nothing() {
 fn what_ends_starts_nothing_more_and_lets_watchers_go() {
     let fixture = Fixture::new();
     fixture.registry.close();
-    assert_eq!(fixture.registry.reserve("a").unwrap_err(), Refusal::Ending);
+    assert_eq!(fixture.registry.reserve("a", usize::MAX).unwrap_err(), Refusal::Ending);
     assert_eq!(fixture.registry.after(0, false), Next::Wait);
     fixture.registry.finish();
     assert_eq!(fixture.registry.after(0, false), Next::End);

@@ -11,10 +11,14 @@ use rouse::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{INSTANCES, PORT, instance::number};
+use super::{PORT, instance::number};
 use crate::controllers::{
-    crd::fma::{CONTAINER, GROUP, LauncherConfig},
+    crd::{
+        fma::{CONTAINER, GROUP, LauncherConfig},
+        ledger::ObjectName,
+    },
     label,
+    stub_key::StubKey,
     workload::{MANAGED, ROUSE, merge},
 };
 
@@ -42,6 +46,8 @@ const FORCED: [(&str, &str); 3] = [
     ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
     ("VLLM_SERVER_DEV_MODE", "1"),
 ];
+/// As our launcher reads the hash of its token.
+const TOKEN: &str = "ROUSE_TOKEN_SHA256";
 /// Of a DNS label, and of a label's value.
 const LONGEST: usize = 63;
 /// Hexadecimal characters that tell Pods apart whose names are cut alike.
@@ -192,7 +198,7 @@ impl Place<'_> {
     ///
     /// # Errors
     /// The template does not say which container the launcher is.
-    pub fn pod(&self, origin: Origin<'_>) -> Result<Value, NoContainer> {
+    pub fn pod(&self, origin: Origin<'_>, key: &StubKey) -> Result<Value, NoContainer> {
         let mut pod = origin.template();
         for list in ["/spec/containers", "/spec/initContainers"] {
             let containers = pod.pointer_mut(list).and_then(Value::as_array_mut);
@@ -201,7 +207,9 @@ impl Place<'_> {
         let containers = pod.pointer_mut("/spec/containers").and_then(Value::as_array_mut);
         let mut containers = containers.into_iter().flatten();
         let launcher = containers.find(|container| container["name"] == CONTAINER);
-        force(launcher.and_then(Value::as_object_mut).ok_or(NoContainer)?);
+        let own = ObjectName::new(self.namespace, name(self.node, self.accelerator));
+        let token = key.launcher_hash(&own);
+        force(launcher.and_then(Value::as_object_mut).ok_or(NoContainer)?, &token);
         self.pin(&mut pod);
         merge::into(&mut pod, &json!({"apiVersion": "v1", "kind": "Pod", "metadata": self.metadata(origin)}));
         Ok(pod)
@@ -277,11 +285,12 @@ fn without_accelerators(container: &mut Value) {
     }
 }
 
-/// What the launcher's container is, whatever its template says.
-fn force(container: &mut Map<String, Value>) {
+/// What the launcher's container is, whatever its template says. `token`: the hash of that which it is shown.
+fn force(container: &mut Map<String, Value>, token: &str) {
+    let forced = FORCED.into_iter().chain([(TOKEN, token)]);
     let mut env = list(container.get_mut("env"));
-    env.retain(|one| !FORCED.iter().any(|(name, _)| one["name"] == *name));
-    env.extend(FORCED.map(|(name, value)| json!({"name": name, "value": value})));
+    env.retain(|one| forced.clone().all(|(name, _)| one["name"] != name));
+    env.extend(forced.map(|(name, value)| json!({"name": name, "value": value})));
     container.insert("env".to_owned(), env.into());
     let none = json!({"limits": {GPU: "0"}, "requests": {GPU: "0"}});
     merge::into(container.entry("resources").or_insert(Value::Null), &none);
@@ -292,9 +301,9 @@ fn force(container: &mut Map<String, Value>) {
         "timeoutSeconds": 1,
         "failureThreshold": 3,
     });
-    // Somebody waits for the first answer.
+    // Somebody waits for the first answer. A kubelet has no token to show for more.
     let readiness = json!({
-        "httpGet": {"path": INSTANCES, "port": PORT},
+        "httpGet": {"path": "/health", "port": PORT},
         "periodSeconds": 1,
         "timeoutSeconds": 2,
         "failureThreshold": 3,

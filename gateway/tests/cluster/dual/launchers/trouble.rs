@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
+use rouse::caller::Caller;
 use rouse_cluster::wait::PATIENCE;
 use rouse_gateway::platform::kubernetes::launcher::id;
 use serde_json::{Value, json};
 
-use super::{super::Duo, launcher_at};
+use super::super::Duo;
 use crate::{
     client::{Client, request},
     launched::{engines, lives},
@@ -31,7 +32,13 @@ async fn stopped_instance_recovery_after_its_instance_was_deleted() {
     duo.config("one", "").await;
     duo.request("one", 1, 1).await;
     let (requester, launcher) = duo.launched("one").await;
-    let there = launcher_at(&launcher);
+    let there = duo.launcher_at(&launcher).await;
+    // Any Pod of the cluster reaches it.
+    let stranger = Caller::new(SocketAddr::new(address(&launcher), 8001), None);
+    for (method, path) in [(Method::PUT, "/v2/vllm/instances/mine"), (Method::DELETE, "/v2/vllm/instances")] {
+        let body = json!({"options": "--port 9000"});
+        assert_eq!(stranger.call(method, path, Some(&body), None, PATIENCE).await.unwrap().status, 401);
+    }
     let all = there.call(Method::DELETE, "/v2/vllm/instances", None, None, PATIENCE).await.unwrap();
     assert!(all.success());
     duo.replaced("one", &requester).await;
@@ -74,7 +81,7 @@ async fn an_engine_that_nobody_knows_of_is_ended() {
     duo.config("one", "").await;
     duo.request("one", 1, 1).await;
     let (_, launcher) = duo.launched("one").await;
-    let there = launcher_at(&launcher);
+    let there = duo.launcher_at(&launcher).await;
     let device = annotation(&launcher, "accelerators").unwrap().to_owned();
     let stray = id(rouse::pairing::ids::Fingerprint(1), &[device.as_str().into()]);
     let path = format!("/v2/vllm/instances/{stray}");

@@ -19,7 +19,7 @@ fn made(origin: Origin<'_>) -> Result<Value, NoContainer> {
         hostname: "node-1",
         accelerator: &"GPU-7".into(),
     };
-    place.pod(origin)
+    place.pod(origin, &StubKey::example())
 }
 
 fn of_config(template: Value) -> Value {
@@ -51,6 +51,7 @@ fn a_configurations_pod_is_kept_but_for_what_makes_it_a_launcher_of_its_place() 
                     "env": [
                         {"name": "VLLM_SERVER_DEV_MODE", "valueFrom": {"fieldRef": {"fieldPath": "x"}}},
                         {"name": "MINE", "value": "1"},
+                        {"name": "ROUSE_TOKEN_SHA256", "value": "of somebody else"},
                     ],
                     "livenessProbe": {"exec": {"command": ["x"]}},
                     "resources": {"limits": {"nvidia.com/gpu": 8, "memory": "64Gi"}},
@@ -93,6 +94,8 @@ fn a_configurations_pod_is_kept_but_for_what_makes_it_a_launcher_of_its_place() 
         launcher["resources"],
         json!({"limits": {"nvidia.com/gpu": "0", "memory": "64Gi"}, "requests": {"nvidia.com/gpu": "0"}})
     );
+    let token = StubKey::example()
+        .launcher_hash(&ObjectName::new("chat", name(&"node-1.example".into(), &"GPU-7".into())));
     assert_eq!(
         env(launcher),
         [
@@ -100,12 +103,17 @@ fn a_configurations_pod_is_kept_but_for_what_makes_it_a_launcher_of_its_place() 
             ("NVIDIA_VISIBLE_DEVICES", "all"),
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
             ("VLLM_SERVER_DEV_MODE", "1"),
+            ("ROUSE_TOKEN_SHA256", token.as_str()),
         ]
     );
-    assert_eq!(launcher["env"].as_array().unwrap().len(), 4);
+    assert_eq!(launcher["env"].as_array().unwrap().len(), 5);
     assert_eq!(launcher["livenessProbe"]["httpGet"], json!({"path": "/health", "port": 8001}));
     assert_eq!(launcher["livenessProbe"].get("exec"), None, "two ways of probing are one too many");
-    assert_eq!(launcher["readinessProbe"]["httpGet"], json!({"path": "/v2/vllm/instances", "port": 8001}));
+    assert_eq!(
+        launcher["readinessProbe"]["httpGet"],
+        json!({"path": "/health", "port": 8001}),
+        "it has no token"
+    );
 }
 
 #[test]
@@ -120,7 +128,7 @@ fn an_image_alone_makes_a_launcher() {
             &json!(["/rouse-stub", "launcher", "--port=8001"])
         )
     );
-    assert_eq!((env(launcher).len(), &launcher["resources"]["limits"]), (3, &json!({"nvidia.com/gpu": "0"})));
+    assert_eq!((env(launcher).len(), &launcher["resources"]["limits"]), (4, &json!({"nvidia.com/gpu": "0"})));
     assert_eq!(pod["spec"]["tolerations"], json!([{"key": "nvidia.com/gpu", "operator": "Exists"}]));
     assert_eq!(pod["metadata"].get("ownerReferences"), None);
     assert_eq!(pod["metadata"]["labels"].get(CONFIG_NAME), None);
@@ -203,7 +211,7 @@ fn long_names_of_objects_are_labels_all_the_same() {
         hostname: "n",
         accelerator: &"GPU-7".into(),
     };
-    let pod = place.pod(Origin::Image("i")).unwrap();
+    let pod = place.pod(Origin::Image("i"), &StubKey::example()).unwrap();
     assert_eq!(pod["metadata"]["labels"][NODE_NAME], label::value(&"n".repeat(64)));
 }
 
