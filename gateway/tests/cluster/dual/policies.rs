@@ -17,6 +17,7 @@ impl Duo {
     async fn guard(&self) {
         let own = self.world.name();
         let text = std::fs::read_to_string(root("charts/rouse/policies/dual-pods.yaml")).unwrap();
+        let text = text.replace("serviceaccount:rouse:", &format!("serviceaccount:{own}:"));
         for document in text.split("---\n") {
             let mut object: Value = serde_saphyr::from_str(document).unwrap();
             let name = format!("{}-{own}", object["metadata"]["name"].as_str().unwrap());
@@ -39,11 +40,19 @@ impl Duo {
         let patch = json!({"metadata": metadata});
         let written =
             self.world.pods().patch(&pod.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await;
-        match written {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.code == 422 => Err(status.message),
-            Err(error) => panic!("{metadata}: {error}"),
-        }
+        verdict(written)
+    }
+
+    /// The same by a service account that has every right.
+    async fn edit_as(&self, account: &str, pod: &Pod, metadata: Value) -> Result<(), String> {
+        let request =
+            http::Request::patch(format!("/api/v1/namespaces/{}/pods/{}", self.world.name(), pod.name_any()))
+                .header("content-type", "application/merge-patch+json")
+                .header("impersonate-user", format!("system:serviceaccount:{account}"))
+                .header("impersonate-group", "system:masters")
+                .body(json!({"metadata": metadata}).to_string().into_bytes())
+                .unwrap();
+        verdict(self.world.site.admin.request(request).await)
     }
 
     /// The API server hears of policies by a watch: until it has, nothing is denied.
@@ -59,6 +68,14 @@ impl Duo {
             }
         };
         tokio::time::timeout(wait::PATIENCE, denied).await.unwrap();
+    }
+}
+
+fn verdict(written: kube::Result<Pod>) -> Result<(), String> {
+    match written {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 422 => Err(status.message),
+        Err(error) => panic!("{error}"),
     }
 }
 
@@ -101,6 +118,14 @@ async fn cel_policies_keep_what_gateways_write_and_hinder_no_gateway() {
     duo.edit(&plain, json!({"annotations": {"other": "allowed"}, "labels": {"other": "allowed"}}))
         .await
         .unwrap(); // T9
+
+    // Who is exempt is one account, and none that is called like it.
+    let label = || json!({"labels": {key("launcher-config-name"): "mine"}});
+    for account in ["elsewhere:rouse-gateway", "elsewhere:x-fma-controllers"] {
+        let refused = duo.edit_as(account, &plain, label()).await.expect_err(account);
+        assert!(refused.contains("delete the requester instead"), "{refused}");
+    }
+    duo.edit_as(&format!("{}:rouse-gateway", duo.world.name()), &plain, label()).await.unwrap();
 
     duo.scale("none", 0).await;
     duo.scale("one", 0).await;
