@@ -190,7 +190,7 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
             ended = &mut admin => return Err(ended_early(ended)),
         }
     }
-    End { stage, config: config.load_full(), handle, driver, api, admin }.come(&mut signals).await;
+    End { stage, config: config.load_full(), handle, driver, api, admin }.come(&mut signals, &mut home).await;
     keeper.abort();
     // The keeper lets go of the platform when its task is dropped.
     drop(keeper.await);
@@ -303,16 +303,19 @@ struct End {
 }
 
 impl End {
-    async fn come(mut self, signals: &mut Signals) {
+    async fn come(mut self, signals: &mut Signals, home: &mut Home) {
         let grace = self.config.shutdown.grace;
         self.stage.send_replace(Stage::Draining);
         tracing::info!(%grace, "shutting down: no new connections; exchanges may finish; a second signal means now");
+        // First what others wait for, should this be killed before its time: see `config::Shutdown`.
+        home.step_down();
         let mut api_ended = false;
         tokio::select! {
             _ = &mut self.api => api_ended = true,
             () = tokio::time::sleep(grace.duration()) => {}
             () = signals.terminate() => {}
         }
+        home.withdraw().await;
         // Whoever still holds or awaits an engine is told so, in its stream or as a 503.
         // In a cluster they are everybody's.
         let stop_engines = self.config.shutdown.stop_engines && self.config.kubernetes.is_none();

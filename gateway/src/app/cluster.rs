@@ -15,7 +15,7 @@ use kube::Client;
 use rouse::{fleet::event::Event, lease::Clock};
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    task::JoinSet,
+    task::{AbortHandle, JoinHandle, JoinSet},
     time,
 };
 
@@ -60,7 +60,13 @@ const RETRY: Duration = Duration::from_secs(1);
 
 pub(super) struct Cluster {
     pub(super) platform: Arc<Kubernetes>,
-    election: Election,
+    /// While this gateway takes part.
+    election: Option<Election>,
+    writer: Writer,
+    /// The task that gives the lease back.
+    released: Option<JoinHandle<()>>,
+    /// The task that writes this gateway's own object.
+    speaks: Option<AbortHandle>,
     settled: watch::Receiver<Option<Arc<Settled>>>,
     /// What was composed last, and where its models run.
     placed: (Arc<Settled>, Arc<Places>),
@@ -148,6 +154,7 @@ impl Cluster {
             key,
             timing: dual.map(|dual| dual.timing).unwrap_or_default(),
         };
+        let writes = writer.clone();
         let parts = Parts {
             books,
             writer,
@@ -165,7 +172,10 @@ impl Cluster {
         let (metrics, placed) = (Arc::clone(metrics), Default::default());
         Ok(Self {
             platform,
-            election,
+            election: Some(election),
+            writer: writes,
+            released: None,
+            speaks: None,
             settled,
             placed,
             awaited,
@@ -205,12 +215,13 @@ impl Cluster {
     }
 
     pub(super) async fn next(&mut self) -> Next {
+        let Some(election) = &mut self.election else { return std::future::pending().await };
         tokio::select! {
             changed = self.settled.changed() => match changed {
                 Ok(()) => Next::Objects,
                 Err(_) => Next::Ended,
             },
-            () = self.election.ended() => Next::Ended,
+            () = election.ended() => Next::Ended,
         }
     }
 
@@ -226,8 +237,10 @@ impl Cluster {
             told: Arc::clone(&self.told),
         };
         let (tried, written) = oneshot::channel();
-        self.tasks.spawn(replica.run(tried));
-        self.tasks.spawn(tell_answers(self.election.answers(), handle.clone()));
+        self.speaks = Some(self.tasks.spawn(replica.run(tried)));
+        if let Some(election) = &self.election {
+            self.tasks.spawn(tell_answers(election.answers(), handle.clone()));
+        }
         let (told, seen) = mpsc::channel(REPLICAS);
         let api = objects::namespaced(&self.client, Some(&self.own));
         let namespace = Some(self.own.clone());
@@ -270,15 +283,32 @@ impl Cluster {
         places.map(|place| (place.engine.name.clone(), place)).collect()
     }
 
-    /// Nothing is written any more; then another may lead at once.
-    pub(super) async fn close(self) {
-        let Self { platform, election, mut tasks, client, own, name, .. } = self;
+    /// Another may lead as soon as what is being written has been: this gateway only serves from here on.
+    pub(super) fn step_down(&mut self) {
+        let Some(election) = self.election.take() else { return };
+        let writer = self.writer.clone();
+        self.released = Some(tokio::spawn(election.release(async move { writer.quiet().await })));
+    }
+
+    /// Whoever leads starts nothing more for requests that wait here.
+    pub(super) async fn withdraw(&mut self) {
+        if let Some(speaks) = self.speaks.take() {
+            speaks.abort();
+            replica::remove(self.client.clone(), &self.own, &self.name).await;
+        }
+    }
+
+    pub(super) async fn close(mut self) {
+        self.step_down();
+        self.withdraw().await;
+        let Self { platform, released, mut tasks, .. } = self;
         tasks.shutdown().await;
-        replica::remove(client, &own, &name).await;
         if let Ok(platform) = Arc::try_unwrap(platform) {
             platform.close().await;
         }
-        election.release().await;
+        if let Some(released) = released {
+            drop(released.await);
+        }
     }
 }
 

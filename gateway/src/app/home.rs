@@ -89,6 +89,20 @@ impl Home {
         }
     }
 
+    /// The end has begun: whoever else there is may decide, without waiting for what still runs here.
+    pub(super) fn step_down(&mut self) {
+        if let Self::Cluster(cluster) = self {
+            cluster.step_down();
+        }
+    }
+
+    /// What still waits here is served no more, and nobody need start anything for it.
+    pub(super) async fn withdraw(&mut self) {
+        if let Self::Cluster(cluster) = self {
+            cluster.withdraw().await;
+        }
+    }
+
     /// Saves what the platform keeps, and gives back what others may want. Engines live on.
     pub(super) async fn close(self) {
         match self {

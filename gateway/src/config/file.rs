@@ -72,7 +72,7 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     let settings = rouse::model::Settings { timeouts: transitions, ..settings };
     let limits = policy::limits(reader, root, machine.memory);
     let affinity = policy::affinity(reader, root);
-    let shutdown = policy::shutdown(reader, root);
+    let shutdown = policy::shutdown(reader, root, kubernetes.is_some());
     let state = root
         .read(reader, "state", Reader::text)
         .map_or_else(|| default_state_dir(machine.environment), PathBuf::from);

@@ -177,6 +177,15 @@ fn keys_of_later_versions_are_known_but_not_silently_accepted() {
     insta::assert_snapshot!(errors("platform: kubernetes\n"), @"rouse.yaml:1:11: kubernetes needs a section `kubernetes` with at least stubImage");
 }
 
+/// Kubernetes kills half a minute after SIGTERM: there is more to do by then than to let streams end.
+#[test]
+fn the_grace_of_a_gateway_in_a_pod_is_below_the_pods() {
+    let grace = |text: &str| read(text).unwrap().shutdown.grace;
+    let pod = "platform: kubernetes\nkubernetes: {stubImage: s}\n";
+    assert_eq!((grace("keys: none\n"), grace(pod)), (Millis::secs(30), Millis::secs(20)));
+    assert_eq!(grace(&format!("{pod}shutdown: {{grace: 5m}}\n")), Millis::secs(300));
+}
+
 #[test]
 fn a_prometheus_is_an_address_and_the_rest_has_defaults() {
     let text = |prometheus: &str| {

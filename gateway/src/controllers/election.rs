@@ -75,8 +75,17 @@ impl Claim {
 pub struct Election {
     claim: watch::Receiver<Option<Claim>>,
     answers: watch::Receiver<bool>,
-    stop: watch::Sender<bool>,
+    part: watch::Sender<Part>,
     task: JoinHandle<()>,
+}
+
+/// What a process still has to do with the lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Takes,
+    /// It decides nothing any more, and keeps others from it.
+    Stops,
+    GivesBack,
 }
 
 impl Election {
@@ -84,9 +93,9 @@ impl Election {
     pub fn start<S: Store>(store: S, name: String) -> Self {
         let (told, claim) = watch::channel(None);
         let (heard, answers) = watch::channel(true);
-        let (stop, stopped) = watch::channel(false);
-        let runner = Runner { store, race: Race::new(name), told, heard, stopped, failing: false };
-        Self { claim, answers, stop, task: tokio::spawn(runner.run()) }
+        let (part, parts) = watch::channel(Part::Takes);
+        let runner = Runner { store, race: Race::new(name), told, heard, parts, failing: false };
+        Self { claim, answers, part, task: tokio::spawn(runner.run()) }
     }
 
     /// The claim as it stands; changes with every renewal. `None`: another decides, or nobody.
@@ -109,11 +118,14 @@ impl Election {
         }
     }
 
-    /// Stops deciding, then gives the lease back, so that another need not wait for its end. Call it when nothing is
-    /// being written any more.
-    pub async fn release(self) {
+    /// Stops deciding, then gives the lease back, so that another need not wait for its end. `quiet` completes once nothing is
+    /// being written any more by who has heard that.
+    pub async fn release(mut self, quiet: impl Future<Output = ()>) {
+        self.part.send_replace(Part::Stops);
         // The task may have ended by itself.
-        self.stop.send(true).unwrap_or_default();
+        drop(self.claim.wait_for(Option::is_none).await);
+        quiet.await;
+        self.part.send_replace(Part::GivesBack);
         drop(self.task.await);
     }
 }
@@ -123,7 +135,7 @@ struct Runner<S> {
     race: Race,
     told: watch::Sender<Option<Claim>>,
     heard: watch::Sender<bool>,
-    stopped: watch::Receiver<bool>,
+    parts: watch::Receiver<Part>,
     /// The last attempt failed.
     failing: bool,
 }
@@ -134,10 +146,12 @@ impl<S: Store> Runner<S> {
             let pause = self.step().await;
             tokio::select! {
                 () = time::sleep(pause) => {}
-                _ = self.stopped.wait_for(|stop| *stop) => break,
+                _ = self.parts.wait_for(|part| *part > Part::Takes) => break,
             }
         }
         if self.told.send_replace(None).is_some() {
+            // An election that is dropped waits for nobody.
+            drop(self.parts.wait_for(|part| *part == Part::GivesBack).await);
             match self.give_back().await {
                 Ok(()) => tracing::info!("the lease is given back"),
                 Err(error) => tracing::warn!(%error, "the lease was not given back: it runs out by itself"),

@@ -47,12 +47,22 @@ pub struct Writer {
     claim: watch::Receiver<Option<Claim>>,
     /// By kind and outcome.
     writes: IntCounterVec,
+    under_way: watch::Sender<u32>,
 }
+
+/// One write, until it has ended.
+struct UnderWay<'a>(&'a watch::Sender<u32>);
 
 impl Writer {
     #[must_use]
-    pub const fn new(claim: watch::Receiver<Option<Claim>>, writes: IntCounterVec) -> Self {
-        Self { claim, writes }
+    pub fn new(claim: watch::Receiver<Option<Claim>>, writes: IntCounterVec) -> Self {
+        Self { claim, writes, under_way: watch::Sender::new(0) }
+    }
+
+    /// Completes when no write is under way. Once the claim is gone none begins any more.
+    pub async fn quiet(&self) {
+        // The sender is here.
+        drop(self.under_way.subscribe().wait_for(|under_way| *under_way == 0).await);
     }
 
     /// The claim by which something may be written now.
@@ -160,6 +170,7 @@ impl Writer {
         &self,
         call: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, Error> {
+        let _under_way = UnderWay::begin(&self.under_way);
         self.claim()?;
         fault::point();
         let outcome = match time::timeout(CALL, call).await {
@@ -172,6 +183,19 @@ impl Writer {
         };
         self.writes.with_label_values(&[K::kind(&()).as_ref(), label]).inc();
         outcome
+    }
+}
+
+impl<'a> UnderWay<'a> {
+    fn begin(all: &'a watch::Sender<u32>) -> Self {
+        all.send_modify(|under_way| *under_way += 1);
+        Self(all)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|under_way| *under_way -= 1);
     }
 }
 

@@ -207,7 +207,7 @@ async fn a_pool_that_is_gone_and_a_leader_that_is_none_are_told_of() {
     let after = pools.get("there").await.unwrap();
     assert_eq!(after.resource_version(), stamped.resource_version(), "written although nothing changed");
 
-    election.release().await;
+    election.release(async {}).await;
     let outcome = books.change("there", nothing).await;
     assert!(matches!(outcome, Err(Error::NotLeading)), "{outcome:?}");
     let outcome = books.take_over(&names(&["there"])).await;

@@ -130,7 +130,7 @@ async fn a_lease_that_is_given_back_is_taken_at_once_and_with_the_next_epoch() {
     // It has looked, and knows that the lease is another's.
     sleep(SOON).await;
     let witness = Witness::of(&[&first, &second]);
-    first.release().await;
+    first.release(async {}).await;
     let given = Instant::now();
     gained(&mut second.claim()).await;
     assert!(given.elapsed() < DURATION / 3, "{:?}", given.elapsed());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, PostParams},
@@ -13,8 +13,9 @@ use rouse_gateway::controllers::crd::GatewayReplica;
 use serde_json::json;
 
 use crate::{
+    site::LEASE,
     support::MANAGER,
-    world::{World, reason},
+    world::{World, aside, reason},
 };
 
 /// One that nothing and nobody runs.
@@ -57,6 +58,32 @@ async fn a_gateways_object_goes_with_it_or_with_its_pod() {
     assert!(replicas(&world).get_opt("gateway-0").await.unwrap().is_some());
     world.pods().delete("gateway-0", &DeleteParams::default().grace_period(0)).await.unwrap();
     until(&world, "gateway-0", "it to go with its Pod", false).await;
+}
+
+/// Its Pod's grace may be over before a request that waits there is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_is_to_end_leaves_the_lease_to_others_before_its_requests_are_over() {
+    let world = World::new("leftovers-lease", 1, "16Gi").await;
+    world.model("slow", "10Gi", "--start-time 60s", json!({})).await;
+    let gateway = world.gateway("gateway-0", "shutdown: {grace: 2s}");
+    let client = gateway.client();
+    let waits = tokio::spawn(aside(move || client.chat("slow", false, 4)));
+    let waiting = |found: &Option<GatewayReplica>| {
+        found.as_ref().and_then(|found| found.status.as_ref()).is_some_and(|status| status.waiting == 1)
+    };
+    wait::until(&replicas(&world), "gateway-0", "a request to wait", waiting).await.unwrap();
+    gateway.signal(Signal::SIGTERM);
+    let leases: Api<Lease> = world.site.namespace.api();
+    let given = |lease: &Option<Lease>| {
+        let spec = lease.as_ref().and_then(|lease| lease.spec.as_ref());
+        spec.is_some_and(|spec| spec.holder_identity.as_deref().unwrap_or_default().is_empty())
+    };
+    wait::until(&leases, LEASE, "it to be given back", given).await.unwrap();
+    assert!(!waits.is_finished(), "the request waits for as long as it may");
+    // Nobody leads: what it waits for cannot be had. Its object is gone before its client is told.
+    assert_eq!(waits.await.unwrap().status, 503);
+    assert!(replicas(&world).get_opt("gateway-0").await.unwrap().is_none());
+    gateway.ended().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

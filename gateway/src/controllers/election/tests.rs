@@ -283,7 +283,7 @@ async fn a_lease_is_given_back_also_behind_a_renewal_that_was_never_answered() {
     // The renewal that is lost.
     told.changed().await.unwrap();
     store.1.send_replace(false);
-    election.release().await;
+    election.release(async {}).await;
     let (record, versions) = store.0.lock().unwrap().lease.clone().unwrap();
     assert_eq!((record.holder, versions), (None, 3));
 }
