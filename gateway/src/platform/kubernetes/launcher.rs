@@ -1,11 +1,12 @@
 //! What is ordered of a launcher, and what is heard of it: it starts and ends engines inside its Pod, by REST.
 //!
 //! Every call carries the leader's epoch, and our launcher refuses an older one. Launchers of the public project, which have no
-//! epochs and do not tell whether an engine answers, are understood as well. No launcher is believed anything about its own
+//! epochs and do not tell whether an engine answers, are understood as well: their engines are asked (`probes`). No launcher is believed anything about its own
 //! answers' size.
 
 mod instance;
 pub mod pod;
+mod probes;
 mod watch;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};

@@ -14,7 +14,7 @@ use tokio::{
     time::{self, Instant},
 };
 
-use super::{CALL, Error, INSTANCES, Instance, Launcher};
+use super::{CALL, Error, INSTANCES, Instance, Launcher, probes::Probes};
 
 /// After a connection that broke; doubled with every one that breaks soon, up to the longest.
 const FIRST: Duration = Duration::from_millis(50);
@@ -28,7 +28,7 @@ pub enum Seen {
     /// These are all that there are. First of each connection; what was heard before is out of date.
     Listed(Vec<Instance>),
     Created(Instance),
-    /// It answers now, or does so no more.
+    /// It answers now, or does so no more. Of a launcher that does not tell only the former is seen.
     Updated(Instance),
     /// Its process ended by itself; it stays listed until it is deleted. The code is negative for a signal.
     Stopped {
@@ -138,16 +138,23 @@ async fn stream<M>(
     if launcher.revision().await? < all.revision {
         return Err(Failure::Broken.into());
     }
-    told.send(wrap(Seen::Listed(all.instances))).await?;
-    *listed = true;
-    // A launcher ends it for those who are too slow, and when it ends itself.
-    while let Some(line) = lines.next().await? {
-        let event: Event = serde_json::from_slice(&line).map_err(|_| Failure::Broken)?;
-        if let Some(seen) = event.seen() {
+    let mut probes = Probes::new(launcher.address.ip());
+    let mut seen = Some(Seen::Listed(all.instances));
+    loop {
+        if let Some(seen) = seen {
+            probes.saw(&seen);
             told.send(wrap(seen)).await?;
+            *listed = true;
         }
+        seen = tokio::select! {
+            // A launcher ends it for those who are too slow, and when it ends itself.
+            line = lines.next() => {
+                let line = line?.ok_or(Failure::Broken)?;
+                serde_json::from_slice::<Event>(&line).map_err(|_| Failure::Broken)?.seen()
+            }
+            answers = probes.next() => Some(answers),
+        };
     }
-    Err(Failure::Broken.into())
 }
 
 #[cfg(test)]

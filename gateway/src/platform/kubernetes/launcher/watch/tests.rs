@@ -178,3 +178,27 @@ async fn a_launcher_that_is_not_to_be_understood_is_lost_and_nothing_of_it_is_ke
         }
     }
 }
+
+/// The public project's launcher has no `ready`.
+#[tokio::test]
+async fn an_engine_whose_launcher_does_not_say_so_is_seen_to_answer() {
+    let engine = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = engine.local_addr().unwrap().port().to_string();
+    let object = |id: &str, status: &str| json!({"instance_id": id, "status": status, "annotations": {"inference-port": port}});
+    let came = json!({"type": "CREATED", "object": object("b", "running")}).to_string();
+    let instances = json!({"revision": 1, "instances": [object("a", "stopped")]});
+    let answers = vec![whole("200 OK", &instances.to_string()), stream(&[came], false), revision(2)];
+    let (address, _asked) = launcher(answers).await;
+    let (mut seen, _task) = watch(address);
+    for expected in ["listed a", "created b"] {
+        assert_eq!(next(&mut seen).await, expected);
+    }
+    // It loads at first.
+    for (status, body) in [("503 Loading", ""), ("200 OK", ""), ("200 OK", r#"{"is_sleeping":false}"#)] {
+        let (mut stream, _) = engine.accept().await.unwrap();
+        assert!(seen.try_recv().is_err(), "it has not answered yet");
+        assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+        stream.write_all(whole(status, body).as_bytes()).await.unwrap();
+    }
+    assert_eq!(next(&mut seen).await, "updated b", "and not the one that does not run");
+}
