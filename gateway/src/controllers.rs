@@ -23,6 +23,7 @@ pub mod replica;
 mod said;
 pub mod settle;
 pub mod status;
+pub mod strategic;
 pub mod stub_key;
 pub mod told;
 pub mod watch;

@@ -82,8 +82,8 @@ pub struct Variant {
     /// [`Accelerators::in_pool`].
     pub spec: ModelSpec,
     pub node_selector: BTreeMap<String, String>,
-    /// To be merged into the template.
-    pub patch: Option<Template>,
+    /// Its own template, where what is different is merged into the model's.
+    pub template: Option<Template>,
 }
 
 /// What the gateway allows objects to say.
@@ -191,7 +191,7 @@ fn external(spec: &InferenceModelSpec, engine: &config::Model, common: &Common) 
             ..model_spec(spec, engine, common, nothing, (1, 1))
         },
         node_selector: BTreeMap::new(),
-        patch: None,
+        template: None,
     }
 }
 
@@ -229,7 +229,7 @@ fn variants(
                 ..model_spec(spec, engine, common, memory, replicas)
             },
             node_selector: written.node_selector.as_ref().unwrap_or(&spec.node_selector).clone(),
-            patch: written.template.clone(),
+            template: pods::template(reader, run, written.template.as_ref()),
         });
     }
     reader.within.clear();

@@ -11,5 +11,4 @@ pub mod keys;
 pub mod provider;
 mod readiness;
 pub mod record;
-pub mod strategic;
 pub mod template;

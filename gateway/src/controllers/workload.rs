@@ -177,10 +177,8 @@ impl Workload<'_> {
 
     /// An engine's Pod as the user has it.
     fn engine_pod(&self) -> Value {
-        let mut pod = Value::Object(self.pods.template.value());
-        if let Some(patch) = &self.variant.patch {
-            merge::into(&mut pod, &Value::Object(patch.value()));
-        }
+        let template = self.variant.template.as_ref().unwrap_or(&self.pods.template);
+        let mut pod = Value::Object(template.value());
         // A Pod of a Deployment has the Deployment's namespace and a name that is made for it.
         if let Some(own) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
             own.remove("name");

@@ -7,9 +7,12 @@ use serde_json::{Map, Value, json};
 use super::{Pods, Refusal, Run, read::Reader};
 use crate::{
     config::Fingerprint,
-    controllers::crd::{
-        InferenceModelSpec, Template,
-        inference_model::{ResourceAmounts, Resources},
+    controllers::{
+        crd::{
+            InferenceModelSpec, Template,
+            inference_model::{ResourceAmounts, Resources},
+        },
+        strategic,
     },
 };
 
@@ -38,6 +41,18 @@ pub(super) fn pods(reader: &mut Reader, spec: &InferenceModelSpec) -> Option<Pod
     };
     let container = container(reader, &template, spec.engine.container.as_deref())?;
     Some(Pods { container, template, port: spec.engine.port })
+}
+
+/// The model's template with what is different for a variant, merged as an API server would.
+pub(super) fn template(reader: &mut Reader, run: Option<&Run>, patch: Option<&Template>) -> Option<Template> {
+    let (Run::Deployment(pods) | Run::DualPods(pods)) = run? else { return None };
+    match strategic::merge(pods.template.value(), patch?.value()) {
+        Ok(merged) => Some(merged.into()),
+        Err(error) => {
+            reader.note(Refusal::Template(format!("{}template: {error}", reader.within)));
+            None
+        }
+    }
 }
 
 /// The name of the engine's container.

@@ -254,6 +254,11 @@ fn junk_that_slipped_past_the_schema_is_a_reason_and_a_sentence() {
         (json!({"hostMemory": "Gi"}), "InvalidQuantity", "hostMemory"),
         (json!({"variants": [{"name": "a", "memory": "x"}]}), "InvalidQuantity", "variants 'a': memory: 'x'"),
         (json!({"variants": [{"name": "a"}, {"name": "a"}]}), "InvalidSpec", "two variants 'a'"),
+        (
+            json!({"variants": [{"name": "a", "template": {"spec": {"containers": [{"image": "x"}]}}}]}),
+            "InvalidTemplate",
+            "variants 'a': template: spec.containers has an item without 'name'",
+        ),
         (json!({"variants": [{"name": "a", "minReplicas": 2}]}), "InvalidSpec", "minReplicas (2)"),
         (json!({"cooldownPeriod": "soon"}), "InvalidDuration", "cooldownPeriod: 'soon'"),
         (json!({"cooldownPeriod": 10}), "InvalidDuration", "'10'"),

@@ -20,9 +20,10 @@ use serde_json::{Value, json};
 
 use super::{
     base::base,
-    keys, record, strategic,
+    keys, record,
     template::{self, Fields},
 };
+use crate::controllers::strategic;
 
 pub use name::name;
 

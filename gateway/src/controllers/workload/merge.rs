@@ -1,9 +1,8 @@
-//! What is changed of a Pod's template: by a variant, or by whoever makes a Pod of it.
+//! What Rouse itself sets in a Pod. What users change of one is a strategic merge ([`crate::controllers::strategic`]).
 
 use serde_json::Value;
 
-/// Merges as `kubectl patch` does with Pods: objects by their keys, where `null` takes one out; lists whose items have
-/// names, item by item; other lists and values as a whole.
+/// Sets what the patch says: objects by their keys, where `null` takes one out; lists and values as a whole.
 pub(crate) fn into(value: &mut Value, patch: &Value) {
     match (value, patch) {
         (Value::Object(value), Value::Object(patch)) => {
@@ -12,14 +11,6 @@ pub(crate) fn into(value: &mut Value, patch: &Value) {
                     value.remove(key);
                 } else {
                     into(value.entry(key).or_insert(Value::Null), patch);
-                }
-            }
-        }
-        (Value::Array(value), Value::Array(patch)) if named(value) && named(patch) => {
-            for item in patch {
-                match value.iter_mut().find(|known| known.get("name") == item.get("name")) {
-                    Some(known) => into(known, item),
-                    None => value.push(item.clone()),
                 }
             }
         }
@@ -32,8 +23,23 @@ pub(crate) fn into(value: &mut Value, patch: &Value) {
     }
 }
 
-fn named(list: &[Value]) -> bool {
-    !list.is_empty() && list.iter().all(|item| item.get("name").is_some_and(Value::is_string))
+/// Adds what only the other one has, items of lists by their places: `value` is `other`, read as a Pod and added to, so that it
+/// lacks the fields that Pods do not have.
+pub(crate) fn fill(value: &mut Value, other: &Value) {
+    match (value, other) {
+        (Value::Object(value), Value::Object(other)) => {
+            for (key, other) in other.iter().filter(|(_, other)| !other.is_null()) {
+                match value.get_mut(key) {
+                    Some(known) => fill(known, other),
+                    None => drop(value.insert(key.clone(), other.clone())),
+                }
+            }
+        }
+        (Value::Array(value), Value::Array(other)) => {
+            value.iter_mut().zip(other).for_each(|(value, other)| fill(value, other));
+        }
+        _ => {}
+    }
 }
 
 #[cfg(test)]
@@ -43,34 +49,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn named_items_are_changed_and_other_lists_replaced() {
-        let mut pod = json!({
-            "containers": [
-                {"name": "engine", "image": "a", "args": ["x", "y"], "env": [{"name": "A", "value": "1"}]},
-                {"name": "helper"},
-            ],
-            "hostNetwork": true,
-        });
+    fn keys_are_set_and_taken_out_and_lists_replaced() {
+        let mut pod =
+            json!({"labels": {"a": "1", "b": "2"}, "args": ["x", "y"], "hostNetwork": true, "name": "n"});
         let patch = json!({
-            "containers": [
-                {"name": "engine", "args": ["z"], "env": [{"name": "B", "value": "2"}, {"name": "A", "value": "3"}]},
-                {"name": "another"},
-            ],
-            "hostNetwork": null,
-            "securityContext": {"runAsUser": 7, "fsGroup": null},
+            "labels": {"b": null, "c": "3"}, "args": ["z"], "hostNetwork": null,
+            "securityContext": {"runAsUser": 7, "fsGroup": null}, "name": {"of": "n"},
         });
         into(&mut pod, &patch);
         let want = json!({
-            "containers": [
-                {
-                    "name": "engine", "image": "a", "args": ["z"],
-                    "env": [{"name": "A", "value": "3"}, {"name": "B", "value": "2"}],
-                },
-                {"name": "helper"},
-                {"name": "another"},
-            ],
-            "securityContext": {"runAsUser": 7},
+            "labels": {"a": "1", "c": "3"}, "args": ["z"],
+            "securityContext": {"runAsUser": 7}, "name": {"of": "n"},
         });
         assert_eq!(pod, want);
+    }
+
+    /// Two mounts of one volume have one name, and two ports of one number may have two protocols.
+    #[test]
+    fn what_was_not_understood_is_added_in_its_place() {
+        let mounts = json!([
+            {"name": "models", "mountPath": "/models", "ofTomorrow": 1},
+            {"name": "models", "mountPath": "/cache", "ofTomorrow": 2},
+        ]);
+        let made =
+            json!({"env": [{"name": "A"}], "volumeMounts": mounts, "x": {"y": null, "z": 1}, "gone": null});
+        let mut granted = json!({
+            "env": [{"name": "A"}, {"name": "B"}], "runtimeClassName": "nvidia", "x": {},
+            "volumeMounts": [{"name": "models", "mountPath": "/models"}, {"name": "models", "mountPath": "/cache"}],
+        });
+        fill(&mut granted, &made);
+        let want = json!({
+            "env": [{"name": "A"}, {"name": "B"}], "runtimeClassName": "nvidia", "x": {"z": 1},
+            "volumeMounts": mounts,
+        });
+        assert_eq!(granted, want);
     }
 }

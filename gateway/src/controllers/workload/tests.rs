@@ -233,3 +233,34 @@ fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
         assert_eq!(made.pod.metadata.annotations.unwrap()["note"], "b");
     });
 }
+
+/// Merged as an API server would: mounts by their paths, of which two may be of one volume, ports by their numbers.
+#[test]
+fn a_variants_template_is_merged_as_the_api_server_merges_one() {
+    let spec = json!({
+        "modelName": "qwen", "memory": "80Gi",
+        "template": {"spec": {"containers": [{
+            "name": "vllm", "image": "vllm:1",
+            "env": [{"name": "A", "value": "1"}],
+            "volumeMounts": [
+                {"name": "disk", "mountPath": "/models"},
+                {"name": "disk", "mountPath": "/cache", "subPath": "c"},
+            ],
+        }]}},
+        "variants": [{"name": "big", "template": {"spec": {"containers": [{
+            "name": "vllm",
+            "env": [{"name": "A", "$patch": "delete"}, {"name": "B", "value": "2"}],
+            "volumeMounts": [{"name": "disk", "mountPath": "/cache", "readOnly": true}],
+        }]}}}],
+    });
+    workload(spec, |made| {
+        let engine = &made["spec"]["template"]["spec"]["containers"][0];
+        assert_eq!((&engine["name"], &engine["image"]), (&json!("vllm"), &json!("vllm:1")));
+        assert_eq!(engine["env"], json!([{"name": "B", "value": "2"}]));
+        let mounts = json!([
+            {"name": "disk", "mountPath": "/models"},
+            {"name": "disk", "mountPath": "/cache", "subPath": "c", "readOnly": true},
+        ]);
+        assert_eq!(engine["volumeMounts"], mounts);
+    });
+}

@@ -33,11 +33,11 @@ impl Hands {
         let place = Place { namespace: &namespace, node, hostname: node.as_str(), accelerator };
         let user = |error: &dyn ToString| Failed::user(error.to_string());
         let made = place.pod(Origin::Config(config), &self.settings.key).map_err(|error| user(&error))?;
-        // A field that Pods do not have is for the API server to refuse.
         let mut granted: Pod = serde_json::from_value(made.clone()).map_err(|error| user(&error))?;
         job.grant(&mut granted);
-        let mut object = made;
-        merge::into(&mut object, &serde_json::to_value(&granted).map_err(|error| user(&error))?);
+        let mut object = serde_json::to_value(&granted).map_err(|error| user(&error))?;
+        // A field that Pods do not have is for the API server to refuse.
+        merge::fill(&mut object, &made);
         let pods = Api::namespaced(self.client.clone(), &namespace);
         let begun = Instant::now();
         let created = self.writer.create::<Pod>(&pods, &object).await;

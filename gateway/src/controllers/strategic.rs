@@ -35,7 +35,7 @@ pub enum Error {
     Directive { at: String, directive: String, found: Value, wanted: &'static str },
     #[error(
         "{at} has '{directive}', but that list is not merged item by item: give the list itself, which replaces the \
-         requester's"
+         one that is there"
     )]
     NotMerged { at: String, directive: String },
     #[error("{at} has '{key}', which its own $retainKeys leaves out: name it there, or take it out")]
