@@ -250,6 +250,7 @@ fn parts(handle: &Handle, config: &Arc<ArcSwap<Config>>, metrics: &Arc<Metrics>,
             platform.upgrade().and_then(|platform| platform.log(&engine))
         }),
         waits: home.waits(),
+        lacks: home.lacks(),
     }
 }
 

@@ -71,7 +71,7 @@ use crate::{
         index::Settled,
         recorder::{Herald, Notice},
         stub_key::StubKey,
-        watch::{self as watched, Change, Watched},
+        watch::{self as watched, Awaited, Change, Watched},
         writer::Writer,
     },
     metrics::Duals,
@@ -117,6 +117,8 @@ pub struct Seen {
     pub pods: mpsc::Receiver<Change<Pod>>,
     /// Where they are, to be listed.
     pub listed: Vec<Watched<Pod>>,
+    /// Which lists are left out.
+    pub awaited: Awaited,
     pub nodes: mpsc::Receiver<Change<Node>>,
     /// Of the ConfigMap [`GPU_MAP`].
     pub map: mpsc::Receiver<Change<ConfigMap>>,
@@ -141,6 +143,7 @@ pub struct Controller {
     meter: Option<Arc<Dcgm>>,
     hands: Arc<Hands>,
     listed: Arc<Vec<Watched<Pod>>>,
+    awaited: Awaited,
     /// As this leader, once it has listed everything.
     epoch: Option<u64>,
     /// What was listed, until all nodes have been seen as well.
@@ -175,7 +178,8 @@ impl Controller {
     pub async fn run(parts: Parts) {
         let Parts { client, writer, mut claim, clock, settings, seen, mut settled, metrics, herald, meter } =
             parts;
-        let Seen { mut pods, listed, mut nodes, mut map, mut engines, mut launchers, mut policies } = seen;
+        let Seen { mut pods, listed, awaited, mut nodes, mut map, mut engines, mut launchers, mut policies } =
+            seen;
         let mut own = Self {
             core: Pairing::new(settings.core),
             directory: Directory::new(settings.mode),
@@ -189,6 +193,7 @@ impl Controller {
             meter,
             hands: Arc::new(Hands { client, writer, clock, settings, metrics }),
             listed: Arc::new(listed),
+            awaited,
             epoch: None,
             came: None,
             ordered: BTreeMap::new(),
@@ -242,8 +247,8 @@ impl Controller {
         self.directory.catch_up(&self.facts);
         if let Some(epoch) = epoch {
             self.directory.await_lists();
-            let listed = Arc::clone(&self.listed);
-            self.tasks.spawn(async move { Finished::Listed(epoch, list(&listed).await) });
+            let (listed, awaited) = (Arc::clone(&self.listed), self.awaited.clone());
+            self.tasks.spawn(async move { Finished::Listed(epoch, list(&listed, &awaited).await) });
         }
     }
 
@@ -312,13 +317,16 @@ impl Controller {
     }
 }
 
-/// Every Pod there is. An API server that does not answer is asked again.
-async fn list(all: &[Watched<Pod>]) -> Vec<Change<Pod>> {
+/// Every Pod there is that may be seen. An API server that does not answer is asked again.
+async fn list(all: &[Watched<Pod>], awaited: &Awaited) -> Vec<Change<Pod>> {
     let mut found = Vec::new();
     for watched in all {
         loop {
             match watched::list(watched).await {
                 Ok(change) => break found.push(change),
+                Err(_) if watched.namespace.as_ref().is_some_and(|within| awaited.is_left_out(within)) => {
+                    break;
+                }
                 Err(error) => {
                     tracing::warn!(%error, "Pods were not listed; they are asked for again");
                     time::sleep(AGAIN).await;

@@ -112,7 +112,7 @@ impl Cluster {
         let lists = namespaces.iter().collect::<BTreeSet<_>>().len();
         let awaited = Awaited::default();
         let seen = objects::watch_all(&client, &namespaces, true, &awaited, &mut tasks);
-        let pods = watch_pods(&client, &namespaces, &mut tasks);
+        let pods = watch_pods(&client, &namespaces, &awaited, &mut tasks);
         // Two lives of one Pod's container are two that may lead.
         let life = format!("{name}_{}", Timestamp::now().as_nanosecond());
         let election = Election::start(Leases::new(client.clone(), &own, LEASE), life);
@@ -134,7 +134,7 @@ impl Cluster {
         };
         tasks.spawn(keeper.run());
         if let Some(dual) = &settings.dual_pods {
-            let seen = dual::watch(&client, &namespaces, &own, &mut tasks);
+            let seen = dual::watch(&client, &namespaces, &own, &awaited, &mut tasks);
             tasks.spawn(pairing::Controller::run(pairing::Parts {
                 client: client.clone(),
                 writer: writer.clone(),
@@ -163,6 +163,7 @@ impl Cluster {
             claim: election.claim(),
             sidecar: sidecar.clone(),
             watched: namespaces,
+            awaited: awaited.clone(),
             pods,
             client,
             dcgm,
@@ -197,6 +198,12 @@ impl Cluster {
             let waits = settled.borrow().is_none();
             waits.then(|| format!("the API server has not shown everything yet: {awaited}"))
         })
+    }
+
+    /// Says what is served without, since this gateway may not see it.
+    pub(super) fn lacks(&self) -> Arc<Waits> {
+        let awaited = self.awaited.clone();
+        Arc::new(move || awaited.lacks())
     }
 
     /// Returns once everything that is to be served was seen.
@@ -235,6 +242,7 @@ impl Cluster {
             address: api.to_string(),
             handle: handle.clone(),
             told: Arc::clone(&self.told),
+            awaited: self.awaited.clone(),
         };
         let (tried, written) = oneshot::channel();
         self.speaks = Some(self.tasks.spawn(replica.run(tried)));
@@ -337,12 +345,13 @@ async fn tell_answers(mut answers: watch::Receiver<bool>, handle: Handle) {
 fn watch_pods(
     client: &Client,
     namespaces: &[Option<String>],
+    awaited: &Awaited,
     tasks: &mut JoinSet<()>,
 ) -> mpsc::Receiver<Change<Pod>> {
     let (told, received) = mpsc::channel(PODS);
     for namespace in namespaces {
         let pods = pods::watched(client, namespace.clone());
-        tasks.spawn(follow(pods, told.clone(), Awaited::default(), |change| change));
+        tasks.spawn(follow(pods, told.clone(), awaited.clone(), |change| change));
     }
     received
 }

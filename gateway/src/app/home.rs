@@ -52,6 +52,14 @@ impl Home {
         }
     }
 
+    /// Says what it serves without.
+    pub(super) fn lacks(&self) -> Arc<Waits> {
+        match self {
+            Self::Local(_) => Arc::new(|| None),
+            Self::Cluster(cluster) => cluster.lacks(),
+        }
+    }
+
     /// Returns once all of that was seen.
     pub(super) async fn first(&mut self) {
         if let Self::Cluster(cluster) = self {

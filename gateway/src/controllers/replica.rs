@@ -12,7 +12,10 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta},
+    jiff::Timestamp,
+};
 use kube::{
     Api, Client, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
@@ -29,14 +32,16 @@ use tokio::{
 };
 
 use super::{
-    condition::{tick, time as written},
+    condition::{condition, tick, time as written},
     crd::{GatewayReplica, GatewayReplicaStatus, replica::Demand},
     told::Told,
-    watch::{Change, Found},
+    watch::{Awaited, Change, Found},
     writer::MANAGER,
 };
 use crate::driver::Handle;
 
+/// Of a GatewayReplica.
+const SEES_ALL: &str = "SeesAll";
 /// What is no edge is written so often at most.
 const EVERY: Duration = Duration::from_secs(5);
 /// Which models are used is written so often at most.
@@ -60,6 +65,8 @@ pub struct Replica {
     pub address: String,
     pub handle: Handle,
     pub told: Arc<Told>,
+    /// What it may not see.
+    pub awaited: Awaited,
 }
 
 impl Replica {
@@ -70,7 +77,7 @@ impl Replica {
         let mut every = time::interval(EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut last, mut renewed) = (None::<BTreeMap<ModelName, Elsewhere>>, Instant::now());
-        let mut made = false;
+        let (mut made, mut conditions) = (false, Vec::new());
         loop {
             tokio::select! {
                 () = self.told.edge() => {}
@@ -78,6 +85,7 @@ impl Replica {
                 _ = every.tick() => {}
             }
             let now = self.handle.demand().await;
+            conditions = self.conditions(&conditions);
             let stale = renewed.elapsed() >= RENEW;
             if !stale && last.as_ref().is_some_and(|last| !differs(last, &now)) {
                 continue;
@@ -86,7 +94,7 @@ impl Replica {
                 if !made {
                     self.make(&api).await?;
                 }
-                self.write(&api, &now).await
+                self.write(&api, &now, &conditions).await
             };
             match time::timeout(CALL, wrote).await {
                 Ok(Ok(())) => (made, last, renewed) = (true, Some(now), Instant::now()),
@@ -110,6 +118,18 @@ impl Replica {
         time::sleep_until(told + USED).await;
     }
 
+    fn conditions(&self, before: &[Condition]) -> Vec<Condition> {
+        let lacks = self.awaited.lacks();
+        let (reason, message) = match &lacks {
+            None => ("SeesAll", "all that is to be served may be seen".to_owned()),
+            Some(lacks) => {
+                ("Forbidden", format!("left out: {lacks}; apply charts/rouse/rbac/namespace.yaml there"))
+            }
+        };
+        let now = self.handle.clock().now();
+        vec![condition(SEES_ALL, lacks.is_none(), reason, &message, None, before, now)]
+    }
+
     async fn make(&self, api: &Api<GatewayReplica>) -> kube::Result<()> {
         let owner = |uid: &String| json!({"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": uid});
         let owners: Vec<Value> = self.pod_uid.iter().map(owner).collect();
@@ -126,6 +146,7 @@ impl Replica {
         &self,
         api: &Api<GatewayReplica>,
         demand: &BTreeMap<ModelName, Elsewhere>,
+        conditions: &[Condition],
     ) -> kube::Result<()> {
         let each = |of: fn(&Elsewhere) -> u32| demand.values().map(of).fold(0, u32::saturating_add);
         let status = GatewayReplicaStatus {
@@ -133,6 +154,7 @@ impl Replica {
             in_flight: each(|demand| demand.in_flight),
             models: demand.iter().map(|(model, demand)| (model.to_string(), Demand::from(demand))).collect(),
             renewed: Some(written(self.handle.clock().now())),
+            conditions: conditions.to_vec(),
         };
         let object = json!({
             "apiVersion": "rouse.dev/v1alpha1",

@@ -5,10 +5,10 @@
 //! begun again, with pauses, and nothing is told of that but in the log.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::{self, Debug},
     hash::Hash,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -84,23 +84,77 @@ fn name(metadata: &ObjectMeta) -> ObjectName {
 }
 
 /// The lists that have not come yet, and what was heard of each instead.
+///
+/// A list of one namespace that the API server refuses is *left out* once the same list of another has come: a right that is
+/// missing in one namespace keeps nobody else's models from being served. It is asked for all the same, and counts as soon as it
+/// comes. Where no list of a kind comes, a right may be missing for a moment only, or all are: that is waited for.
 #[derive(Clone, Debug, Default)]
-pub struct Awaited(Arc<Mutex<BTreeMap<String, Option<String>>>>);
+pub struct Awaited(Arc<Mutex<Lists>>);
+
+#[derive(Debug, Default)]
+struct Lists {
+    /// By what was asked for; what was answered, once it was something else than the list.
+    awaited: BTreeMap<String, Option<String>>,
+    /// The same, with the namespace.
+    left_out: BTreeMap<String, (String, String)>,
+    /// Kinds of which a list has come.
+    kinds: BTreeSet<String>,
+}
 
 impl Awaited {
-    fn hear(&self, what: &str, error: Option<String>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(what.to_owned(), error);
+    /// What is left out, and why.
+    #[must_use]
+    pub fn lacks(&self) -> Option<String> {
+        let lists = self.lists();
+        let each = lists.left_out.iter().map(|(what, (_, error))| format!("{what} ({error})"));
+        let each: Vec<String> = each.collect();
+        (!each.is_empty()).then(|| each.join(", "))
     }
 
-    fn came(&self, what: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(what);
+    /// Something of this namespace is.
+    #[must_use]
+    pub fn is_left_out(&self, namespace: &str) -> bool {
+        self.lists().left_out.values().any(|(left_out, _)| left_out == namespace)
+    }
+
+    fn lists(&self) -> MutexGuard<'_, Lists> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hear(&self, what: &str, error: Option<String>) {
+        let mut lists = self.lists();
+        match lists.left_out.get_mut(what) {
+            Some((_, last)) => *last = error.unwrap_or_else(|| std::mem::take(last)),
+            None => drop(lists.awaited.insert(what.to_owned(), error)),
+        }
+    }
+
+    fn came(&self, what: &str, kind: &str) {
+        let mut lists = self.lists();
+        lists.awaited.remove(what);
+        lists.kinds.insert(kind.to_owned());
+        if lists.left_out.remove(what).is_some() {
+            tracing::info!(what, "may be seen now, and is left out no more");
+        }
+    }
+
+    /// Whether it is left out from here on.
+    fn leave_out(&self, what: &str, kind: &str, namespace: &str, error: &str) -> bool {
+        let mut lists = self.lists();
+        if !lists.kinds.contains(kind) || lists.left_out.contains_key(what) {
+            return lists.left_out.contains_key(what);
+        }
+        tracing::warn!(what, error, "left out: this gateway may not see it, and serves the other namespaces");
+        lists.awaited.remove(what);
+        lists.left_out.insert(what.to_owned(), (namespace.to_owned(), error.to_owned()));
+        true
     }
 }
 
 impl fmt::Display for Awaited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let each = all.iter().map(|(what, error)| match error {
+        let lists = self.lists();
+        let each = lists.awaited.iter().map(|(what, error)| match error {
             Some(error) => format!("{what} ({error})"),
             None => what.clone(),
         });
@@ -123,7 +177,7 @@ pub struct Watched<K: Clone> {
 }
 
 /// Tells of all objects of a kind, from the first list on, until nobody listens. `wrap` makes a message of the channel. Until the
-/// first list has come it is among `awaited`.
+/// first list has come it is among `awaited`; one that is left out is told as if nothing were there.
 pub async fn watch<K, M>(
     watched: Watched<K>,
     told: mpsc::Sender<M>,
@@ -185,6 +239,8 @@ impl Backoff for Pauses {
     }
 }
 
+/// A right that is missing so many times in a row is not just about to be granted.
+const LASTING: u32 = 3;
 /// What a refused watch waits between tries, on top of its pauses: whoever grants the right waits no longer than this.
 const REFUSED: Duration = Duration::from_secs(15);
 
@@ -247,7 +303,7 @@ async fn follow<K, M>(
     pin_mut!(events);
     let kind = K::plural(&K::DynamicType::default()).into_owned();
     let what = namespace.as_ref().map_or_else(|| kind.clone(), |namespace| format!("{kind} in {namespace}"));
-    let mut came = false;
+    let (mut came, mut left_out) = (false, false);
     awaited.hear(&what, None);
     let mut outage = Outage::new(&what);
     let mut listed = Vec::new();
@@ -264,7 +320,7 @@ async fn follow<K, M>(
             }
             Ok(Event::InitDone) => {
                 came = true;
-                awaited.came(&what);
+                awaited.came(&what, &kind);
                 Change::All { namespace: namespace.clone(), objects: std::mem::take(&mut listed) }
             }
             Ok(Event::Apply(object)) => Change::Applied(Box::new(found(object))),
@@ -273,7 +329,18 @@ async fn follow<K, M>(
                 if !came {
                     awaited.hear(&what, Some(error.to_string()));
                 }
-                if let Some(pause) = outage.failed(&error) {
+                let refused = outage.failed(&error);
+                let lasts = refused.is_some() && outage.failures >= LASTING;
+                if let Some(within) = namespace.as_ref().filter(|_| lasts && !came && !left_out)
+                    && awaited.leave_out(&what, &kind, within, &error.to_string())
+                {
+                    left_out = true;
+                    let nothing = Change::All { namespace: namespace.clone(), objects: Vec::new() };
+                    if told.send(wrap(nothing)).await.is_err() {
+                        return;
+                    }
+                }
+                if let Some(pause) = refused {
                     sleep(pause).await;
                 }
                 continue;
@@ -324,5 +391,30 @@ mod tests {
         let mut outage = Outage::new("pods");
         assert_eq!(outage.failed(&watcher::Error::NoResourceVersion), None);
         assert_eq!(outage.failures, 1);
+    }
+
+    #[test]
+    fn a_list_that_is_refused_is_left_out_once_the_same_of_another_namespace_has_come() {
+        const TWO: &str = "pods in two";
+        let awaited = Awaited::default();
+        let refused = || awaited.leave_out(TWO, "pods", "two", "forbidden");
+        awaited.hear(TWO, None);
+        awaited.came("nodes", "nodes");
+        assert!(!refused(), "it may be a moment's, or all are refused");
+        awaited.hear(TWO, Some("forbidden".to_owned()));
+        assert_eq!((awaited.to_string().as_str(), awaited.lacks()), ("pods in two (forbidden)", None));
+
+        awaited.came("pods in one", "pods");
+        // Two watches may ask for one list.
+        assert!(refused() && refused());
+        awaited.hear(TWO, None);
+        assert_eq!(awaited.to_string(), "");
+        assert_eq!(awaited.lacks().as_deref(), Some("pods in two (forbidden)"));
+        assert!(awaited.is_left_out("two") && !awaited.is_left_out("one"));
+        awaited.hear(TWO, Some("still forbidden".to_owned()));
+        assert_eq!(awaited.lacks().as_deref(), Some("pods in two (still forbidden)"));
+
+        awaited.came(TWO, "pods");
+        assert!(awaited.lacks().is_none() && !awaited.is_left_out("two"));
     }
 }

@@ -45,6 +45,8 @@ pub struct Parts {
     /// Where the output of a model's engine is; `None` when there is none.
     pub logs: Arc<Logs>,
     pub waits: Arc<Waits>,
+    /// What it serves without, since it may not see it.
+    pub lacks: Arc<Waits>,
 }
 
 /// Says what must be seen before requests are served; `None` once it was.
@@ -129,7 +131,10 @@ async fn ready(State(shared): State<Shared>) -> Response {
     let not_yet = match (shared.parts.waits)() {
         Some(waits) => format!("not ready: {waits}\n"),
         None if shared.parts.control.routes().ready && *shared.stage.borrow() == Stage::Serving => {
-            return "ok\n".into_response();
+            let lacks = (shared.parts.lacks)();
+            return lacks
+                .map_or_else(|| "ok\n".to_owned(), |lacks| format!("ok\nleft out: {lacks}\n"))
+                .into_response();
         }
         None => "not ready\n".to_owned(),
     };

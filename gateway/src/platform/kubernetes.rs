@@ -57,7 +57,7 @@ use crate::{
         index::{NodePlace, Room},
         published::Published,
         told::Told,
-        watch::Change,
+        watch::{Awaited, Change},
         workload::Sidecar,
         writer::Writer,
     },
@@ -86,6 +86,8 @@ pub struct Parts {
     pub sidecar: Sidecar,
     /// The namespaces whose Pods are watched; `None` is the whole cluster.
     pub watched: Vec<Option<String>>,
+    /// What of these is left out.
+    pub awaited: Awaited,
     /// What is seen of Pods.
     pub pods: mpsc::Receiver<Change<Pod>>,
     /// Where it is told what is decided of each model.
@@ -113,6 +115,7 @@ struct Shared {
     writer: Writer,
     sidecar: Sidecar,
     watched: Vec<Option<String>>,
+    awaited: Awaited,
     told: Arc<Told>,
     /// `None` before anything was heard of the cluster's objects.
     places: ArcSwapOption<Places>,
@@ -129,8 +132,20 @@ impl Kubernetes {
     /// `AdoptionDone`; then outcomes. Must be called inside a runtime, on which the platform's tasks run.
     #[must_use]
     pub fn start(config: Arc<Config>, events: mpsc::Sender<Event>, clock: Clock, parts: Parts) -> Self {
-        let Parts { client, books, writer, claim, sidecar, watched, pods, told, published, dcgm, readings } =
-            parts;
+        let Parts {
+            client,
+            books,
+            writer,
+            claim,
+            sidecar,
+            watched,
+            awaited,
+            pods,
+            told,
+            published,
+            dcgm,
+            readings,
+        } = parts;
         let (commands, orders) = mpsc::unbounded_channel();
         let (requests, asked) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
@@ -140,6 +155,7 @@ impl Kubernetes {
             writer,
             sidecar,
             watched,
+            awaited,
             told,
             places: ArcSwapOption::empty(),
             externals: ArcSwap::default(),

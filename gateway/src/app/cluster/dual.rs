@@ -32,11 +32,12 @@ pub(super) fn watch(
     client: &Client,
     namespaces: &[Option<String>],
     own: &str,
+    awaited: &Awaited,
     tasks: &mut JoinSet<()>,
 ) -> Seen {
     let (told, pods) = mpsc::channel(WAITING);
     for watched in pods_of(client, namespaces) {
-        tasks.spawn(follow(watched, told.clone(), Awaited::default(), |change| change));
+        tasks.spawn(follow(watched, told.clone(), awaited.clone(), |change| change));
     }
     let (told, nodes) = mpsc::channel(WAITING);
     let all = Watched {
@@ -56,16 +57,18 @@ pub(super) fn watch(
         slim: |_| {},
     };
     tasks.spawn(follow(maps, told, Awaited::default(), |change| change));
-    let engines = configs(client, namespaces, tasks);
-    let launchers = configs(client, namespaces, tasks);
-    let policies = configs(client, namespaces, tasks);
-    Seen { pods, listed: pods_of(client, namespaces).collect(), nodes, map, engines, launchers, policies }
+    let engines = configs(client, namespaces, awaited, tasks);
+    let launchers = configs(client, namespaces, awaited, tasks);
+    let policies = configs(client, namespaces, awaited, tasks);
+    let listed = pods_of(client, namespaces).collect();
+    Seen { pods, listed, awaited: awaited.clone(), nodes, map, engines, launchers, policies }
 }
 
 /// Objects of one of the public project's kinds, once the API server has it.
 fn configs<K>(
     client: &Client,
     namespaces: &[Option<String>],
+    awaited: &Awaited,
     tasks: &mut JoinSet<()>,
 ) -> mpsc::Receiver<Change<K>>
 where
@@ -85,10 +88,10 @@ where
             fields: None,
             slim: |object: &mut K| object.meta_mut().managed_fields = None,
         };
-        let (client, told) = (client.clone(), told.clone());
+        let (client, told, awaited) = (client.clone(), told.clone(), awaited.clone());
         tasks.spawn(async move {
             served(&client, &K::plural(&())).await;
-            follow(watched, told, Awaited::default(), |change| change).await;
+            follow(watched, told, awaited, |change| change).await;
         });
     }
     changes

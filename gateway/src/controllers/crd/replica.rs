@@ -1,11 +1,12 @@
 //! GatewayReplica: what one gateway knows of demand, for the one that leads.
 
 #![expect(clippy::duplicated_attributes, reason = "each column has its name, type and path")]
+#![expect(unreachable_pub, reason = "KubeSchema repeats its struct, with its `pub`, inside a function")]
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::CustomResource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +35,7 @@ pub struct GatewayReplicaSpec {
 }
 
 /// The demand that one gateway sees.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GatewayReplicaStatus {
     /// Requests that wait, over all models.
@@ -51,6 +52,10 @@ pub struct GatewayReplicaStatus {
     /// When it was last written. A gateway that has not written for a minute is taken to be gone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub renewed: Option<Time>,
+    /// SeesAll: this gateway may see all that it is to serve. Else the message says what it leaves out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
 }
 
 /// The demand for one model.

@@ -17,6 +17,7 @@ pub(super) async fn start(gateway: &Gateway, logs: Option<std::path::PathBuf>) -
         metrics: Arc::new(|| Box::pin(std::future::ready("rouse_build_info 1\n".to_owned()))),
         logs: Arc::new(move |_, _| logs.clone()),
         waits: Arc::new(|| None),
+        lacks: Arc::new(|| None),
     };
     let admin = Admin::bind("127.0.0.1:0".parse().unwrap(), parts).unwrap();
     let address = admin.address();

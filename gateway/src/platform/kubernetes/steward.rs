@@ -261,6 +261,11 @@ impl Steward {
                         self.see(all);
                         break;
                     }
+                    Ok(Err(_))
+                        if pods.namespace.as_ref().is_some_and(|n| self.shared.awaited.is_left_out(n)) =>
+                    {
+                        break;
+                    }
                     Ok(Err(error)) => tracing::warn!(%error, "the Pods were not listed; it is tried again"),
                     Err(_) => tracing::warn!("the Pods were not listed in time; it is tried again"),
                 }

@@ -328,6 +328,10 @@ async fn end_leftovers(steward: &mut Steward, shared: &Arc<Shared>, booked: &[Bo
             }
             continue;
         }
+        if shared.awaited.is_left_out(&model.namespace) {
+            // Its Pods are not seen: they hold what is booked, for all that is known.
+            continue;
+        }
         steward.orphans.push(Booked { pool: pool.clone(), model: model.clone(), replica: *replica });
     }
     steward.end_strays();
