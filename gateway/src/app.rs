@@ -164,15 +164,19 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     loop {
         tokio::select! {
             asked = signals.next() => {
-                if matches!(asked, Asked::Terminate) {
-                    break;
+                match asked {
+                    Asked::Terminate => break,
+                    Asked::Reopen => {
+                        telemetry.reopen();
+                        continue;
+                    }
+                    Asked::Reload | Asked::Look => {}
                 }
                 // Before they are read: what changed until they are watched goes unseen.
                 if let Err(error) = signals.watch(reload.certificates()) {
                     tracing::warn!(%error, "certificates are not watched; SIGHUP reloads them");
                 }
                 if matches!(asked, Asked::Reload) {
-                    telemetry.reopen();
                     reload.again(&mut home);
                 } else {
                     reload.look(&mut home);

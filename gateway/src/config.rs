@@ -97,6 +97,8 @@ pub struct Config {
     pub keys_none: bool,
     /// What `check` warns of in them.
     pub key_doubts: Vec<Problem>,
+    /// The file says nothing at all.
+    pub blank: bool,
     /// The file's name, for texts; and where in it each model stands.
     pub origin: String,
     pub places: BTreeMap<ModelName, At>,

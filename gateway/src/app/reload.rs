@@ -34,7 +34,7 @@ const LOOKS: u32 = 24;
 impl Reload {
     /// Reads the source again. An invalid one is refused whole, with everything that is wrong in it; what ran goes on.
     pub(super) fn again(&mut self, home: &mut Home) {
-        let new = match self.source.load() {
+        let new = match self.source.reload(&self.base) {
             Ok(new) => new,
             Err(errors) => {
                 self.metrics.reloaded(Outcome::Failed);

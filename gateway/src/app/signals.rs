@@ -21,6 +21,7 @@ pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    rotated: Signal,
     file: Option<Watch>,
     certificates: Option<Watch>,
     hourly: Interval,
@@ -29,6 +30,8 @@ pub(super) struct Signals {
 /// What is asked of the gateway.
 pub(super) enum Asked {
     Reload,
+    /// Logs were moved away. Not a reason to read the configuration, which may be half written just then.
+    Reopen,
     /// To look at what no event tells of.
     Look,
     Terminate,
@@ -42,6 +45,7 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
+            rotated: signal(SignalKind::user_defined1())?,
             file: file.map(|file| Watch::new(vec![file.to_owned()], WRITTEN, Duration::ZERO)).transpose()?,
             certificates: None,
             hourly,
@@ -73,6 +77,7 @@ impl Signals {
             _ = self.terminate.recv() => Asked::Terminate,
             _ = self.interrupt.recv() => Asked::Terminate,
             _ = self.hangup.recv() => Asked::Reload,
+            _ = self.rotated.recv() => Asked::Reopen,
             () = changed(self.file.as_mut()) => Asked::Reload,
             () = changed(self.certificates.as_mut()) => Asked::Reload,
             _ = self.hourly.tick() => Asked::Look,

@@ -46,7 +46,7 @@ pub(super) fn parse_on(machine: &Machine, text: &str, origin: &str) -> Result<Co
     let config = whole(&mut reader, &mut root, machine);
     root.close(&mut reader);
     if reader.problems.is_empty() {
-        Ok(Config { origin: origin.to_owned(), ..config })
+        Ok(Config { origin: origin.to_owned(), blank: document.is_blank(), ..config })
     } else {
         Err(Errors::new(origin, reader.problems))
     }
@@ -109,6 +109,7 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         keys: keys.keys,
         keys_none: keys.none,
         key_doubts: keys.doubts,
+        blank: false,
         origin: String::new(),
         places: found.places,
     }

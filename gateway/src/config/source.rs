@@ -32,6 +32,20 @@ impl Source {
         Ok(config)
     }
 
+    /// Loads it for a gateway that runs with `now`. A file that is being written may be read by half, and half a file must
+    /// let nobody in: one that is empty, or has lost its keys, is refused unless it says that this is meant.
+    pub fn reload(&self, now: &Config) -> Result<Config, Errors> {
+        let new = self.load()?;
+        let lost = if new.blank && !now.blank {
+            "the file is empty, which would remove every model and key: restore it; to remove all models, write models: []"
+        } else if new.keys.is_empty() && !new.keys_none && !now.keys.is_empty() {
+            "the keys are gone, which would let anybody use the API: restore keys, or write keys: none if that is meant"
+        } else {
+            return Ok(new);
+        };
+        Err(Errors::new(&new.origin, vec![Problem::new(At::default(), lost)]))
+    }
+
     /// The certificates that it names, whether or not they are there; `None` when that cannot be told.
     pub(crate) fn certificates(&self) -> Option<Tls> {
         let text = std::fs::read_to_string(self.file.as_ref()?).ok()?;

@@ -82,6 +82,15 @@ impl Node {
         Self { at, value }
     }
 
+    /// There is nothing in it, not even a key.
+    pub(super) fn is_blank(&self) -> bool {
+        match &self.value {
+            Value::Null => true,
+            Value::Map(entries) => entries.is_empty(),
+            Value::Scalar(_) | Value::List(_) => false,
+        }
+    }
+
     /// What it is, for "expected X, found Y".
     pub(super) const fn what(&self) -> &'static str {
         match self.value {

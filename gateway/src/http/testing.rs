@@ -342,6 +342,7 @@ fn config() -> Config {
         models: BTreeMap::from([(MODEL.into(), Arc::new(model))]),
         former: Vec::new(),
         meters: BTreeMap::new(),
+        visible: BTreeMap::new(),
         accelerators_auto: false,
         headroom: Bytes::ZERO,
         stream: config::Stream {
@@ -379,6 +380,7 @@ fn config() -> Config {
         kubernetes: None,
         keys_none: true,
         key_doubts: Vec::new(),
+        blank: false,
         origin: String::new(),
         places: BTreeMap::new(),
     }

@@ -231,6 +231,26 @@ fn a_key_that_is_taken_away_fails_at_its_next_request_on_the_same_connection() {
 }
 
 #[test]
+fn a_reload_that_loses_the_keys_is_refused_until_it_says_that_this_is_meant() {
+    let keys = key("secret-a", "");
+    let gateway = small(&keys);
+    let file = gateway.dir.join("rouse.yaml");
+    let good = crate::support::read(&file);
+    let write = |text: &str| std::fs::write(&file, text).unwrap();
+    let chat =
+        |headers: &str| gateway.client().post_with(CHAT, headers, &chat_body("small", false, 1)).status;
+    let without = good.replace(&format!("keys:{keys}"), "");
+    assert_ne!(without, good);
+    for (text, said) in [(without.as_str(), "the keys are gone"), ("# nothing\n", "the file is empty")] {
+        write(text);
+        gateway.until(said, Duration::from_secs(5), || gateway.log().contains(said));
+        assert_eq!((chat(""), chat(&bearer("secret-a"))), (401, 200), "{said}");
+    }
+    write(&format!("keys: none\n{without}"));
+    gateway.until("anybody is let in", Duration::from_secs(5), || chat("") == 200);
+}
+
+#[test]
 fn a_more_urgent_key_overtakes_those_that_wait() {
     let keys = [key("slow", ", priority: -1"), key("fast", ", priority: 5")].concat();
     let gateway = Fixture::new(&["2Gi"])

@@ -331,15 +331,21 @@ fn a_client_that_left_is_499_with_the_phase_it_left_in() {
 }
 
 #[test]
-fn a_log_that_was_moved_away_is_opened_anew_on_sighup() {
+fn a_log_that_was_moved_away_is_opened_anew_on_a_signal_that_reads_no_configuration() {
     let gateway = logging("");
     let (log, old) = (gateway.dir.join("access.log"), gateway.dir.join("access.log.1"));
     ask(&gateway, "before", "", "nobody", false);
     line(&gateway, "before");
+    // A change behind a link is no event: only a gateway that reads its configuration again meets the mistake.
+    let (file, target) = (gateway.dir.join("rouse.yaml"), gateway.dir.join("linked.yaml"));
+    std::fs::rename(&file, &target).unwrap();
+    std::os::unix::fs::symlink(&target, &file).unwrap();
+    std::fs::write(&target, "unknown: 1\n").unwrap();
     std::fs::rename(&log, &old).unwrap();
-    gateway.signal(Signal::SIGHUP);
+    gateway.signal(Signal::SIGUSR1);
     gateway.until("opened anew", Duration::from_secs(5), || log.exists());
     ask(&gateway, "after", "", "nobody", false);
     line(&gateway, "after");
     assert!(!read(&log).contains("before") && !read(&old).contains("after"));
+    assert!(!gateway.log().contains("was not reloaded"), "{}", gateway.log());
 }

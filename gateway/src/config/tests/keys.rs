@@ -2,7 +2,7 @@
 
 use rouse::model::ModelName;
 
-use super::{Models, check, errors, read};
+use super::{Models, Source, check, errors, read};
 
 const HASH: &str = "00000000000000000000000000000000000000000000000000000000000000aF";
 
@@ -74,6 +74,30 @@ fn every_mistake_in_a_key_is_told_with_its_place_and_without_the_key() {
     "###);
     insta::assert_snapshot!(errors("keys: []"), @"rouse.yaml:1:7: keys: an empty list would let nobody in: leave it out, or say 'none', to let everybody in");
     insta::assert_snapshot!(errors("keys: all"), @"rouse.yaml:1:7: keys: 'all' is none of: none");
+}
+
+#[test]
+fn a_reload_of_half_a_file_is_refused_and_says_what_to_write_if_it_is_meant() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rouse.yaml");
+    let source = Source { file: Some(path.clone()), ..Source::default() };
+    let keys = format!("keys: [{{name: a, sha256: \"{HASH}\"}}]\n");
+    let now = read(&format!("queue: {{maxWait: 1m}}\n{keys}")).unwrap();
+    let reload = |now, text: &str| {
+        std::fs::write(&path, text).unwrap();
+        source.reload(now).map_err(|errors| errors.problems[0].text.clone())
+    };
+    let gone = "the keys are gone, which would let anybody use the API: restore keys, or write keys: none if that is meant";
+    assert_eq!(reload(&now, "queue: {maxWait: 1m}\n").unwrap_err(), gone);
+    for empty in ["", "# nothing\n", "{}\n"] {
+        assert!(reload(&now, empty).unwrap_err().starts_with("the file is empty"), "{empty}");
+    }
+    for meant in ["keys: none\n", keys.as_str()] {
+        assert!(reload(&now, meant).is_ok(), "{meant}");
+    }
+    let open = read("queue: {maxWait: 1m}\n").unwrap();
+    assert!(reload(&open, "models: []\n").is_ok());
+    assert!(reload(&read("").unwrap(), "").is_ok(), "it was empty before");
 }
 
 #[test]
