@@ -75,6 +75,8 @@ pub struct Config {
     pub former: Vec<Arc<Model>>,
     /// Simulated accelerators' meter files, by accelerator: an accelerator with one is metered by reading it.
     pub meters: BTreeMap<AcceleratorId, PathBuf>,
+    /// What declared accelerators have engines see of them: variables and their values, by accelerator.
+    pub visible: BTreeMap<AcceleratorId, BTreeMap<String, String>>,
     /// Ask NVML which accelerators there are (`accelerators: auto`); `core.accelerators` is then filled at start.
     pub accelerators_auto: bool,
     pub headroom: Bytes,
@@ -155,6 +157,26 @@ impl Model {
 }
 
 impl Config {
+    /// The variables by which an engine sees these accelerators and no others. The driver's own names mean something to every
+    /// engine for NVIDIA's; a declared accelerator may be of any maker, and has only what the file says: a name that a
+    /// driver does not know hides all that there are.
+    #[must_use]
+    pub fn visible(&self, accelerators: &[AcceleratorId]) -> BTreeMap<String, String> {
+        if self.accelerators_auto {
+            let ids: Vec<_> = accelerators.iter().map(AcceleratorId::as_str).collect();
+            return BTreeMap::from([("CUDA_VISIBLE_DEVICES".to_owned(), ids.join(","))]);
+        }
+        let mut joined = BTreeMap::<String, String>::new();
+        for (name, value) in accelerators.iter().filter_map(|id| self.visible.get(id)).flatten() {
+            let all = joined.entry(name.clone()).or_default();
+            if !all.is_empty() {
+                all.push(',');
+            }
+            all.push_str(value);
+        }
+        joined
+    }
+
     /// How an engine of this model is spoken to that was started with this fingerprint. The present entry of the file
     /// where that is not known: of an engine that an earlier gateway started, or of one long replaced.
     #[must_use]

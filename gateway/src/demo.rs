@@ -58,7 +58,9 @@ pub fn yaml(state_dir: &Path, own_exe: &Path) -> String {
         quoted(&state_dir.display().to_string())
     );
     for (id, bytes) in ACCELERATORS {
-        text.push_str(&format!("  - {{id: {id}, memory: {bytes}, meter: {meter}}}\n"));
+        text.push_str(&format!(
+            "  - {{id: {id}, memory: {bytes}, meter: {meter}, visible: {{CUDA_VISIBLE_DEVICES: {id}}}}}\n"
+        ));
     }
     text.push_str("models:\n");
     let exe = quoted(&own_exe.display().to_string());

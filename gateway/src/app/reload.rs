@@ -126,6 +126,7 @@ fn merged(old: &Config, mut new: Config) -> (Config, Diff) {
     new.core.accelerators.clone_from(&old.core.accelerators);
     new.accelerators_auto = old.accelerators_auto;
     new.meters.clone_from(&old.meters);
+    new.visible.clone_from(&old.visible);
     // A port does not change what it speaks under its clients.
     if new.tls.is_some() != old.tls.is_some() {
         new.tls.clone_from(&old.tls);

@@ -8,6 +8,7 @@ use rouse::{
 };
 
 use super::{
+    engine::variables,
     reader::Reader,
     tree::{Node, Value},
 };
@@ -17,11 +18,12 @@ pub(super) struct Devices {
     pub(super) auto: bool,
     pub(super) list: Vec<Accelerator>,
     pub(super) meters: BTreeMap<AcceleratorId, PathBuf>,
+    pub(super) visible: BTreeMap<AcceleratorId, BTreeMap<String, String>>,
 }
 
 impl Default for Devices {
     fn default() -> Self {
-        Self { auto: true, list: Vec::new(), meters: BTreeMap::new() }
+        Self { auto: true, list: Vec::new(), meters: BTreeMap::new(), visible: BTreeMap::new() }
     }
 }
 
@@ -42,6 +44,7 @@ pub(super) fn devices(reader: &mut Reader, node: &Node, headroom: Bytes) -> Opti
         let id = section.require(reader, "id", Reader::text);
         let memory = section.require(reader, "memory", Reader::size);
         let meter = section.read(reader, "meter", Reader::text);
+        let visible = section.read(reader, "visible", |reader, node| variables(reader, node, Reader::text));
         let at = section.at;
         section.close(reader);
         let (id, memory) = (AcceleratorId::from(id?), memory?);
@@ -60,6 +63,9 @@ pub(super) fn devices(reader: &mut Reader, node: &Node, headroom: Bytes) -> Opti
             metered: meter.is_some(),
             units: None,
         });
+        if let Some(visible) = visible {
+            devices.visible.insert(id.clone(), visible);
+        }
         if let Some(meter) = meter {
             devices.meters.insert(id, meter.into());
         }

@@ -120,6 +120,7 @@ fn accelerators_differ(old: &Config, new: &Config) -> bool {
     }
     old.accelerators_auto != new.accelerators_auto
         || old.meters != new.meters
+        || old.visible != new.visible
         || old.core.accelerators != new.core.accelerators
 }
 

@@ -30,7 +30,7 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
     });
     let at = section.at;
     let command = section.require(reader, "command", command);
-    let env = section.read(reader, "env", env);
+    let env = section.read(reader, "env", |reader, node| variables(reader, node, Reader::template));
     let served_name = section.read(reader, "servedName", Reader::text);
     let task = section.read(reader, "task", task).unwrap_or(Task::Generate);
     let start_timeout =
@@ -143,7 +143,12 @@ fn command(reader: &mut Reader, node: &Node) -> Option<Vec<String>> {
     Some(command)
 }
 
-fn env(reader: &mut Reader, node: &Node) -> Option<BTreeMap<String, String>> {
+/// Variables of an engine's environment, whose values `read` reads.
+pub(super) fn variables(
+    reader: &mut Reader,
+    node: &Node,
+    read: fn(&mut Reader, &Node) -> Option<String>,
+) -> Option<BTreeMap<String, String>> {
     let Value::Map(entries) = &node.value else {
         reader.note(node.at, format_args!("expected a mapping, found {}", node.what()));
         return None;
@@ -153,7 +158,7 @@ fn env(reader: &mut Reader, node: &Node) -> Option<BTreeMap<String, String>> {
         if entry.key.is_empty() || entry.key.contains(['=', '\0']) {
             reader.note(entry.at, format_args!("'{}' cannot be a variable's name", entry.key.escape_debug()));
         }
-        if let Some(value) = reader.template(&entry.value) {
+        if let Some(value) = read(reader, &entry.value) {
             env.insert(entry.key.clone(), value);
         }
     }

@@ -94,6 +94,7 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         models: found.models,
         former: Vec::new(),
         meters: devices.meters,
+        visible: devices.visible,
         accelerators_auto: devices.auto && kubernetes.is_none(),
         headroom,
         stream,

@@ -291,6 +291,28 @@ fn declared_accelerators_are_less_their_headroom_and_named_once() {
 }
 
 #[test]
+fn an_engine_sees_declared_accelerators_by_what_the_file_says_and_others_by_the_drivers_names() {
+    let config = read(
+        "accelerators:\n  - {id: a, memory: 24Gi, visible: {HIP_VISIBLE_DEVICES: 0, ROCR_VISIBLE_DEVICES: GPU-aa}}\n  \
+         - {id: b, memory: 24Gi, visible: {HIP_VISIBLE_DEVICES: 3}}\n  - {id: cpu, memory: 24Gi}\n",
+    )
+    .unwrap();
+    let shown = |config: &Config, ids: &[&str]| {
+        let ids: Vec<AcceleratorId> = ids.iter().map(|id| AcceleratorId::from(*id)).collect();
+        let set = config.visible(&ids);
+        set.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(shown(&config, &["a", "b"]), "HIP_VISIBLE_DEVICES=0,3 ROCR_VISIBLE_DEVICES=GPU-aa");
+    assert_eq!(shown(&config, &["b"]), "HIP_VISIBLE_DEVICES=3");
+    assert_eq!(shown(&config, &["cpu"]), "", "nothing is hidden from it");
+    assert_eq!(shown(&read("").unwrap(), &["GPU-1", "GPU-2"]), "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2");
+    insta::assert_snapshot!(errors("accelerators: [{id: a, memory: 24Gi, visible: {A=B: 1}}, {id: b, memory: 24Gi, visible: 3}]"), @r###"
+    rouse.yaml:1:48: accelerators[0].visible: 'A=B' cannot be a variable's name
+    rouse.yaml:1:89: accelerators[1].visible: expected a mapping, found a single value
+    "###);
+}
+
+#[test]
 fn names_that_could_not_be_used_are_refused() {
     for bad in ["''", "a b", "a/../b", "/a", "a%2fb", "'a#1'", "a//b", "a;b", r#""a\tb""#] {
         let text = MODEL.replace("qwen3-8b", bad);

@@ -153,7 +153,9 @@ impl Fixture {
         let meter = self.meter().display().to_string();
         let mut text = format!("state: {:?}\nheadroom: 0\naccelerators:\n", self.dir.path().join("state"));
         for (id, bytes) in &self.accelerators {
-            writeln!(text, "  - {{id: {id}, memory: {bytes}, meter: {meter:?}}}").unwrap();
+            let visible = format!("{{CUDA_VISIBLE_DEVICES: {id}}}");
+            writeln!(text, "  - {{id: {id}, memory: {bytes}, meter: {meter:?}, visible: {visible}}}")
+                .unwrap();
         }
         text.push_str(&taking_over(&self.settings));
         text.push_str("models:\n");

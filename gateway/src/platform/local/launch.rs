@@ -106,11 +106,10 @@ async fn start(
     let address = free_address(shared).map_err(Error::Port)?;
     let (host, port) = (address.ip(), address.port());
     let now = shared.common.clock.now();
-    let ids: Vec<&str> = accelerators.iter().map(AcceleratorId::as_str).collect();
     let plan = Plan {
         command: model.command_line(port, host, fraction, kv_cache),
         environment: model.environment(port, host, fraction, kv_cache),
-        accelerators: ids.join(","),
+        visible: config.visible(accelerators),
         mark: mark(shared, engine, generation),
         log: shared.log(engine),
         header: format!("{engine}, generation {generation}, at {now} UTC"),
@@ -184,8 +183,8 @@ fn kv_cache(spec: &ModelSpec) -> Bytes {
 struct Plan {
     command: Vec<String>,
     environment: BTreeMap<String, String>,
-    /// Ids, with commas between them.
-    accelerators: String,
+    /// By which it sees its accelerators.
+    visible: BTreeMap<String, String>,
     mark: String,
     log: PathBuf,
     header: String,
@@ -207,7 +206,7 @@ impl Plan {
         }
         command
             .args(arguments)
-            .env("CUDA_VISIBLE_DEVICES", self.accelerators)
+            .envs(self.visible)
             .envs(self.environment)
             .env(MARK, &self.mark)
             .process_group(0)
