@@ -122,7 +122,7 @@ enum Command {
 #[derive(Args, Debug)]
 struct Gateway {
     /// The admin API's address.
-    #[arg(long, value_name = "URL", env = "ROUSE_ADMIN", default_value = "http://127.0.0.1:9090")]
+    #[arg(long, value_name = "URL", env = "ROUSE_ADMIN", default_value_t)]
     admin: client::Endpoint,
     /// The token that it asks for.
     #[arg(long, value_name = "TOKEN", env = "ROUSE_ADMIN_TOKEN", hide_env_values = true)]

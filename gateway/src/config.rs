@@ -45,7 +45,7 @@ pub use self::{
 };
 pub(crate) use self::{
     engine::{Fingerprint, kind_name, sleep_by_command},
-    file::parse_address,
+    file::{LOCAL_ADMIN, parse_address},
     model::{memory_of, unusable},
     telemetry::collector_fault,
 };

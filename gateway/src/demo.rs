@@ -146,12 +146,12 @@ mod tests {
 
     #[test]
     fn the_welcome_has_a_line_to_copy() {
-        let (api, admin) = (([127, 0, 0, 1], 8080).into(), ([127, 0, 0, 1], 9090).into());
+        let (api, admin) = (([127, 0, 0, 1], 8080).into(), ([127, 0, 0, 1], 8180).into());
         let welcome = welcome(api, admin, "target/quick/rouse-gateway");
         insta::assert_snapshot!(welcome, @r###"
         This is the demonstration: tiny-llama, tiny-qwen, tiny-mistral (pretended models) on two pretended accelerators
         that cannot all be awake at once. The inference API is at http://127.0.0.1:8080, the admin API at
-        http://127.0.0.1:9090. Try a cold model:
+        http://127.0.0.1:8180. Try a cold model:
 
           curl -N http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \
             -d '{"model":"tiny-llama","stream":true,"messages":[{"role":"user","content":"Hello"}]}'
@@ -160,8 +160,8 @@ mod tests {
 
           curl -N http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \
             -d '{"model":"tiny-mistral","stream":true,"messages":[{"role":"user","content":"Hello"}]}'
-          target/quick/rouse-gateway ps --admin 127.0.0.1:9090
-          target/quick/rouse-gateway explain tiny-llama --admin 127.0.0.1:9090
+          target/quick/rouse-gateway ps --admin 127.0.0.1:8180
+          target/quick/rouse-gateway explain tiny-llama --admin 127.0.0.1:8180
         "###);
     }
 

@@ -37,8 +37,11 @@ pub enum Stage {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("address {0} is in use: another process listens there, or another gateway runs")]
-    InUse(SocketAddr),
+    #[error(
+        "address {address} is in use by another process, maybe by a gateway that runs already: `ss -ltnp 'sport = :{}'` \
+         shows which. End that one, or take another address with --{listener} ADDR or listen.{listener}", .address.port()
+    )]
+    InUse { address: SocketAddr, listener: &'static str },
     #[error("cannot listen on {address}: {source}")]
     Bind { address: SocketAddr, source: io::Error },
     #[error("cannot start a serving thread: {0}")]

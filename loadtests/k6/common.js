@@ -1,6 +1,6 @@
 // What all scenarios share: where the gateway is, what is asked, and what an answer must look like.
 //
-//   GATEWAY  http://127.0.0.1:8080   KEY  none   MODELS  tiny-llama,tiny-qwen,tiny-mistral   ADMIN  http://127.0.0.1:9090   LASTS  30
+//   GATEWAY  http://127.0.0.1:8080   KEY  none   MODELS  tiny-llama,tiny-qwen,tiny-mistral   ADMIN  http://127.0.0.1:8180   LASTS  30
 //
 // Only this machine is a target: a scenario that floods somebody else's server is no test of this one.
 import http from 'k6/http';
@@ -17,7 +17,7 @@ function here(name, address) {
 }
 
 export const gateway = here('GATEWAY', __ENV.GATEWAY || 'http://127.0.0.1:8080');
-export const admin = here('ADMIN', __ENV.ADMIN || 'http://127.0.0.1:9090');
+export const admin = here('ADMIN', __ENV.ADMIN || 'http://127.0.0.1:8180');
 
 const headers = { 'Content-Type': 'application/json' };
 if (__ENV.KEY) headers.Authorization = `Bearer ${__ENV.KEY}`;

@@ -9,6 +9,8 @@ use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, time::timeout};
 
+use crate::config::LOCAL_ADMIN;
+
 /// For the answer's head, and for a whole answer that is no stream.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// No answer of the admin API that is read whole comes near this, in bytes.
@@ -126,8 +128,14 @@ impl FromStr for Endpoint {
         if authority.as_str().contains('@') {
             return Err("the token goes into ROUSE_ADMIN_TOKEN, not into the URL".to_owned());
         }
-        let port = authority.port_u16().unwrap_or(9090);
+        let port = authority.port_u16().unwrap_or(LOCAL_ADMIN.port());
         Ok(Self(format!("{}:{port}", authority.host())))
+    }
+}
+
+impl Default for Endpoint {
+    fn default() -> Self {
+        Self(LOCAL_ADMIN.to_string())
     }
 }
 
@@ -157,14 +165,15 @@ mod tests {
     #[test]
     fn an_endpoint_is_a_url_or_an_address() {
         for (text, endpoint) in [
-            ("http://127.0.0.1:9090", "127.0.0.1:9090"),
+            ("http://127.0.0.1:9", "127.0.0.1:9"),
             ("localhost:1234", "localhost:1234"),
             ("http://[::1]:9/", "[::1]:9"),
-            ("box", "box:9090"),
+            ("box", "box:8180"),
         ] {
             assert_eq!(text.parse::<Endpoint>().unwrap().0, endpoint, "{text}");
         }
-        for text in ["https://box:9090", "", "http://user:secret@box", "a b"] {
+        assert_eq!(Endpoint::default().0, "127.0.0.1:8180");
+        for text in ["https://box:8180", "", "http://user:secret@box", "a b"] {
             assert!(text.parse::<Endpoint>().is_err(), "{text}");
         }
     }

@@ -20,7 +20,8 @@ use super::{
 };
 
 const LOCAL_API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
-const LOCAL_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
+/// Neither Prometheus' port nor one that engines take by default.
+pub(crate) const LOCAL_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8180);
 
 /// Reads and checks a file. The error lists everything that is wrong with it.
 pub fn load(path: &Path) -> Result<Config, Errors> {

@@ -51,7 +51,7 @@ fn an_empty_file_gives_the_documented_defaults() {
     for text in ["", "# nothing\n", "models: []\n", "turns:\n  # residency: 30s\n"] {
         let config = read(text).unwrap();
         assert_eq!(config.api.to_string(), "127.0.0.1:8080");
-        assert_eq!(config.admin.address.to_string(), "127.0.0.1:9090");
+        assert_eq!(config.admin.address.to_string(), "127.0.0.1:8180");
         assert!(config.accelerators_auto && config.admin.metrics_open && config.admin.token.is_none());
         assert_eq!(config.headroom, Bytes::gib(1));
         assert_eq!(config.core.settings.host_memory, Bytes::gib(32));
@@ -106,7 +106,7 @@ fn a_model_says_itself_how_it_waits_and_when_it_goes_or_leaves_that_to_the_setti
 #[test]
 fn mistakes_in_different_places_are_reported_together_each_with_its_place() {
     insta::assert_snapshot!(errors(
-        r#"listen: {api: 127.0.0.1:http, adnim: 127.0.0.1:9090}
+        r#"listen: {api: 127.0.0.1:http, adnim: 127.0.0.1:8180}
 headroom: lots
 queue:
   maxWaiting: -1
@@ -267,9 +267,9 @@ fn certificates_come_in_pairs_and_origins_are_origins() {
 
 #[test]
 fn an_admin_api_for_others_needs_a_token() {
-    insta::assert_snapshot!(errors("listen: {admin: 0.0.0.0:9090}\n"), @r###"rouse.yaml:1:17: listen.admin: 0.0.0.0:9090 is not loopback: that needs an admin.token"###);
+    insta::assert_snapshot!(errors("listen: {admin: 0.0.0.0:8180}\n"), @r###"rouse.yaml:1:17: listen.admin: 0.0.0.0:8180 is not loopback: that needs an admin.token"###);
     let config =
-        read("listen: {admin: 0.0.0.0:9090}\nadmin: {token: \"${env:TOKEN}\", metrics: token}\n").unwrap();
+        read("listen: {admin: 0.0.0.0:8180}\nadmin: {token: \"${env:TOKEN}\", metrics: token}\n").unwrap();
     assert_eq!(config.admin.token.as_deref(), Some("s3cret"));
     assert!(!format!("{config:?}").contains("s3cret"));
 }

@@ -14,13 +14,17 @@ const SILENT: Duration = Duration::from_secs(30);
 const ASKED_EVERY: Duration = Duration::from_secs(10);
 const ASKED: u32 = 3;
 
+/// What the listeners are called in the configuration and on the command line.
+const API: &str = "api";
+const ADMIN: &str = "admin";
+
 /// Binds `count` listeners to one address, for one thread each; the kernel spreads connections over them. Port 0 gives
 /// all of them one free port.
 pub(super) fn bind_shared(address: SocketAddr, count: usize) -> Result<Vec<std::net::TcpListener>, Error> {
     // A second gateway of the same user would share the port silently, so the port is first tried without sharing.
     if address.port() != 0 {
         let probe = open(address).map_err(|source| Error::Bind { address, source })?;
-        bind(&probe, address)?;
+        bind(&probe, address, API)?;
     }
     let mut listeners = Vec::with_capacity(count);
     let mut at = address;
@@ -28,7 +32,7 @@ pub(super) fn bind_shared(address: SocketAddr, count: usize) -> Result<Vec<std::
         let socket = open(at).map_err(|source| Error::Bind { address: at, source })?;
         let failed = |source| Error::Bind { address: at, source };
         socket.set_reuse_port(true).map_err(failed)?;
-        bind(&socket, at)?;
+        bind(&socket, at, API)?;
         socket.listen(BACKLOG).map_err(failed)?;
         let listener = std::net::TcpListener::from(socket);
         at = listener.local_addr().map_err(failed)?;
@@ -41,7 +45,7 @@ pub(super) fn bind_shared(address: SocketAddr, count: usize) -> Result<Vec<std::
 pub(super) fn bind_one(address: SocketAddr) -> Result<std::net::TcpListener, Error> {
     let failed = |source| Error::Bind { address, source };
     let socket = open(address).map_err(failed)?;
-    bind(&socket, address)?;
+    bind(&socket, address, ADMIN)?;
     socket.listen(BACKLOG).map_err(failed)?;
     Ok(socket.into())
 }
@@ -56,9 +60,9 @@ fn open(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-fn bind(socket: &Socket, address: SocketAddr) -> Result<(), Error> {
+fn bind(socket: &Socket, address: SocketAddr, listener: &'static str) -> Result<(), Error> {
     socket.bind(&address.into()).map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => Error::InUse(address),
+        io::ErrorKind::AddrInUse => Error::InUse { address, listener },
         _ => Error::Bind { address, source },
     })
 }
@@ -90,7 +94,13 @@ mod tests {
         let address = listeners[0].local_addr().unwrap();
         assert!(listeners.iter().all(|l| l.local_addr().unwrap() == address));
         let error = bind_shared(address, 1).unwrap_err();
-        assert!(error.to_string().contains(&format!("address {address} is in use")), "{error}");
-        assert!(matches!(bind_one(address), Err(Error::InUse(_))));
+        let told = format!(
+            "address {address} is in use by another process, maybe by a gateway that runs already: `ss -ltnp 'sport = :{}'` \
+             shows which. End that one, or take another address with --api ADDR or listen.api",
+            address.port()
+        );
+        assert_eq!(error.to_string(), told);
+        let error = bind_one(address).unwrap_err().to_string();
+        assert!(error.ends_with("with --admin ADDR or listen.admin"), "{error}");
     }
 }

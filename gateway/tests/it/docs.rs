@@ -144,7 +144,7 @@ fn shell(gateway: &Gateway, text: &str) -> Command {
     let dir = gateway.dir.display().to_string();
     let text = [
         ("localhost:8080", gateway.api.to_string()),
-        ("localhost:9090", gateway.admin.to_string()),
+        ("localhost:8180", gateway.admin.to_string()),
         ("/etc/rouse/rouse.yaml", format!("{dir}/rouse.yaml")),
         ("/var/lib/rouse/journal", format!("{dir}/journal")),
     ]
