@@ -50,7 +50,7 @@ help: ## List the targets
 
 .PHONY: run
 run: ## Build the gateway and start its embedded demonstration (ARGS="--config FILE" for your own)
-	cargo run --locked --profile quick -p rouse-gateway -- $(ARGS)
+	cargo run --locked --profile quick -p rouse-gateway -- $(or $(ARGS),demo)
 
 # ---- tests
 

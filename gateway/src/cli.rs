@@ -9,7 +9,7 @@ mod show;
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use anyhow::Context as _;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use crate::config;
 
@@ -18,9 +18,16 @@ pub const USAGE: u8 = 64;
 /// There is no gateway to ask (`EX_UNAVAILABLE`).
 pub const UNAVAILABLE: u8 = 69;
 
-/// An OpenAI-compatible gateway that wakes models. Without a configuration it runs its embedded demonstration.
+/// Below the help, which is all that a start without a configuration comes to.
+const NEXT: &str = "\
+What to do next:
+  rouse-gateway demo                 Try it: pretended models on pretended accelerators, no GPU needed
+  rouse-gateway check rouse.yaml     Check a configuration before it is used
+  rouse-gateway --config rouse.yaml  Serve its models";
+
+/// An OpenAI-compatible gateway that wakes models.
 #[derive(Debug, Parser)]
-#[command(name = "rouse-gateway", version, args_conflicts_with_subcommands = true)]
+#[command(name = "rouse-gateway", version, args_conflicts_with_subcommands = true, after_help = NEXT)]
 pub struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -30,9 +37,15 @@ pub struct Cli {
 
 #[derive(Args, Debug)]
 struct Serve {
-    /// The configuration; without one the embedded demonstration runs.
+    /// The configuration, which says which models to serve.
     #[arg(long, value_name = "FILE", env = "ROUSE_CONFIG")]
     config: Option<PathBuf>,
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Args, Debug)]
+struct Options {
     /// Where the inference API listens, instead of `listen.api`.
     #[arg(long, value_name = "ADDR", value_parser = config::parse_address)]
     api: Option<SocketAddr>,
@@ -55,6 +68,8 @@ enum LogFormat {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Start the demonstration: three pretended models on two pretended accelerators that cannot all be awake at once.
+    Demo(Options),
     /// Check a configuration: everything that is wrong with it, and what will not work as meant.
     Check { file: PathBuf },
     /// Make a key for a client, and the line of the configuration that lets it in.
@@ -133,7 +148,11 @@ struct Gateway {
 #[must_use]
 pub fn run(cli: Cli) -> ExitCode {
     let result = match cli.command {
-        None => serve::serve(cli.serve),
+        None => match cli.serve.config {
+            Some(file) => serve::serve(Some(file), cli.serve.options),
+            None => Ok(unconfigured()),
+        },
+        Some(Command::Demo(options)) => serve::serve(None, options),
         Some(Command::Check { file }) => Ok(serve::check(&file)),
         Some(Command::Replay { file }) => replay(&file),
         Some(Command::Key { name, stdin }) => key::run(&name, stdin),
@@ -159,6 +178,13 @@ pub fn run(cli: Cli) -> ExitCode {
     })
 }
 
+/// Nothing is served by accident: a service whose configuration was forgotten must fail.
+fn unconfigured() -> ExitCode {
+    eprintln!("rouse-gateway: there is no configuration: --config FILE says which models to serve\n");
+    eprint!("{}", Cli::command().render_help());
+    USAGE.into()
+}
+
 fn replay(file: &std::path::Path) -> anyhow::Result<ExitCode> {
     crate::driver::replay(file, &mut std::io::stdout().lock())?;
     Ok(ExitCode::SUCCESS)
@@ -179,9 +205,11 @@ fn ask(command: Command) -> anyhow::Result<ExitCode> {
                 show::logs(&gateway.client(), &model, replica, follow).await.map(done)
             }
             Command::DemoEngine(args) => Box::pin(engine_sim::run(*args)).await,
-            Command::Check { .. } | Command::Replay { .. } | Command::Key { .. } | Command::Crds { .. } => {
-                Ok(ExitCode::SUCCESS)
-            }
+            Command::Demo(_)
+            | Command::Check { .. }
+            | Command::Replay { .. }
+            | Command::Key { .. }
+            | Command::Crds { .. } => Ok(ExitCode::SUCCESS),
         }
     })
 }

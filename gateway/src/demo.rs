@@ -1,4 +1,4 @@
-//! The embedded demonstration: what runs when there is no configuration at all.
+//! The embedded demonstration: what `rouse-gateway demo` runs.
 //!
 //! Three small pretended models share two pretended accelerators that are too small for all of them, so that a first look
 //! shows what Rouse is for. Their engines come out of this very binary (`demo-engine`), so one file is enough.

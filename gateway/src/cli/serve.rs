@@ -1,28 +1,33 @@
 //! `serve` and `check`: the two that read a configuration.
 
-use std::{io::IsTerminal as _, path::Path, process::ExitCode};
+use std::{
+    io::IsTerminal as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::Context as _;
 use rouse::limits;
 use tracing_subscriber::EnvFilter;
 
-use super::{LogFormat, Serve, USAGE};
+use super::{LogFormat, Options, USAGE};
 use crate::{app, config, demo, metrics::Lost, telemetry::Log};
 
-pub(super) fn serve(serve: Serve) -> anyhow::Result<ExitCode> {
+/// Serves this file, or the demonstration where there is none.
+pub(super) fn serve(file: Option<PathBuf>, options: Options) -> anyhow::Result<ExitCode> {
     // The log has a thread, and the table of descriptors is grown before there are any.
     let descriptors = limits::raise().context("cannot read the limit of open files")?;
     let lost = Lost::new();
-    let log = log(serve.log_format, &lost)?;
+    let log = log(options.log_format, &lost)?;
     tracing::debug!(descriptors, "limit of open files");
-    let ended = start(serve, lost);
+    let ended = start(file, options, lost);
     // Before the reason is said, where it is one of failure.
     log.close();
     ended
 }
 
-fn start(serve: Serve, lost: Lost) -> anyhow::Result<ExitCode> {
-    let source = config::Source { file: serve.config, api: serve.api, admin: serve.admin };
+fn start(file: Option<PathBuf>, options: Options, lost: Lost) -> anyhow::Result<ExitCode> {
+    let source = config::Source { file, api: options.api, admin: options.admin };
     let config = source.load()?;
     let findings = config::check(&config);
     for problem in findings.errors.iter().chain(&findings.warnings) {
@@ -33,7 +38,7 @@ fn start(serve: Serve, lost: Lost) -> anyhow::Result<ExitCode> {
             .with_context(|| format!("cannot make {}", config.state.display()))?;
         demo::prepare(&config)?;
     }
-    app::run(app::Start { config, source, journal: serve.journal, lost })
+    app::run(app::Start { config, source, journal: options.journal, lost })
 }
 
 /// Prints what is wrong or doubtful. Exit code 64 when anything is wrong.

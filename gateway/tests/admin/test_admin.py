@@ -31,7 +31,8 @@ class Gateway:
     def __init__(self, folder, token=None):
         binary = os.environ.get("ROUSE_GATEWAY")
         assert binary, "ROUSE_GATEWAY must name the built rouse-gateway; `make test-admin` sets it"
-        command = [binary, "--api", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+        command = [binary] if token else [binary, "demo"]
+        command += ["--api", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
         self.token = token
         if token:
             path = folder / "rouse.yaml"

@@ -97,7 +97,8 @@ class Gateway:
         self.log = folder / "gateway.log"
         self.api = f"http://127.0.0.1:{free_port()}"
         self.admin = f"http://127.0.0.1:{free_port()}"
-        command = [binary, "--api", self.api.removeprefix("http://"), "--admin", self.admin.removeprefix("http://")]
+        command = [binary] if config is not None else [binary, "demo"]
+        command += ["--api", self.api.removeprefix("http://"), "--admin", self.admin.removeprefix("http://")]
         if config is not None:
             path = folder / "rouse.yaml"
             path.write_text(yaml.safe_dump({**config, "state": str(folder / "state")}))

@@ -12,6 +12,7 @@ async fn rouse(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
         .args(args)
         .env_remove("ROUSE_ADMIN")
+        .env_remove("ROUSE_CONFIG")
         .env_remove("ROUSE_ADMIN_TOKEN")
         .kill_on_drop(true)
         .output()
@@ -82,6 +83,18 @@ async fn a_wrong_command_line_is_exit_code_64_and_help_is_none() {
     let help = rouse(&["--help"]).await;
     assert_eq!(help.status.code(), Some(0));
     assert!(!text(&help.stdout).contains("demo-engine"), "it is hidden");
+}
+
+#[tokio::test]
+async fn without_a_configuration_nothing_is_served_and_the_help_says_what_to_do_next() {
+    for args in [&[][..], &["--api", "127.0.0.1:0"]] {
+        let output = rouse(args).await;
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(64), ""), "{args:?}");
+        let said = text(&output.stderr);
+        for part in ["--config FILE says which models to serve", "Usage:", "  rouse-gateway demo "] {
+            assert!(said.contains(part), "{part} in {said}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -43,6 +43,25 @@ async fn an_engine_of_the_demonstration_starts_from_its_command_and_is_accounted
     engine.kill().await.unwrap();
 }
 
+#[tokio::test]
+async fn the_demonstration_is_started_by_its_name() {
+    let state = tempfile::tempdir().unwrap();
+    let mut gateway = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
+        .args(["demo", "--api", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+        .env("XDG_STATE_HOME", state.path())
+        .env_remove("STATE_DIRECTORY")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(gateway.stdout.take().unwrap()).lines();
+    let first = lines.next_line().await.unwrap().expect("it says where it listens");
+    let address = first.strip_prefix("inference API  http://").unwrap().trim_end_matches("/v1").to_owned();
+    assert!(get(&address, "/v1/models").await.contains("tiny-llama"));
+    gateway.kill().await.unwrap();
+}
+
 async fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
