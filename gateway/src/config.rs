@@ -19,6 +19,7 @@ mod policy;
 mod reader;
 mod source;
 mod substitute;
+mod syntax;
 mod telemetry;
 mod tls;
 mod tree;
@@ -31,7 +32,7 @@ use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, sync::Arc}
 pub use rouse::adapter::{Kind, SleepApi, Task};
 
 pub use self::{
-    check::{Findings, check, misfits},
+    check::{Findings, check, check_here, misfits},
     cors::Cors,
     diff::{Diff, diff},
     error::{At, Errors, Problem},

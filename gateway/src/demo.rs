@@ -127,7 +127,7 @@ mod tests {
     fn each_demonstration_model_fits_and_all_of_them_do_not() {
         let config =
             config(Path::new("/tmp/a \"quoted\" ${PORT} place"), Path::new("/bin/rouse-gateway")).unwrap();
-        assert_eq!(config::misfits(&config.core), []);
+        assert_eq!(config::misfits(&config), []);
         assert_eq!(config::check(&config), config::Findings::default());
         let total: Bytes = config.core.accelerators.iter().map(|device| device.capacity).sum();
         let wanted: Bytes = config

@@ -23,6 +23,7 @@ pub mod tls;
 
 pub use admin::Admin;
 pub use api::{Api, Serving};
+pub(crate) use listener::taken;
 
 /// How far the gateway is in its end. Only ever moves forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

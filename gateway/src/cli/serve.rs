@@ -54,7 +54,7 @@ pub(super) fn check(file: &Path) -> ExitCode {
     for problem in &findings.errors {
         eprintln!("{}", problem.display(&config.origin));
     }
-    for problem in &findings.warnings {
+    for problem in findings.warnings.iter().chain(&config::check_here(&config)) {
         eprintln!("warning: {}", problem.display(&config.origin));
     }
     if !findings.errors.is_empty() {

@@ -1,11 +1,16 @@
 //! What is legal and will not work as meant.
 
+mod here;
+mod pins;
+
 use std::net::IpAddr;
 
 use rouse::{
     model::{AcceleratorId, Accelerators, Configuration, LevelPolicy, ModelName, ModelSpec},
     units::{Bytes, Millis},
 };
+
+pub use here::check_here;
 
 use super::{At, Config, Kind, Model, Problem, SleepApi, Tls};
 
@@ -36,7 +41,7 @@ pub fn check(config: &Config) -> Findings {
         }
     }
     let unknown = config.accelerators_auto && config.core.accelerators.is_empty();
-    let errors = if unknown { Vec::new() } else { misfits(&config.core) };
+    let errors = if unknown { Vec::new() } else { misfits(config) };
     Findings {
         errors: errors
             .into_iter()
@@ -46,15 +51,21 @@ pub fn check(config: &Config) -> Findings {
     }
 }
 
-/// Models that fit nowhere even when everything else is put away, and why.
+/// Models that can never be awake, and why: they fit nowhere even when everything else is put away, or all that could
+/// be is pinned.
 #[must_use]
-pub fn misfits(core: &Configuration) -> Vec<(ModelName, String)> {
-    core.models.iter().filter_map(|spec| misfit(core, spec).map(|why| (spec.name.clone(), why))).collect()
+pub fn misfits(config: &Config) -> Vec<(ModelName, String)> {
+    let core = &config.core;
+    let misfit = |spec: &ModelSpec| misfit(core, config.headroom, spec);
+    let mut all: Vec<_> =
+        core.models.iter().filter_map(|spec| misfit(spec).map(|why| (spec.name.clone(), why))).collect();
+    all.extend(pins::crowded(core, |spec| misfit(spec).is_none()));
+    all
 }
 
-fn misfit(core: &Configuration, spec: &ModelSpec) -> Option<String> {
+fn misfit(core: &Configuration, headroom: Bytes, spec: &ModelSpec) -> Option<String> {
     let need = spec.memory.awake;
-    let (wanted, there): (usize, Vec<Bytes>) = match &spec.accelerators {
+    let (wanted, mut there): (usize, Vec<Bytes>) = match &spec.accelerators {
         Accelerators::Count(count) => (
             usize::try_from(*count).unwrap_or(usize::MAX),
             core.accelerators.iter().map(|device| device.capacity).collect(),
@@ -71,16 +82,29 @@ fn misfit(core: &Configuration, spec: &ModelSpec) -> Option<String> {
         Accelerators::Of { .. } => return None,
     };
     if there.len() < wanted {
-        return Some(format!("it wants {wanted} accelerators, there are {}", there.len()));
+        let number = there.len();
+        return Some(format!(
+            "it wants {wanted} accelerators, and there are {number}: write accelerators: {number} or less"
+        ));
     }
-    let fitting = there.iter().filter(|capacity| **capacity >= need).count();
-    (fitting < wanted).then(|| {
-        let largest = there.iter().max().copied().unwrap_or_default();
-        format!(
-            "it needs {need} on each of {wanted} accelerators and fits nowhere: the largest can be granted {largest} \
-             (headroom taken off)"
-        )
-    })
+    there.sort_unstable_by(|a, b| b.cmp(a));
+    let most = *wanted.checked_sub(1).and_then(|last| there.get(last))?;
+    if most >= need {
+        return None;
+    }
+    let place =
+        if wanted == 1 { "one accelerator".to_owned() } else { format!("each of {wanted} accelerators") };
+    let kept = if headroom == Bytes::ZERO {
+        String::new()
+    } else {
+        format!(" (headroom keeps {headroom} of each free)")
+    };
+    // It alone is what keeps the model out.
+    let instead = if need <= most + headroom { ", or a smaller headroom" } else { "" };
+    Some(format!(
+        "it needs {need} on {place} and fits nowhere: at most {most} can be granted there{kept}. Write memory.awake: {most} \
+         or less{instead}"
+    ))
 }
 
 fn general(config: &Config) -> Vec<Problem> {

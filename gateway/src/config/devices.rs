@@ -42,7 +42,7 @@ pub(super) fn devices(reader: &mut Reader, node: &Node, headroom: Bytes) -> Opti
     reader.list(node, |reader, node| {
         let mut section = reader.section(node);
         let id = section.require(reader, "id", Reader::text);
-        let memory = section.require(reader, "memory", Reader::size);
+        let memory = section.require(reader, "memory", Reader::memory);
         let meter = section.read(reader, "meter", Reader::text);
         let visible = section.read(reader, "visible", |reader, node| variables(reader, node, Reader::text));
         let at = section.at;
@@ -55,7 +55,13 @@ pub(super) fn devices(reader: &mut Reader, node: &Node, headroom: Bytes) -> Opti
             reader.note(at, format_args!("the accelerator '{id}' is listed twice"));
         }
         if memory <= headroom {
-            reader.note(at, format_args!("memory {memory} leaves nothing beside headroom {headroom}"));
+            reader.note(
+                at,
+                format_args!(
+                    "memory {memory} leaves nothing beside headroom {headroom}: write the memory that there is, or a smaller \
+                     headroom"
+                ),
+            );
         }
         devices.list.push(Accelerator {
             id: id.clone(),

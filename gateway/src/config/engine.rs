@@ -131,6 +131,16 @@ fn fingerprint(model: &Model) -> u64 {
 }
 
 fn command(reader: &mut Reader, node: &Node) -> Option<Vec<String>> {
+    if let Value::Scalar(text) = &node.value {
+        reader.note(
+            node.at,
+            format_args!(
+                "expected a list of program and arguments, found a single value: write {}",
+                as_list(text)
+            ),
+        );
+        return None;
+    }
     let command = reader.list(node, Reader::template)?;
     if command.first().is_none_or(|program| program.trim().is_empty()) {
         reader.note(node.at, "the command is empty");
@@ -141,6 +151,17 @@ fn command(reader: &mut Reader, node: &Node) -> Option<Vec<String>> {
         return None;
     }
     Some(command)
+}
+
+/// A command line as the list that it should have been. What only a shell understands stays a shell's.
+fn as_list(line: &str) -> String {
+    if line.contains(['\'', '"', '\\', '|', '&', ';', '<', '>', '(', '`', '*', '~']) {
+        return "[sh, -c, 'exec …'] for what needs a shell, else [PROGRAM, ARGUMENT, …]".to_owned();
+    }
+    let plain = |word: &str| word.chars().all(|c| c.is_alphanumeric() || "-_./=+".contains(c));
+    let words =
+        line.split_whitespace().map(|word| if plain(word) { word.to_owned() } else { format!("\"{word}\"") });
+    format!("[{}]", words.collect::<Vec<_>>().join(", "))
 }
 
 /// Variables of an engine's environment, whose values `read` reads.

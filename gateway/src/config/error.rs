@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde_saphyr::Location;
 
+use super::syntax;
+
 /// Line and column, from 1; line 0 is "the file as a whole".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct At {
@@ -40,7 +42,8 @@ impl Problem {
         Self { at, text: text.into() }
     }
 
-    pub(super) fn from_yaml(error: &serde_saphyr::Error) -> Self {
+    /// `source`: what the parser read.
+    pub(super) fn from_yaml(error: &serde_saphyr::Error, source: &str) -> Self {
         let at = error.location().map(At::from).unwrap_or_default();
         let text = match error.without_snippet() {
             serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
@@ -52,7 +55,11 @@ impl Problem {
             other => {
                 let text = other.to_string();
                 // The place is in front already.
-                text.rsplit_once(" at line ").map_or_else(|| text.clone(), |(what, _)| what.to_owned())
+                let words = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
+                if let Some((at, text)) = syntax::explain(source, at, words) {
+                    return Self { at, text };
+                }
+                words.to_owned()
             }
         };
         Self { at, text }

@@ -56,15 +56,20 @@ pub(super) fn parse_on(machine: &Machine, text: &str, origin: &str) -> Result<Co
 fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     let kubernetes = kubernetes::kubernetes(reader, root);
     let (api, admin_listen) = root.sub(reader, "listen", |reader, listen| {
-        let api = listen.read(reader, "api", address).map(|(api, _)| api);
-        (api, listen.read(reader, "admin", address))
+        (listen.read(reader, "api", address), listen.read(reader, "admin", address))
     });
-    let api = api.unwrap_or(LOCAL_API);
+    if let Some((_, at)) = api.or(admin_listen) {
+        let (api, admin) = (api.map_or(LOCAL_API, first), admin_listen.map_or(LOCAL_ADMIN, first));
+        if let Some(text) = same_port(api, admin) {
+            reader.problems.push(Problem::new(at, text));
+        }
+    }
+    let api = api.map_or(LOCAL_API, first);
     let tls = tls::tls(reader, root);
     let (threads, cors) = cors::api(reader, root);
     let admin =
         root.sub(reader, "admin", |reader, section| admin(reader, section, admin_listen, tls.is_some()));
-    let headroom = root.read(reader, "headroom", Reader::size).unwrap_or(Bytes::gib(1));
+    let headroom = root.read(reader, "headroom", Reader::memory).unwrap_or(Bytes::gib(1));
     let devices =
         root.read(reader, "accelerators", |reader, node| devices(reader, node, headroom)).unwrap_or_default();
     let settings = policy::settings(reader, root, Bytes(machine.memory.0 / 2));
@@ -149,12 +154,22 @@ fn admin(
         let text = format!("listen.admin: {address} is not loopback: that needs an admin.token");
         reader.problems.push(Problem::new(at, text));
     }
-    Admin {
-        address: listen.map_or(LOCAL_ADMIN, |(address, _)| address),
-        token,
-        metrics_open,
-        tls: tls.unwrap_or(false),
-    }
+    Admin { address: listen.map_or(LOCAL_ADMIN, first), token, metrics_open, tls: tls.unwrap_or(false) }
+}
+
+fn first((address, _): (SocketAddr, At)) -> SocketAddr {
+    address
+}
+
+/// Why the two listeners cannot have these addresses at once.
+pub(super) fn same_port(api: SocketAddr, admin: SocketAddr) -> Option<String> {
+    let meets =
+        |a: SocketAddr, b: SocketAddr| a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
+    (api.port() == admin.port() && api.port() != 0 && meets(api, admin)).then(|| {
+        format!(
+            "listen.api ({api}) and listen.admin ({admin}) have one port: write another one for listen.admin, like {LOCAL_ADMIN}"
+        )
+    })
 }
 
 fn address(reader: &mut Reader, node: &Node) -> Option<(SocketAddr, At)> {

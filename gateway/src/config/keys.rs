@@ -63,6 +63,15 @@ pub(super) fn keys(reader: &mut Reader, root: &mut Section, models: &[ModelSpec]
             Value::List(_) => {
                 let mut taken = Taken::default();
                 let read = reader.list(node, |reader, node| {
+                    if let Value::Scalar(_) = &node.value {
+                        // Never the text: it may be the key itself.
+                        reader.note(
+                            node.at,
+                            "expected {name: NAME, sha256: HASH}, found a single value: 'rouse-gateway key NAME' makes a key \
+                             and its line, and with --stdin the line of one that exists",
+                        );
+                        return None;
+                    }
                     let mut section = reader.section(node);
                     let key = one(reader, &mut section, models, &mut taken, &mut found.doubts);
                     section.close(reader);

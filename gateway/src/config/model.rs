@@ -15,6 +15,8 @@ use super::{
 
 /// Residue of an engine of which nothing is known.
 const UNKNOWN_RESIDUE: Bytes = Bytes::gib(4);
+const SLEEP_AFTER: Millis = Millis::secs(300);
+const STOP_AFTER: Millis = Millis::secs(3600);
 /// More engines of one model than one machine has accelerators for.
 const MOST_REPLICAS: u32 = 64;
 
@@ -72,6 +74,13 @@ fn one(
     let sleep = engine.as_ref().map(|engine| engine.model.sleep);
     let can_sleep = sleep != Some(SleepApi::None);
     let memory = section.require(reader, "memory", |reader, node| {
+        if let Value::Scalar(_) = &node.value {
+            reader.note(
+                node.at,
+                "expected a mapping, found a single value: write {awake: 30Gi}, with what an awake engine takes",
+            );
+            return None;
+        }
         let mut section = reader.section(node);
         let memory = memory(reader, &mut section, can_sleep);
         section.close(reader);
@@ -189,7 +198,7 @@ fn accelerators(reader: &mut Reader, node: &Node, devices: Option<&[Accelerator]
 
 fn memory(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Option<Memory> {
     let awake = section.require(reader, "awake", |reader, node| {
-        let size = reader.size(node)?;
+        let size = reader.memory(node)?;
         if size == Bytes::ZERO {
             reader.note(node.at, "is more than 0");
             return None;
@@ -197,13 +206,13 @@ fn memory(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Option
         Some(size)
     });
     let asleep = section.read(reader, "asleep", |reader, node| {
-        let size = reader.size(node)?;
+        let size = reader.memory(node)?;
         if awake.is_some_and(|awake| size > awake) {
             reader.note(node.at, format_args!("{size} asleep is more than awake"));
         }
         Some(size)
     });
-    let host = section.read(reader, "host", Reader::size);
+    let host = section.read(reader, "host", Reader::memory);
     Some(memory_of(awake?, asleep, host, can_sleep))
 }
 
@@ -219,18 +228,23 @@ pub(crate) fn memory_of(awake: Bytes, asleep: Option<Bytes>, host: Option<Bytes>
 }
 
 fn idle(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Idle {
-    let sleep_after = section.read(reader, "sleepAfter", span_or_never).unwrap_or(Some(Millis::secs(300)));
-    let stop_after = section
-        .read(reader, "stopAfter", |reader, node| {
-            let stop = span_or_never(reader, node)?;
-            if let (Some(stop), Some(sleep)) = (stop, sleep_after)
-                && stop < sleep
-            {
-                reader.note(node.at, format_args!("{stop} is before sleepAfter ({sleep})"));
-            }
-            Some(stop)
-        })
-        .unwrap_or(Some(Millis::secs(3600)));
+    let sleep = section.read(reader, "sleepAfter", span_or_never);
+    let stop = section.read(reader, "stopAfter", |reader, node| {
+        let stop = span_or_never(reader, node)?;
+        if let (Some(stop), Some(Some(sleep))) = (stop, sleep)
+            && stop < sleep
+        {
+            let text = format!(
+                "{stop} is before sleepAfter ({sleep}): write {sleep} or more, or a shorter sleepAfter"
+            );
+            reader.note(node.at, text);
+        }
+        Some(stop)
+    });
+    // One that is not written gives way to one that is.
+    let never = Millis::FOREVER;
+    let sleep_after = sleep.unwrap_or(Some(SLEEP_AFTER.min(stop.flatten().unwrap_or(never))));
+    let stop_after = stop.unwrap_or(Some(STOP_AFTER.max(sleep_after.unwrap_or_default())));
     let level = section
         .read(reader, "level", |reader, node| level(reader, node, can_sleep))
         .unwrap_or(LevelPolicy::Auto);

@@ -15,7 +15,7 @@ use super::{
 pub(super) fn settings(reader: &mut Reader, root: &mut Section, host: Bytes) -> Settings {
     let default = Settings::default();
     let host_memory = root
-        .sub(reader, "host", |reader, section| section.read(reader, "sleepMemory", Reader::size))
+        .sub(reader, "host", |reader, section| section.read(reader, "sleepMemory", Reader::memory))
         .unwrap_or(host);
     let queue = root.sub(reader, "queue", |reader, section| queue(reader, section, default.queue));
     let turns = root.sub(reader, "turns", |reader, section| turns(reader, section, default.turns));

@@ -28,6 +28,8 @@ pub(super) struct Section {
     pub(super) at: At,
     entries: Vec<Entry>,
     known: Vec<&'static str>,
+    /// It is no mapping at all, which was said: that keys are missing need not be.
+    broken: bool,
 }
 
 impl Reader {
@@ -85,6 +87,20 @@ impl Reader {
 
     pub(super) fn size(&mut self, node: &Node) -> Option<Bytes> {
         self.parse(node)
+    }
+
+    /// A size of memory. A small one without a unit counts bytes, which nobody means.
+    pub(super) fn memory(&mut self, node: &Node) -> Option<Bytes> {
+        let size = self.size(node)?;
+        if size != Bytes::ZERO && size < Bytes::mib(1) {
+            let bytes = size.0;
+            self.note(
+                node.at,
+                format_args!("these are {bytes} bytes: write a unit too, like {bytes}Mi or 30Gi"),
+            );
+            return None;
+        }
+        Some(size)
     }
 
     pub(super) fn span(&mut self, node: &Node) -> Option<Millis> {
@@ -147,15 +163,15 @@ impl Reader {
 
     /// Opens a mapping. What is no mapping is noted and reads as an empty one.
     pub(super) fn section(&mut self, node: &Node) -> Section {
-        let entries = match &node.value {
-            Value::Map(entries) => entries.clone(),
-            Value::Null => Vec::new(),
+        let (entries, broken) = match &node.value {
+            Value::Map(entries) => (entries.clone(), false),
+            Value::Null => (Vec::new(), false),
             _ => {
                 self.note(node.at, format_args!("expected a mapping, found {}", node.what()));
-                Vec::new()
+                (Vec::new(), true)
             }
         };
-        Section { at: node.at, entries, known: Vec::new() }
+        Section { at: node.at, entries, known: Vec::new(), broken }
     }
 
     fn within<T>(&mut self, name: String, read: impl FnOnce(&mut Self) -> T) -> T {
@@ -199,7 +215,9 @@ impl Section {
         if missing {
             self.known.push(key);
             self.entries.retain(|entry| entry.key != key);
-            reader.note(self.at, format_args!("'{key}' is missing"));
+            if !self.broken {
+                reader.note(self.at, format_args!("'{key}' is missing"));
+            }
             return None;
         }
         self.read(reader, key, read)

@@ -29,6 +29,9 @@ impl Source {
             }
             config.admin.address = admin;
         }
+        if let Some(text) = file::same_port(config.api, config.admin.address) {
+            return Err(Errors::new("--api, --admin", vec![Problem::new(At::default(), text)]));
+        }
         Ok(config)
     }
 

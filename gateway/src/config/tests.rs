@@ -153,7 +153,47 @@ models:
 
 #[test]
 fn a_syntax_error_is_reported_alone() {
-    insta::assert_snapshot!(errors("listen: {api: 127.0.0.1:8080\nheadroom: 1Gi\n"), @r###"rouse.yaml:2:9: while parsing a flow mapping, did not find expected ',' or '}'"###);
+    insta::assert_snapshot!(errors("listen: {api: 127.0.0.1:8080\nheadroom: 1Gi\n"), @r###"rouse.yaml:2:9: a { without its }, or a comma is missing: write {key: value, key: value}"###);
+}
+
+#[test]
+fn the_usual_slips_of_yaml_are_told_with_what_to_write() {
+    insta::assert_snapshot!(errors("models:\n\t- name: a\n"), @"rouse.yaml:2:1: a tab in the indentation: write spaces");
+    insta::assert_snapshot!(errors("queue:\n    maxWait: 1m\n   policy: wait\n"), @"rouse.yaml:3:4: this line does not fit those above it: keys of one mapping begin in the same column, and so do the dashes of one list");
+    insta::assert_snapshot!(errors("models:\n  - name: a\n    engine: {command: [x, --port=${PORT}, y]}\n"), @r#"rouse.yaml:3:27: --port=${PORT} needs quotes here: write "--port=${PORT}""#);
+    insta::assert_snapshot!(errors("models:\n  - name: a\n    engine: {env: {PORT: ${PORT}}}\n"), @r#"rouse.yaml:3:26: ${PORT} needs quotes here: write "${PORT}""#);
+    insta::assert_snapshot!(errors("queue: maxWait: 1m\n"), @"rouse.yaml:1:15: two keys in one line, or a line that is indented deeper than those above it: a value with ': ' in it needs quotes");
+    insta::assert_snapshot!(errors("models: [a, b\n"), @"rouse.yaml:2:1: a [ without its ], or a comma is missing: write [a, b], and words with , [ ] { } in them in quotes");
+}
+
+#[test]
+fn a_slip_is_one_error_that_says_what_to_write() {
+    let model = |engine: &str, keys: &str| {
+        errors(&format!("models:\n  - name: m\n    engine: {{kind: custom, command: {engine}}}\n{keys}\n"))
+    };
+    let fine = "[x, '${HOST}:${PORT}']";
+    insta::assert_snapshot!(model("vllm serve m --port ${PORT}", "    memory: {awake: 1Gi}"), @"");
+    insta::assert_snapshot!(model("'serve m | tee \"log\" ${PORT}'", "    memory: {awake: 1Gi}"), @"");
+    insta::assert_snapshot!(model(fine, "    memory: {awake: 700, asleep: 64}"), @"");
+    insta::assert_snapshot!(model(fine, "    memory: 700"), @"");
+    insta::assert_snapshot!(model(fine, "    memory: {awake: 1Gi}\n    idle: {sleepAfter: 5m, stopAfter: 2m}"), @"");
+    insta::assert_snapshot!(errors("accelerators: [{id: a, memory: 24}]"), @"");
+    insta::assert_snapshot!(errors("listen: {api: \"0.0.0.0:8180\"}"), @"");
+    insta::assert_snapshot!(errors("keys: [rk-plain]"), @"");
+}
+
+#[test]
+fn a_span_of_idleness_that_is_not_written_gives_way_to_one_that_is() {
+    let idle = |idle: &str| {
+        let idle =
+            read(&MODEL.replace("sleepAfter: 5m, stopAfter: never", idle)).unwrap().core.models[0].idle;
+        (idle.sleep_after, idle.stop_after)
+    };
+    let minutes = |minutes: u64| Some(Millis::secs(60 * minutes));
+    assert_eq!(idle("stopAfter: 2m"), (minutes(2), minutes(2)));
+    assert_eq!(idle("sleepAfter: 90m"), (minutes(90), minutes(90)));
+    assert_eq!(idle("sleepAfter: never"), (None, minutes(60)));
+    assert_eq!(idle("stopAfter: never"), (minutes(5), None));
 }
 
 #[test]
@@ -283,7 +323,7 @@ fn declared_accelerators_are_less_their_headroom_and_named_once() {
         "accelerators: [{id: a, memory: 24Gi}, {id: a, memory: 1Gi}]\nmodels:\n  - name: x\n    accelerators: [c, a, a]\n    \
          engine: {kind: custom, command: [x, \"${PORT}\"]}\n    memory: {awake: 1Gi}\n"
     ), @r###"
-    rouse.yaml:1:39: accelerators[1]: memory 1Gi leaves nothing beside headroom 1Gi
+    rouse.yaml:1:39: accelerators[1]: memory 1Gi leaves nothing beside headroom 1Gi: write the memory that there is, or a smaller headroom
     rouse.yaml:1:39: accelerators[1]: the accelerator 'a' is listed twice
     rouse.yaml:4:20: models[0].accelerators[0]: there is no accelerator 'c'
     rouse.yaml:4:26: models[0].accelerators[2]: the accelerator 'a' is listed twice
@@ -389,8 +429,8 @@ models:
         problems.iter().map(|problem| problem.display("f")).collect::<Vec<_>>().join("\n")
     };
     insta::assert_snapshot!(show(&findings.errors), @r###"
-    f:7:5: model 'vllm-bare': it needs 30Gi on each of 1 accelerators and fits nowhere: the largest can be granted 23Gi (headroom taken off)
-    f:11:5: model 'vllm-no-sleep': it wants 2 accelerators, there are 1
+    f:7:5: model 'vllm-bare': it needs 30Gi on one accelerator and fits nowhere: at most 23Gi can be granted there (headroom keeps 1Gi of each free). Write memory.awake: 23Gi or less
+    f:11:5: model 'vllm-no-sleep': it wants 2 accelerators, and there are 1: write accelerators: 1 or less
     "###);
     insta::assert_snapshot!(show(&findings.warnings), @r###"
     f: listen.api is 0.0.0.0:8080, every interface, and there are no keys: whoever reaches it may use it (keys: none says that this is meant)
@@ -477,6 +517,8 @@ fn the_command_line_overrides_the_file_also_at_a_reload_and_cannot_open_the_admi
     };
     let config = source.load().unwrap();
     assert_eq!((config.api.port(), config.admin.address.port()), (2, 3));
+    source.admin = source.api;
+    insta::assert_snapshot!(source.load().unwrap_err(), @"");
     source.admin = Some(([0, 0, 0, 0], 3).into());
     insta::assert_snapshot!(source.load().unwrap_err(), @r###"--admin: 0.0.0.0:3 is not loopback: that needs an admin.token"###);
 }

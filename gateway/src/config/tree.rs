@@ -43,7 +43,7 @@ impl Node {
         let (document, problems) = match read(text, DuplicateKeyPolicy::Error) {
             Ok(document) => (document, Vec::new()),
             Err(error) => {
-                let problem = Problem::from_yaml(&error);
+                let problem = Problem::from_yaml(&error, text);
                 let again = match error.without_snippet() {
                     serde_saphyr::Error::DuplicateMappingKey { .. } => {
                         read(text, DuplicateKeyPolicy::FirstWins).ok()

@@ -50,7 +50,7 @@ use store::{Lock, Store};
 use supervisor::Supervisor;
 
 pub use meter::{Error as MeterError, discover};
-pub use store::Error;
+pub use store::{Error, runs_in};
 
 /// The engines of this machine.
 #[derive(Debug)]

@@ -50,6 +50,15 @@ pub(super) fn bind_one(address: SocketAddr) -> Result<std::net::TcpListener, Err
     Ok(socket.into())
 }
 
+/// Why a gateway could not listen at these addresses now.
+pub(crate) fn taken(api: SocketAddr, admin: SocketAddr) -> impl Iterator<Item = Error> {
+    let wanted = [(api, API), (admin, ADMIN)].into_iter().filter(|(address, _)| address.port() != 0);
+    wanted.filter_map(|(address, listener)| {
+        let socket = open(address).map_err(|source| Error::Bind { address, source });
+        socket.and_then(|socket| bind(&socket, address, listener)).err()
+    })
+}
+
 fn open(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;

@@ -64,11 +64,27 @@ async fn an_invalid_file_is_exit_code_64_with_every_mistake_in_check_and_at_the_
 
 #[tokio::test]
 async fn check_passes_a_valid_file_and_fails_one_whose_model_fits_nowhere() {
-    let model = "models: [{name: m, engine: {kind: custom, command: [x, '${HOST}:${PORT}'], startTimeout: 1m}, memory: {awake: 8Gi}}]\n";
+    let state = tempfile::tempdir().unwrap();
+    let model = format!(
+        "models: [{{name: m, engine: {{kind: custom, command: [sh, '${{HOST}}:${{PORT}}'], startTimeout: 1m}}, memory: {{awake: 8Gi}}}}]\n\
+         listen: {{api: '127.0.0.1:0', admin: '127.0.0.1:0'}}\nstate: {:?}\n",
+        state.path()
+    );
     let good = file(&format!("accelerators: [{{id: a, memory: 16Gi}}]\n{model}"));
     let output = rouse(&["check", good.path().to_str().unwrap()]).await;
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
     assert!(text(&output.stdout).ends_with(": valid; 1 models; 1 accelerators\n"));
+    let warned = file(&format!(
+        "accelerators: [{{id: a, memory: 16Gi}}]\n{}",
+        model.replace("sh,", "no-such-program,")
+    ));
+    let output = rouse(&["check", warned.path().to_str().unwrap()]).await;
+    assert_eq!(output.status.code(), Some(0), "it may be there where the file is used");
+    assert!(
+        text(&output.stderr).contains("there is no program 'no-such-program' in PATH"),
+        "{}",
+        text(&output.stderr)
+    );
 
     let small = file(&format!("accelerators: [{{id: a, memory: 4Gi}}]\n{model}"));
     let output = rouse(&["check", small.path().to_str().unwrap()]).await;

@@ -25,6 +25,7 @@ use rouse::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{sync::Notify, task};
 
+const LOCK: &str = "lock";
 const ENGINES: &str = "engines.json";
 const LEARNED: &str = "learned.json";
 
@@ -92,13 +93,20 @@ struct Engines {
     engines: BTreeMap<EngineId, Entry>,
 }
 
+/// A gateway runs that has this state directory.
+#[must_use]
+pub fn runs_in(folder: &Path) -> bool {
+    let lock = File::open(folder.join(LOCK));
+    lock.is_ok_and(|lock| Flock::lock(lock, FlockArg::LockSharedNonblock).is_err())
+}
+
 impl Store {
     /// Opens and locks the folder, making it when needed, and reads what an earlier gateway left.
     pub(super) fn open(folder: &Path) -> Result<(Self, Lock), Error> {
         let failed = |source| Error::Io { path: folder.to_owned(), source };
         fs::create_dir_all(folder.join("logs")).map_err(failed)?;
         let folder = folder.canonicalize().map_err(failed)?;
-        let lock = File::options().create(true).truncate(false).write(true).open(folder.join("lock"));
+        let lock = File::options().create(true).truncate(false).write(true).open(folder.join(LOCK));
         let lock = Flock::lock(lock.map_err(failed)?, FlockArg::LockExclusiveNonblock);
         let lock = lock.map_err(|_| Error::Locked(folder.clone()))?;
         let boot = table::boot();
@@ -259,9 +267,11 @@ mod tests {
     fn a_state_directory_serves_one_gateway() {
         let dir = tempfile::tempdir().unwrap();
         let first = Store::open(dir.path()).unwrap();
+        assert!(runs_in(dir.path()));
         let second = Store::open(dir.path()).unwrap_err().to_string();
         assert!(second.starts_with("another gateway uses this state directory"), "{second}");
         drop(first);
+        assert!(!runs_in(dir.path()));
         Store::open(dir.path()).unwrap();
     }
 

@@ -1,0 +1,150 @@
+//! What this machine lacks that the file counts on. A file may be checked elsewhere, and by another user, than where it
+//! is used: so these are warnings.
+
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{AccessFlags, access};
+use rouse::model::ModelName;
+
+use super::super::{At, Config, Model, Problem};
+use crate::{platform::local, serve};
+
+/// Whoever asks for a model's file names it behind one of these.
+const MODEL_FLAGS: [&str; 6] = ["-m", "--model", "--model-path", "--mmproj", "--lora", "serve"];
+
+/// Looks at programs, model files, the state directory and ports.
+#[must_use]
+pub fn check_here(config: &Config) -> Vec<Problem> {
+    let mut warnings = Vec::new();
+    let mut warn = |at, text| warnings.push(Problem::new(at, text));
+    if config.kubernetes.is_none()
+        && let Some(text) = state(&config.state)
+    {
+        warn(At::default(), text);
+    }
+    // What a gateway listens on that runs with this file is taken, and should be.
+    if config.kubernetes.is_some() || !local::runs_in(&config.state) {
+        for error in serve::taken(config.api, config.admin.address) {
+            warn(At::default(), error.to_string());
+        }
+    }
+    for (name, model) in &config.models {
+        let place = |name: &ModelName| config.places.get(name).copied().unwrap_or_default();
+        let found = program(model).into_iter().chain(files(model));
+        found.for_each(|text| warn(place(name), format!("model '{name}': {text}")));
+    }
+    warnings
+}
+
+fn state(folder: &Path) -> Option<String> {
+    let shown = folder.display();
+    // It is made when it is not there, in the nearest folder that is.
+    let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
+    if !there.is_dir() {
+        return Some(format!("state: {} is no folder: write the path of one", there.display()));
+    }
+    let error = access(there, AccessFlags::W_OK | AccessFlags::X_OK).err()?;
+    Some(format!(
+        "state: {shown} cannot be written by this user ({}): write a folder of the gateway's user, or make this one for it: \
+         install -d -o USER {shown}",
+        error.desc()
+    ))
+}
+
+fn program(model: &Model) -> Option<String> {
+    let program = model.command.first().filter(|program| !program.contains("${"))?;
+    let candidates: Vec<PathBuf> = if program.contains('/') {
+        vec![program.into()]
+    } else {
+        let own = model.env.get("PATH").filter(|path| !path.contains("${")).map(Into::into);
+        let path = own.or_else(|| std::env::var_os("PATH")).unwrap_or_default();
+        std::env::split_paths(&path).map(|folder| folder.join(program)).collect()
+    };
+    let files: Vec<_> = candidates.iter().filter(|path| path.is_file()).collect();
+    Some(match files.first() {
+        None if program.contains('/') => {
+            format!("there is no program {program}: write the path of one, as `command -v NAME` shows it")
+        }
+        None => format!(
+            "there is no program '{program}' in PATH: install it, or write its whole path, as `command -v {program}` shows it \
+             where it is installed"
+        ),
+        Some(file) if files.iter().all(|file| access(*file, AccessFlags::X_OK).is_err()) => format!(
+            "{} may not be executed: chmod +x it, or write what runs it in front: [python3, {program}, …]",
+            file.display()
+        ),
+        Some(_) => return None,
+    })
+}
+
+fn files(model: &Model) -> impl Iterator<Item = String> {
+    let words = &model.command;
+    let behind =
+        words.windows(2).filter(|pair| MODEL_FLAGS.contains(&pair[0].as_str())).map(|pair| pair[1].as_str());
+    let joined =
+        words.iter().filter_map(|word| word.split_once('=')).filter(|(flag, _)| MODEL_FLAGS.contains(flag));
+    behind.chain(joined.map(|(_, path)| path)).filter_map(missing)
+}
+
+/// Why this is no path of a model; `None` also where it is a name that the engine knows how to fetch.
+fn missing(path: &str) -> Option<String> {
+    let is_path = path.starts_with(['/', '.', '~']) || path.ends_with(".gguf");
+    if !is_path || path.contains("${") || Path::new(path).exists() {
+        return None;
+    }
+    Some(if path.starts_with('~') {
+        format!("{path}: no shell is involved, to which ~ would mean a home: write the whole path")
+    } else if path.starts_with('/') {
+        format!("there is no model {path}: write where it is")
+    } else {
+        format!("there is no model {path} in the folder in which this was started: write the whole path")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, net::TcpListener, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+    use crate::config::parse;
+
+    #[test]
+    fn what_this_machine_lacks_is_found_and_told_with_what_to_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name).display().to_string();
+        for (name, mode) in [("plain", 0o644), ("runs", 0o755), ("there.gguf", 0o644)] {
+            fs::write(at(name), "").unwrap();
+            fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let found = |top: &str, commands: &[&str]| {
+            let mut text = format!("{top}\nmodels:\n");
+            for (number, command) in commands.iter().enumerate() {
+                let engine = format!("{{kind: custom, command: [{command}, \"${{HOST}}:${{PORT}}\"]}}");
+                text += &format!("  - {{name: m{number}, engine: {engine}, memory: {{awake: 1Gi}}}}\n");
+            }
+            let problems = check_here(&parse(&text, "t").unwrap());
+            let lines: Vec<_> = problems.iter().map(|problem| problem.text.clone()).collect();
+            lines.join("\n").replace(&at(""), "DIR/").replace(&port.to_string(), "PORT")
+        };
+        let (runs, plain, model) = (at("runs"), at("plain"), at("there.gguf"));
+        let fine =
+            format!("listen: {{api: \"127.0.0.1:0\", admin: \"127.0.0.1:0\"}}\nstate: {}", at("state"));
+        assert_eq!(
+            found(&fine, &[&format!("{runs}, -m, {model}"), "sh, --model, org/name", "\"${HOST}\", x"]),
+            ""
+        );
+        let top = format!(
+            "listen: {{api: \"127.0.0.1:{port}\", admin: \"127.0.0.1:0\"}}\nstate: {}",
+            at("plain/state")
+        );
+        insta::assert_snapshot!(found(&top, &[
+            "no-such-program-of-anybody",
+            &at("absent"),
+            &plain,
+            &format!("{runs}, -m, {}", at("absent.gguf")),
+            "sh, \"--model=~/m\", --mmproj, absent.gguf",
+        ]), @"");
+    }
+}

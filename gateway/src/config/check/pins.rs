@@ -1,0 +1,133 @@
+//! Pinned models that cannot all be awake: the last of them never is, since none makes room for another.
+
+use rouse::{
+    model::{Accelerators, Configuration, ModelName, ModelSpec},
+    units::Bytes,
+};
+
+/// Placements that are tried. Where none of so many fits, nothing is said: the file may be right.
+const TRIES: u32 = 10_000;
+
+/// What one engine takes of one accelerator.
+struct Share {
+    model: usize,
+    need: Bytes,
+    /// By number; any, where the model does not say which.
+    only: Option<usize>,
+}
+
+/// Each model that does not fit beside the pinned ones before it, and why. `fits`: those that fit alone.
+pub(super) fn crowded(core: &Configuration, fits: impl Fn(&ModelSpec) -> bool) -> Vec<(ModelName, String)> {
+    let mut together: Vec<&ModelSpec> = Vec::new();
+    let mut crowded = Vec::new();
+    for spec in core.models.iter().filter(|spec| spec.pinned && fits(spec)) {
+        together.push(spec);
+        if fit(core, &together) {
+            continue;
+        }
+        together.pop();
+        let others: Vec<_> = together.iter().map(|other| format!("'{}'", other.name)).collect();
+        let text = format!(
+            "it is pinned, and so is {}: they cannot all be awake at once. Pin one less, or lower memory.awake",
+            others.join(", ")
+        );
+        crowded.push((spec.name.clone(), text));
+    }
+    crowded
+}
+
+fn fit(core: &Configuration, models: &[&ModelSpec]) -> bool {
+    let mut free: Vec<Bytes> = core.accelerators.iter().map(|device| device.capacity).collect();
+    let mut shares = Vec::new();
+    for (model, spec) in models.iter().enumerate() {
+        let need = spec.memory.awake;
+        match &spec.accelerators {
+            Accelerators::Count(count) => {
+                shares.extend((0..*count).map(|_| Share { model, need, only: None }))
+            }
+            Accelerators::Ids(ids) => shares.extend(ids.iter().map(|id| {
+                let only = core.accelerators.iter().position(|device| device.id == *id);
+                Share { model, need, only }
+            })),
+            // No file can say that.
+            Accelerators::Of { .. } => {}
+        }
+    }
+    let mut tries = TRIES;
+    place(&shares, &mut free, 0, &mut tries)
+}
+
+/// Shares of one model go to different accelerators, in ascending order: `from` is the first that the next may have.
+fn place(shares: &[Share], free: &mut [Bytes], from: usize, tries: &mut u32) -> bool {
+    let Some((share, rest)) = shares.split_first() else { return true };
+    let Some(left) = tries.checked_sub(1) else { return true };
+    *tries = left;
+    let candidates = share.only.map_or(from..free.len(), |only| only..only + 1);
+    for at in candidates {
+        let before = free[at];
+        if before < share.need {
+            continue;
+        }
+        free[at] = before.saturating_sub(share.need);
+        let same = rest.first().is_some_and(|next| next.model == share.model);
+        if place(rest, free, if same { at + 1 } else { 0 }, tries) {
+            return true;
+        }
+        free[at] = before;
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{check, parse};
+
+    fn crowded(models: &[(&str, &str)]) -> String {
+        let mut text =
+            "headroom: 0\naccelerators: [{id: a, memory: 10Gi}, {id: b, memory: 8Gi}]\nmodels:\n".to_owned();
+        for (name, keys) in models {
+            text += &format!(
+                "  - {{name: {name}, engine: {{kind: custom, command: [x, '${{HOST}}:${{PORT}}'], startTimeout: 1m}}, {keys}}}\n"
+            );
+        }
+        let errors = check(&parse(&text, "t").unwrap()).errors;
+        errors.iter().map(|error| error.text.as_str()).collect::<Vec<_>>().join("\n")
+    }
+
+    const LARGE: &str = "memory: {awake: 8Gi}, pinned: true";
+
+    #[test]
+    fn pinned_models_that_cannot_all_be_awake_are_named() {
+        assert_eq!(crowded(&[("one", LARGE), ("two", LARGE)]), "");
+        let third = "model 'small': it is pinned, and so is 'one', 'two': they cannot all be awake at once. Pin one less, or \
+                     lower memory.awake";
+        assert_eq!(
+            crowded(&[("one", LARGE), ("two", LARGE), ("small", "memory: {awake: 3Gi}, pinned: true")]),
+            third
+        );
+        assert_eq!(
+            crowded(&[("one", LARGE), ("two", LARGE), ("small", "memory: {awake: 2Gi}, pinned: true")]),
+            ""
+        );
+        assert_eq!(
+            crowded(&[("one", LARGE), ("two", LARGE), ("small", "memory: {awake: 3Gi}")]),
+            "",
+            "it is not pinned"
+        );
+        let there = "memory: {awake: 6Gi}, pinned: true, accelerators: [b]";
+        assert!(
+            crowded(&[("one", there), ("two", there)])
+                .starts_with("model 'two': it is pinned, and so is 'one'")
+        );
+        // The first finds place only when it makes room for those that say where they go.
+        assert_eq!(
+            crowded(&[
+                ("any", "memory: {awake: 4Gi}, pinned: true"),
+                ("there", "memory: {awake: 9Gi}, pinned: true")
+            ]),
+            ""
+        );
+        let both = "memory: {awake: 4Gi}, accelerators: 2, pinned: true";
+        assert_eq!(crowded(&[("one", both), ("two", both)]), "");
+    }
+}
