@@ -38,7 +38,7 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
     let on_disconnect = section.read(reader, "onDisconnect", |reader, node| {
         reader.choice(node, &[("abort", OnDisconnect::Abort), ("drain", OnDisconnect::Drain)])
     });
-    let api_key = section.read(reader, "apiKey", Reader::text);
+    let api_key = section.read(reader, "apiKey", Reader::credential);
     let allow_public = section.read(reader, "allowPublic", Reader::flag).unwrap_or(false);
     let stub = section.read(reader, "stub", Reader::flag).unwrap_or(false);
     let sleep = section.read(reader, "sleepMode", |reader, node| sleep_mode(reader, node, stub));

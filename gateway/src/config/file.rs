@@ -128,14 +128,7 @@ fn admin(
     listen: Option<(SocketAddr, At)>,
     certificates: bool,
 ) -> Admin {
-    let token = section.read(reader, "token", |reader, node| {
-        let token = reader.text(node)?;
-        if token.chars().any(|c| !c.is_ascii_graphic()) {
-            reader.note(node.at, "a token is visible ASCII without spaces: it goes into a header");
-            return None;
-        }
-        Some(token)
-    });
+    let token = section.read(reader, "token", Reader::credential);
     let token = token.filter(|token| !token.is_empty());
     let metrics_open = section
         .read(reader, "metrics", |reader, node| reader.choice(node, &[("open", true), ("token", false)]))

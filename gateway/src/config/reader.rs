@@ -19,6 +19,9 @@ pub(super) type Environment = fn(&str) -> Option<String>;
 pub(super) struct Reader {
     pub(super) problems: Vec<Problem>,
     environment: Environment,
+    /// Texts with what came out of the environment in them, and how they stand in the file. An error shows the latter: a
+    /// variable that is named by mistake may hold a secret.
+    filled: Vec<(String, String)>,
     /// Where in the document we are, for the texts: `["models[0]", "engine", "command"]`.
     path: Vec<String>,
 }
@@ -34,12 +37,18 @@ pub(super) struct Section {
 
 impl Reader {
     pub(super) const fn new(environment: Environment) -> Self {
-        Self { problems: Vec::new(), environment, path: Vec::new() }
+        Self { problems: Vec::new(), environment, filled: Vec::new(), path: Vec::new() }
     }
 
+    /// Texts of the file are repeated in single quotes only, so that those out of the environment are found.
     pub(super) fn note(&mut self, at: At, text: impl std::fmt::Display) {
-        let text =
-            if self.path.is_empty() { text.to_string() } else { format!("{}: {text}", self.path.join(".")) };
+        let mut text = text.to_string();
+        for (filled, written) in &self.filled {
+            for shown in [filled.clone(), filled.escape_debug().to_string()] {
+                text = text.replace(&format!("'{shown}'"), &format!("'{written}'"));
+            }
+        }
+        let text = if self.path.is_empty() { text } else { format!("{}: {text}", self.path.join(".")) };
         self.problems.push(Problem::new(at, text));
     }
 
@@ -56,7 +65,12 @@ impl Reader {
     fn substituted(&mut self, node: &Node, place: substitute::Place) -> Option<String> {
         let text = self.scalar(node)?.to_owned();
         match substitute::environment(&text, place, self.environment) {
-            Ok(text) => Some(text),
+            Ok(filled) => {
+                if text.contains("${env:") {
+                    self.filled.push((filled.clone(), text));
+                }
+                Some(filled)
+            }
             Err(errors) => {
                 for error in errors {
                     self.note(node.at, error);
@@ -72,6 +86,20 @@ impl Reader {
         }
         self.note(node.at, format_args!("expected a single value, found {}", node.what()));
         None
+    }
+
+    /// A credential that goes into a header. No error repeats it.
+    pub(super) fn credential(&mut self, node: &Node) -> Option<String> {
+        let text = self.text(node)?;
+        if text.chars().any(|c| !c.is_ascii_graphic()) {
+            self.note(
+                node.at,
+                "has a space, a line end or something else in it that no credential in a header has: write visible ASCII, \
+                 and take off what a file put at its end",
+            );
+            return None;
+        }
+        Some(text)
     }
 
     pub(super) fn parse<T: FromStr<Err: std::fmt::Display>>(&mut self, node: &Node) -> Option<T> {

@@ -315,6 +315,54 @@ fn an_admin_api_for_others_needs_a_token() {
 }
 
 #[test]
+fn a_credential_that_no_header_can_carry_is_refused_without_being_shown() {
+    for (text, key) in [
+        ("admin: {token: \"s3cret \"}", "admin.token"),
+        (
+            "models: [{name: m, engine: {kind: custom, command: [x, '${PORT}'], apiKey: \"s3cret\\n\"}, memory: {awake: 1Gi}}]",
+            "models[0].engine.apiKey",
+        ),
+    ] {
+        let errors = errors(text);
+        let told = format!("{key}: has a space, a line end or something else in it");
+        assert!(
+            errors.contains(&told) && errors.lines().count() == 1 && !errors.contains("s3cret"),
+            "{errors}"
+        );
+    }
+}
+
+#[test]
+fn what_came_out_of_the_environment_is_in_no_error() {
+    let model = |keys: &str| {
+        format!(
+            "models:\n  - {{name: m, engine: {{kind: custom, command: [x, '${{PORT}}']}}, memory: {{awake: 1Gi}}, {keys}}}\n"
+        )
+    };
+    let with = |text: &str| text.replace("VALUE", "\"${env:TOKEN}\"");
+    for text in [
+        "headroom: VALUE".to_owned(),
+        "accelerators: VALUE".to_owned(),
+        "listen: {api: VALUE}".to_owned(),
+        "api: {threads: VALUE, cors: {origins: [VALUE]}}".to_owned(),
+        "queue: {policy: VALUE, maxWait: VALUE, maxWaiting: VALUE}".to_owned(),
+        "stream: {takeOver: VALUE}".to_owned(),
+        "limits: {bodyTotal: VALUE, bodyRate: VALUE, header: VALUE}".to_owned(),
+        "logs: {access: VALUE}".to_owned(),
+        "telemetry: {otlp: VALUE, sample: VALUE}".to_owned(),
+        "keys: VALUE".to_owned(),
+        model("accelerators: VALUE"),
+        model("accelerators: [VALUE, VALUE]"),
+        model("idle: {level: VALUE, stopAfter: VALUE}"),
+    ] {
+        let errors = errors(&with(&text));
+        assert!(!errors.contains("s3cret") && errors.contains("${env:TOKEN}"), "{errors}");
+    }
+    let sized = errors("headroom: \"${env:TOKEN}Gi\"");
+    assert!(sized.contains("'${env:TOKEN}Gi' is not a size"), "{sized}");
+}
+
+#[test]
 fn declared_accelerators_are_less_their_headroom_and_named_once() {
     let config = read("accelerators: [{id: a, memory: 24Gi}, {id: b, memory: 8Gi, meter: /tmp/x}]").unwrap();
     assert_eq!(config.core.accelerators[0].capacity, Bytes::gib(23));

@@ -8,6 +8,7 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, Write},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock,
@@ -183,7 +184,8 @@ impl<F> Writer<F> {
 }
 
 pub(super) fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).open(path)
+    // Like what engines log: for the gateway's user alone. One that is there keeps its mode.
+    OpenOptions::new().create(true).append(true).mode(0o600).open(path)
 }
 
 /// Writes all of it; gives how much was taken, also when that was not all.
@@ -306,6 +308,17 @@ mod tests {
         lines.tell("after\n");
         assert!(lines.close(SOON));
         assert!(std::fs::read_to_string(&new).unwrap().ends_with("after\n"));
+    }
+
+    #[test]
+    fn a_new_file_is_for_its_user_alone_and_one_that_is_there_keeps_its_mode() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("access.log");
+        let mode = |file: File| file.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(open(&path).unwrap()), 0o600);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        assert_eq!(mode(open(&path).unwrap()), 0o640);
     }
 
     #[test]
