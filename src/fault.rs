@@ -122,6 +122,8 @@ pub enum Cause {
     PortTaken,
     /// The command could not be run at all.
     CommandNotFound,
+    /// The gateway could not make a process for it: the machine has none left, or no descriptors or memory for one.
+    NotLaunched,
     Exited(i32),
     /// Ended by this signal.
     Killed(i32),
@@ -246,6 +248,7 @@ impl std::fmt::Display for Cause {
             Self::OutOfMemory => f.write_str("out_of_memory"),
             Self::PortTaken => f.write_str("port_taken"),
             Self::CommandNotFound => f.write_str("command_not_found"),
+            Self::NotLaunched => f.write_str("not_launched"),
             Self::Exited(code) => write!(f, "exited:{code}"),
             Self::Killed(signal) => write!(f, "killed:{signal}"),
             Self::Timeout => f.write_str("timeout"),

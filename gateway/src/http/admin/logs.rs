@@ -18,7 +18,7 @@ use tokio::{
 
 const LOOK: Duration = Duration::from_millis(250);
 /// There is no such file.
-pub(super) const NONE: &str = "this engine has no output here yet";
+pub(super) const NONE: &str = "this engine has no output here: it was not started yet, or its log cannot be written (the gateway's own log says so)";
 const PIECE: usize = 64 * 1024;
 
 pub(super) async fn stream(path: PathBuf, follow: bool) -> Response {

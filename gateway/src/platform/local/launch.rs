@@ -39,18 +39,14 @@ enum Error {
     Interrupted,
     #[error("no free port: {0}")]
     Port(io::Error),
-    #[error("the log cannot be written: {0}")]
-    Log(io::Error),
     #[error("'{program}' cannot be run: {source}")]
     Spawn { program: String, source: io::Error },
 }
 
 impl Error {
-    /// Only a command that nobody can run is hopeless, and refuses those who wait for it; a full disk or a machine
-    /// without processes may be another one in a minute.
+    /// Only a command that nobody can run is hopeless, and refuses those who wait for it; a machine without processes may
+    /// have some in a minute.
     fn cause(&self) -> Cause {
-        /// As a shell says of a command that it found and could not run.
-        const NOT_RUN: i32 = 126;
         match self {
             Self::Empty => Cause::CommandNotFound,
             Self::Spawn { source, .. }
@@ -60,9 +56,7 @@ impl Error {
                 Cause::CommandNotFound
             }
             Self::Port(_) => Cause::PortTaken,
-            Self::Spawn { .. } | Self::Log(_) | Self::NotConfigured | Self::Interrupted => {
-                Cause::Exited(NOT_RUN)
-            }
+            Self::Spawn { .. } | Self::NotConfigured | Self::Interrupted => Cause::NotLaunched,
         }
     }
 }
@@ -112,7 +106,7 @@ async fn start(
         visible: config.visible(accelerators),
         mark: mark(shared, engine, generation),
         log: shared.log(engine),
-        header: format!("{engine}, generation {generation}, at {now} UTC"),
+        header: format!("{} at {now} UTC", log::launch(engine, generation)),
         log_cap: config.log_cap,
     };
     let process = task::spawn_blocking(|| plan.carry_out()).await;
@@ -194,8 +188,7 @@ struct Plan {
 impl Plan {
     /// Blocks for as long as a log takes to be trimmed and a process to be made.
     fn carry_out(self) -> Result<Process, Error> {
-        log::trim(&self.log, self.log_cap).map_err(Error::Log)?;
-        let log = log::begin(&self.log, &self.header).map_err(Error::Log)?;
+        let (stdout, stderr) = self.output();
         let (program, arguments) = self.command.split_first().ok_or(Error::Empty)?;
         let failed = |source| Error::Spawn { program: program.clone(), source };
         let mut command = Command::new(program);
@@ -211,10 +204,27 @@ impl Plan {
             .env(MARK, &self.mark)
             .process_group(0)
             .stdin(Stdio::null())
-            .stdout(log.try_clone().map_err(Error::Log)?)
-            .stderr(log);
+            .stdout(stdout)
+            .stderr(stderr);
         let child = tokio::process::Command::from(command).spawn().map_err(failed)?;
         Process::ours(child, format!("{MARK}={}", self.mark)).map_err(failed)
+    }
+
+    /// Where what it says goes: nowhere, if its log cannot be written. A disk may be full for days, and an engine that serves is
+    /// worth more than its log.
+    fn output(&self) -> (Stdio, Stdio) {
+        let log = log::trim(&self.log, self.log_cap).and_then(|_| {
+            let log = log::begin(&self.log, &self.header)?;
+            Ok((log.try_clone()?.into(), log.into()))
+        });
+        log.unwrap_or_else(|error| {
+            let path = self.log.display();
+            tracing::warn!(
+                launch = self.header, log = %path, %error,
+                "the engine starts without a log, and what it says is lost: make the state directory writable"
+            );
+            (Stdio::null(), Stdio::null())
+        })
     }
 }
 
@@ -226,6 +236,13 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn a_process_that_cannot_be_made_is_no_engine_that_exited() {
+        let spawn = |code| Error::Spawn { program: "p".into(), source: io::Error::from_raw_os_error(code) };
+        assert_eq!(spawn(nix::libc::EAGAIN).cause(), Cause::NotLaunched);
+        assert_eq!(spawn(nix::libc::ENOENT).cause(), Cause::CommandNotFound);
+    }
 
     #[test]
     fn the_cache_gets_what_the_weights_and_a_tenth_leave_and_never_nothing() {

@@ -132,7 +132,8 @@ async fn bury(tenant: &Tenant, process: Process, orders: UnboundedReceiver<Order
         Cause::Stopped
     } else {
         let path = shared.log(id);
-        let tail = tokio::task::spawn_blocking(move || log::tail(&path)).await;
+        let launch = log::launch(id, *generation);
+        let tail = tokio::task::spawn_blocking(move || log::tail(&path, &launch)).await;
         log::classify(status, &tail.unwrap_or_default())
     };
     tracing::info!(engine = %id, %generation, %cause, "gone");

@@ -9,7 +9,11 @@ use std::{
     process::ExitStatus,
 };
 
-use rouse::{fault::Cause, model::EngineId, units::Bytes};
+use rouse::{
+    fault::Cause,
+    model::EngineId,
+    units::{Bytes, Generation},
+};
 
 const HEADER: &str = "=== rouse:";
 /// Read from the end of a log to find out why its engine died.
@@ -30,6 +34,11 @@ pub(super) fn path(state: &Path, engine: &EngineId) -> PathBuf {
     state.join("logs").join(name)
 }
 
+/// What a launch is called in the line that begins it.
+pub(super) fn launch(engine: &EngineId, generation: Generation) -> String {
+    format!("{engine}, generation {generation},")
+}
+
 /// Opens for appending and writes the line that begins a launch.
 pub(super) fn begin(path: &Path, launch: &str) -> io::Result<File> {
     // What engines log may be what clients asked: it is for the gateway's user alone.
@@ -38,8 +47,8 @@ pub(super) fn begin(path: &Path, launch: &str) -> io::Result<File> {
     Ok(file)
 }
 
-/// The last lines of the present launch.
-pub(super) fn tail(path: &Path) -> String {
+/// The last lines of this launch; none, where its log could not be begun.
+pub(super) fn tail(path: &Path, launch: &str) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
@@ -51,7 +60,8 @@ pub(super) fn tail(path: &Path) -> String {
     let text = read().unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     match text.rsplit_once(HEADER) {
-        Some((_, launch)) => launch.to_owned(),
+        Some((_, last)) if last.trim_start().starts_with(launch) => last.to_owned(),
+        Some(_) => String::new(),
         None => text.into_owned(),
     }
 }
@@ -133,12 +143,14 @@ mod tests {
     fn only_the_present_launch_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m-0.log");
-        for text in ["out of memory\n", "fine\n"] {
-            let mut file = begin(&path, "m#0").unwrap();
+        let launch = |generation| launch(&EngineId::new("m".into(), 0), Generation(generation));
+        for (generation, text) in [(1, "out of memory\n"), (2, "fine\n")] {
+            let mut file = begin(&path, &format!("{} at noon", launch(generation))).unwrap();
             file.write_all(text.as_bytes()).unwrap();
         }
-        let tail = tail(&path);
-        assert!(tail.contains("fine") && !tail.contains("memory"), "{tail}");
+        let last = tail(&path, &launch(2));
+        assert!(last.contains("fine") && !last.contains("memory"), "{last}");
+        assert_eq!(tail(&path, &launch(3)), "", "it could not be begun");
     }
 
     #[test]

@@ -219,6 +219,18 @@ fn config(folder: &Path, models: Vec<Model>) -> Config {
 }
 
 #[tokio::test]
+async fn an_engine_starts_without_a_log_where_none_can_be_written() {
+    let mut world = World::new(vec![sim("m", "")]);
+    assert_eq!(world.adopted().await, []);
+    let logs = world.folder.path().join("state/logs");
+    fs::remove_dir(&logs).unwrap();
+    fs::write(&logs, "no folder any more").unwrap();
+    world.run("m").await;
+    world.stop("m", Millis::secs(5));
+    assert_eq!(world.gone("m").await, Cause::Stopped);
+}
+
+#[tokio::test]
 async fn an_engine_is_launched_probed_put_to_sleep_woken_and_stopped() {
     let (id, generation) = (engine("m"), FIRST);
     let mut world = World::new(vec![sim("m", "")]);
