@@ -82,7 +82,7 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     let metrics = Arc::new(Metrics::with(&lost));
     metrics.certificate_expires(config.load().tls.as_ref().and_then(config::Tls::expires));
     let open_journal = || {
-        let opened = journal.as_deref().map(JournalFile::open).transpose();
+        let opened = journal.as_deref().map(|path| JournalFile::open(path, &lost)).transpose();
         opened.context("cannot open the journal")
     };
     let (events, received) = mpsc::channel(EVENTS);

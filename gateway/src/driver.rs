@@ -73,6 +73,7 @@ impl Driver {
         // What is seen from now on.
         self.shared.show(&self.fleet, &self.plan);
         self.queue.close();
+        self.journal.close().await;
     }
 
     /// Decides about these events; they are replaced by those that follow from what was done.

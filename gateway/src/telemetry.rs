@@ -26,6 +26,7 @@ mod otlp;
 mod wall;
 
 pub(crate) use context::{Ids, TRACEPARENT, TRACESTATE};
+pub(crate) use lines::{Failure, Lines, Sink};
 pub use log::Log;
 pub(crate) use notes::{Ended, Notes, Record, Seen};
 pub(crate) use wall::Wall;

@@ -19,8 +19,16 @@ pub const FORMAT: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Line {
-    /// A gateway started: what follows belongs to a new fleet.
-    Header { journal: u32, version: String, at: Tick },
+    /// A gateway started, or began anew: what follows belongs to a new fleet.
+    Header {
+        journal: u32,
+        version: String,
+        at: Tick,
+        /// So many turns were dropped since the gateway started: the disk was slow, or full. More than the header before
+        /// says is a gap.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        dropped: u64,
+    },
     /// One turn of the driver; without events it was woken by a deadline alone.
     Turn { at: Tick, events: Vec<Event> },
 }
@@ -42,7 +50,13 @@ pub enum Error {
 impl Line {
     #[must_use]
     pub fn header(version: &str, at: Tick) -> Self {
-        Self::Header { journal: FORMAT, version: version.to_owned(), at }
+        Self::header_after(version, at, 0)
+    }
+
+    /// The header behind a gap, when so many turns were dropped since the gateway started.
+    #[must_use]
+    pub fn header_after(version: &str, at: Tick, dropped: u64) -> Self {
+        Self::Header { journal: FORMAT, version: version.to_owned(), at, dropped }
     }
 
     #[must_use]
@@ -51,6 +65,10 @@ impl Line {
             Self::Header { at, .. } | Self::Turn { at, .. } => *at,
         }
     }
+}
+
+const fn is_zero(dropped: &u64) -> bool {
+    *dropped == 0
 }
 
 /// One line, without its line end.
@@ -74,24 +92,34 @@ pub fn write_turn(at: Tick, events: &[Event]) -> Result<String, serde_json::Erro
     serde_json::to_string(&Turn { at, events })
 }
 
-/// Every line of a journal. A last line that was cut short (the writer was killed) is left out.
+/// Every line of a journal. One that was cut short is left out: the last one (the writer was killed), and those before a
+/// header that speaks of dropped turns (the disk was full).
 ///
 /// # Errors
 /// When a line is no journal line, or of another format.
 pub fn read(text: &str) -> Result<Vec<Line>, Error> {
     let mut lines = Vec::new();
+    let mut cut = None;
     for (index, raw) in text.lines().enumerate() {
         if raw.trim().is_empty() {
             continue;
         }
         match serde_json::from_str(raw) {
             Ok(Line::Header { journal, .. }) if journal != FORMAT => return Err(Error::Format(journal)),
-            Ok(line) => lines.push(line),
-            Err(_) if !text.ends_with('\n') && index + 1 == text.lines().count() => break,
+            Ok(line) => {
+                let gap = matches!(line, Line::Header { dropped: 1.., .. });
+                if let Some(error) = cut.take().filter(|_| !gap) {
+                    return Err(error);
+                }
+                lines.push(line);
+            }
             Err(source) => {
-                return Err(Error::Line { line: index + 1, source });
+                cut.get_or_insert(Error::Line { line: index + 1, source });
             }
         }
+    }
+    if let Some(error) = cut.filter(|_| text.ends_with('\n')) {
+        return Err(error);
     }
     match lines.first() {
         Some(Line::Header { .. }) => Ok(lines),
@@ -134,6 +162,11 @@ mod tests {
         assert_eq!(read(cut).unwrap(), lines[..1]);
         assert!(matches!(read("{}\n"), Err(Error::Line { line: 1, .. })));
         assert!(matches!(read(""), Err(Error::NoHeader)));
+        let gap = write(&Line::header_after("0.1.0", Tick(20), 3)).unwrap();
+        let read_on = read(&format!("{cut}\n{gap}\n")).unwrap();
+        assert_eq!(read_on[1..], [Line::header_after("0.1.0", Tick(20), 3)]);
+        let restarted = write(&Line::header("0.1.0", Tick(20))).unwrap();
+        assert!(matches!(read(&format!("{cut}\n{restarted}\n")), Err(Error::Line { line: 2, .. })));
         assert!(matches!(read(&text.replacen(":1,", ":2,", 1)), Err(Error::Format(2))));
     }
 }

@@ -16,22 +16,38 @@ pub fn narrate(lines: &[Line]) -> String {
     let start = lines.first().map_or(Tick(0), Line::at);
     let mut story = String::new();
     let mut last = Report::default();
-    journal::replay(lines, |at, events, plan, fleet| {
+    // What the first header counts is missing in a file before this one.
+    let mut known = None;
+    for life in lines.chunk_by(|_, next| !matches!(next, Line::Header { .. })) {
+        if let Some(Line::Header { at, dropped, .. }) = life.first() {
+            let missing = dropped.saturating_sub(known.unwrap_or(*dropped));
+            if missing > 0 {
+                let at = moment(at.since(start));
+                story += &format!("{at}\n    {missing} turns are missing: they could not be written\n");
+            }
+            known = Some(*dropped);
+        }
+        narrate_life(life, start, &mut last, &mut story);
+    }
+    story
+}
+
+fn narrate_life(life: &[Line], start: Tick, last: &mut Report, story: &mut String) {
+    journal::replay(life, |at, events, plan, fleet| {
         let events: Vec<&Event> = events.iter().filter(|event| is_news(event)).collect();
         let report = fleet.report(plan);
-        let changes = changes(&last, &report);
+        let changes = changes(last, &report);
         let readings = events.iter().all(|event| matches!(event, Event::Memory { .. }));
         let looks = plan.commands.iter().all(|command| matches!(command, Command::Meter { .. }));
         if readings && looks && changes.is_empty() {
             return;
         }
-        last = report;
-        story += &(moment(at.since(start)) + "\n");
+        *last = report;
+        *story += &(moment(at.since(start)) + "\n");
         story.extend(events.iter().map(|event| format!("    {event}\n")));
         story.extend(plan.commands.iter().map(|command| format!("  > {command}\n")));
         story.extend(changes.iter().map(|change| format!("  = {}\n", relative(change, start))));
     });
-    story
 }
 
 /// `+0:12.345`

@@ -4,7 +4,7 @@ use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
 use super::{register, valid};
 
-/// Requests of which a record was dropped, and lines of the gateway's own log. It is there before the other metrics
+/// Requests of which a record was dropped, lines of the gateway's own log, and turns of the journal. It is there before the other metrics
 /// are: what happens at the start is logged, too.
 #[derive(Clone)]
 pub struct Lost {
@@ -18,6 +18,9 @@ pub struct Lost {
     /// Nobody read what the gateway logged.
     pub(crate) log_full: IntCounter,
     pub(crate) log_failed: IntCounter,
+    /// The queue to the journal's thread was full, or had been.
+    pub(crate) journal_full: IntCounter,
+    pub(crate) journal_failed: IntCounter,
     family: IntCounterVec,
 }
 
@@ -32,7 +35,7 @@ impl Lost {
     pub fn new() -> Self {
         let opts = Opts::new(
             "rouse_telemetry_dropped_total",
-            "Traces of requests and lines of the logs that were dropped, because a queue was full or nobody took them",
+            "Traces of requests, lines of the logs and turns of the journal that were dropped, because a queue was full or nobody took them",
         );
         let family = valid(IntCounterVec::new(opts, &["signal", "reason"]));
         let counter = |signal, reason| family.with_label_values(&[signal, reason]);
@@ -43,6 +46,8 @@ impl Lost {
             access_failed: counter("access_log", "write_failed"),
             log_full: counter("log", "queue_full"),
             log_failed: counter("log", "write_failed"),
+            journal_full: counter("journal", "queue_full"),
+            journal_failed: counter("journal", "write_failed"),
             family,
         }
     }

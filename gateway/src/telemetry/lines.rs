@@ -25,30 +25,30 @@ use prometheus::IntCounter;
 const BATCH: usize = 64 << 10;
 
 /// Where lines go, and what is done about those that get nowhere.
-pub(super) struct Sink {
+pub(crate) struct Sink {
     /// The thread's name.
-    pub(super) name: &'static str,
-    pub(super) out: Box<dyn Write + Send>,
+    pub(crate) name: &'static str,
+    pub(crate) out: Box<dyn Write + Send>,
     /// Where it is a file, which can be opened anew.
-    pub(super) path: Option<PathBuf>,
+    pub(crate) path: Option<PathBuf>,
     /// What may wait to be written.
-    pub(super) queue: usize,
+    pub(crate) queue: usize,
     /// After a batch the thread sleeps for so long: a wake for each line would cost the one who tells it more than
     /// the line.
-    pub(super) gather: Duration,
-    pub(super) full: IntCounter,
-    pub(super) failed: IntCounter,
+    pub(crate) gather: Duration,
+    pub(crate) full: IntCounter,
+    pub(crate) failed: IntCounter,
     /// Told of the first failure of several.
-    pub(super) on_failure: fn(&Failure<'_>),
+    pub(crate) on_failure: fn(&Failure<'_>),
 }
 
-pub(super) enum Failure<'a> {
+pub(crate) enum Failure<'a> {
     Write(&'a io::Error),
     Reopen(&'a Path, &'a io::Error),
 }
 
 /// The near end of the queue.
-pub(super) struct Lines<T> {
+pub(crate) struct Lines<T> {
     queue: SyncSender<Option<T>>,
     asked: Arc<Asked>,
     /// Ends the thread's sleep between two batches.
@@ -76,7 +76,7 @@ struct Writer<F> {
 
 impl<T: Send + 'static> Lines<T> {
     /// `line` appends the line of one thing that was told, with its end.
-    pub(super) fn start(sink: Sink, line: impl FnMut(&T, &mut Vec<u8>) + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn start(sink: Sink, line: impl FnMut(&T, &mut Vec<u8>) + Send + 'static) -> io::Result<Self> {
         let (queue, told) = sync_channel(sink.queue);
         let (hurry, hurried) = sync_channel(1);
         let asked = Arc::<Asked>::default();
@@ -86,21 +86,23 @@ impl<T: Send + 'static> Lines<T> {
         Ok(Self { queue, asked, hurry, full })
     }
 
-    /// Never waits.
-    pub(super) fn tell(&self, told: T) {
-        if self.queue.try_send(Some(told)).is_err() {
+    /// Never waits; false when it does not fit, which is counted.
+    pub(crate) fn tell(&self, told: T) -> bool {
+        let fits = self.queue.try_send(Some(told)).is_ok();
+        if !fits {
             self.full.inc();
         }
+        fits
     }
 
     /// The file was moved away: what is told from now on goes into a new one.
-    pub(super) fn reopen(&self) {
+    pub(crate) fn reopen(&self) {
         self.asked.reopen.store(true, Ordering::Release);
         self.wake();
     }
 
     /// Waits until what was told is written, for so long at most; false when it was not. The first call counts.
-    pub(super) fn close(&self, within: Duration) -> bool {
+    pub(crate) fn close(&self, within: Duration) -> bool {
         let (tell, written) = channel();
         if self.asked.close.set(tell).is_err() {
             return true;
@@ -121,23 +123,27 @@ impl<F> Writer<F> {
     where
         F: FnMut(&T, &mut Vec<u8>),
     {
-        let mut bytes = Vec::with_capacity(BATCH);
+        let (mut bytes, mut ends) = (Vec::with_capacity(BATCH), Vec::new());
         while let Ok(first) = told.recv() {
             if self.asked.reopen.swap(false, Ordering::Acquire) {
                 self.reopen();
             }
             // Looked at before the queue is: what was told before it was asked is among what follows.
             let close = self.asked.close.get().cloned();
-            let (mut next, mut lines) = (Some(first), 0);
+            let mut next = Some(first);
             while let Some(one) = next {
                 if let Some(one) = one {
+                    let before = bytes.len();
                     (self.line)(&one, &mut bytes);
-                    lines += 1;
+                    if bytes.len() > before {
+                        ends.push(bytes.len());
+                    }
                 }
                 next = if bytes.len() < BATCH { told.try_recv().ok() } else { None };
             }
             let more = bytes.len() >= BATCH;
-            self.write(&mut bytes, lines);
+            self.write(&mut bytes, &ends);
+            ends.clear();
             if more {
                 continue;
             }
@@ -151,10 +157,12 @@ impl<F> Writer<F> {
         }
     }
 
-    fn write(&mut self, bytes: &mut Vec<u8>, lines: u64) {
+    /// `ends`: where each line ends.
+    fn write(&mut self, bytes: &mut Vec<u8>, ends: &[usize]) {
         if bytes.is_empty() {
             return;
         }
+        let completed = usize::from(self.torn);
         if self.torn {
             bytes.insert(0, b'\n');
         }
@@ -166,7 +174,8 @@ impl<F> Writer<F> {
         match written {
             Ok(()) => self.broken = false,
             Err(error) => {
-                self.sink.failed.inc_by(lines);
+                let lost = ends.iter().filter(|end| completed + **end > taken).count();
+                self.sink.failed.inc_by(lost as u64);
                 if !std::mem::replace(&mut self.broken, true) {
                     (self.sink.on_failure)(&Failure::Write(&error));
                 }
@@ -183,7 +192,7 @@ impl<F> Writer<F> {
     }
 }
 
-pub(super) fn open(path: &Path) -> io::Result<File> {
+pub(crate) fn open(path: &Path) -> io::Result<File> {
     // Like what engines log: for the gateway's user alone. One that is there keeps its mode.
     OpenOptions::new().create(true).append(true).mode(0o600).open(path)
 }

@@ -1,0 +1,182 @@
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    sync::{
+        Mutex,
+        mpsc::{self, Receiver},
+    },
+    thread,
+};
+
+use super::*;
+
+/// A disk with so much room; what was written is kept. A disk with a `hold` writes nothing before that is let go.
+struct Disk {
+    room: Arc<AtomicUsize>,
+    hold: Option<Receiver<()>>,
+    written: Arc<Mutex<Vec<u8>>>,
+}
+
+struct World {
+    file: JournalFile,
+    fleet: Fleet,
+    lost: Lost,
+    room: Arc<AtomicUsize>,
+    written: Arc<Mutex<Vec<u8>>>,
+    turns: u64,
+}
+
+impl Write for Disk {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(hold) = &self.hold {
+            // The other end is gone once it may go on.
+            hold.recv().unwrap_or_default();
+        }
+        let taken = bytes.len().min(self.room.load(Ordering::Acquire));
+        if taken == 0 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.room.fetch_sub(taken, Ordering::AcqRel);
+        self.written.lock().unwrap().extend_from_slice(&bytes[..taken]);
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl World {
+    fn new(hold: Option<Receiver<()>>) -> Self {
+        let (room, written) = (Arc::new(AtomicUsize::new(usize::MAX)), Arc::<Mutex<Vec<u8>>>::default());
+        let disk = Disk { room: Arc::clone(&room), hold, written: Arc::clone(&written) };
+        let lost = Lost::new();
+        let file = JournalFile::over(Path::new("journal"), Box::new(disk), &lost).unwrap();
+        Self { file, fleet: Fleet::new(), lost, room, written, turns: 0 }
+    }
+
+    /// The next turn, without events.
+    fn turn(&mut self, at: u64) {
+        self.turns += 1;
+        let line = journal::write_turn(Tick(at), &[]).unwrap();
+        self.file.append(&line, Tick(at), &self.fleet);
+    }
+
+    fn dropped(&self) -> u64 {
+        self.lost.journal_full.get() + self.lost.journal_failed.get()
+    }
+
+    fn until(&self, so: impl Fn(&Self) -> bool) {
+        while !so(self) {
+            thread::yield_now();
+        }
+    }
+
+    /// The end: the lines, and how many turns the last header says were dropped.
+    fn read(self) -> (Vec<Line>, u64) {
+        assert!(self.file.lines.close(Duration::from_secs(20)));
+        let text = String::from_utf8(self.written.lock().unwrap().clone()).unwrap();
+        let lines = journal::read(&text).unwrap();
+        let dropped = lines.iter().rev().find_map(|line| match line {
+            Line::Header { dropped, .. } => Some(*dropped),
+            Line::Turn { .. } => None,
+        });
+        (lines, dropped.unwrap())
+    }
+}
+
+fn turns(lines: &[Line]) -> u64 {
+    lines.iter().filter(|line| matches!(line, Line::Turn { .. })).count() as u64
+}
+
+#[test]
+fn a_disk_that_stands_still_holds_up_no_turn_and_what_that_costs_is_counted_and_told() {
+    let (go_on, hold) = mpsc::channel();
+    let mut world = World::new(Some(hold));
+    for at in 0..10_000 {
+        world.turn(at);
+    }
+    let dropped = world.dropped();
+    assert!(dropped > 0 && world.lost.journal_failed.get() == 0, "{dropped}");
+    drop(go_on);
+    world.until(|world| world.file.waiting.load(Ordering::Relaxed) == 0);
+    world.turn(20_000);
+    world.turn(20_001);
+    assert_eq!(world.dropped(), dropped, "it is written again");
+    let told = world.turns;
+    let (lines, missing) = world.read();
+    // The state stands in the place of a turn.
+    assert_eq!((missing, turns(&lines)), (dropped, told - dropped));
+    // One gap, or two if the thread began late.
+    let story = narrate::narrate(&lines);
+    let gaps =
+        story.lines().filter_map(|line| line.strip_suffix(" turns are missing: they could not be written"));
+    assert_eq!(gaps.map(|gap| gap.trim().parse::<u64>().unwrap()).sum::<u64>(), dropped, "{story}");
+}
+
+#[test]
+fn a_full_disk_is_tried_again_and_the_journal_goes_on_behind_a_header() {
+    let mut world = World::new(None);
+    world.turn(0);
+    world.until(|world| !world.written.lock().unwrap().is_empty());
+    // In the middle of a line.
+    world.room.store(10, Ordering::Release);
+    world.turn(1);
+    world.until(|world| world.lost.journal_failed.get() == 1);
+    // The state is tried at once, and then not at every turn.
+    world.turn(2);
+    world.until(|world| world.lost.journal_failed.get() == 2);
+    for at in 3..100 {
+        world.turn(at);
+    }
+    assert_eq!(world.lost.journal_failed.get(), 99);
+    world.room.store(usize::MAX, Ordering::Release);
+    let dropped = world.dropped();
+    world.turn(2000);
+    world.turn(2001);
+    let (lines, missing) = world.read();
+    assert_eq!(missing, dropped);
+    let header = |line: &Line| matches!(line, Line::Header { .. });
+    assert_eq!(lines.iter().map(header).collect::<Vec<_>>(), [true, false, true, false, false]);
+}
+
+#[test]
+fn only_a_regular_file_is_renamed_and_a_new_one_is_for_its_user_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("file"), "before").unwrap();
+    std::os::unix::fs::symlink(at("file"), at("link")).unwrap();
+    nix::unistd::mkfifo(&at("pipe"), nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+    fs::create_dir(at("folder")).unwrap();
+    for name in ["link", "pipe", "folder"] {
+        let error = JournalFile::open(&at(name), &Lost::new()).err().unwrap().to_string();
+        assert!(error.contains("name a regular file, or one that is not there yet"), "{error}");
+        assert!(!at(&format!("{name}.1")).exists() && fs::symlink_metadata(at(name)).is_ok(), "{name}");
+    }
+    JournalFile::open(&at("file"), &Lost::new()).unwrap();
+    assert_eq!(fs::read_to_string(at("file.1")).unwrap(), "before");
+    assert_eq!(fs::metadata(at("file")).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn a_file_that_is_full_is_turned_over_and_the_next_one_can_be_read_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let mut file = JournalFile::open(&path, &Lost::new()).unwrap();
+    let fleet = Fleet::new();
+    let line = |at| journal::write_turn(Tick(at), &[]).unwrap();
+    file.append(&line(1), Tick(1), &fleet);
+    file.told = CAP;
+    file.append(&line(2), Tick(2), &fleet);
+    file.append(&line(3), Tick(3), &fleet);
+    assert!(file.lines.close(Duration::from_secs(20)));
+    let ats = |path: &Path| -> Vec<u64> {
+        let lines = journal::read(&fs::read_to_string(path).unwrap()).unwrap();
+        lines.iter().map(|line| line.at().0).collect()
+    };
+    assert_eq!(ats(&path), [2, 2, 3]);
+    // The thread of the old one may be about its last line.
+    while fs::read_to_string(turned_over(&path)).unwrap().lines().count() < 2 {
+        thread::yield_now();
+    }
+    assert_eq!(ats(&turned_over(&path)), [1, 1]);
+}
