@@ -45,6 +45,9 @@ const EVENTS: usize = 1024;
 /// within five seconds, and the platform writes within one.
 const KEEP_EVERY: Duration = Duration::from_secs(2);
 
+/// Threads for what may block: files, the driver, new processes. So many stand still only where all of these do.
+const BESIDE: usize = 64;
+
 /// What the command line asks for.
 pub struct Start {
     pub config: Config,
@@ -61,6 +64,7 @@ pub fn run(start: Start) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("control")
+        .max_blocking_threads(BESIDE)
         .enable_all()
         .build()
         .context("cannot start the runtime")?;

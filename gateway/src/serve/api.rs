@@ -23,7 +23,7 @@ use rouse::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    runtime::LocalOptions,
+    runtime::{LocalOptions, LocalRuntime},
     sync::{
         Notify,
         mpsc::{self, UnboundedReceiver, UnboundedSender},
@@ -50,6 +50,9 @@ const BACK_OFF: Duration = Duration::from_millis(500);
 const TURNED_AWAY: u32 = 64;
 const TELLING: Duration = Duration::from_secs(1);
 
+/// Threads beside a serving one, for large bodies. None of their work waits for anything, so more of them would only share
+/// the same cores; what they do not get to is bounded by `limits.bodyTotal`.
+const BESIDE: usize = 4;
 /// What threads beside a serving one add to their niceness.
 const LESS_URGENT: i32 = 10;
 
@@ -183,13 +186,17 @@ impl Serving {
     }
 }
 
-fn run_core(start: Start) -> io::Result<()> {
-    // What is spawned here stays here, without a second scheduler (a `LocalSet`) inside the first.
-    let runtime = tokio::runtime::Builder::new_current_thread()
+/// Of one core. What is spawned there stays there, without a second scheduler (a `LocalSet`) inside the first.
+fn runtime() -> io::Result<LocalRuntime> {
+    tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .on_thread_start(step_back)
-        .build_local(LocalOptions::default())?;
-    runtime.block_on(async move {
+        .max_blocking_threads(BESIDE)
+        .build_local(LocalOptions::default())
+}
+
+fn run_core(start: Start) -> io::Result<()> {
+    runtime()?.block_on(async move {
             let Start {
                 listener,
                 shared,

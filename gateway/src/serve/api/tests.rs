@@ -138,3 +138,30 @@ async fn a_moved_stream_is_told_that_the_gateway_ends_and_is_closed_within_two_s
     }
     tokio::time::timeout(Duration::from_secs(4), &mut gateway.run).await.unwrap().unwrap();
 }
+
+#[test]
+fn what_is_done_beside_a_core_takes_few_threads_however_much_there_is() {
+    use std::sync::{Condvar, Mutex};
+    let most = Arc::new((Mutex::new((0, 0)), Condvar::new()));
+    let runtime = runtime().unwrap();
+    runtime.block_on(async {
+        let jobs = (0..4 * BESIDE).map(|_| {
+            let most = Arc::clone(&most);
+            tokio::task::spawn_blocking(move || {
+                let (counted, more) = &*most;
+                let mut counts = counted.lock().unwrap();
+                counts.0 += 1;
+                counts.1 = counts.1.max(counts.0);
+                more.notify_all();
+                // Long enough for more of them to begin, if they could.
+                let span = Duration::from_millis(50);
+                counts = more.wait_timeout_while(counts, span, |counts| counts.1 <= BESIDE).unwrap().0;
+                counts.0 -= 1;
+            })
+        });
+        for job in jobs.collect::<Vec<_>>() {
+            job.await.unwrap();
+        }
+    });
+    assert_eq!(most.0.lock().unwrap().1, BESIDE);
+}
