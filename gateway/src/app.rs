@@ -45,7 +45,8 @@ const EVENTS: usize = 1024;
 /// within five seconds, and the platform writes within one.
 const KEEP_EVERY: Duration = Duration::from_secs(2);
 
-/// Threads for what may block: files, the driver, new processes. So many stand still only where all of these do.
+/// Threads for the control side's blocking calls: files, the driver, new processes. A bound, so that a disk that stands
+/// still cannot take threads without end.
 const BESIDE: usize = 64;
 
 /// What the command line asks for.

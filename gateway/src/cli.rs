@@ -18,7 +18,7 @@ pub const USAGE: u8 = 64;
 /// There is no gateway to ask (`EX_UNAVAILABLE`).
 pub const UNAVAILABLE: u8 = 69;
 
-/// Below the help, which is all that a start without a configuration comes to.
+/// Shown below the help, and so by a start without a configuration.
 const NEXT: &str = "\
 What to do next:
   rouse-gateway demo                 Try it: pretended models on pretended accelerators, no GPU needed
@@ -178,7 +178,7 @@ pub fn run(cli: Cli) -> ExitCode {
     })
 }
 
-/// Nothing is served by accident: a service whose configuration was forgotten must fail.
+/// A service whose configuration was forgotten must fail, and not serve something else.
 fn unconfigured() -> ExitCode {
     eprintln!("rouse-gateway: there is no configuration: --config FILE says which models to serve\n");
     eprint!("{}", Cli::command().render_help());

@@ -76,7 +76,7 @@ pub struct Config {
     pub former: Vec<Arc<Model>>,
     /// Simulated accelerators' meter files, by accelerator: an accelerator with one is metered by reading it.
     pub meters: BTreeMap<AcceleratorId, PathBuf>,
-    /// What declared accelerators have engines see of them: variables and their values, by accelerator.
+    /// The environment variables by which an engine sees each declared accelerator.
     pub visible: BTreeMap<AcceleratorId, BTreeMap<String, String>>,
     /// Ask NVML which accelerators there are (`accelerators: auto`); `core.accelerators` is then filled at start.
     pub accelerators_auto: bool,
@@ -158,9 +158,9 @@ impl Model {
 }
 
 impl Config {
-    /// The variables by which an engine sees these accelerators and no others. The driver's own names mean something to every
-    /// engine for NVIDIA's; a declared accelerator may be of any maker, and has only what the file says: a name that a
-    /// driver does not know hides all that there are.
+    /// The environment variables that show an engine these accelerators and hide all others. CUDA knows the UUIDs that NVML
+    /// gives. The name of a declared accelerator is the file's own choice, and a name that CUDA does not know hides every
+    /// GPU: so only what `visible` says is set.
     #[must_use]
     pub fn visible(&self, accelerators: &[AcceleratorId]) -> BTreeMap<String, String> {
         if self.accelerators_auto {

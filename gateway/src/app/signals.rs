@@ -30,7 +30,7 @@ pub(super) struct Signals {
 /// What is asked of the gateway.
 pub(super) enum Asked {
     Reload,
-    /// Logs were moved away. Not a reason to read the configuration, which may be half written just then.
+    /// To open logs anew after a rotation. The configuration is not read: it may be half written at that moment.
     Reopen,
     /// To look at what no event tells of.
     Look,

@@ -82,10 +82,15 @@ fn misfit(core: &Configuration, headroom: Bytes, spec: &ModelSpec) -> Option<Str
         Accelerators::Of { .. } => return None,
     };
     if there.len() < wanted {
-        let number = there.len();
-        return Some(format!(
-            "it wants {wanted} accelerators, and there are {number}: write accelerators: {number} or less"
-        ));
+        return Some(match there.len() {
+            0 => format!(
+                "it wants {wanted} accelerators, and there are none: list those that there are under accelerators"
+            ),
+            1 => format!("it wants {wanted} accelerators, and there is one: write accelerators: 1"),
+            number => format!(
+                "it wants {wanted} accelerators, and there are {number}: write accelerators: {number} or less"
+            ),
+        });
     }
     there.sort_unstable_by(|a, b| b.cmp(a));
     let most = *wanted.checked_sub(1).and_then(|last| there.get(last))?;
@@ -99,7 +104,7 @@ fn misfit(core: &Configuration, headroom: Bytes, spec: &ModelSpec) -> Option<Str
     } else {
         format!(" (headroom keeps {headroom} of each free)")
     };
-    // It alone is what keeps the model out.
+    // Without headroom it would fit.
     let instead = if need <= most + headroom { ", or a smaller headroom" } else { "" };
     Some(format!(
         "it needs {need} on {place} and fits nowhere: at most {most} can be granted there{kept}. Write memory.awake: {most} \

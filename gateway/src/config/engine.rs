@@ -153,7 +153,7 @@ fn command(reader: &mut Reader, node: &Node) -> Option<Vec<String>> {
     Some(command)
 }
 
-/// A command line as the list that it should have been. What only a shell understands stays a shell's.
+/// The list to write instead of a command line; an example, where the line needs a shell.
 fn as_list(line: &str) -> String {
     if line.contains(['\'', '"', '\\', '|', '&', ';', '<', '>', '(', '`', '*', '~']) {
         return "[sh, -c, 'exec …'] for what needs a shell, else [PROGRAM, ARGUMENT, …]".to_owned();

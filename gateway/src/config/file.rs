@@ -20,7 +20,7 @@ use super::{
 };
 
 const LOCAL_API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
-/// Neither Prometheus' port nor one that engines take by default.
+/// 9090 is Prometheus' own, 8000 and 8080 are those of engines.
 pub(crate) const LOCAL_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8180);
 
 /// Reads and checks a file. The error lists everything that is wrong with it.
@@ -160,7 +160,7 @@ pub(super) fn same_port(api: SocketAddr, admin: SocketAddr) -> Option<String> {
         |a: SocketAddr, b: SocketAddr| a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
     (api.port() == admin.port() && api.port() != 0 && meets(api, admin)).then(|| {
         format!(
-            "listen.api ({api}) and listen.admin ({admin}) have one port: write another one for listen.admin, like {LOCAL_ADMIN}"
+            "listen.api ({api}) and listen.admin ({admin}) have one port: write another for one of them, like {LOCAL_API} and {LOCAL_ADMIN}"
         )
     })
 }

@@ -241,10 +241,10 @@ fn idle(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Idle {
         }
         Some(stop)
     });
-    // One that is not written gives way to one that is.
+    // A default must not contradict what the file says.
     let never = Millis::FOREVER;
-    let sleep_after = sleep.unwrap_or(Some(SLEEP_AFTER.min(stop.flatten().unwrap_or(never))));
-    let stop_after = stop.unwrap_or(Some(STOP_AFTER.max(sleep_after.unwrap_or_default())));
+    let sleep_after = sleep.unwrap_or_else(|| Some(SLEEP_AFTER.min(stop.flatten().unwrap_or(never))));
+    let stop_after = stop.unwrap_or_else(|| Some(STOP_AFTER.max(sleep_after.unwrap_or_default())));
     let level = section
         .read(reader, "level", |reader, node| level(reader, node, can_sleep))
         .unwrap_or(LevelPolicy::Auto);

@@ -19,8 +19,8 @@ pub(super) type Environment = fn(&str) -> Option<String>;
 pub(super) struct Reader {
     pub(super) problems: Vec<Problem>,
     environment: Environment,
-    /// Texts with what came out of the environment in them, and how they stand in the file. An error shows the latter: a
-    /// variable that is named by mistake may hold a secret.
+    /// Values with `${env:…}` filled in, each with the text that the file has for it. Errors show that text: a variable that
+    /// is named by mistake may hold a secret.
     filled: Vec<(String, String)>,
     /// Where in the document we are, for the texts: `["models[0]", "engine", "command"]`.
     path: Vec<String>,
@@ -31,7 +31,7 @@ pub(super) struct Section {
     pub(super) at: At,
     entries: Vec<Entry>,
     known: Vec<&'static str>,
-    /// It is no mapping at all, which was said: that keys are missing need not be.
+    /// The node is no mapping, which was noted. That keys are missing only follows from it.
     broken: bool,
 }
 
@@ -40,7 +40,8 @@ impl Reader {
         Self { problems: Vec::new(), environment, filled: Vec::new(), path: Vec::new() }
     }
 
-    /// Texts of the file are repeated in single quotes only, so that those out of the environment are found.
+    /// Notes a problem. A text may repeat a value of the file in single quotes only, where a value out of the environment is
+    /// found and replaced.
     pub(super) fn note(&mut self, at: At, text: impl std::fmt::Display) {
         let mut text = text.to_string();
         for (filled, written) in &self.filled {
@@ -117,7 +118,7 @@ impl Reader {
         self.parse(node)
     }
 
-    /// A size of memory. A small one without a unit counts bytes, which nobody means.
+    /// A size of memory. A number without a unit counts bytes, so a small one is a mistake.
     pub(super) fn memory(&mut self, node: &Node) -> Option<Bytes> {
         let size = self.size(node)?;
         if size != Bytes::ZERO && size < Bytes::mib(1) {

@@ -35,8 +35,8 @@ impl Source {
         Ok(config)
     }
 
-    /// Loads it for a gateway that runs with `now`. A file that is being written may be read by half, and half a file must
-    /// let nobody in: one that is empty, or has lost its keys, is refused unless it says that this is meant.
+    /// Loads it for a gateway that runs with `now`. The file may be half written, and half a file must not open the API: one
+    /// that is empty, or has lost its keys, is refused unless it says that this is meant.
     pub fn reload(&self, now: &Config) -> Result<Config, Errors> {
         let new = self.load()?;
         let lost = if new.blank && !now.blank {

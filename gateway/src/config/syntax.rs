@@ -1,10 +1,10 @@
-//! What is wrong with a text that is no YAML, in words of somebody who writes a configuration. The parser speaks of what
-//! it was doing when it gave up; the usual slips are seen in the text itself.
+//! Explains errors of YAML's syntax to somebody who writes a configuration. The parser says what it was parsing when it gave
+//! up; the usual slips show in the text itself.
 
 use super::error::At;
 
-/// What is wrong and what to write instead, and where; `None` where the parser's own words are all there is. `at`: where
-/// the parser gave up.
+/// Where the mistake is, and what to write instead; `None` where only the parser's own `words` can tell. `at`: where the
+/// parser gave up.
 pub(super) fn explain(text: &str, at: At, words: &str) -> Option<(At, String)> {
     let number = usize::try_from(at.line).ok()?;
     if let Some(found) = text.lines().take(number).zip(1..).find_map(|(line, number)| tab(line, number)) {
@@ -17,9 +17,9 @@ pub(super) fn explain(text: &str, at: At, words: &str) -> Option<(At, String)> {
     let has = |parts: &[&str]| parts.iter().any(|part| words.contains(part));
     let advice = if has(&["mapping values are not allowed"]) {
         "two keys in one line, or a line that is indented deeper than those above it: a value with ': ' in it needs quotes"
-    } else if has(&["expected ',' or '}'", "EOF while parsing a flow mapping"]) {
+    } else if has(&["expected ',' or '}'", "EOF while parsing a flow mapping", "unclosed bracket '{'"]) {
         "a { without its }, or a comma is missing: write {key: value, key: value}"
-    } else if has(&["expected ',' or ']'", "EOF while parsing a flow sequence"]) {
+    } else if has(&["expected ',' or ']'", "EOF while parsing a flow sequence", "unclosed bracket '['"]) {
         "a [ without its ], or a comma is missing: write [a, b], and words with , [ ] { } in them in quotes"
     } else if has(&[
         "did not find expected key",
@@ -59,7 +59,7 @@ fn unquoted(line: &str, number: u64) -> Option<(At, String)> {
                 let end =
                     rest.find(|c: char| c.is_whitespace() || matches!(c, ',' | ']')).unwrap_or(rest.len());
                 let mut word = rest.get(..end)?;
-                // Those of the mapping that it stands in.
+                // Braces that close the mapping around the word.
                 while word.matches('}').count() > word.matches('{').count() {
                     word = word.strip_suffix('}')?;
                 }

@@ -163,23 +163,27 @@ fn the_usual_slips_of_yaml_are_told_with_what_to_write() {
     insta::assert_snapshot!(errors("models:\n  - name: a\n    engine: {command: [x, --port=${PORT}, y]}\n"), @r#"rouse.yaml:3:27: --port=${PORT} needs quotes here: write "--port=${PORT}""#);
     insta::assert_snapshot!(errors("models:\n  - name: a\n    engine: {env: {PORT: ${PORT}}}\n"), @r#"rouse.yaml:3:26: ${PORT} needs quotes here: write "${PORT}""#);
     insta::assert_snapshot!(errors("queue: maxWait: 1m\n"), @"rouse.yaml:1:15: two keys in one line, or a line that is indented deeper than those above it: a value with ': ' in it needs quotes");
-    insta::assert_snapshot!(errors("models: [a, b\n"), @"rouse.yaml:2:1: a [ without its ], or a comma is missing: write [a, b], and words with , [ ] { } in them in quotes");
+    insta::assert_snapshot!(errors("models: [a, b\n"), @"rouse.yaml:1:9: a [ without its ], or a comma is missing: write [a, b], and words with , [ ] { } in them in quotes");
 }
 
 #[test]
 fn a_slip_is_one_error_that_says_what_to_write() {
     let model = |engine: &str, keys: &str| {
-        errors(&format!("models:\n  - name: m\n    engine: {{kind: custom, command: {engine}}}\n{keys}\n"))
+        let engine = format!("    engine:\n      kind: custom\n      command: {engine}\n");
+        errors(&format!("models:\n  - name: m\n{engine}{keys}\n"))
     };
     let fine = "[x, '${HOST}:${PORT}']";
-    insta::assert_snapshot!(model("vllm serve m --port ${PORT}", "    memory: {awake: 1Gi}"), @"");
-    insta::assert_snapshot!(model("'serve m | tee \"log\" ${PORT}'", "    memory: {awake: 1Gi}"), @"");
-    insta::assert_snapshot!(model(fine, "    memory: {awake: 700, asleep: 64}"), @"");
-    insta::assert_snapshot!(model(fine, "    memory: 700"), @"");
-    insta::assert_snapshot!(model(fine, "    memory: {awake: 1Gi}\n    idle: {sleepAfter: 5m, stopAfter: 2m}"), @"");
-    insta::assert_snapshot!(errors("accelerators: [{id: a, memory: 24}]"), @"");
-    insta::assert_snapshot!(errors("listen: {api: \"0.0.0.0:8180\"}"), @"");
-    insta::assert_snapshot!(errors("keys: [rk-plain]"), @"");
+    insta::assert_snapshot!(model("vllm serve m --port ${PORT}", "    memory: {awake: 1Gi}"), @r#"rouse.yaml:5:16: models[0].engine.command: expected a list of program and arguments, found a single value: write [vllm, serve, m, --port, "${PORT}"]"#);
+    insta::assert_snapshot!(model("'serve m | tee \"log\" ${PORT}'", "    memory: {awake: 1Gi}"), @"rouse.yaml:5:16: models[0].engine.command: expected a list of program and arguments, found a single value: write [sh, -c, 'exec …'] for what needs a shell, else [PROGRAM, ARGUMENT, …]");
+    insta::assert_snapshot!(model(fine, "    memory: {awake: 700, asleep: 64}"), @r"
+    rouse.yaml:6:21: models[0].memory.awake: these are 700 bytes: write a unit too, like 700Mi or 30Gi
+    rouse.yaml:6:34: models[0].memory.asleep: these are 64 bytes: write a unit too, like 64Mi or 30Gi
+    ");
+    insta::assert_snapshot!(model(fine, "    memory: 700"), @"rouse.yaml:6:13: models[0].memory: expected a mapping, found a single value: write {awake: 30Gi}, with what an awake engine takes");
+    insta::assert_snapshot!(model(fine, "    memory: {awake: 1Gi}\n    idle: {sleepAfter: 5m, stopAfter: 2m}"), @"rouse.yaml:7:39: models[0].idle.stopAfter: 2m is before sleepAfter (5m): write 5m or more, or a shorter sleepAfter");
+    insta::assert_snapshot!(errors("accelerators: [{id: a, memory: 24}]"), @"rouse.yaml:1:32: accelerators[0].memory: these are 24 bytes: write a unit too, like 24Mi or 30Gi");
+    insta::assert_snapshot!(errors("listen: {api: \"0.0.0.0:8180\"}"), @"rouse.yaml:1:15: listen.api (0.0.0.0:8180) and listen.admin (127.0.0.1:8180) have one port: write another for one of them, like 127.0.0.1:8080 and 127.0.0.1:8180");
+    insta::assert_snapshot!(errors("keys: [rk-plain]"), @"rouse.yaml:1:8: keys[0]: expected {name: NAME, sha256: HASH}, found a single value: 'rouse-gateway key NAME' makes a key and its line, and with --stdin the line of one that exists");
 }
 
 #[test]
@@ -478,7 +482,7 @@ models:
     };
     insta::assert_snapshot!(show(&findings.errors), @r###"
     f:7:5: model 'vllm-bare': it needs 30Gi on one accelerator and fits nowhere: at most 23Gi can be granted there (headroom keeps 1Gi of each free). Write memory.awake: 23Gi or less
-    f:11:5: model 'vllm-no-sleep': it wants 2 accelerators, and there are 1: write accelerators: 1 or less
+    f:11:5: model 'vllm-no-sleep': it wants 2 accelerators, and there is one: write accelerators: 1
     "###);
     insta::assert_snapshot!(show(&findings.warnings), @r###"
     f: listen.api is 0.0.0.0:8080, every interface, and there are no keys: whoever reaches it may use it (keys: none says that this is meant)
@@ -565,8 +569,8 @@ fn the_command_line_overrides_the_file_also_at_a_reload_and_cannot_open_the_admi
     };
     let config = source.load().unwrap();
     assert_eq!((config.api.port(), config.admin.address.port()), (2, 3));
-    source.admin = source.api;
-    insta::assert_snapshot!(source.load().unwrap_err(), @"");
+    source.admin = Some(([127, 0, 0, 1], 2).into());
+    insta::assert_snapshot!(source.load().unwrap_err(), @"--api, --admin: listen.api (0.0.0.0:2) and listen.admin (127.0.0.1:2) have one port: write another for one of them, like 127.0.0.1:8080 and 127.0.0.1:8180");
     source.admin = Some(([0, 0, 0, 0], 3).into());
     insta::assert_snapshot!(source.load().unwrap_err(), @r###"--admin: 0.0.0.0:3 is not loopback: that needs an admin.token"###);
 }

@@ -1,5 +1,5 @@
-//! What this machine lacks that the file counts on. A file may be checked elsewhere, and by another user, than where it
-//! is used: so these are warnings.
+//! What a configuration counts on and this machine lacks. Only warnings: a file may be checked on another machine than the
+//! one that uses it, and by another user.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use rouse::model::ModelName;
 use super::super::{At, Config, Model, Problem};
 use crate::{platform::local, serve};
 
-/// Whoever asks for a model's file names it behind one of these.
+/// A model's path follows one of these.
 const MODEL_FLAGS: [&str; 6] = ["-m", "--model", "--model-path", "--mmproj", "--lora", "serve"];
 
 /// Looks at programs, model files, the state directory and ports.
@@ -22,7 +22,7 @@ pub fn check_here(config: &Config) -> Vec<Problem> {
     {
         warn(At::default(), text);
     }
-    // What a gateway listens on that runs with this file is taken, and should be.
+    // A gateway that runs with this file already has its ports.
     if config.kubernetes.is_some() || !local::runs_in(&config.state) {
         for error in serve::taken(config.api, config.admin.address) {
             warn(At::default(), error.to_string());
@@ -38,8 +38,8 @@ pub fn check_here(config: &Config) -> Vec<Problem> {
 
 fn state(folder: &Path) -> Option<String> {
     let shown = folder.display();
-    // It is made when it is not there, in the nearest folder that is.
-    let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
+    // The gateway makes the folder, so the nearest one that exists must take it.
+    let there = folder.ancestors().find(|path| path.exists()).unwrap_or_else(|| Path::new("."));
     if !there.is_dir() {
         return Some(format!("state: {} is no folder: write the path of one", there.display()));
     }
@@ -86,7 +86,7 @@ fn files(model: &Model) -> impl Iterator<Item = String> {
     behind.chain(joined.map(|(_, path)| path)).filter_map(missing)
 }
 
-/// Why this is no path of a model; `None` also where it is a name that the engine knows how to fetch.
+/// Why a path leads to no model. What does not look like a path may be a name, which the engine fetches.
 fn missing(path: &str) -> Option<String> {
     let is_path = path.starts_with(['/', '.', '~']) || path.ends_with(".gguf");
     if !is_path || path.contains("${") || Path::new(path).exists() {
@@ -145,6 +145,15 @@ mod tests {
             &plain,
             &format!("{runs}, -m, {}", at("absent.gguf")),
             "sh, \"--model=~/m\", --mmproj, absent.gguf",
-        ]), @"");
+        ]), @r"
+        state: DIR/plain is no folder: write the path of one
+        address 127.0.0.1:PORT is in use by another process, maybe by a gateway that runs already: `ss -ltnp 'sport = :PORT'` shows which. End that one, or take another address with --api ADDR or listen.api
+        model 'm0': there is no program 'no-such-program-of-anybody' in PATH: install it, or write its whole path, as `command -v no-such-program-of-anybody` shows it where it is installed
+        model 'm1': there is no program DIR/absent: write the path of one, as `command -v NAME` shows it
+        model 'm2': DIR/plain may not be executed: chmod +x it, or write what runs it in front: [python3, DIR/plain, …]
+        model 'm3': there is no model DIR/absent.gguf: write where it is
+        model 'm4': there is no model absent.gguf in the folder in which this was started: write the whole path
+        model 'm4': ~/m: no shell is involved, to which ~ would mean a home: write the whole path
+        ");
     }
 }

@@ -1,22 +1,22 @@
-//! Pinned models that cannot all be awake: the last of them never is, since none makes room for another.
+//! Pinned models that cannot all be awake. None of them makes room for another, so the last one would never start.
 
 use rouse::{
     model::{Accelerators, Configuration, ModelName, ModelSpec},
     units::Bytes,
 };
 
-/// Placements that are tried. Where none of so many fits, nothing is said: the file may be right.
+/// Steps of the search for a placement. Past them it is given up and nothing is reported: the file may be right.
 const TRIES: u32 = 10_000;
 
 /// What one engine takes of one accelerator.
 struct Share {
     model: usize,
     need: Bytes,
-    /// By number; any, where the model does not say which.
+    /// The accelerator's index, where the model names it.
     only: Option<usize>,
 }
 
-/// Each model that does not fit beside the pinned ones before it, and why. `fits`: those that fit alone.
+/// Each pinned model that does not fit beside the pinned ones before it, and why. `fits`: whether a model fits alone.
 pub(super) fn crowded(core: &Configuration, fits: impl Fn(&ModelSpec) -> bool) -> Vec<(ModelName, String)> {
     let mut together: Vec<&ModelSpec> = Vec::new();
     let mut crowded = Vec::new();
@@ -28,7 +28,7 @@ pub(super) fn crowded(core: &Configuration, fits: impl Fn(&ModelSpec) -> bool) -
         together.pop();
         let others: Vec<_> = together.iter().map(|other| format!("'{}'", other.name)).collect();
         let text = format!(
-            "it is pinned, and so is {}: they cannot all be awake at once. Pin one less, or lower memory.awake",
+            "it is pinned beside {}, and they cannot all be awake at once: pin one less, or lower memory.awake",
             others.join(", ")
         );
         crowded.push((spec.name.clone(), text));
@@ -57,7 +57,8 @@ fn fit(core: &Configuration, models: &[&ModelSpec]) -> bool {
     place(&shares, &mut free, 0, &mut tries)
 }
 
-/// Shares of one model go to different accelerators, in ascending order: `from` is the first that the next may have.
+/// Places the shares one by one, and takes back what leads nowhere. Shares of one model go to different accelerators, in
+/// ascending order: `from` is the first that the next one may have.
 fn place(shares: &[Share], free: &mut [Bytes], from: usize, tries: &mut u32) -> bool {
     let Some((share, rest)) = shares.split_first() else { return true };
     let Some(left) = tries.checked_sub(1) else { return true };
@@ -99,8 +100,8 @@ mod tests {
     #[test]
     fn pinned_models_that_cannot_all_be_awake_are_named() {
         assert_eq!(crowded(&[("one", LARGE), ("two", LARGE)]), "");
-        let third = "model 'small': it is pinned, and so is 'one', 'two': they cannot all be awake at once. Pin one less, or \
-                     lower memory.awake";
+        let third = "model 'small': it is pinned beside 'one', 'two', and they cannot all be awake at once: pin one less, \
+                     or lower memory.awake";
         assert_eq!(
             crowded(&[("one", LARGE), ("two", LARGE), ("small", "memory: {awake: 3Gi}, pinned: true")]),
             third
@@ -116,10 +117,9 @@ mod tests {
         );
         let there = "memory: {awake: 6Gi}, pinned: true, accelerators: [b]";
         assert!(
-            crowded(&[("one", there), ("two", there)])
-                .starts_with("model 'two': it is pinned, and so is 'one'")
+            crowded(&[("one", there), ("two", there)]).starts_with("model 'two': it is pinned beside 'one',")
         );
-        // The first finds place only when it makes room for those that say where they go.
+        // The larger one fits only on the accelerator that the search tries first for the other.
         assert_eq!(
             crowded(&[
                 ("any", "memory: {awake: 4Gi}, pinned: true"),

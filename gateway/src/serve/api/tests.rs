@@ -163,5 +163,6 @@ fn what_is_done_beside_a_core_takes_few_threads_however_much_there_is() {
             job.await.unwrap();
         }
     });
-    assert_eq!(most.0.lock().unwrap().1, BESIDE);
+    let most = most.0.lock().unwrap().1;
+    assert!((1..=BESIDE).contains(&most), "{most}");
 }
