@@ -233,11 +233,16 @@ fn begin(core: &Rc<Core>, socket: &Rc<Socket>, request: Request<Incoming>) -> Be
             return Begun::Answered(request.finish(response));
         }
     };
-    match head::check(&fields).and_then(|()| head::timeout(&fields)) {
-        Ok(timeout) => {
+    let wishes = head::check(&fields)
+        .and_then(|()| head::timeout(&fields))
+        .and_then(|timeout| Ok((timeout, head::heartbeat(&fields)?)));
+    match wishes {
+        Ok((timeout, heartbeat)) => {
             let config = Guard::into_inner(config);
             let names_hops = fields.first(Field::Connection).is_some();
-            let asking = Asking { call, timeout, names_hops, headers: parts.headers, body, key, config };
+            let beats = heartbeat.unwrap_or_else(|| key.as_ref().is_none_or(|key| key.heartbeat));
+            let headers = parts.headers;
+            let asking = Asking { call, timeout, beats, names_hops, headers, body, key, config };
             Begun::Asking(Box::pin(request.infer(asking, exchange)))
         }
         Err(fault) => {

@@ -47,6 +47,8 @@ pub(crate) use text::text;
 pub struct Key {
     pub name: Arc<str>,
     pub priority: i32,
+    /// Its streams get heartbeats while they wait, where a request does not say otherwise.
+    pub(crate) heartbeat: bool,
     pub(crate) limits: Limits,
     models: Models,
     pub(crate) account: Arc<Account>,
@@ -116,6 +118,7 @@ impl Table {
                 let made = Key {
                     name: Arc::clone(&key.name),
                     priority: key.priority,
+                    heartbeat: key.heartbeat,
                     limits: key.limits,
                     models: key.models.clone(),
                     account: old.map_or_else(|| Arc::new(Account::new()), |old| Arc::clone(&old.account)),
@@ -190,6 +193,7 @@ impl Key {
         Self {
             name: name.into(),
             priority: 0,
+            heartbeat: true,
             limits: Limits::default(),
             models,
             account: Arc::new(Account::new()),
@@ -212,6 +216,7 @@ mod tests {
             models: Models::Some(BTreeSet::new()),
             limits: Limits { requests, tokens: None },
             priority: 0,
+            heartbeat: true,
         }
     }
 

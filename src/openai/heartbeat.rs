@@ -1,7 +1,11 @@
-//! What keeps a waiting stream alive, without any SDK taking it for a word of the model.
+//! What keeps a waiting stream alive, without any client taking it for a word of the model.
 //!
-//! * **Chat, completions, responses**: a comment with one newline. Followed by an empty line it would be dispatched as
-//!   an event without data by some SDKs, which then fail to parse nothing as JSON.
+//! * **Chat, completions and the rest of OpenAI's**: a line of one space. Readers made by hand strip what they got and skip it
+//!   when nothing is left: sglang's `bench_serving` and llmperf by lines, vLLM's `bench serve` by whatever came at once. A comment
+//!   they would read as JSON, or put in front of the first event. To parsers of the standard the line is a field without a
+//!   colon whose name they do not know, which they ignore. It must not be empty: some SDKs dispatch an event without data
+//!   for an empty line, and then fail to parse nothing as JSON.
+//! * **Responses**: a comment with one newline. No such reader is known here.
 //! * **Messages**: Anthropic's own `ping` event, which its SDKs skip by name.
 //! * **Responses, for clients whose parser drops comments before their idle timer sees them**: `response.in_progress`.
 //!   This is opt-in, since the `responses.stream()` helpers of both OpenAI SDKs refuse every event before
@@ -12,6 +16,7 @@
 
 use super::Form;
 
+const BLANK: &[u8] = b" \n";
 const COMMENT: &[u8] = b": rouse\n";
 const PING: &[u8] = b"event: ping\ndata: {\"type\": \"ping\"}\n\n";
 const IN_PROGRESS: &[u8] =
@@ -25,7 +30,8 @@ pub const fn heartbeat(form: Form, events: bool) -> &'static [u8] {
     match form {
         Form::Anthropic => PING,
         Form::Responses if events => IN_PROGRESS,
-        Form::OpenAi | Form::Responses => COMMENT,
+        Form::Responses => COMMENT,
+        Form::OpenAi => BLANK,
     }
 }
 
@@ -48,10 +54,12 @@ mod tests {
             let facts = *scanner.facts();
             assert_eq!(facts.events, count, "{form:?}");
             assert!(!facts.done && !facts.error && facts.id.is_none(), "{form:?}");
-            // A comment's line has ended, and an event of ours may follow it.
+            // Its line has ended, and an event of ours may follow it.
             scanner.feed(b"\n");
             assert!(scanner.at_border());
         }
-        assert_eq!(heartbeat(Form::OpenAi, false), b": rouse\n", "one newline");
+        for (form, line) in [(Form::OpenAi, " \n"), (Form::Responses, ": rouse\n")] {
+            assert_eq!(heartbeat(form, false), line.as_bytes(), "one newline");
+        }
     }
 }

@@ -30,6 +30,8 @@ pub struct Key {
     pub models: Models,
     pub limits: Limits,
     pub priority: i32,
+    /// Its streams get heartbeats while they wait.
+    pub heartbeat: bool,
 }
 
 /// Which models a key may use, under whatever name.
@@ -109,7 +111,11 @@ fn one(
         tokens: section.read(reader, "tokensPerMinute", at_least_one),
     };
     let priority = section.read(reader, "priority", Reader::number).unwrap_or(0);
-    Some(Key { name: name?.into(), hash: hash?, models: models.unwrap_or(Models::All), limits, priority })
+    let heartbeat = section
+        .read(reader, "heartbeat", |reader, node| reader.choice(node, &[("on", true), ("off", false)]))
+        .unwrap_or(true);
+    let models = models.unwrap_or(Models::All);
+    Some(Key { name: name?.into(), hash: hash?, models, limits, priority, heartbeat })
 }
 
 fn name(reader: &mut Reader, node: &Node, taken: &mut Taken) -> Option<String> {

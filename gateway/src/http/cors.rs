@@ -18,7 +18,7 @@ const PREFLIGHT_VARIES: HeaderValue =
     HeaderValue::from_static("Origin, Access-Control-Request-Method, Access-Control-Request-Headers");
 
 /// What the stock SDKs send from a browser.
-const SENT: [&str; 12] = [
+const SENT: [&str; 13] = [
     "accept",
     "authorization",
     "content-type",
@@ -26,6 +26,7 @@ const SENT: [&str; 12] = [
     "api-key",
     "x-request-id",
     "x-request-timeout",
+    "x-rouse-heartbeat",
     "x-session-id",
     "idempotency-key",
     "traceparent",

@@ -16,6 +16,7 @@ pub(super) enum Field {
     ApiKey,
     ContentEncoding,
     RequestTimeout,
+    Heartbeat,
     RequestId,
     Connection,
 }
@@ -40,6 +41,7 @@ impl Field {
             "api-key" => Self::ApiKey,
             "content-encoding" => Self::ContentEncoding,
             "x-request-timeout" => Self::RequestTimeout,
+            "x-rouse-heartbeat" => Self::Heartbeat,
             "x-request-id" => Self::RequestId,
             "connection" => Self::Connection,
             _ => return None,
@@ -56,6 +58,7 @@ impl Field {
             Self::ApiKey => "api-key",
             Self::ContentEncoding => "content-encoding",
             Self::RequestTimeout => "x-request-timeout",
+            Self::Heartbeat => "x-rouse-heartbeat",
             Self::RequestId => "x-request-id",
             Self::Connection => "connection",
         }
@@ -114,7 +117,8 @@ mod tests {
         for at in 0..FIELDS {
             let of = |name: &str| Field::named(name).filter(|field| field.name() == name);
             let names = ["host", "transfer-encoding", "upgrade", "authorization", "x-api-key", "api-key"];
-            let more = ["content-encoding", "x-request-timeout", "x-request-id", "connection"];
+            let more =
+                ["content-encoding", "x-request-timeout", "x-rouse-heartbeat", "x-request-id", "connection"];
             let name = names.iter().chain(&more).nth(at).unwrap();
             assert_eq!(of(name).map(|field| field as usize), Some(at));
         }

@@ -9,6 +9,7 @@ use super::{
 };
 
 const X_REQUEST_TIMEOUT: &str = "x-request-timeout";
+const X_ROUSE_HEARTBEAT: &str = "x-rouse-heartbeat";
 
 /// Refuses what the gateway cannot read: an encoded body.
 pub(super) fn check(fields: &Fields<'_>) -> Result<(), Fault> {
@@ -36,6 +37,19 @@ pub(super) fn timeout(fields: &Fields<'_>) -> Result<Option<Millis>, Fault> {
             message: format!("{X_REQUEST_TIMEOUT} must be a number of seconds above 0"),
             param: Some(X_REQUEST_TIMEOUT.into()),
         })
+}
+
+/// Whether the client wants heartbeats while its stream waits, if it says so with `x-rouse-heartbeat`.
+pub(super) fn heartbeat(fields: &Fields<'_>) -> Result<Option<bool>, Fault> {
+    let Some(value) = fields.first(Field::Heartbeat) else { return Ok(None) };
+    match value.as_bytes().trim_ascii() {
+        text if text.eq_ignore_ascii_case(b"off") => Ok(Some(false)),
+        text if text.eq_ignore_ascii_case(b"on") => Ok(Some(true)),
+        _ => Err(Fault::InvalidRequest {
+            message: format!("{X_ROUSE_HEARTBEAT} must be 'on' or 'off'"),
+            param: Some(X_ROUSE_HEARTBEAT.into()),
+        }),
+    }
 }
 
 /// The key that was sent. Two different ones are a client that does not know what it sends.
@@ -103,5 +117,14 @@ mod tests {
         for bad in ["", "soon", "-1", "0", "NaN", "inf"] {
             assert!(asked(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn heartbeats_are_on_or_off_or_not_spoken_of() {
+        let asked = |value| heartbeat(&Fields::of(&headers(&[("x-rouse-heartbeat", value)])));
+        assert_eq!((asked("off").unwrap(), asked(" OFF ").unwrap()), (Some(false), Some(false)));
+        assert_eq!(asked("on").unwrap(), Some(true));
+        assert_eq!(heartbeat(&Fields::of(&HeaderMap::new())).unwrap(), None);
+        assert!(asked("").is_err() && asked("0").is_err());
     }
 }

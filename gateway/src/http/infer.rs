@@ -34,6 +34,8 @@ pub(super) struct Asking {
     pub(super) call: Call,
     /// How long the client would wait, if it said so.
     pub(super) timeout: Option<Millis>,
+    /// It gets heartbeats while its stream waits.
+    pub(super) beats: bool,
     /// There is a `Connection`, which may name any field.
     pub(super) names_hops: bool,
     pub(super) headers: HeaderMap,
@@ -51,7 +53,7 @@ struct Received {
 
 impl Served {
     pub(super) async fn infer(self, asking: Asking, exchange: InExchange) -> Response<Reply> {
-        let Asking { call, timeout, names_hops, mut headers, body, key, config } = asking;
+        let Asking { call, timeout, beats, names_hops, mut headers, body, key, config } = asking;
         if names_hops {
             // Before anything of ours is added: a client may name that as well.
             remove_hop_by_hop(&mut headers);
@@ -72,7 +74,7 @@ impl Served {
         let received = Received { body, charge, at };
         let job = self.job(call, headers, received, key.clone(), config, timeout).await;
         let (mut response, now) = match job {
-            Ok(job) => self.run(job, exchange).await,
+            Ok(job) => self.run(job, beats, exchange).await,
             Err(fault) => (self.refuse(&fault, exchange), Instant::now()),
         };
         let now = self.core.shared.control.clock().at(now);
@@ -149,8 +151,9 @@ impl Served {
         })
     }
 
-    /// Runs the request; a stream that is parked for long gets its head meanwhile. Tells as well when the head was there.
-    async fn run(&self, job: Job, exchange: InExchange) -> (Response<Reply>, Instant) {
+    /// Runs the request; a stream that is parked for long gets its head meanwhile, and heartbeats if it `beats`. Tells as well when
+    /// the head was there.
+    async fn run(&self, job: Job, beats: bool, exchange: InExchange) -> (Response<Reply>, Instant) {
         let live = LiveParts {
             socket: Rc::clone(&self.socket),
             track: Rc::clone(&self.track),
@@ -169,7 +172,7 @@ impl Served {
                 biased;
                 answer = &mut running => answer,
                 () = grace => {
-                    let reply = Reply::live(Live::waiting(running, &stream, live), exchange);
+                    let reply = Reply::live(Live::waiting(running, beats.then_some(&stream), live), exchange);
                     return (streaming(reply), Instant::now());
                 }
             }

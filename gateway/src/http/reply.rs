@@ -107,7 +107,13 @@ struct Refused {
 
 struct Waiting {
     job: Job,
-    beat: Pin<Box<Sleep>>,
+    /// None for a client that wants none.
+    beats: Option<Beats>,
+}
+
+/// What is written while the stream waits, and when.
+struct Beats {
+    next: Pin<Box<Sleep>>,
     every: Duration,
     heartbeat: &'static [u8],
 }
@@ -171,11 +177,15 @@ impl Live {
         Self::new(State::Relayed(answer.response.into_body()), Some(answer.gate), parts, now)
     }
 
-    /// The first heartbeat comes at once.
-    pub(crate) fn waiting(job: Job, stream: &config::Stream, parts: LiveParts) -> Rc<Self> {
-        let beat = Box::pin(tokio::time::sleep(Duration::ZERO));
-        let heartbeat = heartbeat(parts.form, stream.responses_events);
-        let waiting = Waiting { job, beat, every: stream.heartbeat.duration(), heartbeat };
+    /// The first heartbeat comes at once. Without a `stream` there are none, and the client hears nothing before the engine's
+    /// first byte.
+    pub(crate) fn waiting(job: Job, stream: Option<&config::Stream>, parts: LiveParts) -> Rc<Self> {
+        let beats = stream.map(|stream| Beats {
+            next: Box::pin(tokio::time::sleep(Duration::ZERO)),
+            every: stream.heartbeat.duration(),
+            heartbeat: heartbeat(parts.form, stream.responses_events),
+        });
+        let waiting = Waiting { job, beats };
         Self::new(State::Waiting(waiting), None, parts, Instant::now())
     }
 
@@ -245,10 +255,11 @@ impl Live {
                     let result = match waiting.job.as_mut().poll(cx) {
                         Poll::Ready(result) => result,
                         Poll::Pending => {
-                            ready!(waiting.beat.as_mut().poll(cx));
+                            let Some(beats) = &mut waiting.beats else { return Poll::Pending };
+                            ready!(beats.next.as_mut().poll(cx));
                             let now = Instant::now();
-                            waiting.beat.as_mut().reset(now + waiting.every);
-                            return self.hand(Piece::Own(Bytes::from_static(waiting.heartbeat)), now);
+                            beats.next.as_mut().reset(now + beats.every);
+                            return self.hand(Piece::Own(Bytes::from_static(beats.heartbeat)), now);
                         }
                     };
                     match result {

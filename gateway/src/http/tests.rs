@@ -11,7 +11,10 @@ use tokio::time::Instant;
 use super::testing::{
     Answer, Client, Engine, Gateway, MODEL, SERVED, change_model, events, json, nobody, post, raw, until_free,
 };
-use crate::config::OnDisconnect;
+use crate::{
+    config::{self, OnDisconnect},
+    keys,
+};
 
 async fn ask(gateway: &Gateway, request: &str) -> Answer {
     let mut client = gateway.connect().await;
@@ -35,6 +38,7 @@ async fn every_refusal_of_a_request_has_its_status_code_type_and_headers() {
         (chat("", "[]"), 400, "invalid_request", "invalid_request_error"),
         (chat("", r#"{"model":"a","model":"b"}"#), 400, "invalid_request", "invalid_request_error"),
         (chat("x-request-timeout: soon\r\n", "{}"), 400, "invalid_request", "invalid_request_error"),
+        (chat("x-rouse-heartbeat: 0\r\n", "{}"), 400, "invalid_request", "invalid_request_error"),
         (chat("api-key: a\r\nx-api-key: b\r\n", "{}"), 400, "invalid_request", "invalid_request_error"),
         (chat("content-encoding: gzip\r\n", "{}"), 415, "unsupported_encoding", "invalid_request_error"),
         (chat("", r#"{"model":"nobody"}"#), 404, "model_not_found", "invalid_request_error"),
@@ -228,8 +232,8 @@ async fn a_parked_stream_fails_with_a_status_before_the_grace_and_with_an_event_
     assert!(begun.elapsed() >= Duration::from_millis(150));
     assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream; charset=utf-8")));
     assert_eq!(head.header("x-accel-buffering"), Some("no"));
-    client.until(b": rouse\n\r\n").await;
-    client.until(b": rouse\n\r\n").await;
+    client.until(b" \n\r\n").await;
+    client.until(b" \n\r\n").await;
     drop(parked.answer.send(Err(not_ready())));
     let rest = String::from_utf8(client.rest().await).unwrap();
     assert!(rest.contains("data: {\"error\":{"), "{rest}");
@@ -245,13 +249,43 @@ async fn a_parked_stream_goes_on_as_the_engines_after_its_heartbeats() {
     let mut client = gateway.connect().await;
     client.send(post(true)).await;
     let parked = gateway.next_parked().await;
-    client.until(b": rouse\n\r\n").await;
+    client.until(b" \n\r\n").await;
     drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
     client.until(b"data: {\"a\":1}\n\n").await;
     client.until(b"data: [DONE]\n\n").await;
     client.until(b"0\r\n\r\n").await;
     until_free(&gate).await;
     assert_eq!(gateway.next_ended().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_stream_that_wants_no_heartbeats_is_silent_until_its_first_event() {
+    let hash = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+    let quiet = format!("keys: [{{name: quiet, sha256: {hash}, heartbeat: off}}]");
+    let quiet = config::parse(&quiet, "test").unwrap().keys[0].clone();
+    let loud =
+        config::Key { name: "loud".into(), hash: keys::hash(b"loud"), heartbeat: true, ..quiet.clone() };
+    let mut gateway = Gateway::start(|config| config.keys = vec![quiet, loud].into());
+    let engine = Engine::start(events("{\"a\":1}")).await;
+    let gate = gateway.open_gate();
+    let ask = |headers: &str| post(true).replacen("host: x\r\n", &format!("host: x\r\n{headers}"), 1);
+    let mut silent = Vec::new();
+    for headers in ["x-api-key: secret\r\n", "x-api-key: loud\r\nx-rouse-heartbeat: off\r\n"] {
+        let mut client = gateway.connect().await;
+        client.send(ask(headers)).await;
+        let parked = gateway.next_parked().await;
+        assert_eq!(client.answer().await.status, 200, "{headers}");
+        silent.push((client, parked));
+    }
+    let mut beating = gateway.connect().await;
+    beating.send(ask("x-api-key: secret\r\nx-rouse-heartbeat: on\r\n")).await;
+    beating.until(b" \n\r\n").await;
+    beating.until(b" \n\r\n").await;
+    for (mut client, parked) in silent {
+        drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
+        let read = String::from_utf8(client.until(b"data: {\"a\":1}\n\n").await).unwrap();
+        assert!(!read.contains(" \n"), "{read:?}");
+    }
 }
 
 #[tokio::test]
@@ -264,7 +298,7 @@ async fn an_engines_refusal_after_the_grace_is_an_event_in_its_own_words() {
     let mut client = gateway.connect().await;
     client.send(post(true)).await;
     let parked = gateway.next_parked().await;
-    client.until(b": rouse\n\r\n").await;
+    client.until(b" \n\r\n").await;
     drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
     let rest = String::from_utf8(client.rest().await).unwrap();
     assert!(rest.contains("data: {\"error\": {\"message\":\ndata: \"too long\"}}\n\n"), "{rest}");
@@ -281,7 +315,7 @@ async fn after_the_grace_only_readable_events_pass_and_everything_else_is_one_er
         let mut client = gateway.connect().await;
         client.send(post(true)).await;
         let parked = gateway.next_parked().await;
-        client.until(b": rouse\n\r\n").await;
+        client.until(b" \n\r\n").await;
         drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
         let rest = String::from_utf8(client.rest().await).unwrap();
         assert!(rest.contains("\"code\":\"engine_refused\"") && rest.matches("data:").count() == 1, "{rest}");

@@ -32,13 +32,15 @@ fn a_key_has_defaults_that_limit_nothing() {
     let config = read(&format!("keys: [{{name: team, sha256: \"{HASH}\"}}]")).unwrap();
     let key = &config.keys[0];
     assert_eq!((key.name.as_ref(), key.hash[31], key.priority), ("team", 0xaf, 0));
+    assert!(key.heartbeat);
     assert_eq!((key.limits.requests, key.limits.tokens, &key.models), (None, None, &Models::All));
     assert!(!config.keys_none);
     let full = format!(
-        "keys:\n  - {{name: a, sha256: \"{HASH}\", models: [\"*\"], requestsPerMinute: 6, tokensPerMinute: 7, priority: -3}}"
+        "keys:\n  - {{name: a, sha256: \"{HASH}\", models: [\"*\"], requestsPerMinute: 6, tokensPerMinute: 7, priority: -3, heartbeat: off}}"
     );
     let key = &read(&full).unwrap().keys[0];
     assert_eq!((key.limits.requests, key.limits.tokens, key.priority), (Some(6), Some(7), -3));
+    assert!(!key.heartbeat);
 }
 
 #[test]
@@ -70,7 +72,7 @@ fn every_mistake_in_a_key_is_told_with_its_place_and_without_the_key() {
     rouse.yaml:5:112: keys[3].requestsPerMinute: is at least 1
     rouse.yaml:6:5: keys[4]: 'sha256' is missing
     rouse.yaml:6:24: keys[4].models[0]: expected a model's name, an alias, or the beginning of one followed by '*'
-    rouse.yaml:6:32: keys[4]: unknown key 'tokens' (known here: name, sha256, models, requestsPerMinute, tokensPerMinute, priority)
+    rouse.yaml:6:32: keys[4]: unknown key 'tokens' (known here: name, sha256, models, requestsPerMinute, tokensPerMinute, priority, heartbeat)
     "###);
     insta::assert_snapshot!(errors("keys: []"), @"rouse.yaml:1:7: keys: an empty list would let nobody in: leave it out, or say 'none', to let everybody in");
     insta::assert_snapshot!(errors("keys: all"), @"rouse.yaml:1:7: keys: 'all' is none of: none");

@@ -61,7 +61,7 @@ async fn a_refusal_whose_client_left_does_not_interrupt_an_engine_that_must_not_
     let mut client = gateway.connect().await;
     client.send(post(true)).await;
     let parked = gateway.next_parked().await;
-    client.until(b": rouse\n\r\n").await;
+    client.until(b" \n\r\n").await;
     drop(parked.answer.send(Ok(gateway.grant(engine.address, &gate))));
     engine.seen.recv().await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -107,7 +107,7 @@ async fn failing(patience: Duration) -> (TcpStream, Rc<Socket>, Rc<Live>) {
         responses_events: false,
         take_over: false,
     };
-    let live = Live::waiting(job, &stream, parts);
+    let live = Live::waiting(job, Some(&stream), parts);
     let event = poll_fn(|cx| live.poll(None, cx)).await;
     assert!(matches!(event, Some(Ok(_))));
     (client, socket, live)

@@ -22,7 +22,7 @@ fn those_who_still_wait_when_the_grace_is_over_are_told_that_it_goes() {
     let parked = open("never", false);
     let mut beating = open("never", true);
     let mut running = open("awake", true);
-    beating.until(": rouse\n");
+    beating.until(" \n");
     running.until("data: ");
     gateway.signal(Signal::SIGTERM);
     let error = refusal(&parked.rest(), 503, "shutting_down");
