@@ -83,6 +83,7 @@ pub fn should_retry(fault: &Fault) -> bool {
 pub fn retry_after(fault: &Fault) -> Option<Millis> {
     let after = match fault {
         Fault::InsufficientMemory(shortage) if shortage.never => return None,
+        Fault::NotAwake { .. } => return None,
         Fault::RateLimited { retry_after, .. } => Some(*retry_after),
         Fault::ControlPlane => Some(CONTROL_PLANE),
         _ => match row(fault).status {
@@ -178,7 +179,9 @@ const fn row(fault: &Fault) -> Row {
         Fault::EngineClosed { begun, .. } => (502, "engine_closed", !*begun),
         // With a wait it was refused while parked; without, it failed under a running exchange.
         Fault::EngineFailed { wait, .. } => (503, "engine_failed", wait.is_some()),
-        Fault::ModelNotReady { .. } | Fault::NotAwake { .. } => (503, "model_not_ready", true),
+        Fault::ModelNotReady { .. } => (503, "model_not_ready", true),
+        // Asking again wakes it no more than asking did.
+        Fault::NotAwake { .. } => (503, "model_not_ready", false),
         Fault::NotServing { .. } => (503, "not_serving", true),
         Fault::ShuttingDown => (503, "shutting_down", true),
         Fault::ControlPlane => (503, "control_plane", true),

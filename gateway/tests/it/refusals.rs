@@ -21,14 +21,16 @@ pub(crate) fn refusal(answer: &Answer, status: u16, code: &str) -> Value {
     assert_eq!(error["type"], kind(status, code), "{told}");
     assert!(!error["message"].as_str().unwrap().is_empty(), "{told}");
     assert!(error.as_object().unwrap().contains_key("param"), "{told}");
-    let never = error["details"]["never"] == true;
+    // It never fits, or it is a GET, which changes nothing.
+    let looks = error["details"]["waited_for"] == "nothing: a GET wakes no model";
+    let never = error["details"]["never"] == true || looks;
     let retry = match (status, code) {
         (429, _) => !never,
         // Without a wait it broke under a running exchange: a second copy helps nobody.
         (503, "engine_failed") => error["details"]["waited_for"] != "nothing",
         // What it has had for a while it may have begun.
         (502, "engine_closed") => !error["message"].as_str().unwrap().contains("may have begun"),
-        (502 | 503, _) => true,
+        (502 | 503, _) => !never,
         _ => false,
     };
     assert_eq!(answer.header("x-should-retry"), retry.to_string(), "{told}");

@@ -102,7 +102,7 @@ fn table() -> Vec<Expected> {
         (Fault::EngineClosed { model: model(), begun: true }, 502, server, "engine_closed", false, None),
         (failed(Some(waited())), 503, server, "engine_failed", true, Some(3)),
         (failed(None), 503, server, "engine_failed", false, Some(1)),
-        (Fault::NotAwake { model: model() }, 503, server, "model_not_ready", true, Some(1)),
+        (Fault::NotAwake { model: model() }, 503, server, "model_not_ready", false, None),
         (
             Fault::ModelNotReady { model: model(), cause: Cause::Exited(1), wait: Wait::default() },
             503,
