@@ -155,10 +155,10 @@ test-admin: $(ADMIN_VENV)/.complete programs ## The admin API held to its own Op
 	    $(PART) "the admin API against its own description" 60 "$(ADMIN_VENV)/bin/python" $(PYTEST) $(ADMIN) $(ARGS)
 
 .PHONY: test-clients
-test-clients: $(CLIENTS_VENV)/.complete programs ## Stock clients from PyPI and npm, directly and through the gateway (ARGS="-k NAME")
+test-clients: $(CLIENTS_VENV)/.complete programs ## Stock clients from PyPI, npm and Java, directly and through the gateway (ARGS="-k NAME")
 	@export PYTHONDONTWRITEBYTECODE=1 ROUSE_GATEWAY="$(TARGET)/debug/rouse-gateway" \
 	    ROUSE_NODE="$(CLIENTS_VENV)/bin/node" NODE_PATH="$(CLIENTS_VENV)/node_modules"; \
-	    $(PART) "stock clients: openai, anthropic, langchain-openai and npm's openai" 90 \
+	    $(PART) "stock clients: openai, anthropic, langchain-openai, npm's openai, Java's HttpClient" 95 \
 	    "$(CLIENTS_VENV)/bin/python" $(PYTEST) $(CLIENTS) $(ARGS)
 
 # What the gate samples, whole: more seeds, longer traces, each write of a leader.
