@@ -17,7 +17,7 @@ mod readers;
 
 /// A JSON request: what is read of it is what a full parser reads, and a splice changes the model and nothing else.
 pub(crate) fn head(data: &[u8]) {
-    let full = serde_json::from_slice::<Value>(data).ok();
+    let full = serde_json::from_slice::<Value>(data.strip_prefix(b"\xef\xbb\xbf").unwrap_or(data)).ok();
     let head = match head::peek(data) {
         Ok(head) => head,
         Err(head::Error::Syntax(_)) => return assert_eq!(full, None, "refused as no JSON"),

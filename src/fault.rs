@@ -74,7 +74,9 @@ pub enum Fault {
     #[error("Model '{model}' failed to become ready: {cause}")]
     ModelNotReady { model: ModelName, cause: Cause, wait: Wait },
     /// It was asked for something that is not worth waking it for.
-    #[error("Model '{model}' has no awake engine that is free, and a GET neither wakes one nor waits for one: a POST does")]
+    #[error(
+        "Model '{model}' has no awake engine that is free, and a GET neither wakes one nor waits for one: a POST does"
+    )]
     NotAwake { model: ModelName },
     /// A stub with a closed gate, or without an engine.
     #[error("{why}")]

@@ -10,6 +10,7 @@ export const options = {
     leavers: { executor: 'constant-vus', vus: 20, duration: `${seconds}s`, gracefulStop: '60s', exec: 'leavers' },
   },
   thresholds,
+  throw: true,
   summaryTrendStats: ['med', 'p(95)', 'max'],
 };
 

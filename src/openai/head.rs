@@ -26,6 +26,9 @@ use crate::fault::Fault;
 
 mod prefix;
 
+/// What some editors and Windows' shells put before a text in UTF-8. Engines skip it before JSON, as RFC 8259 lets them.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Larger bodies are read away from the threads that carry streams: a pass takes about a millisecond per mebibyte.
 pub const OFF_CORE: usize = 1 << 20;
 
@@ -76,9 +79,10 @@ pub fn peek(body: &[u8]) -> Result<Head<'_>, Error> {
 
 /// As [`peek`], of a body that need not name a model: the name and its range are empty then.
 pub fn peek_any(body: &[u8]) -> Result<Head<'_>, Error> {
-    let found = match Found::plainly(body) {
+    let json = body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(body);
+    let found = match Found::plainly(json) {
         Some(found) => found,
-        None => serde_json::from_slice(body).map_err(|error| {
+        None => serde_json::from_slice(json).map_err(|error| {
             if error.is_data() { Error::NotAnObject } else { Error::Syntax(error.to_string()) }
         })?,
     };

@@ -65,6 +65,8 @@ impl<'a> Ask<'a> {
         if api.hears() {
             return form::read(content_type, body);
         }
+        // As Python's parser, which finds out how bytes are encoded, skips it.
+        let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
         serde_json::from_slice(body).map_err(|error| error.to_string())
     }
 

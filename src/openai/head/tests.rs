@@ -17,6 +17,22 @@ fn model_and_stream_are_found_wherever_they_stand() {
 }
 
 #[test]
+fn a_byte_order_mark_before_the_document_is_skipped_and_goes_on() {
+    // The second is one for the general parser.
+    for document in [r#"{"model":"qwen","stream":true}"#, r#"{"mod\u0065l":"qwen","stream":true}"#] {
+        let body = Bytes::from(format!("\u{feff}{document}"));
+        let head = peek(&body).unwrap();
+        assert_eq!(
+            (head.model.as_ref(), head.stream, &body[head.range.clone()]),
+            ("qwen", true, &b"\"qwen\""[..])
+        );
+        let other = joined(&splice(&body, &head.range, "other"));
+        assert_eq!(other, format!("\u{feff}{}", document.replace("qwen", "other")).into_bytes());
+    }
+    assert!(matches!(peek("\u{feff}\u{feff}{\"model\":\"m\"}".as_bytes()), Err(Error::Syntax(_))));
+}
+
+#[test]
 fn a_stream_is_wanted_or_not_and_nothing_in_between_is_guessed() {
     for (value, stream) in [("true", true), ("false", false), ("null", false)] {
         let body = format!(r#"{{"model":"m","stream":{value}}}"#);

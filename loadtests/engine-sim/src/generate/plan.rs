@@ -54,6 +54,10 @@ impl Plan {
             return Err(reply::refusal(api, 404, "NotFoundError", &message, Some("model")));
         }
         let prompts = ask.prompts(api).ok_or_else(|| bad("the request has no prompt", None))?;
+        if ask.dimensions.is_some_and(|dimensions| dimensions > content::MOST_DIMENSIONS) {
+            let message = format!("dimensions must be at most {}.", content::MOST_DIMENSIONS);
+            return Err(bad(&message, Some("dimensions")));
+        }
         if ask.tokens() == Some(0) {
             return Err(bad("max_tokens must be at least 1, got 0.", Some("max_tokens")));
         }

@@ -73,6 +73,9 @@ fn embeddings_come_as_floats_and_as_base64() {
     let coded =
         engine.post("/v1/embeddings", r#"{"model":"m","input":"b","encoding_format":"base64"}"#).json();
     assert_eq!(coded["data"][0]["embedding"].as_str().unwrap().len(), (8 * 4_usize).div_ceil(3) * 4);
+    let huge = engine.post("/v1/embeddings", r#"{"model":"m","input":"a","dimensions":4611686018427387904}"#);
+    assert_eq!((huge.status, &huge.json()["error"]["param"]), (400, &"dimensions".into()), "{}", huge.text());
+    assert_eq!(engine.post("/v1/embeddings", "\u{feff}{\"model\":\"m\",\"input\":\"a\"}").status, 200);
 }
 
 #[test]
