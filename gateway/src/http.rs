@@ -197,7 +197,7 @@ fn begin(core: &Rc<Core>, socket: &Rc<Socket>, request: Request<Incoming>) -> Be
         socket: Rc::clone(socket),
         track,
         form: route::form(path),
-        origin: cors::Origin::of(&config.cors, &parts),
+        origin: cors::Origin::of(&config, &parts),
         ambiguous,
         is_head: parts.method == Method::HEAD,
     };

@@ -7,7 +7,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header, request};
 
-use crate::config::Cors;
+use super::origin;
+use crate::config::Config;
 
 const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST");
 /// Two hours, in seconds: no browser keeps it for longer.
@@ -40,27 +41,26 @@ const SHOWN_PREFIXES: [&str; 4] = ["x-rouse-", "x-ratelimit-", "anthropic-", "op
 
 /// What is to be said of one request's origin.
 pub(super) enum Origin {
-    /// Nothing is configured, and nothing said.
+    /// Nothing is configured, or every origin is as good as none, and nothing is said.
     Off,
-    /// The origin is none of ours, or there is none. Caches must know that another one would be told otherwise.
+    /// The origin is none of those configured, or there is none. Caches must know that another one would be told otherwise.
     Foreign,
     Allowed(HeaderValue),
 }
 
 impl Origin {
-    pub(super) fn of(cors: &Cors, parts: &request::Parts) -> Self {
-        if !cors.any && cors.origins.is_empty() {
+    pub(super) fn of(config: &Config, parts: &request::Parts) -> Self {
+        let cors = &config.cors;
+        let others = if cors.any || cors.origins.is_empty() { Self::Off } else { Self::Foreign };
+        if matches!(others, Self::Off) && !cors.any && !origin::is_open(config) {
             return Self::Off;
         }
         let sent = parts.headers.get(header::ORIGIN);
-        let Some(origin) = sent.filter(|_| parts.headers.get_all(header::ORIGIN).iter().count() == 1) else {
-            return if cors.any { Self::Off } else { Self::Foreign };
-        };
-        if cors.any {
-            return Self::Allowed(ANY);
+        match sent.filter(|_| parts.headers.get_all(header::ORIGIN).iter().count() == 1) {
+            Some(_) if cors.any => Self::Allowed(ANY),
+            Some(origin) if origin::is_allowed(config, origin) => Self::Allowed(origin.clone()),
+            _ => others,
         }
-        let is = |allowed: &String| origin.as_bytes().eq_ignore_ascii_case(allowed.as_bytes());
-        if cors.origins.iter().any(is) { Self::Allowed(origin.clone()) } else { Self::Foreign }
     }
 
     /// The head of a preflight's answer; `None` when this is none, or of a foreign origin.

@@ -6,6 +6,8 @@
 //! rebound to this machine reads the answer, too. What no page can choose is the `Origin` that goes with all that is no
 //! GET, so it must be one of this machine's or a configured one. Programs that are no browsers send none.
 //!
+//! A page of this machine, or a configured one, may also read what it is answered (`super::cors`).
+//!
 //! Behind keys a page has nothing to send. On other addresses it is the network that is trusted, pages included.
 
 use http::{HeaderValue, Method, header, request};
@@ -17,7 +19,7 @@ use crate::config::Config;
 /// To be asked where nobody had to show a key.
 pub(super) fn check(config: &Config, parts: &request::Parts) -> Result<(), Fault> {
     let reads = matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS);
-    if reads || config.cors.any || !config.api.ip().to_canonical().is_loopback() {
+    if reads || config.cors.any || !is_open(config) {
         return Ok(());
     }
     let mut origins = parts.headers.get_all(header::ORIGIN).iter();
@@ -30,9 +32,16 @@ pub(super) fn check(config: &Config, parts: &request::Parts) -> Result<(), Fault
     }
 }
 
-fn is_allowed(config: &Config, origin: &HeaderValue) -> bool {
+/// The programs of this machine may use it, and nobody else, and none of them needs a key.
+pub(super) fn is_open(config: &Config) -> bool {
+    config.keys.is_empty() && config.api.ip().to_canonical().is_loopback()
+}
+
+/// A page of this origin may use the API: a configured one, or one of this machine where all of its programs may.
+pub(super) fn is_allowed(config: &Config, origin: &HeaderValue) -> bool {
     let Ok(origin) = origin.to_str() else { return false };
-    is_of_loopback(origin) || config.cors.origins.iter().any(|allowed| allowed.eq_ignore_ascii_case(origin))
+    config.cors.origins.iter().any(|allowed| allowed.eq_ignore_ascii_case(origin))
+        || (is_open(config) && is_of_loopback(origin))
 }
 
 #[cfg(test)]

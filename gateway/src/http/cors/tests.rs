@@ -1,5 +1,7 @@
-use super::*;
-use crate::http::testing::{Engine, Gateway, events, json, post, raw};
+use crate::{
+    config::Cors,
+    http::testing::{Engine, Gateway, events, json, post, raw},
+};
 
 fn allow(origins: &[&str]) -> impl FnOnce(&mut crate::config::Config) {
     let any = origins.contains(&"*");
@@ -90,7 +92,7 @@ async fn other_origins_are_told_nothing_and_caches_that_it_depends() {
 }
 
 #[tokio::test]
-async fn every_origin_is_allowed_by_a_star_and_none_without_configuration() {
+async fn every_origin_is_allowed_by_a_star_and_without_configuration_those_of_this_machine() {
     let gateway = Gateway::start(allow(&["*"]));
     let mut client = gateway.connect().await;
     client.send(preflight("https://whoever.example")).await;
@@ -101,10 +103,36 @@ async fn every_origin_is_allowed_by_a_star_and_none_without_configuration() {
     let gate = gateway.open_gate();
     gateway.route(&[(engine.address, &gate)]);
     let mut client = gateway.connect().await;
-    client.send(post(false).replacen("\r\n", "\r\norigin: http://localhost:3000\r\n", 1)).await;
+    for origin in ["http://localhost:3000", "http://127.0.0.1:8080", "http://[::1]"] {
+        client.send(preflight(origin)).await;
+        let answer = client.answer().await;
+        assert_eq!((answer.status, answer.header("access-control-allow-origin")), (204, Some(origin)));
+        client.send(post(false).replacen("\r\n", &format!("\r\norigin: {origin}\r\n"), 1)).await;
+        let answer = client.answer().await;
+        assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, Some(origin)));
+        assert_eq!(answer.header("vary"), Some("Origin"));
+    }
+    for origin in ["https://app.example", "http://localhost.evil.example", "null"] {
+        client.send(preflight(origin)).await;
+        let answer = client.answer().await;
+        assert_eq!((answer.status, answer.header("vary")), (405, None), "{origin}");
+        assert!(!answer.head.contains("access-control"), "{}", answer.head);
+    }
+    client.send(post(false)).await;
     let answer = client.answer().await;
-    assert_eq!((answer.status, answer.header("vary")), (200, None));
-    assert!(!answer.head.contains("access-control"), "{}", answer.head);
-    client.send(preflight("https://app.example")).await;
-    assert_eq!(client.answer().await.status, 405);
+    assert!(answer.status == 200 && !answer.head.contains("access-control"), "{}", answer.head);
+}
+
+#[tokio::test]
+async fn a_page_of_this_machine_is_as_foreign_as_any_where_there_are_keys_or_a_network() {
+    let hash = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+    let keys = crate::config::parse(&format!("keys: [{{name: k, sha256: {hash}}}]"), "test").unwrap().keys;
+    let keyed = Gateway::start(|config| config.keys = keys);
+    let wide = Gateway::start(|config| config.api = "0.0.0.0:8080".parse().unwrap());
+    for gateway in [keyed, wide] {
+        let mut client = gateway.connect().await;
+        client.send(preflight("http://localhost:3000")).await;
+        let answer = client.answer().await;
+        assert!(answer.status != 204 && !answer.head.contains("access-control"), "{}", answer.head);
+    }
 }
