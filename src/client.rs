@@ -10,7 +10,6 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::Bytes;
 use http_body::Body;
 
 use crate::relay::{Observer, Piece, RelayBody};
@@ -45,7 +44,7 @@ pub trait Peer {
 }
 
 /// An answer whose frames can be left in memory that is lent.
-pub trait Answer: Body<Data = Bytes> {
+pub trait Answer: Body {
     /// It comes from an engine, and reads into memory that is lent; else it needs none.
     fn is_relayed(&self) -> bool;
 

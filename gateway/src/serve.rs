@@ -23,6 +23,8 @@ pub mod tls;
 
 pub use admin::Admin;
 pub use api::{Api, Serving};
+#[cfg(test)]
+pub(crate) use connection::Here;
 pub(crate) use listener::taken;
 
 /// How far the gateway is in its end. Only ever moves forward.

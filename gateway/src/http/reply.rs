@@ -6,7 +6,8 @@
 //! `[DONE]` follows and the connection is cut, so that nobody takes half an answer for a whole one.
 //!
 //! A client that takes nothing pins an engine. hyper asks for the next frame only when it could write the last one, so
-//! the time since a frame was handed over and no other was asked for is the time the client has stalled.
+//! the time since a frame was handed over and no other was asked for is the time the client has stalled; on HTTP/2, unless some of
+//! it went out meanwhile ([`outgoing`]).
 
 use std::{
     cell::{Cell, RefCell},
@@ -35,6 +36,10 @@ use crate::{
     config::{self, OnDisconnect},
     serve::socket::{Flushed, InExchange, Socket},
 };
+
+mod outgoing;
+
+use outgoing::Outgoing;
 
 /// Of an engine's own refusal, at most so much is repeated in an event.
 const REFUSAL: usize = 64 * 1024;
@@ -165,6 +170,16 @@ impl Reply {
         }
         next
     }
+
+    /// On HTTP/1.1 a client that takes nothing blocks the socket.
+    fn outgoing(&self, piece: Piece) -> Outgoing {
+        // Only what lies in memory that was lent would have to be copied out of it.
+        let bytes = piece.into_bytes(&[]);
+        match &self.content {
+            Content::Live(live) if live.socket.is_multiplexed() => Outgoing::of(live, bytes),
+            Content::Live(_) | Content::Text(_) => Outgoing::alone(bytes),
+        }
+    }
 }
 
 /// The next of an answer, as it was asked for.
@@ -206,7 +221,16 @@ impl Live {
         live
     }
 
-    /// Since when the client has not asked for more although there was more to give.
+    /// Some of what was handed over went out.
+    fn taken(&self) {
+        if self.handed.get().is_some() {
+            let now = Instant::now();
+            self.handed.set(Some(now));
+            self.socket.note_moved(now);
+        }
+    }
+
+    /// Since when the client has taken nothing although there was more to give.
     pub(crate) fn stalled_since(&self) -> Option<Instant> {
         self.handed.get()
     }
@@ -227,7 +251,8 @@ impl Live {
         let state = self.state.replace(State::Broken);
         self.leave(state);
         self.handed.set(None);
-        self.socket.note_cut();
+        // The others get their time from here.
+        self.socket.note_moved(Instant::now());
     }
 
     /// `memory`: lent by somebody who writes what comes at once, and asks again when it is written.
@@ -392,15 +417,15 @@ pub(crate) fn drain(mut body: Upstream) {
 }
 
 impl Body for Reply {
-    type Data = Bytes;
+    type Data = Outgoing;
     type Error = Broken;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        // Only what lies in memory that was lent would have to be copied out of it.
-        self.poll_next(None, cx).map_ok(|piece| Frame::data(piece.into_bytes(&[])))
+    ) -> Poll<Option<Result<Frame<Outgoing>, Broken>>> {
+        let next = ready!(self.poll_next(None, cx));
+        Poll::Ready(next.map(|piece| piece.map(|piece| Frame::data(self.outgoing(piece)))))
     }
 
     fn is_end_stream(&self) -> bool {

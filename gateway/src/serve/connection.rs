@@ -78,7 +78,7 @@ enum End {
 
 /// Runs HTTP/2's streams on this core.
 #[derive(Clone, Copy)]
-struct Here;
+pub(crate) struct Here;
 
 impl<F: Future + 'static> hyper::rt::Executor<F> for Here
 where

@@ -42,7 +42,7 @@ pub(crate) struct Socket {
     exchanges: Cell<u32>,
     /// Of the exchanges, those whose client has not asked for more since it was handed something.
     handed: Cell<u32>,
-    /// When that last changed for any of them.
+    /// When that last changed for any of them, or some of what was handed went out.
     moved: Cell<Instant>,
     rest: Cell<Rest>,
     /// It rests no more: a part of a head came, and nobody has looked at the clock yet.
@@ -207,9 +207,9 @@ impl Socket {
         (open > 0 && self.handed.get() == open).then(|| self.moved.get())
     }
 
-    /// A stream was cut: the others get their time from here.
-    pub(crate) fn note_cut(&self) {
-        self.moved.set(Instant::now());
+    /// The client took something, or lost what it did not take.
+    pub(crate) fn note_moved(&self, now: Instant) {
+        self.moved.set(now);
     }
 
     pub(crate) fn rest(&self) -> Rest {

@@ -13,7 +13,7 @@ use crate::{
         Unmetered,
         testing::{Engine, Gateway, change_model, events, post},
     },
-    serve::Stage,
+    serve::{Here, Stage},
 };
 
 fn draining() -> Gateway {
@@ -88,6 +88,14 @@ async fn a_client_of_http2_that_reads_late_still_reads_why_its_stream_broke() {
 
 /// A connection's socket, and a body on it whose last event was just handed over.
 async fn failing(patience: Duration) -> (TcpStream, Rc<Socket>, Rc<Live>) {
+    let (client, socket, live) = waiting(patience).await;
+    let event = poll_fn(|cx| live.poll(None, cx)).await;
+    assert!(matches!(event, Some(Ok(_))));
+    (client, socket, live)
+}
+
+/// A connection's socket, and a body on it whose request is refused when it is polled.
+async fn waiting(patience: Duration) -> (TcpStream, Rc<Socket>, Rc<Live>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let socket = Socket::new(listener.accept().await.unwrap().0, Stage::Serving);
@@ -108,8 +116,6 @@ async fn failing(patience: Duration) -> (TcpStream, Rc<Socket>, Rc<Live>) {
         take_over: false,
     };
     let live = Live::waiting(job, Some(&stream), parts);
-    let event = poll_fn(|cx| live.poll(None, cx)).await;
-    assert!(matches!(event, Some(Ok(_))));
     (client, socket, live)
 }
 
@@ -134,4 +140,49 @@ async fn a_broken_answer_does_not_wait_for_ever_to_be_written() {
     let since = Instant::now();
     assert!(matches!(poll_fn(|cx| live.poll(None, cx)).await, Some(Err(Broken))));
     assert!(since.elapsed() >= Duration::from_millis(200));
+}
+
+#[tokio::test]
+async fn a_client_of_http2_that_takes_a_part_of_what_it_was_handed_does_not_stall() {
+    let (_client, socket, live) = waiting(Duration::from_secs(60)).await;
+    socket.set_multiplexed();
+    let reply = RefCell::new(Some(Reply::live(Rc::clone(&live), socket.begin(Instant::now()))));
+    let answer = hyper::service::service_fn(|_| {
+        let response = Response::new(reply.take().expect("one request"));
+        std::future::ready(Ok::<_, std::convert::Infallible>(response))
+    });
+    let (client, server) = tokio::io::duplex(1 << 16);
+    let served =
+        hyper::server::conn::http2::Builder::new(Here).serve_connection(TokioIo::new(server), answer);
+    let reads = async {
+        let (mut sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+            .initial_stream_window_size(16)
+            .handshake::<_, Full<Bytes>>(TokioIo::new(client))
+            .await
+            .unwrap();
+        let _driven = tokio::spawn(connection);
+        let request = http::Request::post("http://x/").body(Full::default()).unwrap();
+        let mut body = sender.send_request(request).await.unwrap().into_body();
+        // All of it was handed over at once.
+        for _ in 0..10 {
+            let before = Instant::now();
+            body.frame().await.unwrap().unwrap();
+            let moves = |since: Option<Instant>| since.is_some_and(|since| since > before);
+            let counted = async {
+                while !moves(live.stalled_since()) || !moves(socket.unasked_since()) {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(5), counted)
+                .await
+                .expect("it stalls while it takes bytes");
+        }
+    };
+    let both = async {
+        tokio::select! {
+            _ = served => panic!("the connection ended"),
+            () = reads => {}
+        }
+    };
+    tokio::task::LocalSet::new().run_until(Box::pin(both)).await;
 }
