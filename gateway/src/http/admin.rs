@@ -309,6 +309,16 @@ fn fault(fault: &Fault) -> Response {
     openai::error::response(fault, openai::Form::OpenAi).map(Body::new)
 }
 
+/// Whoever asks has no place.
+pub(crate) fn full() -> Response {
+    let message =
+        "the admin listener has as many connections as it takes: what follows events or logs must end first";
+    let mut response = error(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message);
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
 fn error(status: StatusCode, code: &str, message: &str) -> Response {
     let kind = match status.as_u16() {
         401 => "authentication_error",

@@ -1,15 +1,18 @@
 //! The operators' listener, on the control runtime. HTTP/1.1 only; few connections, none of them on a request's way. With
 //! TLS, handshakes are made elsewhere: the driver runs here.
+//!
+//! What follows events or logs keeps its connection for as long as it likes, and every descriptor that it holds is one less for the
+//! inference API. So there are only so many connections, and whoever comes beyond them is told that.
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rouse::client::Wire;
+use rouse::{client::Wire, limits};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Notify, watch},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
 };
 
 use super::{
@@ -24,6 +27,12 @@ use crate::{
 
 /// From a connection's first byte to the end of a request's head; also how long a connection may be idle.
 const HEAD: Duration = Duration::from_secs(30);
+/// Connections that are served, where descriptors allow: a part of them, for each may hold a file as well.
+const MOST: u64 = 128;
+const PART_OF_DESCRIPTORS: u64 = 8;
+/// Further ones that are told so at a time, and how long each may take to ask.
+const TURNED_AWAY: usize = 16;
+const TELLING: Duration = Duration::from_secs(1);
 /// After an accept that failed for want of descriptors.
 const BACK_OFF: Duration = Duration::from_millis(500);
 
@@ -33,6 +42,27 @@ pub struct Admin {
     listener: std::net::TcpListener,
     parts: Parts,
     handshakes: Option<Arc<Handshakes>>,
+    places: Places,
+}
+
+/// Who may have a connection.
+struct Places {
+    served: Arc<Semaphore>,
+    turned_away: Arc<Semaphore>,
+}
+
+impl Places {
+    fn new(descriptors: u64) -> Self {
+        let served = (descriptors / PART_OF_DESCRIPTORS).clamp(TURNED_AWAY as u64, MOST) as usize;
+        Self { served: Arc::new(Semaphore::new(served)), turned_away: Arc::new(Semaphore::new(TURNED_AWAY)) }
+    }
+
+    /// A place, and whether it is one to be served at.
+    fn take(&self) -> Option<(OwnedSemaphorePermit, bool)> {
+        let take = |places: &Arc<Semaphore>| Arc::clone(places).try_acquire_owned().ok();
+        let served = take(&self.served).map(|place| (place, true));
+        served.or_else(|| take(&self.turned_away).map(|place| (place, false)))
+    }
 }
 
 impl Admin {
@@ -42,7 +72,8 @@ impl Admin {
         let config = parts.config.load();
         let handshakes = if config.admin.tls { Handshakes::of(config.tls.as_ref(), 1)? } else { None };
         drop(config);
-        Ok(Self { address, listener, parts, handshakes: handshakes.map(Arc::new) })
+        let places = Places::new(limits::descriptors().unwrap_or(u64::MAX));
+        Ok(Self { address, listener, parts, handshakes: handshakes.map(Arc::new), places })
     }
 
     /// Where it listens, with the port that was given for port 0.
@@ -71,6 +102,10 @@ impl Admin {
                     continue;
                 }
             };
+            let Some((place, is_served)) = self.places.take() else { continue };
+            if !is_served {
+                tracing::debug!(%peer, "the admin listener has no place for a further connection");
+            }
             let (service, closed) = (service.clone(), Arc::clone(&closed));
             let (handshakes, config) = (self.handshakes.clone(), Arc::clone(&config));
             tokio::spawn(async move {
@@ -80,15 +115,21 @@ impl Admin {
                 };
                 let answer = service_fn(move |request| {
                     let service = service.clone();
-                    async move { Ok::<_, Infallible>(service.answer(request, peer).await) }
+                    async move {
+                        let answer =
+                            if is_served { service.answer(request, peer).await } else { admin::full() };
+                        Ok::<_, Infallible>(answer)
+                    }
                 });
                 let connection = http1::Builder::new()
                     .timer(TokioTimer::new())
-                    .header_read_timeout(HEAD)
+                    .header_read_timeout(if is_served { HEAD } else { TELLING })
+                    .keep_alive(is_served)
                     .serve_connection(TokioIo::new(stream), answer);
                 if let Err(error) = connection.await {
                     tracing::debug!(%error, %peer, "an operator's connection broke");
                 }
+                drop(place);
                 closed.notify_waiters();
             });
         }
@@ -109,6 +150,23 @@ async fn opened(
         Ok(Ok(Opened::Plain(_)) | Err(_)) | Err(_) => {
             tracing::debug!("an operator's connection that did not begin");
             None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operators_have_a_part_of_the_descriptors_and_never_all() {
+        for (descriptors, served) in [(64, 16), (400, 50), (1 << 20, 128), (u64::MAX, 128)] {
+            let places = Places::new(descriptors);
+            let taken: Vec<_> = std::iter::from_fn(|| places.take()).collect();
+            assert_eq!(taken.iter().filter(|(_, is_served)| *is_served).count(), served, "{descriptors}");
+            assert_eq!(taken.len(), served + TURNED_AWAY);
+            drop(taken);
+            assert!(places.take().is_some_and(|(_, is_served)| is_served));
         }
     }
 }

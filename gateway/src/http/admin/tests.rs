@@ -36,6 +36,29 @@ fn parsed(answer: &Answer) -> serde_json::Value {
 }
 
 #[tokio::test]
+async fn who_comes_beyond_the_connections_that_the_listener_takes_is_told_so_and_served_when_one_ends() {
+    let gateway = Gateway::start(|_| {});
+    let at = start(&gateway, None).await;
+    let events = raw("GET /admin/v1/events", "", "").replace("host: x", "host: localhost");
+    let mut held = Vec::new();
+    let refused = loop {
+        let mut client = Client::connect(at).await;
+        client.send(&events).await;
+        let answer = client.answer().await;
+        if answer.status != 200 {
+            break answer;
+        }
+        held.push(client);
+        assert!(held.len() <= 128, "no end");
+    };
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    assert_eq!(refused.error()["code"], "too_many_connections");
+    assert_eq!(refused.header("connection"), Some("close"));
+    held.pop();
+    while ask(at, "GET /healthz", "").await.status != 200 {}
+}
+
+#[tokio::test]
 async fn what_is_read_is_what_the_driver_published() {
     let gateway = Gateway::start(|_| {});
     let at = start(&gateway, None).await;
