@@ -127,7 +127,8 @@ impl Adapter {
         if names.is_empty() || names.contains(&self.manner.served_name.as_str()) {
             return Ok(());
         }
-        Err(Cause::WrongModel { serves: names.join(", ").chars().take(256).collect() })
+        let serves = names.join(", ").chars().take(256).collect();
+        Err(Cause::WrongModel { serves, configured: self.manner.served_name.as_str().into() })
     }
 
     /// Asks for the least work of the model's task: health and the list of models answer before an engine can serve.

@@ -136,7 +136,10 @@ pub enum Cause {
     Hung,
     /// The engine serves another model than the configuration says.
     WrongModel {
-        serves: String,
+        serves: Box<str>,
+        /// The name in the configuration. Journals of earlier versions have none.
+        #[serde(default)]
+        configured: Box<str>,
     },
     /// It listens on every interface, and the configuration does not allow that.
     PublicListener,
@@ -256,7 +259,12 @@ impl std::fmt::Display for Cause {
             Self::Timeout => f.write_str("timeout"),
             Self::Unhealthy => f.write_str("unhealthy"),
             Self::Hung => f.write_str("hung"),
-            Self::WrongModel { serves } => write!(f, "wrong_model: the engine serves '{serves}'"),
+            Self::WrongModel { serves, configured } if configured.is_empty() => {
+                write!(f, "wrong_model: the engine serves '{serves}'")
+            }
+            Self::WrongModel { serves, configured } => {
+                write!(f, "wrong_model: the engine serves '{serves}', the configuration says '{configured}'")
+            }
             Self::PublicListener => f.write_str("public_listener"),
             Self::Refused => f.write_str("refused"),
             Self::Stopped => f.write_str("stopped"),

@@ -250,6 +250,8 @@ pub enum LevelPolicy {
     Two,
     /// Level 1 while the host's budget has room, else level 2.
     Auto,
+    /// Level 1 while the host's budget has room, else stopped: what it would read again is not all that it has.
+    OnlyOne,
     /// Stopped instead.
     Never,
 }

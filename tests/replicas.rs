@@ -9,8 +9,8 @@ use rouse::{
         event::Order,
     },
     model::{
-        Accelerator, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelSpec, OwnQueue,
-        Settings,
+        Accelerator, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory, ModelSpec,
+        OwnQueue, Settings,
     },
     sim::{Deed, Request, Scenario, World, journal},
     units::{Bytes, Generation, Millis},
@@ -261,6 +261,29 @@ fn so_many_engines_as_are_to_run_start_at_once_and_stay() {
     assert!(swapped(&world, &engine("llama", 0)));
     assert_eq!(awake(&world, "qwen"), 2, "unused for long, and there all the same");
     assert_eq!(awake(&world, "llama"), 0);
+}
+
+#[test]
+fn an_engine_that_level_2_would_cost_its_adapters_sleeps_at_level_1_or_is_stopped() {
+    for (room, levels) in [(64, &[Level::One][..]), (0, &[])] {
+        let mut adapted = model("qwen", 1);
+        adapted.can_sleep = true;
+        adapted.idle.sleep_after = Some(Millis::secs(5));
+        adapted.idle.level = LevelPolicy::OnlyOne;
+        let mut scenario = world(1, vec![adapted]).at(Millis::secs(1), ask("qwen", Millis::secs(1)));
+        scenario.configuration.settings.host_memory = Bytes::gib(room);
+        let world = run(scenario, 60);
+        let given = commands(&world);
+        let slept = given.iter().filter_map(|(_, command)| match command {
+            Command::Sleep { level, .. } => Some(*level),
+            _ => None,
+        });
+        assert!(slept.eq(levels.iter().copied()), "{given:?}");
+        assert_eq!(given.iter().any(|(_, c)| matches!(c, Command::Stop { .. })), room == 0, "{given:?}");
+        let order = Order::Sleep { level: Some(Level::Two) };
+        let refused = world.fleet().forbids(&"qwen".into(), order);
+        assert!(refused.as_ref().is_err_and(|why| why.contains("LoRA")), "{refused:?}");
+    }
 }
 
 #[test]

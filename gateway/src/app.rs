@@ -76,7 +76,9 @@ pub fn run(start: Start) -> anyhow::Result<ExitCode> {
 
 async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Result<ExitCode> {
     if config.accelerators_auto {
-        config.core.accelerators = discover(config.headroom)?;
+        let found = discover(config.headroom)?;
+        config.book_shares(&found, config.headroom);
+        config.core.accelerators = found;
     }
     let mut signals = Signals::new(source.file.as_deref()).context("cannot listen to signals")?;
     let certificates = config.tls.iter().flat_map(config::Tls::files).cloned().collect();

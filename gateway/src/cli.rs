@@ -40,6 +40,9 @@ struct Serve {
     /// The configuration, which says which models to serve.
     #[arg(long, value_name = "FILE", env = "ROUSE_CONFIG")]
     config: Option<PathBuf>,
+    /// Where engines run, instead of the file's `platform`.
+    #[arg(long, value_enum, requires = "config")]
+    platform: Option<config::PlatformKind>,
     #[command(flatten)]
     options: Options,
 }
@@ -149,10 +152,10 @@ struct Gateway {
 pub fn run(cli: Cli) -> ExitCode {
     let result = match cli.command {
         None => match cli.serve.config {
-            Some(file) => serve::serve(Some(file), cli.serve.options),
+            Some(file) => serve::serve(Some(file), cli.serve.platform, cli.serve.options),
             None => Ok(unconfigured()),
         },
-        Some(Command::Demo(options)) => serve::serve(None, options),
+        Some(Command::Demo(options)) => serve::serve(None, None, options),
         Some(Command::Check { file }) => Ok(serve::check(&file)),
         Some(Command::Replay { file }) => replay(&file),
         Some(Command::Key { name, stdin }) => key::run(&name, stdin),

@@ -17,6 +17,7 @@ mod model;
 mod passage;
 mod policy;
 mod reader;
+mod share;
 mod source;
 mod substitute;
 mod syntax;
@@ -38,7 +39,7 @@ pub use self::{
     error::{At, Errors, Problem},
     file::{load, parse},
     keys::{Hash, Key, Keys, Models},
-    kubernetes::{DualPods, Kubernetes, Prometheus, Watched},
+    kubernetes::{DualPods, Kubernetes, PlatformKind, Prometheus, Watched},
     passage::Passage,
     source::Source,
     telemetry::{AccessLog, Telemetry},

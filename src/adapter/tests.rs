@@ -168,8 +168,8 @@ async fn a_list_of_models_is_health_enough_where_there_is_no_health_route() {
     assert_eq!(llama.health(WITHIN).await, Health::Good);
     assert_eq!(llama.serves(WITHIN).await, Ok(()));
     assert_eq!(engine.vllm().health(WITHIN).await, Health::Bad);
-    let serves = "x.gguf".to_owned();
-    assert_eq!(engine.vllm().serves(WITHIN).await, Err(Cause::WrongModel { serves }));
+    let wrong = engine.vllm().serves(WITHIN).await.unwrap_err();
+    assert_eq!(wrong.to_string(), "wrong_model: the engine serves 'x.gguf', the configuration says 'org/m'");
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     engine::{Engine, Proof, state::State},
-    model::{EngineId, LevelPolicy, ModelName, ModelSpec},
+    model::{EngineId, Level, LevelPolicy, ModelName, ModelSpec},
     units::{Bytes, Generation, Tick},
 };
 
@@ -59,7 +59,7 @@ impl Planner {
             self.hand_over(&mut engine, now);
         }
         self.engines.insert(engine);
-        if found.asleep == Some(crate::model::Level::One) {
+        if found.asleep == Some(Level::One) {
             let host = self.host_need(id);
             self.ledger.host.booked.book(id, host);
         }
@@ -120,6 +120,11 @@ impl Planner {
             Order::Sleep { .. } if !spec.can_sleep || spec.idle.level == LevelPolicy::Never => Err(format!(
                 "'{model}' cannot sleep: its engine or its idle.level does not allow it; stop it instead"
             )),
+            Order::Sleep { level: Some(Level::Two) } if spec.idle.level == LevelPolicy::OnlyOne => {
+                Err(format!(
+                    "'{model}' would lose its LoRA adapters at level 2: put it to sleep at level 1, or stop it"
+                ))
+            }
             Order::Sleep { .. } | Order::Stop if state.pinned() => {
                 Err(format!("'{model}' is pinned: it would be woken again at once; unpin it first"))
             }

@@ -265,6 +265,7 @@ impl Draft<'_> {
         };
         match (wish, spec.idle.level) {
             (_, LevelPolicy::Never) => None,
+            (_, LevelPolicy::OnlyOne) => room.then_some(Level::One),
             (Some(Level::Two), _) | (None, LevelPolicy::Two) => Some(Level::Two),
             (Some(Level::One), _) | (None, LevelPolicy::One) => {
                 Some(if room { Level::One } else { Level::Two })

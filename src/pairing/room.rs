@@ -258,14 +258,16 @@ impl Rooms<'_> {
 
     /// Host RAM for everything that could sleep at level 1, were it put to sleep now.
     fn settle_host(&self, new: &Newcomer<'_>, short: &mut Shortage) {
-        if !matches!(new.level, LevelPolicy::One | LevelPolicy::Auto) {
+        if !matches!(new.level, LevelPolicy::One | LevelPolicy::OnlyOne | LevelPolicy::Auto) {
             return;
         }
         let could =
             |e: &&Engine| e.id != *new.engine && !matches!(e.state, State::Ending { .. } | State::Gone);
         let need = |e: &Engine| match e.state {
             State::Asleep { .. } | State::Unknown => e.held_host,
-            _ if matches!(e.level, LevelPolicy::One | LevelPolicy::Auto) => e.sizes.host,
+            _ if matches!(e.level, LevelPolicy::One | LevelPolicy::OnlyOne | LevelPolicy::Auto) => {
+                e.sizes.host
+            }
             _ => Bytes::ZERO,
         };
         let others: Bytes = self.node.engines.values().filter(could).map(need).sum();

@@ -181,7 +181,7 @@ impl Draft<'_> {
         let level = match e.level {
             _ if e.id.mode == Mode::Plain => None,
             LevelPolicy::Never => None,
-            LevelPolicy::One => room.then_some(Level::One),
+            LevelPolicy::One | LevelPolicy::OnlyOne => room.then_some(Level::One),
             LevelPolicy::Two => Some(Level::Two),
             LevelPolicy::Auto => Some(if room { Level::One } else { Level::Two }),
         };

@@ -122,6 +122,8 @@ impl Reload {
 /// The new configuration with what belongs to the whole life of the process as it was, and what the file changed,
 /// that included: whoever changed it must hear that it waits for the next start.
 fn merged(old: &Config, mut new: Config) -> (Config, Diff) {
+    // By the accelerators that stay, as the old ones were.
+    new.book_shares(&old.core.accelerators, old.headroom);
     let diff = config::diff(old, &new);
     new.core.accelerators.clone_from(&old.core.accelerators);
     new.accelerators_auto = old.accelerators_auto;

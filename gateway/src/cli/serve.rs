@@ -14,20 +14,24 @@ use super::{LogFormat, Options, USAGE};
 use crate::{app, config, demo, metrics::Lost, telemetry::Log};
 
 /// Serves this file, or the demonstration where there is none.
-pub(super) fn serve(file: Option<PathBuf>, options: Options) -> anyhow::Result<ExitCode> {
+pub(super) fn serve(
+    file: Option<PathBuf>,
+    platform: Option<config::PlatformKind>,
+    options: Options,
+) -> anyhow::Result<ExitCode> {
     // The log has a thread, and the table of descriptors is grown before there are any.
     let descriptors = limits::raise().context("cannot read the limit of open files")?;
     let lost = Lost::new();
     let log = log(options.log_format, &lost)?;
     tracing::debug!(descriptors, "limit of open files");
-    let ended = start(file, options, lost);
+    let source = config::Source { file, api: options.api, admin: options.admin, platform };
+    let ended = start(source, options, lost);
     // Before the reason is said, where it is one of failure.
     log.close();
     ended
 }
 
-fn start(file: Option<PathBuf>, options: Options, lost: Lost) -> anyhow::Result<ExitCode> {
-    let source = config::Source { file, api: options.api, admin: options.admin };
+fn start(source: config::Source, options: Options, lost: Lost) -> anyhow::Result<ExitCode> {
     let config = source.load()?;
     let findings = config::check(&config);
     for problem in findings.errors.iter().chain(&findings.warnings) {

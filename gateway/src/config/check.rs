@@ -174,11 +174,14 @@ fn sleeping(config: &Config, spec: &ModelSpec, warn: &mut impl FnMut(String)) {
         Accelerators::Ids(ids) => ids.len() as u64,
     };
     let host = Bytes(spec.memory.host.0.saturating_mul(accelerators));
-    if spec.can_sleep && spec.idle.level == LevelPolicy::One && host > budget {
-        warn(format!(
-            "idle.level is 1, but memory.host ({host} in all) exceeds host.sleepMemory ({budget}): it will sleep at \
-             level 2 instead"
-        ));
+    let instead = match spec.idle.level {
+        LevelPolicy::One => "it will sleep at level 2 instead",
+        LevelPolicy::OnlyOne => "it will be stopped instead, since its adapters are lost at level 2",
+        _ => return,
+    };
+    if spec.can_sleep && host > budget {
+        let text = "it would sleep at level 1, but memory.host";
+        warn(format!("{text} ({host} in all) exceeds host.sleepMemory ({budget}): {instead}"));
     }
 }
 
@@ -201,7 +204,12 @@ fn engine(model: &Model, warn: &mut impl FnMut(String)) {
                         .to_owned(),
                 );
             }
-            if !model.uses("MEMORY_FRACTION") && !model.uses("KV_CACHE_BYTES") {
+            if let Some(share) = model.share() {
+                warn(format!(
+                    "the command has --gpu-memory-utilization {share}: vLLM takes so much of an accelerator, and where \
+                     memory.awake is less, that is booked in its place; ${{MEMORY_FRACTION}} makes the two the same"
+                ));
+            } else if !model.uses("MEMORY_FRACTION") && !model.uses("KV_CACHE_BYTES") {
                 warn(
                     "the command uses neither ${MEMORY_FRACTION} nor ${KV_CACHE_BYTES}: vLLM takes its own share of \
                      the accelerator, whatever memory.awake says"

@@ -75,6 +75,11 @@ impl Engine {
     pub(super) fn explicit_memory(&self) -> bool {
         matches!(self.model.kind, Kind::LlamaCpp | Kind::Custom) || self.model.uses("KV_CACHE_BYTES")
     }
+
+    /// It has LoRA adapters in memory, beside the weights that it would read again.
+    pub(super) fn has_adapters(&self) -> bool {
+        self.model.kind == Kind::Vllm && has_word(&self.model.command, "--enable-lora")
+    }
 }
 
 /// The same for the same template on every machine and in every build: adopted engines carry it across restarts
@@ -235,11 +240,14 @@ fn sleep_mode(reader: &mut Reader, node: &Node, stub: bool) -> Option<Option<Sle
 
 /// Which calls put an engine to sleep, by what its command says.
 pub(crate) fn sleep_by_command(kind: Kind, stub: bool, command: &[String]) -> SleepApi {
-    let has = |flag: &str| command.iter().any(|text| text.split_whitespace().any(|word| word == flag));
     match kind {
         _ if stub => SleepApi::None,
-        Kind::Vllm if has("--enable-sleep-mode") => SleepApi::Vllm,
-        Kind::Sglang if has("--enable-memory-saver") => SleepApi::Sglang,
+        Kind::Vllm if has_word(command, "--enable-sleep-mode") => SleepApi::Vllm,
+        Kind::Sglang if has_word(command, "--enable-memory-saver") => SleepApi::Sglang,
         _ => SleepApi::None,
     }
+}
+
+fn has_word(command: &[String], word: &str) -> bool {
+    command.iter().any(|text| text.split_whitespace().any(|one| one == word))
 }

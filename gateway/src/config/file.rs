@@ -25,10 +25,14 @@ pub(crate) const LOCAL_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::
 
 /// Reads and checks a file. The error lists everything that is wrong with it.
 pub fn load(path: &Path) -> Result<Config, Errors> {
+    load_on(&Machine::this(), path)
+}
+
+pub(super) fn load_on(machine: &Machine, path: &Path) -> Result<Config, Errors> {
     let origin = path.display().to_string();
     let text = std::fs::read_to_string(path)
         .map_err(|error| Errors::new(&origin, vec![Problem::new(At::default(), error.to_string())]))?;
-    let mut config = parse(&text, &origin)?;
+    let mut config = parse_on(machine, &text, &origin)?;
     tls::read(&mut config).map_err(|problem| Errors::new(&origin, vec![problem]))?;
     Ok(config)
 }
@@ -54,7 +58,7 @@ pub(super) fn parse_on(machine: &Machine, text: &str, origin: &str) -> Result<Co
 }
 
 fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
-    let kubernetes = kubernetes::kubernetes(reader, root);
+    let kubernetes = kubernetes::kubernetes(reader, root, machine.platform);
     let (api, admin_listen) = root.sub(reader, "listen", |reader, listen| {
         (listen.read(reader, "api", address), listen.read(reader, "admin", address))
     });
@@ -89,8 +93,9 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
     let telemetry = telemetry(reader, root);
     let found = model::models(reader, root, devices.known());
     let keys = keys::keys(reader, root, &found.specs);
+    let accelerators = devices.list.clone();
 
-    Config {
+    let mut config = Config {
         api,
         threads,
         admin,
@@ -119,7 +124,9 @@ fn whole(reader: &mut Reader, root: &mut Section, machine: &Machine) -> Config {
         blank: false,
         origin: String::new(),
         places: found.places,
-    }
+    };
+    config.book_shares(&accelerators, headroom);
+    config
 }
 
 fn admin(

@@ -56,6 +56,13 @@ pub struct Prometheus {
     pub timeout: Millis,
 }
 
+/// Where engines run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum PlatformKind {
+    Local,
+    Kubernetes,
+}
+
 /// Whose models are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Watched {
@@ -66,13 +73,18 @@ pub enum Watched {
     All,
 }
 
-pub(super) fn kubernetes(reader: &mut Reader, root: &mut Section) -> Option<Kubernetes> {
+/// `instead`: the command line's word in place of `platform`.
+pub(super) fn kubernetes(
+    reader: &mut Reader,
+    root: &mut Section,
+    instead: Option<PlatformKind>,
+) -> Option<Kubernetes> {
     let mut platform_at = root.at;
     let wanted = root.read(reader, "platform", |reader, node| {
         platform_at = node.at;
-        reader.choice(node, &[("local", false), ("kubernetes", true)])
+        reader.choice(node, &[("local", PlatformKind::Local), ("kubernetes", PlatformKind::Kubernetes)])
     });
-    let wanted = wanted.unwrap_or(false);
+    let wanted = instead.or(wanted) == Some(PlatformKind::Kubernetes);
     let mut given = None;
     let section = root.read(reader, "kubernetes", |reader, node| {
         given = Some(node.at);

@@ -4,17 +4,19 @@ use std::path::{Path, PathBuf};
 
 use rouse::units::Bytes;
 
-use super::reader::Environment;
+use super::{PlatformKind, reader::Environment};
 
-/// What defaults depend on. A test brings its own.
+/// What defaults depend on, and what the command line says. A test brings its own.
 pub(super) struct Machine {
+    /// In place of the file's `platform`.
+    pub(super) platform: Option<PlatformKind>,
     pub(super) memory: Bytes,
     pub(super) environment: Environment,
 }
 
 impl Machine {
     pub(super) fn this() -> Self {
-        Self { memory: memory(), environment: |name| std::env::var(name).ok() }
+        Self { platform: None, memory: memory(), environment: |name| std::env::var(name).ok() }
     }
 }
 

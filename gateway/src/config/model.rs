@@ -73,6 +73,7 @@ fn one(
         .unwrap_or(Accelerators::Count(1));
     let sleep = engine.as_ref().map(|engine| engine.model.sleep);
     let can_sleep = sleep != Some(SleepApi::None);
+    let adapters = engine.as_ref().is_some_and(|engine| engine.has_adapters());
     let memory = section.require(reader, "memory", |reader, node| {
         if let Value::Scalar(_) = &node.value {
             reader.note(
@@ -86,7 +87,7 @@ fn one(
         section.close(reader);
         memory
     });
-    let idle = section.sub(reader, "idle", |reader, section| idle(reader, section, can_sleep));
+    let idle = section.sub(reader, "idle", |reader, section| idle(reader, section, can_sleep, adapters));
     let replicas = section.read(reader, "replicas", |reader, node| {
         let number = reader.number::<u32>(node)?;
         if !(1..=MOST_REPLICAS).contains(&number) {
@@ -227,7 +228,8 @@ pub(crate) fn memory_of(awake: Bytes, asleep: Option<Bytes>, host: Option<Bytes>
     }
 }
 
-fn idle(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Idle {
+/// `adapters`: level 2 would lose some.
+fn idle(reader: &mut Reader, section: &mut Section, can_sleep: bool, adapters: bool) -> Idle {
     let sleep = section.read(reader, "sleepAfter", span_or_never);
     let stop = section.read(reader, "stopAfter", |reader, node| {
         let stop = span_or_never(reader, node)?;
@@ -246,12 +248,16 @@ fn idle(reader: &mut Reader, section: &mut Section, can_sleep: bool) -> Idle {
     let sleep_after = sleep.unwrap_or_else(|| Some(SLEEP_AFTER.min(stop.flatten().unwrap_or(never))));
     let stop_after = stop.unwrap_or_else(|| Some(STOP_AFTER.max(sleep_after.unwrap_or_default())));
     let level = section
-        .read(reader, "level", |reader, node| level(reader, node, can_sleep))
+        .read(reader, "level", |reader, node| level(reader, node, can_sleep, adapters))
         .unwrap_or(LevelPolicy::Auto);
+    let level = match level {
+        LevelPolicy::One | LevelPolicy::Auto if adapters => LevelPolicy::OnlyOne,
+        level => level,
+    };
     Idle { sleep_after, stop_after, level }
 }
 
-fn level(reader: &mut Reader, node: &Node, can_sleep: bool) -> Option<LevelPolicy> {
+fn level(reader: &mut Reader, node: &Node, can_sleep: bool, adapters: bool) -> Option<LevelPolicy> {
     let level = reader.choice(
         node,
         &[
@@ -266,6 +272,11 @@ fn level(reader: &mut Reader, node: &Node, can_sleep: bool) -> Option<LevelPolic
             node.at,
             "this engine cannot sleep: vllm needs --enable-sleep-mode in its command, sglang \
              --enable-memory-saver; or say engine.sleepMode",
+        );
+    } else if adapters && level == LevelPolicy::Two {
+        reader.note(
+            node.at,
+            "with --enable-lora the adapters are lost at level 2, which reads only the model's own weights again: say 1 or never",
         );
     }
     Some(level)

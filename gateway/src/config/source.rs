@@ -2,7 +2,10 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use super::{At, Config, Errors, Problem, Tls, file, machine::default_state_dir};
+use super::{
+    At, Config, Errors, PlatformKind, Problem, Tls, file,
+    machine::{Machine, default_state_dir},
+};
 
 /// A file, or the embedded demonstration, and what the command line says instead of it. Loading it again is a reload:
 /// the overrides hold there too.
@@ -12,13 +15,15 @@ pub struct Source {
     pub file: Option<PathBuf>,
     pub api: Option<SocketAddr>,
     pub admin: Option<SocketAddr>,
+    /// In place of the file's `platform`.
+    pub platform: Option<PlatformKind>,
 }
 
 impl Source {
     /// Reads and checks it. The demonstration keeps its state beside that of a configured gateway, in `demonstration`.
     pub fn load(&self) -> Result<Config, Errors> {
         let mut config = match &self.file {
-            Some(path) => file::load(path)?,
+            Some(path) => file::load_on(&self.machine(), path)?,
             None => demonstration()?,
         };
         config.api = self.api.unwrap_or(config.api);
@@ -52,7 +57,11 @@ impl Source {
     /// The certificates that it names, whether or not they are there; `None` when that cannot be told.
     pub(crate) fn certificates(&self) -> Option<Tls> {
         let text = std::fs::read_to_string(self.file.as_ref()?).ok()?;
-        file::parse(&text, "").ok()?.tls
+        file::parse_on(&self.machine(), &text, "").ok()?.tls
+    }
+
+    fn machine(&self) -> Machine {
+        Machine { platform: self.platform, ..Machine::this() }
     }
 }
 

@@ -14,6 +14,7 @@ use super::{file::parse_on, machine::Machine, *};
 
 fn machine() -> Machine {
     Machine {
+        platform: None,
         memory: Bytes::gib(64),
         environment: |name| match name {
             "TOKEN" => Some("s3cret".to_owned()),
@@ -231,6 +232,17 @@ fn the_grace_of_a_gateway_in_a_pod_is_below_the_pods() {
 }
 
 #[test]
+fn the_command_line_says_where_engines_run_in_place_of_the_file() {
+    let on = |platform, text: &str| parse_on(&Machine { platform, ..machine() }, text, "rouse.yaml");
+    let cluster = "kubernetes: {stubImage: s}\n";
+    assert!(on(Some(PlatformKind::Kubernetes), cluster).unwrap().kubernetes.is_some());
+    assert!(on(Some(PlatformKind::Kubernetes), &format!("platform: local\n{cluster}")).is_ok());
+    let alone = on(Some(PlatformKind::Local), "platform: kubernetes\n").unwrap();
+    assert!(alone.kubernetes.is_none());
+    assert!(on(None, cluster).is_err());
+}
+
+#[test]
 fn a_prometheus_is_an_address_and_the_rest_has_defaults() {
     let text = |prometheus: &str| {
         format!("platform: kubernetes\nkubernetes: {{stubImage: s, prometheus: {prometheus}}}\n")
@@ -256,6 +268,22 @@ fn a_prometheus_is_an_address_and_the_rest_has_defaults() {
 fn heartbeats_of_responses_are_comments_unless_asked_otherwise() {
     assert!(!read("stream: {responsesHeartbeat: comment}\n").unwrap().stream.responses_events);
     assert!(read("stream: {responsesHeartbeat: event}\n").unwrap().stream.responses_events);
+}
+
+#[test]
+fn a_vllm_with_adapters_does_not_sleep_at_level_2() {
+    let with = |level: &str| {
+        format!(
+            "models:\n  - name: m\n    engine: {{kind: vllm, command: [vllm, \"${{PORT}}\", --enable-sleep-mode, --enable-lora]}}\n    \
+             memory: {{awake: 1Gi}}\n    idle: {{level: {level}}}\n"
+        )
+    };
+    for (level, policy) in
+        [("auto", LevelPolicy::OnlyOne), ("1", LevelPolicy::OnlyOne), ("never", LevelPolicy::Never)]
+    {
+        assert_eq!(read(&with(level)).unwrap().core.models[0].idle.level, policy);
+    }
+    insta::assert_snapshot!(errors(&with("2")), @"rouse.yaml:5:19: models[0].idle.level: with --enable-lora the adapters are lost at level 2, which reads only the model's own weights again: say 1 or never");
 }
 
 #[test]
@@ -488,7 +516,7 @@ models:
     f: listen.api is 0.0.0.0:8080, every interface, and there are no keys: whoever reaches it may use it (keys: none says that this is meant)
     f: turns.maxTurn (2m), turns.drain.deadline (2m) and a swap (at most 1m) exceed queue.maxWait (4m): waiting behind one busy model can outlast a request
     f:7:5: model 'vllm-bare': engine.startTimeout (8m) exceeds queue.maxWait (4m): whoever waits for a slow start is refused before it is over
-    f:7:5: model 'vllm-bare': idle.level is 1, but memory.host (30Gi in all) exceeds host.sleepMemory (4Gi): it will sleep at level 2 instead
+    f:7:5: model 'vllm-bare': it would sleep at level 1, but memory.host (30Gi in all) exceeds host.sleepMemory (4Gi): it will sleep at level 2 instead
     f:7:5: model 'vllm-bare': env has no VLLM_SERVER_DEV_MODE: "1", without which vLLM has no /sleep and /wake_up
     f:7:5: model 'vllm-bare': the command uses neither ${MEMORY_FRACTION} nor ${KV_CACHE_BYTES}: vLLM takes its own share of the accelerator, whatever memory.awake says
     f:7:5: model 'vllm-bare': neither command nor env uses ${HOST}: see to it that the engine listens on loopback only, or it is refused after its start
@@ -566,6 +594,7 @@ fn the_command_line_overrides_the_file_also_at_a_reload_and_cannot_open_the_admi
         file: Some(path),
         api: Some(([0, 0, 0, 0], 2).into()),
         admin: Some(([127, 0, 0, 1], 3).into()),
+        platform: None,
     };
     let config = source.load().unwrap();
     assert_eq!((config.api.port(), config.admin.address.port()), (2, 3));

@@ -204,7 +204,7 @@ fn a_model_that_does_not_start_shows_the_class_of_the_cause_and_no_text_of_the_e
         (Cause::PortTaken, "port_taken"),
         (Cause::Exited(1), "exited:1"),
         (Cause::Timeout, "timeout"),
-        (Cause::WrongModel { serves: "x".into() }, "wrong_model"),
+        (Cause::WrongModel { serves: "x".into(), configured: "y".into() }, "wrong_model"),
     ] {
         assert_eq!(envelope(&not_ready(cause))["error"]["details"]["cause"], class);
     }

@@ -52,7 +52,8 @@ impl Cluster {
 
     /// Somebody is there who needs what it keeps, of an accelerator or of the host.
     fn is_needed_for_memory(node: &Node, engine: &Engine) -> bool {
-        let could_sleep = |level| matches!(level, LevelPolicy::One | LevelPolicy::Auto);
+        let could_sleep =
+            |level| matches!(level, LevelPolicy::One | LevelPolicy::OnlyOne | LevelPolicy::Auto);
         let own = |e: &Engine| if could_sleep(e.level) { e.sizes.host.max(e.held_host) } else { e.held_host };
         let host = node.engines.values().map(own).sum::<Bytes>() + node.left_of_host();
         node.requesters.values().filter(|r| r.stays()).any(|requester| {

@@ -307,9 +307,8 @@ async fn an_engine_that_cannot_start_says_why() {
 async fn an_engine_that_faces_the_network_or_serves_another_model_is_refused() {
     let other = Model { served_name: "other".to_owned(), ..sim("wrong", "") };
     let mut world = World::new(vec![sim("public", "--host 0.0.0.0"), other]);
-    for (model, expected) in
-        [("public", Cause::PublicListener), ("wrong", Cause::WrongModel { serves: "wrong".to_owned() })]
-    {
+    let wrong = Cause::WrongModel { serves: "wrong".into(), configured: "other".into() };
+    for (model, expected) in [("public", Cause::PublicListener), ("wrong", wrong)] {
         world.launch(model);
         let cause = loop {
             if let Event::StartFailed { cause, .. } = world.next().await {
