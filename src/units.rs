@@ -43,8 +43,10 @@ pub enum Error {
     Span(String),
 }
 
-const SIZES: [(&str, f64); 4] =
-    [("Ti", 1_099_511_627_776.0), ("Gi", 1_073_741_824.0), ("Mi", 1_048_576.0), ("Ki", 1024.0)];
+/// The largest first.
+const SIZES: [(&str, u64); 4] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];
+/// A larger number of a smaller unit is harder to read than a rounded one of the next.
+const MOST: u64 = 10_000;
 
 impl Bytes {
     pub const ZERO: Self = Self(0);
@@ -84,18 +86,18 @@ impl std::iter::Sum for Bytes {
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let n = self.0 as f64;
-        for (suffix, unit) in SIZES {
-            if n >= unit {
-                let value = n / unit;
-                return if value.fract() == 0.0 {
-                    write!(f, "{value:.0}{suffix}")
-                } else {
-                    write!(f, "{value:.2}{suffix}")
-                };
-            }
+        let mut units = SIZES.iter().skip_while(|(_, unit)| self.0 < *unit);
+        let Some((suffix, unit)) = units.next() else {
+            return write!(f, "{}", self.0);
+        };
+        let exact = |unit: u64, parts: u128| (u128::from(self.0) * parts).is_multiple_of(u128::from(unit));
+        // 1600Mi, as somebody wrote it, is no number of Gi with two digits.
+        let below = units.next().filter(|(_, below)| exact(*below, 1) && self.0 / below < MOST);
+        match below.filter(|_| !exact(*unit, 100)) {
+            Some((suffix, below)) => write!(f, "{}{suffix}", self.0 / below),
+            None if exact(*unit, 1) => write!(f, "{}{suffix}", self.0 / unit),
+            None => write!(f, "{:.2}{suffix}", self.0 as f64 / *unit as f64),
         }
-        write!(f, "{}", self.0)
     }
 }
 
@@ -365,5 +367,8 @@ mod tests {
         assert_eq!(Bytes(1 << 29).to_string(), "512Mi");
         assert_eq!(Bytes(3 << 29).to_string(), "1.50Gi");
         assert_eq!(Bytes(17).to_string(), "17");
+        assert_eq!(Bytes::mib(1600).to_string(), "1600Mi", "as it was written");
+        assert_eq!(Bytes::mib(81_559).to_string(), "79.65Gi");
+        assert_eq!(Bytes(1_570_000_001).to_string(), "1.46Gi");
     }
 }

@@ -83,13 +83,16 @@ enum Command {
         #[arg(long)]
         stdin: bool,
     },
-    /// Show models, engines and accelerators.
+    /// Show models, engines and accelerators. Times are UTC.
     Ps {
         #[command(flatten)]
         gateway: Gateway,
         /// The answer as it came.
         #[arg(long)]
         json: bool,
+        /// Again every second, until it is interrupted.
+        #[arg(long, short, conflicts_with = "json")]
+        watch: bool,
     },
     /// Say why a model is as it is and what it waits for.
     Explain {
@@ -199,7 +202,8 @@ fn ask(command: Command) -> anyhow::Result<ExitCode> {
     let done = |()| ExitCode::SUCCESS;
     runtime.block_on(async {
         match command {
-            Command::Ps { gateway, json } => show::ps(&gateway.client(), json).await.map(done),
+            Command::Ps { gateway, watch: true, .. } => show::watch(&gateway.client()).await.map(done),
+            Command::Ps { gateway, json, .. } => show::ps(&gateway.client(), json).await.map(done),
             Command::Explain { model, gateway, json } => {
                 show::explain(&gateway.client(), &model, json).await.map(done)
             }

@@ -1,6 +1,9 @@
 //! What the admin API says, for people.
 
-use std::io::Write;
+use std::{
+    io::{IsTerminal as _, Write},
+    time::Duration,
+};
 
 use http_body_util::BodyExt as _;
 use rouse::{
@@ -13,6 +16,9 @@ use rouse::{
 use serde::Deserialize;
 
 use super::client::{Client, segment};
+
+/// Between two looks.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// `GET /admin/v1/models/{m}/explain`.
 #[derive(Debug, Deserialize)]
@@ -34,7 +40,27 @@ pub(super) async fn ps(client: &Client, json: bool) -> anyhow::Result<()> {
         return Ok(writeln!(out, "{}", String::from_utf8_lossy(&body))?);
     }
     let view: View = serde_json::from_slice(&body).map_err(|error| client.strange(error))?;
-    Ok(write!(out, "{}", fleet(&view))?)
+    Ok(write!(out, "{}", fleet(&view, colours()))?)
+}
+
+/// The same again and again, each time in place of the last.
+pub(super) async fn watch(client: &Client) -> anyhow::Result<()> {
+    /// To the top, and nothing below.
+    const CLEAR: &str = "\x1b[H\x1b[2J";
+    loop {
+        let body = client.get("/admin/v1/fleet").await?;
+        let view: View = serde_json::from_slice(&body).map_err(|error| client.strange(error))?;
+        let mut out = std::io::stdout().lock();
+        write!(out, "{CLEAR}{}", fleet(&view, colours()))?;
+        out.flush()?;
+        drop(out);
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// A person looks at it, and has not asked for none (<https://no-color.org>).
+fn colours() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 pub(super) async fn explain(client: &Client, model: &str, json: bool) -> anyhow::Result<()> {
@@ -119,7 +145,7 @@ impl Sse {
     }
 }
 
-fn fleet(view: &View) -> String {
+fn fleet(view: &View, colours: bool) -> String {
     let mut models = vec![row(["MODEL", "STATE", "WAITING", "LEASES", "MEMORY", "WHY"])];
     models.extend(view.models.iter().map(|model| {
         let state = if model.pinned {
@@ -133,7 +159,7 @@ fn fleet(view: &View) -> String {
             &model.waiting.to_string(),
             &model.leases.to_string(),
             &model.declared.to_string(),
-            &model.reason,
+            &to_the_second(&model.reason),
         ])
     }));
     let mut engines = vec![row(["ENGINE", "STATE", "SINCE", "LEASES", "ON", "RESERVED", "HOST"])];
@@ -142,7 +168,7 @@ fn fleet(view: &View) -> String {
         row([
             &engine.engine.to_string(),
             &engine.state,
-            &engine.since.to_string(),
+            &to_the_second(&engine.since.to_string()),
             &engine.leases.to_string(),
             &on.join(","),
             &engine.reserved.to_string(),
@@ -167,20 +193,51 @@ fn fleet(view: &View) -> String {
     [models, engines, memory]
         .iter()
         .filter(|rows| rows.len() > 1)
-        .map(|rows| table(rows))
+        .map(|rows| table(rows, colours))
         .collect::<Vec<_>>()
         .join("\n")
 }
 
+/// So many of them, in words.
+pub(super) fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Times of day without their milliseconds, which say nothing to a person who waits for seconds or minutes.
+fn to_the_second(text: &str) -> String {
+    let is_clock = |text: &str| {
+        let is_due = |(at, byte): (usize, u8)| if at % 3 == 2 { byte == b':' } else { byte.is_ascii_digit() };
+        text.bytes().enumerate().all(is_due)
+    };
+    let word = |word: &str| match word.split_at_checked("00:00:00".len()) {
+        Some((clock, rest)) if is_clock(clock) && rest.starts_with('.') => {
+            format!("{clock}{}", rest.trim_start_matches(|c: char| c == '.' || c.is_ascii_digit()))
+        }
+        _ => word.to_owned(),
+    };
+    text.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
+/// How a state stands out, as a terminal is told; nothing for all others, engines' included.
+fn colour(state: &str) -> Option<&'static str> {
+    match state.split([',', '(']).next()? {
+        "awake" | "Awake" => Some("\x1b[32m"),
+        "failed" | "unplaceable" | "Failing" | "Backoff" => Some("\x1b[31m"),
+        "launching" | "Launching" | "Loading" | "Waking" | "Draining" | "FallingAsleep" => Some("\x1b[33m"),
+        _ => None,
+    }
+}
+
 fn explained(explanation: &Explanation) -> String {
     let Explanation { model, state, waiting, leases, reason, wait, at } = explanation;
-    let mut text = format!("{model}: {}, {waiting} waiting, {leases} leases\n  {reason}\n", state.as_str());
+    let (leases, reason) = (count(*leases as usize, "lease"), to_the_second(reason));
+    let mut text = format!("{model}: {}, {waiting} waiting, {leases}\n  {reason}\n", state.as_str());
     for holder in &wait.holders {
         text.push_str(&format!(
-            "  {} holds {}: {} leases, idle for {}{}\n",
+            "  {} holds {}: {}, idle for {}{}\n",
             holder.model,
             holder.memory,
-            holder.leases,
+            count(holder.leases as usize, "lease"),
             holder.idle_for,
             if holder.pinned { ", pinned" } else { "" },
         ));
@@ -188,7 +245,7 @@ fn explained(explanation: &Explanation) -> String {
     if let Some(after) = wait.retry_after {
         text.push_str(&format!("  the earliest change is in {after}\n"));
     }
-    text.push_str(&format!("  as of {at} UTC\n"));
+    text.push_str(&format!("  as of {} UTC\n", to_the_second(&at.to_string())));
     text
 }
 
@@ -209,8 +266,8 @@ fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).to_vec()
 }
 
-/// Columns as wide as their widest cell; the last one as it is.
-fn table(rows: &[Vec<String>]) -> String {
+/// Columns as wide as their widest cell; the last one as it is. The second says what state something is in.
+fn table(rows: &[Vec<String>], colours: bool) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));
@@ -220,8 +277,11 @@ fn table(rows: &[Vec<String>]) -> String {
     let mut text = String::new();
     for row in rows {
         let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            line.push_str(&format!("{cell:<width$}  "));
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            match colour(cell).filter(|_| colours && column == 1) {
+                Some(colour) => line.push_str(&format!("{colour}{cell:<width$}\x1b[0m  ")),
+                None => line.push_str(&format!("{cell:<width$}  ")),
+            }
         }
         text.push_str(line.trim_end());
         text.push('\n');

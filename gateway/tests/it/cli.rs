@@ -73,7 +73,7 @@ async fn check_passes_a_valid_file_and_fails_one_whose_model_fits_nowhere() {
     let good = file(&format!("accelerators: [{{id: a, memory: 16Gi}}]\n{model}"));
     let output = rouse(&["check", good.path().to_str().unwrap()]).await;
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
-    assert!(text(&output.stdout).ends_with(": valid; 1 models; 1 accelerators\n"));
+    assert!(text(&output.stdout).ends_with(": valid; 1 model; 1 accelerator\n"));
     let warned = file(&format!(
         "accelerators: [{{id: a, memory: 16Gi}}]\n{}",
         model.replace("sh,", "no-such-program,")
@@ -124,6 +124,7 @@ async fn without_a_gateway_the_commands_say_so() {
         assert_eq!(output.status.code(), Some(69), "{args:?}");
         let said = text(&output.stderr);
         assert!(said.contains(&format!("no gateway answers at {address}")), "{said}");
+        assert_eq!(said.matches("refused").count(), 1, "{said}");
     }
 }
 

@@ -17,20 +17,29 @@ fn view() -> View {
 
 #[test]
 fn the_fleet_is_three_tables() {
-    insta::assert_snapshot!(fleet(&view()), @r###"
+    insta::assert_snapshot!(fleet(&view(), false), @r###"
     MODEL         STATE          WAITING  LEASES  MEMORY  WHY
     tiny-llama    awake, pinned  0        2       20Gi    in use
     tiny-mistral  asleep         3        0       16Gi    waiting for sim-0: held by tiny-llama
 
-    ENGINE          STATE      SINCE         LEASES  ON           RESERVED  HOST
-    tiny-llama#0    Awake      01:02:03.004  2       sim-0        20Gi      0
-    tiny-mistral#0  Asleep(1)  01:02:03.004  0       sim-0,sim-1  1Gi       4Gi
+    ENGINE          STATE      SINCE     LEASES  ON           RESERVED  HOST
+    tiny-llama#0    Awake      01:02:03  2       sim-0        20Gi      0
+    tiny-mistral#0  Asleep(1)  01:02:03  0       sim-0,sim-1  1Gi       4Gi
 
     ACCELERATOR  CAPACITY  RESERVED  OBSERVED
     sim-0        23Gi      21Gi      1Gi
     sim-1        23Gi      0         -         faulty: nothing new is granted
     host RAM     64Gi      0         -
     "###);
+    let coloured = fleet(&view(), true);
+    assert!(coloured.contains("\x1b[32mawake, pinned\x1b[0m  0"), "{coloured}");
+    assert!(coloured.contains("tiny-mistral  asleep         3"), "{coloured}");
+}
+
+#[test]
+fn times_are_told_to_the_second_and_nothing_else_is_touched() {
+    let text = "held by m, may go at 12:34:56.789; 1.5Gi at 10:00:00.123: 12:34 v1.2.3";
+    assert_eq!(to_the_second(text), "held by m, may go at 12:34:56; 1.5Gi at 10:00:00: 12:34 v1.2.3");
 }
 
 #[test]
@@ -39,15 +48,15 @@ fn an_explanation_says_why_and_who_holds_the_memory() {
         r#"{"model": "tiny-mistral", "state": "asleep", "waiting": 3, "leases": 0, "at": 3723004,
             "reason": "waiting for sim-0: held by tiny-llama, 2 leases",
             "wait": {"waited_for": "", "waited": 0, "position": 1, "retry_after": 1500,
-                "holders": [{"model": "tiny-llama", "memory": 21474836480, "idle_for": 0, "leases": 2, "pinned": true}]}}"#,
+                "holders": [{"model": "tiny-llama", "memory": 21474836480, "idle_for": 0, "leases": 1, "pinned": true}]}}"#,
     )
     .unwrap();
     insta::assert_snapshot!(explained(&explanation), @r###"
     tiny-mistral: asleep, 3 waiting, 0 leases
       waiting for sim-0: held by tiny-llama, 2 leases
-      tiny-llama holds 20Gi: 2 leases, idle for 0ms, pinned
+      tiny-llama holds 20Gi: 1 lease, idle for 0ms, pinned
       the earliest change is in 1.500s
-      as of 01:02:03.004 UTC
+      as of 01:02:03 UTC
     "###);
 }
 
