@@ -277,7 +277,7 @@ impl Controller {
         self.ears.listen(&self.directory, Epoch(epoch), &settings.key, metrics);
         let now = self.hands.clock.now();
         self.census.look_at_due(Sight { directory: &self.directory, facts: &self.facts, now });
-        let plan = self.core.plan(now);
+        let mut plan = self.core.plan(now);
         self.core.issued(&plan, now);
         if !plan.looked.is_empty() {
             let core = &self.core;
@@ -300,6 +300,11 @@ impl Controller {
                 let notices = if done.is_well() { notices } else { Vec::new() };
                 Finished::Order(Box::new((done, notices)))
             });
+        }
+        for ((_, requester), why) in &mut plan.reasons {
+            if let Some(error) = self.notes.error_of(requester) {
+                *why = format!("{why}; {error}");
+            }
         }
         self.tidings.wait(&plan.looked, &plan.reasons, &mut self.tasks);
         for ((node, requester), why) in plan.reasons {

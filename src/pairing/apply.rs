@@ -7,7 +7,7 @@ use super::{
     command::{Command, Dismissal, Farewell, OfProvider, OfRequester, Order, Step, Why},
     event::{Record, Stage, Standing, Terms},
     ids::{Build, EngineId, Fingerprint, ProviderId},
-    node::{Binding, Call, Engine, Kind, Node, Provider, Retry, State, pause},
+    node::{Binding, Call, Engine, Kind, Node, Provider, Retry, State},
     room::Rooms,
     settings::Settings,
 };
@@ -154,11 +154,13 @@ impl Rules<'_> {
     /// A launcher is deleted that is not ready, or has engines that do not end, though its node and accelerator are all right.
     fn crashed(&self, node: &mut Node, id: &ProviderId) {
         let Some(known) = node.providers.get(id).filter(|known| !known.deleting) else { return };
-        let useless = known.stage != Stage::Ready || node.engines_in(id).next().is_some();
+        let unready = known.stage != Stage::Ready;
+        let useless = unready || node.engines_in(id).next().is_some();
         let (build, proved, exists) = (known.build, known.proved, node.exists);
         for accelerator in id.accelerators.iter().filter(|_| useless && exists) {
             let known = node.accelerators.get_mut(accelerator).filter(|known| known.facts.healthy);
             if let Some(known) = known {
+                known.unready = unready;
                 known.launcher_crashed(build, proved, self.settings, self.now);
             }
         }
@@ -197,8 +199,7 @@ impl Rules<'_> {
             requester.doomed.get_or_insert(Farewell::EngineGone);
         }
         if failed && first {
-            requester.failures += 1;
-            requester.not_before = self.now + pause(requester.failures);
+            requester.start_failed(why, self.now);
         }
     }
 }

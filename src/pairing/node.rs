@@ -44,6 +44,8 @@ pub struct Accelerator {
     /// after the last.
     pub crashes: u32,
     pub crashed: Option<Build>,
+    /// The last of them was never ready; else it had engines that did not end.
+    pub unready: bool,
     pub not_before: Tick,
     /// The meter found more than is known of: until it has been read again after something was deleted for that, what is known
     /// is not enough to go by.
@@ -65,6 +67,8 @@ pub struct Requester {
     pub released: bool,
     /// Starts that failed for it in a row, and the pause after the last one.
     pub failures: u32,
+    /// How the last of them did.
+    pub failed: Option<Why>,
     pub not_before: Tick,
     pub call: Option<Call>,
     pub retry: Retry,
@@ -225,7 +229,7 @@ impl Accelerator {
 const SOON: Millis = Millis(20);
 
 /// 100 ms, then twice as long each time, half a minute at most.
-pub(super) fn pause(failures: u32) -> Millis {
+fn pause(failures: u32) -> Millis {
     Millis((50 << failures.min(10)).min(30_000))
 }
 
@@ -354,6 +358,13 @@ impl Engine {
 }
 
 impl Requester {
+    /// A start failed for it; the next comes later each time.
+    pub(super) fn start_failed(&mut self, why: Why, now: Tick) {
+        self.failures += 1;
+        self.failed = Some(why);
+        self.not_before = now + pause(self.failures);
+    }
+
     /// It is there for good, as far as anybody knows.
     #[must_use]
     pub const fn stays(&self) -> bool {

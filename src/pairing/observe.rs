@@ -6,7 +6,7 @@ use super::{
     command::{Farewell, Why},
     event::{Epoch, Event, Record, SeenProvider, SeenRequester, Stage, Standing, Terms},
     ids::{EngineId, NodeName, ProviderId, RequesterId, Uid},
-    node::{Accelerator, Engine, Kind, Node, Provider, Requester, Retry, State, pause},
+    node::{Accelerator, Engine, Kind, Node, Provider, Requester, Retry, State},
 };
 use crate::{
     model::AcceleratorId,
@@ -64,6 +64,7 @@ impl Pairing {
                     observed: None,
                     crashes: 0,
                     crashed: None,
+                    unready: false,
                     not_before: Tick(0),
                     doubted: false,
                 });
@@ -179,6 +180,7 @@ impl Node {
             gated: None,
             released: false,
             failures: 0,
+            failed: None,
             not_before: Tick(0),
             call: None,
             retry: Retry::default(),
@@ -396,8 +398,7 @@ impl Node {
             State::Creating | State::Starting | State::Waking => {
                 let requester = engine.requester().cloned().and_then(|r| self.requesters.get_mut(&r));
                 if let Some(requester) = requester {
-                    requester.failures += 1;
-                    requester.not_before = now + pause(requester.failures);
+                    requester.start_failed(Why::Lost, now);
                 }
             }
             _ => {}

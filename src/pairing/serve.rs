@@ -89,10 +89,12 @@ impl Draft<'_> {
             } else if !self.node.exists || self.node.facts.cordoned {
                 Some("its node takes nothing new".to_owned())
             } else if requester.not_before > self.now() {
-                Some(format!(
-                    "{} starts failed; the next is tried at {}",
-                    requester.failures, requester.not_before
-                ))
+                let last = requester.failed.map(|why| format!(", the last: {why}")).unwrap_or_default();
+                let starts = match requester.failures {
+                    1 => "1 start".to_owned(),
+                    n => format!("{n} starts"),
+                };
+                Some(format!("{starts} failed{last}; the next is tried at {}", requester.not_before))
             } else if let Some(a) = requester.accelerators.iter().find(|a| taken.contains(*a)) {
                 Some(format!("somebody who came before waits for {a}"))
             } else {
@@ -209,8 +211,15 @@ impl Draft<'_> {
             asked.is_some_and(|asked| asked != crashed)
                 || self.rules.builds.get(&crashed).is_some_and(|terms| terms.obsolete)
         });
-        (known.not_before > self.now() && !other)
-            .then(|| format!("{} launchers failed; the next is made at {}", known.crashes, known.not_before))
+        let last = if known.unready { "was never ready" } else { "had an engine that did not end" };
+        (known.not_before > self.now() && !other).then(|| {
+            let next = known.not_before;
+            let failed = match known.crashes {
+                1 => "1 launcher failed: it".to_owned(),
+                n => format!("{n} launchers failed, of which the last"),
+            };
+            format!("{failed} {last}; the next is made at {next}")
+        })
     }
 
     /// One launcher for each accelerator that is to have one; none that is of no use.

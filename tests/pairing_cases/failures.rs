@@ -225,7 +225,7 @@ fn a_wake_that_fails_is_followed_by_a_cold_start() {
     case.requester("two", ask(Mode::Sleep, 1), &["a"], |_| ());
     case.done(binds(&id));
     case.refused(wakes(&id));
-    cold_start_follows(&mut case, &id);
+    cold_start_follows(&mut case, &id, "1 start failed, the last: it did not wake");
 }
 
 #[test]
@@ -237,16 +237,17 @@ fn a_canary_that_fails_is_followed_by_a_cold_start() {
     case.done(binds(&id));
     case.done(wakes(&id));
     case.refused(proves(&id));
-    cold_start_follows(&mut case, &id);
+    cold_start_follows(&mut case, &id, "the last: it answered and could not serve");
 }
 
-fn cold_start_follows(case: &mut Case, id: &rouse::pairing::ids::EngineId) {
+fn cold_start_follows(case: &mut Case, id: &rouse::pairing::ids::EngineId, why: &str) {
     let before = generation(case.known(id));
     case.done(ends(id));
     case.done(unbinds(id));
     assert!(!case.has(deletes("two")), "the requester stays");
     case.provider_gone(&ProviderId::direct(id));
     assert_eq!(case.failures("two"), 1, "it is counted");
+    assert!(case.reason("two").contains(why), "{}", case.reason("two"));
     case.after(Millis::secs(1));
     assert!(case.has(creates(id)));
     assert!(generation(case.known(id)) > before);

@@ -57,6 +57,11 @@ impl Notes {
         }
     }
 
+    /// What the last order about it came to.
+    pub(super) fn error_of(&self, id: &RequesterId) -> Option<&str> {
+        self.errors.get(id).map(String::as_str)
+    }
+
     /// Something of it may be otherwise.
     pub(super) fn look(&mut self, id: RequesterId) {
         self.due.insert(id);
