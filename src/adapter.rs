@@ -96,17 +96,24 @@ impl Adapter {
 
     /// How it answers a health request.
     pub async fn health(&self, within: Duration) -> Health {
-        let mut reply = self.caller.get("/health", within).await;
+        self.ask_health(within).await.0
+    }
+
+    /// The same, and in words for people.
+    async fn ask_health(&self, within: Duration) -> (Health, String) {
+        let mut path = "/health";
+        let mut reply = self.caller.get(path, within).await;
         // llama-cpp-python has no health route, and a custom engine need not have one: their list of models must do.
         let absent = reply.as_ref().is_ok_and(|reply| reply.status == 404);
         if absent && matches!(self.manner.kind, Kind::LlamaCpp | Kind::Custom) {
-            reply = self.caller.get("/v1/models", within).await;
+            path = "/v1/models";
+            reply = self.caller.get(path, within).await;
         }
         match reply {
-            Ok(reply) if reply.success() => Health::Good,
-            Ok(reply) if reply.gated => Health::Gated,
-            Ok(_) => Health::Bad,
-            Err(_) => Health::Silent,
+            Ok(reply) if reply.success() => (Health::Good, format!("GET {path} was answered well")),
+            Ok(reply) if reply.gated => (Health::Gated, "its stub lets nobody in".to_owned()),
+            Ok(reply) => (Health::Bad, format!("GET {path} was answered with status {}", reply.status)),
+            Err(failure) => (Health::Silent, format!("GET {path}: {failure}")),
         }
     }
 

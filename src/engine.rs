@@ -15,8 +15,10 @@ use crate::{
 };
 
 pub mod backoff;
+pub mod past;
 pub mod state;
 
+use past::{Past, Symptoms};
 use state::State;
 
 /// Who gets through an engine's gate.
@@ -106,6 +108,12 @@ pub struct Engine {
     /// Taken over asleep while somebody here still held a lease: those are told, and count no more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub forsaken: bool,
+    /// What befell it last, until it serves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub past: Option<Past>,
+    /// What it shows of why it does not serve, in this life.
+    #[serde(default, skip_serializing_if = "Symptoms::is_empty")]
+    pub symptoms: Symptoms,
 }
 
 /// Awake for so long without a failure, and former failures are forgotten.
@@ -159,12 +167,18 @@ impl Engine {
             cold: true,
             orphan: None,
             forsaken: false,
+            past: None,
+            symptoms: Symptoms { last_line: None, probe: None, system: None },
         }
     }
 
     /// Enters a state. A forbidden edge is a defect of the decisions.
     pub fn become_state(&mut self, next: State, now: Tick) {
         debug_assert!(self.state.may_become(&next), "{}: {} may not become {next}", self.id, self.state);
+        self.remember(&next, now);
+        if next == State::Awake && self.state.is_starting() {
+            (self.past, self.symptoms) = (None, Symptoms::default());
+        }
         self.state = next;
         self.since = now;
         // What a stub said says nothing of what comes after a sleep: whoever is sent to it then finds out.
@@ -281,6 +295,7 @@ impl Engine {
         self.failing_since = None;
         self.left_out = None;
         self.shrinking = None;
+        self.symptoms = Symptoms::default();
     }
 }
 

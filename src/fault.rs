@@ -16,7 +16,9 @@ use crate::{
 pub enum Fault {
     #[error("{message}")]
     InvalidRequest { message: String, param: Option<String> },
-    #[error("missing or invalid API key")]
+    #[error("no API key: send one as 'Authorization: Bearer KEY', or in the header 'x-api-key' or 'api-key'")]
+    MissingApiKey,
+    #[error("invalid API key: the one sent is not among those that this gateway knows")]
     InvalidApiKey,
     #[error("this key may not use the model '{model}'")]
     ModelForbidden { model: String },
@@ -25,10 +27,12 @@ pub enum Fault {
         "a web page of '{origin}' may not use this gateway: add its origin to api.cors.origins to allow it"
     )]
     OriginForbidden { origin: String },
-    #[error("Model '{model}' not found")]
-    ModelNotFound { model: String },
-    #[error("no route {method} {path}")]
-    RouteNotFound { method: String, path: String },
+    /// `near`: names that the client may use and may have meant.
+    #[error("Model '{model}' not found: {}", meant(.near))]
+    ModelNotFound { model: String, near: Vec<String> },
+    /// `meant`: the path of a route that the client may have meant.
+    #[error("no route {method} {path}{}", instead(.meant.as_deref()))]
+    RouteNotFound { method: String, path: String, meant: Option<String> },
     #[error("{method} is not allowed on {path}")]
     MethodNotAllowed { method: String, path: String },
     #[error("the request was not received in time: {what}")]
@@ -44,7 +48,7 @@ pub enum Fault {
     #[error("{what} is not implemented")]
     NotImplemented { what: String },
     /// It does not fit. `never`: not even when everything else is put away.
-    #[error("Cannot schedule {}: insufficient memory", .0.model)]
+    #[error("{0}")]
     InsufficientMemory(Box<Shortage>),
     #[error("{message}")]
     QueueFull { message: String, wait: Wait },
@@ -69,9 +73,9 @@ pub enum Fault {
         begun: bool,
     },
     /// The engine was hung, died or was stopped under a running exchange.
-    #[error("the engine of '{model}' failed: {cause}")]
+    #[error("the engine of '{model}' failed: {}", .cause.words())]
     EngineFailed { model: ModelName, cause: Cause, wait: Option<Wait> },
-    #[error("Model '{model}' failed to become ready: {cause}")]
+    #[error("{}", not_ready(.model, .cause, .wait))]
     ModelNotReady { model: ModelName, cause: Cause, wait: Wait },
     /// It was asked for something that is not worth waking it for.
     #[error(
@@ -85,7 +89,7 @@ pub enum Fault {
     ShuttingDown,
     #[error("the control plane does not answer")]
     ControlPlane,
-    #[error("the engine of '{model}' did not answer in time ({which} after {limit})")]
+    #[error("the engine of '{model}' did not answer in time ({which} after {limit}: {})", .which.words())]
     EngineTimeout { model: ModelName, which: Timer, limit: Millis },
     /// The turn of this model ended while the stream ran, and policy says `cut`.
     #[error("the turn of '{model}' is over and its drain deadline has passed")]
@@ -122,14 +126,18 @@ pub enum Timer {
 pub enum Cause {
     OutOfMemory,
     PortTaken,
-    /// The command could not be run at all.
+    /// There is no such command, or it is no program.
     CommandNotFound,
     /// The gateway could not make a process for it: the machine has none left, or no descriptors or memory for one.
     NotLaunched,
+    /// The command is there, and the gateway's user may not run it.
+    NotPermitted,
     Exited(i32),
     /// Ended by this signal.
     Killed(i32),
     Timeout,
+    /// Nothing failed: the time was over that the request may wait. Clients are shown the class of [`Self::Timeout`].
+    Deadline,
     /// It answers, but not as an engine that can serve.
     Unhealthy,
     /// No progress and no health.
@@ -148,6 +156,8 @@ pub enum Cause {
     /// An operator's order.
     Stopped,
     Unreachable,
+    /// The connection ended before the answer was whole, or what came was no longer HTTP.
+    BrokeOff,
     AcceleratorLost,
     /// No node takes its Pod.
     Unschedulable,
@@ -204,6 +214,52 @@ pub struct Shortage {
     pub wait: Wait,
 }
 
+fn instead(meant: Option<&str>) -> String {
+    meant.map(|path| format!(": use {path}")).unwrap_or_default()
+}
+
+fn meant(near: &[String]) -> String {
+    match near {
+        [] => "GET /v1/models lists the models".to_owned(),
+        near => {
+            format!(
+                "did you mean {}?",
+                near.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(" or ")
+            )
+        }
+    }
+}
+
+/// What is waited for says how the last start failed, where one did.
+fn not_ready(model: &ModelName, cause: &Cause, wait: &Wait) -> String {
+    let Wait { waited_for, waited, .. } = wait;
+    match cause {
+        Cause::Deadline => format!(
+            "Model '{model}' was not ready after {waited}, when the request's x-request-timeout or queue.maxWait was over: \
+             {waited_for}"
+        ),
+        cause => {
+            let why = if waited_for.is_empty() { cause.words() } else { waited_for.clone() };
+            format!("Model '{model}' failed to become ready: {why}")
+        }
+    }
+}
+
+impl std::fmt::Display for Shortage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { model, memory, available, never, wait } = self;
+        let why = &wait.waited_for;
+        if *never {
+            return write!(f, "Model '{model}' fits nowhere, whatever else is put away: {why}");
+        }
+        write!(f, "Cannot schedule {model}: insufficient memory ({memory} needed, {available} free)")?;
+        if !why.is_empty() {
+            write!(f, ": {why}")?;
+        }
+        Ok(())
+    }
+}
+
 /// A model that holds memory another one waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blocking {
@@ -236,6 +292,72 @@ impl RateUnit {
     }
 }
 
+impl Timer {
+    /// What did not come in time.
+    const fn words(self) -> &'static str {
+        match self {
+            Self::Connect => "no connection",
+            Self::FirstByte => "no byte of a stream",
+            Self::NonStream => "no whole answer",
+            Self::Idle => "no further byte",
+        }
+    }
+}
+
+impl Cause {
+    /// The same start would fail in the same way: only a person can change that.
+    #[must_use]
+    pub const fn is_permanent(&self) -> bool {
+        matches!(
+            self,
+            Self::CommandNotFound
+                | Self::NotPermitted
+                | Self::Unrunnable
+                | Self::WrongModel { .. }
+                | Self::PublicListener
+        )
+    }
+
+    /// What a program compares: which name an engine serves is no part of it.
+    #[must_use]
+    pub fn class(&self) -> String {
+        match self {
+            Self::WrongModel { .. } => "wrong_model".to_owned(),
+            cause => cause.to_string(),
+        }
+    }
+
+    /// For people, with the class, under which the operators' page explains it.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let words = match self {
+            Self::OutOfMemory => "the accelerator's memory did not suffice",
+            Self::PortTaken => "its port was taken",
+            Self::CommandNotFound => "there is no such command",
+            Self::NotPermitted => "its command may not be run",
+            Self::Exited(code) => return format!("exit status {code} ({self})"),
+            Self::Killed(signal) => return format!("killed by signal {signal} ({self})"),
+            Self::Timeout => "it was not ready in time",
+            Self::Deadline => "the request may wait no longer",
+            Self::Unhealthy => "it answers, but not as an engine that serves",
+            Self::Hung => "no progress and no health",
+            Self::WrongModel { serves } => {
+                return format!("the engine serves '{serves}', not the configured name ({})", self.class());
+            }
+            Self::PublicListener => "it listens on every interface",
+            Self::Refused => "it refused the call",
+            Self::Stopped => "it was stopped by order",
+            Self::Unreachable => "it cannot be reached",
+            Self::BrokeOff => "its connection broke in the middle of the answer",
+            Self::AcceleratorLost => "its accelerator was lost",
+            Self::Unschedulable => "no node takes its Pod",
+            Self::Misplaced => "its Pod came to accelerators that have no room",
+            Self::Unrunnable => "its Pod cannot be run",
+        };
+        format!("{words} ({self})")
+    }
+}
+
 impl std::fmt::Display for Timer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
@@ -254,9 +376,10 @@ impl std::fmt::Display for Cause {
             Self::PortTaken => f.write_str("port_taken"),
             Self::CommandNotFound => f.write_str("command_not_found"),
             Self::NotLaunched => f.write_str("not_launched"),
+            Self::NotPermitted => f.write_str("permission_denied"),
             Self::Exited(code) => write!(f, "exited:{code}"),
             Self::Killed(signal) => write!(f, "killed:{signal}"),
-            Self::Timeout => f.write_str("timeout"),
+            Self::Timeout | Self::Deadline => f.write_str("timeout"),
             Self::Unhealthy => f.write_str("unhealthy"),
             Self::Hung => f.write_str("hung"),
             Self::WrongModel { serves, configured } if configured.is_empty() => {
@@ -269,6 +392,7 @@ impl std::fmt::Display for Cause {
             Self::Refused => f.write_str("refused"),
             Self::Stopped => f.write_str("stopped"),
             Self::Unreachable => f.write_str("unreachable"),
+            Self::BrokeOff => f.write_str("broke_off"),
             Self::AcceleratorLost => f.write_str("accelerator_lost"),
             Self::Unschedulable => f.write_str("unschedulable"),
             Self::Misplaced => f.write_str("misplaced"),

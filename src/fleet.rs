@@ -56,7 +56,10 @@ use report::{ModelState, Report, View};
 use role::Role;
 
 use crate::{
-    engine::Engine,
+    engine::{
+        Engine,
+        past::{LastFailure, Past},
+    },
     model::{AcceleratorId, EngineId, ModelName, ModelSpec},
     units::{Bytes, Tick},
 };
@@ -289,6 +292,12 @@ impl Fleet {
         self.planner.settings.queue.max_waiting as usize
     }
 
+    /// How many requests for this model queue here.
+    #[must_use]
+    pub fn waiting(&self, model: &ModelName) -> usize {
+        self.dispatch.waiting(model)
+    }
+
     /// Models whose requests queue here.
     pub fn queued(&self) -> impl Iterator<Item = &ModelName> {
         self.dispatch.queued()
@@ -298,6 +307,25 @@ impl Fleet {
     #[must_use]
     pub fn state(&self, model: &ModelName) -> ModelState {
         self.planner.model_state(model)
+    }
+
+    /// The last failure of any of its engines that has not served since.
+    #[must_use]
+    pub fn last_failure(&self, model: &ModelName) -> Option<LastFailure> {
+        self.engines_of(model).filter_map(Engine::last_failure).max_by_key(|failure| failure.at)
+    }
+
+    /// What befell any of its engines last, where that has not served since.
+    #[must_use]
+    pub fn past(&self, model: &ModelName) -> Option<&Past> {
+        self.planner.past_of(model)
+    }
+
+    /// Why it fits nowhere, whatever else is put away, if so.
+    #[must_use]
+    pub fn misfit(&self, model: &ModelName) -> Option<String> {
+        let spec = self.planner.spec(model)?;
+        (!self.planner.could_ever_hold(spec)).then(|| self.planner.misfit(spec))
     }
 
     /// What this key is served by this model counts, since its requests waited there and the model is busy still.

@@ -112,7 +112,10 @@ fn a_failure_of_what_is_needed_refuses_as_its_own_and_leaves_nothing_reserved() 
     let refuses = |c: &Command| match c {
         Command::Refuse { fault: Fault::ModelNotReady { model, cause, wait }, .. } => {
             assert_eq!((model.as_str(), cause), ("top", &Cause::CommandNotFound));
-            assert!(wait.waited_for.starts_with("waits for 'base', which it needs: it failed"), "{wait:?}");
+            assert!(
+                wait.waited_for.starts_with("waits for 'base', which it needs: last start failed"),
+                "{wait:?}"
+            );
             true
         }
         _ => false,

@@ -411,7 +411,7 @@ fn a_start_under_way_stays_as_it_is_until_it_is_published() {
     let verdict = Verdict::Failed(Cause::Unhealthy);
     world.tell(&Event::Canary { engine: engine("a"), generation: ONE, verdict });
     world.after(3600);
-    assert_eq!(refused(&world.turn()).to_string(), "Model 'a' failed to become ready: timeout");
+    assert!(matches!(refused(&world.turn()), Fault::ModelNotReady { cause: Cause::Deadline, .. }));
     assert_eq!(world.of("a").state, State::Loading);
     assert_eq!(world.publish("a", ONE, PublishedState::Awake), [opens("a", ONE)]);
 }

@@ -53,6 +53,7 @@ mod head;
 mod infer;
 mod intake;
 mod models;
+mod near;
 mod origin;
 mod passage;
 pub(crate) mod reply;
@@ -314,8 +315,7 @@ impl Served {
                     json(models::one(&routes, &name, model, created))
                 }
                 _ => {
-                    let fault = Fault::ModelNotFound { model: text::cut(escaped) };
-                    return self.refuse(&fault, exchange);
+                    return self.refuse(&near::not_found(&routes.registry, key, escaped), exchange);
                 }
             },
             Route::Readyz if !routes.ready || self.core.draining() => {
@@ -365,7 +365,7 @@ impl Served {
         self.track.fault(fault);
         let mut response = openai::error::response(fault, self.form);
         // By our own word: an engine that refuses the gateway's key says nothing of the client.
-        if matches!(fault, Fault::InvalidApiKey) {
+        if matches!(fault, Fault::MissingApiKey | Fault::InvalidApiKey) {
             keys::challenge(response.headers_mut());
         }
         let (mut parts, _) = response.into_parts();

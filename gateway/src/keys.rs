@@ -141,7 +141,7 @@ impl Table {
         if self.source.is_empty() {
             return Ok(None);
         }
-        let shown = shown.ok_or(Fault::InvalidApiKey)?;
+        let shown = shown.ok_or(Fault::MissingApiKey)?;
         if let Some(last) = &*remembered.0.borrow()
             && Arc::ptr_eq(&last.table, self)
             // Behind a proxy a connection may be shared by clients that do not trust each other.
@@ -235,7 +235,7 @@ mod tests {
         }
         assert_eq!(found(&table, "two", &here).unwrap().name.as_ref(), "b");
         assert!(found(&table, "three", &here).is_none());
-        assert!(matches!(table.authenticate(None, &here), Err(Fault::InvalidApiKey)));
+        assert!(matches!(table.authenticate(None, &here), Err(Fault::MissingApiKey)));
         assert!(found(&table, "two", &here).is_some());
         let second: config::Keys = vec![key("a", "one", None)].into();
         let table = keys.table(&second, |_| None);

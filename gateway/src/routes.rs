@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use rouse::{
+    engine::past::LastFailure,
     fleet::report::ModelState,
     lease::Gate,
     model::{EngineId, ModelName, Registry},
@@ -41,6 +42,8 @@ pub struct Routes {
 pub struct Route {
     pub priority: i32,
     pub state: ModelState,
+    /// Where it has not served since.
+    pub last_failure: Option<LastFailure>,
     /// How many engines the model may have at once.
     pub replicas: u32,
     /// The longest a request waits for it; `None`: as for all.
@@ -75,8 +78,11 @@ impl Route {
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         let facts = |route: &Self| (route.priority, route.state, route.replicas, route.max_wait);
+        let failed = self.last_failure == other.last_failure;
         let ends = |endpoint: &Endpoint| (endpoint.address, Arc::as_ptr(&endpoint.gate));
-        facts(self) == facts(other) && self.endpoints.iter().map(ends).eq(other.endpoints.iter().map(ends))
+        failed
+            && facts(self) == facts(other)
+            && self.endpoints.iter().map(ends).eq(other.endpoints.iter().map(ends))
     }
 
     /// `before`: the route that this one replaces, whose ring is taken over when the engines are the same.
@@ -84,6 +90,7 @@ impl Route {
     pub fn new(
         priority: i32,
         state: ModelState,
+        last_failure: Option<LastFailure>,
         replicas: u32,
         max_wait: Option<Millis>,
         endpoints: Vec<Endpoint>,
@@ -92,7 +99,7 @@ impl Route {
         let kept = before.and_then(|route| route.ring.as_ref()).filter(|ring| ring.is_of(&endpoints));
         let ring =
             (endpoints.len() > 1).then(|| kept.map_or_else(|| Arc::new(Ring::new(&endpoints)), Arc::clone));
-        Self { priority, state, replicas, max_wait, endpoints, ring }
+        Self { priority, state, last_failure, replicas, max_wait, endpoints, ring }
     }
 
     /// Engines that get no new requests but one to try them: never more than half, the first in line of those that failed.

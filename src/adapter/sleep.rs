@@ -87,8 +87,17 @@ impl Adapter {
     }
 
     /// Health is good and the engine does not say that it sleeps.
-    pub async fn up(&self, within: Duration) -> bool {
-        self.health(within).await == Health::Good && self.asleep(within).await != Some(true)
+    ///
+    /// # Errors
+    /// What it says instead, in words for people.
+    pub async fn up(&self, within: Duration) -> Result<(), String> {
+        match self.ask_health(within).await {
+            (Health::Good, _) if self.asleep(within).await == Some(true) => {
+                Err("it says that it sleeps".to_owned())
+            }
+            (Health::Good, _) => Ok(()),
+            (_, words) => Err(words),
+        }
     }
 
     /// Sleep with work in flight crashes engines: their own counters must agree that there is none.

@@ -81,7 +81,7 @@ impl Draft<'_> {
         match e.state.clone() {
             State::Cold | State::Asleep { .. } if e.shrinking.is_none() => self.start(id, &spec, may_evict),
             State::Backoff { until, cause } => {
-                self.because(id, self.backing_off(id, until, cause));
+                self.because(id, self.backing_off(id, &spec, until, cause));
                 Outcome::Stuck
             }
             state if state.is_starting() => {
@@ -375,7 +375,7 @@ impl Draft<'_> {
                 continue;
             }
             if victim.goes_at_once() {
-                self.stop(&victim.engine);
+                self.stop_for(&victim.engine, id);
             } else {
                 self.close_for(&victim.engine, victim.then, id);
             }
@@ -439,14 +439,11 @@ impl Draft<'_> {
         self.because(id, reason);
     }
 
-    fn backing_off(&self, id: &EngineId, until: Tick, cause: Cause) -> Reason {
-        let (failures, fruitless) = self.engine(id).map_or((0, 0), |e| (e.failures, e.fruitless));
-        let hopeless = matches!(
-            cause,
-            Cause::CommandNotFound | Cause::Unrunnable | Cause::WrongModel { .. } | Cause::PublicListener
-        );
+    fn backing_off(&self, id: &EngineId, spec: &ModelSpec, until: Tick, cause: Cause) -> Reason {
+        let Some(e) = self.engine(id) else { return Reason::default() };
         let others_serve = self.planner.engines_of(&id.model).any(crate::engine::Engine::serves);
-        Reason::failed(cause, failures, until, (fruitless >= TRIES || hopeless) && !others_serve)
+        let refuse = (e.fruitless >= TRIES || cause.is_permanent()) && !others_serve;
+        Reason::failed(e, spec, cause, until, refuse)
     }
 }
 

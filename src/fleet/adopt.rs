@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     engine::{Engine, Proof, state::State},
+    fault::Cause,
     model::{EngineId, Level, LevelPolicy, ModelName, ModelSpec},
     units::{Bytes, Generation, Tick},
 };
@@ -156,8 +157,9 @@ impl Planner {
             State::Awake | State::Draining { .. } => ModelState::Awake,
             State::Launching | State::Loading | State::Waking { .. } => ModelState::Launching,
             State::Asleep { .. } | State::FallingAsleep { .. } => ModelState::Asleep,
-            State::Cold | State::Stopping { .. } => ModelState::Cold,
-            State::Failing { .. } | State::Backoff { .. } => ModelState::Failed,
+            State::Cold if e.failed_to_start() => ModelState::Failed,
+            State::Cold | State::Stopping { cause: Cause::Stopped } => ModelState::Cold,
+            State::Failing { .. } | State::Stopping { .. } | State::Backoff { .. } => ModelState::Failed,
         };
         let order = [
             ModelState::Awake,
@@ -167,7 +169,10 @@ impl Planner {
             ModelState::Cold,
         ];
         let best = |state: &ModelState| self.engines_of(model).any(|e| rank(e) == *state);
-        order.into_iter().find(best).unwrap_or_default()
+        let state = order.into_iter().find(best).unwrap_or_default();
+        let rests = matches!(state, ModelState::Failed | ModelState::Cold);
+        let misfit = rests && self.spec(model).is_some_and(|spec| !self.could_ever_hold(spec));
+        if misfit { ModelState::Unplaceable } else { state }
     }
 
     pub(super) fn view(&self, report: &Report) -> View {
@@ -197,6 +202,7 @@ impl Planner {
             leases: self.leases_of(name),
             pinned: model.pinned(),
             reason: report.models.get(name).map(|l| l.reason.clone()).unwrap_or_default(),
+            last: self.past_of(name).cloned(),
             declared: model.spec.as_ref().map_or(Bytes::ZERO, |s| s.memory.awake),
             learned: model.learned,
         });

@@ -107,7 +107,8 @@ impl Draft<'_> {
             }
             State::Stopping { .. } => {
                 if e.stop_by <= self.now {
-                    self.emit(Command::Stop { engine: id.clone(), generation, grace: Millis::ZERO });
+                    let (engine, grace) = (id.clone(), Millis::ZERO);
+                    self.emit(Command::Stop { engine, generation, grace, to: None });
                 }
             }
         }
@@ -331,9 +332,18 @@ impl Draft<'_> {
     }
 
     pub(super) fn stop(&mut self, id: &EngineId) {
-        let generation = self.generation(id);
+        self.end(id, None);
+    }
+
+    /// Ends a sleeper, or a start that nobody waits for, so that this engine has the memory.
+    pub(super) fn stop_for(&mut self, id: &EngineId, to: &EngineId) {
+        self.end(id, Some(to.clone()));
+    }
+
+    fn end(&mut self, id: &EngineId, to: Option<EngineId>) {
+        let (engine, generation) = (id.clone(), self.generation(id));
         let grace = self.planner.settings.timeouts.stop_grace;
-        self.emit(Command::Stop { engine: id.clone(), generation, grace });
+        self.emit(Command::Stop { engine, generation, grace, to });
     }
 
     pub(super) fn close(&mut self, id: &EngineId, why: Why, then: Then) {

@@ -50,12 +50,13 @@ impl Planner {
                 })
             }
             Command::Sleep { engine, level, .. } => self.put_to_sleep(engine, *level, now),
-            Command::Stop { engine, grace, .. } => {
+            Command::Stop { engine, grace, to, .. } => {
                 let cause = self.cause_of_end(engine, now);
                 self.with(engine, |e| {
                     e.stop_by = now + *grace + STOP_AGAIN;
                     if !matches!(e.state, State::Stopping { .. }) {
                         e.become_state(State::Stopping { cause }, now);
+                        to.iter().for_each(|to| e.gives_way_to(&to.model));
                     }
                     e.placing = None;
                     e.shrinking = None;

@@ -87,6 +87,8 @@ pub enum Command {
         engine: EngineId,
         generation: Generation,
         grace: Millis,
+        /// The engine that is to have the memory of this one, which slept or was not there yet.
+        to: Option<EngineId>,
     },
     /// The stub in front of the engine lets nobody in: neither does the driver until it does, and the platform watches for
     /// that. Leases that are out stay out. Outcome: `Ungated`.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::{plan::Planner, share::Shares};
 use crate::{
-    engine::{Engine, state::State},
+    engine::{Engine, past::Symptoms, state::State},
     fault::Cause,
     model::{AcceleratorId, Configuration, EngineId, Level, ModelName},
     units::{Bytes, Generation, Millis, Tick},
@@ -209,6 +209,12 @@ pub enum Event {
     },
 
     // Observations
+    /// What an engine itself shows of why it does not serve: told before `Gone` and `StartFailed` where it is known by then.
+    Shows {
+        engine: EngineId,
+        generation: Generation,
+        symptoms: Symptoms,
+    },
     /// A health probe of an awake engine. `progressed`: its own token counters moved since the last one.
     Health {
         engine: EngineId,
@@ -433,6 +439,7 @@ impl fmt::Display for Event {
             Self::WakeFailed { engine, cause, .. } => write!(f, "{engine} does not wake: {cause}"),
             Self::StartFailed { engine, cause, .. } => write!(f, "{engine} does not start: {cause}"),
             Self::Gone { engine, cause, .. } => write!(f, "{engine} is gone: {cause}"),
+            Self::Shows { engine, symptoms, .. } => write!(f, "{engine} does not serve{}", symptoms.words()),
             Self::Health { engine, ok, progressed, .. } => {
                 let health = if *ok { "healthy" } else { "not healthy" };
                 let progress = if *progressed { ", makes progress" } else { "" };

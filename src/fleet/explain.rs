@@ -1,15 +1,19 @@
 //! Why nothing happens, or not yet: the words of `explain`, and the details of every refusal.
 
-use std::{cmp::Reverse, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
 use super::{
     placement::Candidate,
     plan::{Draft, Planner},
 };
 use crate::{
-    engine::{Engine, state::State},
+    engine::{
+        Engine,
+        past::{Past, see_logs},
+        state::State,
+    },
     fault::{Blocking, Cause, Fault, Shortage, Wait},
-    model::{AcceleratorId, Accelerators, EngineId, Eviction, ModelName, ModelSpec},
+    model::{AcceleratorId, EngineId, Eviction, ModelName, ModelSpec},
     units::{Bytes, Tick},
 };
 
@@ -20,6 +24,10 @@ pub(super) struct Reason {
     /// Models that the text names, but for the one it is about.
     pub(super) named: Vec<ModelName>,
     pub(super) holders: Vec<Blocking>,
+    /// Of each model that holds what is waited for and may give it up: the words of the text, for its own line.
+    pub(super) held: Vec<(ModelName, String)>,
+    /// What goes on behind the text for the admin, and no client is told: an engine's own words.
+    pub(super) for_admin: String,
     pub(super) retry_after: Option<Tick>,
     /// Those who wait are sent away.
     pub(super) refuse: bool,
@@ -80,16 +88,25 @@ impl Reason {
         Self::starting(&format!("{id} is awake, and its gate is closed by its stub"))
     }
 
-    pub(super) fn failed(cause: Cause, failures: u32, until: Tick, refuse: bool) -> Self {
-        let text = format!("it failed ({cause}), {failures} in a row; tried again at {until}");
-        Self { text, retry_after: Some(until), refuse, class: Class::Failed { cause }, ..Self::default() }
+    /// It is left alone for a while: after a failure, or where its booking was not granted.
+    pub(super) fn failed(e: &Engine, spec: &ModelSpec, cause: Cause, until: Tick, refuse: bool) -> Self {
+        let (text, for_admin) = match (&e.past, e.failure()) {
+            (Some(past), Some(failure)) => {
+                let (words, logs) = (failure.words(past.at), see_logs(spec));
+                (format!("{words}; tried again at {until}{logs}"), past.symptoms())
+            }
+            _ => (format!("its memory was not granted ({cause}); tried again at {until}"), String::new()),
+        };
+        let class = Class::Failed { cause };
+        Self { text, for_admin, retry_after: Some(until), refuse, class, ..Self::default() }
     }
 
     /// The same of one more engine, where so many of the model's are awake: nobody waits for that one alone.
     pub(super) fn beside(self, awake: usize, replicas: u32, waiting: bool) -> Self {
         let full = if waiting { ", every place of its maxConcurrency is taken" } else { "" };
         let text = format!("{awake} of {replicas} engines awake{full}; the next: {}", self.text);
-        Self { text, named: self.named, class: Class::Full, ..Self::default() }
+        let (named, for_admin) = (self.named, self.for_admin);
+        Self { text, named, for_admin, class: Class::Full, ..Self::default() }
     }
 
     /// The same, where another gateway decides. `settled`: nothing is about to be decided for anybody; `runs`: an engine of
@@ -151,7 +168,7 @@ impl Reason {
             }))
         };
         match &self.class {
-            Class::Start => Fault::ModelNotReady { model, cause: Cause::Timeout, wait },
+            Class::Start => Fault::ModelNotReady { model, cause: Cause::Deadline, wait },
             Class::Full => Fault::QueueFull { message: format!("'{model}' is at its maxConcurrency"), wait },
             Class::Failed { cause } => Fault::ModelNotReady { model, cause: cause.clone(), wait },
             Class::Memory { need, available } => shortage(*need, *available, false, wait),
@@ -184,7 +201,10 @@ impl Draft<'_> {
         let near = planner.engines.near(&candidate.accelerators);
         let holders: Vec<&Engine> =
             near.into_iter().filter(|e| e.id != *id && e.state.has_process()).filter(on).collect();
-        let words: Vec<String> = holders.iter().map(|e| self.hold(e)).collect();
+        let words: Vec<String> =
+            holders.iter().map(|e| format!("held by {}, {}", e.id.model, self.hold(e))).collect();
+        let awake = holders.iter().filter(|e| !matches!(e.state, State::Asleep { .. }));
+        let held = awake.map(|e| (e.id.model.clone(), self.hold(e))).collect();
         let waits_for = self.shortage(id, candidate);
         let available = candidate.accelerators.iter().filter_map(|a| planner.ledger.accelerators.get(a));
         let available = available.map(super::budget::Account::free).min().unwrap_or_default();
@@ -196,6 +216,8 @@ impl Draft<'_> {
             ),
             named: holders.iter().map(|e| e.id.model.clone()).collect(),
             holders: holders.iter().map(|e| planner.blocking(e, self.now)).collect(),
+            held,
+            for_admin: String::new(),
             retry_after,
             refuse: false,
             class: Class::Memory { need: candidate.need.bytes, available },
@@ -213,6 +235,7 @@ impl Draft<'_> {
             && let Some(units) = account.units
         {
             return match account.free_units() {
+                0 if units == 1 => format!("the only accelerator of {pool} is taken"),
                 0 => format!("all {units} accelerators of {pool} are taken"),
                 free => format!(
                     "{free} of {units} accelerators of {pool} are free, and it needs {}",
@@ -245,6 +268,7 @@ impl Draft<'_> {
         }
     }
 
+    /// How an engine holds its memory and until when, for texts.
     fn hold(&self, e: &Engine) -> String {
         let turns = &self.planner.settings.turns;
         let leases = match self.planner.uses(e) {
@@ -260,7 +284,7 @@ impl Draft<'_> {
             State::Awake => format!("its turn ends at {}", e.turn + turns.max_turn),
             state => state.to_string(),
         };
-        format!("held by {}, {leases}, {until}", e.id.model)
+        format!("{leases}, {until}")
     }
 
     /// Of one that is awake and has no turns, for texts.
@@ -276,24 +300,13 @@ impl Draft<'_> {
 
     /// No accelerator, or set of them, could ever hold it.
     pub(super) fn fits_nowhere(&self, id: &EngineId, spec: &ModelSpec) -> Reason {
-        let available = self.planner.largest(spec);
         let need = spec.accelerators.in_one_place(spec.memory.awake);
         if !self.candidates(id, spec, false).is_empty() {
             let class = Class::Memory { need, available: Bytes::ZERO };
             let text = "waiting for its accelerator to come back".to_owned();
             return Reason { text, class, ..Reason::default() };
         }
-        let text = match &spec.accelerators {
-            Accelerators::Of { pool, count } => {
-                let units = self.planner.ledger.accelerators.get(pool).and_then(|account| account.units);
-                let units = units.map(|units| format!(" and {units} accelerators")).unwrap_or_default();
-                format!(
-                    "it needs {need} and {count} accelerators of {pool}, which has {available}{units} in all"
-                )
-            }
-            _ => format!("it needs {need} on each accelerator, and the largest has {available}"),
-        };
-        Reason::never(text, need, available)
+        Reason::never(self.planner.misfit(spec), need, self.planner.largest(spec))
     }
 
     pub(super) fn under_way(&self, id: &EngineId, spec: &ModelSpec) -> Reason {
@@ -304,6 +317,10 @@ impl Draft<'_> {
         let by = e.deadline(Some(spec), held, &self.planner.settings.timeouts).unwrap_or(e.since);
         let what = if e.cold { "launched" } else { "woken" };
         let mut reason = Reason::starting(&format!("it is being {what} ({}), given up at {by}", e.state));
+        reason.for_admin = e.symptoms.words();
+        if let (Some(past), Some(failure)) = (&e.past, e.failure()) {
+            reason.text = format!("{}; {}", reason.text, failure.words(past.at));
+        }
         // Asked again after the time that it usually takes, the request is served; the deadline is no such time.
         let learned = self.planner.models.get(&id.model).map(|model| model.learned);
         let usual = learned.and_then(|learned| if e.cold { learned.start } else { learned.wake });
@@ -335,6 +352,23 @@ impl Planner {
     fn needed(&self, e: &Engine) -> String {
         let by = self.needs.dependents(&e.id.model).filter(|model| self.is_active(model));
         format!("needed by {}", by.map(|model| format!("'{model}'")).collect::<Vec<_>>().join(", "))
+    }
+
+    /// What befell an engine of this model last, where it has not served since.
+    pub(super) fn past_of(&self, model: &ModelName) -> Option<&Past> {
+        self.engines_of(model).filter_map(|e| e.past.as_ref()).max_by_key(|past| past.at)
+    }
+
+    /// Of a model that holds what others wait for: the same words as theirs.
+    pub(super) fn explain_sought(
+        &self,
+        model: &ModelName,
+        reasons: &BTreeMap<ModelName, Reason>,
+    ) -> Option<Reason> {
+        let of = |reason: &'_ Reason| reason.held.iter().find(|(holder, _)| holder == model).cloned();
+        let (asker, (_, held)) = reasons.iter().find_map(|(asker, reason)| Some((asker, of(reason)?)))?;
+        let state = self.model_state(model).as_str();
+        Some(Reason::starting(&format!("{state}; {held}: '{asker}' waits for its memory")).naming(asker))
     }
 
     /// A model nobody waits for: what it does, and what comes next.
@@ -379,23 +413,35 @@ impl Planner {
                     .map_or_else(String::new, |m| format!("; waits for '{m}', which it needs"));
                 format!("its memory is reserved{lacks}")
             }
-            State::Asleep { level } => match idle.and_then(|i| i.stop_after) {
-                Some(after) => {
-                    format!(
-                        "asleep at level {}; stopped at {}",
-                        level.number(),
-                        e.idle_since().max(e.since) + after
-                    )
-                }
-                None => format!("asleep at level {}", level.number()),
-            },
-            State::Cold => "not running; launched when asked for".to_owned(),
+            State::Asleep { level } => {
+                let since = e.past.as_ref().map(|past| format!("; {}", past.words())).unwrap_or_default();
+                let stopped =
+                    idle.and_then(|i| i.stop_after).map(|after| e.idle_since().max(e.since) + after);
+                let stopped = stopped.map(|at| format!("; stopped at {at}")).unwrap_or_default();
+                format!("asleep at level {}{since}{stopped}", level.number())
+            }
+            State::Cold => return self.explain_cold(e, spec),
             State::Backoff { .. } if !self.role.decides() => {
                 "failed; the gateway that leads tries it again".to_owned()
             }
-            State::Backoff { until, cause } => format!("failed ({cause}); not tried again before {until}"),
+            State::Backoff { until, cause } => match spec {
+                Some(spec) => return Reason::failed(e, spec, cause.clone(), *until, false),
+                None => "removed".to_owned(),
+            },
             state => format!("{state} since {}", e.since),
         };
-        Reason::starting(&text)
+        Reason { for_admin: e.symptoms.words(), ..Reason::starting(&text) }
+    }
+
+    /// Nothing runs of it: what became of it last, and what comes when it is asked for.
+    fn explain_cold(&self, e: &Engine, spec: Option<&ModelSpec>) -> Reason {
+        let Some(spec) = spec else { return Reason::starting("removed") };
+        if !self.could_ever_hold(spec) {
+            return Reason::starting(&format!("it can never start: {}", self.misfit(spec)));
+        }
+        let Some(past) = &e.past else { return Reason::starting("not running; launched when asked for") };
+        let logs = if e.failure().is_some() { see_logs(spec) } else { String::new() };
+        let text = format!("not running: {}; launched when asked for{logs}", past.words());
+        Reason { for_admin: past.symptoms(), ..Reason::starting(&text) }
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a model and all that it needs could be awake together, were everything else put away.
+//! Whether a model, alone and with all that it needs, could be awake, were everything else put away.
 
 use std::{
     cmp::Reverse,
@@ -8,7 +8,7 @@ use std::{
 use super::{
     explain::Reason,
     placement::{Candidate, MOST},
-    plan::Draft,
+    plan::{Draft, Planner},
     portion::Portion,
 };
 use crate::model::{AcceleratorId, Accelerators, EngineId, ModelSpec};
@@ -68,6 +68,74 @@ impl Draft<'_> {
     }
 }
 
+impl Planner {
+    /// Some accelerators could hold an engine of this model, were everything else put away.
+    pub(super) fn could_ever_hold(&self, spec: &ModelSpec) -> bool {
+        match &spec.accelerators {
+            accelerators if accelerators.is_none() => true,
+            Accelerators::Ids(ids) => ids.iter().all(|id| self.could_hold(id, spec)),
+            Accelerators::Of { pool, .. } => self.could_hold(pool, spec),
+            Accelerators::Count(count) => {
+                let count = *count as usize;
+                self.single().filter(|id| self.could_hold(id, spec)).take(count).count() == count
+            }
+        }
+    }
+
+    fn could_hold(&self, on: &AcceleratorId, spec: &ModelSpec) -> bool {
+        self.ledger.accelerators.get(on).is_some_and(|account| account.could_hold(declared(spec)))
+    }
+
+    /// Accelerators that are no pools.
+    fn single(&self) -> impl Iterator<Item = &AcceleratorId> {
+        self.ledger.accelerators.iter().filter(|(_, account)| account.units.is_none()).map(|(id, _)| id)
+    }
+
+    /// Why none could, in words.
+    pub(super) fn misfit(&self, spec: &ModelSpec) -> String {
+        let (need, largest) = (declared(spec), self.largest(spec));
+        let less = "what may be granted, less headroom";
+        match &spec.accelerators {
+            Accelerators::Of { pool, count } => {
+                let units = self.ledger.accelerators.get(pool).and_then(|account| account.units);
+                let units = units.map(|units| format!(" and {}", accelerators(units))).unwrap_or_default();
+                let wanted = accelerators(*count);
+                format!("it needs {} and {wanted} of {pool}, which has {largest}{units} in all", need.bytes)
+            }
+            Accelerators::Ids(ids) => match ids.iter().find(|id| !self.could_hold(id, spec)) {
+                Some(id) => match self.ledger.accelerators.get(id) {
+                    Some(account) => {
+                        format!("it needs {} on {id}, which has {} ({less})", need.bytes, account.capacity)
+                    }
+                    None => format!("it is to be on {id}, and there is no such accelerator"),
+                },
+                None => format!("it needs {} on each of its accelerators", need.bytes),
+            },
+            Accelerators::Count(count) => {
+                let there = u32::try_from(self.single().count()).unwrap_or(u32::MAX);
+                if there < *count {
+                    let is = if there == 1 { "is" } else { "are" };
+                    return format!("it needs {}, and there {is} {there}", accelerators(*count));
+                }
+                let fit = self.single().filter(|id| self.could_hold(id, spec)).count();
+                let few = match fit {
+                    0 => String::new(),
+                    fit => format!(" of {count}, and {fit} of {there} have that"),
+                };
+                format!(
+                    "it needs {} on each accelerator{few}: the largest has {largest} ({less})",
+                    need.bytes
+                )
+            }
+        }
+    }
+}
+
+/// So many of them, in words.
+fn accelerators(count: u32) -> String {
+    format!("{count} accelerator{}", if count == 1 { "" } else { "s" })
+}
+
 fn declared(spec: &ModelSpec) -> Portion {
     let bytes = spec.accelerators.in_one_place(spec.memory.awake);
     Portion { bytes, units: spec.accelerators.units().unwrap_or(1) }
@@ -76,7 +144,7 @@ fn declared(spec: &ModelSpec) -> Portion {
 fn amount(of: Portion, on: &AcceleratorId) -> String {
     match of.units {
         u32::MAX => format!("{} on {on}", of.bytes),
-        units => format!("{} and {units} accelerators in {on}", of.bytes),
+        units => format!("{} and {} in {on}", of.bytes, accelerators(units)),
     }
 }
 

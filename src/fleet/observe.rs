@@ -13,7 +13,7 @@ use super::{
     role::Role,
 };
 use crate::{
-    engine::{Door, Engine, Proof, backoff, state::State},
+    engine::{Door, Engine, Proof, backoff, past::Symptoms, state::State},
     fault::Cause,
     model::{Configuration, EngineId, Level, ModelName},
     units::{Bytes, Generation, Millis, Tick},
@@ -76,6 +76,7 @@ impl Planner {
             | Event::WakeFailed { engine, generation, .. }
             | Event::StartFailed { engine, generation, .. }
             | Event::Gone { engine, generation, .. }
+            | Event::Shows { engine, generation, .. }
             | Event::Observed { engine, generation, .. }
             | Event::Health { engine, generation, .. } => self.of_engine(engine, *generation, event, now),
         }
@@ -158,6 +159,9 @@ impl Planner {
             self.engines.change(id, |engine| {
                 engine.failures = 0;
                 engine.fruitless = 0;
+                if engine.failure().is_some() {
+                    engine.past = None;
+                }
                 if matches!(engine.state, State::Backoff { .. }) {
                     engine.become_state(State::Cold, now);
                 }
@@ -342,6 +346,7 @@ impl Engine {
             Event::Ready { .. } if self.state.is_starting() && self.proof == Proof::NotReady => {
                 self.profiled = true;
                 self.proof = Proof::Wanted;
+                self.symptoms = Symptoms::default();
             }
             // Its gate is closed and drained already: it is stopped instead.
             Event::SleepFailed { .. } if matches!(self.state, State::FallingAsleep { .. }) => {
@@ -353,6 +358,7 @@ impl Engine {
             {
                 self.fail(cause.clone(), now);
             }
+            Event::Shows { symptoms, .. } => self.shows(symptoms),
             Event::Health { ok, progressed, .. } => {
                 self.failing_since = if *ok { None } else { self.failing_since.or(Some(now)) };
                 if *progressed {

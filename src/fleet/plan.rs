@@ -294,7 +294,7 @@ impl Verdicts {
             return Some(Fault::ShuttingDown);
         }
         if !self.has(model) {
-            return Some(Fault::ModelNotFound { model: model.to_string() });
+            return Some(Fault::ModelNotFound { model: model.to_string(), near: Vec::new() });
         }
         self.reasons.get(model)?.refusal(model, wait)
     }
@@ -303,7 +303,9 @@ impl Verdicts {
     pub(super) fn late(&self, model: &ModelName, wait: Wait) -> Fault {
         match self.reasons.get(model) {
             Some(reason) => reason.late(model, wait),
-            None if !self.knows => Fault::ModelNotReady { model: model.clone(), cause: Cause::Timeout, wait },
+            None if !self.knows => {
+                Fault::ModelNotReady { model: model.clone(), cause: Cause::Deadline, wait }
+            }
             None => Fault::QueueFull { message: format!("'{model}' is at its maxConcurrency"), wait },
         }
     }
@@ -315,8 +317,11 @@ impl Planner {
             let Demand { waiting, elsewhere, .. } = why.demand.get(name).copied().unwrap_or_default();
             let state = self.model_state(name);
             let leases = self.leases_of(name);
-            let reason = why.reasons.get(name).cloned().unwrap_or_else(|| self.explain_rest(name));
-            Line { state, waiting, elsewhere, leases, wait: reason.wait(why.now), reason: reason.text }
+            let sought = || self.explain_sought(name, &why.reasons);
+            let reason = why.reasons.get(name).cloned().or_else(sought);
+            let reason = reason.unwrap_or_else(|| self.explain_rest(name));
+            let (wait, last) = (reason.wait(why.now), self.past_of(name).cloned());
+            Line { state, waiting, elsewhere, leases, wait, last, reason: reason.text + &reason.for_admin }
         };
         let accounts = &self.ledger.accelerators;
         Report {

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::event::Learned;
 use crate::{
+    engine::past::Past,
     fault::Wait,
     model::{AcceleratorId, EngineId, ModelName},
     units::{Bytes, Generation, Tick},
@@ -29,7 +30,11 @@ pub struct Line {
     #[serde(skip_serializing_if = "is_none")]
     pub elsewhere: u32,
     pub leases: u32,
-    /// In words: "waiting for gpu-0: held by llama, 1 lease, its turn ends at 08:15:00.000".
+    /// What befell the model last, where it has not served since.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last: Option<Past>,
+    /// In words, an engine's own among them, which are for the admin: "waiting for gpu-0: held by llama, 1 lease, its
+    /// turn ends at 08:15:00.000".
     pub reason: String,
     /// The same as data, for those refused or parked.
     pub wait: Wait,
@@ -44,7 +49,10 @@ pub enum ModelState {
     Launching,
     #[default]
     Cold,
+    /// Its last start failed; it lasts until another begins.
     Failed,
+    /// It fits nowhere, whatever else is put away.
+    Unplaceable,
 }
 
 /// The whole state, as `GET /admin/v1/fleet` shows it.
@@ -89,6 +97,9 @@ pub struct ModelView {
     pub leases: u32,
     pub pinned: bool,
     pub reason: String,
+    /// What befell the model last, where it has not served since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<Past>,
     pub declared: Bytes,
     pub learned: Learned,
 }
@@ -121,6 +132,7 @@ impl ModelState {
             Self::Launching => "launching",
             Self::Cold => "cold",
             Self::Failed => "failed",
+            Self::Unplaceable => "unplaceable",
         }
     }
 }

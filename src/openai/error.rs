@@ -82,7 +82,6 @@ pub fn should_retry(fault: &Fault) -> bool {
 #[must_use]
 pub fn retry_after(fault: &Fault) -> Option<Millis> {
     let after = match fault {
-        Fault::InsufficientMemory(shortage) if shortage.never => return None,
         Fault::NotAwake { .. } => return None,
         Fault::RateLimited { retry_after, .. } => Some(*retry_after),
         Fault::ControlPlane => Some(CONTROL_PLANE),
@@ -104,7 +103,7 @@ pub fn level(fault: &Fault) -> Level {
         Fault::NotImplemented { .. } => Level::DEBUG,
         _ => match row(fault).status {
             500.. => Level::WARN,
-            429 => Level::INFO,
+            422 | 429 => Level::INFO,
             _ => Level::DEBUG,
         },
     }
@@ -157,10 +156,11 @@ pub fn event_of_engine(status: StatusCode, body: &[u8], form: Form) -> Bytes {
 const fn row(fault: &Fault) -> Row {
     let (status, code, retry) = match fault {
         Fault::InvalidRequest { .. } => (400, "invalid_request", false),
-        Fault::InvalidApiKey => (401, "invalid_api_key", false),
+        Fault::MissingApiKey | Fault::InvalidApiKey => (401, "invalid_api_key", false),
         Fault::ModelForbidden { .. } => (403, "model_forbidden", false),
         Fault::OriginForbidden { .. } => (403, "origin_forbidden", false),
-        Fault::ModelNotFound { .. } | Fault::RouteNotFound { .. } => (404, "model_not_found", false),
+        Fault::ModelNotFound { .. } => (404, "model_not_found", false),
+        Fault::RouteNotFound { .. } => (404, "route_not_found", false),
         Fault::MethodNotAllowed { .. } => (405, "method_not_allowed", false),
         Fault::RequestTimeout { .. } => (408, "request_timeout", false),
         Fault::BodyTooLarge { .. } => (413, "body_too_large", false),
@@ -168,7 +168,8 @@ const fn row(fault: &Fault) -> Row {
         Fault::UnsupportedMedia { .. } => (415, "unsupported_media_type", false),
         Fault::HeadersTooLarge { .. } => (431, "headers_too_large", false),
         Fault::NotImplemented { .. } => (501, "not_implemented", false),
-        Fault::InsufficientMemory(shortage) => (429, "insufficient_memory", !shortage.never),
+        Fault::InsufficientMemory(shortage) if shortage.never => (422, "unplaceable", false),
+        Fault::InsufficientMemory(_) => (429, "insufficient_memory", true),
         Fault::QueueFull { .. } => (429, "queue_full", true),
         Fault::RateLimited { .. } => (429, "rate_limited", true),
         Fault::Busy { .. } | Fault::BusyClient { .. } => (429, "busy", true),
@@ -179,7 +180,7 @@ const fn row(fault: &Fault) -> Row {
         Fault::EngineClosed { begun, .. } => (502, "engine_closed", !*begun),
         // With a wait it was refused while parked; without, it failed under a running exchange.
         Fault::EngineFailed { wait, .. } => (503, "engine_failed", wait.is_some()),
-        Fault::ModelNotReady { .. } => (503, "model_not_ready", true),
+        Fault::ModelNotReady { cause, .. } => (503, "model_not_ready", !cause.is_permanent()),
         // Asking again wakes it no more than asking did.
         Fault::NotAwake { .. } => (503, "model_not_ready", false),
         Fault::NotServing { .. } => (503, "not_serving", true),

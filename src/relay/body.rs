@@ -443,7 +443,7 @@ impl std::fmt::Debug for Flow {
 
 /// The engine died, or what it sends is no longer HTTP. Why it died, others will find out.
 fn broke_off(model: &ModelName) -> Fault {
-    Fault::EngineFailed { model: model.clone(), cause: Cause::Unreachable, wait: None }
+    Fault::EngineFailed { model: model.clone(), cause: Cause::BrokeOff, wait: None }
 }
 
 /// The error event; what the engine left unfinished is closed first, lest ours become a part of it.

@@ -33,7 +33,7 @@ impl World {
             }
             Command::Sleep { engine, generation, level } => self.sleep(&engine, generation, level),
             Command::Wake { engine, generation, level } => self.wake(&engine, generation, level),
-            Command::Stop { engine, generation, grace } => self.stop(engine, generation, grace),
+            Command::Stop { engine, generation, grace, .. } => self.stop(engine, generation, grace),
             Command::Meter { accelerator, after } => {
                 self.agenda.add(self.now + after, Happening::Read(accelerator));
             }

@@ -2,7 +2,7 @@
 
 use rouse::{
     engine::Door,
-    fault::Cause,
+    fault::{Cause, Fault},
     fleet::{
         command::Command,
         event::{Event, Published, Verdict, WaiterId},
@@ -236,7 +236,7 @@ impl World {
             Command::Refuse { waiter, fault } => {
                 self.gateways[number].parked.remove(&waiter);
                 // Only an engine that dies again and again is a reason.
-                if !fault.to_string().contains("failed to become ready") {
+                if !matches!(fault, Fault::ModelNotReady { .. }) {
                     self.violation(format!("waiter {} is refused: {fault}", waiter.0));
                 }
             }

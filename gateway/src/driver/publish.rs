@@ -16,10 +16,10 @@ pub(super) fn routes(before: &Routes, fleet: &Fleet, changes: &Changes, gates: &
     let route = |spec: &ModelSpec| {
         let before = before.models.get(&spec.name);
         let endpoints = gates.endpoints(&spec.name);
-        let state = fleet.state(&spec.name);
+        let (state, failure) = (fleet.state(&spec.name), fleet.last_failure(&spec.name));
         let before_it = before.map(|route| &**route);
         let max_wait = spec.queue.max_wait;
-        let route = Route::new(spec.priority, state, spec.replicas, max_wait, endpoints, before_it);
+        let route = Route::new(spec.priority, state, failure, spec.replicas, max_wait, endpoints, before_it);
         match before {
             Some(before) if before.is_like(&route) => Arc::clone(before),
             _ => Arc::new(route),

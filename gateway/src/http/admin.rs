@@ -28,7 +28,7 @@ use serde_json::json;
 use tokio::sync::{broadcast, watch};
 use tower_service::Service as _;
 
-use super::{Control, control, route, text};
+use super::{Control, control, near, route, text};
 use crate::{config::Config, serve::Stage};
 
 pub(super) mod guard;
@@ -248,6 +248,7 @@ async fn explain(shared: &Shared, model: &ModelName) -> Response {
         "waiting": line.waiting,
         "leases": line.leases,
         "reason": line.reason,
+        "last": line.last,
         "wait": line.wait,
         "at": shared.parts.control.clock().now(),
     }))
@@ -284,12 +285,12 @@ fn subject(shared: &Shared, method: &str, path: &str) -> Result<ModelName, Respo
     match route::named(&routes.registry, name) {
         Some((_, model)) if READS.contains(&what) || ORDERS.contains(&what) => Ok(model.clone()),
         Some(_) => Err(no_route(method, path)),
-        None => Err(fault(&Fault::ModelNotFound { model: text::cut(name) })),
+        None => Err(fault(&near::not_found(&routes.registry, None, name))),
     }
 }
 
 fn no_route(method: &str, path: &str) -> Response {
-    fault(&Fault::RouteNotFound { method: method.to_owned(), path: text::cut(path) })
+    fault(&Fault::RouteNotFound { method: method.to_owned(), path: text::cut(path), meant: None })
 }
 
 fn invalid(message: &str) -> Response {

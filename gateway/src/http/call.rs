@@ -20,11 +20,15 @@ use rouse::{
 };
 
 use super::{
+    near,
     passage::Found,
     route::{Carries, Inference},
     text,
 };
-use crate::config::{self, Kind};
+use crate::{
+    config::{self, Kind},
+    keys::Key,
+};
 
 /// One request for an engine.
 #[derive(Debug)]
@@ -140,11 +144,16 @@ impl Call {
     }
 
     /// The model that is meant. A path and a body that name different ones contradict each other.
-    pub(super) fn model(&self, head: &Head<'_>, registry: &Registry) -> Result<ModelName, Fault> {
+    pub(super) fn model(
+        &self,
+        head: &Head<'_>,
+        registry: &Registry,
+        key: Option<&Key>,
+    ) -> Result<ModelName, Fault> {
         let named = head.model.as_ref();
         let found = registry.find(named);
         let Some(Named { model, spelled, spec }) = &self.named else {
-            return found.cloned().ok_or_else(|| Fault::ModelNotFound { model: text::cut(named) });
+            return found.cloned().ok_or_else(|| near::not_found(registry, key, named));
         };
         let agree = match found {
             Some(found) => found == model,

@@ -413,9 +413,10 @@ const fn blame(fault: &Fault) -> Option<Cause> {
         Fault::EngineTimeout { .. } => Some(Cause::Timeout),
         Fault::EngineUnreachable { .. }
         | Fault::EngineClosed { .. }
-        | Fault::EngineFailed { cause: Cause::Exited(_) | Cause::Killed(_) | Cause::Unreachable, .. } => {
-            Some(Cause::Unreachable)
-        }
+        | Fault::EngineFailed {
+            cause: Cause::Exited(_) | Cause::Killed(_) | Cause::Unreachable | Cause::BrokeOff,
+            ..
+        } => Some(Cause::Unreachable),
         _ => None,
     }
 }

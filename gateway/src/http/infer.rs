@@ -98,7 +98,7 @@ impl Served {
         let head = call.read(&body).await?;
         let (model, plural, max_wait) = {
             let routes = self.core.shared.control.routes();
-            let model = call.model(&head, &routes.registry)?;
+            let model = call.model(&head, &routes.registry, key.as_deref())?;
             let route = routes.models.get(&model);
             let plural = route.is_some_and(|route| affinity::is_plural(route));
             let max_wait = route.and_then(|route| route.max_wait);
@@ -108,7 +108,8 @@ impl Served {
         let deadline = self.track.arrived + timeout.map_or(longest, |asked| asked.min(longest));
         self.track.model(&model);
         let spec = config.models.get(&model).cloned();
-        let spec = spec.ok_or_else(|| Fault::ModelNotFound { model: text::cut(call.spelled(&head)) })?;
+        let gone = || Fault::ModelNotFound { model: text::cut(call.spelled(&head)), near: Vec::new() };
+        let spec = spec.ok_or_else(gone)?;
         // llama-cpp-python answers 400, without a word, to an id that is no UUID.
         let names_id = spec.kind != Kind::LlamaCpp || is_uuid(&self.track.id);
         if !names_id {

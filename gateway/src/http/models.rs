@@ -1,7 +1,7 @@
 //! `GET /v1/models`: every model and alias, awake or not, and what state it is in.
 
 use bytes::Bytes;
-use rouse::{fleet::report::ModelState, model::ModelName};
+use rouse::{engine::past::LastFailure, fleet::report::ModelState, model::ModelName};
 use serde::Serialize;
 
 use crate::{keys::Key, routes::Routes};
@@ -13,6 +13,18 @@ struct Model<'a> {
     created: u64,
     owned_by: &'static str,
     state: ModelState,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_failure: Option<Failed>,
+}
+
+/// How it last failed, where it has not served since. What its engine wrote is for the admin alone.
+#[derive(Serialize)]
+struct Failed {
+    cause: String,
+    /// In seconds since the epoch.
+    at: u64,
+    /// Failures in a row.
+    count: u32,
 }
 
 #[derive(Serialize)]
@@ -37,12 +49,19 @@ pub(crate) fn one(routes: &Routes, name: &str, model: &ModelName, created: u64) 
 }
 
 fn describe<'a>(routes: &Routes, name: &'a str, model: &ModelName, created: u64) -> Model<'a> {
+    let route = routes.models.get(model);
+    let failed = |LastFailure { at, cause, count }: &LastFailure| Failed {
+        cause: cause.class(),
+        at: at.0 / 1000,
+        count: *count,
+    };
     Model {
         id: name,
         object: "model",
         created,
         owned_by: "rouse",
-        state: routes.models.get(model).map_or_else(ModelState::default, |route| route.state),
+        state: route.map_or_else(ModelState::default, |route| route.state),
+        last_failure: route.and_then(|route| route.last_failure.as_ref()).map(failed),
     }
 }
 

@@ -46,7 +46,7 @@ pub(super) fn find(
     let rest = uri.path().strip_prefix("/engines/").ok_or_else(unknown)?;
     let Some((spelled, model, path)) = split(registry, rest) else {
         let name = rest.split('/').next().unwrap_or_default();
-        return Err((Fault::ModelNotFound { model: text::cut(name) }, None));
+        return Err((Fault::ModelNotFound { model: text::cut(name), near: Vec::new() }, None));
     };
     if !may_use(model) {
         return Err((Fault::ModelForbidden { model: text::cut(&spelled) }, None));

@@ -108,7 +108,17 @@ pub(crate) fn form(path: &str) -> Form {
 
 /// There is no such route.
 pub(crate) fn unknown(method: &Method, path: &str) -> Fault {
-    Fault::RouteNotFound { method: text::cut(method.as_str()), path: text::cut(path) }
+    let meant = meant(path).map(|path| text::cut(&path));
+    Fault::RouteNotFound { method: text::cut(method.as_str()), path: text::cut(path), meant }
+}
+
+/// The path of a route, where only `/v1` is missing or doubled, or a slash stands at the end. Base URLs are often one of these off.
+fn meant(path: &str) -> Option<String> {
+    let path = path.trim_end_matches('/');
+    let bare = path.trim_start_matches("/v1");
+    [path.to_owned(), format!("/v1{path}"), format!("/v1{bare}")]
+        .into_iter()
+        .find(|path| matches!(known(path), Some(Route::Inference(_) | Route::Models)))
 }
 
 fn known(path: &str) -> Option<Route> {

@@ -141,7 +141,7 @@ impl Gateway {
             .collect();
         let replicas = u32::try_from(engines.len()).unwrap();
         let max_wait = self.config.load().core.models.first().and_then(|spec| spec.queue.max_wait);
-        let route = Route::new(3, ModelState::Awake, replicas, max_wait, endpoints, None);
+        let route = Route::new(3, ModelState::Awake, None, replicas, max_wait, endpoints, None);
         self.control.routes.store(Arc::new(Routes {
             registry: Arc::new(Registry::new([&spec()])),
             models: BTreeMap::from([(MODEL.into(), Arc::new(route))]),
@@ -238,6 +238,7 @@ impl Control for Scripted {
             waiting: 2,
             elsewhere: 0,
             leases: 0,
+            last: None,
             reason: "waits for gpu-0".into(),
             wait: fault::Wait::default(),
         };

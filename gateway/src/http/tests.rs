@@ -42,7 +42,7 @@ async fn every_refusal_of_a_request_has_its_status_code_type_and_headers() {
         (chat("api-key: a\r\nx-api-key: b\r\n", "{}"), 400, "invalid_request", "invalid_request_error"),
         (chat("content-encoding: gzip\r\n", "{}"), 415, "unsupported_encoding", "invalid_request_error"),
         (chat("", r#"{"model":"nobody"}"#), 404, "model_not_found", "invalid_request_error"),
-        (raw("POST /v1/unknown", "", "{}"), 404, "model_not_found", "invalid_request_error"),
+        (raw("POST /v1/unknown", "", "{}"), 404, "route_not_found", "invalid_request_error"),
         (raw("GET /v1/models/nobody", "", ""), 404, "model_not_found", "invalid_request_error"),
         (raw("PUT /v1/embeddings", "", "{}"), 405, "method_not_allowed", "invalid_request_error"),
         (raw("TRACE /v1/models", "", ""), 405, "method_not_allowed", "invalid_request_error"),

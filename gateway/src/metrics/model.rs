@@ -17,8 +17,14 @@ use super::{
 };
 use crate::driver::ColdStart;
 
-const STATES: [ModelState; 5] =
-    [ModelState::Awake, ModelState::Asleep, ModelState::Launching, ModelState::Cold, ModelState::Failed];
+const STATES: [ModelState; 6] = [
+    ModelState::Awake,
+    ModelState::Asleep,
+    ModelState::Launching,
+    ModelState::Cold,
+    ModelState::Failed,
+    ModelState::Unplaceable,
+];
 
 /// Handles for one model. Everything that a request touches is an atomic that is already looked up.
 pub struct ModelMetrics {
@@ -34,6 +40,7 @@ pub struct ModelMetrics {
     ready: IntGauge,
     replicas: IntGauge,
     state: IntGaugeVec,
+    failures: IntGauge,
 }
 
 impl ModelMetrics {
@@ -64,6 +71,10 @@ impl ModelMetrics {
             replicas: make
                 .seed_gauge("inference_model_replicas", "Engines of the model that exist, asleep or not"),
             state: make.gauges("rouse_model_state", "1 for the state that the model is in", &["state"]),
+            failures: make.gauge(
+                "rouse_model_failures",
+                "Failures in a row of the model's engines since one last served",
+            ),
             families: Families { always: make.families.into(), traffic: Arc::clone(&traffic) },
             name: name.into(),
             namespace: namespace.into(),
@@ -162,6 +173,7 @@ impl ModelMetrics {
             let is = i64::from(state == model.state);
             self.state.with_label_values(&[state.as_str()]).set(is);
         }
+        self.failures.set(model.last.as_ref().map_or(0, |last| i64::from(last.failures())));
         let exist = engines.iter().filter(|engine| engine.state != "Cold").count();
         self.replicas.set(i64::try_from(exist).unwrap_or(i64::MAX));
         if exist == 0 && self.traffic.get().is_none() {

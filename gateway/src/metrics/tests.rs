@@ -211,6 +211,7 @@ fn view(name: &ModelName) -> View {
             leases: 0,
             pinned: false,
             reason: String::new(),
+            last: None,
             declared: Bytes(400),
             learned: rouse::fleet::event::Learned { peak: Some(Bytes(300)), ..Default::default() },
         }],

@@ -8,7 +8,10 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use rouse::{adapter::Adapter, fleet::event::Event, lease::Clock, model::EngineId, units::Generation};
+use rouse::{
+    adapter::Adapter, engine::past::Symptoms, fleet::event::Event, lease::Clock, model::EngineId,
+    units::Generation,
+};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -75,6 +78,12 @@ impl Contact {
         let common = Arc::clone(common);
         let adapter = Adapter::new(model.manner(), address);
         Self { common, id, generation, address, model, adapter }
+    }
+
+    /// The engine shows why it does not serve.
+    pub(super) async fn shows(&self, symptoms: Symptoms) {
+        let (engine, generation) = (self.id.clone(), self.generation);
+        self.common.tell(Event::Shows { engine, generation, symptoms }).await;
     }
 
     pub(super) fn health_timeout(&self) -> Duration {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rouse::{
     adapter::Health,
+    engine::past::Symptoms,
     units::{Millis, Tick},
 };
 use tokio::time;
@@ -13,6 +14,8 @@ use super::contact::Contact;
 const FIRST: Duration = Duration::from_millis(10);
 const LAST: Duration = Duration::from_millis(500);
 const GROWTH: f64 = 1.3;
+/// What a start or a wake that lasts no longer answers on its way is of interest to nobody.
+const SOON: Millis = Millis::secs(1);
 
 /// How often a starting engine is asked. Quick at first (small engines and wakes are up in no time), then less and
 /// less, and quick again around the moment that earlier starts took.
@@ -35,11 +38,18 @@ impl Pace {
 }
 
 /// Waits until the engine answers health requests and does not say that it sleeps. For ever, if need be: the
-/// decisions hold the deadline.
+/// decisions hold the deadline. What it answers meanwhile is told whenever that is something else.
 pub(super) async fn up(contact: &Contact, expected: Option<Millis>) {
     let mut pace = Pace { began: contact.common.clock.now(), expected, gap: FIRST };
-    while !contact.adapter.up(contact.health_timeout()).await {
-        time::sleep(pace.next(contact.common.clock.now())).await;
+    let mut told = None;
+    while let Err(probe) = contact.adapter.up(contact.health_timeout()).await {
+        let now = contact.common.clock.now();
+        if told.as_ref() != Some(&probe) && now.since(pace.began) >= SOON {
+            let symptoms = Symptoms { probe: Some(probe.clone()), ..Symptoms::default() };
+            contact.shows(symptoms).await;
+            told = Some(probe);
+        }
+        time::sleep(pace.next(now)).await;
     }
 }
 

@@ -41,5 +41,5 @@ pub(super) fn endpoints(replicas: impl IntoIterator<Item = u32>) -> Vec<Endpoint
 
 pub(super) fn route(endpoints: Vec<Endpoint>) -> Route {
     let replicas = u32::try_from(endpoints.len()).unwrap();
-    Route::new(0, ModelState::Awake, replicas, None, endpoints, None)
+    Route::new(0, ModelState::Awake, None, replicas, None, endpoints, None)
 }

@@ -238,7 +238,7 @@ fn a_path_and_a_body_that_contradict_each_other_are_refused() {
         refusal(&client.post(path, &body), 400, "invalid_request");
     }
     refusal(&client.post("/engines/nobody/v1/chat/completions", "{}"), 404, "model_not_found");
-    refusal(&client.post("/engines/small/v1/unknown", "{}"), 404, "model_not_found");
+    refusal(&client.post("/engines/small/v1/unknown", "{}"), 404, "route_not_found");
     let wrong = client.post("/engines/small/v1/models", "{}");
     refusal(&wrong, 405, "method_not_allowed");
     assert_eq!(wrong.header("allow"), "GET, HEAD");

@@ -21,26 +21,30 @@ pub(crate) fn refusal(answer: &Answer, status: u16, code: &str) -> Value {
     assert_eq!(error["type"], kind(status, code), "{told}");
     assert!(!error["message"].as_str().unwrap().is_empty(), "{told}");
     assert!(error.as_object().unwrap().contains_key("param"), "{told}");
-    // It never fits, or it is a GET, which changes nothing.
+    // A GET changes nothing.
     let looks = error["details"]["waited_for"] == "nothing: a GET wakes no model";
-    let never = error["details"]["never"] == true || looks;
+    // What only a person can mend is not to be asked for again.
+    let permanent =
+        ["command_not_found", "permission_denied", "wrong_model", "public_listener", "unrunnable"];
+    let cause = error["details"]["cause"].as_str().unwrap_or_default();
     let retry = match (status, code) {
-        (429, _) => !never,
+        (429, _) => true,
+        (503, "model_not_ready") => !looks && !permanent.contains(&cause),
         // Without a wait it broke under a running exchange: a second copy helps nobody.
         (503, "engine_failed") => error["details"]["waited_for"] != "nothing",
         // What it has had for a while it may have begun.
         (502, "engine_closed") => !error["message"].as_str().unwrap().contains("may have begun"),
-        (502 | 503, _) => !never,
+        (502 | 503, _) => true,
         _ => false,
     };
     assert_eq!(answer.header("x-should-retry"), retry.to_string(), "{told}");
     match status {
-        429 | 503 => {
+        422 | 429 | 503 => {
             let details = &error["details"];
             assert!(!details["waited_for"].as_str().unwrap().is_empty(), "{told}");
             assert!(details["waited"].is_string() && details["queue_position"].is_u64(), "{told}");
             assert!(details["holders"].is_array(), "{told}");
-            if never {
+            if status == 422 {
                 assert_eq!(answer.header("retry-after"), "", "{told}");
             } else {
                 assert!(answer.header("retry-after").parse::<u64>().unwrap() >= 1, "{told}");

@@ -157,9 +157,9 @@ fn refusals_are_in_the_words_of_the_api_whenever_they_come() {
     anthropic(&client.post("/engines/nobody/v1/messages", "{}"), 404, "not_found_error");
     for (path, status, code) in [
         (RESPONSES, 405, "method_not_allowed"),
-        ("/v1/responses/resp_1", 404, "model_not_found"),
-        ("/v1/responses/resp_1/cancel", 404, "model_not_found"),
-        ("/v1/responses/resp_1/input_items", 404, "model_not_found"),
+        ("/v1/responses/resp_1", 404, "route_not_found"),
+        ("/v1/responses/resp_1/cancel", 404, "route_not_found"),
+        ("/v1/responses/resp_1/input_items", 404, "route_not_found"),
     ] {
         refusal(&client.get(path), status, code);
     }

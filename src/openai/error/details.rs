@@ -1,4 +1,4 @@
-//! What a 429 or 503 says beyond its message: how the wait went, where in the queue it ended, and who has the
+//! What a 422, 429 or 503 says beyond its message: how the wait went, where in the queue it ended, and who has the
 //! memory. A program reads it to decide, a person to complain to the right team.
 
 use serde::Serialize;
@@ -53,9 +53,9 @@ struct Holder<'a> {
     pinned: bool,
 }
 
-/// `None` for what is neither 429 nor 503.
+/// `None` for what is neither 422, 429 nor 503.
 pub(super) fn of(fault: &Fault) -> Option<Details<'_>> {
-    if !matches!(status(fault).as_u16(), 429 | 503) {
+    if !matches!(status(fault).as_u16(), 422 | 429 | 503) {
         return None;
     }
     let waited = wait(fault);
@@ -64,11 +64,7 @@ pub(super) fn of(fault: &Fault) -> Option<Details<'_>> {
         waited: span(waited.map_or(Millis::ZERO, |wait| wait.waited)),
         queue_position: waited.map_or(0, |wait| wait.position),
         holders: waited.map_or_else(Vec::new, |wait| holders(&wait.holders)),
-        cause: cause(fault).map(|cause| match cause {
-            // Which name it serves stands in the message; the class is what a program compares.
-            Cause::WrongModel { .. } => "wrong_model".to_owned(),
-            cause => cause.to_string(),
-        }),
+        cause: cause(fault).map(Cause::class),
         memory: match fault {
             Fault::InsufficientMemory(shortage) => Some(memory(shortage)),
             _ => None,

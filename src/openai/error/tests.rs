@@ -56,11 +56,26 @@ fn table() -> Vec<Expected> {
     let message = text();
     vec![
         (Fault::InvalidRequest { message, param }, 400, invalid, "invalid_request", false, None),
+        (Fault::MissingApiKey, 401, "authentication_error", "invalid_api_key", false, None),
         (Fault::InvalidApiKey, 401, "authentication_error", "invalid_api_key", false, None),
         (Fault::ModelForbidden { model: text() }, 403, "permission_error", "model_forbidden", false, None),
         (Fault::OriginForbidden { origin: text() }, 403, "permission_error", "origin_forbidden", false, None),
-        (Fault::ModelNotFound { model: text() }, 404, invalid, "model_not_found", false, None),
-        (Fault::RouteNotFound { method: text(), path: text() }, 404, invalid, "model_not_found", false, None),
+        (
+            Fault::ModelNotFound { model: text(), near: Vec::new() },
+            404,
+            invalid,
+            "model_not_found",
+            false,
+            None,
+        ),
+        (
+            Fault::RouteNotFound { method: text(), path: text(), meant: None },
+            404,
+            invalid,
+            "route_not_found",
+            false,
+            None,
+        ),
         (
             Fault::MethodNotAllowed { method: text(), path: text() },
             405,
@@ -83,7 +98,7 @@ fn table() -> Vec<Expected> {
         (Fault::HeadersTooLarge { limit: Size(1) }, 431, invalid, "headers_too_large", false, None),
         (Fault::NotImplemented { what: text() }, 501, server, "not_implemented", false, None),
         (shortage(false), 429, "insufficient_memory", "insufficient_memory", true, Some(3)),
-        (shortage(true), 429, "insufficient_memory", "insufficient_memory", false, None),
+        (shortage(true), 422, invalid, "unplaceable", false, None),
         (
             Fault::QueueFull { message: text(), wait: waited() },
             429,
@@ -109,6 +124,14 @@ fn table() -> Vec<Expected> {
             server,
             "model_not_ready",
             true,
+            Some(1),
+        ),
+        (
+            Fault::ModelNotReady { model: model(), cause: Cause::NotPermitted, wait: Wait::default() },
+            503,
+            server,
+            "model_not_ready",
+            false,
             Some(1),
         ),
         (Fault::NotServing { why: "closed".into() }, 503, server, "not_serving", true, Some(1)),
@@ -149,7 +172,7 @@ fn every_fault_has_the_row_of_the_documented_table() {
         assert_eq!(error["message"], fault.to_string());
         assert_eq!(super::code(&fault), code);
         assert!(error.get("param").is_some(), "param is null rather than absent");
-        assert_eq!(error.get("details").is_some(), matches!(expected, 429 | 503), "{fault:?}");
+        assert_eq!(error.get("details").is_some(), matches!(expected, 422 | 429 | 503), "{fault:?}");
         if let Some(details) = error.get("details") {
             for key in ["waited_for", "waited", "queue_position", "holders"] {
                 assert!(details.get(key).is_some(), "{key} of {fault:?}");
@@ -164,7 +187,7 @@ fn a_shortage_says_who_is_in_the_way() {
     assert_eq!(
         envelope(&shortage(false)),
         json!({"error": {
-            "message": "Cannot schedule llama: insufficient memory",
+            "message": "Cannot schedule llama: insufficient memory (40Gi needed, 10Gi free): gpu-1: held by qwen",
             "type": "insufficient_memory",
             "param": null,
             "code": "insufficient_memory",
@@ -179,7 +202,9 @@ fn a_shortage_says_who_is_in_the_way() {
             }
         }})
     );
-    assert_eq!(envelope(&shortage(true))["error"]["details"]["never"], true);
+    let never = &envelope(&shortage(true))["error"];
+    assert_eq!(never["details"]["never"], true);
+    assert!(never["message"].as_str().unwrap().contains("whatever else is put away: gpu-1"), "{never}");
 }
 
 #[test]
@@ -211,12 +236,39 @@ fn a_model_that_does_not_start_shows_the_class_of_the_cause_and_no_text_of_the_e
 }
 
 #[test]
+fn a_message_says_what_happened_why_and_what_to_do() {
+    let says = |fault: &Fault, words: &str| assert!(fault.to_string().contains(words), "{fault}");
+    says(&Fault::MissingApiKey, "no API key: send one as 'Authorization: Bearer KEY'");
+    says(&Fault::InvalidApiKey, "invalid API key");
+    let timeout =
+        Fault::EngineTimeout { model: "m".into(), which: Timer::FirstByte, limit: Millis::secs(300) };
+    says(&timeout, "firstByte after 5m: no byte of a stream");
+    let not_ready = |cause| Fault::ModelNotReady { model: "m".into(), cause, wait: waited() };
+    says(
+        &not_ready(Cause::Deadline),
+        "not ready after 1m1.500s, when the request's x-request-timeout or queue.maxWait",
+    );
+    says(&not_ready(Cause::Exited(1)), "failed to become ready: gpu-1: held by qwen");
+    let unsaid = Fault::ModelNotReady { model: "m".into(), cause: Cause::Timeout, wait: Wait::default() };
+    says(&unsaid, "failed to become ready: it was not ready in time (timeout)");
+    let broke_off = Fault::EngineFailed { model: "m".into(), cause: Cause::BrokeOff, wait: None };
+    says(&broke_off, "its connection broke in the middle of the answer");
+    let route =
+        Fault::RouteNotFound { method: "POST".into(), path: "/x".into(), meant: Some("/v1/x".into()) };
+    says(&route, "no route POST /x: use /v1/x");
+}
+
+#[test]
 fn the_parameter_at_fault_is_named() {
     let fault = Fault::InvalidRequest { message: "'model' is required".into(), param: Some("model".into()) };
     assert_eq!(envelope(&fault)["error"]["param"], "model");
-    let unknown = Fault::ModelNotFound { model: "x".into() };
-    assert_eq!(envelope(&unknown)["error"]["param"], "model");
-    assert_eq!(envelope(&unknown)["error"]["message"], "Model 'x' not found");
+    let unknown = |near: &[&str]| {
+        let near = near.iter().map(|name| (*name).to_owned()).collect();
+        envelope(&Fault::ModelNotFound { model: "x".into(), near })
+    };
+    assert_eq!(unknown(&[])["error"]["param"], "model");
+    assert_eq!(unknown(&[])["error"]["message"], "Model 'x' not found: GET /v1/models lists the models");
+    assert_eq!(unknown(&["x1", "x2"])["error"]["message"], "Model 'x' not found: did you mean 'x1' or 'x2'?");
     assert_eq!(envelope(&Fault::Internal)["error"]["param"], Value::Null);
 }
 
@@ -281,15 +333,16 @@ fn in_a_stream_of_messages_it_is_the_event_named_error() {
 
 #[test]
 fn in_a_stream_of_responses_it_is_an_event_that_the_sdks_raise_and_the_end_that_others_wait_for() {
-    let fault = Fault::ModelNotFound { model: "x".into() };
+    let fault = Fault::ModelNotFound { model: "x".into(), near: Vec::new() };
+    let message = fault.to_string();
     let error = json!({
-        "message": "Model 'x' not found", "type": "invalid_request_error", "param": "model", "code": "model_not_found",
+        "message": message, "type": "invalid_request_error", "param": "model", "code": "model_not_found",
     });
     let expected = [
         (
             "error".to_owned(),
             json!({
-                "type": "error", "sequence_number": 5, "code": "model_not_found", "message": "Model 'x' not found",
+                "type": "error", "sequence_number": 5, "code": "model_not_found", "message": message,
                 "param": "model", "error": error,
             }),
         ),
@@ -298,7 +351,7 @@ fn in_a_stream_of_responses_it_is_an_event_that_the_sdks_raise_and_the_end_that_
             json!({
                 "type": "response.failed", "sequence_number": 6, "response": {
                     "object": "response", "status": "failed", "output": [],
-                    "error": {"code": "model_not_found", "message": "Model 'x' not found"},
+                    "error": {"code": "model_not_found", "message": message},
                 },
             }),
         ),

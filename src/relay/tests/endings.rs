@@ -8,7 +8,7 @@ use super::*;
 use crate::fault::{Cause, Timer};
 
 fn died() -> Fault {
-    Fault::EngineFailed { model: "m".into(), cause: Cause::Unreachable, wait: None }
+    Fault::EngineFailed { model: "m".into(), cause: Cause::BrokeOff, wait: None }
 }
 
 fn closed(begun: bool) -> Fault {

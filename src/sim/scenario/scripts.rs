@@ -27,6 +27,7 @@ pub fn all() -> Vec<Script> {
         two_victims_for_a_model_on_two_gpus(),
         memory_that_comes_back_late(),
         a_wake_that_fails(),
+        a_start_that_fails(),
         a_busy_model_gives_up_its_turn(),
         a_stream_outlasts_its_turn(),
         two_replicas_share_the_load(),
@@ -100,6 +101,14 @@ fn a_wake_that_fails() -> Script {
         .at(Millis::secs(20), Deed::Order("qwen".into(), Order::Sleep { level: None }))
         .at(Millis::secs(25), Deed::RefuseWake(engine("qwen")));
     (ask(scenario, 30, "qwen", 1), Millis::secs(50))
+}
+
+/// Starts fail: whoever waits is told, and what failed is remembered until somebody asks again. Another model fits nowhere.
+fn a_start_that_fails() -> Script {
+    let mut scenario = world("a-start-that-fails", 1, vec![model("qwen", 20), model("huge", 90)]);
+    scenario.faults.exit_at_start = 1.0;
+    let scenario = ask(ask(scenario, 1, "qwen", 1), 2, "huge", 1);
+    (ask(scenario, 40, "qwen", 1), Millis::secs(60))
 }
 
 /// A model that is never idle has its turn; then its gate closes, its streams run out, and the other has its own.

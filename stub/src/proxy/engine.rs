@@ -179,7 +179,7 @@ fn asleep_as(now: Option<Level>, ordered: Level) -> Result<(), &'static str> {
 
 async fn up(engine: &Adapter) {
     let mut gap = Duration::from_millis(2);
-    while !engine.up(MOMENT).await {
+    while engine.up(MOMENT).await.is_err() {
         pause(gap).await;
         gap = (gap * 2).min(Duration::from_millis(100));
     }

@@ -123,9 +123,9 @@ async fn what_does_not_exist_or_is_not_allowed_is_said_so() {
     let at = start(&gateway, None).await;
     for (line, status, code) in [
         ("GET /admin/v1/models/nobody/explain", 404, "model_not_found"),
-        ("GET /admin/v1/models/org/m/nothing", 404, "model_not_found"),
-        ("GET /admin/v1/models/org", 404, "model_not_found"),
-        ("GET /nowhere", 404, "model_not_found"),
+        ("GET /admin/v1/models/org/m/nothing", 404, "route_not_found"),
+        ("GET /admin/v1/models/org", 404, "route_not_found"),
+        ("GET /nowhere", 404, "route_not_found"),
         ("GET /admin/v1/operations/99", 404, "operation_not_found"),
         ("GET /admin/v1/operations/x", 404, "operation_not_found"),
         ("GET /admin/v1/models/org/m/logs", 404, "no_logs"),

@@ -11,6 +11,7 @@ use std::{
 };
 
 use rouse::{
+    engine::past::Symptoms,
     fault::Cause,
     fleet::event::Event,
     model::{AcceleratorId, EngineId, ModelSpec},
@@ -49,8 +50,11 @@ impl Error {
     fn cause(&self) -> Cause {
         match self {
             Self::Empty => Cause::CommandNotFound,
+            Self::Spawn { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                Cause::NotPermitted
+            }
             Self::Spawn { source, .. }
-                if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
+                if source.kind() == io::ErrorKind::NotFound
                     || source.raw_os_error() == Some(nix::libc::ENOEXEC) =>
             {
                 Cause::CommandNotFound
@@ -76,7 +80,8 @@ pub(super) async fn launch(
             Some((tenant, process))
         }
         Err(error) => {
-            tracing::error!(%engine, %error, "cannot launch");
+            let symptoms = Symptoms::of_system(&error.to_string());
+            shared.common.tell(Event::Shows { engine: engine.clone(), generation, symptoms }).await;
             let gone = Event::Gone { engine, generation, cause: error.cause() };
             shared.common.tell(gone).await;
             None

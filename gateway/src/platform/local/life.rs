@@ -7,6 +7,7 @@ use std::{future::pending, net::SocketAddr, pin::Pin, sync::Arc};
 
 use nix::sys::signal::Signal;
 use rouse::{
+    engine::past::Symptoms,
     fault::Cause,
     fleet::event::{Event, Learned},
     model::{EngineId, Level},
@@ -71,6 +72,8 @@ pub(super) async fn live(
     }
     let mut kill_at: Option<Instant> = None;
     let mut stopping = false;
+    // One that is stopped before it was ready has failed, or was not wanted any more: who stops it knows which.
+    let mut ready = start != Start::Starting;
     // Said while the work is not over that the watch begins after.
     let mut held = false;
     loop {
@@ -107,6 +110,7 @@ pub(super) async fn live(
             after = under_way(&mut work) => {
                 work = None;
                 if after == After::Watch {
+                    ready = true;
                     let held = std::mem::take(&mut held);
                     health = Some(Box::pin(work::watch(Arc::clone(&tenant), held)));
                 }
@@ -120,23 +124,33 @@ pub(super) async fn live(
         }
     }
     drop((work, probe, health));
-    bury(&tenant, process, orders, stopping).await;
+    bury(&tenant, process, orders, stopping, ready).await;
 }
 
 /// Ends what is left of the group, and only then reports.
-async fn bury(tenant: &Tenant, process: Process, orders: UnboundedReceiver<Order>, stopping: bool) {
+async fn bury(
+    tenant: &Tenant,
+    process: Process,
+    orders: UnboundedReceiver<Order>,
+    stopping: bool,
+    ready: bool,
+) {
     let Tenant { shared, contact } = tenant;
     let Contact { id, generation, .. } = contact;
     let status = process.end().await;
-    let cause = if stopping {
-        Cause::Stopped
-    } else {
+    let mut cause = Cause::Stopped;
+    if !(stopping && ready) {
         let path = shared.log(id);
         let launch = log::launch(id, *generation);
-        let tail = tokio::task::spawn_blocking(move || log::tail(&path, &launch)).await;
-        log::classify(status, &tail.unwrap_or_default())
-    };
-    tracing::info!(engine = %id, %generation, %cause, "gone");
+        let tail = tokio::task::spawn_blocking(move || log::tail(&path, &launch)).await.unwrap_or_default();
+        if !stopping {
+            cause = log::classify(status, &tail);
+        }
+        if let Some(line) = log::last_line(&tail) {
+            contact.shows(Symptoms { last_line: Some(line), ..Symptoms::default() }).await;
+        }
+    }
+    tracing::debug!(engine = %id, %generation, %cause, "gone");
     shared.store.remove(id, *generation).await;
     shared.release_port(contact.address.port());
     // From here on the supervisor knows that a new life may begin; the driver learns it next.

@@ -60,10 +60,18 @@ pub(super) fn tail(path: &Path, launch: &str) -> String {
     let text = read().unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     match text.rsplit_once(HEADER) {
-        Some((_, last)) if last.trim_start().starts_with(launch) => last.to_owned(),
+        // What follows on the same line is of the header.
+        Some((_, last)) if last.trim_start().starts_with(launch) => {
+            last.split_once('\n').map_or_else(String::new, |(_, said)| said.to_owned())
+        }
         Some(_) => String::new(),
         None => text.into_owned(),
     }
+}
+
+/// The last line that says something.
+pub(super) fn last_line(tail: &str) -> Option<String> {
+    tail.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
 }
 
 /// Why an engine ended. What it said goes before how it exited: runtimes exit with 1 for everything.
@@ -151,6 +159,9 @@ mod tests {
         let last = tail(&path, &launch(2));
         assert!(last.contains("fine") && !last.contains("memory"), "{last}");
         assert_eq!(tail(&path, &launch(3)), "", "it could not be begun");
+        assert_eq!(last_line("Traceback:\n  x\nNo module named 'x'\n \n").unwrap(), "No module named 'x'");
+        drop(begin(&path, &launch(3)).unwrap());
+        assert_eq!(last_line(&tail(&path, &launch(3))), None, "a launch that said nothing yet");
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl Supervisor {
             Command::Wake { engine, generation, level } => {
                 self.order(engine, generation, Order::Wake(level)).await
             }
-            Command::Stop { engine, generation, grace } => {
+            Command::Stop { engine, generation, grace, .. } => {
                 self.order(engine, generation, Order::Stop(grace)).await
             }
             Command::Hold { engine, generation } => self.order(engine, generation, Order::Hold).await,

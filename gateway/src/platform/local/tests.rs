@@ -7,6 +7,7 @@ use std::{fs, path::Path, time::Duration};
 
 use engine_sim::accelerator::Book;
 use rouse::{
+    engine::past::Symptoms,
     fault::Cause,
     fleet::event::Verdict,
     model::{Accelerators, Idle, Level, LevelPolicy, Memory, ModelSpec, OwnQueue},
@@ -43,6 +44,8 @@ struct World {
     config: Config,
     local: Local,
     events: mpsc::Receiver<Event>,
+    /// What engines have shown of why they do not serve.
+    shown: Symptoms,
 }
 
 impl World {
@@ -57,6 +60,7 @@ impl World {
             config,
             local,
             events,
+            shown: Symptoms::default(),
         }
     }
 
@@ -73,11 +77,18 @@ impl World {
         let Self { _engines, folder, config, local, .. } = self;
         drop(local);
         let (local, events) = start(&config);
-        Self { _engines, folder, config, local, events }
+        Self { _engines, folder, config, local, events, shown: Symptoms::default() }
     }
 
+    /// A busy machine may have an engine show that it is slow.
     async fn next(&mut self) -> Event {
-        time::timeout(Duration::from_secs(20), self.events.recv()).await.expect("no event").unwrap()
+        loop {
+            let event = time::timeout(Duration::from_secs(20), self.events.recv()).await;
+            match event.expect("no event").unwrap() {
+                Event::Shows { symptoms, .. } => self.shown.add(&symptoms),
+                event => return event,
+            }
+        }
     }
 
     async fn adopted(&mut self) -> Vec<Event> {
@@ -101,7 +112,7 @@ impl World {
 
     fn stop(&self, model: &str, grace: Millis) {
         let (engine, generation) = (engine(model), FIRST);
-        self.local.submit(Command::Stop { engine, generation, grace });
+        self.local.submit(Command::Stop { engine, generation, grace, to: None });
     }
 
     /// Launches and waits until it is ready.
@@ -283,16 +294,20 @@ async fn an_engine_that_cannot_start_says_why() {
     let port = socket.local_addr().unwrap().port();
     let mut world = World::new(Vec::new());
     let book = world.config.meters["gpu-0"].to_str().unwrap();
+    let locked = world.folder.path().join("locked");
+    fs::write(&locked, "#!/bin/sh\n").unwrap();
     let models = vec![
         script("none", &["/no/such/engine"]),
+        script("locked", &[locked.to_str().unwrap()]),
         sim("port", &format!("--port {port}")),
         sim("memory", &format!("--accelerator-file {book} --memory-awake 8Gi")),
-        script("code", &["sh", "-c", "exit 3"]),
+        script("code", &["sh", "-c", "echo \"No module named 'llama_cpp'\" >&2; exit 3"]),
         script("signal", &["sh", "-c", "kill -9 $$"]),
     ];
     world.local.reconfigure(Arc::new(config(world.folder.path(), models)));
     for (model, expected) in [
         ("none", Cause::CommandNotFound),
+        ("locked", Cause::NotPermitted),
         ("port", Cause::PortTaken),
         ("memory", Cause::OutOfMemory),
         ("code", Cause::Exited(3)),
@@ -300,7 +315,31 @@ async fn an_engine_that_cannot_start_says_why() {
     ] {
         world.launch(model);
         assert_eq!(world.gone(model).await, expected, "{model}");
+        let Symptoms { last_line, system, .. } = std::mem::take(&mut world.shown);
+        match model {
+            "none" => assert!(system.unwrap().contains("No such file")),
+            "locked" => assert!(system.unwrap().contains("Permission denied")),
+            "code" => assert_eq!(last_line.as_deref(), Some("No module named 'llama_cpp'")),
+            "signal" => assert_eq!(last_line, None),
+            _ => assert!(last_line.is_some(), "{model}"),
+        }
     }
+}
+
+#[tokio::test]
+async fn an_engine_that_never_is_ready_shows_how_it_answers_and_what_it_wrote() {
+    let mut world = World::new(vec![sim("m", "--start-time 1h")]);
+    world.launch("m");
+    while world.shown.probe.is_none() {
+        let event = time::timeout(Duration::from_secs(20), world.events.recv()).await;
+        if let Event::Shows { symptoms, .. } = event.expect("nothing is shown").unwrap() {
+            world.shown.add(&symptoms);
+        }
+    }
+    assert!(world.shown.probe.as_ref().unwrap().starts_with("GET /health"), "{:?}", world.shown);
+    world.stop("m", Millis::secs(5));
+    assert_eq!(world.gone("m").await, Cause::Stopped);
+    assert!(world.shown.last_line.is_some());
 }
 
 #[tokio::test]

@@ -192,7 +192,7 @@ fn with_room_every_key_stays_where_it_belongs_and_one_engine_less_moves_only_its
 #[test]
 fn the_same_engines_keep_their_ring_and_others_get_a_new_one() {
     let first = route(endpoints(0..3));
-    let again = |engines| Route::new(0, first.state, 3, None, engines, Some(&first));
+    let again = |engines| Route::new(0, first.state, None, 3, None, engines, Some(&first));
     let kept = |route: &Route| {
         let (old, new) = (first.ring.as_ref().unwrap(), route.ring.as_ref());
         new.is_some_and(|new| std::sync::Arc::ptr_eq(old, new))

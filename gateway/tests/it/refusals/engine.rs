@@ -142,7 +142,7 @@ fn refusals_are_counted_by_their_reason() {
         .start();
     let client = gateway.client();
     refusal(&client.chat("never", false, 1), 503, "model_not_ready");
-    refusal(&client.chat("large", false, 1), 429, "insufficient_memory");
+    refusal(&client.chat("large", false, 1), 422, "unplaceable");
     refusal(&client.chat("absent", false, 1), 404, "model_not_found");
     refusal(&client.post(CHAT, "{}"), 400, "invalid_request");
     let metrics = gateway.admin().get("/metrics").text();
@@ -153,7 +153,7 @@ fn refusals_are_counted_by_their_reason() {
     };
     assert!(counted("rouse_requests_total", &["model=\"never\"", "status=\"5xx\""]), "{metrics}");
     assert!(counted("rouse_requests_total", &["model=\"large\"", "status=\"4xx\""]), "{metrics}");
-    assert!(counted("rouse_admission_refusals_total", &["insufficient_memory"]), "{metrics}");
+    assert!(counted("rouse_admission_refusals_total", &["unplaceable"]), "{metrics}");
     assert!(counted("rouse_admission_refusals_total", &["model_not_ready"]), "{metrics}");
     assert!(metrics.contains("model=\"other\"") && !metrics.contains("absent"), "{metrics}");
 }

@@ -66,17 +66,23 @@ fn models_and_routes_that_are_not_there_are_404() {
     let gateway = gateway();
     let client = gateway.client();
     let error = refusal(&client.chat("absent", false, 1), 404, "model_not_found");
-    assert_eq!((&error["message"], &error["param"]), (&"Model 'absent' not found".into(), &"model".into()));
+    let says = "Model 'absent' not found: GET /v1/models lists the models";
+    assert_eq!((&error["message"], &error["param"]), (&says.into(), &"model".into()));
     let error = refusal(&client.chat(&format!("a\r\nb{}", "x".repeat(999)), true, 1), 404, "model_not_found");
     let message = error["message"].as_str().unwrap();
-    assert!(message.len() < 300 && message.contains("a\\r\\nb"), "{message}");
+    assert!(message.len() < 350 && message.contains("a\\r\\nb"), "{message}");
     refusal(&client.get("/v1/models/absent"), 404, "model_not_found");
-    for (path, says) in [("/", "no route GET /"), ("/v1/models/", "no route GET /v1/models/")] {
-        let error = refusal(&client.get(path), 404, "model_not_found");
+    for (path, says) in [
+        ("/", "no route GET /"),
+        ("/v1/models/", "no route GET /v1/models/: use /v1/models"),
+        ("/chat/completions", "no route GET /chat/completions: use /v1/chat/completions"),
+        ("/v1/v1/models", "no route GET /v1/v1/models: use /v1/models"),
+    ] {
+        let error = refusal(&client.get(path), 404, "route_not_found");
         assert_eq!((&error["message"], &error["param"]), (&says.into(), &serde_json::Value::Null));
     }
-    refusal(&client.post("/sleep", "{}"), 404, "model_not_found");
-    refusal(&client.post("/v1/chat/completions/", "{}"), 404, "model_not_found");
+    refusal(&client.post("/sleep", "{}"), 404, "route_not_found");
+    refusal(&client.post("/v1/chat/completions/", "{}"), 404, "route_not_found");
 }
 
 #[test]

@@ -30,7 +30,9 @@ fn where_waiting_is_off_a_model_that_does_not_fit_is_refused_at_once() {
     for stream in [false, true] {
         let answer = gateway.client().chat("second", stream, 1);
         let error = refusal(&answer, 429, "insufficient_memory");
-        assert_eq!(error["message"], "Cannot schedule second: insufficient memory");
+        let message = error["message"].as_str().unwrap();
+        let says = "Cannot schedule second: insufficient memory (1Gi needed, 176Mi free): waiting for gpu-0: held by first";
+        assert!(message.starts_with(says), "{message}");
         let details = &error["details"];
         assert_eq!(details["requested"], json!({"model": "second", "memory": "1Gi"}));
         assert_eq!(details["available"], "176Mi");
@@ -102,10 +104,17 @@ fn what_fits_nowhere_is_refused_for_good() {
         .model(&Sim::new("small"))
         .model(&Sim { awake: "3Gi", ..Sim::new("large") })
         .model(&Sim { awake: "2Gi", accelerators: 2, ..Sim::new("wide") })
+        .model(&Sim { accelerators: 3, ..Sim::new("many") })
         .start();
-    for (model, memory) in [("large", "3Gi"), ("wide", "2Gi")] {
+    for (model, memory, why) in [
+        ("large", "3Gi", "it needs 3Gi on each accelerator: the largest has 2Gi"),
+        ("wide", "2Gi", "it needs 2Gi on each accelerator of 2, and 1 of 2 have that"),
+        ("many", "1Gi", "it needs 3 accelerators, and there are 2"),
+    ] {
         let answer = gateway.client().chat(model, true, 1);
-        let error = refusal(&answer, 429, "insufficient_memory");
+        let error = refusal(&answer, 422, "unplaceable");
+        assert!(error["message"].as_str().unwrap().contains(why), "{error}");
+        assert_eq!(gateway.client().get(&format!("/v1/models/{model}")).json()["state"], "unplaceable");
         let details = &error["details"];
         assert_eq!(details["never"], true, "{details}");
         assert_eq!(details["requested"], json!({"model": model, "memory": memory}));

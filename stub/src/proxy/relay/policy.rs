@@ -58,7 +58,7 @@ fn is_harmless_segment(segment: &str) -> bool {
 }
 
 fn unknown(method: &Method, path: &str) -> Fault {
-    Fault::RouteNotFound { method: cut(method.as_str()), path: cut(path) }
+    Fault::RouteNotFound { method: cut(method.as_str()), path: cut(path), meant: None }
 }
 
 fn cut(text: &str) -> String {
