@@ -167,6 +167,7 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
         metrics,
         platform,
         looks: 0,
+        refused: false,
     };
     loop {
         tokio::select! {

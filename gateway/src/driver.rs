@@ -88,7 +88,7 @@ impl Driver {
         self.journal.write(now, batch, &self.fleet);
         self.fleet.issued(&self.plan.commands, now);
         debug_assert!(self.fleet.check().is_empty(), "{:?}", self.fleet.check());
-        self.recorder.turn(batch, &self.plan.commands, now);
+        self.recorder.turn(&self.fleet, batch, &self.plan.commands, now);
         batch.clear();
         self.execute(now, batch);
         debug_assert!(

@@ -26,6 +26,8 @@ pub(super) struct Reload {
     pub(super) platform: Arc<dyn Platform>,
     /// How often [`Self::look`] was called.
     pub(super) looks: u32,
+    /// What was read last was refused.
+    pub(super) refused: bool,
 }
 
 /// Of so many looks, one warns: once a day.
@@ -38,16 +40,20 @@ impl Reload {
             Ok(new) => new,
             Err(errors) => {
                 self.metrics.reloaded(Outcome::Failed);
+                self.refused = true;
                 tracing::error!("the configuration was not reloaded; the old one stays\n{errors}");
                 return;
             }
         };
+        let mended = std::mem::take(&mut self.refused);
         let old = self.config.load_full();
         let (base, _) = merged(&self.base, new.clone());
         let new = home.compose(&base).unwrap_or(new);
         self.base = base;
         let (new, diff) = merged(&old, new);
         if diff.is_empty() {
+            let mended = if mended { "; the file is valid again" } else { "" };
+            tracing::info!("configuration reloaded: nothing changed{mended}");
             return;
         }
         self.replace(new, &diff);

@@ -80,7 +80,64 @@ fn an_order_that_comes_to_nothing_says_why() {
         Fixture::new(&["2Gi"]).model(&Sim { flags: "--fault exit-at-start=3", ..Sim::new("m") }).start();
     let failed = outcome(&gateway, "m", "wake");
     assert_eq!(failed["state"], "failed", "{failed}");
-    assert!(failed["reason"].as_str().unwrap().contains("exited:3"), "{failed}");
+    assert!(failed["reason"].as_str().unwrap().contains("exit status 3 (exited:3)"), "{failed}");
+}
+
+#[test]
+fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged() {
+    let broken = "  - name: broken\n    engine: {kind: custom, command: [sh, -c, \"echo No module named llama_cpp >&2; \
+                  exit 1\", \"${PORT}\"]}\n    memory: {awake: 64Mi}\n";
+    let gateway = Fixture::new(&["1200Mi"])
+        .settings("turns: {residency: 0s, maxTurn: 1h}")
+        .model(&Sim::new("first"))
+        .model(&Sim::new("second"))
+        .model_yaml(broken)
+        .start();
+    let why = |model: &str| {
+        let explained = gateway.admin().get(&format!("/admin/v1/models/{model}/explain")).json();
+        explained["reason"].as_str().unwrap().to_owned()
+    };
+    let model = |name: &str| gateway.client().get(&format!("/v1/models/{name}")).json();
+    // A start that fails: its class for clients, its last words for operators, until it serves.
+    let refused = gateway.client().chat("broken", false, 1);
+    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("exit status 1 (exited:1), 2 failures in a row"), "{message}");
+    assert!(
+        message.contains("'rouse-gateway logs broken'") && !refused.text().contains("llama_cpp"),
+        "{message}"
+    );
+    gateway.until("left alone no more", Duration::from_secs(5), || why("broken").starts_with("not running"));
+    let reason = why("broken");
+    assert!(reason.contains("last start failed") && reason.contains("No module named llama_cpp"), "{reason}");
+    let listed = model("broken");
+    assert_eq!((&listed["state"], &listed["last_failure"]["cause"]), (&json!("failed"), &json!("exited:1")));
+    assert_eq!(listed["last_failure"]["count"], 2);
+    assert!(gateway.admin().get("/metrics").text().contains("rouse_model_failures{model=\"broken\"} 2"));
+    // One holds what the other waits for.
+    let holding = Open::streaming(&gateway.client(), "first", 100_000);
+    let waits = Open::chat(&gateway.client(), "second", false, 1);
+    gateway.until("held", Duration::from_secs(5), || why("second").contains("held by first"));
+    let (held, holds) = (why("second"), why("first"));
+    let (_, until) = held.split_once("held by first, ").unwrap();
+    assert!(holds.contains(until) && holds.contains("'second' waits for its memory"), "{held}\n{holds}");
+    drop(holding);
+    assert_eq!(waits.rest().status, 200);
+    assert!(why("first").contains("for second"), "{}", why("first"));
+    // One that dies.
+    Engine::of(&gateway, "second#0").signal(nix::sys::signal::Signal::SIGKILL);
+    gateway.until("dead", Duration::from_secs(5), || why("second").contains("killed by signal 9"));
+    assert!(why("second").contains("failed while it served"), "{}", why("second"));
+    for (level, words) in [
+        ("INFO", "launching engine=first#0 on=\"gpu-0\" memory=1Gi"),
+        ("INFO", "ready engine=first#0 how=\"started\" took="),
+        ("INFO", "evicted: it makes room for another engine=first#0 to=second#0"),
+        ("INFO", "asleep engine=first#0 level=1 why=\"evicted at "),
+        ("WARN", "exit status 1 (exited:1), 2 failures in a row; it wrote last: No module named llama_cpp"),
+        ("WARN", "killed by signal 9 (killed:9)"),
+    ] {
+        let logged = || gateway.log().lines().any(|line| line.contains(level) && line.contains(words));
+        gateway.until(words, Duration::from_secs(2), logged);
+    }
 }
 
 #[test]
