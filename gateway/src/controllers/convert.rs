@@ -117,6 +117,8 @@ pub fn convert(object: &InferenceModel, policy: Policy) -> Result<Model, Refused
     let common = common(&mut reader, spec);
     let variants = match &run {
         Some(Run::External(_)) => vec![external(spec, &engine, &common)],
+        // Its backend is refused. It needs nothing of what engines need.
+        None if spec.mode == Mode::External => Vec::new(),
         _ => variants(&mut reader, spec, &engine, &common, run.as_ref()),
     };
     let declared = spec.memory.as_ref().and_then(|memory| memory.bytes().ok());

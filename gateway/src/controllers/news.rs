@@ -40,6 +40,8 @@ pub struct Was {
     pub state: State,
     /// In a row.
     pub failures: u32,
+    /// Why the last of them did, with its own words.
+    pub why: Option<String>,
 }
 
 impl Reason {
@@ -118,7 +120,8 @@ impl Reason {
 impl Was {
     #[must_use]
     pub fn of(engine: &Engine) -> Self {
-        Self { replica: engine.id.replica, state: engine.state.clone(), failures: engine.failures }
+        let why = engine.failure().map(|failure| failure.cause.words() + &failure.symptoms.words());
+        Self { replica: engine.id.replica, state: engine.state.clone(), failures: engine.failures, why }
     }
 }
 
@@ -141,6 +144,12 @@ pub fn of_engines(before: &[Was], now: &[Was]) -> Vec<News> {
 
 fn of_engine(before: &Was, now: &Was) -> Option<News> {
     let replica = now.replica;
+    let why = |cause: Option<&Cause>| {
+        now.why
+            .clone()
+            .or_else(|| cause.map(Cause::words))
+            .unwrap_or_else(|| "for no known reason".to_owned())
+    };
     let starting = matches!(before.state, State::Launching | State::Loading);
     match (&before.state, &now.state) {
         (State::Launching | State::Loading, State::Awake) => {
@@ -157,12 +166,17 @@ fn of_engine(before: &Was, now: &Was) -> Option<News> {
         (_, State::Failing { cause, .. } | State::Stopping { cause } | State::Backoff { cause, .. })
             if starting =>
         {
-            Some(Reason::FailedCreate.news(format!("engine {replica} could not be started: {cause}")))
+            let why = why(Some(cause));
+            Some(Reason::FailedCreate.news(format!("engine {replica} could not be started: {why}")))
         }
         // The first failure in a row is followed by another start at once.
-        _ if starting && now.failures > before.failures => Some(
-            Reason::FailedCreate.news(format!("engine {replica} could not be started, and is started again")),
-        ),
+        _ if starting && now.failures > before.failures => {
+            let why = why(None);
+            Some(
+                Reason::FailedCreate
+                    .news(format!("engine {replica} could not be started: {why}; it is started again")),
+            )
+        }
         _ => None,
     }
 }
@@ -184,7 +198,7 @@ mod tests {
     use super::*;
 
     fn was(replica: u32, state: State) -> Was {
-        Was { replica, state, failures: 0 }
+        Was { replica, state, failures: 0, why: None }
     }
 
     /// The words for one engine that was one thing and is another.
@@ -204,16 +218,18 @@ mod tests {
         let failing = State::Failing { cause: Cause::Unschedulable, drained: false };
         let news = of_engines(&[was(3, State::Launching)], &[was(3, failing.clone())]);
         assert_eq!(news[0].reason.kind(), "Warning");
-        assert_eq!(news[0].note, format!("engine 3 could not be started: {}", Cause::Unschedulable));
+        assert_eq!(news[0].note, "engine 3 could not be started: no node takes its Pod (unschedulable)");
         let backoff = State::Backoff { until: Tick(1), cause: Cause::Exited(1) };
         assert_eq!(words(State::Loading, backoff.clone()), ["FailedCreate"]);
         // It is told once of each start.
         assert_eq!(words(failing, DIED), [""; 0]);
         assert_eq!(words(DIED, backoff), [""; 0]);
         // It was tried again within the turn.
-        let again = Was { failures: 1, ..was(0, State::Cold) };
+        let why = Some("exit status 1 (exited:1); it wrote last: no weights".to_owned());
+        let again = Was { failures: 1, why, ..was(0, State::Cold) };
         let news = of_engines(&[was(0, State::Loading)], &[again]);
         assert_eq!(news.iter().map(|news| news.reason).collect::<Vec<_>>(), [Reason::FailedCreate]);
+        assert!(news[0].note.contains("it wrote last: no weights; it is started again"), "{}", news[0].note);
         // An order came between.
         assert_eq!(words(State::Loading, STOPPED), [""; 0]);
     }

@@ -69,8 +69,25 @@ impl Told {
 
     /// Why this life comes to nothing, in words for people.
     pub(crate) fn fails(&self, engine: &EngineId, generation: Generation, why: &str) {
-        let why = why.chars().take(WORDS).collect();
-        self.inner().troubles.insert(engine.model.clone(), (generation, why));
+        let why: String = why.chars().take(WORDS).collect();
+        self.inner().troubles.insert(engine.model.clone(), (generation, why.clone()));
+        self.troubled(&engine.model, Some(why));
+    }
+
+    /// What was in the way of this model's engine is not any more.
+    pub(crate) fn recovers(&self, model: &ModelName) {
+        self.inner().troubles.remove(model);
+        self.troubled(model, None);
+    }
+
+    /// That is news by itself: its engine may stay what it is.
+    fn troubled(&self, model: &ModelName, trouble: Option<String>) {
+        let mut inner = self.inner();
+        let Some(facts) = inner.facts.get_mut(model).filter(|facts| facts.trouble != trouble) else { return };
+        facts.trouble = trouble;
+        inner.news.insert(model.clone());
+        drop(inner);
+        self.changed.notify_one();
     }
 
     pub(crate) fn is_over(&self, engine: &EngineId) {
@@ -250,6 +267,9 @@ impl Inner {
             engines: listed,
             waiting: self.waiting.get(model).cloned(),
             trouble: self.troubles.get(model).map(|(_, why)| why.clone()),
+            misfit: fleet.misfit(model),
+            past: fleet.past(model).map(|past| past.words() + &past.symptoms()),
+            failed: engines.iter().any(|engine| engine.failed_to_start()),
             peak: fleet.learned_of(model).and_then(|learned| learned.observed),
             observed: None,
             learned: spec.and_then(|_| learned(fleet, model)),

@@ -31,6 +31,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use rouse::{
+    engine::past::Symptoms,
     fault::Fault,
     fleet::{Changes, Fleet, Plan, command::Command, event::Event},
     lease::Clock,
@@ -254,6 +255,13 @@ impl Shared {
         self.requests.send(Request::Enter { pool, entry }).unwrap_or_default();
         // An error is a clerk that is gone, and with it this gateway's lead.
         placed.await.unwrap_or(Ok(()))
+    }
+
+    /// Why this life comes to nothing, for its model's conditions and Events, and for whoever asks the decisions.
+    async fn fails(&self, engine: &EngineId, generation: Generation, why: &str) {
+        self.told.fails(engine, generation, why);
+        let (engine, symptoms) = (engine.clone(), Symptoms::of_system(why));
+        self.common.tell(Event::Shows { engine, generation, symptoms }).await;
     }
 
     /// The engine was told to go; what it has stays booked until [`Self::release`].

@@ -7,7 +7,7 @@ use std::{
 
 use kube::{Api, api::DeleteParams};
 use rouse_cluster::wait;
-use rouse_gateway::controllers::crd::AcceleratorPool;
+use rouse_gateway::controllers::crd::{AcceleratorPool, InferenceModel};
 use serde_json::json;
 
 use crate::world::{World, aside, reason};
@@ -22,12 +22,20 @@ async fn a_bad_object_says_so_and_harms_no_other() {
     let external =
         json!({"modelName": "metadata", "mode": "external", "backendUrl": "http://169.254.169.254/"});
     world.apply("metadata", &external).await.unwrap();
+    let lost = json!({"modelName": "lost", "mode": "external", "backendUrl": "http://nobody-there:8000"});
+    world.apply("lost", &lost).await.unwrap();
     // The schema lets it pass; a Deployment of it is refused.
     let broken = json!({"template": {"spec": {"containers": [{"name": "engine", "image": "rouse/engine", "ports": [{"containerPort": 99999}]}]}}});
     world.model("broken", "10Gi", "", broken).await;
     for (name, why) in [("homeless", "NoPool"), ("twin", "DuplicateName"), ("metadata", "ForbiddenBackend")] {
         world.until(name, why, |model| reason(model, "Accepted") == why).await;
     }
+    let unfound = |model: &InferenceModel| {
+        let conditions = model.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+        let available = conditions.iter().find(|condition| condition.type_ == "Available");
+        available.is_some_and(|it| it.status == "False" && it.message.contains("'nobody-there."))
+    };
+    world.until("lost", "not found, in the resolver's words", unfound).await;
     world.until("broken", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
     let client = gateway.client();
     let refused = aside(move || client.chat("broken", false, 4)).await;
@@ -69,7 +77,7 @@ async fn pools_that_overlap_and_one_whose_selector_matches_nothing_say_so_and_ha
         world.until(model, "not available", |model| reason(model, "Available") == "PoolNotReady").await;
         let client = gateway.client();
         let refused = aside(move || client.chat(model, false, 4)).await;
-        assert_eq!(refused.status, 429, "{}", refused.text());
+        assert_eq!(refused.status, 422, "{}", refused.text());
         assert_eq!(refused.json()["error"]["details"]["never"], true, "{}", refused.text());
     }
     let client = gateway.client();
@@ -88,8 +96,8 @@ async fn a_pool_that_grows_lets_in_who_found_no_room() {
     world.until("large", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
     let client = gateway.client();
     let refused = aside(move || client.chat("large", false, 4)).await;
-    assert_eq!(refused.status, 429, "{}", refused.text());
-    world.until("large", "no room", |model| reason(model, "Available") == "InsufficientMemory").await;
+    assert_eq!(refused.status, 422, "{}", refused.text());
+    world.until("large", "no room", |model| reason(model, "Available") == "Unplaceable").await;
     let name = world.name().to_owned();
     world.pool(&name, json!({"nodeSelector": {"inference-pool": name}, "memory": "64Gi"})).await;
     world.until("large", "room", |model| reason(model, "Available") == "ScaledToZero").await;

@@ -38,6 +38,12 @@ pub struct Facts {
     pub waiting: Option<Waiting>,
     /// What the last engine that failed had for a trouble.
     pub trouble: Option<String>,
+    /// It fits nowhere, whatever else is put away: why.
+    pub misfit: Option<String>,
+    /// What befell it last, where it has not served since.
+    pub past: Option<String>,
+    /// That is a start that failed, and nothing runs.
+    pub failed: bool,
     /// The most that an engine was seen to use, on one accelerator.
     pub peak: Option<Bytes>,
     pub observed: Option<Tick>,
@@ -217,7 +223,16 @@ fn state(seen: Seen<'_>, facts: &Facts) -> State {
         return State::available("Waking", format!("waking: {engines}"));
     }
     if let Some(engines) = count(&[EngineState::Launching, EngineState::Loading]) {
+        if external {
+            // Nobody here starts it: it is there, or it is not.
+            let why = facts.trouble.as_deref().unwrap_or("its backend has not answered yet");
+            return State::unavailable("Deploying", why);
+        }
         return State::available("Deploying", format!("starting: {engines}"));
+    }
+    // Its pool may be in trouble, which comes to the same.
+    if let Some(why) = facts.misfit.as_ref().filter(|_| served.waits.is_none() && facts.engines.is_empty()) {
+        return State::unavailable("Unplaceable", why);
     }
     let why = match &facts.waiting {
         Some(Waiting::Memory(why)) => return State::unavailable("InsufficientMemory", why),
@@ -235,19 +250,23 @@ fn state(seen: Seen<'_>, facts: &Facts) -> State {
     if external {
         return State::unavailable("Deploying", why.unwrap_or("its backend has not answered yet"));
     }
-    at_rest(why, &count)
+    at_rest(why, facts, &count)
 }
 
 /// Nothing serves, nothing starts and nothing is in its way.
-fn at_rest(why: Option<&str>, count: &dyn Fn(&[EngineState]) -> Option<String>) -> State {
+fn at_rest(why: Option<&str>, facts: &Facts, count: &dyn Fn(&[EngineState]) -> Option<String>) -> State {
+    let past = facts.past.as_deref();
     let (reason, message) = if let Some(engines) = count(&[EngineState::Draining]) {
         ("Draining", format!("finishing requests, and taking no new ones: {engines}"))
     } else if let Some(engines) = count(&[EngineState::Asleep, EngineState::FallingAsleep]) {
         ("Asleep", format!("asleep, to be woken by the next request: {engines}"))
     } else if let Some(engines) = count(&[EngineState::Stopping]) {
         ("Stopping", format!("stopping: {engines}"))
+    } else if let Some(past) = past.filter(|_| facts.failed) {
+        return State::unavailable("Failed", format!("{past}; the next request starts it again"));
     } else {
-        ("ScaledToZero", "no engine runs: the next request starts one".to_owned())
+        let past = past.map(|past| format!(", {past}")).unwrap_or_default();
+        ("ScaledToZero", format!("no engine runs{past}: the next request starts one"))
     };
     State::available(reason, why.map_or(message, str::to_owned))
 }

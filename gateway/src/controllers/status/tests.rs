@@ -141,6 +141,38 @@ fn who_waits_says_what_for() {
 }
 
 #[test]
+fn a_backend_that_is_not_found_is_not_available_and_the_resolver_says_why() {
+    let external = json!({"modelName": "m", "mode": "external", "backendUrl": "http://vllm:8000"});
+    let settled = settled(pool(), external);
+    let starting = Facts { engines: vec![engine(0, EngineState::Launching)], ..Facts::default() };
+    let (ready, available, reason, text) = told(&settled, &starting);
+    assert_eq!((ready, available, reason.as_str()), (false, false, "Deploying"));
+    assert_eq!(text, "its backend has not answered yet");
+    let why = "the backend's name 'vllm' leads nowhere: Name or service not known".to_owned();
+    let lost = Facts { trouble: Some(why.clone()), ..starting };
+    assert_eq!(told(&settled, &lost), (false, false, "Deploying".into(), why));
+}
+
+#[test]
+fn what_can_never_start_and_what_did_not_start_are_not_scaled_to_zero() {
+    let settled = settled(pool(), model());
+    let misfit = Facts { misfit: Some("it needs 400Gi".into()), ..Facts::default() };
+    assert_eq!(told(&settled, &misfit), (false, false, "Unplaceable".into(), "it needs 400Gi".into()));
+    let failed = Facts {
+        past: Some("last start failed at 10:00:00.000: exit status 1 (exited:1)".into()),
+        failed: true,
+        ..Facts::default()
+    };
+    let (_, available, reason, text) = told(&settled, &failed);
+    assert_eq!((available, reason.as_str()), (false, "Failed"), "{text}");
+    assert!(text.contains("exit status 1"), "{text}");
+    let evicted = Facts { past: Some("evicted at 10:00:00.000 for b".into()), ..Facts::default() };
+    let (_, available, reason, text) = told(&settled, &evicted);
+    assert_eq!((available, reason.as_str()), (true, "ScaledToZero"));
+    assert!(text.contains("evicted at 10:00:00.000 for b"), "{text}");
+}
+
+#[test]
 fn what_is_refused_says_so_in_every_condition() {
     let settled = settled(pool(), json!({"modelName": "m", "memory": "lots", "containerImage": "x"}));
     let status = model_status(seen(&settled), &Facts::default(), None, NOW);

@@ -137,7 +137,7 @@ impl Entry {
         match self {
             Self::Reserve { engine, generation, .. } => {
                 if let Outcome::Refused(why @ Refused::Quota { .. }) = &outcome {
-                    shared.told.fails(&engine, generation, &why.to_string());
+                    shared.fails(&engine, generation, &why.to_string()).await;
                 }
                 let event = match outcome {
                     Outcome::Done => Event::Placed { engine, generation, accelerators: vec![pool.into()] },

@@ -52,7 +52,7 @@ impl Visit {
                         self.shared.common.tell(Event::Drained { engine, generation }).await;
                     }
                     Order::Probe => {
-                        if let Some(address) = self.address().await {
+                        if let Ok(address) = self.address().await {
                             health::probe(&self.contact(address)).await;
                         }
                     }
@@ -72,15 +72,25 @@ impl Visit {
 
     async fn serve(&self, known: Option<SocketAddr>) {
         let mut pauses = Pauses::new();
+        let mut told = None;
         let address = loop {
-            match known {
-                Some(address) => break address,
-                None => match self.address().await {
-                    Some(address) => break address,
-                    None => pauses.pause().await,
-                },
+            let found = match known {
+                Some(address) => Ok(address),
+                None => self.address().await,
+            };
+            match found {
+                Ok(address) => break address,
+                Err(why) if told.as_ref() == Some(&why) => pauses.pause().await,
+                Err(why) => {
+                    tracing::warn!(engine = %self.id, why, "the backend is not found");
+                    self.shared.fails(&self.id, self.generation, &why).await;
+                    told = Some(why);
+                }
             }
         };
+        if told.is_some() {
+            self.shared.told.recovers(&self.id.model);
+        }
         let contact = self.contact(address);
         if known.is_none() {
             let (engine, generation) = (self.id.clone(), self.generation);
@@ -96,25 +106,20 @@ impl Visit {
         Contact::new(&self.shared.common, self.id.clone(), self.generation, address, engine)
     }
 
-    /// Where it is now. What its name leads to is held to the same rules as an address that is written down.
-    async fn address(&self) -> Option<SocketAddr> {
+    /// Where it is now; or why it is not found. What its name leads to is held to the same rules as an address that is
+    /// written down.
+    async fn address(&self) -> Result<SocketAddr, String> {
         let Backend { host, port, .. } = &self.external.backend;
-        match host {
-            Host::Address(ip) => Some(SocketAddr::new(*ip, *port)),
-            Host::Name(name) => {
-                let found = time::timeout(LOOKUP, net::lookup_host((name.as_str(), *port))).await;
-                let mut found = found
-                    .ok()?
-                    .inspect_err(|error| {
-                        tracing::warn!(engine = %self.id, name, %error, "the backend's name leads nowhere");
-                    })
-                    .ok()?;
-                let allowed = found.find(|address| address::forbidden(address.ip()).is_none());
-                if allowed.is_none() {
-                    tracing::warn!(engine = %self.id, name, "the backend's name leads only to addresses that are never asked");
-                }
-                allowed
-            }
-        }
+        let name = match host {
+            Host::Address(ip) => return Ok(SocketAddr::new(*ip, *port)),
+            Host::Name(name) => name,
+        };
+        let mut found = time::timeout(LOOKUP, net::lookup_host((name.as_str(), *port)))
+            .await
+            .map_err(|_| format!("no name server answers within {LOOKUP:?} where '{name}' is"))?
+            .map_err(|error| format!("the backend's name '{name}' leads nowhere: {error}"))?;
+        found.find(|address| address::forbidden(address.ip()).is_none()).ok_or_else(|| {
+            format!("the backend's name '{name}' leads only to addresses that are never asked")
+        })
     }
 }

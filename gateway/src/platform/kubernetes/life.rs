@@ -102,7 +102,7 @@ pub(super) async fn live(
                 (starting, probe, drain, watched, observed) = (None, None, None, None, None);
                 cause = ended;
                 berth.goes(&pod).await;
-                berth.explain(&pod);
+                berth.explain(&pod).await;
                 leaving = Some(Box::pin(work::leave(Arc::clone(&berth), pod.clone(), contact.is_some())));
             }
             () = under_way(&mut leaving) => break,
@@ -189,10 +189,11 @@ impl Berth {
         }
     }
 
-    /// What its Pod's trouble is goes into the model's conditions.
-    pub(super) fn explain(&self, pod: &Pod) {
-        if let Some(trouble) = pod.borrow().as_ref().and_then(|seen| seen.trouble.as_ref()) {
-            self.shared.told.fails(&self.id, self.generation, &trouble.to_string());
+    /// Tells what its Pod's trouble is.
+    pub(super) async fn explain(&self, pod: &Pod) {
+        let trouble = pod.borrow().as_ref().and_then(|seen| seen.trouble.as_ref().map(ToString::to_string));
+        if let Some(trouble) = trouble {
+            self.shared.fails(&self.id, self.generation, &trouble).await;
         }
     }
 
@@ -225,7 +226,7 @@ impl Berth {
 
     /// Gives its memory back, and only then reports.
     async fn bury(&self, cause: Cause) {
-        tracing::info!(engine = %self.id, generation = %self.generation, %cause, "gone");
+        tracing::debug!(engine = %self.id, generation = %self.generation, %cause, "gone");
         self.shared.release(&self.place, self.id.replica).await;
         self.shared.told.is_over(&self.id);
         let (engine, generation) = (self.id.clone(), self.generation);

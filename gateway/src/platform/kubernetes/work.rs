@@ -119,7 +119,7 @@ async fn denied(berth: &Berth, mut pod: Pod) -> Cause {
         if let Some(fails) = fails {
             let why = fails.message.unwrap_or_default();
             tracing::warn!(engine = %berth.id, why, "no Pod can be made for it");
-            berth.shared.told.fails(&berth.id, berth.generation, &why);
+            berth.shared.fails(&berth.id, berth.generation, &why).await;
             return Cause::Unrunnable;
         }
     }
@@ -346,7 +346,7 @@ async fn trouble(berth: &Berth, mut pod: Pod) -> Cause {
     loop {
         let (cause, due) = judge(pod.borrow_and_update().as_deref(), berth.shared.common.clock.now());
         if let Some(cause) = cause {
-            berth.explain(&pod);
+            berth.explain(&pod).await;
             return cause;
         }
         let due = async {

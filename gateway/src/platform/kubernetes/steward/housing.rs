@@ -116,7 +116,7 @@ impl Steward {
         for (engine, generation) in starts {
             let cause = Cause::Unrunnable;
             let why = format!("the API server refuses its Deployment: {why}");
-            self.shared.told.fails(&engine, generation, &why);
+            self.shared.fails(&engine, generation, &why).await;
             self.shared.common.tell(Event::StartFailed { engine, generation, cause }).await;
         }
     }
