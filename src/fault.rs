@@ -335,14 +335,19 @@ impl Cause {
             Self::PortTaken => "its port was taken",
             Self::CommandNotFound => "there is no such command",
             Self::NotPermitted => "its command may not be run",
+            Self::NotLaunched => "the machine has no process, descriptor or memory left for it",
             Self::Exited(code) => return format!("exit status {code} ({self})"),
             Self::Killed(signal) => return format!("killed by signal {signal} ({self})"),
             Self::Timeout => "it was not ready in time",
             Self::Deadline => "the request may wait no longer",
             Self::Unhealthy => "it answers, but not as an engine that serves",
             Self::Hung => "no progress and no health",
-            Self::WrongModel { serves } => {
+            Self::WrongModel { serves, configured } if configured.is_empty() => {
                 return format!("the engine serves '{serves}', not the configured name ({})", self.class());
+            }
+            Self::WrongModel { serves, configured } => {
+                let class = self.class();
+                return format!("the engine serves '{serves}', the configuration says '{configured}' ({class})");
             }
             Self::PublicListener => "it listens on every interface",
             Self::Refused => "it refused the call",

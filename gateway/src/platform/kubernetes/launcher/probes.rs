@@ -69,7 +69,7 @@ impl Probes {
         self.leave(&instance.id);
         let task = self.tasks.spawn(async move {
             let mut gap = FIRST;
-            while !engine.up(MOMENT).await {
+            while engine.up(MOMENT).await.is_err() {
                 time::sleep(gap).await;
                 gap = gap.mul_f64(GROWTH).min(LAST);
             }
