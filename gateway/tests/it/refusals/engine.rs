@@ -20,6 +20,8 @@ fn a_start_that_fails_is_told_by_its_class_and_never_by_its_log() {
         )
     };
     let gateway = Fixture::new(&["8Gi"])
+        // On a busy machine too the refusal is an answer, and no event in a stream.
+        .settings("stream: {grace: 1m}")
         .model(&Sim { flags: "--fault exit-at-start=7", ..Sim::new("exits") })
         .model(&Sim { flags: "--fault oom-at-start", ..Sim::new("greedy") })
         .model(&Sim { flags: "--fault wrong-model-name", ..Sim::new("misnamed") })
