@@ -15,9 +15,11 @@ use crate::{
 };
 
 pub mod backoff;
+pub mod clients;
 pub mod past;
 pub mod state;
 
+use clients::Clients;
 use past::{Past, Symptoms};
 use state::State;
 
@@ -76,6 +78,18 @@ pub struct Engine {
     pub last_progress: Tick,
     /// When its turn began: when it last became awake.
     pub turn: Tick,
+    /// Who has used it in this turn.
+    #[serde(default, skip_serializing_if = "Clients::is_empty")]
+    pub clients: Clients,
+    /// When it was last used at another gateway, where nobody says by whom.
+    #[serde(default, skip_serializing_if = "never")]
+    pub used_elsewhere: Tick,
+    /// How long after a use the next one usually begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub returns_in: Option<Millis>,
+    /// When it was last used, or asked for, after nobody had.
+    #[serde(default, skip_serializing_if = "never")]
+    pub asked: Tick,
     /// When its gate was last closed for another model, and for whom until that one has had its turn.
     pub yielded: Tick,
     pub yielded_to: Option<EngineId>,
@@ -129,6 +143,11 @@ const NOW_AND_THEN: Millis = Millis::secs(600);
 pub const STOP_AGAIN: Millis = Millis::secs(20);
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's form")]
+const fn never(at: &Tick) -> bool {
+    at.0 == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's form")]
 const fn none_yet(count: &u32) -> bool {
     *count == 0
 }
@@ -152,6 +171,10 @@ impl Engine {
             last_end: Tick(0),
             last_progress: Tick(0),
             turn: Tick(0),
+            clients: Clients([0; clients::TOLD_APART]),
+            used_elsewhere: Tick(0),
+            returns_in: None,
+            asked: Tick(0),
             yielded: Tick(0),
             yielded_to: None,
             failing_since: None,
@@ -189,6 +212,22 @@ impl Engine {
     #[must_use]
     pub fn idle_since(&self) -> Tick {
         self.last_end.max(self.turn)
+    }
+
+    /// Somebody uses it, or asks for it, for the first time since it was at rest. `pause`: how long nobody had, where its gate knows:
+    /// it may have been used more than once since it was last heard of. The latest pauses weigh most.
+    pub fn is_asked_for(&mut self, now: Tick, pause: Option<Millis>) {
+        if self.rests() {
+            let seen = pause.unwrap_or_else(|| now.since(self.last_end));
+            self.returns_in = Some(self.returns_in.map_or(seen, |usual| Millis((usual.0 + seen.0) / 2)));
+            self.asked = now;
+        }
+    }
+
+    /// It was used, and nobody has used it or asked for it since.
+    #[must_use]
+    pub fn rests(&self) -> bool {
+        self.leases == 0 && self.last_end > Tick(0) && self.asked <= self.last_end
     }
 
     /// It can be given to waiters: proven, with an open gate.

@@ -347,7 +347,9 @@ impl Cause {
             }
             Self::WrongModel { serves, configured } => {
                 let class = self.class();
-                return format!("the engine serves '{serves}', the configuration says '{configured}' ({class})");
+                return format!(
+                    "the engine serves '{serves}', the configuration says '{configured}' ({class})"
+                );
             }
             Self::PublicListener => "it listens on every interface",
             Self::Refused => "it refused the call",

@@ -166,7 +166,7 @@ impl Fleet {
 
     fn look(&self, now: Tick) -> Plan {
         let demand = self.planner.anywhere(self.dispatch.demand());
-        let mut draft = plan::Draft::new(self.planner.clone(), &demand, now);
+        let mut draft = plan::Draft::new(self.planner.clone(), &demand, self.dispatch.clients(), now);
         draft.decide();
         let mut commands = draft.take_commands();
         let verdicts = draft.verdicts();

@@ -316,12 +316,28 @@ pub enum QueuePolicy {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turns {
-    /// How long a model that woke may stay, whoever waits.
+    /// Which idle models that others want are left alone for a while after their last use.
+    #[serde(default)]
+    pub protect: Protect,
+    /// The longest such while.
     pub residency: Millis,
     /// How long it may stay at most while others wait.
     pub max_turn: Millis,
     pub drain_deadline: Millis,
     pub on_deadline: OnDeadline,
+}
+
+/// Which idle models are left alone although others want their place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Protect {
+    /// One whose clients usually return sooner than it could be brought back, unless all who used it in this turn wait for
+    /// others: for as long as bringing it back takes.
+    #[default]
+    Expected,
+    /// Each of them.
+    Always,
+    Never,
 }
 
 /// What happens to streams that outlast a drain's deadline.
@@ -337,7 +353,7 @@ pub enum OnDeadline {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Eviction {
-    /// Any idle model past its residency.
+    /// Any idle model, unless its turn protects it ([`Protect`]).
     Residency,
     /// Only models idle for longer than their own `sleepAfter`.
     Cooldown,
@@ -431,6 +447,7 @@ impl Default for Settings {
             host_memory: Bytes::gib(16),
             queue: Queue { policy: QueuePolicy::Wait, max_waiting: 1000, max_wait: Millis::secs(540) },
             turns: Turns {
+                protect: Protect::Expected,
                 residency: Millis::secs(30),
                 max_turn: Millis::secs(120),
                 drain_deadline: Millis::secs(120),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rouse::{
-    engine::state::State,
+    engine::{clients::Clients, state::State},
     fleet::{
         Fleet, Plan,
         command::{Command, Why},
@@ -111,6 +111,7 @@ impl World {
             arrived: self.now,
             deadline: self.now + Millis::secs(3600),
             stream: true,
+            client: 0,
             only: None,
         };
         self.tell(&Event::Arrived { waiter });
@@ -184,6 +185,8 @@ fn numbers_that_only_change_move_nobody_in_line() {
         leases: 1,
         last_end: world.now,
         last_byte: world.now,
+        clients: Clients::default(),
+        pause: None,
     });
     world.after(1).says("gw-2", "first", 1, 0);
     world.after(1).arrive(1, "second");
@@ -205,6 +208,8 @@ fn who_began_to_wait_anew_stands_behind() {
         leases: 1,
         last_end: world.now,
         last_byte: world.now,
+        clients: Clients::default(),
+        pause: None,
     });
     world.after(1).says("gw-2", "first", 1, 0);
     world.after(1).arrive(1, "second");
@@ -267,7 +272,7 @@ fn an_engine_that_others_use_has_its_turn_before_it_goes() {
     let mut world = World::new(vec![model("m"), model("n")], &["m"]);
     world.says("gw-2", "m", 0, 2);
     world.after(60).arrive(1, "n");
-    assert_eq!(world.turn(), [], "its residency is over, its turn is not");
+    assert_eq!(world.turn(), [], "it is used, and its turn is not over");
     assert!(world.line("n").contains("held by m, 2 leases, its turn ends"), "{}", world.line("n"));
     world.says("gw-2", "m", 0, 0);
     assert_eq!(closes(&world.turn(), "m"), Some(Why::Turn));
@@ -284,6 +289,8 @@ fn a_sleeper_is_not_stopped_while_others_wait_for_it() {
         leases: 1,
         last_end: world.now,
         last_byte: world.now,
+        clients: Clients::default(),
+        pause: None,
     });
     world.tell(&Event::Adopted { engine: engine("m"), generation: LIFE, found: found(Some(Level::One)) });
     world.turn();

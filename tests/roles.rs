@@ -1,7 +1,7 @@
 //! One gateway leads and the others follow: what each of them decides, and what becomes of it when that changes.
 
 use rouse::{
-    engine::{Door, Engine, state::State},
+    engine::{Door, Engine, clients::Clients, state::State},
     fault::{Cause, Fault},
     fleet::{
         Fleet,
@@ -136,7 +136,15 @@ impl World {
 
     fn used(&mut self, model: &str, generation: Generation, leases: u32) {
         let (engine, last_end, last_byte) = (engine(model), self.now, self.now);
-        self.tell(&Event::Used { engine, generation, leases, last_end, last_byte });
+        self.tell(&Event::Used {
+            engine,
+            generation,
+            leases,
+            last_end,
+            last_byte,
+            clients: Clients::default(),
+            pause: None,
+        });
     }
 
     fn arrive(&mut self, model: &str) -> Vec<Command> {
@@ -149,6 +157,7 @@ impl World {
             arrived: self.now,
             deadline: self.now + Millis::secs(540),
             stream: true,
+            client: 0,
             only: None,
         };
         self.tell(&Event::Arrived { waiter });

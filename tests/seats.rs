@@ -1,6 +1,7 @@
 //! Several engines of one model, and who that waits is given which.
 
 use rouse::{
+    engine::clients::Clients,
     fault::Cause,
     fleet::{
         Fleet,
@@ -93,6 +94,7 @@ impl World {
                 model: "m".into(),
                 band: 0,
                 key: String::new(),
+                client: 0,
                 arrived: self.now,
                 deadline: self.now + Millis::secs(3600),
                 stream: true,
@@ -106,7 +108,15 @@ impl World {
     fn end(&mut self, replica: u32) {
         let (last_end, last_byte) = (self.now, self.now);
         let engine = engine(replica);
-        self.tell(&Event::Used { engine, generation: LIFE, leases: 0, last_end, last_byte });
+        self.tell(&Event::Used {
+            engine,
+            generation: LIFE,
+            leases: 0,
+            last_end,
+            last_byte,
+            clients: Clients::default(),
+            pause: None,
+        });
     }
 
     /// What is given now: waiter and replica.

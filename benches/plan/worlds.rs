@@ -4,6 +4,7 @@
 //! started, the others are cold. There is no room left on any of them, so that whoever waits has to be thought about.
 
 use rouse::{
+    engine::clients::Clients,
     fleet::{
         Fleet,
         command::{Command, Then, Why},
@@ -82,6 +83,8 @@ pub(crate) fn used(engine: usize, leases: u32) -> Event {
         leases,
         last_end: started(engine),
         last_byte: NOW,
+        clients: Clients::default(),
+        pause: None,
     }
 }
 
@@ -115,7 +118,7 @@ fn adopt(fleet: &mut Fleet, n: usize, on: usize, rank: usize) {
     fleet.on(&reading, NOW);
 }
 
-/// Beyond its residency, and within its turn.
+/// Within its turn.
 const fn started(n: usize) -> Tick {
     Tick(NOW.0 - 60_000 - n as u64 % 1000)
 }
@@ -129,6 +132,7 @@ fn arrive(fleet: &mut Fleet, waiter: u64, model: usize) {
         arrived: NOW,
         deadline: NOW + Millis::secs(500),
         stream: true,
+        client: waiter % 7,
         only: None,
     };
     fleet.on(&Event::Arrived { waiter }, NOW);

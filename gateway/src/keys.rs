@@ -46,6 +46,8 @@ pub(crate) use text::text;
 /// One configured key, with what it has used.
 pub struct Key {
     pub name: Arc<str>,
+    /// A hash of the name.
+    pub(crate) client: u64,
     pub priority: i32,
     /// Its streams get heartbeats while they wait, where a request does not say otherwise.
     pub(crate) heartbeat: bool,
@@ -117,6 +119,7 @@ impl Table {
                 let old = known.get(key.name.as_ref());
                 let made = Key {
                     name: Arc::clone(&key.name),
+                    client: rouse::openai::hash(key.name.as_bytes()),
                     priority: key.priority,
                     heartbeat: key.heartbeat,
                     limits: key.limits,
@@ -192,6 +195,7 @@ impl Key {
     pub(crate) fn for_tests(name: &str, models: Models) -> Self {
         Self {
             name: name.into(),
+            client: rouse::openai::hash(name.as_bytes()),
             priority: 0,
             heartbeat: true,
             limits: Limits::default(),

@@ -30,8 +30,6 @@ pub(super) enum Outcome {
     Stuck,
 }
 
-/// What a cold start is taken to last before one was seen.
-const COLD_START: Millis = Millis::secs(60);
 /// Failures in a row, none of which came after it had served, after which those who wait are told, instead of trying on
 /// for them. One that served and then died, or did not wake, has a start of its own coming, however often that happened.
 const TRIES: u32 = 2;
@@ -275,8 +273,7 @@ impl Draft<'_> {
         if !self.engine(id).is_some_and(|e| matches!(e.state, State::Asleep { .. })) {
             return false;
         }
-        let learned = self.planner.models.get(&id.model).and_then(|model| model.learned.start);
-        let by = self.now + learned.unwrap_or(COLD_START);
+        let by = self.now + self.planner.start_of(&id.model);
         if candidates.iter().any(|c| self.in_reach(id, c) && self.earliest(id, c) <= by) {
             return false;
         }

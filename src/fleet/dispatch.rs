@@ -28,11 +28,14 @@ use crate::{
 pub struct Dispatch {
     waiters: Arc<BTreeMap<WaiterId, Arc<Waiter>>>,
     queues: BTreeMap<ModelName, Arc<Queue>>,
+    /// Of how many waiters each client is known to be.
+    clients: Arc<BTreeMap<u64, u32>>,
 }
 
 impl Dispatch {
     pub(super) fn arrived(&mut self, waiter: Waiter) {
         let waiter = Arc::new(waiter);
+        *Arc::make_mut(&mut self.clients).entry(waiter.client).or_default() += 1;
         self.queue(&waiter.model).arrived(Arc::clone(&waiter));
         Arc::make_mut(&mut self.waiters).insert(waiter.id, waiter);
     }
@@ -79,7 +82,21 @@ impl Dispatch {
 
     fn take(&mut self, id: WaiterId) -> Option<Arc<Waiter>> {
         // To be told of one that is not there must not cost a copy of all.
-        self.waiters.contains_key(&id).then(|| Arc::make_mut(&mut self.waiters).remove(&id))?
+        let waiter =
+            self.waiters.contains_key(&id).then(|| Arc::make_mut(&mut self.waiters).remove(&id))??;
+        let clients = Arc::make_mut(&mut self.clients);
+        if let Some(waits) = clients.get_mut(&waiter.client) {
+            *waits -= 1;
+            if *waits == 0 {
+                clients.remove(&waiter.client);
+            }
+        }
+        Some(waiter)
+    }
+
+    /// Everybody who waits, with how often.
+    pub(super) fn clients(&self) -> &BTreeMap<u64, u32> {
+        &self.clients
     }
 
     fn queue(&mut self, model: &ModelName) -> &mut Queue {
@@ -281,6 +298,7 @@ mod tests {
             arrived: Tick(arrived),
             deadline: Tick(1000),
             stream: true,
+            client: 0,
             only: None,
         }
     }

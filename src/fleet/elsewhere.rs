@@ -163,7 +163,10 @@ impl Planner {
             }
             let engines: Vec<_> = self.engines.of(&model).map(|e| (e.id.clone(), e.last_end)).collect();
             for (id, _) in engines.iter().filter(|(_, last_end)| *last_end < used) {
-                self.engines.change(id, |e| e.last_end = used);
+                self.engines.change(id, |e| {
+                    e.is_asked_for(used, None);
+                    (e.last_end, e.used_elsewhere) = (used, used);
+                });
             }
             self.engines.touch(&model);
         }

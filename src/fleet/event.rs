@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::{plan::Planner, share::Shares};
 use crate::{
-    engine::{Engine, past::Symptoms, state::State},
+    engine::{Engine, clients::Clients, past::Symptoms, state::State},
     fault::Cause,
     model::{AcceleratorId, Configuration, EngineId, Level, ModelName},
     units::{Bytes, Generation, Millis, Tick},
@@ -32,6 +32,9 @@ pub struct Waiter {
     pub band: i32,
     /// Whose request it is, for fairness; empty without keys.
     pub key: String,
+    /// A hash of who asks: the key, else the user or session, else the address. 0: nobody knows.
+    #[serde(default)]
+    pub client: u64,
     /// When it first arrived; a replayed canary keeps it.
     pub arrived: Tick,
     /// When its wait ends in any case.
@@ -67,13 +70,18 @@ pub enum Event {
     Left {
         waiter: WaiterId,
     },
-    /// Sampled from the gate: leases held, when the last one ended, when the last response byte passed.
+    /// Sampled from the gate: leases held, when the last one ended, when the last response byte passed, who has held one
+    /// since the gate was last closed, and how long nobody had before its latest use.
     Used {
         engine: EngineId,
         generation: Generation,
         leases: u32,
         last_end: Tick,
         last_byte: Tick,
+        #[serde(default, skip_serializing_if = "Clients::is_empty")]
+        clients: Clients,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pause: Option<Millis>,
     },
     /// The data path's opinion of an engine changed. `until`: requests to it fail, so no waiter is to be sent there before
     /// this moment, and then one; `None`: it is like any other.

@@ -3,15 +3,25 @@
 //! All or nothing: a set is touched only when it frees enough on every accelerator of the candidate. Gentler sets are
 //! tried first, whole tiers before the next: idle engines asleep; sleepers stopped as well; idle engines stopped; then
 //! spare engines in use, whose model is served by another one; only then, when a turn has lasted its maximum, the
-//! others in use. A spare has no turn of its own, and residency does not protect it: nobody was put away for it. One
-//! that still starts is of no use to anybody yet: it goes as an idle engine does.
+//! others in use. A spare has no turn of its own, and nothing protects it: nobody was put away for it. One that still
+//! starts is of no use to anybody yet: it goes as an idle engine does.
+//!
+//! An idle engine goes at once, unless its clients are expected back sooner than it could be: then it is left alone for as
+//! long as bringing it back would take. Waiting longer than that would cost more than it could save, whether they come or
+//! not. Whoever alone used it in this turn, and now waits for another model, will not be back before that one has served.
 //!
 //! What others need goes only along with them, and is told to when they are asleep or gone.
 
-use super::{command::Then, placement::Candidate, plan::Draft, portion::Portion};
+use super::{
+    command::Then,
+    event::Learned,
+    placement::Candidate,
+    plan::{Draft, Planner},
+    portion::Portion,
+};
 use crate::{
     engine::{Door, Engine, state::State},
-    model::{AcceleratorId, EngineId, Eviction, Level},
+    model::{AcceleratorId, EngineId, Eviction, Level, ModelName, Protect},
     units::{Bytes, Millis, Tick},
 };
 
@@ -35,6 +45,9 @@ pub(super) struct Victim {
 
 /// Subsets of so many victims are tried exhaustively; beyond, only the longest unused are considered.
 const MOST: usize = 10;
+/// What a cold start and a wake are taken to last before one was seen.
+const COLD_START: Millis = Millis::secs(60);
+const WAKE: Millis = Millis::secs(1);
 /// Idle, asleep (stopped), idle (stopped), spare in use, in use.
 const TIERS: u8 = 5;
 const SPARE_IN_USE: u8 = 3;
@@ -117,10 +130,7 @@ impl Draft<'_> {
         if e.id.model == requester.model || planner.is_kept(&e.id) || self.is_needed_with(asker, e) {
             return Vec::new();
         }
-        let Some(model) = planner.models.get(&e.id.model) else {
-            return Vec::new();
-        };
-        let Some(spec) = model.spec.as_deref() else {
+        let Some(spec) = planner.spec(&e.id.model) else {
             return Vec::new();
         };
         if planner.settings.eviction_of(spec) == Eviction::Never {
@@ -139,8 +149,7 @@ impl Draft<'_> {
             at_once: e.state != State::Awake,
             with: Vec::new(),
         };
-        let start = model.learned.start.unwrap_or(Millis::secs(60));
-        let wake = model.learned.wake.unwrap_or(Millis::secs(1));
+        let (start, wake) = (planner.start_of(&e.id.model), planner.wake_of(&e.id.model));
         match &e.state {
             State::Asleep { .. } if e.placing.is_none() && e.shrinking.is_none() => {
                 if self.goes_before(&e.id, asker) {
@@ -153,30 +162,24 @@ impl Draft<'_> {
                 // In use in a higher band, it is waited for: taking turns would let the lower band in by halves, with a
                 // swap each time.
                 let above = self.band(&e.id) > self.band(asker);
-                let Some(busy) = self.leaves_its_turn(e).filter(|busy| !(*busy && above)) else {
-                    return Vec::new();
-                };
-                let Some(with) = self.those_that_need(requester, e) else { return Vec::new() };
-                let victim = |then, frees, tier, back| Victim {
-                    with: with.clone(),
-                    ..victim(then, frees, tier, back)
-                };
                 let in_use = if planner.is_spare(e) { SPARE_IN_USE } else { IN_USE };
-                let sleeps = self.sleep_level(&e.id, None);
+                let way = |then, frees, tier, back| {
+                    let busy = self.leaves_its_turn(e, back).filter(|busy| !(*busy && above))?;
+                    Some(victim(then, frees, if busy { in_use } else { tier }, back))
+                };
+                let sleeps = self.sleep_level(&e.id, None).is_some();
                 let bytes = all.bytes.saturating_sub(planner.residue_of(&e.id));
-                let mut ways = Vec::new();
-                match sleeps {
-                    Some(_) => {
-                        ways.push(victim(
-                            Then::Sleep(None),
-                            Portion { bytes, units: 0 },
-                            if busy { in_use } else { 0 },
-                            wake,
-                        ));
-                        ways.push(victim(Then::Stop, all, if busy { in_use } else { 2 }, start));
-                    }
-                    None => ways.push(victim(Then::Stop, all, if busy { in_use } else { 0 }, start)),
+                let asleep =
+                    sleeps.then(|| way(Then::Sleep(None), Portion { bytes, units: 0 }, 0, wake)).flatten();
+                let mut ways: Vec<Victim> = asleep
+                    .into_iter()
+                    .chain(way(Then::Stop, all, if sleeps { 2 } else { 0 }, start))
+                    .collect();
+                if ways.is_empty() {
+                    return ways;
                 }
+                let Some(with) = self.those_that_need(requester, e) else { return Vec::new() };
+                ways.iter_mut().for_each(|way| way.with.clone_from(&with));
                 ways
             }
             state if state.is_starting() && self.is_superfluous(e) => {
@@ -196,9 +199,9 @@ impl Draft<'_> {
             && !self.profiled_beside(&e.id)
     }
 
-    /// `Some(busy)` when policy lets this awake engine be put away now: idle and past its residency, or in use for
-    /// longer than a turn may last.
-    fn leaves_its_turn(&self, e: &Engine) -> Option<bool> {
+    /// `Some(busy)` when policy lets this awake engine be put away now: idle and not protected, or in use for longer than a
+    /// turn may last. `back`: what it would take to bring it back.
+    fn leaves_its_turn(&self, e: &Engine, back: Millis) -> Option<bool> {
         let settings = &self.planner.settings;
         let turns = &settings.turns;
         let spec = self.planner.spec(&e.id.model)?;
@@ -213,13 +216,48 @@ impl Draft<'_> {
             Eviction::Residency => {
                 // Who has just been woken for waiters has no lease before they are granted theirs.
                 let used = self.planner.uses(e) > 0 || self.waiting(&e.id.model) > 0;
-                if !used && e.turn + turns.residency <= self.now {
-                    Some(false)
-                } else {
-                    (e.turn + turns.max_turn.max(turns.residency) <= self.now).then_some(true)
-                }
+                let over = e.turn + turns.max_turn <= self.now;
+                let leaves = over || !used && self.protected_until(e, back) <= self.now;
+                leaves.then_some(used)
             }
         }
+    }
+
+    /// Until when this idle engine is left alone, by what bringing it back would take; past when it is not.
+    pub(super) fn protected_until(&self, e: &Engine, back: Millis) -> Tick {
+        let always = self.planner.settings.turns.protect == Protect::Always;
+        let elsewhere = e.used_elsewhere > Tick(0) && e.used_elsewhere >= e.turn;
+        let others = || elsewhere || e.clients.has_others(|client| self.clients.contains_key(&client));
+        self.planner.protected(e, back).filter(|_| always || others()).unwrap_or_else(|| e.idle_since())
+    }
+}
+
+impl Planner {
+    /// Until when this engine is protected if anybody other than those who wait has used it, and nobody uses it before.
+    pub(super) fn protected(&self, e: &Engine, back: Millis) -> Option<Tick> {
+        let turns = &self.settings.turns;
+        let span = match turns.protect {
+            Protect::Always => turns.residency,
+            Protect::Expected if e.returns_in.is_some_and(|usually| usually < back) => {
+                back.min(turns.residency)
+            }
+            Protect::Expected | Protect::Never => return None,
+        };
+        Some(e.idle_since() + span)
+    }
+
+    /// How long a start of this model takes, learned or supposed.
+    pub(super) fn start_of(&self, model: &ModelName) -> Millis {
+        self.learned_of(model).start.unwrap_or(COLD_START)
+    }
+
+    /// The same of a wake.
+    pub(super) fn wake_of(&self, model: &ModelName) -> Millis {
+        self.learned_of(model).wake.unwrap_or(WAKE)
+    }
+
+    fn learned_of(&self, model: &ModelName) -> Learned {
+        self.models.get(model).map(|model| model.learned).unwrap_or_default()
     }
 }
 

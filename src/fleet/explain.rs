@@ -250,7 +250,7 @@ impl Draft<'_> {
         )
     }
 
-    /// The first moment at which this engine may be put away for others, if it ever may: the end of its residency or
+    /// The first moment at which this engine may be put away for others, if it ever may: the end of its protection or
     /// turn, or of its cooldown, should nobody use it until then.
     pub(super) fn may_go_at(&self, e: &Engine) -> Option<Tick> {
         let turns = &self.planner.settings.turns;
@@ -263,9 +263,17 @@ impl Draft<'_> {
                 let after = self.planner.spec(&e.id.model)?.idle.sleep_after?;
                 if self.planner.uses(e) > 0 { Some(self.now + after) } else { self.planner.idle_at(e, after) }
             }
-            _ if self.planner.uses(e) == 0 => Some(e.turn + turns.residency),
+            _ if self.planner.uses(e) == 0 => Some(self.may_go_idle(e)),
             _ => Some(e.turn + turns.max_turn),
         }
+    }
+
+    /// The same of one that is awake and idle, should that last.
+    fn may_go_idle(&self, e: &Engine) -> Tick {
+        let planner = &self.planner;
+        let sleeps = self.sleep_level(&e.id, None).is_some();
+        let back = if sleeps { planner.wake_of(&e.id.model) } else { planner.start_of(&e.id.model) };
+        self.protected_until(e, back).min(e.turn + planner.settings.turns.max_turn)
     }
 
     /// How an engine holds its memory and until when, for texts.
@@ -280,7 +288,7 @@ impl Draft<'_> {
             State::Awake if self.planner.is_kept(&e.id) => self.planner.kept(&e.id),
             State::Awake if self.planner.keeper(e).is_some() => self.planner.needed(e),
             State::Awake if self.planner.eviction_of(&e.id.model) != Eviction::Residency => self.stays(e),
-            State::Awake if self.planner.uses(e) == 0 => format!("may go at {}", e.turn + turns.residency),
+            State::Awake if self.planner.uses(e) == 0 => format!("may go at {}", self.may_go_idle(e)),
             State::Awake => format!("its turn ends at {}", e.turn + turns.max_turn),
             state => state.to_string(),
         };

@@ -13,7 +13,7 @@ use super::{
     role::Role,
 };
 use crate::{
-    engine::{Door, Engine, Proof, backoff, past::Symptoms, state::State},
+    engine::{Door, Engine, Proof, backoff, clients::Clients, past::Symptoms, state::State},
     fault::Cause,
     model::{Configuration, EngineId, Level, ModelName},
     units::{Bytes, Generation, Millis, Tick},
@@ -171,6 +171,12 @@ impl Planner {
 
     /// A request came that had to wait: how long had nobody asked?
     pub(super) fn wanted(&mut self, model: &ModelName, now: Tick) {
+        // Looked at first: a change copies what others still read.
+        let resting: Vec<EngineId> =
+            self.engines.of(model).filter(|e| e.rests()).map(|e| e.id.clone()).collect();
+        for id in &resting {
+            self.engines.change(id, |e| e.is_asked_for(now, None));
+        }
         let awake = self.engines.of(model).any(|e| e.serves() || e.is_held());
         let last = self.engines.of(model).map(|e| e.last_end).max();
         if let (Some(last), false) = (last, awake)
@@ -221,6 +227,7 @@ impl Planner {
         self.engines.change(id, |engine| match verdict {
             Verdict::Passed => {
                 engine.turn = now;
+                engine.clients = Clients::default();
                 engine.last_progress = now;
                 engine.failing_since = None;
                 engine.fruitless = 0;
@@ -318,7 +325,13 @@ impl Engine {
     /// What concerns nothing but the engine itself.
     fn hears(&mut self, event: &Event, now: Tick) {
         match event {
-            Event::Used { leases, last_end, last_byte, .. } => {
+            Event::Used { leases, last_end, last_byte, clients, pause, .. } => {
+                if *last_end > self.last_end {
+                    self.is_asked_for(*last_end, *pause);
+                } else if *leases > 0 {
+                    self.is_asked_for(now, *pause);
+                }
+                self.clients = *clients;
                 // Those who still hold a lease on a process that is gone count for no later one.
                 let counts = self.state.has_process() && !self.forsaken;
                 self.leases = if counts { *leases } else { 0 };

@@ -106,6 +106,8 @@ pub struct Demand {
 pub struct Draft<'a> {
     pub(super) planner: Planner,
     pub(super) demand: &'a BTreeMap<ModelName, Demand>,
+    /// Everybody who waits, by their hashes.
+    pub(super) clients: &'a BTreeMap<u64, u32>,
     pub(super) now: Tick,
     commands: Vec<Command>,
     /// What each model waits for, or why nothing is done about it.
@@ -172,11 +174,17 @@ impl Model {
 }
 
 impl<'a> Draft<'a> {
-    pub(super) fn new(mut planner: Planner, demand: &'a BTreeMap<ModelName, Demand>, now: Tick) -> Self {
+    pub(super) fn new(
+        mut planner: Planner,
+        demand: &'a BTreeMap<ModelName, Demand>,
+        clients: &'a BTreeMap<u64, u32>,
+        now: Tick,
+    ) -> Self {
         planner.settle(now);
         Self {
             planner,
             demand,
+            clients,
             now,
             commands: Vec::new(),
             reasons: Arc::default(),
@@ -465,22 +473,23 @@ impl Planner {
         let idle = spec.map(|s| s.idle);
         let turns = &self.settings.turns;
         let timeouts = &self.settings.timeouts;
-        let own: [Option<Tick>; 4] = match &e.state {
+        let own: [Option<Tick>; 5] = match &e.state {
             State::Awake => [
-                Some(e.turn + turns.residency),
+                self.protected(e, self.wake_of(&e.id.model)),
+                self.protected(e, self.start_of(&e.id.model)),
                 Some(e.turn + turns.max_turn),
                 idle.and_then(|i| self.idle_at(e, i.sleep_after?)),
                 idle.and_then(|i| self.idle_at(e, i.stop_after?)),
             ],
-            State::Draining { .. } => [Some(e.since + turns.drain_deadline), None, None, None],
+            State::Draining { .. } => [Some(e.since + turns.drain_deadline), None, None, None, None],
             State::Asleep { .. } => {
                 let stops = idle.and_then(|i| i.stop_after).map(|after| e.idle_since().max(e.since) + after);
-                [stops, None, None, None]
+                [stops, None, None, None, None]
             }
-            State::Backoff { until, .. } => [Some(*until), None, None, None],
-            State::Cold => [Some(e.spare_from()), None, None, None],
-            State::Stopping { .. } => [Some(e.stop_by), None, None, None],
-            _ => [None; 4],
+            State::Backoff { until, .. } => [Some(*until), None, None, None, None],
+            State::Cold => [Some(e.spare_from()), None, None, None, None],
+            State::Stopping { .. } => [Some(e.stop_by), None, None, None, None],
+            _ => [None; 5],
         };
         let any: [Option<Tick>; 5] = [
             self.due(e, spec),

@@ -216,7 +216,7 @@ impl Draft<'_> {
 
     /// What the leader would say to those who wait here, did it know no more.
     fn foresee(&mut self) {
-        let mut ahead = Draft::new(self.planner.clone(), self.demand, self.now);
+        let mut ahead = Draft::new(self.planner.clone(), self.demand, self.clients, self.now);
         ahead.planner.role = Role::Leads;
         ahead.admit();
         // Where anything is to be decided, the leader may have decided otherwise, and this gateway has not heard yet.

@@ -193,6 +193,7 @@ mod tests {
             arrived: Tick(7),
             deadline: Tick(100),
             stream: true,
+            client: 0,
             only: None,
         }
     }

@@ -118,3 +118,27 @@ async fn the_idle_clock_starts_when_a_lease_ends() {
     drop(looks);
     assert_eq!((f.gate.leases(), f.gate.last_end()), (0, end), "one that only looks does not restart it");
 }
+
+#[tokio::test]
+async fn a_gate_knows_whose_leases_it_gave_until_it_is_closed() {
+    let f = gate(None);
+    f.gate.open();
+    let lease = f.gate.take().unwrap();
+    assert!(f.gate.clients().is_empty(), "nobody said whose it is");
+    let now = Instant::now();
+    lease.is_of(0, now);
+    assert!(f.gate.clients().is_empty(), "as little as one who is not known");
+    lease.is_of(7, now);
+    lease.is_of(7, now);
+    f.gate.take().unwrap().is_of(8, now);
+    let clients = f.gate.clients();
+    assert!(
+        clients.has_others(|client| client == 7) && !clients.has_others(|client| client == 7 || client == 8)
+    );
+    assert_eq!(f.gate.pause(), None, "it was in use all the time");
+    drop(lease);
+    f.gate.take().unwrap().is_of(7, Instant::now() + Duration::from_millis(200));
+    assert!((190..=200).contains(&f.gate.pause().unwrap().0), "{:?}", f.gate.pause());
+    f.gate.close();
+    assert!(f.gate.clients().is_empty());
+}

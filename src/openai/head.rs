@@ -44,6 +44,8 @@ pub struct Head<'a> {
     pub background: bool,
     /// The hash of `prompt_cache_key`.
     pub session: Option<u64>,
+    /// The hash of `user`, or of `safety_identifier`, which goes by that name in newer clients.
+    pub user: Option<u64>,
     /// Where in the body the conversation begins.
     pub beginning: Beginning,
     /// The hash of `previous_response_id`.
@@ -109,6 +111,7 @@ pub fn peek_any(body: &[u8]) -> Result<Head<'_>, Error> {
         range,
         background: found.given(Key::Background).is_some_and(|raw| raw != b"false"),
         session: found.given(Key::Session).map(name),
+        user: found.given(Key::User).map(name),
         beginning: Beginning(
             [Key::System, Key::Instructions, Key::Messages]
                 .map(|key| found.given(key).map(|raw| place(raw, body))),
@@ -276,6 +279,7 @@ enum Key {
     Instructions,
     /// Or `input`, or `prompt`: no API has two of them.
     Messages,
+    User,
 }
 
 impl Key {
@@ -292,13 +296,14 @@ impl Key {
             b"system" => Self::System,
             b"instructions" => Self::Instructions,
             b"messages" | b"input" | b"prompt" => Self::Messages,
+            b"user" | b"safety_identifier" => Self::User,
             _ => return None,
         })
     }
 }
 
 /// The names, in the order of [`Key`].
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "model",
     "stream",
     "background",
@@ -310,6 +315,7 @@ const KEYS: [&str; 11] = [
     "system",
     "instructions",
     "messages",
+    "user",
 ];
 
 /// A second value of these would leave open which one the engine believes.

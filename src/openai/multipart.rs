@@ -111,6 +111,7 @@ pub fn peek_any<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Head<'a>, Error> 
         range,
         background: false,
         session: None,
+        user: None,
         beginning: Beginning::NONE,
         previous: None,
         max_tokens: None,

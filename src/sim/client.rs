@@ -12,6 +12,8 @@ pub struct Request {
     pub model: ModelName,
     pub band: i32,
     pub key: String,
+    /// Who asks; 0: nobody knows.
+    pub client: u64,
     pub stream: bool,
     /// From the lease until the last byte, when the engine is well.
     pub exchange: Millis,
@@ -61,6 +63,7 @@ impl Request {
             model: model.into(),
             band: 0,
             key: String::new(),
+            client: 0,
             stream: true,
             exchange,
             tokens: 0,

@@ -89,6 +89,8 @@ impl Habits {
             model: model.clone(),
             band: if self.keyed { random.between(0, 2) as i32 - 1 } else { 0 },
             key: if self.keyed { format!("key-{}", random.between(0, 3)) } else { String::new() },
+            // Not drawn: what is drawn decides what the seeds that are on file do.
+            client: exchange.0 % 5,
             stream: random.chance(self.streams),
             exchange,
             tokens: exchange.0 / 10,

@@ -8,6 +8,7 @@ use super::{
     world::{Happening, World},
 };
 use crate::{
+    engine::clients::Clients,
     fault::{Cause, Fault},
     fleet::{
         command::{Command, Why},
@@ -301,6 +302,7 @@ impl World {
         gate.open = false;
         gate.held = false;
         gate.public = false;
+        gate.clients = Clients::default();
         if gate.leases.is_empty() {
             self.emptied(engine);
         }

@@ -8,6 +8,7 @@ use super::{
     world::{Happening, World},
 };
 use crate::{
+    engine::clients::{Clients, TOLD_APART},
     fault::Cause,
     fleet::event::{Event, Verdict, Waiter, WaiterId},
     model::{EngineId, ModelName},
@@ -32,6 +33,9 @@ pub(super) struct Gate {
     pub(super) limit: Option<u32>,
     pub(super) last_end: Tick,
     pub(super) last_byte: Tick,
+    /// Who has held a lease since it was last closed.
+    pub(super) clients: Clients,
+    pub(super) pause: Option<Millis>,
     /// The driver has seen it in use, and wants to know when it no longer is.
     pub(super) seen_busy: bool,
     /// What the fleet knows.
@@ -61,6 +65,8 @@ impl Gate {
             limit,
             last_end: Tick(0),
             last_byte: Tick(0),
+            clients: Clients([0; TOLD_APART]),
+            pause: None,
             seen_busy: false,
             sampled: (0, Tick(0), Tick(0)),
         }
@@ -140,6 +146,7 @@ impl World {
                 model: request.model.clone(),
                 band: request.band + self.priority(&request.model),
                 key: request.key.clone(),
+                client: request.client,
                 arrived: client.arrived,
                 deadline: client.deadline,
                 stream: request.stream,
@@ -178,11 +185,15 @@ impl World {
         let Some(gate) = self.gates.get_mut(&engine) else {
             return;
         };
-        gate.leases.insert(id);
-        gate.forget_sample();
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
+        gate.leases.insert(id);
+        gate.clients.note(client.request.client);
+        if gate.leases.len() == 1 && gate.last_end > Tick(0) {
+            gate.pause = Some(self.now.since(gate.last_end));
+        }
+        gate.forget_sample();
         client.serial += 1;
         client.state = State::Holding { engine: engine.clone(), generation, canary };
         let (serial, request) = (client.serial, &client.request);
@@ -399,6 +410,8 @@ impl World {
                     leases: seen.0,
                     last_end: seen.1,
                     last_byte: seen.2,
+                    clients: gate.clients,
+                    pause: gate.pause,
                 });
             }
         }

@@ -1,7 +1,7 @@
 //! What a gateway's driver does, and what reaches it from others, and when.
 
 use rouse::{
-    engine::Door,
+    engine::{Door, clients::Clients},
     fault::{Cause, Fault},
     fleet::{
         command::Command,
@@ -112,7 +112,17 @@ impl World {
             if seen != gate.told {
                 gate.told = seen;
                 let (leases, last_end, last_byte) = (seen.0, seen.1, self.now);
-                events.push(Event::Used { engine: engine.clone(), generation, leases, last_end, last_byte });
+                let clients = Clients::default();
+                let engine = engine.clone();
+                events.push(Event::Used {
+                    engine,
+                    generation,
+                    leases,
+                    last_end,
+                    last_byte,
+                    clients,
+                    pause: None,
+                });
             }
             // The leader hears it of the stub, which knows of all gateways' requests.
             let left = if leader { all } else { own };

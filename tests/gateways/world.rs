@@ -338,7 +338,8 @@ impl World {
     fn park(&mut self, gateway: usize, model: ModelName, arrived: Tick, stream: bool) {
         self.waiters += 1;
         let (id, key) = (WaiterId(self.waiters), String::new());
-        let waiter = Waiter { id, model, band: 0, key, arrived, deadline: NEVER, stream, only: None };
+        let waiter =
+            Waiter { id, model, band: 0, key, arrived, deadline: NEVER, stream, client: 0, only: None };
         self.gateways[gateway].parked.insert(id, waiter.clone());
         self.tell(gateway, Event::Arrived { waiter });
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use rouse::{
+    engine::clients::Clients,
     fault::Fault,
     fleet::{
         Fleet,
@@ -102,6 +103,7 @@ impl World {
             arrived: self.now,
             deadline: self.now + Millis::secs(3600),
             stream: true,
+            client: 0,
             only: None,
         };
         self.tell(Event::Arrived { waiter });
@@ -112,7 +114,15 @@ impl World {
     pub(crate) fn end(&mut self, engine: EngineId) {
         let generation = self.fleet.engine(&engine).unwrap().generation;
         let (last_end, last_byte) = (self.now, self.now);
-        self.tell(Event::Used { engine, generation, leases: 0, last_end, last_byte });
+        self.tell(Event::Used {
+            engine,
+            generation,
+            leases: 0,
+            last_end,
+            last_byte,
+            clients: Clients::default(),
+            pause: None,
+        });
     }
 
     /// Time passes, with everything that falls due in it.

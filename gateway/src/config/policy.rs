@@ -1,7 +1,9 @@
 //! Policy and limits: queue, turns, eviction, streams, timeouts, limits, shutdown.
 
 use rouse::{
-    model::{Eviction, OnDeadline, OwnQueue, Queue, QueuePolicy, Settings, Timeouts as Transitions, Turns},
+    model::{
+        Eviction, OnDeadline, OwnQueue, Protect, Queue, QueuePolicy, Settings, Timeouts as Transitions, Turns,
+    },
     units::{Bytes, Millis},
 };
 
@@ -58,17 +60,25 @@ pub(super) fn own_queue(reader: &mut Reader, section: &mut Section) -> OwnQueue 
 }
 
 fn turns(reader: &mut Reader, section: &mut Section, default: Turns) -> Turns {
-    let residency = section.read(reader, "residency", Reader::span).unwrap_or(default.residency);
+    let protect = section.read(reader, "protect", |reader, node| {
+        reader.choice(
+            node,
+            &[("expected", Protect::Expected), ("always", Protect::Always), ("never", Protect::Never)],
+        )
+    });
+    let protect = protect.unwrap_or(default.protect);
+    let residency = section.read(reader, "residency", Reader::span);
     let max_turn = section
         .read(reader, "maxTurn", |reader, node| {
             let max_turn = reader.positive_span(node)?;
-            if max_turn < residency {
+            if let Some(residency) = residency.filter(|residency| max_turn < *residency) {
                 reader
                     .note(node.at, format_args!("{max_turn} is shorter than turns.residency ({residency})"));
             }
             Some(max_turn)
         })
-        .unwrap_or_else(|| default.max_turn.max(residency));
+        .unwrap_or_else(|| default.max_turn.max(residency.unwrap_or_default()));
+    let residency = residency.unwrap_or_else(|| default.residency.min(max_turn));
     let (drain_deadline, on_deadline) = section.sub(reader, "drain", |reader, drain| {
         let deadline = drain.read(reader, "deadline", Reader::span);
         let then = drain.read(reader, "onDeadline", |reader, node| {
@@ -76,7 +86,7 @@ fn turns(reader: &mut Reader, section: &mut Section, default: Turns) -> Turns {
         });
         (deadline.unwrap_or(default.drain_deadline), then.unwrap_or(default.on_deadline))
     });
-    Turns { residency, max_turn, drain_deadline, on_deadline }
+    Turns { protect, residency, max_turn, drain_deadline, on_deadline }
 }
 
 pub(super) fn stream(reader: &mut Reader, root: &mut Section) -> Stream {

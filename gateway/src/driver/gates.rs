@@ -102,7 +102,8 @@ impl Gates {
             if held.told != Some(seen) {
                 held.told = Some(seen);
                 let (leases, last_end, last_byte) = seen;
-                batch.push(Event::Used { engine: engine.clone(), generation, leases, last_end, last_byte });
+                let (engine, clients, pause) = (engine.clone(), gate.clients(), gate.pause());
+                batch.push(Event::Used { engine, generation, leases, last_end, last_byte, clients, pause });
             }
             let until = held.endpoint.standing.again();
             if held.left_out != until {

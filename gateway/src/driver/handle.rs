@@ -80,6 +80,8 @@ pub struct Parking {
     pub model: ModelName,
     pub band: i32,
     pub key: String,
+    /// Who asks, as [`Waiter::client`].
+    pub client: u64,
     /// When it first arrived (a replayed canary keeps its place).
     pub arrived: Tick,
     pub deadline: Tick,
@@ -207,6 +209,7 @@ impl Handle {
             model: parking.model,
             band: parking.band,
             key: parking.key,
+            client: parking.client,
             arrived: parking.arrived,
             deadline: parking.deadline,
             stream: parking.stream,

@@ -91,6 +91,7 @@ impl World {
             model: name(n),
             band: 0,
             key: String::new(),
+            client: 0,
             arrived,
             deadline: arrived + Millis::secs(60),
             stream: true,

@@ -26,6 +26,7 @@ use crate::{
 
 /// By which a client says what belongs together: the field that routers in front of inference servers look at.
 const SESSION: HeaderName = HeaderName::from_static("x-session-id");
+const FORWARDED: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// Whose answers are gone on from.
 const RESPONSES: &str = "/v1/responses";
 
@@ -62,8 +63,7 @@ impl Ties {
         }
         if self.affinity != Affinity::None {
             // The field is the client's own word on it; the key in the body is for the engine's cache.
-            let said = headers.get(SESSION).map(|value| openai::hash(value.as_bytes()));
-            wanted.session = said.or(self.session);
+            wanted.session = session(headers).or(self.session);
         }
         if self.affinity == Affinity::Prefix {
             wanted.prefix = self.prefix;
@@ -179,6 +179,16 @@ impl Attempted {
         let left_out = routes.models.get(&engine.model).map_or(0, |route| route.left_out());
         track.left_out(left_out, change != Change::Back);
     }
+}
+
+/// The hash of the session that the client says it belongs to.
+pub(super) fn session(headers: &HeaderMap) -> Option<u64> {
+    headers.get(SESSION).map(|value| openai::hash(value.as_bytes()))
+}
+
+/// The hash of what a proxy says of whom it asks for. A hint that anybody can give: nothing but turns may go by it.
+pub(super) fn forwarded(headers: &HeaderMap) -> Option<u64> {
+    headers.get(FORWARDED).map(|value| openai::hash(value.as_bytes()))
 }
 
 async fn prefix(beginning: &Beginning, body: &Bytes) -> Option<u64> {

@@ -236,6 +236,7 @@ const fn nameless() -> Head<'static> {
         range: 0..0,
         background: false,
         session: None,
+        user: None,
         beginning: Beginning::NONE,
         previous: None,
         max_tokens: None,

@@ -82,6 +82,8 @@ pub(crate) struct Job {
     pub(crate) ties: Ties,
     /// Whose request it is; `None` where no keys are configured.
     pub(crate) key: Option<Arc<Key>>,
+    /// Who asks, as a hash: its key, else the user or session that it names, else its address.
+    pub(crate) client: u64,
     /// What it takes of that key's limits.
     pub(crate) bill: Option<Rc<Bill>>,
     pub(crate) deadline: Tick,
@@ -290,6 +292,7 @@ impl Job {
             model: self.model.clone(),
             band: band.saturating_add(priority),
             key: key.to_owned(),
+            client: self.client,
             arrived: self.track.arrived,
             deadline: self.deadline,
             stream: self.stream,
@@ -321,6 +324,7 @@ impl Job {
         let timeouts = &self.config.timeouts;
         let now = Instant::now();
         self.track.goes(now);
+        lease.is_of(self.client, now);
         let exchange = Exchange {
             now,
             target,

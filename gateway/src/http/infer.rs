@@ -1,12 +1,13 @@
 //! A request for an engine, from its body to the head of its answer.
 
-use std::{borrow::Cow, rc::Rc, sync::Arc};
+use std::{borrow::Cow, net::IpAddr, rc::Rc, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, Response};
 use hyper::body::Incoming;
 use rouse::{
     fault::Fault,
+    openai::{self, head::Head},
     relay::headers::{REQUEST_ID, is_uuid, remove_hop_by_hop},
     units::{Millis, Tick},
 };
@@ -117,6 +118,7 @@ impl Served {
         }
         self.track.place_in_trace(&mut headers);
         let stream = head.stream;
+        let client = self.client(key.as_deref(), &head, &headers);
         let ties = affinity::Ties::of(&head, &body, plural, config.affinity).await;
         let wish = Wish {
             spelled: call.spelled(&head),
@@ -145,11 +147,27 @@ impl Served {
             form: self.form,
             ties,
             key,
+            client,
             bill,
             deadline,
             waits: call.waits,
             parked: stream.then(|| Rc::new(Notify::new())),
         })
+    }
+
+    /// Who asks, as far as can be told.
+    fn client(&self, key: Option<&Key>, head: &Head<'_>, headers: &HeaderMap) -> u64 {
+        let address = || match self.socket.peer().map(|peer| peer.ip()) {
+            Some(IpAddr::V4(address)) => openai::hash(&address.octets()),
+            Some(IpAddr::V6(address)) => openai::hash(&address.octets()),
+            None => 0,
+        };
+        key.map(|key| key.client)
+            .or(head.user)
+            .or_else(|| affinity::session(headers))
+            .or(head.session)
+            .or_else(|| affinity::forwarded(headers))
+            .unwrap_or_else(address)
     }
 
     /// Runs the request; a stream that is parked for long gets its head meanwhile, and heartbeats if it `beats`. Tells as well when

@@ -13,7 +13,7 @@ const SOON: Duration = Duration::from_secs(20);
 fn two_engines_serve_a_model_and_one_of_them_makes_room_for_another() {
     let twice = Sim { keys: "replicas: 2\nmaxConcurrency: 1", ..Sim::new("twice") };
     let gateway = Fixture::new(&["1Gi", "1Gi"])
-        .settings("turns: {residency: 60s, maxTurn: 120s}")
+        .settings("turns: {protect: always, residency: 60s, maxTurn: 120s}")
         .model(&twice)
         .model(&Sim { awake: "900Mi", ..Sim::new("other") })
         .start();
@@ -32,7 +32,7 @@ fn two_engines_serve_a_model_and_one_of_them_makes_room_for_another() {
         assert!(both.into_iter().all(|request| request.join().unwrap()));
     });
 
-    // Residency protects the first; the second is spare.
+    // The first is protected; the second is spare.
     assert!(client.chat("other", true, 3).is_whole_stream());
     assert!(awake("twice#0") && awake("other#0") && !awake("twice#1"), "{}", gateway.fleet());
     assert!(client.chat("twice", true, 3).is_whole_stream());

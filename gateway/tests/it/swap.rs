@@ -46,6 +46,16 @@ fn a_model_gives_up_its_place_as_soon_as_its_last_stream_ends() {
 }
 
 #[test]
+fn a_client_who_alternates_between_two_models_waits_for_the_engines_alone() {
+    let gateway = Fixture::new(&["1200Mi"]).model(&Sim::new("first")).model(&Sim::new("second")).start();
+    let began = Instant::now();
+    for model in ["first", "second"].repeat(3) {
+        assert!(gateway.client().chat(model, true, 1).is_whole_stream(), "{model}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(20), "a pause beside the swaps: {:?}", began.elapsed());
+}
+
+#[test]
 fn another_limit_on_concurrency_holds_from_the_reload_on() {
     let gateway =
         Fixture::new(&["1200Mi"]).model(&Sim { keys: "maxConcurrency: 1", ..Sim::new("small") }).start();

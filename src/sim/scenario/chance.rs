@@ -4,7 +4,7 @@ use super::{Faults, Nature, Scenario};
 use crate::{
     model::{
         Accelerator, AcceleratorId, Accelerators, Configuration, Eviction, Idle, LevelPolicy, Memory,
-        ModelName, ModelSpec, OnDeadline, OwnQueue, Queue, QueuePolicy, Settings, Timeouts, Turns,
+        ModelName, ModelSpec, OnDeadline, OwnQueue, Protect, Queue, QueuePolicy, Settings, Timeouts, Turns,
     },
     sim::{
         demand::{Habits, Pattern, Source},
@@ -78,6 +78,11 @@ fn settings(random: &mut Random) -> Settings {
             max_wait: Millis::secs(random.between(5, 120)),
         },
         turns: Turns {
+            protect: match random.between(0, 3) {
+                0 => Protect::Always,
+                1 => Protect::Never,
+                _ => Protect::Expected,
+            },
             residency: Millis(random.between(0, 10_000)),
             max_turn: Millis(random.between(2000, 20_000)),
             drain_deadline: Millis(random.between(500, 10_000)),

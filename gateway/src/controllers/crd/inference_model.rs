@@ -162,7 +162,7 @@ pub struct InferenceModelSpec {
     /// From the start of an engine until it serves. Then it is stopped, and who waits gets 503.
     #[serde(default = "five_minutes")]
     pub start_timeout: Span,
-    /// When this model may be put away for another. `residency`: once idle and past its residency. `cooldown`: once idle
+    /// When this model may be put away for another. `residency`: once idle, unless `turns.protect` protects it. `cooldown`: once idle
     /// for its cooldownPeriod. `never`. Without it as the gateway has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eviction: Option<Eviction>,

@@ -97,7 +97,9 @@ fn to_count_tokens_takes_a_request_and_no_tokens() {
 fn a_stream_without_usage_counts_its_events_and_one_that_never_began_nothing() {
     let keys = key("k", ", requestsPerMinute: 9, tokensPerMinute: 100000");
     let gateway = Fixture::new(&["1200Mi"])
-        .settings(&format!("keys:{keys}\nqueue: {{policy: reject}}\nturns: {{residency: 1h, maxTurn: 2h}}"))
+        .settings(&format!(
+            "keys:{keys}\nqueue: {{policy: reject}}\nturns: {{protect: always, residency: 1h, maxTurn: 2h}}"
+        ))
         .model(&Sim::new("small"))
         .model(&Sim::new("second"))
         .start();

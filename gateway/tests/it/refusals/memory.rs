@@ -23,7 +23,7 @@ fn full(settings: &str, first: &Sim<'_>) -> Gateway {
 
 #[test]
 fn where_waiting_is_off_a_model_that_does_not_fit_is_refused_at_once() {
-    let settings = "queue: {policy: reject}\nturns: {residency: 1h, maxTurn: 2h}";
+    let settings = "queue: {policy: reject}\nturns: {protect: always, residency: 1h, maxTurn: 2h}";
     let gateway = full(settings, &Sim::new("first"));
     // A model that is awake, or only has to be launched, is served as ever.
     assert_eq!(gateway.client().chat("first", false, 1).status, 200);

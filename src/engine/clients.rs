@@ -1,0 +1,51 @@
+//! Who has used an engine in its turn.
+
+use serde::{Deserialize, Serialize};
+
+/// So many clients of one turn are told apart. Whether the engine is kept for somebody other than those who wait needs no more.
+pub const TOLD_APART: usize = 4;
+
+/// The first clients of a turn, as hashes; 0 stands for none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Clients(pub [u64; TOLD_APART]);
+
+impl Clients {
+    /// Enters a client, where there is a place left.
+    pub fn note(&mut self, client: u64) {
+        if !self.0.contains(&client)
+            && let Some(place) = self.0.iter_mut().find(|place| **place == 0)
+        {
+            *place = client;
+        }
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Somebody is among them who does not wait. Where not all could be told apart, somebody is.
+    pub fn has_others(&self, waits: impl Fn(u64) -> bool) -> bool {
+        self.0.iter().all(|client| *client != 0)
+            || self.0.iter().any(|client| *client != 0 && !waits(*client))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_is_no_other_and_a_full_turn_is_anybodys() {
+        let mut clients = Clients::default();
+        assert!(!clients.has_others(|_| false));
+        clients.note(7);
+        clients.note(7);
+        assert!(!clients.has_others(|client| client == 7));
+        assert!(clients.has_others(|client| client == 8));
+        (1..9).for_each(|client| clients.note(client));
+        assert_eq!(clients.0, [7, 1, 2, 3]);
+        assert!(clients.has_others(|_| true));
+    }
+}

@@ -1,0 +1,147 @@
+//! Whom an idle model is kept for: nobody waits for what does not come, and nobody's past holds up himself.
+
+use rouse::model::Protect;
+
+use super::*;
+
+/// A wait may exceed what the engines themselves take by a fifth, and by this.
+const BESIDE: Millis = Millis(100);
+const EXCHANGE: Millis = Millis(500);
+/// From an answer's end until the same person asks again.
+const THINKS: Millis = Millis(200);
+
+/// Two models that each fill the accelerator, with the times of engines that load for long.
+fn two(name: &str, protect: Protect) -> Scenario {
+    let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+    settings.turns.protect = protect;
+    let mut scenario = Scenario::new(name, patient(configuration(1, 2, settings)));
+    scenario.nature = Nature {
+        start: (Millis::secs(60), Millis::secs(60)),
+        wake: (Millis::secs(2), Millis::secs(2)),
+        sleep: (Millis::secs(1), Millis::secs(1)),
+        stop: (Millis::secs(1), Millis::secs(1)),
+        first_byte: (Millis(5), Millis(5)),
+        ..Nature::default()
+    };
+    scenario
+}
+
+/// A start of a minute is no failure.
+fn patient(mut configuration: Configuration) -> Configuration {
+    configuration.models.iter_mut().for_each(|spec| spec.start_timeout = Millis::secs(300));
+    configuration
+}
+
+/// A request for model `n` by `client`, whose waits are found under the model's number.
+fn by(client: u64, n: u64) -> Deed {
+    let stream = Request::stream(&format!("model-{n}"), EXCHANGE);
+    Deed::Ask(Request { client, key: n.to_string(), ..stream })
+}
+
+/// One person who asks the one model, then the other, each time soon after the answer. `swaps`: how long that takes to each
+/// of them. Returns the longest wait for each, without the first, cold starts.
+fn alternates(mut scenario: Scenario, swaps: [Millis; 2]) -> [Millis; 2] {
+    let mut at = Millis::secs(1);
+    for round in 0..40_u64 {
+        let model = round % 2;
+        scenario = scenario.at(at, by(1, model));
+        let first = if round < 2 { Millis::secs(62) } else { swaps[model as usize] };
+        at = at + Millis(first.0 * 6 / 5) + BESIDE + EXCHANGE + THINKS;
+    }
+    let mut world = World::new(scenario);
+    if let Err(failure) = world.run_until(at + Millis::secs(600)) {
+        panic!("{failure}");
+    }
+    assert_eq!(world.tally().of("requests served"), 40);
+    ["0", "1"].map(|key| {
+        let waits = world.waits(key);
+        assert_eq!(waits.len(), 20, "each of them is put away for the other");
+        waits[1..].iter().copied().max().unwrap_or_default()
+    })
+}
+
+fn assert_at_the_engines_pace(waits: [Millis; 2], swaps: [Millis; 2]) {
+    for (wait, swap) in waits.into_iter().zip(swaps) {
+        println!("waited at most {wait}, of which the engines took {swap}");
+        assert!(wait <= Millis(swap.0 * 6 / 5) + BESIDE, "waited {wait}, and the engines take {swap}");
+    }
+}
+
+#[test]
+fn a_single_user_alternates_at_the_engines_own_pace() {
+    let swaps = [Millis::secs(3); 2];
+    let waits = alternates(two("equal costs", Protect::default()), swaps);
+    assert_at_the_engines_pace(waits, swaps);
+}
+
+/// To bring the second back takes a minute, and its user asks again long before: but nobody else would come back to it.
+#[test]
+fn a_single_user_is_not_held_up_by_what_he_used_himself() {
+    let mut scenario = two("2 s beside 60 s", Protect::default());
+    scenario.configuration.models[1].can_sleep = false;
+    let swaps = [Millis::secs(3), Millis::secs(61)];
+    let waits = alternates(scenario, swaps);
+    assert_at_the_engines_pace(waits, swaps);
+}
+
+/// One person asks the first model each second for half a minute; then another asks the second. Returns what he waited
+/// beyond what the engines took.
+fn waits_for_a_neighbour(protect: Protect) -> Millis {
+    let mut scenario = two("two users", protect);
+    scenario = scenario.at(Millis::secs(1), by(2, 1)).at(Millis::secs(70), by(1, 0));
+    for n in 0..30 {
+        scenario = scenario.at(Millis::secs(150 + n), by(1, 0));
+    }
+    // Half a second after the last answer.
+    scenario = scenario.at(Millis::secs(180), by(2, 1));
+    let mut world = World::new(scenario);
+    if let Err(failure) = world.run_until(Millis::secs(400)) {
+        panic!("{failure}");
+    }
+    let last = *world.waits("1").last().expect("it was asked for");
+    Millis(last.0.saturating_sub(3000))
+}
+
+#[test]
+fn a_model_whose_other_user_is_expected_back_stays_as_long_as_bringing_it_back_would_take() {
+    let (expected, always, never) = (
+        waits_for_a_neighbour(Protect::Expected),
+        waits_for_a_neighbour(Protect::Always),
+        waits_for_a_neighbour(Protect::Never),
+    );
+    println!("expected {expected}, always {always}, never {never}");
+    // A wake was never seen: it is taken to last a second, half of which has passed.
+    assert!((Millis(400)..Millis(1000)).contains(&expected), "{expected}");
+    assert!((Millis::secs(29)..Millis::secs(31)).contains(&always), "the whole residency: {always}");
+    assert!(never < BESIDE, "{never}");
+}
+
+/// Three people, each of whom asks his own model again as soon as he has read the answer.
+#[test]
+fn three_users_of_three_models_take_turns_and_none_starves() {
+    let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
+    settings.turns.max_turn = Millis::secs(20);
+    let turns = settings.turns;
+    let mut scenario = Scenario::new("three users", patient(configuration(1, 3, settings)));
+    let nature = two("times", Protect::default()).nature;
+    scenario.nature = nature;
+    for n in 0..3 {
+        let Deed::Ask(request) = by(n + 1, n) else { unreachable!("it asks") };
+        scenario = scenario.at(Millis::secs(1 + n), Deed::Ask(Request { again: Some(THINKS), ..request }));
+    }
+    let mut world = World::new(scenario);
+    if let Err(failure) = world.run_until(Millis::secs(1800)) {
+        panic!("{failure}");
+    }
+    let turn = turns.max_turn + EXCHANGE + nature.sleep.1;
+    let bound = Millis(2 * (turn.0 + nature.start.1.0) + nature.start.1.0 + SLACK.0 * 3);
+    let longest = world.longest_wait();
+    let swaps = world.tally().of("swaps");
+    println!("{swaps} swaps in half an hour, longest wait {longest}, bound {bound}");
+    assert!(longest <= bound, "waited {longest}, the turns before allow {bound}");
+    for key in ["0", "1", "2"] {
+        assert!(world.waits(key).len() >= 10, "model {key} had {} turns", world.waits(key).len());
+    }
+    // Whoever returns in 200 ms is worth waiting for: turns are as long as they may be, not one answer each.
+    assert!(swaps <= 1800 / 20, "{swaps} swaps");
+}
