@@ -124,7 +124,14 @@ impl<F> Writer<F> {
         F: FnMut(&T, &mut Vec<u8>),
     {
         let (mut bytes, mut ends) = (Vec::with_capacity(BATCH), Vec::new());
-        while let Ok(first) = told.recv() {
+        let mut again = false;
+        loop {
+            let first = if again {
+                None
+            } else {
+                let Ok(first) = told.recv() else { return };
+                first
+            };
             if self.asked.reopen.swap(false, Ordering::Acquire) {
                 self.reopen();
             }
@@ -144,7 +151,10 @@ impl<F> Writer<F> {
             let more = bytes.len() >= BATCH;
             self.write(&mut bytes, &ends);
             ends.clear();
-            if more {
+            // The word that wakes this thread may have been taken with these lines, and what it is woken for not yet be done.
+            let closing = close.is_none() && self.asked.close.get().is_some();
+            again = more || closing || self.asked.reopen.load(Ordering::Acquire);
+            if again {
                 continue;
             }
             if let Some(close) = close {
