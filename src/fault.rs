@@ -4,7 +4,10 @@
 //! that turns it into what a client sees. Texts inside come from the configuration or from us, never from an
 //! engine's log.
 
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Serialize,
+    de::{IntoDeserializer as _, value},
+};
 
 use crate::{
     model::ModelName,
@@ -405,5 +408,40 @@ impl std::fmt::Display for Cause {
             Self::Misplaced => f.write_str("misplaced"),
             Self::Unrunnable => f.write_str("unrunnable"),
         }
+    }
+}
+
+impl std::str::FromStr for Cause {
+    type Err = value::Error;
+
+    /// Of the words that `Display` writes.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let number = |class: &str| text.strip_prefix(class).and_then(|number| number.parse().ok());
+        if let Some(code) = number("exited:") {
+            return Ok(Self::Exited(code));
+        }
+        if let Some(signal) = number("killed:") {
+            return Ok(Self::Killed(signal));
+        }
+        let serves = text.strip_prefix("wrong_model: the engine serves '");
+        match serves.and_then(|rest| rest.strip_suffix('\'')) {
+            Some(serves) => Ok(Self::WrongModel { serves: serves.to_owned() }),
+            None => Self::deserialize(text.into_deserializer()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_read_as_it_is_written() {
+        let wrong = Cause::WrongModel { serves: "it's".to_owned() };
+        let plain = [Cause::OutOfMemory, Cause::CommandNotFound, Cause::Timeout, Cause::Unrunnable];
+        for cause in plain.into_iter().chain([Cause::Exited(-3), Cause::Killed(9), wrong]) {
+            assert_eq!(cause.to_string().parse(), Ok(cause));
+        }
+        assert!("exited:often".parse::<Cause>().is_err() && "".parse::<Cause>().is_err());
     }
 }

@@ -6,7 +6,9 @@ use rouse::{
     fleet::{
         Fleet,
         command::{Command, Why},
-        event::{Event, Found, OperationId, Order, Published, PublishedState, Verdict, Waiter, WaiterId},
+        event::{
+            Event, Failure, Found, OperationId, Order, Published, PublishedState, Verdict, Waiter, WaiterId,
+        },
     },
     model::{
         Accelerator, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory, ModelSpec,
@@ -115,8 +117,21 @@ impl World {
             fingerprint: 1,
             accelerators: vec!["gpu-0".into()],
             since: self.now,
+            failure: None,
         });
         self.tell(&Event::Published { engine: engine(model), generation, published });
+        self.turn()
+    }
+
+    /// So many starts in a row of which nothing came, the last one then, and the next so many seconds later.
+    fn publish_failed(&mut self, model: &str, fruitless: u32, since: Tick, pause: u64) -> Vec<Command> {
+        let until = since + Millis::secs(pause);
+        let failure = Failure { cause: Cause::Exited(3), failures: fruitless, fruitless, until };
+        let (state, accelerators) = (PublishedState::Backoff, Vec::new());
+        let published =
+            Published { state, address: None, fingerprint: 1, accelerators, since, failure: Some(failure) };
+        let generation = Generation(u64::from(fruitless));
+        self.tell(&Event::Published { engine: engine(model), generation, published: Some(published) });
         self.turn()
     }
 
@@ -292,6 +307,36 @@ fn a_follower_refuses_what_the_leader_would_and_waits_when_in_doubt() {
     assert_eq!(world.arrive("b"), [], "its memory may be for this one");
     world.publish("b", ONE, PublishedState::Backoff);
     assert_eq!(world.turn(), [], "what becomes of it only the leader knows");
+}
+
+#[test]
+fn who_waits_at_a_follower_is_told_of_a_start_that_failed_as_at_the_leader() {
+    for ahead in [0, 3600] {
+        let mut world = World::follower(QueuePolicy::Wait);
+        world.arrive("a");
+        let leaders_now = world.now + Millis::secs(ahead);
+        assert_eq!(world.publish_failed("a", 1, leaders_now, 0), [], "the leader tries it once more");
+        let told = refused(&world.publish_failed("a", 2, leaders_now, 4)).to_string();
+        assert_eq!(told, "Model 'a' failed to become ready: exited:3");
+        assert!(world.reason("a").starts_with("failed"), "{}", world.reason("a"));
+        let Fault::ModelNotReady { wait, .. } = refused(&world.after(1).arrive("a")).clone() else {
+            panic!("it is left alone");
+        };
+        assert_eq!(wait.retry_after, Some(Millis::secs(3)), "as long as the leader leaves it alone");
+        // It may be started by now, without a word about it: who asks then waits, and is told what is known.
+        world.after(3);
+        assert_eq!(world.arrive("a"), []);
+        assert!(world.reason("a").contains("exited:3"), "{}", world.reason("a"));
+        world.publish("a", Generation(3), PublishedState::Loading);
+        assert_eq!(world.publish("a", Generation(3), PublishedState::Awake).len(), 2, "open, and granted");
+    }
+}
+
+#[test]
+fn what_was_said_of_a_failure_long_ago_refuses_nobody_for_long() {
+    let mut world = World::follower(QueuePolicy::Wait);
+    world.after(3600).publish_failed("a", 5, START, 8);
+    assert_eq!(world.after(1).arrive("a"), [], "no gateway leads, and the next that does may have more luck");
 }
 
 #[test]

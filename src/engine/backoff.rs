@@ -7,7 +7,8 @@
 
 use crate::{model::EngineId, units::Millis};
 
-const FIRST: u64 = 1_000;
+/// The shortest pause that there is, but for none.
+pub const FIRST: Millis = Millis::secs(1);
 const CAP: u64 = 60_000;
 
 /// The pause after the `failures`-th failure in a row (from 1).
@@ -16,7 +17,7 @@ pub fn pause(engine: &EngineId, failures: u32) -> Millis {
     if failures <= 1 {
         return Millis::ZERO;
     }
-    let base = FIRST.saturating_mul(1 << (failures - 2).min(10)).min(CAP);
+    let base = FIRST.0.saturating_mul(1 << (failures - 2).min(10)).min(CAP);
     Millis(base + hash(engine, failures) % (base / 4))
 }
 
@@ -36,7 +37,7 @@ mod tests {
         let engine = EngineId::new("m".into(), 0);
         assert_eq!(pause(&engine, 1), Millis::ZERO);
         let pauses: Vec<_> = (2..40).map(|n| pause(&engine, n).0).collect();
-        assert!(pauses[0] >= FIRST && pauses[0] < FIRST * 5 / 4);
+        assert!(pauses[0] >= FIRST.0 && pauses[0] < FIRST.0 * 5 / 4);
         assert!(pauses.iter().all(|&p| p < CAP * 5 / 4));
         assert!(pauses[10..].iter().all(|&p| p >= CAP));
     }

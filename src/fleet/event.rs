@@ -307,6 +307,22 @@ pub struct Published {
     pub accelerators: Vec<AcceleratorId>,
     /// When the state was entered, in wall time.
     pub since: Tick,
+    /// Of one that is left alone after a failure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+}
+
+/// Why an engine is left alone: what those who wait for it are told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Failure {
+    pub cause: Cause,
+    /// Failures in a row.
+    pub failures: u32,
+    /// Those of them since it last proved that it serves.
+    pub fruitless: u32,
+    /// When it is tried again, in wall time.
+    pub until: Tick,
 }
 
 /// What others need to know of an engine's state.
@@ -348,7 +364,18 @@ impl Published {
             fingerprint: engine.fingerprint,
             accelerators: engine.accelerators.clone(),
             since: engine.since,
+            failure: Failure::of(engine),
         })
+    }
+}
+
+impl Failure {
+    /// `None` of an engine that is not left alone.
+    #[must_use]
+    pub fn of(engine: &Engine) -> Option<Self> {
+        let State::Backoff { until, cause } = &engine.state else { return None };
+        let (failures, fruitless) = (engine.failures, engine.fruitless);
+        Some(Self { cause: cause.clone(), failures, fruitless, until: *until })
     }
 }
 

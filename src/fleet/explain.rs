@@ -111,12 +111,16 @@ impl Reason {
 
     /// The same, where another gateway decides. `settled`: nothing is about to be decided for anybody; `runs`: an engine of
     /// the model does. What else may be known to that gateway and not here could make a refusal wrong.
-    pub(super) fn foreseen(self, settled: bool, runs: bool) -> Self {
-        let certain = match self.class {
+    pub(super) fn foreseen(mut self, settled: bool, runs: bool, now: Tick) -> Self {
+        let certain = match &self.class {
             Class::Memory { .. } => settled,
             Class::Never { .. } => !runs,
-            Class::Failed { .. } => {
-                return Self::starting("it failed, and the gateway that leads tries it again");
+            // That gateway's own word, for as long as it leaves the engine alone.
+            Class::Failed { .. } if self.retry_after.is_some_and(|at| at > now) => true,
+            Class::Failed { cause } => {
+                self.text = format!("it failed ({cause}), and the gateway that leads tries it again");
+                self.retry_after = None;
+                false
             }
             Class::Start | Class::Full => false,
         };
@@ -429,8 +433,8 @@ impl Planner {
                 format!("asleep at level {}{since}{stopped}", level.number())
             }
             State::Cold => return self.explain_cold(e, spec),
-            State::Backoff { .. } if !self.role.decides() => {
-                "failed; the gateway that leads tries it again".to_owned()
+            State::Backoff { cause, .. } if !self.role.decides() => {
+                format!("failed ({cause}); the gateway that leads tries it again")
             }
             State::Backoff { until, cause } => match spec {
                 Some(spec) => return Reason::failed(e, spec, cause.clone(), *until, false),

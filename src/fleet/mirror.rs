@@ -4,12 +4,12 @@
 //! heard of. What is this gateway's own stays: its leases, its gate, and when it last used the engine.
 
 use super::{
-    event::{Found, Published, PublishedState},
+    event::{Failure, Found, Published, PublishedState},
     plan::Planner,
     role::Role,
 };
 use crate::{
-    engine::{Door, Engine, Proof, state::State},
+    engine::{Door, Engine, Proof, backoff, state::State},
     fault::Cause,
     fleet::command::{Then, Why},
     model::{EngineId, Level},
@@ -133,12 +133,15 @@ impl Engine {
             self.generation = generation;
         }
         let served = matches!(self.state, State::Awake | State::Draining { .. });
-        let state = told.state.as_seen(&self.state, since);
+        let state = match &told.failure {
+            Some(failure) if told.state == PublishedState::Backoff => self.left_alone(failure, since, now),
+            _ => told.state.as_seen(&self.state, since),
+        };
         if !state.has_process() {
             return self.end(state, since);
         }
         if state == State::Awake && !served {
-            self.turn = since;
+            (self.turn, self.fruitless) = (since, 0);
         }
         if state.is_starting() {
             self.began = since;
@@ -152,6 +155,15 @@ impl Engine {
         self.proof = Proof::NotReady;
         (self.placing, self.shrinking, self.failing_since) = (None, None, None);
         self.gated &= self.state == State::Awake;
+    }
+
+    /// As the leader leaves it alone. Clocks differ, and objects keep moments to the second: here that lasts no longer than
+    /// the leader's own pause, and long enough for those who wait to be told.
+    fn left_alone(&mut self, failure: &Failure, since: Tick, now: Tick) -> State {
+        (self.failures, self.fruitless) = (failure.failures, failure.fruitless);
+        let pause = failure.until.since(since).max(backoff::FIRST);
+        let until = failure.until.clamp(now + backoff::FIRST, now + pause);
+        State::Backoff { until, cause: failure.cause.clone() }
     }
 
     /// Its process is no more, by somebody else's word.
@@ -195,7 +207,7 @@ impl PublishedState {
                 State::Stopping { .. } => before.clone(),
                 _ => State::Stopping { cause: Cause::Stopped },
             },
-            // Until when, only the leader knows.
+            // It was not said until when, and why.
             Self::Backoff => State::Backoff { until: since, cause: Cause::Unhealthy },
         }
     }

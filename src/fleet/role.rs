@@ -4,9 +4,10 @@
 //! that are awake to their own waiters, and order nothing of an engine's life. What they would decide they find out all
 //! the same, since a waiter is to be told what it waits for, and then throw it away.
 //!
-//! A follower knows less than the leader: nothing of memory that is booked and not used yet, of failures and what
-//! became of them, of leases at other gateways that did not say. So it refuses only what no such knowledge could
-//! change; when in doubt somebody waits, and the leader's next word decides.
+//! A follower knows less than the leader: nothing of memory that is booked and not used yet, of leases at other
+//! gateways that did not say. So it refuses only what no such knowledge could change; when in doubt somebody waits, and
+//! the leader's next word decides. Of a start that failed that word is published: those who wait here are refused as
+//! those who wait at the leader are, or their demand would have it started again and again.
 //!
 //! Who comes to lead adopts what runs before it decides anything, as after a restart. Requests do not notice: what was
 //! awake goes on serving meanwhile.
@@ -225,7 +226,7 @@ impl Draft<'_> {
         let mut reasons = ahead.into_reasons();
         for (model, reason) in Arc::make_mut(&mut reasons) {
             let runs = self.planner.engines_of(model).any(|e| e.state.has_process());
-            *reason = std::mem::take(reason).foreseen(settled, runs);
+            *reason = std::mem::take(reason).foreseen(settled, runs, self.now);
         }
         self.reasons = reasons;
     }

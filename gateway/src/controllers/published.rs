@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 
 use rouse::{
-    fleet::event::{Learned, Published as Told, PublishedState},
+    fault::Cause,
+    fleet::event::{Failure, Learned, Published as Told, PublishedState},
     model::{AcceleratorId, Level, ModelName},
     units::{Millis, Tick},
 };
@@ -12,7 +13,7 @@ use super::{
     condition::tick,
     crd::{
         InferenceModel, Quantity,
-        inference_model::{self as crd, EngineState, EngineStatus},
+        inference_model::{self as crd, EngineFailure, EngineState, EngineStatus},
         ledger::ObjectName,
     },
     settle::object_name,
@@ -77,7 +78,18 @@ pub fn engine(status: &EngineStatus, fingerprint: u64, accelerators: Vec<Acceler
         fingerprint,
         accelerators,
         since: status.since.as_ref().map(tick).unwrap_or_default(),
+        failure: status.failure.as_ref().map(failure),
     })
+}
+
+/// Of a cause that this version does not know the rest holds all the same.
+fn failure(failure: &EngineFailure) -> Failure {
+    Failure {
+        cause: failure.cause.parse().unwrap_or(Cause::Unhealthy),
+        failures: failure.failures,
+        fruitless: failure.fruitless,
+        until: tick(&failure.retry_after),
+    }
 }
 
 const fn state(state: EngineState) -> PublishedState {

@@ -10,7 +10,7 @@ use std::{
 use rouse::{
     engine::{Engine, state::State},
     fault::Fault,
-    fleet::{Changes, Fleet, Plan},
+    fleet::{Changes, Fleet, Plan, event::Failure},
     model::{EngineId, Level, ModelName},
     units::{Bytes, Generation, Tick},
 };
@@ -19,7 +19,7 @@ use wants::Wants;
 
 use super::{
     condition::time,
-    crd::inference_model::{DEFAULT_VARIANT, EngineState, EngineStatus, Learned},
+    crd::inference_model::{DEFAULT_VARIANT, EngineFailure, EngineState, EngineStatus, Learned},
     news::{self, News, Was},
     status::{Facts, Waiting},
 };
@@ -299,6 +299,7 @@ impl Inner {
             state: state(&engine.state)?,
             generation: engine.generation.0,
             since: Some(time(engine.since)),
+            failure: Failure::of(engine).map(failure),
         })
     }
 }
@@ -314,6 +315,10 @@ fn learned(fleet: &Fleet, model: &ModelName) -> Option<Learned> {
         sleep_millis: millis(learned.sleep),
     };
     (known != Learned::default()).then_some(known)
+}
+
+fn failure(Failure { cause, failures, fruitless, until }: Failure) -> EngineFailure {
+    EngineFailure { cause: cause.to_string(), failures, fruitless, retry_after: time(until) }
 }
 
 const fn state(state: &State) -> Option<EngineState> {

@@ -274,7 +274,7 @@ async fn an_order_is_judged_by_all_that_was_heard_before_it() {
 fn published(state: PublishedState) -> Event {
     let engine = EngineId::new(name(0), 0);
     let (address, accelerators) = (Some(([127, 0, 0, 1], 9).into()), vec![gpu(0)]);
-    let published = Published { state, address, fingerprint: 1, accelerators, since: START };
+    let published = Published { state, address, fingerprint: 1, accelerators, since: START, failure: None };
     Event::Published { engine, generation: Generation(1), published: Some(published) }
 }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::{
     site::LEASE,
-    world::{World, aside, reason},
+    world::{Gateway, World, aside, reason},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -35,6 +35,20 @@ async fn a_request_that_waits_at_any_gateway_starts_its_model_and_is_served_ther
         }
     }
     assert_eq!(world.running().await.len(), 2, "nothing was started twice");
+
+    // What comes of a start that fails is told at both, by the one that decides and by the one that does not.
+    world.model("broken", "40Gi", "--fault exit-at-start=3", json!({})).await;
+    world.until("broken", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
+    let ask = async |gateway: &Gateway| {
+        let client = gateway.client();
+        aside(move || client.chat("broken", false, 4)).await
+    };
+    let answers = async { tokio::join!(ask(&gateways[0]), ask(&gateways[1])) };
+    let answers = tokio::time::timeout(Duration::from_secs(60), answers).await.expect("somebody still waits");
+    for answer in [answers.0, answers.1] {
+        assert_eq!(answer.status, 503, "{answer:?}");
+        assert!(answer.text().contains("exited:3"), "{answer:?}");
+    }
 
     // One is killed. Whether it led or not, the other serves on, at once and from nothing.
     let killed = gateways.remove(0);

@@ -18,7 +18,10 @@ use super::{
 
 pub use self::{
     engine::{Engine, Kind, Level, OnDisconnect, SleepMode, Task},
-    status::{DEFAULT_VARIANT, EngineState, EngineStatus, InferenceModelStatus, Learned, VariantStatus},
+    status::{
+        DEFAULT_VARIANT, EngineFailure, EngineState, EngineStatus, InferenceModelStatus, Learned,
+        VariantStatus,
+    },
 };
 
 /// What clients name as the model of a request, and how its engines are run.

@@ -65,6 +65,7 @@ fn engine(replica: u32, state: EngineState) -> EngineStatus {
         state,
         generation: 1,
         since: Some(time(NOW)),
+        failure: None,
     }
 }
 

@@ -105,6 +105,25 @@ pub struct EngineStatus {
     /// Since when it is in this state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
+    /// Why it is left alone, in the state Backoff. Who waits for it is told by every gateway.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<EngineFailure>,
+}
+
+/// Failures of one engine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EngineFailure {
+    /// The last one, in a word: `exited:3`, `timeout`, `unrunnable`.
+    pub cause: String,
+    /// Failures in a row.
+    #[schemars(extend("minimum" = 0))]
+    pub failures: u32,
+    /// Those of them since it last served. From the second on requests are refused instead of waiting for the next start.
+    #[schemars(extend("minimum" = 0))]
+    pub fruitless: u32,
+    /// When it is started again, if somebody waits then.
+    pub retry_after: Time,
 }
 
 /// Where an engine is in its life. One that is cold is not listed.
