@@ -172,6 +172,15 @@ impl Accelerators {
         matches!(self, Self::Count(0) | Self::Of { count: 0, .. })
     }
 
+    /// How many one engine takes.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        match self {
+            Self::Count(count) | Self::Of { count, .. } => *count,
+            Self::Ids(ids) => u32::try_from(ids.len()).unwrap_or(u32::MAX),
+        }
+    }
+
     /// The pool that they are of.
     #[must_use]
     pub const fn pool(&self) -> Option<&AcceleratorId> {

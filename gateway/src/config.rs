@@ -46,7 +46,7 @@ pub use self::{
     tls::Tls,
 };
 pub(crate) use self::{
-    engine::{Fingerprint, kind_name, sleep_by_command},
+    engine::{Fingerprint, KV_CACHE_BYTES, kind_name, kv_cache_by_command, sleep_by_command},
     file::{LOCAL_ADMIN, parse_address},
     model::{memory_of, unusable},
     telemetry::collector_fault,

@@ -31,8 +31,6 @@ pub struct Sleeper {
     pub on: Vec<AcceleratorId>,
     /// What it keeps of each accelerator.
     pub residue: Bytes,
-    /// Host RAM that it keeps.
-    pub host: Bytes,
     /// A requester is there that it would be woken for.
     pub wanted: bool,
     pub outdated: bool,
@@ -45,41 +43,34 @@ pub struct Sleeper {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shortage {
     pub accelerators: BTreeMap<AcceleratorId, Bytes>,
-    pub host: Bytes,
 }
 
 impl Shortage {
     #[must_use]
     pub fn is_none(&self) -> bool {
-        self.host == Bytes::ZERO && self.accelerators.values().all(|short| *short == Bytes::ZERO)
+        self.accelerators.values().all(|short| *short == Bytes::ZERO)
     }
 
     fn is_covered_by<'a>(&self, set: impl Iterator<Item = &'a Sleeper> + Clone) -> bool {
         let of =
             |a: &AcceleratorId| set.clone().filter(|s| s.on.contains(a)).map(|s| s.residue).sum::<Bytes>();
         self.accelerators.iter().all(|(a, short)| of(a) >= *short)
-            && set.clone().map(|s| s.host).sum::<Bytes>() >= self.host
     }
 
-    /// What a set frees that nobody needs, in whole GiB, over all accelerators; and of host RAM, where that is short.
+    /// What a set frees that nobody needs, in whole GiB, over all accelerators.
     fn beyond<'a>(&self, set: impl Iterator<Item = &'a Sleeper>) -> u64 {
         let mut freed: BTreeMap<&AcceleratorId, Bytes> = BTreeMap::new();
-        let mut host = Bytes::ZERO;
         for sleeper in set {
-            host += sleeper.host;
             sleeper.on.iter().for_each(|a| *freed.entry(a).or_default() += sleeper.residue);
         }
         let need = |a| self.accelerators.get(a).copied().unwrap_or_default();
-        let of_accelerators = freed.iter().map(|(a, freed)| freed.saturating_sub(need(*a)));
-        let of_host = Some(host.saturating_sub(self.host)).filter(|_| self.host > Bytes::ZERO);
-        of_accelerators.chain(of_host).sum::<Bytes>().0 >> 30
+        freed.iter().map(|(a, freed)| freed.saturating_sub(need(*a))).sum::<Bytes>().0 >> 30
     }
 
     /// Deleting it helps.
     fn is_eased_by(&self, sleeper: &Sleeper) -> bool {
         let short = |a| self.accelerators.get(a).is_some_and(|short| *short > Bytes::ZERO);
         sleeper.residue > Bytes::ZERO && sleeper.on.iter().any(short)
-            || self.host > Bytes::ZERO && sleeper.host > Bytes::ZERO
     }
 }
 
@@ -107,10 +98,10 @@ pub fn cover(sleepers: &[Sleeper], short: &Shortage) -> Option<Vec<usize>> {
 /// Every set of these that covers what is short, and of which none can be spared.
 fn tight(sleepers: &[Sleeper], few: &[usize], short: &Shortage) -> Vec<Vec<usize>> {
     // What each frees of each thing that is short: names are compared once, not for every set.
-    let needs: Vec<Bytes> = short.accelerators.values().copied().chain([short.host]).collect();
+    let needs: Vec<Bytes> = short.accelerators.values().copied().collect();
     let frees = |s: &Sleeper| -> Vec<Bytes> {
         let on = |a| if s.on.contains(a) { s.residue } else { Bytes::ZERO };
-        short.accelerators.keys().map(on).chain([s.host]).collect()
+        short.accelerators.keys().map(on).collect()
     };
     let table: Vec<Vec<Bytes>> = pick(sleepers, few).map(frees).collect();
     let members = |mask: usize| (0..few.len()).filter(move |bit| mask & (1 << bit) != 0);

@@ -2,8 +2,8 @@
 //!
 //! Two things are asked of every accelerator of the engine. Its reservation must fit beside those of every engine known there,
 //! whoever the kubelet says holds the accelerator: that is the guarantee. And the sleepers must be within their budget: seed 1's
-//! rule, judged by the meter where a reading counts, else by what the sleepers are known to keep. Host RAM is kept for every
-//! engine that could sleep at level 1, as long as deleting sleepers can do that.
+//! rule, judged by the meter where a reading counts, else by what the sleepers are known to keep. Host RAM is no reason to wait or
+//! to delete anything: an engine takes some when it falls asleep at level 1, and only where there is enough of it.
 //!
 //! What changes the memory of an accelerator does not go on beside something else whose measure that would spoil. An engine that
 //! is launched measures what is free and takes its share of it: beside it nothing is launched, woken, put to sleep or ended for the
@@ -24,7 +24,7 @@ use super::{
     settings::Settings,
 };
 use crate::{
-    model::{AcceleratorId, LevelPolicy},
+    model::AcceleratorId,
     units::{Bytes, Millis, Tick},
 };
 
@@ -42,7 +42,6 @@ pub(super) enum Room {
 pub(super) struct Newcomer<'a> {
     pub(super) engine: &'a EngineId,
     pub(super) sizes: Sizes,
-    pub(super) level: LevelPolicy,
 }
 
 pub(super) struct Rooms<'a> {
@@ -102,7 +101,6 @@ impl Rooms<'_> {
             let budget = self.no_more_than_there_is(a, new.engine, budget.later);
             short.accelerators.insert(a.clone(), memory.later.max(budget));
         }
-        self.settle_host(new, &mut short);
         self.choose(short, new, leaving)
     }
 
@@ -139,14 +137,9 @@ impl Rooms<'_> {
         chosen.into_iter().filter_map(|i| ids.get(i).cloned()).collect()
     }
 
-    fn choose(&self, mut short: Shortage, new: &Newcomer<'_>, leaving: Option<String>) -> Room {
+    fn choose(&self, short: Shortage, new: &Newcomer<'_>, leaving: Option<String>) -> Room {
         let (ids, sleepers) = self.sleepers(Some(new.engine));
-        let set = cover(&sleepers, &short).or_else(|| {
-            // Room to sleep is wished for, not needed: without it the engine sleeps at level 2 or is ended.
-            short.host = Bytes::ZERO;
-            cover(&sleepers, &short)
-        });
-        match (set, leaving) {
+        match (cover(&sleepers, &short), leaving) {
             (Some(set), Some(what)) if set.is_empty() => Room::Wait(what),
             (Some(set), None) if set.is_empty() => Room::There,
             (Some(set), _) => {
@@ -256,32 +249,12 @@ impl Rooms<'_> {
         known.last_sleep.is_none_or(|at| at + self.settings.settle <= self.now)
     }
 
-    /// Host RAM for everything that could sleep at level 1, were it put to sleep now.
-    fn settle_host(&self, new: &Newcomer<'_>, short: &mut Shortage) {
-        if !matches!(new.level, LevelPolicy::One | LevelPolicy::OnlyOne | LevelPolicy::Auto) {
-            return;
-        }
-        let could =
-            |e: &&Engine| e.id != *new.engine && !matches!(e.state, State::Ending { .. } | State::Gone);
-        let need = |e: &Engine| match e.state {
-            State::Asleep { .. } | State::Unknown => e.held_host,
-            _ if matches!(e.level, LevelPolicy::One | LevelPolicy::OnlyOne | LevelPolicy::Auto) => {
-                e.sizes.host
-            }
-            _ => Bytes::ZERO,
-        };
-        let others: Bytes = self.node.engines.values().filter(could).map(need).sum();
-        short.host =
-            (others + self.node.left_of_host() + new.sizes.host).saturating_sub(self.node.facts.host);
-    }
-
     /// What may be deleted to make room.
     fn sleepers(&self, except: Option<&EngineId>) -> (Vec<EngineId>, Vec<Sleeper>) {
         let free = |e: &&Engine| e.is_free() && Some(&e.id) != except;
         let sleeper = |engine: &Engine| Sleeper {
             on: engine.id.accelerators.to_vec(),
             residue: engine.held,
-            host: engine.held_host,
             wanted: self.is_wanted(&engine.id),
             outdated: self.is_outdated(&engine.id),
             last_used: engine.last_used,

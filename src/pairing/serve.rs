@@ -131,7 +131,7 @@ impl Draft<'_> {
         }
         let ask = &requester.seen.ask;
         let sizes = self.node.engines.get(&engine).map_or(ask.sizes, |sleeper| sleeper.sizes);
-        let new = Newcomer { engine: &engine, sizes, level: ask.level };
+        let new = Newcomer { engine: &engine, sizes };
         let rooms = self.rooms();
         match if starts { rooms.for_start(&new, &provider) } else { rooms.for_newcomer(&new) } {
             Room::There if !requester.is_gated() => {

@@ -165,8 +165,8 @@ impl Draft<'_> {
             .then_some(Step::Open { requester })
     }
 
-    /// Nobody uses it: to sleep if it can, and if there is room for what it keeps; as soon as that disturbs nobody's launch, and
-    /// nobody disturbs what is measured of it.
+    /// Nobody uses it: to sleep if it can, at level 1 where there is host RAM for it; as soon as that disturbs nobody's launch,
+    /// and nobody disturbs what is measured of it.
     fn put_away(&self, e: &Engine) -> Option<Step> {
         if self.is_on_faulty(e) || !self.node.exists {
             return Some(Step::End { why: Why::Leaving });
@@ -181,9 +181,9 @@ impl Draft<'_> {
         let level = match e.level {
             _ if e.id.mode == Mode::Plain => None,
             LevelPolicy::Never => None,
-            LevelPolicy::One | LevelPolicy::OnlyOne => room.then_some(Level::One),
-            LevelPolicy::Two => Some(Level::Two),
-            LevelPolicy::Auto => Some(if room { Level::One } else { Level::Two }),
+            LevelPolicy::One | LevelPolicy::OnlyOne | LevelPolicy::Auto if room => Some(Level::One),
+            LevelPolicy::OnlyOne => None,
+            LevelPolicy::One | LevelPolicy::Two | LevelPolicy::Auto => Some(Level::Two),
         };
         let via =
             self.requester(e).filter(|requester| requester.speaks()).and_then(|_| e.requester().cloned());

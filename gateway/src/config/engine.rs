@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use rouse::{model::ModelName, units::Millis};
+use rouse::{
+    model::ModelName,
+    units::{Bytes, Millis},
+};
 
 use super::{
     Kind, Model, OnDisconnect, Passage, SleepApi, Task,
@@ -250,4 +253,15 @@ pub(crate) fn sleep_by_command(kind: Kind, stub: bool, command: &[String]) -> Sl
 
 fn has_word(command: &[String], word: &str) -> bool {
     command.iter().any(|text| text.split_whitespace().any(|one| one == word))
+}
+
+/// vLLM's flag for the bytes of its KV cache on each accelerator. With it an engine does not measure free memory when it starts.
+pub(crate) const KV_CACHE_BYTES: &str = "--kv-cache-memory-bytes";
+
+/// The bytes of its KV cache on each accelerator, where its command says them. What else it takes is little more than weights.
+pub(crate) fn kv_cache_by_command(command: &[String]) -> Option<Bytes> {
+    let mut words = command.iter().flat_map(|text| text.split_whitespace());
+    let rest = words.find_map(|word| word.strip_prefix(KV_CACHE_BYTES))?;
+    let said = if rest.is_empty() { words.next() } else { rest.strip_prefix('=') };
+    said?.parse().ok()
 }

@@ -206,6 +206,7 @@ fn variants(
 ) -> Vec<Variant> {
     let alone = [written::Variant { name: DEFAULT_VARIANT.to_owned(), ..written::Variant::default() }];
     let listed = if spec.variants.is_empty() { &alone[..] } else { &spec.variants };
+    let kv_cache = run.and_then(|run| config::kv_cache_by_command(&pods::command(run)));
     let explicit = run.is_some_and(|run| engine::explicit_memory(spec.engine.kind, run));
     let mut names = std::collections::BTreeSet::new();
     let mut variants = Vec::with_capacity(listed.len());
@@ -215,7 +216,7 @@ fn variants(
         }
         reader.within =
             if spec.variants.is_empty() { String::new() } else { format!("variants '{}': ", written.name) };
-        let memory = reader.memory(spec, written, engine.sleep != config::SleepApi::None);
+        let memory = reader.memory(spec, written, engine.sleep != config::SleepApi::None, kv_cache);
         let replicas = reader.replicas(spec, written);
         variants.push(Variant {
             name: written.name.clone(),

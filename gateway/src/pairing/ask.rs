@@ -34,7 +34,12 @@ pub(super) struct Asked {
 #[derive(Clone, Debug)]
 enum Server {
     /// Of a Pod that is made by its server patch.
-    Patched { mode: Mode, fingerprint: Fingerprint, labels: BTreeMap<String, String> },
+    Patched {
+        mode: Mode,
+        fingerprint: Fingerprint,
+        labels: BTreeMap<String, String>,
+        kv_cache: Option<Bytes>,
+    },
     /// Of this InferenceServerConfig, in a launcher.
     Configured(ObjectName),
 }
@@ -59,8 +64,8 @@ impl Asked {
         let server = if let Some(name) = keys::read(pod, keys::SERVER_CONFIG) {
             Server::Configured(ObjectName::new(pod.namespace().unwrap_or_default(), name.trim()))
         } else {
-            let provider::Asked { fingerprint, labels } = provider::asked(pod, node)?;
-            Server::Patched { mode: own_mode(pod)?.unwrap_or(mode), fingerprint, labels }
+            let provider::Asked { fingerprint, labels, kv_cache } = provider::asked(pod, node)?;
+            Server::Patched { mode: own_mode(pod)?.unwrap_or(mode), fingerprint, labels, kv_cache }
         };
         Ok(Self { server, wanted: record::wanted(pod)?, level: LevelPolicy::Auto })
     }
@@ -89,13 +94,14 @@ impl Asked {
     }
 
     pub(super) fn on(&self, node: &NodeName, facts: &Facts) -> Result<Ask, Doubt> {
-        let (mode, fingerprint, build) = match &self.server {
-            Server::Patched { mode, fingerprint, .. } => (*mode, *fingerprint, None),
+        let (mode, fingerprint, build, kv_cache) = match &self.server {
+            Server::Patched { mode, fingerprint, kv_cache, .. } => (*mode, *fingerprint, None, *kv_cache),
             Server::Configured(name) => {
-                (Mode::Launcher, facts.configs.fingerprint(name)?, facts.configs.build(name))
+                let configs = &facts.configs;
+                (Mode::Launcher, configs.fingerprint(name)?, configs.build(name), configs.kv_cache(name))
             }
         };
-        let sizes = facts.sizes(node, &self.wanted)?;
+        let sizes = facts.sizes(node, &self.wanted, kv_cache)?;
         Ok(Ask { mode, fingerprint, build, sizes, level: self.level })
     }
 }

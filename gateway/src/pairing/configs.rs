@@ -7,12 +7,17 @@ use std::{
 };
 
 use kube::Resource;
-use rouse::pairing::{
-    event::{Standing, Terms},
-    ids::{Build, Fingerprint},
+use rouse::{
+    pairing::{
+        event::{Standing, Terms},
+        ids::{Build, Fingerprint},
+    },
+    units::Bytes,
+    words,
 };
 
 use crate::{
+    config::kv_cache_by_command,
     controllers::{
         crd::{
             fma::{GROUP, InferenceServerConfig, LauncherConfig, LauncherPopulationPolicy, Status},
@@ -217,6 +222,12 @@ impl Configs {
             .ok_or_else(|| if self.is_complete() { Error::NoLauncher(of.clone()) } else { Error::Unseen })?;
         sound("LauncherConfig", &of, launcher.spec.problems())?;
         Ok(launcher::fingerprint(&config.spec.model_server_config))
+    }
+
+    /// The KV cache of its engine on each accelerator, where its options say it.
+    pub(super) fn kv_cache(&self, name: &ObjectName) -> Option<Bytes> {
+        let options = words::split(&self.engine(name)?.spec.model_server_config.options).ok()?;
+        kv_cache_by_command(&options)
     }
 
     /// Whether somebody may ask for such an engine again; `None`: that is not known yet.

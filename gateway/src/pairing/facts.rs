@@ -213,8 +213,14 @@ impl Facts {
         self.nodes.contains_key(node)
     }
 
-    /// What is wanted, in full: what is not said is what the node's accelerators have.
-    pub(super) fn sizes(&self, node: &NodeName, wanted: &Wanted) -> Result<Sizes, Doubt> {
+    /// What is wanted, in full: what is not said is what the node's accelerators have. `kv_cache`: what of it is no weights, where
+    /// that is known.
+    pub(super) fn sizes(
+        &self,
+        node: &NodeName,
+        wanted: &Wanted,
+        kv_cache: Option<Bytes>,
+    ) -> Result<Sizes, Doubt> {
         let (place, terms) = self.place(node).ok_or_else(|| Doubt::NoPool(node.clone()))?;
         if let Some(key) = self.lacks(node, terms) {
             return Err(Doubt::Untainted { node: node.clone(), key: key.clone() });
@@ -223,7 +229,8 @@ impl Facts {
         let capacity = least.or(place.room.each).ok_or_else(|| Doubt::NoCapacity(node.clone()))?;
         let kept = terms.sleeping_memory.unwrap_or_default();
         let awake = wanted.awake.unwrap_or_else(|| capacity.saturating_sub(kept));
-        Ok(Sizes { awake, asleep: wanted.asleep.min(awake), host: wanted.host.unwrap_or(awake) })
+        let weights = awake.saturating_sub(kv_cache.unwrap_or_default());
+        Ok(Sizes { awake, asleep: wanted.asleep.min(awake), host: wanted.host.unwrap_or(weights) })
     }
 
     /// The key of its pool's taint, where the node has none of that key.

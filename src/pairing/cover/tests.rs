@@ -4,7 +4,6 @@ fn sleeper(on: &[&str], gib: u64, last_used: u64) -> Sleeper {
     Sleeper {
         on: on.iter().map(|a| AcceleratorId::from(*a)).collect(),
         residue: Bytes::gib(gib),
-        host: Bytes::ZERO,
         wanted: false,
         outdated: false,
         last_used: Tick(last_used),
@@ -14,7 +13,7 @@ fn sleeper(on: &[&str], gib: u64, last_used: u64) -> Sleeper {
 
 fn short(of: &[(&str, u64)]) -> Shortage {
     let accelerators = of.iter().map(|(a, gib)| (AcceleratorId::from(*a), Bytes::gib(*gib))).collect();
-    Shortage { accelerators, host: Bytes::ZERO }
+    Shortage { accelerators }
 }
 
 /// What one would do accelerator by accelerator: the oldest first, until it is enough there.
@@ -119,30 +118,10 @@ fn less_than_a_gib_beyond_need_is_no_reason() {
 }
 
 #[test]
-fn of_host_memory_as_little_as_needed_goes_too() {
-    let mut all = [sleeper(&["a"], 1, 1), sleeper(&["b"], 1, 2)];
-    (all[0].host, all[1].host) = (Bytes::gib(40), Bytes::gib(16));
-    let short = Shortage { accelerators: BTreeMap::new(), host: Bytes::gib(12) };
-    assert_eq!(cover(&all, &short), Some(vec![1]));
-}
-
-#[test]
 fn of_equals_that_one_goes_which_is_back_soonest() {
     let mut all = [sleeper(&["a"], 2, 1), sleeper(&["a"], 2, 1)];
     all[1].comes_back_in = Millis::secs(5);
     assert_eq!(cover(&all, &short(&[("a", 2)])), Some(vec![1]));
-}
-
-#[test]
-fn host_memory_is_covered_over_all_accelerators_of_the_node() {
-    let mut all = [sleeper(&["a"], 1, 1), sleeper(&["b"], 1, 2), sleeper(&["c"], 1, 3)];
-    for (i, gib) in [4, 16, 16].into_iter().enumerate() {
-        all[i].host = Bytes::gib(gib);
-    }
-    let short = Shortage { accelerators: BTreeMap::new(), host: Bytes::gib(12) };
-    assert_eq!(cover(&all, &short), Some(vec![1]));
-    let both = Shortage { accelerators: [("c".into(), Bytes::gib(1))].into(), host: Bytes::gib(12) };
-    assert_eq!(cover(&all, &both), Some(vec![2]), "one that helps with both");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::Cluster;
 use crate::{
-    model::{AcceleratorId, LevelPolicy},
+    model::AcceleratorId,
     pairing::{
         Plan,
         command::{Order, Step, Why},
@@ -50,12 +50,8 @@ impl Cluster {
         engine.id.accelerators.iter().all(recent) && !Self::is_needed_for_memory(node, engine)
     }
 
-    /// Somebody is there who needs what it keeps, of an accelerator or of the host.
+    /// Somebody is there who needs what it keeps of an accelerator.
     fn is_needed_for_memory(node: &Node, engine: &Engine) -> bool {
-        let could_sleep =
-            |level| matches!(level, LevelPolicy::One | LevelPolicy::OnlyOne | LevelPolicy::Auto);
-        let own = |e: &Engine| if could_sleep(e.level) { e.sizes.host.max(e.held_host) } else { e.held_host };
-        let host = node.engines.values().map(own).sum::<Bytes>() + node.left_of_host();
         node.requesters.values().filter(|r| r.stays()).any(|requester| {
             let ask = &requester.seen.ask;
             let wanted = node.wanted_by(requester);
@@ -64,8 +60,7 @@ impl Cluster {
                 let capacity = node.accelerators.get(*a).map_or(Bytes::ZERO, |known| known.facts.capacity);
                 engine.uses(a) && node.reserved(a) + awake > capacity
             };
-            let short = could_sleep(ask.level) && host + ask.sizes.host > node.facts.host;
-            requester.accelerators.iter().any(|a| full(&a)) || engine.held_host > Bytes::ZERO && short
+            requester.accelerators.iter().any(|a| full(&a))
         })
     }
 

@@ -7,15 +7,12 @@ use rouse::{
 
 use super::{Refusal, Run, pods, read::Reader};
 use crate::{
-    config::{self, OnDisconnect, Passage, kind_name, sleep_by_command},
+    config::{self, KV_CACHE_BYTES, OnDisconnect, Passage, kind_name, sleep_by_command},
     controllers::crd::{
         InferenceModelSpec,
         inference_model::{self as written, Level, SleepMode},
     },
 };
-
-/// vLLM's flag for the bytes of its KV cache. With it an engine does not measure free memory when it starts.
-const KV_CACHE_BYTES: &str = "--kv-cache-memory-bytes";
 
 pub(super) fn engine(
     reader: &mut Reader,

@@ -85,7 +85,14 @@ impl Reader {
         }
     }
 
-    pub(super) fn memory(&mut self, spec: &InferenceModelSpec, variant: &Variant, can_sleep: bool) -> Memory {
+    /// `kv_cache`: what of an accelerator's memory is no weights, where the command says it.
+    pub(super) fn memory(
+        &mut self,
+        spec: &InferenceModelSpec,
+        variant: &Variant,
+        can_sleep: bool,
+        kv_cache: Option<Bytes>,
+    ) -> Memory {
         let awake = variant.memory.as_ref().or(spec.memory.as_ref());
         if awake.is_none() {
             self.spec("memory is missing: say what one engine takes of each accelerator, like 80Gi");
@@ -102,7 +109,9 @@ impl Reader {
         {
             self.spec(format!("memoryAsleep ({asleep}) is at most memory ({awake})"));
         }
-        memory_of(found.unwrap_or_default(), asleep, host, can_sleep)
+        let awake = found.unwrap_or_default();
+        let weights = kv_cache.filter(|_| can_sleep).map(|kv_cache| awake.saturating_sub(kv_cache));
+        memory_of(awake, asleep, host.or(weights), can_sleep)
     }
 
     pub(super) fn replicas(&mut self, spec: &InferenceModelSpec, variant: &Variant) -> (u32, u32) {

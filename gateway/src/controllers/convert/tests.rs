@@ -102,12 +102,14 @@ fn vllm(mode: &str, args: Value) -> Value {
 
 #[test]
 fn an_engine_sleeps_where_its_command_and_its_mode_let_it() {
-    let args = json!(["--enable-sleep-mode", "--kv-cache-memory-bytes=1"]);
+    let args = json!(["--enable-sleep-mode", "--kv-cache-memory-bytes=60Gi"]);
     let model = read(vllm("dualPods", args.clone()));
     assert_eq!(model.engine.sleep, SleepApi::Vllm);
     let spec = &model.variants[0].spec;
     assert!(spec.can_sleep && spec.explicit_memory);
-    assert_eq!((spec.memory.asleep, spec.memory.host), (Bytes::gib(4), Bytes::gib(80)));
+    assert_eq!((spec.memory.asleep, spec.memory.host), (Bytes::gib(4), Bytes::gib(20)), "its weights");
+    let apart = read(vllm("dualPods", json!(["--kv-cache-memory-bytes", "60Gi", "--enable-sleep-mode"])));
+    assert_eq!(apart.variants[0].spec.memory, spec.memory);
     let Run::DualPods(pods) = &model.run else { panic!() };
     assert_eq!((pods.container.as_str(), pods.port), ("vllm", 80));
     assert_eq!(Value::Object(pods.template.value())["spec"]["newField"], json!(true), "a field was lost");

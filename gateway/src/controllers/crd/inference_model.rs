@@ -105,7 +105,8 @@ pub struct InferenceModelSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_asleep: Option<Quantity>,
     /// RAM of the node that an engine asleep at level 1 keeps its weights in, for each of its accelerators. Without it as
-    /// `memory`; 0 for engines that cannot sleep.
+    /// `memory`, less the KV cache where the command says its bytes (--kv-cache-memory-bytes); 0 for engines that cannot
+    /// sleep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_memory: Option<Quantity>,
     /// Accelerators that one engine takes.

@@ -15,6 +15,7 @@ use rouse::{
         event::Record,
         ids::{Fingerprint, NodeName},
     },
+    units::Bytes,
 };
 use serde_json::{Value, json};
 
@@ -23,7 +24,7 @@ use super::{
     keys, record,
     template::{self, Fields},
 };
-use crate::controllers::strategic;
+use crate::{config::kv_cache_by_command, controllers::strategic};
 
 pub use name::name;
 
@@ -97,6 +98,8 @@ pub struct Asked {
     pub fingerprint: Fingerprint,
     /// What does that.
     pub labels: BTreeMap<String, String>,
+    /// Of each accelerator, where its command says it.
+    pub kv_cache: Option<Bytes>,
 }
 
 /// Reads what a requester on this node asks for.
@@ -107,15 +110,17 @@ pub fn asked(requester: &Pod, node: &NodeName) -> Result<Asked, Error> {
     let mut pod = decoded(patched(requester, node)?)?;
     let labels = pod.metadata.labels.take().unwrap_or_default();
     pod.metadata.annotations = None;
-    if !pod.spec.iter().flat_map(|spec| &spec.containers).any(|own| own.name == keys::CONTAINER) {
-        return Err(Error::NoContainer);
-    }
+    let mut containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let engine = containers.find(|own| own.name == keys::CONTAINER).ok_or(Error::NoContainer)?;
+    let command: Vec<String> =
+        [&engine.command, &engine.args].into_iter().flatten().flatten().cloned().collect();
+    let kv_cache = kv_cache_by_command(&command);
     // Objects of serde_json are sorted: one Pod has one text.
     let text = serde_json::to_vec(&pod).map_err(|error| Error::NoPod(error.to_string()))?;
     let hash = digest::digest(&digest::SHA256, &text);
     let first = hash.as_ref().iter().take(8);
     let fingerprint = Fingerprint(first.fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
-    Ok(Asked { fingerprint, labels })
+    Ok(Asked { fingerprint, labels, kv_cache })
 }
 
 /// The provider of this engine.

@@ -22,7 +22,7 @@ pub struct Wanted {
     /// Of each accelerator; `None`: all that sleepers may not keep.
     pub awake: Option<Bytes>,
     pub asleep: Bytes,
-    /// RAM of its node for its weights while it sleeps; `None`: as much as it takes awake.
+    /// RAM of its node for its weights while it sleeps; `None`: as much as it takes awake, less its KV cache where that is known.
     pub host: Option<Bytes>,
 }
 

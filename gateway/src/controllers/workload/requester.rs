@@ -1,9 +1,6 @@
 //! The Pod of a model in mode dualPods: it holds the accelerators, and asks for the engine that uses them.
 
-use rouse::{
-    model::{Accelerators, Memory},
-    pairing::event::Sizes,
-};
+use rouse::{model::Memory, pairing::event::Sizes, units::Bytes};
 use serde_json::{Map, Value, json};
 
 use super::{MANAGED, SPI_PORT, Workload, merge};
@@ -35,6 +32,7 @@ impl Workload<'_> {
             .collect();
         self.go_to_sleepers(&mut own);
         let Memory { awake, asleep, host } = self.variant.spec.memory;
+        let host = Bytes(host.0.saturating_mul(u64::from(self.variant.spec.accelerators.count())));
         let sizes = Sizes { awake, asleep, host };
         let timing = &self.sidecar.timing;
         let hold = (timing.drain + timing.sleep_within(&sizes)).0.div_ceil(1000);
@@ -106,11 +104,7 @@ impl Workload<'_> {
             .map(|(name, amount)| (name.clone(), amount.clone()))
             .collect();
         if extended.is_empty() {
-            let count = match &self.variant.spec.accelerators {
-                Accelerators::Count(count) | Accelerators::Of { count, .. } => u64::from(*count),
-                Accelerators::Ids(ids) => ids.len() as u64,
-            };
-            return json!({GPU: count.to_string()});
+            return json!({GPU: self.variant.spec.accelerators.count().to_string()});
         }
         Value::Object(extended)
     }

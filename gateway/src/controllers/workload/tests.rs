@@ -151,7 +151,7 @@ fn pod_of(made: &Value) -> Pod {
 #[test]
 fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
     let spec = json!({
-        "modelName": "org/Qwen", "mode": "dualPods", "memory": "40Gi", "memoryAsleep": "2Gi", "hostMemory": "30Gi",
+        "modelName": "org/Qwen", "mode": "dualPods", "memory": "40Gi", "memoryAsleep": "2Gi", "hostMemory": "15Gi", "accelerators": 2,
         "nodeSelector": {"inference-pool": "h200"}, "engine": {"kind": "vllm", "port": 9000, "container": "vllm"},
         "template": {
             "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},

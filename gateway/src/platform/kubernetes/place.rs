@@ -15,7 +15,6 @@ use crate::{
     },
 };
 use rouse::{
-    model::Accelerators,
     units::{Bytes, Millis},
     wire::Epoch,
 };
@@ -106,19 +105,11 @@ impl Place {
             && pod.model == label::value(self.engine.name.as_str())
     }
 
-    /// Accelerators of one engine.
-    pub(super) fn count(&self) -> u32 {
-        match &self.variant.spec.accelerators {
-            Accelerators::Count(count) | Accelerators::Of { count, .. } => *count,
-            Accelerators::Ids(ids) => u32::try_from(ids.len()).unwrap_or(u32::MAX),
-        }
-    }
-
     /// What one of its engines takes of the pool; `None`: nothing.
     #[must_use]
     pub fn wanted(&self, replica: u32) -> Option<Wanted> {
         self.pool.as_ref()?;
-        let count = self.count();
+        let count = self.variant.spec.accelerators.count();
         let memory = self.variant.spec.memory;
         let model = self.owner.object.clone();
         let quota = self.quota;
