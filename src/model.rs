@@ -281,6 +281,16 @@ impl Level {
             Self::Two => 2,
         }
     }
+
+    /// `None`: there is no such level.
+    #[must_use]
+    pub const fn numbered(number: u8) -> Option<Self> {
+        match number {
+            1 => Some(Self::One),
+            2 => Some(Self::Two),
+            _ => None,
+        }
+    }
 }
 
 /// One accelerator, or a pool of them, and what it can hold.

@@ -40,6 +40,13 @@ pub struct Wanted {
     pub quota: Option<Bytes>,
 }
 
+/// What a sleeping engine keeps: of each accelerator, and of its node's RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keeps {
+    pub bytes: Bytes,
+    pub host_bytes: Bytes,
+}
+
 /// Why nothing was reserved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
@@ -84,25 +91,35 @@ impl Ledger {
     /// # Errors
     /// There is no room, or the namespace has its share, or the engine has another reservation.
     pub fn reserve(&mut self, wanted: &Wanted, total: Bytes, now: Tick) -> Result<u64, Refused> {
-        if let Some(known) = self.of(&wanted.model, wanted.replica) {
-            return match known.state {
-                ReservationState::Releasing => Err(Refused::Releasing),
-                _ if known.is_of(wanted) => Ok(known.id),
-                _ => Err(Refused::Held { has: known.sum() }),
-            };
-        }
-        let reservation = Reservation::new(self.next, wanted, now);
-        let available = total.saturating_sub(self.allocated());
+        let known = self.of(&wanted.model, wanted.replica);
+        // What a sleeper keeps is its own already.
+        let keeps = match known {
+            None => Bytes::ZERO,
+            Some(known) => match known.state {
+                ReservationState::Releasing => return Err(Refused::Releasing),
+                ReservationState::Asleep => known.sum(),
+                _ if known.is_of(wanted) => return Ok(known.id),
+                _ => return Err(Refused::Held { has: known.sum() }),
+            },
+        };
+        let reservation = Reservation::new(known.map_or(self.next, |known| known.id), wanted, now);
+        let available = total.saturating_sub(self.allocated().saturating_sub(keeps));
         if reservation.sum() > available {
             return Err(Refused::Full { wanted: reservation.sum(), available, total });
         }
         if let Some(quota) = wanted.quota {
             let namespace = &wanted.model.namespace;
-            let reserved = self.allocated_to(namespace);
+            let reserved = self.allocated_to(namespace).saturating_sub(keeps);
             if reservation.sum() > quota.saturating_sub(reserved) {
                 let (namespace, wanted) = (namespace.clone(), reservation.sum());
                 return Err(Refused::Quota { namespace, wanted, reserved, quota });
             }
+        }
+        if let Some(asleep) = self.reservations.iter_mut().find(|known| known.id == reservation.id) {
+            let (node, accelerators) = (asleep.node.take(), std::mem::take(&mut asleep.accelerators));
+            let state = if node.is_some() { ReservationState::Placed } else { ReservationState::Reserved };
+            *asleep = Reservation { node, accelerators, state, ..reservation };
+            return Ok(asleep.id);
         }
         // Never reached by counting; a ledger that somebody wrote may say so.
         let id = reservation.id;
@@ -127,6 +144,16 @@ impl Ledger {
             && known.state != ReservationState::Releasing
         {
             (known.state, known.since) = (ReservationState::Releasing, now);
+        }
+    }
+
+    /// The engine sleeps, and keeps so much of each of its accelerators and of its node's RAM.
+    pub fn falls_asleep(&mut self, model: &ObjectName, replica: u32, keeps: Keeps, now: Tick) {
+        let mut own = self.reservations.iter_mut();
+        let Some(own) = own.find(|known| known.model == *model && known.replica == replica) else { return };
+        if own.state != ReservationState::Releasing {
+            (own.bytes, own.host_bytes) = (keeps.bytes.min(own.bytes), keeps.host_bytes);
+            (own.state, own.since) = (ReservationState::Asleep, now);
         }
     }
 
@@ -223,6 +250,31 @@ mod tests {
         assert_eq!(ledger.allocated(), Bytes::gib(80));
         let other = ledger.reserve(&wanted("m", 90), TOTAL, Tick(3));
         assert_eq!(other, Err(Refused::Held { has: Bytes::gib(80) }));
+    }
+
+    #[test]
+    fn a_sleeper_keeps_its_place_and_takes_the_rest_again_only_where_there_is_room() {
+        let mut ledger = Ledger::default();
+        let (own, other) = (wanted("m", 80), wanted("n", 60));
+        let id = ledger.reserve(&own, TOTAL, Tick(1)).unwrap();
+        let spot = Spot { node: "node".to_owned(), accelerators: vec!["gpu-1".into()] };
+        ledger.place(&own.model, 0, &spot, Tick(1));
+        let keeps = Keeps { bytes: Bytes::gib(2), host_bytes: Bytes::gib(40) };
+        ledger.falls_asleep(&own.model, 0, keeps, Tick(2));
+        assert_eq!(ledger.allocated(), Bytes::gib(2));
+        let beside = ledger.reserve(&other, TOTAL, Tick(3)).unwrap();
+        let full = Refused::Full { wanted: Bytes::gib(80), available: Bytes::gib(68), total: TOTAL };
+        let quota = Wanted { quota: Some(Bytes::gib(79)), ..own.clone() };
+        assert_eq!(ledger.reserve(&own, TOTAL, Tick(4)), Err(full));
+        ledger.release(beside);
+        assert!(matches!(ledger.reserve(&quota, TOTAL, Tick(5)), Err(Refused::Quota { .. })));
+        assert_eq!(ledger.reserve(&own, TOTAL, Tick(6)), Ok(id));
+        let awake = ledger.of(&own.model, 0).unwrap();
+        assert_eq!((awake.bytes, awake.host_bytes), (Bytes::gib(80), Bytes::ZERO));
+        assert_eq!((awake.state, awake.node.as_deref()), (ReservationState::Placed, Some("node")));
+        ledger.releasing(id, Tick(7));
+        ledger.falls_asleep(&own.model, 0, keeps, Tick(8));
+        assert_eq!(ledger.allocated(), Bytes::gib(80), "it was told to go, and not seen gone");
     }
 
     #[test]

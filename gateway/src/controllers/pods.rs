@@ -4,7 +4,10 @@ use std::{fmt, net::IpAddr};
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::{Client, ResourceExt as _};
-use rouse::units::{Generation, Tick};
+use rouse::{
+    model::Level,
+    units::{Generation, Tick},
+};
 
 use super::{
     condition::tick,
@@ -12,7 +15,7 @@ use super::{
     dual::keys,
     label, objects,
     watch::Watched,
-    workload::{self, CONTAINER, FINGERPRINT, GENERATION, OBJECT, REPLICA, STUB, TEMPLATE},
+    workload::{self, ASLEEP, CONTAINER, FINGERPRINT, GENERATION, OBJECT, REPLICA, STUB, TEMPLATE},
 };
 
 /// A Pod of an engine, as it was last seen.
@@ -26,6 +29,8 @@ pub struct Seen {
     pub fingerprint: u64,
     /// Which engine it is, once the leader has said so.
     pub engine: Option<(u32, Generation)>,
+    /// Its engine sleeps so deep, or may.
+    pub asleep: Option<Level>,
     pub address: Option<IpAddr>,
     /// The InferenceModel that it is a Pod of.
     pub object: Option<ObjectName>,
@@ -98,6 +103,7 @@ impl Seen {
             template: labels.get(TEMPLATE)?.clone(),
             fingerprint: number(FINGERPRINT)?,
             engine: replica.zip(number(GENERATION).map(Generation)),
+            asleep: number(ASLEEP).and_then(|level| Level::numbered(u8::try_from(level).ok()?)),
             address: status.pod_ip.as_ref().and_then(|ip| ip.parse().ok()),
             object: annotations
                 .get(OBJECT)
@@ -188,7 +194,9 @@ mod tests {
             "metadata": {
                 "name": "m-1", "namespace": "ns", "uid": "u",
                 "labels": {TEMPLATE: "abcd", label::MODEL: "hash"},
-                "annotations": {FINGERPRINT: "7", CONTAINER: "engine", REPLICA: "2", GENERATION: "3"},
+                "annotations": {
+                    FINGERPRINT: "7", CONTAINER: "engine", REPLICA: "2", GENERATION: "3", ASLEEP: "2",
+                },
             },
             "status": status,
         });
@@ -227,7 +235,7 @@ mod tests {
     #[test]
     fn a_pod_is_an_engine_by_its_annotations() {
         let pod = seen(json!({"podIP": "10.0.0.7", "phase": "Running"})).unwrap();
-        assert_eq!(pod.engine, Some((2, Generation(3))));
+        assert_eq!((pod.engine, pod.asleep), (Some((2, Generation(3))), Some(Level::Two)));
         assert_eq!((pod.fingerprint, pod.address), (7, Some([10, 0, 0, 7].into())));
         assert!(!pod.is_free() && !pod.over && !pod.ready);
         let foreign = json!({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}});

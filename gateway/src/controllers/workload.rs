@@ -23,7 +23,7 @@ use super::{
     label,
     stub_key::StubKey,
 };
-use crate::config::{self, Fingerprint, kind_name};
+use crate::config::{self, Fingerprint, SleepApi, kind_name};
 
 /// Label: which template a Pod runs by.
 pub const TEMPLATE: &str = "rouse.dev/template";
@@ -34,6 +34,8 @@ pub const ROUSE: &str = "rouse";
 pub const REPLICA: &str = "rouse.dev/replica";
 /// Annotation of a Pod: which life of that engine.
 pub const GENERATION: &str = "rouse.dev/generation";
+/// Annotation of a Pod: its engine sleeps at this level, or may. There from before the order until it has been woken.
+pub const ASLEEP: &str = "rouse.dev/asleep";
 /// Annotation: the fingerprint of what the engine was started with, in decimal.
 pub const FINGERPRINT: &str = "rouse.dev/fingerprint";
 /// Annotation of a Pod: the name of the InferenceModel that it is a Pod of.
@@ -200,6 +202,11 @@ impl Workload<'_> {
         merge::into(&mut pod, &json!({"metadata": {"annotations": container}}));
         if let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) {
             let claims = claims(spec, &self.pods.container);
+            if self.engine.sleep == SleepApi::Vllm
+                && let Some(own) = container_of(spec, &self.pods.container)
+            {
+                requester::lets_sleep(own);
+            }
             let mut stub = self.stub([
                 // The engine beside it gets its SIGTERM in the same instant: there is nothing to hold for.
                 "--hold=0s".to_owned(),
@@ -276,6 +283,10 @@ impl Workload<'_> {
 fn claims(spec: &Map<String, Value>, container: &str) -> Option<Value> {
     let mut all = spec.get("containers")?.as_array()?.iter();
     all.find(|it| it["name"] == container)?.pointer("/resources/claims").cloned()
+}
+
+fn container_of<'a>(spec: &'a mut Map<String, Value>, name: &str) -> Option<&'a mut Value> {
+    spec.get_mut("containers")?.as_array_mut()?.iter_mut().find(|it| it["name"] == name)
 }
 
 fn push(spec: &mut Map<String, Value>, list: &str, item: Value) {

@@ -11,6 +11,7 @@
 //! Only the gateway that holds the lease runs any of this; what it does is written down in the cluster before its effect
 //! (a booking in the pool, an engine's name on its Pod), so that another can go on from there.
 
+mod asleep;
 mod clerk;
 mod crew;
 pub mod dcgm;

@@ -94,6 +94,37 @@ async fn a_restart_leaves_the_budget_and_the_engines_as_they_are() {
     }
 }
 
+/// In mode deployment: its Pod stays, and whoever leads next knows that it sleeps, and how deep.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_is_to_sleep_does_so_in_its_pod_and_is_woken_there() {
+    let world = World::new("flow-asleep", 1, "128Gi").await;
+    let own = world.name().to_owned();
+    let spec = json!({"nodeSelector": {"inference-pool": own}, "memory": "128Gi", "hostSleepMemory": "64Gi"});
+    world.pool(&own, spec).await;
+    let more = json!({"cooldownPeriod": "1s", "memoryAsleep": "2Gi", "hostMemory": "30Gi",
+        "engine": {"sleepMode": "vllm"}});
+    world.model("qwen", "80Gi", "--enable-sleep-mode", more).await;
+    let mut gateway = world.gateway("gateway-0", "");
+    let mut seen = Vec::new();
+    for start in ["cold", "hot", "hot"] {
+        let client = gateway.client();
+        let answer = aside(move || client.chat("qwen", false, 4)).await;
+        assert_eq!((answer.status, answer.header("x-rouse-cold-start")), (200, start), "{}", answer.text());
+        assert_eq!(world.booked().await, [("qwen".to_owned(), 80)]);
+        world.until("qwen", "asleep", |model| reason(model, "Ready") == "Asleep").await;
+        world.until_booked("what it keeps", |booked| booked == [("qwen".to_owned(), 2)]).await;
+        seen.extend(world.running().await.into_iter().map(|pod| pod.uid().unwrap()));
+        if start == "hot" {
+            continue;
+        }
+        gateway.signal(Signal::SIGTERM);
+        gateway.ended().await;
+        gateway = world.gateway("gateway-0", "");
+    }
+    seen.dedup();
+    assert_eq!(seen.len(), 1, "it is the same Pod all the time: {seen:?}");
+}
+
 /// Models that take turns in a pool with room for one; one's Pod is killed, and so is who leads, whose lease lasts for 15 s more. No
 /// revision of the pool books more than there is, and no booking stays for longer than `settle` once its Pod is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

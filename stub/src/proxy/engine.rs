@@ -202,11 +202,7 @@ fn adapter(proxy: &Proxy, target: SocketAddr) -> Adapter {
 }
 
 fn level(said: Option<u8>) -> Option<Level> {
-    match said {
-        None | Some(1) => Some(Level::One),
-        Some(2) => Some(Level::Two),
-        Some(_) => None,
-    }
+    said.map_or(Some(Level::One), Level::numbered)
 }
 
 /// As it is read now, where it can be read.

@@ -28,6 +28,14 @@ pub(super) fn engine(
              or sglang --enable-memory-saver in mode dualPods",
         );
     }
+    let of_stub = match kind {
+        Kind::Vllm => SleepApi::Vllm,
+        Kind::Sglang => SleepApi::Sglang,
+        Kind::LlamaCpp | Kind::Custom => SleepApi::None,
+    };
+    if matches!(run, Some(Run::Deployment(_))) && sleep != SleepApi::None && sleep != of_stub {
+        reader.spec("engine.sleepMode in mode deployment is that of engine.kind: vllm sleeps as vllm, sglang as sglang");
+    }
     let served_name = spec.engine.served_name.clone().unwrap_or_else(|| name.to_string());
     config::Model {
         fingerprint: run

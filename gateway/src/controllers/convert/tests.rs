@@ -121,6 +121,9 @@ fn an_engine_sleeps_where_its_command_and_its_mode_let_it() {
     let mut said = vllm("deployment", json!([]));
     said["engine"]["sleepMode"] = "vllm".into();
     assert!(read(said.clone()).variants[0].spec.can_sleep);
+    said["engine"]["kind"] = "custom".into();
+    assert!(refused(said.clone()).1.contains("engine.sleepMode"), "its stub would not know the calls");
+    said["engine"]["kind"] = "vllm".into();
     said["engine"]["sleepMode"] = "none".into();
     said["engine"]["level"] = "1".into();
     assert!(refused(said).1.contains("engine.level"));

@@ -282,12 +282,8 @@ fn served(entry: &ModelEntry, model: &Arc<convert::Model>, variant: &Variant, pl
 /// The pool is one accelerator to the decisions, with the memory of all that are behind it. `alone`: an engine has its
 /// accelerators to itself.
 fn on_pool(spec: &ModelSpec, pool: &str, alone: bool) -> ModelSpec {
-    let count = match &spec.accelerators {
-        Accelerators::Count(count) | Accelerators::Of { count, .. } => *count,
-        Accelerators::Ids(ids) => u32::try_from(ids.len()).unwrap_or(u32::MAX),
-    };
     ModelSpec {
-        accelerators: Accelerators::Of { pool: pool.into(), count },
+        accelerators: Accelerators::Of { pool: pool.into(), count: spec.accelerators.count() },
         explicit_memory: spec.explicit_memory || alone,
         ..spec.clone()
     }

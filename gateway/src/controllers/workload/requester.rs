@@ -137,16 +137,21 @@ impl Workload<'_> {
         if own.pointer("/readinessProbe/httpGet/port") != Some(&json!(port)) {
             own["readinessProbe"] = json!({"httpGet": {"path": "/health", "port": port}, "periodSeconds": 1});
         }
-        if !own["env"].is_array() {
-            own["env"] = json!([]);
-        }
-        if let Some(env) = own["env"].as_array_mut()
-            && !env.iter().any(|it| it["name"] == DEVELOPERS)
-        {
-            env.push(json!({"name": DEVELOPERS, "value": "1"}));
-        }
+        lets_sleep(own);
     }
 }
 
 /// Without it vLLM neither sleeps nor wakes by request.
 const DEVELOPERS: &str = "VLLM_SERVER_DEV_MODE";
+
+/// This container's engine takes the orders to sleep and to wake.
+pub(super) fn lets_sleep(own: &mut Value) {
+    if !own["env"].is_array() {
+        own["env"] = json!([]);
+    }
+    if let Some(env) = own["env"].as_array_mut()
+        && !env.iter().any(|it| it["name"] == DEVELOPERS)
+    {
+        env.push(json!({"name": DEVELOPERS, "value": "1"}));
+    }
+}

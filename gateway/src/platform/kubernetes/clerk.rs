@@ -17,7 +17,7 @@ use tokio::{
 
 use super::Shared;
 use crate::controllers::{
-    booking::{Error, NoRoom, Refused, Spot, Wanted},
+    booking::{Error, Keeps, NoRoom, Refused, Spot, Wanted},
     crd::ledger::{Ledger, ObjectName},
     index::Room,
 };
@@ -25,13 +25,17 @@ use crate::controllers::{
 /// So many changes go into one write.
 const TOGETHER: usize = 64;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// What a sleeper lacks is asked for so often.
+const ASLEEP_AGAIN: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A change of the ledger.
 #[derive(Debug)]
 pub(super) enum Entry {
-    /// Outcome: `Placed` or `Conflict`.
-    Reserve { engine: EngineId, generation: Generation, wanted: Wanted },
+    /// Outcome: `Placed` or `Conflict`. `keeps`: of an engine that sleeps, what it has should nothing come of it.
+    Reserve { engine: EngineId, generation: Generation, wanted: Wanted, keeps: Option<Keeps> },
+    /// The engine sleeps, and keeps no more than this.
+    FallsAsleep { model: ObjectName, replica: u32, keeps: Keeps },
     /// The engine was told to go; what it has stays booked.
     Releasing { model: ObjectName, replica: u32 },
     /// It runs there: what it takes is booked, whether or not there is room.
@@ -107,6 +111,7 @@ impl Entry {
                     return Outcome::Refused(reason);
                 }
             }
+            Self::FallsAsleep { model, replica, keeps } => ledger.falls_asleep(model, *replica, *keeps, now),
             Self::Releasing { model, replica } => {
                 if let Some(id) = ledger.of(model, *replica).map(|known| known.id) {
                     ledger.releasing(id, now);
@@ -135,9 +140,18 @@ impl Entry {
 
     async fn done(self, shared: &Shared, pool: &str, outcome: Outcome) {
         match self {
-            Self::Reserve { engine, generation, .. } => {
+            Self::Reserve { engine, generation, keeps, .. } => {
                 if let Outcome::Refused(why @ Refused::Quota { .. }) = &outcome {
                     shared.fails(&engine, generation, &why.to_string()).await;
+                }
+                if keeps.is_some() && !matches!(outcome, Outcome::Done) {
+                    // It stays asleep, and is reserved for again as soon as this is told.
+                    let common = Arc::clone(&shared.common);
+                    tokio::spawn(async move {
+                        time::sleep(ASLEEP_AGAIN).await;
+                        common.tell(Event::Conflict { engine, generation }).await;
+                    });
+                    return;
                 }
                 let event = match outcome {
                     Outcome::Done => Event::Placed { engine, generation, accelerators: vec![pool.into()] },
@@ -151,16 +165,19 @@ impl Entry {
                 Outcome::NoRoom(why) => Err(why),
                 _ => Ok(()),
             })),
-            Self::Releasing { .. } | Self::Adopt { .. } => {}
+            Self::Releasing { .. } | Self::Adopt { .. } | Self::FallsAsleep { .. } => {}
         }
     }
 
     /// What is to be written instead, where it is not known whether this was.
     async fn undone(self, shared: &Shared) -> Self {
         match self {
-            Self::Reserve { engine, generation, wanted } => {
+            Self::Reserve { engine, generation, wanted: Wanted { model, replica, .. }, keeps } => {
                 shared.common.tell(Event::Conflict { engine, generation }).await;
-                Self::Release { model: wanted.model, replica: wanted.replica, done: None }
+                match keeps {
+                    Some(keeps) => Self::FallsAsleep { model, replica, keeps },
+                    None => Self::Release { model, replica, done: None },
+                }
             }
             entry => entry,
         }

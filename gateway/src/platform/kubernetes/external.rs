@@ -56,7 +56,7 @@ impl Visit {
                             health::probe(&self.contact(address)).await;
                         }
                     }
-                    Order::Hold | Order::Open => {}
+                    Order::Hold | Order::Open | Order::Sleep(_) | Order::Wake(_) => {}
                 }
             }
             std::future::pending().await

@@ -4,12 +4,18 @@
 //! engine's Pod is gone and its memory given back, or is dropped when this gateway no longer leads; then it has changed
 //! nothing that the next leader does not find.
 
-use std::{future::pending, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::{pending, ready},
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use rouse::{
     fault::Cause,
     fleet::event::Event,
-    model::EngineId,
+    model::{EngineId, Level},
     units::{Generation, Millis},
 };
 use tokio::{
@@ -18,7 +24,7 @@ use tokio::{
 };
 
 use super::{
-    Place, Shared, observe,
+    Place, Shared, asleep, observe,
     steward::Request,
     tenants::Tenancy,
     work::{self, Done},
@@ -45,6 +51,10 @@ pub(super) enum Order {
     /// As well, and those under way end.
     Cut,
     Open,
+    /// At this level; no request is under way. Outcome: `Slept`.
+    Sleep(Level),
+    /// From this level. Outcome: `Ready`.
+    Wake(Level),
     Stop,
 }
 
@@ -58,6 +68,7 @@ pub(super) enum Start {
     Awake,
     /// It was awake to whoever led before, and has not answered this leader.
     Doubtful,
+    Asleep,
 }
 
 /// Which engine, in which life, and where.
@@ -83,12 +94,13 @@ pub(super) async fn live(
 ) {
     let mut contact = match start {
         Start::Launch => None,
-        Start::Starting | Start::Awake | Start::Doubtful => berth.contact(&pod),
+        Start::Starting | Start::Awake | Start::Doubtful | Start::Asleep => berth.contact(&pod),
     };
     let mut starting: Work<Done> = Some(match start {
         Start::Launch => Box::pin(work::begin(Arc::clone(&berth), pod.clone())),
         Start::Starting => Box::pin(work::resume(Arc::clone(&berth), pod.clone())),
-        Start::Awake | Start::Doubtful => Box::pin(std::future::ready(Done::Ready)),
+        Start::Awake | Start::Doubtful => Box::pin(ready(Done::Ready)),
+        Start::Asleep => Box::pin(ready(Done::Asleep)),
     });
     let (mut probe, mut drain, mut watched, mut leaving): (Work<()>, Work<()>, Work<()>, Work<()>) =
         (None, None, None, None);
@@ -127,6 +139,13 @@ pub(super) async fn live(
                                 health::watch(&contact, Known::Held).await;
                             }));
                         }
+                        Order::Sleep(level) => {
+                            (probe, watched, observed) = (None, None, None);
+                            starting = Some(Box::pin(asleep::sleep(contact, Arc::clone(&berth), pod.clone(), level)));
+                        }
+                        Order::Wake(level) => {
+                            starting = Some(Box::pin(asleep::wake(contact, Arc::clone(&berth), pod.clone(), level)));
+                        }
                         Order::Stop => {}
                     }
                 }
@@ -149,7 +168,7 @@ pub(super) async fn live(
                             observed = Some(Box::pin(berth.observe(&pod, tenancy, start)));
                         }
                     }
-                    Done::Failed => {}
+                    Done::Asleep | Done::Failed => {}
                 }
             }
             () = under_way(&mut probe) => probe = None,

@@ -62,7 +62,7 @@ pub(super) async fn watch(berth: Arc<Berth>, pod: Pod, tenancy: Arc<Tenancy>, si
 async fn take(berth: &Berth, tenancy: &Tenancy, source: Source, (used, at): Reading) {
     let (shared, common) = (&berth.shared, &berth.shared.common);
     let accelerators: BTreeSet<AcceleratorId> = used.keys().cloned().collect();
-    let wanted = berth.place.count() as usize;
+    let wanted = berth.place.variant.spec.accelerators.count() as usize;
     if accelerators.len() != wanted {
         let seen = accelerators.len();
         tracing::debug!(engine = %berth.id, seen, wanted, "what was read is not of its accelerators alone");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{
     config,
     controllers::{
-        booking::Wanted,
+        booking::{Keeps, Wanted},
         convert::{Pods, Run, Variant},
         crd::ledger::ObjectName,
         index::{Served, Settled},
@@ -15,6 +15,7 @@ use crate::{
     },
 };
 use rouse::{
+    model::Level,
     units::{Bytes, Millis},
     wire::Epoch,
 };
@@ -114,5 +115,13 @@ impl Place {
         let model = self.owner.object.clone();
         let quota = self.quota;
         Some(Wanted { model, replica, count, bytes: memory.awake, host_bytes: Bytes::ZERO, quota })
+    }
+
+    /// What one of them keeps that sleeps at this level, as far as that is known beforehand.
+    pub(super) fn keeps(&self, level: Level) -> Keeps {
+        let memory = self.variant.spec.memory;
+        let host = memory.host.0.saturating_mul(u64::from(self.variant.spec.accelerators.count()));
+        let host_bytes = if level == Level::One { Bytes(host) } else { Bytes::ZERO };
+        Keeps { bytes: memory.asleep, host_bytes }
     }
 }

@@ -25,7 +25,7 @@ use rouse::{
         command::Command,
         event::{Event, Verdict},
     },
-    model::EngineId,
+    model::{EngineId, Level},
     units::{Bytes, Generation},
 };
 use tokio::{
@@ -42,6 +42,7 @@ use super::{
     takeover::{self, Booked},
 };
 use crate::controllers::{
+    booking::Keeps,
     crd::ledger::ObjectName,
     election::Claim,
     pods::{self, Seen},
@@ -110,6 +111,8 @@ pub(super) struct Steward {
 /// One life, as the steward knows it.
 pub(super) struct Life {
     generation: Generation,
+    /// `None` of a backend.
+    place: Option<Arc<Place>>,
     deployment: ObjectName,
     orders: mpsc::UnboundedSender<Order>,
     pod: Option<ObjectName>,
@@ -286,6 +289,14 @@ impl Steward {
                     self.enter(&place, Entry::Release { model, replica: engine.replica, done: None });
                 }
             }
+            Command::Shrink { engine, generation, bytes, host } => {
+                if let Some(place) = self.life(&engine, generation).and_then(|life| life.place.clone()) {
+                    let bytes =
+                        Bytes(bytes.0.div_ceil(u64::from(place.variant.spec.accelerators.count().max(1))));
+                    let (model, keeps) = (place.owner.object.clone(), Keeps { bytes, host_bytes: host });
+                    self.enter(&place, Entry::FallsAsleep { model, replica: engine.replica, keeps });
+                }
+            }
             Command::Launch { engine, generation, .. } => self.launch(engine, generation).await,
             Command::Probe { engine, generation } => self.order(engine, generation, Order::Probe).await,
             Command::Hold { engine, generation } => self.order(engine, generation, Order::Hold).await,
@@ -297,23 +308,14 @@ impl Steward {
             }
             Command::Revoke { engine, generation, .. } => self.order(engine, generation, Order::Cut).await,
             Command::Stop { engine, generation, .. } => self.order(engine, generation, Order::Stop).await,
-            // Whoever is asleep in a Pod of its own keeps its accelerators from all others: such models are not told to
-            // sleep.
-            Command::Sleep { engine, generation, .. } => {
-                self.shared
-                    .common
-                    .tell(Event::SleepFailed { engine, generation, cause: Cause::Refused })
-                    .await;
+            Command::Sleep { engine, generation, level } => {
+                self.order(engine, generation, Order::Sleep(level)).await;
             }
-            Command::Wake { engine, generation, .. } => {
-                self.shared
-                    .common
-                    .tell(Event::WakeFailed { engine, generation, cause: Cause::Refused })
-                    .await;
+            Command::Wake { engine, generation, level } => {
+                self.order(engine, generation, Order::Wake(level)).await;
             }
             // No meter of a pool is read at once; the rest is the driver's.
-            Command::Shrink { .. }
-            | Command::Meter { .. }
+            Command::Meter { .. }
             | Command::Grant { .. }
             | Command::Refuse { .. }
             | Command::Finish { .. } => {}
@@ -325,7 +327,9 @@ impl Steward {
             let accelerators = Vec::new();
             return self.shared.common.tell(Event::Placed { engine, generation, accelerators }).await;
         }
-        let Some(place) = self.shared.place(&engine.model) else {
+        let own = self.life(&engine, generation).and_then(|life| life.place.clone());
+        let sleeps = own.is_some();
+        let Some(place) = own.or_else(|| self.shared.place(&engine.model)) else {
             return self.shared.common.tell(Event::Conflict { engine, generation }).await;
         };
         let Some(wanted) = place.wanted(engine.replica) else {
@@ -333,13 +337,17 @@ impl Steward {
             let accelerators = Vec::new();
             return self.shared.common.tell(Event::Placed { engine, generation, accelerators }).await;
         };
+        if sleeps {
+            let keeps = Some(place.keeps(Level::One));
+            return self.enter(&place, Entry::Reserve { engine, generation, wanted, keeps });
+        }
         // What it had before is its own until that is seen gone: it would share that booking, and lose it with it.
         let had = |entry: &Booked| entry.model == place.owner.object && entry.replica == engine.replica;
         if self.lives.contains_key(&engine) || self.orphans.iter().any(had) {
             return self.shared.common.tell(Event::Conflict { engine, generation }).await;
         }
         self.booked.insert(engine.clone(), Arc::clone(&place));
-        self.enter(&place, Entry::Reserve { engine, generation, wanted });
+        self.enter(&place, Entry::Reserve { engine, generation, wanted, keeps: None });
     }
 
     /// To the one who changes this pool's ledger.
@@ -370,6 +378,8 @@ impl Steward {
                 Event::Canary { engine, generation, verdict: Verdict::Failed(Cause::Unreachable) }
             }
             Order::Close | Order::Cut => Event::Drained { engine, generation },
+            Order::Sleep(_) => Event::SleepFailed { engine, generation, cause: Cause::Unreachable },
+            Order::Wake(_) => Event::WakeFailed { engine, generation, cause: Cause::Unreachable },
             Order::Stop => Event::Gone { engine, generation, cause: Cause::Stopped },
             Order::Hold | Order::Open => return,
         };

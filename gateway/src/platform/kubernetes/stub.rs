@@ -6,10 +6,10 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 use http::Method;
 use rouse::{
     caller::{Caller, Failure, Reply},
-    model::AcceleratorId,
+    model::{AcceleratorId, Level},
     nvml,
     units::{Bytes, Generation, Millis},
-    wire::{Close, Epoch, OnDeadline, Open},
+    wire::{Actuate, Close, Epoch, OnDeadline, Open},
 };
 use serde_json::{Value, json};
 
@@ -19,6 +19,9 @@ const CALL: Duration = Duration::from_secs(2);
 const DRIVER: Duration = nvml::DEADLINE.saturating_add(CALL);
 /// For so long it may let its caller wait for a drain; then it is asked again.
 const DRAIN: Duration = Duration::from_secs(30);
+
+/// How long a sleep or a wake may last is the decisions' to say; longer than any deadline that they set.
+const ACTUATION: Duration = Duration::from_secs(15 * 60);
 
 /// Why an order was not carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -83,6 +86,13 @@ impl Stub {
         };
         let gate: rouse::wire::Gate = serde_json::from_slice(&reply.body).map_err(|_| Failure::Broken)?;
         Ok(gate.gated && gate.leases == 0)
+    }
+
+    /// Puts the engine behind it to sleep, or wakes it; done when this returns.
+    pub(super) async fn actuate(&self, wake: bool, level: Level) -> Result<(), Error> {
+        let path = if wake { "/v1/engine/wake" } else { "/v1/engine/sleep" };
+        let body = Actuate { epoch: self.epoch, generation: self.generation, level: Some(level.number()) };
+        self.order(Method::POST, path, serde_json::to_value(body).ok(), ACTUATION).await
     }
 
     /// What the kubelet is told.

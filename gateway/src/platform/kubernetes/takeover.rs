@@ -213,6 +213,9 @@ async fn examine(shared: &Arc<Shared>, mut runs: Runs) -> Runs {
             if stub.accelerators().await == Err(stub::Error::Stranger) {
                 return Some(Asked::Stranger);
             }
+        } else if runs.pod.asleep.is_some() {
+            // Nobody is let in; that it sleeps is written down, and it cannot be asked how deep.
+            return (stub.close(true).await == Err(stub::Error::Stranger)).then_some(Asked::Stranger);
         } else {
             if let Err(error) = stub.target(target).await {
                 return (error == stub::Error::Stranger).then_some(Asked::Stranger);
@@ -252,7 +255,7 @@ async fn adopt(steward: &mut Steward, shared: &Arc<Shared>, found: Runs) {
         found: Found {
             address,
             accelerators,
-            asleep: None,
+            asleep: pod.asleep,
             ready,
             fingerprint: pod.fingerprint,
             last_end: steward.last_request(&place.owner.object).max(pod.created),
@@ -261,11 +264,18 @@ async fn adopt(steward: &mut Steward, shared: &Arc<Shared>, found: Runs) {
     };
     if let (Some(wanted), Some(pool)) = (place.wanted(engine.replica), place.pool.clone()) {
         // It is there, whatever is booked.
-        steward.clerk(&pool).send(Entry::Adopt { wanted, spot }).unwrap_or_default();
+        let clerk = steward.clerk(&pool);
+        clerk.send(Entry::Adopt { wanted, spot }).unwrap_or_default();
+        if let Some(level) = pod.asleep {
+            let (model, keeps) = (place.owner.object.clone(), place.keeps(level));
+            let entry = Entry::FallsAsleep { model, replica: engine.replica, keeps };
+            clerk.send(entry).unwrap_or_default();
+        }
     }
     shared.told.runs_in(&engine, generation, &pod.name.name);
     shared.common.tell(event).await;
     let start = match (ready, served) {
+        _ if pod.asleep.is_some() => Start::Asleep,
         (true, _) => Start::Awake,
         (false, true) => Start::Doubtful,
         (false, false) => Start::Starting,

@@ -34,6 +34,7 @@ pub(super) enum Done {
     /// Its Pod has an address, and is its own.
     Started,
     Ready,
+    Asleep,
     /// It has been told why.
     Failed,
 }
@@ -189,7 +190,7 @@ pub(super) async fn spot(stub: &Stub, node: String) -> Spot {
 }
 
 /// The stub knows its engine and lets requests in. An error: it was made by another key, and never will.
-async fn enter(berth: &Berth, proxy: SocketAddr) -> Result<(), Cause> {
+pub(super) async fn enter(berth: &Berth, proxy: SocketAddr) -> Result<(), Cause> {
     if berth.place.dual {
         // Who pairs it with an engine does that.
         return Ok(());
@@ -307,7 +308,7 @@ async fn shut(berth: &Berth, proxy: SocketAddr) {
     told_ready(berth, proxy, false).await;
 }
 
-async fn told_ready(berth: &Berth, proxy: SocketAddr, ready: bool) {
+pub(super) async fn told_ready(berth: &Berth, proxy: SocketAddr, ready: bool) {
     if !(berth.place.dual && ready)
         && let Some(stub) = berth.stub(proxy)
         && let Err(error) = stub.ready(ready).await
@@ -323,7 +324,7 @@ async fn delete(berth: &Berth, seen: &Seen) -> bool {
 }
 
 /// Writes annotations of this one Pod, and who wrote them.
-async fn mark(berth: &Berth, seen: &Seen, mut marks: serde_json::Value) -> Result<(), Error> {
+pub(super) async fn mark(berth: &Berth, seen: &Seen, mut marks: serde_json::Value) -> Result<(), Error> {
     let epoch = berth.shared.writer.claim()?.epoch;
     if let Some(marks) = marks.as_object_mut() {
         marks.insert(EPOCH.to_owned(), json!(epoch.to_string()));
@@ -388,7 +389,7 @@ async fn fail(berth: &Berth, cause: Cause) {
 }
 
 /// The stub obeys a newer leader: this gateway has been replaced, and is about to hear it.
-async fn overruled(berth: &Berth) {
+pub(super) async fn overruled(berth: &Berth) {
     tracing::warn!(engine = %berth.id, "its stub obeys another leader");
     std::future::pending().await
 }

@@ -71,6 +71,7 @@ impl Steward {
         self.tasks.spawn(life::live(Arc::new(berth), received, seen, start));
         let life = Life {
             generation,
+            place: Some(Arc::clone(&place)),
             deployment: deployment.clone(),
             orders,
             bound: pod.is_some(),
@@ -98,7 +99,8 @@ impl Steward {
         self.tasks.spawn(visit.live(received, known));
         let (shown, _) = watch::channel(None);
         let deployment = ObjectName::new("", "");
-        let life = Life { generation, deployment, orders, pod: None, shown, bound: true, leaving: None };
+        let (place, pod, leaving) = (None, None, None);
+        let life = Life { generation, place, deployment, orders, pod, shown, bound: true, leaving };
         self.lives.insert(id, life);
     }
 
