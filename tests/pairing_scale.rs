@@ -37,6 +37,7 @@ fn ask(fingerprint: u64) -> Ask {
         build: None,
         sizes,
         level: LevelPolicy::One,
+        stop_after: None,
     }
 }
 
@@ -85,6 +86,7 @@ fn sleeper(node: usize, fingerprint: u64) -> Event {
         generation: Generation(1),
         sizes,
         level,
+        stop_after: None,
         requester: None,
         last_used: Tick(fingerprint),
     };

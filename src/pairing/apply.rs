@@ -111,6 +111,7 @@ impl Rules<'_> {
                 if let Some(requester) = record.requester.clone() {
                     engine.binding = Some(Binding { requester, written: false });
                 }
+                (engine.level, engine.stop_after) = (record.level, record.stop_after);
                 engine.held = engine.sizes.awake;
                 call(Kind::Bind, settings.call)
             }

@@ -86,6 +86,8 @@ pub enum Step {
 pub enum Why {
     /// Its requester went, and it does not sleep.
     Unneeded,
+    /// It has slept for as long as it may.
+    Idle,
     /// To make room, as a sleeper.
     Evicted,
     /// As a sleeper of a launcher that may hold no more engines.
@@ -208,6 +210,7 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Unneeded => "its requester is gone",
+            Self::Idle => "it has slept for as long as it may (stopAfter)",
             Self::Evicted => "room is needed",
             Self::Displaced => "its launcher is full",
             Self::Obsolete => "its template is gone",

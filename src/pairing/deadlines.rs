@@ -48,6 +48,7 @@ fn of_engine(engine: &Engine, settings: &Settings) -> impl Iterator<Item = Optio
         state,
         again,
         Some(engine.may_start_until),
+        engine.stops_at(),
     ])
 }
 

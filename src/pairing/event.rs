@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::ids::{Build, EngineId, Fingerprint, Mode, NodeName, ProviderId, RequesterId, Uid};
 use crate::{
     model::{AcceleratorId, Level, LevelPolicy},
-    units::{Bytes, Generation, Tick},
+    units::{Bytes, Generation, Millis, Tick},
 };
 
 /// Which leader says so: `Lease.leaseTransitions`.
@@ -176,6 +176,9 @@ pub struct Ask {
     pub build: Option<Build>,
     pub sizes: Sizes,
     pub level: LevelPolicy,
+    /// Asleep for so long, its engine is ended; `None`: never for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_after: Option<Millis>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -230,6 +233,8 @@ pub struct Record {
     pub generation: Generation,
     pub sizes: Sizes,
     pub level: LevelPolicy,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_after: Option<Millis>,
     pub requester: Option<RequesterId>,
     pub last_used: Tick,
 }

@@ -103,6 +103,8 @@ pub struct Engine {
     pub provider: ProviderId,
     pub sizes: Sizes,
     pub level: LevelPolicy,
+    /// Asleep for so long, it is ended.
+    pub stop_after: Option<Millis>,
     pub state: State,
     /// When the state was entered.
     pub since: Tick,
@@ -251,6 +253,7 @@ impl Engine {
             provider,
             sizes: record.sizes,
             level: record.level,
+            stop_after: record.stop_after,
             state,
             since: now,
             held: record.sizes.awake,
@@ -323,6 +326,13 @@ impl Engine {
         matches!(self.state, State::Asleep { .. }) && self.binding.is_none() && self.call.is_none()
     }
 
+    /// When it will have slept for as long as it may, without anybody it is for.
+    #[must_use]
+    pub fn stops_at(&self) -> Option<Tick> {
+        let rests = matches!(self.state, State::Asleep { .. }) && self.binding.is_none();
+        self.stop_after.filter(|_| rests).map(|after| self.last_used + after)
+    }
+
     /// What it keeps once it sleeps.
     #[must_use]
     pub fn residue(&self) -> Bytes {
@@ -351,6 +361,7 @@ impl Engine {
             generation: self.generation,
             sizes: self.sizes,
             level: self.level,
+            stop_after: self.stop_after,
             requester: self.requester().cloned(),
             last_used,
         }

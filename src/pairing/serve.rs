@@ -189,13 +189,16 @@ impl Draft<'_> {
     fn take(&mut self, id: &RequesterId, requester: &Requester, engine: EngineId) {
         let ask = &requester.seen.ask;
         let record = if let Some(sleeper) = self.node.engines.get(&engine) {
-            Record { requester: Some(id.clone()), ..sleeper.record(sleeper.last_used) }
+            // How it sleeps the next time is for who has it now to say.
+            let (requester, level, stop_after) = (Some(id.clone()), ask.level, ask.stop_after);
+            Record { requester, level, stop_after, ..sleeper.record(sleeper.last_used) }
         } else {
             Record {
                 engine: engine.clone(),
                 generation: self.next_generation(),
                 sizes: ask.sizes,
                 level: ask.level,
+                stop_after: ask.stop_after,
                 requester: Some(id.clone()),
                 last_used: self.now(),
             }

@@ -207,6 +207,9 @@ impl Draft<'_> {
                 Standing::Obsolete => Some(Why::Obsolete),
                 _ if e.failed.is_some() || self.stage(e) == Stage::Trouble => Some(Why::Lost),
                 _ if self.is_on_faulty(e) || !self.node.exists => Some(Why::Leaving),
+                _ if e.stops_at().is_some_and(|at| at <= self.now()) && !self.rooms().is_wanted(&e.id) => {
+                    Some(Why::Idle)
+                }
                 _ => None,
             };
             return why.map(|why| Step::End { why });

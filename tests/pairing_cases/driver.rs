@@ -34,7 +34,14 @@ pub(crate) fn node() -> NodeName {
 
 pub(crate) fn ask(mode: Mode, fingerprint: u64) -> Ask {
     let sizes = Sizes { awake: Bytes::gib(60), asleep: Bytes::gib(2), host: Bytes::gib(20) };
-    Ask { mode, fingerprint: Fingerprint(fingerprint), build: None, sizes, level: LevelPolicy::One }
+    Ask {
+        mode,
+        fingerprint: Fingerprint(fingerprint),
+        build: None,
+        sizes,
+        level: LevelPolicy::One,
+        stop_after: None,
+    }
 }
 
 pub(crate) fn engine(mode: Mode, fingerprint: u64, on: &[&str]) -> EngineId {
@@ -288,6 +295,7 @@ impl Case {
             generation: known.generation,
             sizes: known.sizes,
             level: known.level,
+            stop_after: known.stop_after,
             requester: known.requester().cloned(),
             last_used: known.last_used,
         }

@@ -50,8 +50,14 @@ fn one_event_looks_at_one_node_of_five_thousand() {
 
 fn requester(node: &NodeName, number: usize, index: u32) -> Event {
     let sizes = Sizes { awake: Bytes::gib(60), asleep: Bytes::gib(2), host: Bytes::gib(20) };
-    let ask =
-        Ask { mode: Mode::Sleep, fingerprint: Fingerprint(1), build: None, sizes, level: LevelPolicy::One };
+    let ask = Ask {
+        mode: Mode::Sleep,
+        fingerprint: Fingerprint(1),
+        build: None,
+        sizes,
+        level: LevelPolicy::One,
+        stop_after: None,
+    };
     let seen = SeenRequester {
         ask,
         created: NOW,

@@ -1,8 +1,9 @@
 //! The budget for sleepers: what is deleted, when, and what is not.
 
 use rouse::{
+    model::LevelPolicy,
     pairing::{
-        event::{Answer, Event},
+        event::{Answer, Ask, Event},
         ids::{EngineId, Mode},
     },
     units::{Bytes, Millis},
@@ -151,4 +152,27 @@ fn no_sleeper_goes_in_vain() {
     case.requester("new", ask(Mode::Sleep, 3), &["a"], |_| ());
     assert!(!case.has(ends(&ids[0])));
     assert!(case.reason("new").contains("held by 2@a, which is awake"), "{}", case.reason("new"));
+}
+
+#[test]
+fn a_sleeper_is_ended_once_it_has_slept_for_as_long_as_it_may_and_nobody_wants_it() {
+    let mut case = Case::new(1);
+    let asked = |fingerprint| Ask { stop_after: Some(Millis::secs(600)), ..ask(Mode::Sleep, fingerprint) };
+    let id = case.cold_start("one", asked(1), &["a"]);
+    case.put_to_sleep("one", &id);
+    case.after(Millis::secs(500));
+    assert!(!case.has(ends(&id)));
+    // It is used again, which begins its time anew; whoever has it last says how it sleeps.
+    case.requester("again", Ask { level: LevelPolicy::Two, ..asked(1) }, &["a"], |_| ());
+    case.done(binds(&id));
+    assert_eq!(case.known(&id).level, LevelPolicy::Two);
+    case.done(wakes(&id));
+    case.done(proves(&id));
+    case.done(opens(&id));
+    case.finalized("again");
+    case.put_to_sleep("again", &id);
+    case.after(Millis::secs(530));
+    assert!(!case.has(ends(&id)));
+    case.after(Millis::secs(61));
+    assert!(case.has(ends(&id)));
 }

@@ -18,7 +18,7 @@ use crate::controllers::{
     crd::ledger::ObjectName,
     dual::{
         keys, provider,
-        record::{self, Wanted},
+        record::{self, Rest, Wanted},
     },
 };
 
@@ -27,7 +27,7 @@ use crate::controllers::{
 pub(super) struct Asked {
     server: Server,
     wanted: Wanted,
-    level: LevelPolicy,
+    rest: Rest,
 }
 
 /// Which engine it is.
@@ -67,14 +67,15 @@ impl Asked {
             let provider::Asked { fingerprint, labels, kv_cache } = provider::asked(pod, node)?;
             Server::Patched { mode: own_mode(pod)?.unwrap_or(mode), fingerprint, labels, kv_cache }
         };
-        Ok(Self { server, wanted: record::wanted(pod)?, level: LevelPolicy::Auto })
+        Ok(Self { server, wanted: record::wanted(pod)?, rest: record::rest(pod)? })
     }
 
     /// Of who is to get nothing more.
     pub(super) fn nothing() -> Ask {
         let none = Bytes::ZERO;
         let sizes = Sizes { awake: none, asleep: none, host: none };
-        Ask { mode: Mode::Plain, fingerprint: Fingerprint(0), build: None, sizes, level: LevelPolicy::Never }
+        let (mode, fingerprint, level) = (Mode::Plain, Fingerprint(0), LevelPolicy::Never);
+        Ask { mode, fingerprint, build: None, sizes, level, stop_after: None }
     }
 
     /// The InferenceServerConfig that it asks for.
@@ -102,7 +103,8 @@ impl Asked {
             }
         };
         let sizes = facts.sizes(node, &self.wanted, kv_cache)?;
-        Ok(Ask { mode, fingerprint, build, sizes, level: self.level })
+        let Rest { level, stop_after } = self.rest;
+        Ok(Ask { mode, fingerprint, build, sizes, level, stop_after })
     }
 }
 

@@ -210,9 +210,9 @@ impl Directory {
         let all = self.providers.keys().filter(|(node, _)| own.node.as_ref() == Some(node));
         let mut records = all.filter_map(|(node, id)| self.provider(node, id)).flat_map(|p| &p.seen.records);
         let found = records.find(|record| record.requester.as_ref() == Some(&own.id))?;
-        let Record { engine, sizes, level, .. } = found;
+        let Record { engine, sizes, level, stop_after, .. } = found;
         let (mode, fingerprint) = (engine.mode, engine.fingerprint);
-        Some(Ask { mode, fingerprint, build: None, sizes: *sizes, level: *level })
+        Some(Ask { mode, fingerprint, build: None, sizes: *sizes, level: *level, stop_after: *stop_after })
     }
 
     fn lost(&mut self, name: &ObjectName, tell: &mut impl FnMut(Event)) {

@@ -178,6 +178,7 @@ impl Controller {
             generation: known.generation,
             sizes: known.sizes,
             level: known.level,
+            stop_after: known.stop_after,
             requester: None,
             last_used: known.last_used,
         });

@@ -241,6 +241,7 @@ mod tests {
                 host: rouse::units::Bytes::ZERO,
             },
             level: rouse::model::LevelPolicy::Auto,
+            stop_after: None,
             requester: None,
             last_used: rouse::units::Tick(0),
         };

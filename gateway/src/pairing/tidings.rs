@@ -137,7 +137,13 @@ fn farewell(why: Farewell) -> News {
 const fn is_failure(why: Why) -> bool {
     match why {
         Why::StartFailed | Why::WakeFailed | Why::CanaryFailed | Why::SleepFailed | Why::Lost => true,
-        Why::Unneeded | Why::Evicted | Why::Displaced | Why::Obsolete | Why::Overdue | Why::Leaving => false,
+        Why::Unneeded
+        | Why::Idle
+        | Why::Evicted
+        | Why::Displaced
+        | Why::Obsolete
+        | Why::Overdue
+        | Why::Leaving => false,
     }
 }
 

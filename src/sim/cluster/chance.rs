@@ -230,6 +230,7 @@ fn owner(i: u64, mode: Mode, capacity: u64, residues: u64, accelerators: u32, ra
                 host: Bytes::gib(random.between(4, 40)),
             },
             level: levels.get(random.between(0, last) as usize).copied().unwrap_or(LevelPolicy::Auto),
+            stop_after: random.chance(0.2).then(|| Millis::secs(random.between(1, 300))),
         },
         count: count as usize,
         node: None,

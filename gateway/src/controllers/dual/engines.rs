@@ -11,7 +11,7 @@ use rouse::{
         event::{Record, Sizes},
         ids::{EngineId, Fingerprint, Mode, RequesterId},
     },
-    units::{Generation, Tick},
+    units::{Generation, Millis, Tick},
 };
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +50,8 @@ struct Kept {
     generation: Generation,
     sizes: Sizes,
     level: LevelPolicy,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stop_after: Option<Millis>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     requester: Option<RequesterId>,
     last_used: Tick,
@@ -96,6 +98,7 @@ pub fn text(inside: &Inside) -> String {
         generation: record.generation,
         sizes: record.sizes,
         level: record.level,
+        stop_after: record.stop_after,
         requester: record.requester.clone(),
         last_used: record.last_used,
         slept: *slept,
@@ -143,6 +146,7 @@ fn kept(text: &str) -> Result<Inside, String> {
         generation: kept.generation,
         sizes: kept.sizes,
         level: kept.level,
+        stop_after: kept.stop_after,
         requester: kept.requester,
         last_used: kept.last_used,
     };
@@ -165,6 +169,7 @@ mod tests {
             generation: Generation(u64::MAX),
             sizes: Sizes { awake: Bytes::gib(40), asleep: Bytes::gib(1), host: Bytes::ZERO },
             level: LevelPolicy::Auto,
+            stop_after: None,
             requester: requester.map(RequesterId::from),
             last_used: Tick(1_700_000_000_123),
         };

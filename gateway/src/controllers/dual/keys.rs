@@ -46,6 +46,9 @@ pub const PROVIDER_FINALIZER: &str = "dual-pods.llm-d.ai/provider";
 pub const MEMORY: &str = "rouse.dev/gpu-memory";
 pub const MEMORY_ASLEEP: &str = "rouse.dev/gpu-memory-asleep";
 pub const HOST_MEMORY: &str = "rouse.dev/host-memory";
+/// How deep an engine sleeps (`1`, `2`, `auto`, `never`), and after how long asleep it is ended (`1h`, `never`).
+pub const SLEEP_LEVEL: &str = "rouse.dev/sleep-level";
+pub const STOP_AFTER: &str = "rouse.dev/stop-after";
 
 const PREFIX: &str = "dual-pods.llm-d.ai/";
 const SEEDS: &str = "dual-pod.llm-d.ai/";

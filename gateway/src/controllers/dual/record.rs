@@ -9,7 +9,7 @@ use rouse::{
         event::{Record, Sizes},
         ids::{EngineId, Fingerprint, Mode, NodeName, RequesterId},
     },
-    units::{Bytes, Generation, Tick},
+    units::{Bytes, Generation, Millis, Tick},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -26,6 +26,14 @@ pub struct Wanted {
     pub host: Option<Bytes>,
 }
 
+/// How a requester wants its engine put away, as far as it says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rest {
+    pub level: LevelPolicy,
+    /// `None`: it sleeps until it is in somebody's way.
+    pub stop_after: Option<Millis>,
+}
+
 /// What a sleeper is taken to keep when nobody says: vLLM keeps one or two.
 const ASLEEP: Bytes = Bytes(2 << 30);
 
@@ -34,6 +42,10 @@ const ASLEEP: Bytes = Bytes(2 << 30);
 pub enum Error {
     #[error("the annotation {key} is '{text}', which is no amount of memory: write 40Gi")]
     Memory { key: &'static str, text: String },
+    #[error("the annotation {} is '{0}': write 1, 2, auto or never", keys::SLEEP_LEVEL)]
+    Level(String),
+    #[error("the annotation {} is '{0}', which is no time: write 1h, 30m or never", keys::STOP_AFTER)]
+    Span(String),
     #[error("the annotation {} cannot be read: {why}", keys::ENGINE)]
     Engine { why: String },
     #[error("the annotation {key} is missing, or means nothing")]
@@ -62,6 +74,8 @@ struct Kept {
     generation: Generation,
     sizes: Sizes,
     level: LevelPolicy,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stop_after: Option<Millis>,
     last_used: Tick,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     slept: Option<Level>,
@@ -83,6 +97,44 @@ pub fn wanted(pod: &Pod) -> Result<Wanted, Error> {
     })
 }
 
+/// How its engine is to be put away.
+///
+/// # Errors
+/// What is neither a level nor a time.
+pub fn rest(pod: &Pod) -> Result<Rest, Error> {
+    let said = |key: &str| pod.metadata.annotations.as_ref().and_then(|all| all.get(key)).map(String::as_str);
+    let level = match said(keys::SLEEP_LEVEL) {
+        None => LevelPolicy::Auto,
+        Some(text) => level_of(text).ok_or_else(|| Error::Level(text.to_owned()))?,
+    };
+    let stop_after = match said(keys::STOP_AFTER) {
+        None | Some("never") => None,
+        Some(text) => Some(text.parse().map_err(|_| Error::Span(text.to_owned()))?),
+    };
+    Ok(Rest { level, stop_after })
+}
+
+/// As annotations say it.
+#[must_use]
+pub fn rest_annotations(Rest { level, stop_after }: Rest) -> Value {
+    let level = LEVELS.iter().find(|(_, known)| *known == level).map(|(text, _)| *text);
+    json!({
+        keys::SLEEP_LEVEL: level,
+        keys::STOP_AFTER: stop_after.map_or_else(|| "never".to_owned(), |after| after.to_string()),
+    })
+}
+
+const LEVELS: [(&str, LevelPolicy); 4] = [
+    ("1", LevelPolicy::One),
+    ("2", LevelPolicy::Two),
+    ("auto", LevelPolicy::Auto),
+    ("never", LevelPolicy::Never),
+];
+
+fn level_of(text: &str) -> Option<LevelPolicy> {
+    LEVELS.iter().find(|(known, _)| *known == text).map(|(_, level)| *level)
+}
+
 /// Everything that says whose the engine is and what it is. `name`: of the requester, where it has one. `slept`: how deeply it
 /// sleeps, which no engine can be asked.
 #[must_use]
@@ -94,6 +146,7 @@ pub fn annotations(node: &NodeName, record: &Record, name: Option<&str>, slept: 
         generation: record.generation,
         sizes: record.sizes,
         level: record.level,
+        stop_after: record.stop_after,
         last_used: record.last_used,
         slept,
     };
@@ -146,6 +199,7 @@ fn kept(pod: &Pod, all: &BTreeMap<String, String>, text: &str) -> Result<Found, 
             generation: kept.generation,
             sizes: kept.sizes,
             level: kept.level,
+            stop_after: kept.stop_after,
             requester: requester.filter(|uid| !uid.is_empty()).map(RequesterId::from),
             last_used: kept.last_used,
         },
@@ -167,6 +221,7 @@ mod tests {
             generation: Generation(u64::MAX),
             sizes: Sizes { awake: Bytes::gib(40), asleep: Bytes::gib(1), host: Bytes::ZERO },
             level: LevelPolicy::Auto,
+            stop_after: None,
             requester: requester.map(RequesterId::from),
             last_used: Tick(1_700_000_000_123),
         }
@@ -181,6 +236,8 @@ mod tests {
             let mut sorted = record.engine.accelerators.to_vec();
             sorted.sort();
             record.engine.accelerators = sorted.into();
+            record.stop_after = requester.map(|_| Millis::secs(60));
+            write(&mut pod, &node, "chat-x", &record, 8000);
             assert_eq!(read(&pod).unwrap().unwrap(), Found { node, record, slept: None, port: 8000 });
             let bound = pod.metadata.annotations.as_ref().unwrap().get(keys::REQUESTER);
             assert_eq!(bound.map(String::as_str), requester.map(|_| "uid-1 chat-x"));
@@ -207,6 +264,18 @@ mod tests {
             odd.to_string(),
             "the annotation rouse.dev/gpu-memory is 'much', which is no amount of memory: write 40Gi"
         );
+        let rests = |key: &str, text: &str| rest(&with(&[(key, text)])).map_err(|error| error.to_string());
+        let odd = rests(keys::SLEEP_LEVEL, "3").unwrap_err();
+        assert!(odd.contains("rouse.dev/sleep-level is '3': write 1, 2, auto or never"), "{odd}");
+        let odd = rests(keys::STOP_AFTER, "soon").unwrap_err();
+        assert!(odd.contains("rouse.dev/stop-after is 'soon'"), "{odd}");
+        let never = Rest { level: LevelPolicy::Auto, stop_after: None };
+        assert_eq!(rests(keys::STOP_AFTER, "never"), Ok(never));
+        for (_, level) in LEVELS {
+            let (mut pod, said) = (Pod::default(), Rest { level, stop_after: Some(Millis(90_500)) });
+            pod.metadata.annotations = serde_json::from_value(rest_annotations(said)).unwrap();
+            assert_eq!(rest(&pod), Ok(said));
+        }
         let said = wanted(&with(&[(keys::MEMORY, "40Gi"), (keys::HOST_MEMORY, "8Gi")])).unwrap();
         assert_eq!(
             said,

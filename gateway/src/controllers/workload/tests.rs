@@ -6,7 +6,7 @@ use rouse::{
         ids::{EngineId, Mode, NodeName},
         settings::Settings,
     },
-    units::{Bytes, Generation, Tick},
+    units::{Bytes, Generation, Millis, Tick},
 };
 use serde_json::json;
 
@@ -152,7 +152,8 @@ fn pod_of(made: &Value) -> Pod {
 fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
     let spec = json!({
         "modelName": "org/Qwen", "mode": "dualPods", "memory": "40Gi", "memoryAsleep": "2Gi", "hostMemory": "15Gi", "accelerators": 2,
-        "nodeSelector": {"inference-pool": "h200"}, "engine": {"kind": "vllm", "port": 9000, "container": "vllm"},
+        "nodeSelector": {"inference-pool": "h200"}, "stopAfter": "2h",
+        "engine": {"kind": "vllm", "port": 9000, "container": "vllm", "level": "1"},
         "template": {
             "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
             "spec": {
@@ -206,12 +207,15 @@ fn a_requester_asks_for_the_engine_of_the_template_and_for_its_accelerators() {
         let wanted =
             record::Wanted { awake: Some(Bytes::gib(40)), asleep: Bytes::gib(2), host: Some(Bytes::gib(30)) };
         assert_eq!(record::wanted(&requester), Ok(wanted));
+        let rest = record::Rest { level: LevelPolicy::One, stop_after: Some(Millis::secs(7200)) };
+        assert_eq!(record::rest(&requester), Ok(rest));
         let accelerators = ["GPU-1".into(), "GPU-2".into()].into();
         let record = Record {
             engine: EngineId { mode: Mode::Sleep, accelerators, fingerprint: asked.fingerprint },
             generation: Generation(1),
             sizes: Sizes { awake: Bytes::gib(40), asleep: Bytes::gib(2), host: Bytes::gib(30) },
             level: LevelPolicy::Auto,
+            stop_after: None,
             requester: Some("p1".into()),
             last_used: Tick(0),
         };

@@ -24,6 +24,7 @@ fn provider(uid: &str) -> Pod {
         generation: Generation(1),
         sizes: Sizes { awake: Bytes::gib(1), asleep: Bytes::ZERO, host: Bytes::ZERO },
         level: LevelPolicy::Auto,
+        stop_after: None,
         requester: None,
         last_used: Tick(0),
     };

@@ -42,6 +42,7 @@ fn record(mode: Mode) -> Record {
         generation: Generation(5),
         sizes: Sizes { awake: Bytes::gib(60), asleep: Bytes::gib(1), host: Bytes::ZERO },
         level: LevelPolicy::Auto,
+        stop_after: None,
         requester: Some(RequesterId::from("uid-1")),
         last_used: Tick(0),
     }
