@@ -5,6 +5,7 @@
 
 pub mod access;
 mod base;
+pub mod denied;
 pub mod edition;
 pub mod engines;
 pub mod keys;

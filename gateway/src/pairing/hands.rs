@@ -35,6 +35,7 @@ use crate::{
             fma::{GROUP, LauncherPopulationPolicy, Status},
             ledger::ObjectName,
         },
+        dual::{denied, keys},
         writer::{self, Writer},
     },
     metrics::Duals,
@@ -122,6 +123,18 @@ impl Hands {
         }
     }
 
+    /// Its status: under Rouse's own name where a policy keeps the public project's for others.
+    pub(super) async fn tell_status(&self, name: &ObjectName, id: &RequesterId, text: &str) {
+        let patch =
+            |annotations: Value| json!({"metadata": {"uid": id.as_str(), "annotations": annotations}});
+        let public = patch(json!({keys::STATUS: text, keys::OWN_STATUS: null}));
+        match self.patch(name, &public).await {
+            Err(Failed { tell: true, .. }) => self.note(name, &patch(json!({keys::OWN_STATUS: text}))).await,
+            Err(failed) => tracing::debug!(%name, text = failed.text, "a requester was not told"),
+            Ok(_) => {}
+        }
+    }
+
     /// Writes the status of a LauncherPopulationPolicy; false: it may be tried again.
     pub(super) async fn judge(&self, policy: &ObjectName, status: &Status) -> bool {
         let api: Api<LauncherPopulationPolicy> = Api::namespaced(self.client.clone(), &policy.namespace);
@@ -198,7 +211,12 @@ impl From<writer::Error> for Failed {
             writer::Error::Gone | writer::Error::Invalid(_) => Cause::Refused,
             writer::Error::NotLeading | writer::Error::Late | writer::Error::Api(_) => Cause::Unreachable,
         };
-        Self { cause, text: error.to_string(), tell: false, deposed: false }
+        let advice = match &error {
+            writer::Error::Invalid(refusal) => denied::advice(refusal),
+            _ => None,
+        };
+        let tell = advice.is_some();
+        Self { cause, text: advice.unwrap_or_else(|| error.to_string()), tell, deposed: false }
     }
 }
 

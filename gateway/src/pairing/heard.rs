@@ -117,7 +117,12 @@ impl Controller {
                         self.tidings.served(own, path, took);
                     }
                     match error {
-                        Some(error) => self.notes.error(id, error),
+                        Some(error) => {
+                            if let Some(own) = self.directory.requester(&id) {
+                                self.tidings.failed(own, &error);
+                            }
+                            self.notes.error(id, error);
+                        }
                         None if mended => self.notes.mended(&id),
                         None => {}
                     }

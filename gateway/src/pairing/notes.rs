@@ -115,9 +115,7 @@ impl Notes {
             self.writing.insert(id.clone());
             let (name, hands) = (own.name.clone(), Arc::clone(hands));
             tasks.spawn(async move {
-                let annotations = json!({keys::STATUS: text});
-                let patch = json!({"metadata": {"uid": id.as_str(), "annotations": annotations}});
-                hands.note(&name, &patch).await;
+                hands.tell_status(&name, &id, &text).await;
                 time::sleep(PAUSE).await;
                 Finished::Noted(id)
             });

@@ -66,6 +66,11 @@ impl Tidings {
         self.tell([of(own, Reason::Served.news(format!("its engine {how}, and serves it after {took}")))]);
     }
 
+    /// What it asks for cannot be had, and why.
+    pub(super) fn failed(&self, own: &Requester, why: &str) {
+        self.tell([of(own, Reason::Failed.news(why.to_owned()))]);
+    }
+
     /// Why requesters of these nodes wait by now.
     pub(super) fn wait(
         &mut self,

@@ -18,6 +18,8 @@ pub const TOKEN_OF: &str = "rouse.dev/stub-token-of";
 pub const ADMIN_PORT: &str = "dual-pods.llm-d.ai/admin-port";
 /// `{"Errors": null}` or `{"Errors": ["…"]}`.
 pub const STATUS: &str = "dual-pods.llm-d.ai/status";
+/// The same under a key of Rouse's own, where a policy keeps the public project's from being written.
+pub const OWN_STATUS: &str = "rouse.dev/status";
 /// Where its engine is, for a stub that reads it by the downward API.
 pub const SERVER_IP: &str = "dual-pods.llm-d.ai/inference-server-ip";
 
@@ -70,6 +72,12 @@ pub fn is_requester(pod: &Pod) -> bool {
         || read(pod, &role) == Some("requester")
 }
 
+/// What its user was told last.
+#[must_use]
+pub fn status(pod: &Pod) -> Option<&str> {
+    pod.annotations().get(OWN_STATUS).map(String::as_str).or_else(|| read(pod, STATUS))
+}
+
 /// What its user has to mend, as its status says it.
 #[must_use]
 pub fn errors(pod: &Pod) -> Option<String> {
@@ -78,7 +86,7 @@ pub fn errors(pod: &Pod) -> Option<String> {
         #[serde(rename = "Errors")]
         errors: Option<Vec<String>>,
     }
-    let status: Status = serde_json::from_str(read(pod, STATUS)?).ok()?;
+    let status: Status = serde_json::from_str(status(pod)?).ok()?;
     status.errors.filter(|errors| !errors.is_empty()).map(|errors| errors.join("; "))
 }
 

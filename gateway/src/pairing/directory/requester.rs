@@ -82,7 +82,7 @@ impl Requester {
             owner: Owner::of_requester(pod),
             dual: pod.labels().get(keys::DUAL).cloned(),
             server: pod.annotations().get(keys::SERVER_IP).cloned(),
-            status: pod.annotations().get(keys::STATUS).cloned(),
+            status: keys::status(pod).map(str::to_owned),
             name,
             node,
         })

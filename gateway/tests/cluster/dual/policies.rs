@@ -7,16 +7,23 @@ use kube::{
     core::GroupVersionKind,
 };
 use rouse_cluster::wait;
+use rouse_gateway::controllers::crd::InferenceModel;
 use serde_json::{Value, json};
 
 use super::Duo;
-use crate::support::{MANAGER, root};
+use crate::{
+    events,
+    support::{MANAGER, root},
+};
 
 impl Duo {
     /// The policies, for this namespace only: the cluster is all tests'.
     async fn guard(&self) {
+        self.guard_by(&std::fs::read_to_string(root("charts/rouse/policies/dual-pods.yaml")).unwrap()).await;
+    }
+
+    async fn guard_by(&self, text: &str) {
         let own = self.world.name();
-        let text = std::fs::read_to_string(root("charts/rouse/policies/dual-pods.yaml")).unwrap();
         let text = text.replace("serviceaccount:rouse:", &format!("serviceaccount:{own}:"));
         for document in text.split("---\n") {
             let mut object: Value = serde_saphyr::from_str(document).unwrap();
@@ -132,6 +139,58 @@ async fn cel_policies_keep_what_gateways_write_and_hinder_no_gateway() {
     duo.put_away("one", 1).await;
     duo.scale("one", 1).await;
     assert_eq!(duo.launched("one").await.1.uid(), launcher.uid(), "the gateway itself is not hindered");
+}
+
+/// As the public project's, which exempts its own controllers by their accounts' names.
+const PUBLIC: &str = "apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: fma-immutable-fields}
+spec:
+  failurePolicy: Fail
+  matchConstraints:
+    resourceRules:
+      - {apiGroups: [''], apiVersions: [v1], operations: [UPDATE], resources: [pods]}
+  matchConditions:
+    - {name: others, expression: \"!request.userInfo.username.endsWith('-fma-controllers')\"}
+  validations:
+    - expression: >-
+        ['dual', 'launcher-config-name'].all(key, object.metadata.?labels[?'dual-pods.llm-d.ai/' + key]
+        == oldObject.metadata.?labels[?'dual-pods.llm-d.ai/' + key])
+    - expression: >-
+        ['requester', 'status'].all(key, object.metadata.?annotations[?'dual-pods.llm-d.ai/' + key]
+        == oldObject.metadata.?annotations[?'dual-pods.llm-d.ai/' + key])
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: fma-immutable-fields}
+spec: {policyName: fma-immutable-fields, validationActions: [Deny]}
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_the_public_projects_policies_are_it_is_said_what_to_install() {
+    let duo = Duo::new("dual-public", 1, "8Gi", "").await;
+    let plain: Pod = serde_json::from_value(json!({"metadata": {"name": "plain"}, "spec": {
+        "nodeSelector": {"none": "such"}, "containers": [{"name": "c", "image": "rouse/stub"}]}}))
+    .unwrap();
+    let plain = duo.world.pods().create(&PostParams::default(), &plain).await.unwrap();
+    duo.guard_by(PUBLIC).await;
+    duo.is_guarded(&plain).await;
+    super::models::model(&duo, "one", json!({})).await;
+    let client = duo.gateway.client();
+    let asked = tokio::task::spawn_blocking(move || client.chat("one", false, 4));
+    let what = "an account whose name ends in -fma-controllers";
+    let told = |pod: &Pod| pod.annotations().get("rouse.dev/status").is_some_and(|told| told.contains(what));
+    let see = async || super::models::pods(&duo, "one").await;
+    let (requesters, _) = duo.world.see_in(see, "its status", |all, _| all.iter().any(told)).await;
+    let requester = requesters.iter().find(|pod| told(pod)).unwrap();
+    let event = events::told(&duo.world, requester, "Failed").await;
+    assert!(event.message.as_deref().unwrap().contains(what), "{event:?}");
+    let said = |model: &InferenceModel| {
+        let conditions = model.status.iter().flat_map(|status| &status.conditions);
+        conditions.into_iter().any(|condition| condition.message.contains(what))
+    };
+    duo.world.until("one", "its condition", said).await;
+    assert_eq!(asked.await.unwrap().status, 503);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,46 @@
+//! What admission policies keep gateways from writing on Pods.
+//!
+//! The public project's installation brings such policies, and they exempt its own controllers by their accounts' names. Under
+//! another name nothing can be bound, and no status can be written either.
+
+/// The ending of the accounts' names that the public project's policies exempt.
+const EXEMPT: &str = "-fma-controllers";
+
+/// What an administrator has to do, where a policy has denied a write; `None`: none has.
+#[must_use]
+pub fn advice(refusal: &str) -> Option<String> {
+    let (_, rest) = refusal.split_once("ValidatingAdmissionPolicy '")?;
+    let (policy, rest) = rest.split_once('\'')?;
+    if !rest.contains("denied request") {
+        return None;
+    }
+    let what = if policy.starts_with("fma-") {
+        format!("run the gateways as an account whose name ends in {EXEMPT} (docs/dual-pods.md says how)")
+    } else {
+        "exempt the gateways' account from it".to_owned()
+    };
+    Some(format!(
+        "the policy {policy} keeps Rouse from serving dual pods: {what}. The API server says: {refusal}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_denial_says_what_to_do_and_another_refusal_is_none() {
+        let denied = |policy: &str| {
+            format!(
+                "pods \"chat-1\" is forbidden: ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied \
+                 request: not yours"
+            )
+        };
+        let public = advice(&denied("fma-immutable-fields")).unwrap();
+        assert!(public.contains("an account whose name ends in -fma-controllers"), "{public}");
+        assert!(public.ends_with("not yours"), "{public}");
+        let own = advice(&denied("no-edits")).unwrap();
+        assert!(own.contains("exempt the gateways' account"), "{own}");
+        assert_eq!(advice("Pod \"x\" is invalid: spec: Forbidden"), None);
+    }
+}
