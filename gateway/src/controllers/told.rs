@@ -50,8 +50,8 @@ struct Inner {
     /// What the engines were when they were last looked at, while this gateway decides.
     was: BTreeMap<ModelName, Vec<Was>>,
     happened: Vec<(ModelName, News)>,
-    /// In which Pod each life runs.
-    pods: BTreeMap<EngineId, (Generation, String)>,
+    /// In which Pod each life runs, and as which variant.
+    pods: BTreeMap<EngineId, (Generation, String, String)>,
     /// What the last life that failed had for a trouble with its Pod, until a later one is awake.
     troubles: BTreeMap<ModelName, (Generation, String)>,
     /// The most that an engine of each model was seen to use here, on one accelerator, and when it was last looked.
@@ -62,9 +62,9 @@ struct Inner {
 const WORDS: usize = 1024;
 
 impl Told {
-    /// This life has this Pod.
-    pub(crate) fn runs_in(&self, engine: &EngineId, generation: Generation, pod: &str) {
-        self.inner().pods.insert(engine.clone(), (generation, pod.to_owned()));
+    /// This life has this Pod, and is of this variant.
+    pub(crate) fn runs_in(&self, engine: &EngineId, generation: Generation, pod: &str, variant: &str) {
+        self.inner().pods.insert(engine.clone(), (generation, pod.to_owned(), variant.to_owned()));
     }
 
     /// Why this life comes to nothing, in words for people.
@@ -289,12 +289,14 @@ impl Inner {
 
     /// One that is cold is not listed.
     fn status(&self, engine: &Engine) -> Option<EngineStatus> {
-        let pod = self.pods.get(&engine.id).filter(|(generation, _)| *generation == engine.generation);
+        let known = self.pods.get(&engine.id).filter(|(generation, ..)| *generation == engine.generation);
+        // A list of engines is keyed by their Pods, and one that has none yet must have a key as well.
+        let none = || (format!("none-yet-{}", engine.id.replica), DEFAULT_VARIANT.to_owned());
+        let (pod, variant) = known.map_or_else(none, |(_, pod, variant)| (pod.clone(), variant.clone()));
         Some(EngineStatus {
-            // A list of engines is keyed by their Pods, and one that has none yet must have a key as well.
-            pod: pod.map_or_else(|| format!("none-yet-{}", engine.id.replica), |(_, pod)| pod.clone()),
+            pod,
             replica: engine.id.replica,
-            variant: DEFAULT_VARIANT.to_owned(),
+            variant,
             address: engine.address.map(|address| address.to_string()),
             state: state(&engine.state)?,
             generation: engine.generation.0,

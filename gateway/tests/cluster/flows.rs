@@ -102,7 +102,7 @@ async fn an_engine_that_is_to_sleep_does_so_in_its_pod_and_is_woken_there() {
     let spec = json!({"nodeSelector": {"inference-pool": own}, "memory": "128Gi", "hostSleepMemory": "64Gi"});
     world.pool(&own, spec).await;
     let more = json!({"cooldownPeriod": "1s", "memoryAsleep": "2Gi", "hostMemory": "30Gi",
-        "engine": {"sleepMode": "vllm"}});
+        "engine": {"sleepMode": "vllm"}, "variants": [{"name": "usual"}]});
     world.model("qwen", "80Gi", "--enable-sleep-mode", more).await;
     let mut gateway = world.gateway("gateway-0", "");
     let mut seen = Vec::new();
@@ -111,7 +111,9 @@ async fn an_engine_that_is_to_sleep_does_so_in_its_pod_and_is_woken_there() {
         let answer = aside(move || client.chat("qwen", false, 4)).await;
         assert_eq!((answer.status, answer.header("x-rouse-cold-start")), (200, start), "{}", answer.text());
         assert_eq!(world.booked().await, [("qwen".to_owned(), 80)]);
-        world.until("qwen", "asleep", |model| reason(model, "Ready") == "Asleep").await;
+        let asleep = world.until("qwen", "asleep", |model| reason(model, "Ready") == "Asleep").await;
+        let variants = asleep.status.unwrap().variants;
+        assert_eq!((variants[0].name.as_str(), variants[0].replicas), ("usual", 1), "{variants:?}");
         world.until_booked("what it keeps", |booked| booked == [("qwen".to_owned(), 2)]).await;
         seen.extend(world.running().await.into_iter().map(|pod| pod.uid().unwrap()));
         if start == "hot" {

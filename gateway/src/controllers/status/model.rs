@@ -80,14 +80,15 @@ pub fn model_status(
     };
     let peak = peak(facts, stored);
     let used = declared.zip(peak).and_then(|(declared, peak)| usage(declared, peak));
+    let engines = engines(seen, facts);
     let learned = facts.learned.clone().or_else(|| stored.learned.clone());
     let last_request = facts.last_request.max(stored.last_request_time.as_ref().map(tick));
     InferenceModelStatus {
         observed_generation: generation,
         ready: state.ready,
         replicas: u32::try_from(facts.engines.len()).unwrap_or(u32::MAX),
-        variants: variants(seen, facts, &stored.variants, now),
-        engines: facts.engines.clone(),
+        variants: variants(seen, &engines, facts.desired, &stored.variants, now),
+        engines,
         declared_memory: declared.map(Quantity::from),
         observed_peak_memory: peak.map(Quantity::from),
         utilization_percent: used.as_ref().map(|used| used.percent),
@@ -145,13 +146,33 @@ fn declared(served: &Served) -> Option<Bytes> {
     run.map(|variant| variant.spec.memory.awake).or(served.model.declared)
 }
 
-fn variants(seen: Seen<'_>, facts: &Facts, stored: &[VariantStatus], now: Tick) -> Vec<VariantStatus> {
+/// One that has no Pod yet is to be of the variant that is run now.
+fn engines(seen: Seen<'_>, facts: &Facts) -> Vec<EngineStatus> {
+    let mut engines = facts.engines.clone();
+    if let Seen::Served(served) = seen
+        && let Some(now) = served.variant()
+    {
+        let known = |name: &String| served.model.variants.iter().any(|variant| variant.name == *name);
+        for engine in engines.iter_mut().filter(|engine| !known(&engine.variant)) {
+            engine.variant.clone_from(&now.name);
+        }
+    }
+    engines
+}
+
+fn variants(
+    seen: Seen<'_>,
+    engines: &[EngineStatus],
+    wanted: u32,
+    stored: &[VariantStatus],
+    now: Tick,
+) -> Vec<VariantStatus> {
     let Seen::Served(served) = seen else {
         return Vec::new();
     };
     let status = |(index, variant): (usize, &crate::controllers::convert::Variant)| {
-        let engines = facts.engines.iter().filter(|engine| engine.variant == variant.name).count();
-        let desired = if index == served.variant { facts.desired } else { 0 };
+        let engines = engines.iter().filter(|engine| engine.variant == variant.name).count();
+        let desired = if index == served.variant { wanted } else { 0 };
         let before = stored.iter().find(|before| before.name == variant.name && before.desired == desired);
         VariantStatus {
             name: variant.name.clone(),

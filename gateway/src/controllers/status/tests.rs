@@ -194,8 +194,12 @@ fn a_status_has_what_is_declared_observed_and_noted() {
     spec["variants"] = variants;
     let settled = settled(pool(), spec);
     let facts = Facts {
-        engines: vec![EngineStatus { variant: "a".into(), ..engine(0, EngineState::Awake) }],
-        desired: 1,
+        // The second has no Pod yet, and nothing says which variant it will be.
+        engines: vec![
+            EngineStatus { variant: "a".into(), ..engine(0, EngineState::Awake) },
+            engine(1, EngineState::Launching),
+        ],
+        desired: 2,
         peak: Some(Bytes::gib(30)),
         observed: Some(NOW),
         last_request: Some(NOW),
@@ -206,10 +210,11 @@ fn a_status_has_what_is_declared_observed_and_noted() {
     assert_eq!(status.observed_peak_memory.unwrap().as_str(), "30Gi");
     assert_eq!(status.utilization_percent, Some(75));
     assert!(status.recommendation.unwrap().contains("33Gi instead of 40Gi"));
-    assert_eq!((status.replicas, status.last_request_time), (1, Some(time(NOW))));
+    assert_eq!((status.replicas, status.last_request_time), (2, Some(time(NOW))));
     let counts: Vec<_> =
         status.variants.iter().map(|it| (it.name.as_str(), it.replicas, it.desired)).collect();
-    assert_eq!(counts, [("a", 1, 1), ("b", 0, 0)]);
+    assert_eq!(counts, [("a", 2, 2), ("b", 0, 0)]);
+    assert_eq!(status.engines[1].variant, "a");
     let accepted = found(&status.conditions, "Accepted");
     assert!(
         accepted.status == "True" && accepted.message.contains("of its 2 variants"),

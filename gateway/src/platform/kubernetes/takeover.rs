@@ -272,7 +272,7 @@ async fn adopt(steward: &mut Steward, shared: &Arc<Shared>, found: Runs) {
             clerk.send(entry).unwrap_or_default();
         }
     }
-    shared.told.runs_in(&engine, generation, &pod.name.name);
+    shared.told.runs_in(&engine, generation, &pod.name.name, &place.variant.name);
     shared.common.tell(event).await;
     let start = match (ready, served) {
         _ if pod.asleep.is_some() => Start::Asleep,

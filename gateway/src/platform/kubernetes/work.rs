@@ -74,7 +74,7 @@ pub(super) async fn begin(berth: Arc<Berth>, mut pod: Pod) -> Done {
         let Some((seen, address)) = found else { return Done::Failed };
         if claim(&berth, &seen).await {
             let (engine, generation) = (berth.id.clone(), berth.generation);
-            berth.shared.told.runs_in(&engine, generation, &seen.name.name);
+            berth.shared.told.runs_in(&engine, generation, &seen.name.name, &berth.place.variant.name);
             drop(berth.requests.send(Request::Bound { engine: engine.clone(), generation }));
             berth.shared.common.tell(Event::Started { engine, generation, address }).await;
             return Done::Started;
