@@ -13,7 +13,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::{fault::Cause, fleet::event::Verdict};
+use crate::{fault::Cause, fleet::event::Verdict, origin::Origin};
 
 use crate::caller::{Caller, Observer};
 pub use counters::Counters;
@@ -86,6 +86,12 @@ impl Adapter {
     pub fn new(manner: Manner, address: SocketAddr) -> Self {
         let caller = Caller::new(address, manner.api_key.clone());
         Self { manner, caller }
+    }
+
+    /// What listens there is a backend that somebody else runs.
+    #[must_use]
+    pub fn of(self, origin: Option<Arc<Origin>>) -> Self {
+        Self { caller: self.caller.of(origin), ..self }
     }
 
     /// Calls are told to this one.

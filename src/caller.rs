@@ -17,6 +17,7 @@ use tokio::{
 
 use crate::{
     fault::Cause,
+    origin::{Duplex, Origin},
     wire::{EPOCH, Epoch, GATED, NOT_READY},
 };
 
@@ -30,6 +31,8 @@ const MOST: usize = 4 << 20;
 pub struct Caller {
     address: SocketAddr,
     api_key: Option<String>,
+    /// Of a backend that somebody else runs.
+    origin: Option<Arc<Origin>>,
     observer: Option<Arc<dyn Observer>>,
 }
 
@@ -80,7 +83,13 @@ impl Caller {
     /// `api_key` is sent as a bearer token.
     #[must_use]
     pub const fn new(address: SocketAddr, api_key: Option<String>) -> Self {
-        Self { address, api_key, observer: None }
+        Self { address, api_key, origin: None, observer: None }
+    }
+
+    /// What listens there is spoken to as this.
+    #[must_use]
+    pub fn of(self, origin: Option<Arc<Origin>>) -> Self {
+        Self { origin, ..self }
     }
 
     /// Calls are told to this one.
@@ -115,7 +124,7 @@ impl Caller {
     ) -> Result<Reply, Failure> {
         let request = self.request(method.clone(), path, body, epoch)?;
         let begun = Instant::now();
-        let exchanged = time::timeout(within, exchange(self.address, request)).await;
+        let exchanged = time::timeout(within, self.exchange(request)).await;
         let reply = exchanged.map_err(|_| Failure::Timeout).flatten();
         if let Some(observer) = &self.observer {
             observer.called(&method, path, reply.as_ref().ok().map(|reply| reply.status), begun.elapsed());
@@ -147,10 +156,14 @@ impl Caller {
         body: Option<&Value>,
         epoch: Option<Epoch>,
     ) -> Result<Request<Full<Bytes>>, Failure> {
+        let (host, path) = match &self.origin {
+            Some(origin) => (origin.host.to_string(), format!("{}{path}", origin.path)),
+            None => (self.address.to_string(), path.to_owned()),
+        };
         let mut request = Request::builder()
             .method(method)
             .uri(path)
-            .header(header::HOST, self.address.to_string())
+            .header(header::HOST, host)
             .header(header::CONNECTION, "close");
         if let Some(key) = &self.api_key {
             request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
@@ -164,10 +177,18 @@ impl Caller {
         let body = body.map(Value::to_string).unwrap_or_default();
         request.body(Full::new(Bytes::from(body))).map_err(|_| Failure::Broken)
     }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Reply, Failure> {
+        let stream = TcpStream::connect(self.address).await.map_err(|_| Failure::Unreachable)?;
+        let stream: Box<dyn Duplex> = match self.origin.as_ref().and_then(|origin| origin.tls.as_ref()) {
+            Some(tls) => tls.secure(stream.into()).await.map_err(|_| Failure::Unreachable)?,
+            None => Box::new(stream),
+        };
+        exchange(stream, request).await
+    }
 }
 
-async fn exchange(address: SocketAddr, request: Request<Full<Bytes>>) -> Result<Reply, Failure> {
-    let stream = TcpStream::connect(address).await.map_err(|_| Failure::Unreachable)?;
+async fn exchange(stream: Box<dyn Duplex>, request: Request<Full<Bytes>>) -> Result<Reply, Failure> {
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|_| Failure::Broken)?;
     let answer = async move {

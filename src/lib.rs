@@ -12,7 +12,7 @@
 //!
 //! * **decide**: [`units`], [`model`], [`engine`], [`fleet`], [`pairing`], [`sim`]. Synchronous; no clock, no randomness, no I/O, no
 //!   tokio, no hyper. Time comes in as a [`units::Tick`]; every decision comes out with its reason.
-//! * **carry**: [`lease`], [`openai`], [`relay`], [`client`], [`tcp`], [`aside`]: holds requests, counts them, moves their
+//! * **carry**: [`lease`], [`openai`], [`relay`], [`client`], [`tcp`], [`origin`], [`aside`]: holds requests, counts them, moves their
 //!   bytes.
 //!   [`caller`], [`adapter`], [`process`], [`nvml`], [`limits`], [`files`], [`port`]: what engines, their processes, accelerators, files and
 //!   ports are asked. [`wire`]: what the parts of Rouse say to each other; [`words`]: command lines.
@@ -32,6 +32,7 @@ pub mod limits;
 pub mod model;
 pub mod nvml;
 pub mod openai;
+pub mod origin;
 pub mod pairing;
 pub mod port;
 pub mod process;

@@ -34,7 +34,7 @@
 //! HTTP/1.1, and what makes general clients large (proxies, upgrades, pipelining, retries by status) is absent. ADR 1
 //! has the figures.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, uri::PathAndQuery};
 use tokio::time::Instant;
@@ -44,6 +44,7 @@ use crate::{
     lease::Lease,
     model::EngineId,
     openai::{Form, sse::Facts},
+    origin::Origin,
     units::{Generation, Millis},
 };
 
@@ -74,6 +75,8 @@ pub struct Target {
     pub address: SocketAddr,
     /// Sent instead of the client's key, when the engine wants one.
     pub authorization: Option<HeaderValue>,
+    /// Of a backend that somebody else runs.
+    pub origin: Option<Arc<Origin>>,
 }
 
 /// What is sent. `headers` are the client's own: what must not pass is left out as they are written. All of it but the

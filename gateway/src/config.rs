@@ -56,6 +56,7 @@ pub use crate::demo::config as demo;
 use rouse::{
     adapter::Manner,
     model::{AcceleratorId, Configuration, ModelName},
+    origin::Origin,
     units::{Bytes, Millis},
 };
 
@@ -142,6 +143,8 @@ pub struct Model {
     pub passage: Vec<Passage>,
     /// Of what an engine is started with: as `ModelSpec` has it.
     pub fingerprint: u64,
+    /// Of a backend that somebody else runs.
+    pub origin: Option<Arc<Origin>>,
 }
 
 impl Model {

@@ -14,3 +14,4 @@ pub mod platform;
 pub mod routes;
 pub mod serve;
 pub mod telemetry;
+mod trust;

@@ -23,7 +23,7 @@ pub fn write_head(
     host: &str,
     length: usize,
 ) {
-    head::line(out, method, path);
+    head::line(out, method, "", path);
     let ours =
         Ours { host, authorization: None, request_id: None, length: Some(length as u64), identity: true };
     headers::to_engine(out, headers, ours);

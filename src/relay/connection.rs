@@ -1,28 +1,33 @@
 //! One HTTP/1.1 connection to an engine: a socket and the bytes read from it that nobody has taken yet.
 
 use std::{
-    io,
-    net::SocketAddr,
+    io::{self, IoSlice},
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{
-    Payload, Pool,
+    Payload, Pool, Target,
     payload::{self, Unsent},
 };
-use crate::{aside, tcp::Tcp};
+use crate::{aside, origin::Duplex, tcp::Tcp};
 
 /// So many bytes are sent in one turn. No call offers the kernel more: it copies for as long as the engine, on another core,
 /// takes what comes, and meanwhile the streams of this one stand still.
 const TURN: usize = 1 << 20;
 
 #[derive(Debug)]
+enum Stream {
+    Plain(Tcp),
+    Secure(Box<dyn Duplex>),
+}
+
+#[derive(Debug)]
 pub(super) struct Connection {
-    stream: Tcp,
+    stream: Stream,
     /// What was read and nobody has taken yet: a head that is not all there, or what came along with one.
     pub(super) held: Bytes,
     /// Whom it leads to, as a `Host` names it.
@@ -35,32 +40,61 @@ pub(super) struct Connection {
     pub(super) spent: bool,
 }
 
+impl Stream {
+    fn poll_write(&mut self, slices: &[IoSlice<'_>], cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        match (self, slices) {
+            (Self::Plain(stream), [one]) => Pin::new(stream).poll_write(cx, one),
+            (Self::Plain(stream), slices) => Pin::new(stream).poll_write_vectored(cx, slices),
+            (Self::Secure(stream), slices) => Pin::new(stream).poll_write_vectored(cx, slices),
+        }
+    }
+
+    /// What TLS has taken is sent. A socket keeps nothing back.
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Plain(_) => Poll::Ready(Ok(())),
+            Self::Secure(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+}
+
 impl Connection {
-    pub(super) async fn connect(address: SocketAddr) -> io::Result<Self> {
-        let stream = Tcp::connect(address).await?;
+    pub(super) async fn connect(target: &Target) -> io::Result<Self> {
+        let stream = Tcp::connect(target.address).await?;
         stream.set_nodelay(true)?;
-        Ok(Self {
-            stream,
-            held: Bytes::new(),
-            host: address.to_string().into(),
-            reused: false,
-            answered: false,
-            spent: false,
-        })
+        let origin = target.origin.as_ref();
+        let stream = match origin.and_then(|origin| origin.tls.as_ref()) {
+            Some(tls) => Stream::Secure(tls.secure(stream).await?),
+            None => Stream::Plain(stream),
+        };
+        let host = origin.map_or_else(|| target.address.to_string().into(), |origin| origin.host.clone());
+        Ok(Self { stream, held: Bytes::new(), host, reused: false, answered: false, spent: false })
     }
 
     /// The engine has neither closed it nor said anything unasked, as far as is known. Asks the kernel only when the
     /// runtime has heard of something: the last read took all there was.
-    pub(super) fn is_quiet(&self) -> bool {
-        let read = self.stream.try_read(&mut [0]);
-        read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    pub(super) fn is_quiet(&mut self) -> bool {
+        match &mut self.stream {
+            Stream::Plain(stream) => {
+                let read = stream.try_read(&mut [0]);
+                read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+            }
+            // TLS may have said something of its own, which is nothing to be read here.
+            Stream::Secure(stream) => {
+                let mut cx = Context::from_waker(Waker::noop());
+                Pin::new(stream).poll_read(&mut cx, &mut ReadBuf::new(&mut [0])).is_pending()
+            }
+        }
     }
 
     /// Reads what is there into the beginning of `memory`; 0 is the end. No buffer is kept: that is what an idle stream
     /// would hold.
     pub(super) fn poll_read(&mut self, memory: &mut [u8], cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut room = ReadBuf::new(memory);
-        ready!(Pin::new(&mut self.stream).poll_read(cx, &mut room))?;
+        ready!(match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, &mut room),
+            Stream::Secure(stream) => Pin::new(stream).poll_read(cx, &mut room),
+        })?;
         Poll::Ready(Ok(room.filled().len()))
     }
 
@@ -82,12 +116,11 @@ impl Connection {
     /// memory: the kernel takes one piece more cheaply than two.
     pub(super) fn begin(&mut self, head: &mut Vec<u8>, body: &Payload, cx: &mut Context<'_>) -> Unsent {
         let length = head.len();
-        let stream = Pin::new(&mut self.stream);
         let written = if body.len() <= payload::SMALL {
             body.append_to(head);
-            stream.poll_write(cx, head)
+            self.stream.poll_write(&[IoSlice::new(head)], cx)
         } else {
-            stream.poll_write_vectored(cx, &body.behind(head, TURN))
+            self.stream.poll_write(&body.behind(head, TURN), cx)
         };
         // An error comes again when the rest is sent.
         let sent = if let Poll::Ready(Ok(sent)) = written { sent } else { 0 };
@@ -107,15 +140,14 @@ impl Connection {
             if unsent.is_empty() {
                 break;
             }
-            let written =
-                ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &unsent.slices(TURN - sent)))?;
+            let written = ready!(self.stream.poll_write(&unsent.slices(TURN - sent), cx))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
             unsent.advance(written);
             sent += written;
         }
-        Poll::Ready(Ok(()))
+        self.stream.poll_flush(cx)
     }
 
     /// Before it waits for its next use.

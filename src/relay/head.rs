@@ -33,9 +33,9 @@ pub(super) struct Head {
 #[error("malformed answer")]
 pub(super) struct Malformed;
 
-/// Writes the first line of a request.
-pub(super) fn line(out: &mut Vec<u8>, method: &Method, path: &PathAndQuery) {
-    for piece in [method.as_str(), " ", path.as_str(), " HTTP/1.1\r\n"] {
+/// Writes the first line of a request, whose path is put behind this one.
+pub(super) fn line(out: &mut Vec<u8>, method: &Method, behind: &str, path: &PathAndQuery) {
+    for piece in [method.as_str(), " ", behind, path.as_str(), " HTTP/1.1\r\n"] {
         out.extend_from_slice(piece.as_bytes());
     }
 }
@@ -190,7 +190,7 @@ mod tests {
         headers.append("x-a", HeaderValue::from_static("1"));
         headers.append("x-a", HeaderValue::from_static("2"));
         let mut head = Vec::new();
-        line(&mut head, &Method::POST, &PathAndQuery::from_static("/v1/x?y=z"));
+        line(&mut head, &Method::POST, "", &PathAndQuery::from_static("/v1/x?y=z"));
         let ours =
             Ours { host: "a:1", authorization: None, request_id: None, length: Some(0), identity: false };
         to_engine(&mut head, &headers, ours);

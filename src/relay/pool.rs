@@ -53,6 +53,8 @@ struct Inner {
 pub(super) struct Key {
     pub(super) address: SocketAddr,
     pub(super) generation: Generation,
+    /// Of a backend: several may have one address. 0 of an engine.
+    pub(super) origin: u64,
 }
 
 #[derive(Debug)]
@@ -124,7 +126,7 @@ impl Pool {
         let mut idle = self.0.idle.borrow_mut();
         let stack = idle.get_mut(key)?;
         // An empty stack stays until the next sweep: its memory is wanted again as soon as this exchange ends.
-        while let Some(top) = stack.pop() {
+        while let Some(mut top) = stack.pop() {
             if now < top.since + self.0.age && top.connection.is_quiet() {
                 return Some(top.connection);
             }

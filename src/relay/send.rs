@@ -24,6 +24,7 @@ use super::{
 use crate::{
     fault::{Fault, Phase, Timer},
     lease::Lease,
+    origin::Origin,
 };
 
 /// An engine that closes an idle connection in the instant in which it is used does so this soon, also one whose loop is
@@ -71,7 +72,8 @@ async fn run<O: Observer>(
     (timeouts, now): (&Timeouts, Instant),
     record: &mut Record<O>,
 ) -> Result<(Head, Pin<Box<Flow>>), Fault> {
-    let key = Key { address: target.address, generation: target.generation };
+    let origin = target.origin.as_deref().map_or(0, Origin::id);
+    let key = Key { address: target.address, generation: target.generation, origin };
     let deadline = if outgoing.stream {
         Deadline::after(Timer::FirstByte, timeouts.first_byte, now)
     } else {
@@ -170,7 +172,7 @@ fn begin(
     let length = upload.map_or(Some(0), |upload| upload.left).map(|left| body.len() as u64 + left);
     let body = chunk.as_ref().unwrap_or(body);
     pool.with_draft(|draft| {
-        head::line(draft, method, path);
+        head::line(draft, method, target.origin.as_ref().map_or("", |origin| &*origin.path), path);
         let ours = Ours {
             host: &connection.host,
             authorization: target.authorization.as_ref(),
@@ -193,7 +195,7 @@ async fn connect(
     let ended = poll_fn(|cx| watch.as_mut().poll(lease, &target.engine.model, cx));
     tokio::select! {
         biased;
-        connected = timeout(timeouts.connect.duration(), Connection::connect(target.address)) => {
+        connected = timeout(timeouts.connect.duration(), Connection::connect(target)) => {
             let model = || target.engine.model.clone();
             match connected {
                 Ok(connected) => connected.map_err(|_| Fault::EngineUnreachable { model: model() }),

@@ -158,6 +158,7 @@ impl Core {
                 generation: Generation(1),
                 address,
                 authorization: None,
+                origin: None,
             },
             timeouts: Timeouts {
                 connect: Millis::secs(2),

@@ -62,6 +62,7 @@ pub(super) fn engine(reader: &mut Reader, section: &mut Section, name: ModelName
         allow_public,
         passage: passage.unwrap_or_default(),
         fingerprint: 0,
+        origin: None,
     };
     model.fingerprint = fingerprint(&model);
     if !model.uses("PORT") {

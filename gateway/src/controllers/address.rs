@@ -4,7 +4,14 @@
 //! its own Pod: to its admin port, to the node, to a cloud's metadata service. So these addresses are refused, here where
 //! the URL spells one, and again by [`forbidden`] after a name was resolved.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
+
+use rouse::origin::{Origin, Secure};
+
+use crate::trust;
 
 /// Where requests for a model of mode external go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +28,24 @@ pub enum Host {
     /// To be resolved, and looked at by [`forbidden`] then. The name of a Service has its namespace in it.
     Name(String),
     Address(IpAddr),
+}
+
+impl Backend {
+    /// How it is spoken to.
+    #[must_use]
+    pub fn origin(&self) -> Origin {
+        let name = match &self.host {
+            Host::Name(name) => name.clone(),
+            Host::Address(address) => address.to_string(),
+        };
+        let bare = if name.contains(':') { format!("[{name}]") } else { name.clone() };
+        let usual = if self.tls { 443 } else { 80 };
+        let host = if self.port == usual { bare } else { format!("{bare}:{}", self.port) };
+        // Requests' own paths begin with it, and people write what clients call the base URL.
+        let path = self.path.strip_suffix("/v1").unwrap_or(&self.path);
+        let tls = self.tls.then(|| Arc::new(trust::Backend::new(name)) as Arc<dyn Secure>);
+        Origin::new(&host, path, tls)
+    }
 }
 
 /// Why a backend is refused.
@@ -229,6 +254,17 @@ mod tests {
         let plain = Backend { tls: false, host: host(), port: 80, path: String::new() };
         assert_eq!(there("http://api.example.com"), Ok(plain.clone()));
         assert_eq!(there("http://api.example.com/"), Ok(plain));
+        let said = |url: &str| {
+            let origin = there(url).unwrap().origin();
+            (origin.host.to_string(), origin.path.to_string(), origin.tls.is_some())
+        };
+        let named = |host: &str, path: &str, tls| (host.to_owned(), path.to_owned(), tls);
+        assert_eq!(said("http://api.example.com"), named("api.example.com", "", false));
+        assert_eq!(
+            said("https://api.example.com:8443/team/v1/"),
+            named("api.example.com:8443", "/team", true)
+        );
+        assert_eq!(said("https://[2001:db8::1]/v1"), named("[2001:db8::1]", "", true));
         let tls = Backend { tls: true, host: host(), port: 443, path: "/openai".into() };
         assert_eq!(there("https://api.example.com/openai/"), Ok(tls));
         assert_eq!(there("http://[2001:db8::1]:81/x").map(|backend| backend.port), Ok(81));

@@ -264,6 +264,7 @@ impl Job {
                 generation: endpoint.generation,
                 address: endpoint.address,
                 authorization: authorization(&spec),
+                origin: spec.origin.clone(),
             },
             body: self.body.payload(&spec.served_name),
             lease,
@@ -306,7 +307,13 @@ impl Job {
         let spec = self.spoken_to(fingerprint);
         let attempted = Attempted::of_granted(&self.core, &engine, generation, &self.path);
         Ok(Place {
-            target: Target { engine, generation, address, authorization: authorization(&spec) },
+            target: Target {
+                engine,
+                generation,
+                address,
+                authorization: authorization(&spec),
+                origin: spec.origin.clone(),
+            },
             body: self.body.payload(&spec.served_name),
             gate: Arc::clone(lease.gate()),
             lease,

@@ -326,6 +326,7 @@ fn config() -> Config {
         allow_public: false,
         passage: Vec::new(),
         fingerprint: 0,
+        origin: None,
         sleep: config::SleepApi::None,
     };
     Config {

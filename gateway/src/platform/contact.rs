@@ -76,7 +76,7 @@ impl Contact {
         model: Arc<Model>,
     ) -> Self {
         let common = Arc::clone(common);
-        let adapter = Adapter::new(model.manner(), address);
+        let adapter = Adapter::new(model.manner(), address).of(model.origin.clone());
         Self { common, id, generation, address, model, adapter }
     }
 

@@ -1,6 +1,12 @@
 //! Connections kept alive: which one is used again, and what happens when it was closed meanwhile.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use super::*;
+use crate::{
+    origin::{Duplex, Secure, Secured},
+    tcp::Tcp,
+};
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
@@ -215,4 +221,49 @@ async fn an_engine_keeps_no_more_than_its_share_of_connections() {
     };
     tokio::join!(whole(&core, &seen), whole(&core, &seen), engine_side);
     assert_eq!(core.pool.len(), 1);
+}
+
+/// TLS, as far as the relay knows of it: how often a connection was put behind it.
+#[derive(Debug, Default)]
+struct Counted(AtomicUsize);
+
+impl Secure for Counted {
+    fn secure(&self, connection: Tcp) -> Secured {
+        self.0.fetch_add(1, Relaxed);
+        Box::pin(async move { Ok(Box::new(connection) as Box<dyn Duplex>) })
+    }
+}
+
+#[tokio::test]
+async fn a_backend_has_a_name_a_path_and_connections_of_its_own() {
+    let engine = Engine::start().await;
+    let (seen, tls) = (Seen::default(), Arc::new(Counted::default()));
+    let of = |host: &str| {
+        let mut core = Core::new(engine.address());
+        let tls: Arc<dyn Secure> = tls.clone();
+        core.target.origin = Some(Arc::new(Origin::new(host, "/team", Some(tls))));
+        core
+    };
+    let (one, mut two) = (of("one.example"), of("two.example"));
+    two.pool = one.pool.clone();
+    let fresh = async || {
+        let mut peer = engine.accept().await;
+        let asked = peer.request().await;
+        peer.say(OK).await;
+        (peer, asked)
+    };
+    let (_, (mut peer, asked)) = tokio::join!(whole(&one, &seen), fresh());
+    assert!(asked.starts_with("POST /team/v1/chat/completions?x=1 HTTP/1.1\r\n"), "{asked}");
+    assert!(asked.contains("\r\nhost: one.example\r\n"), "{asked}");
+    served(&one, &seen, &mut peer).await;
+    assert_eq!(tls.0.load(Relaxed), 1, "it is kept as any other");
+    let (_, (_second, asked)) = tokio::join!(whole(&two, &seen), fresh());
+    assert!(
+        asked.contains("\r\nhost: two.example\r\n"),
+        "the same address, and not the same server: {asked}"
+    );
+    drop(peer);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let (_, (_third, _)) = tokio::join!(whole(&one, &seen), fresh());
+    assert_eq!((tls.0.load(Relaxed), seen.0.borrow().replays), (3, 0), "that it was closed is seen");
 }

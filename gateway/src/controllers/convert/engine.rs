@@ -1,5 +1,7 @@
 //! How an engine is spoken to.
 
+use std::sync::Arc;
+
 use rouse::{
     adapter::{Kind, SleepApi, Task},
     model::{LevelPolicy, ModelName},
@@ -52,6 +54,10 @@ pub(super) fn engine(
         },
         api_key: None,
         stub: !matches!(run, Some(Run::External(_))),
+        origin: match run {
+            Some(Run::External(backend)) => Some(Arc::new(backend.origin())),
+            _ => None,
+        },
         allow_public: true,
         sleep,
         passage: passage(reader, &spec.engine.passage, kind),

@@ -8,6 +8,7 @@ use super::{Pods, Refusal, Run, read::Reader};
 use crate::{
     config::Fingerprint,
     controllers::{
+        address::Backend,
         crd::{
             InferenceModelSpec, Template,
             inference_model::{ResourceAmounts, Resources},
@@ -129,6 +130,10 @@ pub(super) fn fingerprint(run: &Run, kind: &str, served_name: &str, nodes: &Labe
         hash.part(&pods.container);
         hash.part(&pods.port.to_string());
         hash.part(pods.template.text());
+    }
+    if let Run::External(Backend { tls, host, port, path }) = run {
+        // Another backend is another engine: what was known of the former one does not hold.
+        hash.part(&format!("{tls} {host:?} {port} {path}"));
     }
     hash.value()
 }

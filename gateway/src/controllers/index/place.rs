@@ -20,7 +20,6 @@ use super::{
 use crate::{
     config,
     controllers::{
-        address::Backend,
         convert::{self, Policy, Run, Variant},
         crd::ledger::ObjectName,
         refusal::{Refusal, Refused},
@@ -101,7 +100,7 @@ impl Placer<'_> {
     fn model(&self, entry: &ModelEntry) -> Result<Served, Refused> {
         let model = entry.made.as_ref().map_err(Clone::clone)?;
         match &model.run {
-            Run::External(backend) => external(entry, model, backend),
+            Run::External(_) => external(entry, model),
             Run::DualPods(_) => {
                 asks(self.policy.dual_pods, model)?;
                 let served = self.run(entry, model)?;
@@ -216,17 +215,7 @@ fn nothing_to_run() -> Refused {
     Refusal::Spec("there is no variant to run".to_owned()).into()
 }
 
-fn external(entry: &ModelEntry, model: &Arc<convert::Model>, backend: &Backend) -> Result<Served, Refused> {
-    if backend.tls {
-        let text =
-            "backendUrl is https, and this version speaks plain HTTP to backends: name an http:// Service";
-        return Err(Refusal::Unsupported(text).into());
-    }
-    if !backend.path.is_empty() {
-        let text =
-            "backendUrl has a path, and this version passes a request's own path on as it is: take it out";
-        return Err(Refusal::Unsupported(text).into());
-    }
+fn external(entry: &ModelEntry, model: &Arc<convert::Model>) -> Result<Served, Refused> {
     let variant = model.variants.first().ok_or_else(nothing_to_run)?;
     Ok(Served {
         uid: entry.version.uid.clone(),

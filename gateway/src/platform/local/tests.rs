@@ -188,6 +188,7 @@ fn script(name: &str, command: &[&str]) -> Model {
         stub: false,
         allow_public: false,
         passage: Vec::new(),
+        origin: None,
         fingerprint: 7,
         sleep: SleepApi::Vllm,
     }

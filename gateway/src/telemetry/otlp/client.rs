@@ -23,6 +23,8 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
+use crate::trust;
+
 /// A collector's answer is a few bytes; more is not read.
 const ANSWER: usize = 64 << 10;
 
@@ -36,18 +38,11 @@ pub(super) struct Client {
 impl Client {
     /// With the machine's roots. One that cannot be read is left out; with none at all, only `http` will work.
     pub(super) fn new() -> Result<Self, rustls::Error> {
-        let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        Self::trusting(roots)
+        Self::trusting(trust::roots())
     }
 
     fn trusting(roots: RootCertStore) -> Result<Self, rustls::Error> {
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let tls = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        Ok(Self { tls: Arc::new(tls), failure: Arc::default() })
+        Ok(Self { tls: trust::trusting(roots)?, failure: Arc::default() })
     }
 
     /// Why the last export that failed did so.
@@ -124,10 +119,6 @@ impl HttpClient for Client {
 
 #[cfg(test)]
 mod tests {
-    use rustls::{
-        ServerConfig,
-        pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
-    };
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpListener,
@@ -138,22 +129,12 @@ mod tests {
 
     /// A collector with a certificate of its own, which takes one export; and its root.
     async fn secure() -> (u16, RootCertStore, tokio::task::JoinHandle<Vec<u8>>) {
-        let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        let mut roots = RootCertStore::empty();
-        roots.add(own.cert.der().clone()).unwrap();
-        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(own.signing_key.serialize_der()));
-        let config =
-            ServerConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .with_no_client_auth()
-                .with_single_cert(vec![own.cert.der().clone()], key)
-                .unwrap();
+        let (config, roots) = trust::testing::server();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let taken = tokio::spawn(async move {
             let (stream, _) = listener.accept().await.unwrap();
-            let Ok(mut stream) = TlsAcceptor::from(Arc::new(config)).accept(stream).await else {
+            let Ok(mut stream) = TlsAcceptor::from(config).accept(stream).await else {
                 return Vec::new();
             };
             let mut bytes = vec![0; 4096];

@@ -154,6 +154,7 @@ async fn relay(
             address,
             // The client's own: a relay stands for its engine.
             authorization: head.headers.get(header::AUTHORIZATION).cloned(),
+            origin: None,
         };
         (target, lease, part)
     };

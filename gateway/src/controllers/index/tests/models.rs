@@ -57,8 +57,6 @@ fn what_is_wrong_with_one_object_is_told_there_and_nowhere_else() {
         (vec![model("bad", json!({"dependencies": ["gone"]}))], "DependencyMissing", "chat/gone"),
         (vec![model("bad", external("http://169.254.169.254/"))], "ForbiddenBackend", "metadata"),
         (vec![model("bad", external("http://127.0.0.1:1"))], "ForbiddenBackend", "127.0.0.1"),
-        (vec![model("bad", external("https://vllm"))], "Unsupported", "https"),
-        (vec![model("bad", external("http://vllm/v1"))], "Unsupported", "path"),
         (vec![model("bad", json!({"mode": "dualPods"}))], "Unsupported", "dualPods"),
         (vec![pool("picky", namespaces), model("bad", picky)], "NamespaceNotAllowed", "'picky'"),
         (

@@ -93,9 +93,9 @@ impl Steward {
         known: Option<SocketAddr>,
     ) {
         let (orders, received) = mpsc::unbounded_channel();
-        let shared = Arc::clone(&self.shared);
+        let common = Arc::clone(&self.shared.common);
         let requests = self.requests.clone();
-        let visit = Visit { shared, id: id.clone(), generation, external, requests };
+        let visit = Visit { common, id: id.clone(), generation, external, requests };
         self.tasks.spawn(visit.live(received, known));
         let (shown, _) = watch::channel(None);
         let deployment = ObjectName::new("", "");
