@@ -6,7 +6,15 @@ use std::{
     time::Duration,
 };
 
-use rouse::{model::AcceleratorId, pairing::ids::RequesterId};
+use rouse::{
+    model::{AcceleratorId, LevelPolicy},
+    pairing::{
+        event::Ask,
+        ids::{Mode, RequesterId},
+        settings::Settings,
+    },
+    units::Millis,
+};
 use serde_json::{Value, json};
 use tokio::{task::JoinSet, time};
 
@@ -111,7 +119,7 @@ impl Notes {
         for id in due {
             self.due.remove(&id);
             let Some(own) = directory.requester(&id) else { continue };
-            let Some(text) = self.news(own, facts) else { continue };
+            let Some(text) = self.news(own, facts, &hands.settings.core) else { continue };
             self.writing.insert(id.clone());
             let (name, hands) = (own.name.clone(), Arc::clone(hands));
             tasks.spawn(async move {
@@ -123,23 +131,64 @@ impl Notes {
     }
 
     /// What the annotation is to be, if it is not that already.
-    fn news(&self, own: &Requester, facts: &Facts) -> Option<String> {
+    fn news(&self, own: &Requester, facts: &Facts, settings: &Settings) -> Option<String> {
         let asked = own.asked.as_ref().zip(own.node.as_ref()).map(|(asked, node)| match asked {
-            Ok(asked) => asked.on(node, facts).err().map(|doubt| doubt.to_string()),
-            Err(error) => Some(error.to_string()),
+            Ok(asked) => asked.on(node, facts).map_err(|doubt| doubt.to_string()),
+            Err(error) => Err(error.to_string()),
         });
-        let errors: Vec<&String> = asked
-            .as_ref()
-            .and_then(Option::as_ref)
-            .or_else(|| self.errors.get(&own.id))
-            .into_iter()
-            .collect();
+        let warning =
+            asked.as_ref().and_then(|asked| short_grace(own.grace?, asked.as_ref().ok()?, settings));
+        let doubt = asked.as_ref().and_then(|asked| asked.as_ref().err());
+        let errors: Vec<&String> = doubt.or_else(|| self.errors.get(&own.id)).into_iter().collect();
         // It has nothing to be told, and was told nothing.
-        if errors.is_empty() && own.status.is_none() {
+        if errors.is_empty() && warning.is_none() && own.status.is_none() {
             return None;
         }
         let errors = if errors.is_empty() { Value::Null } else { json!(errors) };
-        let text = json!({"Errors": errors}).to_string();
+        let mut status = json!({"Errors": errors});
+        if let Some(warning) = warning {
+            status["Warnings"] = json!([warning]);
+        }
+        let text = status.to_string();
         (own.status.as_ref() != Some(&text)).then_some(text)
+    }
+}
+
+/// Its kubelet may kill its stub before its engine sleeps, and with it what is under way.
+fn short_grace(grace: Millis, ask: &Ask, settings: &Settings) -> Option<String> {
+    let needed = settings.hold(&ask.sizes);
+    let sleeps = ask.mode != Mode::Plain && ask.level != LevelPolicy::Never;
+    (sleeps && grace < needed).then(|| {
+        format!(
+            "terminationGracePeriodSeconds is {}: its requests may be cut, and its engine may not be asleep in time; {} is enough",
+            grace.0 / 1000,
+            needed.0.div_ceil(1000)
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rouse::{
+        pairing::{event::Sizes, ids::Fingerprint},
+        units::Bytes,
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_grace_that_is_shorter_than_drain_and_sleep_is_told_of() {
+        let sizes = Sizes { awake: Bytes::gib(60), asleep: Bytes::gib(2), host: Bytes::gib(40) };
+        let ask = |mode, level| {
+            let fingerprint = Fingerprint(1);
+            Ask { mode, fingerprint, build: None, sizes, level, stop_after: None }
+        };
+        let told =
+            |secs, mode, level| short_grace(Millis::secs(secs), &ask(mode, level), &Settings::default());
+        let short = told(70, Mode::Sleep, LevelPolicy::Auto).unwrap();
+        assert!(short.contains("is 70: ") && short.ends_with("110 is enough"), "{short}");
+        assert_eq!(told(110, Mode::Sleep, LevelPolicy::Auto), None);
+        assert_eq!(told(1, Mode::Plain, LevelPolicy::Auto), None);
+        assert_eq!(told(1, Mode::Launcher, LevelPolicy::Never), None);
     }
 }

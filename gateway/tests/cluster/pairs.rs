@@ -110,7 +110,7 @@ impl<R> World<'_, R> {
                 "metadata": {"labels": {"app": name}, "annotations": annotations},
                 "spec": {
                     "nodeSelector": {"inference-pool": self.name()},
-                    "terminationGracePeriodSeconds": 60,
+                    "terminationGracePeriodSeconds": 120,
                     "containers": [{
                         "name": "inference-server",
                         "image": self.stub_image,

@@ -34,6 +34,9 @@ pub const ENGINE_OF: &str = "rouse.dev/engine-of";
 /// Of providers: `UID NAME` of the requester. This is the binding.
 pub const REQUESTER: &str = "dual-pods.llm-d.ai/requester";
 pub const SERVER_PORT: &str = "dual-pods.llm-d.ai/server-port";
+/// Of a launcher, beside the two before: which of its engines was bound last. For others to read; what is decided by is in
+/// [`super::engines`].
+pub const INSTANCE_ID: &str = "dual-pods.llm-d.ai/instance-id";
 /// A label: `true` or `false`.
 pub const SLEEPING: &str = "dual-pods.llm-d.ai/sleeping";
 /// Of providers: for which edition of whose template it was made, as [`super::edition`] has it.

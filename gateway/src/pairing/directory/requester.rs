@@ -10,7 +10,7 @@ use rouse::{
         event::{Ask, Event, SeenRequester},
         ids::{Mode, NodeName, RequesterId, Uid},
     },
-    units::Tick,
+    units::{Millis, Tick},
 };
 
 use super::{
@@ -48,6 +48,8 @@ pub(in crate::pairing) struct Requester {
     /// That its Pod names.
     pub(in crate::pairing) accelerators: Vec<AcceleratorId>,
     deleting: Option<Tick>,
+    /// How long it may take to end.
+    pub(in crate::pairing) grace: Option<Millis>,
     ended: bool,
     finalizer: bool,
     /// Of whose template it is.
@@ -76,6 +78,7 @@ impl Requester {
             began: container(pod).and_then(began),
             accelerators: keys::accelerators(pod),
             deleting: deleting(pod),
+            grace: grace(pod),
             ended: has_ended(pod),
             finalizer: pod.finalizers().iter().any(|own| own == keys::REQUESTER_FINALIZER),
             edition: Edition::of(pod),
@@ -122,4 +125,9 @@ impl Requester {
         };
         Some(Event::SeenRequester { node, requester: self.id.clone(), seen })
     }
+}
+
+fn grace(pod: &Pod) -> Option<Millis> {
+    let seconds = pod.spec.as_ref()?.termination_grace_period_seconds?;
+    Some(Millis::secs(u64::try_from(seconds).ok()?))
 }

@@ -59,7 +59,12 @@ impl Hands {
             "uid": provider.uid.as_str(),
             "finalizers": [keys::PROVIDER_FINALIZER],
             "labels": {keys::DUAL: own.name.name, keys::SLEEPING: "false"},
-            "annotations": {engines::key(&record.engine): engines::text(&inside)},
+            "annotations": {
+                engines::key(&record.engine): engines::text(&inside),
+                keys::REQUESTER: format!("{} {}", own.id, own.name.name),
+                keys::INSTANCE_ID: id_of(&record.engine),
+                keys::SERVER_PORT: port.to_string(),
+            },
         }});
         self.patch(&provider.name, &patch).await?;
         self.name_dual(own, &provider.name.name).await
@@ -103,6 +108,8 @@ impl Hands {
             let nobodys = all.iter().all(|other| other.record.requester.is_none());
             if nobodys {
                 labels.insert(keys::DUAL.to_owned(), None);
+                let public = [keys::REQUESTER, keys::INSTANCE_ID, keys::SERVER_PORT];
+                annotations.extend(public.map(|key| (key.to_owned(), None)));
                 let asleep = (forget || job.slept.is_some()) && all.iter().all(|other| other.slept.is_some());
                 labels.insert(keys::SLEEPING.to_owned(), Some(asleep.to_string()));
             }

@@ -89,6 +89,11 @@ async fn instance_wake_up_fast_path_of_an_engine_that_sleeps_without_its_request
     };
     let serving = (Some("one".to_owned()), Some("one".to_owned()), Some("template".to_owned()));
     assert_eq!(led(&launcher), serving);
+    let port = engines(&launcher)[0]["port"].to_string();
+    assert_eq!(annotation(&launcher, "server-port"), Some(&*port));
+    let bound = format!("{} {}", requester.uid().unwrap(), requester.name_any());
+    assert_eq!(annotation(&launcher, "requester"), Some(&*bound));
+    assert!(annotation(&launcher, "instance-id").is_some());
     assert_eq!(
         annotation(&requester, "inference-server-ip"),
         launcher.status.as_ref().unwrap().pod_ip.as_deref()
@@ -97,6 +102,9 @@ async fn instance_wake_up_fast_path_of_an_engine_that_sleeps_without_its_request
     let sleeper = duo.put_away("one", 1).await;
     assert_eq!((sleeper.uid(), label(&sleeper, "sleeping")), (launcher.uid(), Some("true")));
     assert_eq!(led(&sleeper), (None, None, Some("template".to_owned())));
+    for key in ["requester", "instance-id", "server-port"] {
+        assert_eq!(annotation(&sleeper, key), None, "{key}: it is nobody's");
+    }
     duo.scale("one", 1).await;
     let (again, woken) = duo.launched("one").await;
     assert_ne!(again.uid(), requester.uid());
