@@ -28,7 +28,7 @@ const DECIDE: [&str; 11] = [
 ];
 
 /// What acts, by the beginning of its path.
-const FORBIDDEN: [&[&str]; 33] = [
+const FORBIDDEN: [&[&str]; 34] = [
     &["tokio"],
     &["tokio_util"],
     &["futures_util"],
@@ -58,6 +58,7 @@ const FORBIDDEN: [&[&str]; 33] = [
     &["crate", "lease"],
     &["crate", "nvml"],
     &["crate", "openai"],
+    &["crate", "origin"],
     &["crate", "port"],
     &["crate", "process"],
     &["crate", "relay"],

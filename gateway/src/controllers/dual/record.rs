@@ -42,9 +42,9 @@ const ASLEEP: Bytes = Bytes(2 << 30);
 pub enum Error {
     #[error("the annotation {key} is '{text}', which is no amount of memory: write 40Gi")]
     Memory { key: &'static str, text: String },
-    #[error("the annotation {} is '{0}': write 1, 2, auto or never", keys::SLEEP_LEVEL)]
+    #[error("the annotation {key} is '{0}': write 1, 2, auto or never", key = keys::SLEEP_LEVEL)]
     Level(String),
-    #[error("the annotation {} is '{0}', which is no time: write 1h, 30m or never", keys::STOP_AFTER)]
+    #[error("the annotation {key} is '{0}', which is no time: write 1h, 30m or never", key = keys::STOP_AFTER)]
     Span(String),
     #[error("the annotation {} cannot be read: {why}", keys::ENGINE)]
     Engine { why: String },
