@@ -134,6 +134,7 @@ pub enum Cause {
     /// The gateway could not make a process for it: the machine has none left, or no descriptors or memory for one.
     NotLaunched,
     /// The command is there, and the gateway's user may not run it.
+    #[serde(rename = "permission_denied")]
     NotPermitted,
     Exited(i32),
     /// Ended by this signal.
@@ -423,9 +424,12 @@ impl std::str::FromStr for Cause {
         if let Some(signal) = number("killed:") {
             return Ok(Self::Killed(signal));
         }
-        let serves = text.strip_prefix("wrong_model: the engine serves '");
-        match serves.and_then(|rest| rest.strip_suffix('\'')) {
-            Some(serves) => Ok(Self::WrongModel { serves: serves.to_owned() }),
+        let names =
+            text.strip_prefix("wrong_model: the engine serves '").and_then(|rest| rest.strip_suffix('\''));
+        match names.map(|names| names.split_once("', the configuration says '").unwrap_or((names, ""))) {
+            Some((serves, configured)) => {
+                Ok(Self::WrongModel { serves: serves.into(), configured: configured.into() })
+            }
             None => Self::deserialize(text.into_deserializer()),
         }
     }
@@ -437,9 +441,20 @@ mod tests {
 
     #[test]
     fn a_cause_is_read_as_it_is_written() {
-        let wrong = Cause::WrongModel { serves: "it's".to_owned() };
-        let plain = [Cause::OutOfMemory, Cause::CommandNotFound, Cause::Timeout, Cause::Unrunnable];
-        for cause in plain.into_iter().chain([Cause::Exited(-3), Cause::Killed(9), wrong]) {
+        let wrong =
+            |configured: &str| Cause::WrongModel { serves: "it's".into(), configured: configured.into() };
+        let plain = [
+            Cause::OutOfMemory,
+            Cause::CommandNotFound,
+            Cause::NotPermitted,
+            Cause::NotLaunched,
+            Cause::BrokeOff,
+            Cause::Timeout,
+            Cause::Unrunnable,
+        ];
+        for cause in
+            plain.into_iter().chain([Cause::Exited(-3), Cause::Killed(9), wrong(""), wrong("its name")])
+        {
             assert_eq!(cause.to_string().parse(), Ok(cause));
         }
         assert!("exited:often".parse::<Cause>().is_err() && "".parse::<Cause>().is_err());

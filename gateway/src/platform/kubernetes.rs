@@ -129,6 +129,13 @@ struct Shared {
     tenants: Arc<Tenants>,
 }
 
+/// Why this life comes to nothing, for its model's conditions and Events, and for whoever asks the decisions.
+async fn fails(common: &Common, told: &Told, engine: &EngineId, generation: Generation, why: &str) {
+    told.fails(engine, generation, why);
+    let (engine, symptoms) = (engine.clone(), Symptoms::of_system(why));
+    common.tell(Event::Shows { engine, generation, symptoms }).await;
+}
+
 impl Kubernetes {
     /// Begins. On `events` come, whenever this gateway gets the lease: engines that already run (`Adopted`),
     /// `AdoptionDone`; then outcomes. Must be called inside a runtime, on which the platform's tasks run.
@@ -258,11 +265,8 @@ impl Shared {
         placed.await.unwrap_or(Ok(()))
     }
 
-    /// Why this life comes to nothing, for its model's conditions and Events, and for whoever asks the decisions.
     async fn fails(&self, engine: &EngineId, generation: Generation, why: &str) {
-        self.told.fails(engine, generation, why);
-        let (engine, symptoms) = (engine.clone(), Symptoms::of_system(why));
-        self.common.tell(Event::Shows { engine, generation, symptoms }).await;
+        fails(&self.common, &self.told, engine, generation, why).await;
     }
 
     /// The engine was told to go; what it has stays booked until [`Self::release`].

@@ -6,12 +6,16 @@ use rouse::{fault::Cause, fleet::event::Event, model::EngineId, units::Generatio
 use tokio::{net, sync::mpsc, time};
 
 use super::{
+    fails,
     life::{Order, Pauses},
     steward::Request,
 };
 use crate::{
     config::Model,
-    controllers::address::{self, Backend, Host},
+    controllers::{
+        address::{self, Backend, Host},
+        told::Told,
+    },
     platform::{
         contact::{Common, Contact},
         ready,
@@ -32,6 +36,7 @@ pub struct External {
 /// One gateway's dealings with a backend, as a life of an engine.
 pub(super) struct Visit {
     pub(super) common: Arc<Common>,
+    pub(super) told: Arc<Told>,
     pub(super) id: EngineId,
     pub(super) generation: Generation,
     pub(super) external: Arc<External>,
@@ -82,13 +87,13 @@ impl Visit {
                 Err(why) if told.as_ref() == Some(&why) => pauses.pause().await,
                 Err(why) => {
                     tracing::warn!(engine = %self.id, why, "the backend is not found");
-                    self.shared.fails(&self.id, self.generation, &why).await;
+                    fails(&self.common, &self.told, &self.id, self.generation, &why).await;
                     told = Some(why);
                 }
             }
         };
         if told.is_some() {
-            self.shared.told.recovers(&self.id.model);
+            self.told.recovers(&self.id.model);
         }
         let contact = self.contact(address);
         if known.is_none() {
@@ -199,7 +204,7 @@ mod tests {
         let (requests, _over) = mpsc::unbounded_channel();
         let (order, orders) = mpsc::unbounded_channel();
         let (id, generation) = (EngineId::new("m".into(), 0), Generation(1));
-        let visit = Visit { common, id, generation, external, requests };
+        let visit = Visit { common, told: Arc::default(), id, generation, external, requests };
         let life = tokio::spawn(visit.live(orders, None));
         let mut next = async || timeout(LONG, told.recv()).await.expect("an event").unwrap();
         assert!(matches!(next().await, Event::Started { .. }));

@@ -95,7 +95,8 @@ impl Steward {
         let (orders, received) = mpsc::unbounded_channel();
         let common = Arc::clone(&self.shared.common);
         let requests = self.requests.clone();
-        let visit = Visit { common, id: id.clone(), generation, external, requests };
+        let told = Arc::clone(&self.shared.told);
+        let visit = Visit { common, told, id: id.clone(), generation, external, requests };
         self.tasks.spawn(visit.live(received, known));
         let (shown, _) = watch::channel(None);
         let deployment = ObjectName::new("", "");
