@@ -175,6 +175,25 @@ impl Gateway {
         Client::connect(self.address).await
     }
 
+    /// Waits until so many clients are connected: what the gateway does about one that left, it does no later than this.
+    pub(crate) async fn until_connected(&self, clients: u32) {
+        let counted = async {
+            while self.loads.connections().iter().sum::<u32>() != clients {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(SOON, counted).await.expect("a connection is left, or missing");
+        self.caught_up().await;
+    }
+
+    /// Waits until its one core has done all that it had to do: it takes up tasks in the order in which they are woken, and this is
+    /// one more.
+    pub(crate) async fn caught_up(&self) {
+        let mut client = self.connect().await;
+        client.send(raw("GET /v1/models", "", "")).await;
+        assert_eq!(client.answer().await.status, 200);
+    }
+
     /// The next request that parks.
     pub(crate) async fn next_parked(&mut self) -> Parked {
         tokio::time::timeout(Duration::from_secs(5), self.parked.recv()).await.unwrap().unwrap()
@@ -183,6 +202,16 @@ impl Gateway {
     pub(crate) async fn next_ended(&mut self) -> Ended {
         tokio::time::timeout(Duration::from_secs(5), self.ended.recv()).await.unwrap().unwrap()
     }
+}
+
+/// Completes when a lease has ended.
+pub(crate) async fn until_used(gate: &Gate) {
+    let used = async {
+        while gate.last_end() == Tick(0) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(SOON, used).await.expect("no lease has ended");
 }
 
 /// Completes when no lease is out. The engine's connection is closed before its lease is given back.

@@ -1,11 +1,12 @@
 //! What the documents show is true. Every fenced block says by its tag how it is held to that:
 //!
 //! * `yaml`: a configuration; it must be valid.
-//! * `yaml object`: an object of one of our kinds; held to its schema in `crds.rs`.
+//! * `yaml object`: an object of one of our kinds; held to its schema in `crds.rs`, and applied by the cluster's tests.
+//! * `sh kubectl`: is done by the cluster's tests, as kubectl would, to a real API server.
 //! * `json`: must be JSON.
 //! * `sh run`: is run, block by block and page by page, against a gateway whose models have the names that the
-//!   documents use; addresses and paths are replaced by its own. `sh follow` is run for as long as it takes to say
-//!   something.
+//!   documents use; addresses and paths are replaced by its own. `sh follow` is run for as long as it takes. Both must say what
+//!   `SHOWN` expects of them.
 //! * `sh launcher`: is run by the stub's tests, against a launcher.
 //! * `mermaid states`: must be the states of the code.
 //! * `sh` and `text` are read by people alone.
@@ -109,19 +110,56 @@ fn commands_do_what_they_are_shown_for() {
         .model(&Sim::new("llama-3.1-8b"));
     let journal = fixture.dir().join("journal").display().to_string();
     let gateway = fixture.flag("--journal").flag(&journal).start();
-    let mut ran = 0;
+    let mut shown = BTreeSet::new();
     for block in blocks() {
         match block.tag.as_str() {
             "sh run" => run(&gateway, &block),
             "sh follow" => follow(&gateway, &block),
             _ => continue,
         }
-        ran += 1;
+        shown.extend(commands(&block).map(|(command, _)| command));
     }
-    assert!(ran > 10, "only {ran} blocks were run");
+    let all: BTreeSet<&str> = SHOWN.iter().map(|(command, _)| *command).collect();
+    assert_eq!(shown, all, "a command of which something is expected is on no page");
     let shown = tagged("json").find(|block| block.text.contains("accelerators")).unwrap();
     assert_eq!(keys(&serde_json::from_str(&shown.text).unwrap()), keys(&gateway.fleet()), "{}", shown.at);
     assert_eq!(gateway.terminate(), Some(0));
+}
+
+/// What a reader of the pages looks for in the output of each command that they show: of the first of these which the command has in it.
+const SHOWN: [(&str, &[&str]); 16] = [
+    ("rouse-gateway check ", &["rouse.yaml: valid", "2 models"]),
+    ("rouse-gateway ps", &["MODEL", "ENGINE", "ACCELERATOR", "qwen3-8b#0", "llama-3.1-8b"]),
+    ("rouse-gateway explain qwen3-8b", &["qwen3-8b: ", " leases"]),
+    ("rouse-gateway events", &["qwen3-8b"]),
+    ("rouse-gateway logs qwen3-8b", &["listening on"]),
+    ("rouse-gateway replay ", &["\n> ", "\n= ", "qwen3-8b"]),
+    ("/admin/v1/openapi.json", &["\"openapi\":", "\"/admin/v1/models/{model}/explain\""]),
+    ("/admin/v1/fleet", &["\"accelerators\":", "\"engines\":", "\"name\":\"qwen3-8b\""]),
+    ("/admin/v1/models/qwen3-8b/explain", &["\"model\":\"qwen3-8b\"", "\"reason\":", "\"at\":"]),
+    ("-X POST ", &["\"operation\":"]),
+    ("/admin/v1/events", &["data: {\"at\":"]),
+    ("/admin/v1/models/qwen3-8b/logs", &["listening on"]),
+    ("/metrics | grep", &["\nrouse_swaps_total", "\nrouse_parked", "\nrouse_leases"]),
+    ("/engines/qwen3-8b/tokenize", &["\"tokens\":"]),
+    ("/v1/chat/completions", &["\"choices\":", "\"role\":\"assistant\""]),
+    ("/v1/models", &["\"id\":\"qwen3-8b\"", "\"state\":"]),
+];
+
+/// What is expected of each command of the block.
+fn commands(block: &Block) -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
+    let text = block.text.replace("\\\n", " ");
+    let expected = |line: &str| {
+        let found = SHOWN.iter().find(|(command, _)| line.contains(command));
+        *found.unwrap_or_else(|| panic!("{}: nothing is expected of {line}", block.at))
+    };
+    text.lines().map(expected).collect::<Vec<_>>().into_iter()
+}
+
+/// What is missing in the output.
+fn missing(block: &Block, said: &str) -> Vec<&'static str> {
+    let said = format!("\n{said}");
+    commands(block).flat_map(|(_, words)| words).copied().filter(|word| !said.contains(word)).collect()
 }
 
 /// Paths of all keys; of a list, those of its first element.
@@ -168,7 +206,7 @@ fn run(gateway: &Gateway, block: &Block) {
     let said = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {}\n{said}{errors}", block.at, block.text);
-    assert!(!said.is_empty(), "{}: it says nothing", block.at);
+    assert_eq!(missing(block, &said), [""; 0], "{}: {}\n{said}{errors}", block.at, block.text);
 }
 
 /// Something must happen for there to be something to follow.
@@ -179,20 +217,24 @@ fn follow(gateway: &Gateway, block: &Block) {
     let mut said = child.stdout.take().unwrap();
     let (heard, hears) = std::sync::mpsc::channel();
     let reader = std::thread::spawn(move || {
-        let mut some = [0; 64];
-        heard.send(said.read(&mut some).unwrap_or_default()).unwrap();
+        let mut some = [0; 4096];
+        while let Ok(count @ 1..) = said.read(&mut some) {
+            heard.send(String::from_utf8_lossy(&some[..count]).into_owned()).unwrap_or_default();
+        }
     });
-    let mut got = None;
-    for _ in 0..50 {
-        assert!(gateway.client().chat("qwen3-8b", false, 1).status == 200);
-        got = hears.recv_timeout(std::time::Duration::from_millis(200)).ok();
-        if got.is_some() {
+    let mut got = String::new();
+    for model in ["qwen3-8b", "llama-3.1-8b"].into_iter().cycle().take(20) {
+        assert!(gateway.client().chat(model, false, 1).status == 200);
+        if let Ok(more) = hears.recv_timeout(std::time::Duration::from_millis(200)) {
+            got.push_str(&more);
+        }
+        if missing(block, &got).is_empty() {
             break;
         }
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(got.is_some_and(|bytes| bytes > 0), "{}: nothing came of {}", block.at, block.text);
+    assert_eq!(missing(block, &got), [""; 0], "{}: {}\n{got}", block.at, block.text);
     reader.join().unwrap();
 }
 

@@ -137,7 +137,11 @@ fn small(settings: &str) -> Gateway {
 
 /// What the engine has seen, without what is asked of its own counters.
 fn seen(gateway: &Gateway) -> (u64, u64, u64, u64) {
-    let counters = gateway.counters("small#0");
+    seen_by(gateway, "small")
+}
+
+fn seen_by(gateway: &Gateway, model: &str) -> (u64, u64, u64, u64) {
+    let counters = gateway.counters(&format!("{model}#0"));
     let number = |name: &str| counters[name].as_u64().unwrap();
     (number("bytes_in"), number("sleeps"), number("wakes"), number("malformed"))
 }
@@ -162,6 +166,44 @@ fn no_spelling_of_a_management_path_reaches_an_engine() {
     }
     assert!(asked > 40 * 40 * 3, "{asked}");
     assert_eq!(seen(&gateway), before);
+}
+
+/// The other kinds, with what each opens and no other does. The engine behind them knows none of these, and says so in its own words.
+const OTHERS: [(&str, [&str; 2]); 3] = [
+    ("sglang", ["POST /generate", "GET /model_info"]),
+    ("llama-cpp", ["POST /infill", "GET /v1/health"]),
+    ("custom", ["POST /own/path", "GET /own/state"]),
+];
+
+#[test]
+fn each_kind_of_engine_opens_its_own_paths_and_no_spelling_of_a_management_path() {
+    let mut fixture = Fixture::new(&["2Gi"]).settings(UNPROBED);
+    for (kind, _) in OTHERS {
+        let engine = if kind == "custom" { "passage: [/own/path, GET /own/state]" } else { "" };
+        fixture = fixture.model(&Sim { kind, awake: "512Mi", engine, ..Sim::new(kind) });
+    }
+    let gateway = fixture.start();
+    let client = gateway.client();
+    for (kind, own) in OTHERS {
+        gateway.wake(kind);
+        // A GET does not wait until the gate is open; a POST does.
+        let ready = client.post(&format!("/engines/{kind}{}", own[0].trim_start_matches("POST ")), "{}");
+        assert_eq!(ready.json()["detail"], "Not Found", "{kind}: {}", ready.text());
+        let before = seen_by(&gateway, kind);
+        let targets = MANAGEMENT.iter().flat_map(|path| spellings(&format!("/engines/{kind}"), path));
+        for (target, method) in targets.zip(["POST", "GET"].into_iter().cycle()) {
+            let status = send(&client, method, &target, "Host: localhost\r\n");
+            assert!(matches!(status, 400 | 404 | 405), "{status}: {method} {target:?}");
+        }
+        assert_eq!(seen_by(&gateway, kind), before, "{kind}");
+        for path in OTHERS.iter().flat_map(|(_, paths)| paths).chain(&["POST /pooling", "GET /ping"]) {
+            let (method, target) = path.split_once(' ').unwrap();
+            let target = format!("/engines/{kind}{target}");
+            let answer = if method == "GET" { client.get(&target) } else { client.post(&target, "{}") };
+            let arrived = answer.json()["detail"] == "Not Found";
+            assert_eq!((answer.status, arrived), (404, own.contains(path)), "{kind} {path}: {}", answer.text());
+        }
+    }
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub(crate) struct Fixture {
 /// One model over engine-sim.
 pub(crate) struct Sim<'a> {
     pub(crate) name: &'a str,
+    /// Of which kind the gateway takes it to be.
+    pub(crate) kind: &'a str,
     pub(crate) awake: &'a str,
     pub(crate) asleep: &'a str,
     pub(crate) accelerators: u32,
@@ -61,6 +63,7 @@ impl<'a> Sim<'a> {
     pub(crate) fn new(name: &'a str) -> Self {
         Sim {
             name,
+            kind: "vllm",
             awake: "1Gi",
             asleep: "64Mi",
             accelerators: 1,
@@ -99,7 +102,7 @@ impl Fixture {
     pub(crate) fn model(mut self, sim: &Sim<'_>) -> Self {
         let exe = env!("CARGO_BIN_EXE_rouse-gateway");
         let meter = self.meter();
-        let Sim { name, awake, asleep, accelerators, flags, keys, engine, stub } = sim;
+        let Sim { name, kind, awake, asleep, accelerators, flags, keys, engine, stub } = sim;
         let indent = |text: &str, by: &str| text.lines().fold(String::new(), |t, l| format!("{t}{by}{l}\n"));
         let meter = meter.display().to_string();
         let mut words = vec![exe];
@@ -117,7 +120,7 @@ impl Fixture {
         self.models.push(format!(
             r#"  - name: {name}
     engine:
-      kind: vllm
+      kind: {kind}
       command: {command}
       env: {env}
 {behind}{}    accelerators: {accelerators}

@@ -43,11 +43,19 @@ pub(super) struct Meters {
 
 /// Every accelerator NVML knows: id is its UUID, capacity its total less what the driver keeps and `headroom`. Blocks.
 pub fn discover(headroom: Bytes) -> Result<Vec<Accelerator>, Error> {
+    usable(Nvml::default().devices(), headroom)
+}
+
+/// The accelerators of what the driver answered.
+fn usable(
+    answered: Result<Vec<nvml::Device>, nvml::Error>,
+    headroom: Bytes,
+) -> Result<Vec<Accelerator>, Error> {
     let no_driver = |error| match error {
         error @ nvml::Error::NoDriver(_) => Error::NoDriver(error),
         other => Error::Nvml(other),
     };
-    let found = Nvml::default().devices().map_err(no_driver)?;
+    let found = answered.map_err(no_driver)?;
     if found.is_empty() {
         return Err(Error::NoDriver(nvml::Error::NoDriver("NVML lists no accelerator".to_owned())));
     }
@@ -157,9 +165,21 @@ mod tests {
 
     #[test]
     fn a_machine_without_a_driver_is_told_what_to_configure_instead() {
-        match discover(Bytes::gib(1)) {
-            Ok(found) => assert!(found.iter().all(|a| a.metered && a.capacity > Bytes::ZERO)),
-            Err(error) => assert!(error.to_string().contains("list the accelerators"), "{error}"),
+        for answered in [Err(nvml::Error::NoDriver("libnvidia-ml.so.1".to_owned())), Ok(Vec::new())] {
+            let error = usable(answered, Bytes::gib(1)).unwrap_err().to_string();
+            assert!(error.contains("list the accelerators in the configuration"), "{error}");
         }
+        // A driver that is there and fails is no reason to configure anything.
+        let error = usable(Err(nvml::Error::Lost("GPU-1".into())), Bytes::gib(1)).unwrap_err().to_string();
+        assert_eq!(error, "accelerator GPU-1 is gone");
+    }
+
+    #[test]
+    fn what_the_driver_lists_is_metered_and_has_the_headroom_left_out() {
+        let device = |id: &str, usable| nvml::Device { id: id.into(), index: Some(0), usable };
+        let listed = Ok(vec![device("GPU-1", Bytes::gib(80)), device("GPU-2", Bytes::mib(500))]);
+        let found = usable(listed, Bytes::gib(1)).unwrap();
+        let shown: Vec<_> = found.iter().map(|a| (a.id.as_str(), a.capacity, a.metered)).collect();
+        assert_eq!(shown, [("GPU-1", Bytes::gib(79), true), ("GPU-2", Bytes::ZERO, true)]);
     }
 }
