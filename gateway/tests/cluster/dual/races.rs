@@ -1,6 +1,8 @@
 //! An accelerator that the kubelet hands on: its next requester comes while the engine of the one before is awake. Engines know
 //! what is on their accelerators, and die where there is too little: one that is launched too soon does not live.
 
+use std::{fs, path::PathBuf};
+
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     ResourceExt as _,
@@ -28,18 +30,33 @@ impl Duo {
         self.world.pods().delete(&requester.name_any(), &at_once).await.unwrap();
     }
 
-    /// Its requester is served, and none of its engines has died: in a Pod it would have been started again, and in a launcher the
-    /// requester would have been told.
+    /// Its requester is served, and no engine has found too little memory. The engines' own logs say so: a provider that died is
+    /// replaced in silence, and nothing of it is left in any object.
     pub(super) async fn lives(&self, name: &str) -> Pod {
         let (requester, provider) = self.pair(name).await;
         assert_eq!(annotation(&requester, "status"), None);
-        assert_eq!(
-            provider.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0].restart_count,
-            0
-        );
+        let logs = self.engine_logs();
+        let started = logs.iter().filter(|(_, log)| log.contains(STARTED)).count();
+        assert!(started > 0, "none of {} logs is of an engine", logs.len());
+        let failed: Vec<_> = logs.iter().filter(|(_, log)| log.contains(OUT_OF_MEMORY)).collect();
+        assert!(failed.is_empty(), "{failed:#?}");
         provider
     }
+
+    /// What each engine wrote, whose Pod may be gone: in a container of its own, or in a launcher's folder.
+    fn engine_logs(&self) -> Vec<(PathBuf, String)> {
+        let mut paths = self.world.runner.logs(self.world.name()).unwrap();
+        if self.home == Home::Launcher {
+            let folder = fs::read_dir(self.world.dir.path().join("logs")).unwrap();
+            paths.extend(folder.map(|log| log.unwrap().path()));
+        }
+        paths.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+    }
 }
+
+/// What an engine writes once it serves, and what it dies with that finds too little memory.
+const STARTED: &str = "Application startup complete.";
+const OUT_OF_MEMORY: &str = "OutOfMemoryError";
 
 /// In a Pod of its own, or in the launcher of this life: nobody's, and asleep.
 fn is_put_away(provider: &Pod, life: Option<&Value>) -> bool {
