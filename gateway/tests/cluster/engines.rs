@@ -4,6 +4,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use rouse::units::Bytes;
 use serde_json::json;
 
 use crate::{
@@ -52,7 +53,6 @@ async fn metrics_name_the_pool_and_count_the_writes() {
     let made = world.deployments().list(&kube::api::ListParams::default()).await.unwrap();
     assert_eq!(made.items.len(), 1);
     let budget = format!("inference_budget_allocated_bytes{{node_pool=\"{}\"}}", world.name());
-    let local = "inference_budget_allocated_bytes";
-    let named = text.lines().any(|line| line.starts_with(&budget));
-    assert!(named || value(local) > 0.0, "{text}");
+    assert!((value(&budget) - Bytes::gib(40).0 as f64).abs() < 1.0, "what the model has booked: {text}");
+    assert!(!text.contains("node_pool=\"local\""), "there is no pool of one machine here: {text}");
 }

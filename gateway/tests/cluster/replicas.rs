@@ -1,14 +1,18 @@
 //! Several gateways: all serve, one decides, and another does when that one is gone.
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use nix::sys::signal::Signal;
-use rouse_cluster::wait;
+use rouse_cluster::wait::{self, PATIENCE};
 use serde_json::json;
 
 use crate::{
+    client::Answer,
     site::LEASE,
     world::{Gateway, World, aside, reason},
 };
@@ -27,14 +31,15 @@ async fn a_request_that_waits_at_any_gateway_starts_its_model_and_is_served_ther
     }
     let pods = world.running().await;
     assert_eq!(pods.len(), 2);
-    // Both know both by now, and route by that.
+    // Both learn both from the statuses, and route by that: nobody waits.
     for gateway in &gateways {
         for model in ["one", "two"] {
-            let client = gateway.client();
-            assert_eq!(aside(move || client.chat(model, false, 4)).await.status, 200);
+            at_once(gateway, model).await;
         }
     }
-    assert_eq!(world.running().await.len(), 2, "nothing was started twice");
+    let same = world.running().await;
+    let names = |pods: &[Pod]| pods.iter().map(|pod| pod.name_any()).collect::<BTreeSet<_>>();
+    assert_eq!(names(&same), names(&pods), "nothing was started twice");
 
     // What comes of a start that fails is told at both, by the one that decides and by the one that does not.
     world.model("broken", "40Gi", "--fault exit-at-start=3", json!({})).await;
@@ -50,18 +55,44 @@ async fn a_request_that_waits_at_any_gateway_starts_its_model_and_is_served_ther
         assert!(answer.text().contains("exited:3"), "{answer:?}");
     }
 
-    // One is killed. Whether it led or not, the other serves on, at once and from nothing.
-    let killed = gateways.remove(0);
+    // The one that leads is killed: the other serves on, at once and from nothing.
+    let holder = world.site.holder().await;
+    let leads = usize::from(!holder.starts_with("gateway-0"));
+    assert!(holder.starts_with(&format!("gateway-{leads}")), "{holder:?} leads");
+    let killed = gateways.remove(leads);
     killed.signal(Signal::SIGKILL);
-    let client = gateways[0].client();
+    killed.ended().await;
     for model in ["one", "two"] {
-        assert_eq!(aside(move || client.chat(model, false, 4)).await.status, 200);
+        let answer = ask(&gateways[0], model).await;
+        assert_eq!((answer.status, answer.header("server-timing")), (200, ""), "{model} was waited for");
     }
+    let client = gateways[0].client();
     world.model("three", "40Gi", "", json!({})).await;
     world.until("three", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
     let cold = tokio::time::timeout(Duration::from_secs(60), aside(move || client.chat("three", false, 4)));
     assert_eq!(cold.await.unwrap().status, 200);
     assert_eq!(world.booked().await.len(), 3);
+}
+
+async fn ask(gateway: &Gateway, model: &'static str) -> Answer {
+    let client = gateway.client();
+    aside(move || client.chat(model, false, 4)).await
+}
+
+/// Waits until this gateway gives the model's engine to a request that did not wait, as it does once it has read of the engine.
+async fn at_once(gateway: &Gateway, model: &'static str) {
+    let served = async {
+        loop {
+            let answer = ask(gateway, model).await;
+            assert_eq!(answer.status, 200, "{model}: {answer:?}");
+            // It says what a wait was made of, where there was one.
+            if answer.header("server-timing").is_empty() {
+                return;
+            }
+        }
+    };
+    let served = tokio::time::timeout(PATIENCE, Box::pin(served)).await;
+    assert!(served.is_ok(), "requests for {model} go on to wait");
 }
 
 /// One that was stopped while it led, and goes on when another leads, has all that it knew and may do nothing with it.
@@ -81,6 +112,7 @@ async fn a_leader_that_was_stopped_changes_nothing_when_it_goes_on() {
         spec.and_then(|spec| spec.holder_identity.clone()).unwrap_or_default()
     };
     assert!(holder(&leases.get_opt(LEASE).await.unwrap()).starts_with("gateway-0"));
+    let wrote = written(&first);
     first.signal(Signal::SIGSTOP);
     let taken = |lease: &Option<Lease>| holder(lease).starts_with("gateway-1");
     wait::until(&leases, LEASE, "the other to lead", taken).await.unwrap();
@@ -88,13 +120,13 @@ async fn a_leader_that_was_stopped_changes_nothing_when_it_goes_on() {
     let client = second.client();
     assert_eq!(aside(move || client.chat("one", false, 4)).await.status, 200);
     world.until("one", "put away", |model| reason(model, "Ready") == "ScaledToZero").await;
-    let versions = || async {
+    let state = || async {
         let deployments = world.deployments().list(&ListParams::default()).await.unwrap().items;
         let pods = world.running().await.into_iter().map(|pod| pod.uid());
-        let generations = deployments.into_iter().map(|d| (d.name_any(), d.metadata.generation));
-        (generations.collect::<Vec<_>>(), pods.collect::<Vec<_>>(), world.booked().await)
+        let generations = deployments.into_iter().map(|d| (d.labels()["rouse.dev/model"].clone(), d.metadata.generation));
+        (generations.collect::<BTreeMap<_, _>>(), pods.collect::<BTreeSet<_>>(), world.booked().await)
     };
-    let before = versions().await;
+    let before = state().await;
     first.signal(Signal::SIGCONT);
     // It serves, as one that does not lead.
     for model in ["two", "one"] {
@@ -103,7 +135,22 @@ async fn a_leader_that_was_stopped_changes_nothing_when_it_goes_on() {
     }
     assert!(holder(&leases.get_opt(LEASE).await.unwrap()).starts_with("gateway-1"));
     world.until("one", "put away", |model| reason(model, "Ready") == "ScaledToZero").await;
-    let after = versions().await;
+    let after = state().await;
+    // One was started and put away once more, by the other; of two nothing was changed.
+    let changes = |(name, generation): (&String, &Option<i64>)| generation.unwrap() - before.0[name].unwrap();
+    let mut changes: Vec<i64> = after.0.iter().map(changes).collect();
+    changes.sort_unstable();
+    assert_eq!(changes, [0, 2], "{before:?} {after:?}");
     assert_eq!(before.1, after.1, "the same Pods");
     assert_eq!(before.2, after.2, "the same bookings");
+    assert_eq!(written(&first), wrote, "it wrote though another leads");
+}
+
+/// How often it has written a Deployment or a Pod, as its metrics say: only the leader may.
+fn written(gateway: &Gateway) -> Vec<String> {
+    let mine = |kind: &str| format!("rouse_kubernetes_writes_total{{kind=\"{kind}\",outcome=\"done\"}}");
+    let (deployments, pods) = (mine("Deployment"), mine("Pod"));
+    let counted = gateway.metrics();
+    let lines = counted.lines().filter(|line| line.starts_with(&deployments) || line.starts_with(&pods));
+    lines.map(str::to_owned).collect()
 }
