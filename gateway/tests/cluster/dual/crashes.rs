@@ -4,21 +4,21 @@ use std::pin::pin;
 
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
-use rouse_testing::sample::{cases, is_soak, size};
+use rouse_testing::sample::{cases, size};
 use tokio::time::{Duration, sleep};
 
 use super::{
     Duo,
     both::{Home, engines_of},
 };
-use crate::pairs::renewed;
+use crate::{crashes::before_each_write, pairs::renewed};
 
-/// At once.
+/// Doubles.
 const TEN: u32 = 10;
-/// Each story has more writes and orders than these.
-const CERTAIN: u32 = 14;
-/// So many of them are tried in the gate, and so many doubles.
+/// So many of a story's writes and orders are tried in the gate, and so many doubles.
 const SAMPLED: usize = 3;
+/// The gate tries some of so many: no story has more, as the soak sees.
+const MOST: u32 = 24;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_killed_before_any_write_or_order_leaves_nothing_doubled_and_nothing_lost() {
@@ -71,32 +71,15 @@ async fn twice(home: Home) {
     assert!(killed >= points.len().min(5), "two leaders were killed in {killed} of {points:?}");
 }
 
-/// Before each write and order of this story, until there is none left to be killed before; in the gate before some of them. The
-/// second gateway is there from the first, and leads once the first is dead.
+/// Before each write and order of this story. The second gateway is there from the first, and leads once the first is dead.
 async fn everywhere(home: Home, story: impl AsyncFn(&Duo)) {
-    let killed_before = async |point: u32| {
+    before_each_write(MOST, SAMPLED, async |point| {
         let name = home.named(&format!("dual-crash-{point}"));
         let mut duo = Box::pin(Box::pin(Duo::dying(&name, point, None, home)).await.at(home)).await;
         story(&duo).await;
         duo.gateway.has_ended()
-    };
-    if !is_soak() {
-        let certain: Vec<u32> = (1..=CERTAIN).collect();
-        let points = cases(&certain, SAMPLED);
-        let ended = join_all(points.iter().map(|point| Box::pin(killed_before(*point)))).await;
-        assert!(!ended.contains(&false), "not all were killed before {points:?}: {ended:?}");
-        return;
-    }
-    let mut killed = 0;
-    for first in (0..).map(|ten| 1 + ten * TEN) {
-        let points = first..first + TEN;
-        let ended = join_all(points.map(|point| Box::pin(killed_before(point)))).await;
-        killed += ended.iter().filter(|killed| **killed).count();
-        if ended.contains(&false) {
-            break;
-        }
-    }
-    assert!(killed >= usize::try_from(CERTAIN).unwrap(), "there are more than {killed} writes and orders");
+    })
+    .await;
 }
 
 /// A cold start, a sleep and a wake.
