@@ -295,6 +295,21 @@ fn operations_speak_of_metrics_keys_and_codes_that_exist() {
     }
 }
 
+/// What a stream takes is told to operators as it was measured last.
+#[test]
+fn the_memory_of_a_stream_is_what_the_load_tests_measured() {
+    let number = |page: &str, row: &str, cell: usize| -> f64 {
+        let text = read(&root().join(page));
+        let row = text.lines().find(|line| line.starts_with(row)).unwrap_or_else(|| panic!("{page}: {row}"));
+        let cell = row.split('|').nth(cell).unwrap();
+        let (before, _) = cell.split_once(" KiB").unwrap();
+        before.split_whitespace().last().unwrap().parse().unwrap()
+    };
+    let measured = number("loadtests/results/table.md", "| Memory of an open stream", 2);
+    let told = number("docs/operations.md", "| a running stream", 2);
+    assert!((measured..=measured * 1.25).contains(&told), "{told} KiB, where {measured} were measured");
+}
+
 #[test]
 fn the_states_in_the_picture_are_those_of_the_code() {
     let drawn: BTreeSet<(String, String)> = tagged("mermaid states")
