@@ -38,6 +38,16 @@ pub fn split(text: &str) -> Result<Vec<String>, Unbalanced> {
     Ok(words)
 }
 
+/// One word of a command line, as [`split`] takes it.
+#[must_use]
+pub fn quote(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.:=@%+,".contains(&byte);
+    if !word.is_empty() && word.bytes().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 fn single(rest: &mut Peekable<Chars<'_>>, word: &mut String) -> Result<(), Unbalanced> {
     loop {
         match rest.next().ok_or(Unbalanced('\''))? {
@@ -65,6 +75,14 @@ fn double(rest: &mut Peekable<Chars<'_>>, word: &mut String) -> Result<(), Unbal
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_quoted_word_is_one_word_and_plain_ones_stay_as_they_are() {
+        for word in ["", "a b", "it's", r#"'"\$"#, "org/Qwen3-8B:latest", "ä"] {
+            assert_eq!(split(&quote(word)).unwrap(), [word]);
+        }
+        assert_eq!(quote("org/Qwen3-8B:latest"), "org/Qwen3-8B:latest");
+    }
 
     #[test]
     fn words_are_those_of_a_shell() {

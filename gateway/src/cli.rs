@@ -74,7 +74,13 @@ enum Command {
     /// Start the demonstration: three pretended models on two pretended accelerators that cannot all be awake at once.
     Demo(Options),
     /// Check a configuration: everything that is wrong with it, and what will not work as meant.
-    Check { file: PathBuf },
+    Check {
+        #[arg(required_unless_present = "config")]
+        file: Option<PathBuf>,
+        /// The same file, as a start takes it.
+        #[arg(long, value_name = "FILE", env = "ROUSE_CONFIG")]
+        config: Option<PathBuf>,
+    },
     /// Make a key for a client, and the line of the configuration that lets it in.
     Key {
         /// Whose key it is, for logs and metrics.
@@ -159,7 +165,7 @@ pub fn run(cli: Cli) -> ExitCode {
             None => Ok(unconfigured()),
         },
         Some(Command::Demo(options)) => serve::serve(None, None, options),
-        Some(Command::Check { file }) => Ok(serve::check(&file)),
+        Some(Command::Check { file, config }) => Ok(serve::check(&file.or(config).unwrap_or_default())),
         Some(Command::Replay { file }) => replay(&file),
         Some(Command::Key { name, stdin }) => key::run(&name, stdin),
         Some(Command::Crds { dir, fma }) => crds::run(dir.as_deref(), fma),

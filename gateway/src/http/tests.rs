@@ -9,8 +9,8 @@ use rouse::{
 use tokio::time::Instant;
 
 use super::testing::{
-    Answer, Client, Engine, Gateway, MODEL, SERVED, change_model, events, json, nobody, post, raw, until_free,
-    until_used,
+    Answer, Client, Engine, Gateway, MODEL, SERVED, change_model, events, json, nobody, post, raw,
+    until_free, until_used,
 };
 use crate::{
     config::{self, OnDisconnect},

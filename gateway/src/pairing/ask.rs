@@ -40,8 +40,8 @@ enum Server {
         labels: BTreeMap<String, String>,
         kv_cache: Option<Bytes>,
     },
-    /// Of this InferenceServerConfig, in a launcher.
-    Configured(ObjectName),
+    /// Of this InferenceServerConfig, in a launcher, and called this.
+    Configured { config: ObjectName, served: Option<String> },
 }
 
 /// Why it cannot be had.
@@ -62,7 +62,10 @@ impl Asked {
     pub(super) fn of(pod: &Pod, node: &NodeName, mode: Mode) -> Result<Self, Error> {
         keys::admin_port(pod).ok_or(Error::Port)?;
         let server = if let Some(name) = keys::read(pod, keys::SERVER_CONFIG) {
-            Server::Configured(ObjectName::new(pod.namespace().unwrap_or_default(), name.trim()))
+            Server::Configured {
+                config: ObjectName::new(pod.namespace().unwrap_or_default(), name.trim()),
+                served: pod.annotations().get(keys::SERVED_NAME).cloned(),
+            }
         } else {
             let provider::Asked { fingerprint, labels, kv_cache } = provider::asked(pod, node)?;
             Server::Patched { mode: own_mode(pod)?.unwrap_or(mode), fingerprint, labels, kv_cache }
@@ -81,7 +84,15 @@ impl Asked {
     /// The InferenceServerConfig that it asks for.
     pub(super) const fn config(&self) -> Option<&ObjectName> {
         match &self.server {
-            Server::Configured(name) => Some(name),
+            Server::Configured { config, .. } => Some(config),
+            Server::Patched { .. } => None,
+        }
+    }
+
+    /// The name by which it asks for the engine of its InferenceServerConfig.
+    pub(super) fn served(&self) -> Option<&str> {
+        match &self.server {
+            Server::Configured { served, .. } => served.as_deref(),
             Server::Patched { .. } => None,
         }
     }
@@ -89,7 +100,7 @@ impl Asked {
     /// What the engine's own Pod is to be found by.
     pub(super) const fn labels(&self) -> Option<&BTreeMap<String, String>> {
         match &self.server {
-            Server::Configured(_) => None,
+            Server::Configured { .. } => None,
             Server::Patched { labels, .. } => Some(labels),
         }
     }
@@ -97,9 +108,10 @@ impl Asked {
     pub(super) fn on(&self, node: &NodeName, facts: &Facts) -> Result<Ask, Doubt> {
         let (mode, fingerprint, build, kv_cache) = match &self.server {
             Server::Patched { mode, fingerprint, kv_cache, .. } => (*mode, *fingerprint, None, *kv_cache),
-            Server::Configured(name) => {
+            Server::Configured { config, served } => {
                 let configs = &facts.configs;
-                (Mode::Launcher, configs.fingerprint(name)?, configs.build(name), configs.kv_cache(name))
+                let fingerprint = configs.fingerprint(config, served.as_deref())?;
+                (Mode::Launcher, fingerprint, configs.build(config), configs.kv_cache(config))
             }
         };
         let sizes = facts.sizes(node, &self.wanted, kv_cache)?;

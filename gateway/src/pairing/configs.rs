@@ -68,7 +68,7 @@ struct Known<K> {
 pub(super) enum Error {
     #[error(
         "the API server has shown no list of InferenceServerConfigs and LauncherConfigs yet: where it has no {GROUP}, apply what \
-         'rouse-gateway crds --fma' prints, and charts/rouse/rbac/dual-pods.yaml"
+         'rouse-gateway crds --fma' prints, and charts/rouse/rbac/dual-pods.yaml and dual-pods-namespace.yaml"
     )]
     Unseen,
     #[error("there is no InferenceServerConfig {0}: make it, or name another one")]
@@ -210,8 +210,8 @@ impl Configs {
         }
     }
 
-    /// What the engine of this InferenceServerConfig is.
-    pub(super) fn fingerprint(&self, name: &ObjectName) -> Result<Fingerprint, Error> {
+    /// What the engine of this InferenceServerConfig is that is asked for by this name.
+    pub(super) fn fingerprint(&self, name: &ObjectName, served: Option<&str>) -> Result<Fingerprint, Error> {
         let config = self
             .engine(name)
             .ok_or_else(|| if self.is_complete() { Error::NoConfig(name.clone()) } else { Error::Unseen })?;
@@ -221,7 +221,7 @@ impl Configs {
         let launcher = launcher
             .ok_or_else(|| if self.is_complete() { Error::NoLauncher(of.clone()) } else { Error::Unseen })?;
         sound("LauncherConfig", &of, launcher.spec.problems())?;
-        Ok(launcher::fingerprint(&config.spec.model_server_config))
+        Ok(launcher::fingerprint(&config.spec.model_server_config, served))
     }
 
     /// The KV cache of its engine on each accelerator, where its options say it.
@@ -233,7 +233,7 @@ impl Configs {
     /// Whether somebody may ask for such an engine again; `None`: that is not known yet.
     pub(super) fn standing(&self, fingerprint: Fingerprint) -> Option<Standing> {
         let is_of = |config: &Arc<InferenceServerConfig>| {
-            launcher::fingerprint(&config.spec.model_server_config) == fingerprint
+            launcher::is_of(&config.spec.model_server_config, fingerprint)
         };
         if self.engines.objects.values().any(is_of) {
             return Some(Standing::Current);
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_said_and_an_edit_makes_its_engines_obsolete() {
         let (name, mut configs) = (ObjectName::new("chat", "one"), Configs::new(1));
-        let said = |configs: &Configs| configs.fingerprint(&name).unwrap_err();
+        let said = |configs: &Configs| configs.fingerprint(&name, None).unwrap_err();
         assert_eq!(said(&configs), Error::Unseen);
         configs.engines(all(vec![]));
         configs.launchers(all(vec![]));
@@ -306,10 +306,11 @@ mod tests {
         );
         let whole = json!({"podTemplate": {"spec": {"containers": [{"name": "inference-server"}]}}});
         configs.launchers(Change::Applied(Box::new(object("LauncherConfig", &whole))));
-        let first = configs.fingerprint(&name).unwrap();
-        assert_eq!(configs.standing(first), Some(Standing::Current));
+        let first =
+            [None, Some("a"), Some("another")].map(|served| configs.fingerprint(&name, served).unwrap());
+        assert_eq!(first.map(|one| configs.standing(one)), [Some(Standing::Current); 3]);
         configs.engines(Change::Applied(Box::new(engine("--model b"))));
-        assert_eq!(configs.standing(first), Some(Standing::Obsolete));
+        assert_eq!(first.map(|one| configs.standing(one)), [Some(Standing::Obsolete); 3]);
         configs.engines(Change::Applied(Box::new(engine("--model 'b"))));
         assert!(said(&configs).to_string().contains("modelServerConfig.options"));
         assert!(configs.news() && !configs.news());

@@ -22,7 +22,11 @@ const SAMPLED: usize = 2;
 ///
 /// In the gate before `sampled` of the first `most`, by the day. How many there are is not for certain, since what changes at once may be
 /// written at once; so a leader that outlives its story is followed by one that is killed half as late.
-pub(crate) async fn before_each_write(most: u32, sampled: usize, is_killed_before: impl AsyncFn(u32) -> bool) {
+pub(crate) async fn before_each_write(
+    most: u32,
+    sampled: usize,
+    is_killed_before: impl AsyncFn(u32) -> bool,
+) {
     if !is_soak() {
         let all: Vec<u32> = (1..=most).collect();
         let halved = async |mut write: u32| {

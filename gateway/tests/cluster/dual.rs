@@ -79,7 +79,8 @@ impl Duo {
     ) -> Self {
         let site = Site::new(cluster().await, name).await;
         let own = site.namespace.name().to_owned();
-        site.install("dual-pods.yaml", Some(&own)).await;
+        site.install("dual-pods.yaml", None).await;
+        site.install("dual-pods-namespace.yaml", Some(&own)).await;
         let world = World::of(programs, site, "1Ti", |own| node(own, "a", gpus)).await;
         let pool = json!({"nodeSelector": {"inference-pool": own}, "sleepingMemory": sleeping, "hostSleepMemory": "256Gi",
             "settle": "1s"});

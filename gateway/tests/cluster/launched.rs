@@ -62,17 +62,16 @@ impl<R> World<'_, R> {
         Api::namespaced_with(self.site.admin.clone(), namespace, &ApiResource::from_gvk(&gvk))
     }
 
-    /// A LauncherConfig, of whose Pods this is the container; they are labelled as of this, and hold so many engines.
+    /// A LauncherConfig, of whose Pods this is the container; they are labelled as of this, and hold so many engines, or more than a
+    /// test has.
     pub(crate) async fn launchers_of(&self, name: &str, mut container: Value, of: &str, most: Option<u32>) {
         container["name"] = json!("inference-server");
         container["env"] =
             json!([{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]);
         let metadata = json!({"labels": {"of": of}});
         let pod = json!({"terminationGracePeriodSeconds": 5, "containers": [container]});
-        let mut spec = json!({"podTemplate": {"metadata": metadata, "spec": pod}});
-        if let Some(most) = most {
-            spec["maxInstances"] = json!(most);
-        }
+        let template = json!({"metadata": metadata, "spec": pod});
+        let spec = json!({"podTemplate": template, "maxInstances": most.unwrap_or(50)});
         self.object("LauncherConfig", name, spec).await;
     }
 

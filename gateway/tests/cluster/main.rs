@@ -32,6 +32,7 @@ mod nvml;
 mod objects;
 mod objects_served;
 mod outages;
+mod pages;
 mod pairs;
 mod process;
 mod prometheus;

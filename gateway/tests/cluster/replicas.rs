@@ -123,7 +123,8 @@ async fn a_leader_that_was_stopped_changes_nothing_when_it_goes_on() {
     let state = || async {
         let deployments = world.deployments().list(&ListParams::default()).await.unwrap().items;
         let pods = world.running().await.into_iter().map(|pod| pod.uid());
-        let generations = deployments.into_iter().map(|d| (d.labels()["rouse.dev/model"].clone(), d.metadata.generation));
+        let generations =
+            deployments.into_iter().map(|d| (d.labels()["rouse.dev/model"].clone(), d.metadata.generation));
         (generations.collect::<BTreeMap<_, _>>(), pods.collect::<BTreeSet<_>>(), world.booked().await)
     };
     let before = state().await;

@@ -130,7 +130,8 @@ async fn a_gateway_with_dual_pods_may_make_pods_and_read_one_map_as_well() {
     let cluster = cluster().await;
     let site = Site::new(cluster, "rights-dual").await;
     let own = site.namespace.name();
-    site.install("dual-pods.yaml", Some(own)).await;
+    site.install("dual-pods.yaml", None).await;
+    site.install("dual-pods-namespace.yaml", Some(own)).await;
     let client = site.client().await;
     let map = |name: &str| ResourceAttributes {
         name: Some(name.to_owned()),

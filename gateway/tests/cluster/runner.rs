@@ -32,7 +32,9 @@ impl Programs {
     /// Optimised ones, from the folder that `ROUSE_OPTIMISED` names, for figures that are promised of what ships. Ours, where none is
     /// named.
     pub(crate) fn optimised() -> Self {
-        let Some(folder) = std::env::var_os("ROUSE_OPTIMISED").map(PathBuf::from) else { return Self::ours() };
+        let Some(folder) = std::env::var_os("ROUSE_OPTIMISED").map(PathBuf::from) else {
+            return Self::ours();
+        };
         Self { gateway: folder.join("rouse-gateway"), stub: Some(folder.join("rouse-stub")) }
     }
 

@@ -74,6 +74,15 @@ async fn check_passes_a_valid_file_and_fails_one_whose_model_fits_nowhere() {
     let output = rouse(&["check", good.path().to_str().unwrap()]).await;
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
     assert!(text(&output.stdout).ends_with(": valid; 1 model; 1 accelerator\n"));
+    // As a start is given it, on the command line and by the environment.
+    let same = rouse(&["check", "--config", good.path().to_str().unwrap()]).await;
+    assert_eq!((same.status.code(), same.stdout), (Some(0), output.stdout.clone()));
+    let program = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
+        .arg("check")
+        .env("ROUSE_CONFIG", good.path())
+        .output();
+    assert_eq!(program.await.unwrap().stdout, output.stdout);
+    assert_eq!(rouse(&["check"]).await.status.code(), Some(64), "there is nothing to check");
     let warned = file(&format!(
         "accelerators: [{{id: a, memory: 16Gi}}]\n{}",
         model.replace("sh,", "no-such-program,")

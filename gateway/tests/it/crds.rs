@@ -114,6 +114,17 @@ fn the_kinds_of_others_have_their_names() {
     );
     let definitions = crd::fma::all();
     let counts = fields(&definitions[2]).into_iter().find(|field| field.path == "spec.countForLauncher");
+    // What the public project's own definitions ask for, an object must have here as well.
+    let asked: BTreeSet<String> =
+        definitions.iter().flat_map(required).filter(|path| !path.contains("status")).collect();
+    for field in [
+        "spec.modelServerConfig",
+        "spec.modelServerConfig.port",
+        "spec.launcherConfigName",
+        "spec.maxInstances",
+    ] {
+        assert!(asked.contains(field), "{field} is not asked for: {asked:?}");
+    }
     // An API server takes no name twice.
     let keys = &counts.unwrap().schema.x_kubernetes_list_map_keys;
     assert_eq!(*keys, Some(vec!["launcherConfigName".to_owned()]));
@@ -232,7 +243,15 @@ fn required(crd: &CustomResourceDefinition) -> BTreeSet<String> {
 /// The type, as the page has it.
 fn kind(schema: &JSONSchemaProps) -> String {
     if schema.x_kubernetes_int_or_string == Some(true) {
-        return "quantity".to_owned();
+        // A number that is also a word, and what other words there are.
+        let words =
+            schema.pattern.as_ref().and_then(|pattern| pattern.strip_prefix("^(")?.strip_suffix(")$"));
+        let words = words
+            .filter(|words| words.split('|').all(|word| word.bytes().all(|b| b.is_ascii_alphanumeric())));
+        return words.map_or_else(
+            || "quantity".to_owned(),
+            |words| words.split('|').map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", "),
+        );
     }
     if let Some(values) = &schema.enum_ {
         let values: Vec<_> = values.iter().map(|value| format!("`{}`", value.0.as_str().unwrap())).collect();

@@ -96,7 +96,8 @@ fn every_block_has_a_known_tag_and_configurations_and_json_are_valid() {
                 assert_eq!(findings, config::Findings::default(), "{at}: no example should be warned of");
             }
             "json" => drop(serde_json::from_str::<serde_json::Value>(&text).expect(&at)),
-            "yaml object" | "sh run" | "sh follow" | "sh launcher" | "mermaid states" | "sh" | "text" => {}
+            "yaml object" | "sh run" | "sh follow" | "sh launcher" | "sh kubectl" | "mermaid states"
+            | "sh" | "text" => {}
             _ => panic!("{at}: '{tag}' is no known tag"),
         }
     }

@@ -201,7 +201,12 @@ fn each_kind_of_engine_opens_its_own_paths_and_no_spelling_of_a_management_path(
             let target = format!("/engines/{kind}{target}");
             let answer = if method == "GET" { client.get(&target) } else { client.post(&target, "{}") };
             let arrived = answer.json()["detail"] == "Not Found";
-            assert_eq!((answer.status, arrived), (404, own.contains(path)), "{kind} {path}: {}", answer.text());
+            assert_eq!(
+                (answer.status, arrived),
+                (404, own.contains(path)),
+                "{kind} {path}: {}",
+                answer.text()
+            );
         }
     }
 }

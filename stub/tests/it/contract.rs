@@ -308,7 +308,9 @@ fn the_example_of_the_earlier_design_runs_as_it_is_written() {
     command.args(["--relay-port-1=8000", "--admin-port=8001", "--metrics-port=8002", "--debug-port=8003"]);
     let mut stub = Setting::of(command).flag(format!("--host={own}")).spawn();
     stub.says(&["port=\"debug\" address=127.0.0.1:8003"]);
-    for (port, number) in [("probes", 8080), ("spi", 8081), ("relay", 8000), ("admin", 8001), ("metrics", 8002)] {
+    for (port, number) in
+        [("probes", 8080), ("spi", 8081), ("relay", 8000), ("admin", 8001), ("metrics", 8002)]
+    {
         assert_eq!(stub.address(port).to_string(), format!("{own}:{number}"));
     }
     let refused = stub.port("relay").post("/v1/completions", "{}");

@@ -1,7 +1,8 @@
 //! The kinds of `fma.llm-d.ai/v1alpha1`, llm-d's Fast Model Actuation, so that the objects of an existing installation work.
 //!
 //! They are that project's, not ours: read here, and leniently. A field that is not known is passed over, one that its later
-//! versions may leave out may be absent, and Pods stay JSON. What is wrong with an object is told in words, as its status would
+//! versions may leave out may be absent, and Pods stay JSON. The schemas ask for what that project's ask for, so that an object that
+//! one API server takes another takes too. What is wrong with an object is told in words, as its status would
 //! say it ([`InferenceServerConfigSpec::problems`] and its like), never by not reading it.
 
 mod amount;

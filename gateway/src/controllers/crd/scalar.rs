@@ -92,7 +92,7 @@ macro_rules! text {
         }
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-                d.deserialize_any(Scalar).map(Self)
+                d.deserialize_any(Any).map(Self)
             }
         }
     )*};
@@ -100,10 +100,19 @@ macro_rules! text {
 
 text!(Quantity Span SpanOrNever);
 
-/// Any single value, as its text: what it means is asked later.
-struct Scalar;
+/// Any single value, as its text.
+pub(super) struct Scalar(pub(super) String);
 
-impl de::Visitor<'_> for Scalar {
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        d.deserialize_any(Any).map(Self)
+    }
+}
+
+/// What it means is asked later.
+struct Any;
+
+impl de::Visitor<'_> for Any {
     type Value = String;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,6 +11,8 @@ pub const CONTAINER: &str = "inference-server";
 /// Annotations of requesters. The first makes a Pod one.
 pub const SERVER_PATCH: &str = "dual-pods.llm-d.ai/server-patch";
 pub const SERVER_CONFIG: &str = "dual-pods.llm-d.ai/inference-server-config";
+/// What the engine of its InferenceServerConfig is to be called, where that says no name.
+pub const SERVED_NAME: &str = "rouse.dev/served-name";
 /// `plain` or `sleep`: how its engine is made and put away, whatever the installation does.
 pub const MODE: &str = "rouse.dev/provider-mode";
 /// Of a model's requesters: the uid of the InferenceModel whose token their stubs demand.

@@ -77,7 +77,7 @@ impl Workload<'_> {
     fn server(&self, engine: Value) -> Value {
         let own = &engine["metadata"]["annotations"];
         if let config @ Value::String(_) = &own[keys::SERVER_CONFIG] {
-            return json!({keys::SERVER_CONFIG: config});
+            return json!({keys::SERVER_CONFIG: config, keys::SERVED_NAME: self.engine.served_name});
         }
         let mut server = json!({});
         if let mode @ Value::String(_) = &own[keys::MODE] {

@@ -103,6 +103,11 @@ impl Requester {
         self.asked.as_ref()?.as_ref().ok()?.config()
     }
 
+    /// The name by which it asks for its engine.
+    pub(in crate::pairing) fn served(&self) -> Option<&str> {
+        self.asked.as_ref()?.as_ref().ok()?.served()
+    }
+
     /// Only who is on a node that is known, and asks for something that can be had. Who goes, or has an engine, is told of
     /// whatever it asks for by now: that is no more than to be let go.
     pub(super) fn event(&self, facts: &Facts, bound: impl FnOnce() -> Option<Ask>) -> Option<Event> {

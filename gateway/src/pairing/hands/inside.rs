@@ -145,7 +145,7 @@ pub(super) fn serving(job: &Job, own: &Requester) -> Result<Value, Failed> {
     let port = job.port.ok_or_else(|| Failed::lost("its port"))?;
     let config = job.config.as_ref().map(|config| &config.spec.model_server_config);
     // A configuration that was changed since is another engine's.
-    let config = config.filter(|config| launcher::fingerprint(config) == record.engine.fingerprint);
+    let config = config.filter(|config| launcher::is_of(config, record.engine.fingerprint));
     let routing = config.map_or_else(Routing::default, |config| Routing {
         labels: config.labels.clone(),
         annotations: config.annotations.clone(),
@@ -170,7 +170,8 @@ fn of(job: &Job) -> Result<Launcher, Failed> {
 async fn launch(job: &Job, id: &EngineId, generation: Generation) -> Outcome {
     let port = job.port.ok_or_else(|| Failed::lost("its port"))?;
     let config = job.config.as_ref().ok_or_else(|| Failed::lost("its InferenceServerConfig"))?;
-    if launcher::fingerprint(&config.spec.model_server_config) != id.fingerprint {
+    let served = job.requester.as_ref().and_then(Requester::served);
+    if launcher::fingerprint(&config.spec.model_server_config, served) != id.fingerprint {
         return Err(Failed::refused("its InferenceServerConfig has been changed"));
     }
     // Changed since it was decided: the launcher is replaced for the next start.
@@ -178,7 +179,7 @@ async fn launch(job: &Job, id: &EngineId, generation: Generation) -> Outcome {
     if here.is_none_or(|here| here.config != launcher::pod::label_value(wanted)) {
         return Err(Failed::refused(format!("its launcher is not of the LauncherConfig {wanted}")));
     }
-    let wanted = Wanted::new(config, &id.accelerators, port).life(generation);
+    let wanted = Wanted::new(config, served, &id.accelerators, port).life(generation);
     let launcher = of(job)?;
     fault::point();
     match launcher.put(&id_of(id), &wanted).await {

@@ -24,7 +24,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 pub use self::{
-    instance::{Instance, Wanted, engine, fingerprint, id},
+    instance::{Instance, Wanted, engine, fingerprint, id, is_of},
     watch::Seen,
 };
 

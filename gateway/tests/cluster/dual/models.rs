@@ -135,9 +135,10 @@ async fn a_requester_comes_to_the_node_where_its_engine_sleeps() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_of_an_inference_server_config_is_served_by_a_launchers_engine() {
     let duo = Duo::with_launchers("dual-configured", 1).await;
-    duo.config("chat", "").await;
-    let asked = json!({"dual-pods.llm-d.ai/inference-server-config": "chat"});
+    duo.config("weights", "").await;
+    let asked = json!({"dual-pods.llm-d.ai/inference-server-config": "weights"});
     model(&duo, "chat", json!({"template": {"metadata": {"annotations": asked}}})).await;
+    // The engine calls itself as its options say, and as the model does.
     asks(&duo, "chat").await;
     let launchers = ListParams::default().labels("app.kubernetes.io/component=launcher");
     let launcher = async || duo.world.pods().list(&launchers).await.unwrap().items.remove(0);

@@ -29,8 +29,8 @@ pub struct LauncherConfigSpec {
     #[serde(default)]
     pub pod_template: PodTemplate,
     /// Engines that one launcher may have, awake and asleep.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minimum" = 1))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(required, extend("minimum" = 1))]
     pub max_instances: Option<i32>,
 }
 

@@ -38,8 +38,8 @@ pub struct InferenceServerConfigSpec {
 pub struct ModelServerConfig {
     /// Where the engine listens, for controllers that give all engines of a configuration the same port. Rouse gives each its
     /// own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("minimum" = 1, "maximum" = 65_535))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(required, extend("minimum" = 1, "maximum" = 65_535))]
     pub port: Option<i32>,
     /// The engine's options, as a shell would split them.
     #[serde(default)]

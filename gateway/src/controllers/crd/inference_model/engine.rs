@@ -1,7 +1,11 @@
 //! `spec.engine`: what the engine is, and how it is spoken to.
 
-use schemars::JsonSchema;
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+
+use super::super::scalar::Scalar;
 
 /// What the engine is, and how it is spoken to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -71,9 +75,9 @@ pub enum SleepMode {
     None,
 }
 
-/// How deep it sleeps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+/// How deep it sleeps. An unquoted 1 is a number in YAML, and means the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", try_from = "Scalar")]
 pub enum Level {
     #[serde(rename = "1")]
     One,
@@ -82,6 +86,32 @@ pub enum Level {
     #[default]
     Auto,
     Never,
+}
+
+impl TryFrom<Scalar> for Level {
+    type Error = String;
+
+    fn try_from(Scalar(text): Scalar) -> Result<Self, String> {
+        match text.as_str() {
+            "1" => Ok(Self::One),
+            "2" => Ok(Self::Two),
+            "auto" => Ok(Self::Auto),
+            "never" => Ok(Self::Never),
+            _ => Err(format!("'{text}' is no level: write 1, 2, auto or never")),
+        }
+    }
+}
+
+impl JsonSchema for Level {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> Cow<'static, str> {
+        "Level".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"x-kubernetes-int-or-string": true, "pattern": "^(1|2|auto|never)$", "minimum": 1, "maximum": 2})
+    }
 }
 
 /// What becomes of an engine's work when its client leaves.
@@ -109,8 +139,8 @@ impl Default for Engine {
     }
 }
 
-fn passage(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({
+fn passage(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
         "type": "array",
         "maxItems": 64,
         "items": {"type": "string", "maxLength": 1024, "pattern": "^((GET|POST) )?/[-_.~A-Za-z0-9/]+$"},

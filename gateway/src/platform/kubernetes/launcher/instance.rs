@@ -7,6 +7,7 @@ use rouse::{
     model::AcceleratorId,
     pairing::ids::{EngineId, Fingerprint, Mode, names},
     units::Generation,
+    words,
 };
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;
@@ -21,6 +22,10 @@ const CONFIG: &str = "isc-name";
 const PORT: &str = "inference-port";
 /// And of ours: which life of the engine it is.
 const GENERATION: &str = "rouse.dev/generation";
+
+/// Options of vLLM.
+const MODEL: &str = "--model";
+const SERVED: &str = "--served-model-name";
 
 /// An engine that a launcher is to start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -60,14 +65,25 @@ fn runs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
 }
 
 impl Wanted {
-    /// The engine of this configuration, on these accelerators and at this port, which must be free in the launcher's Pod.
+    /// The engine of this configuration, under the name that it was asked for by, on these accelerators and at this port, which
+    /// must be free in the launcher's Pod.
     #[must_use]
-    pub fn new(config: &InferenceServerConfig, accelerators: &[AcceleratorId], port: u16) -> Self {
+    pub fn new(
+        config: &InferenceServerConfig,
+        served: Option<&str>,
+        accelerators: &[AcceleratorId],
+        port: u16,
+    ) -> Self {
         let server = &config.spec.model_server_config;
         let name = config.metadata.name.clone().unwrap_or_default();
+        let names = named(server, served).map_or_else(String::new, |name| {
+            // The name that it would have had stays good.
+            let own = model(server).filter(|own| own != name).map(|own| format!(" {}", words::quote(&own)));
+            format!(" {SERVED} {}{}", words::quote(name), own.unwrap_or_default())
+        });
         Self {
             // Of two ports in a command line the last one counts.
-            options: format!("{} --port {port}", server.options).trim_start().to_owned(),
+            options: format!("{}{names} --port {port}", server.options).trim_start().to_owned(),
             gpu_uuids: accelerators.to_vec(),
             env_vars: server.env_vars.clone(),
             annotations: [(CONFIG, name), (PORT, port.to_string())]
@@ -106,13 +122,41 @@ impl Instance {
     }
 }
 
-/// What an engine is, wherever it runs: of its options and its environment, and neither of how requests find it nor of the port,
-/// so that another set of labels makes no other engine of it.
+/// What an engine is, wherever it runs: of its options and its environment, and of the name that it is given, and neither of how
+/// requests find it nor of the port, so that another set of labels makes no other engine of it.
 #[must_use]
-pub fn fingerprint(server: &ModelServerConfig) -> Fingerprint {
+pub fn fingerprint(server: &ModelServerConfig, served: Option<&str>) -> Fingerprint {
+    let name = named(server, served).map_or(0, |name| number(name) & NAME);
+    Fingerprint(unnamed(server) ^ name)
+}
+
+/// Whether such an engine, whatever its name, is this configuration's.
+#[must_use]
+pub fn is_of(server: &ModelServerConfig, fingerprint: Fingerprint) -> bool {
+    (fingerprint.0 ^ unnamed(server)) & !NAME == 0
+}
+
+/// The bits of a fingerprint that tell engines of one configuration apart by their names.
+const NAME: u64 = (1 << 24) - 1;
+
+fn unnamed(server: &ModelServerConfig) -> u64 {
     // The keys of an object come in their order.
-    let text = json!({"options": server.options, "env_vars": server.env_vars}).to_string();
-    Fingerprint(number(&text))
+    number(&json!({"options": server.options, "env_vars": server.env_vars}).to_string())
+}
+
+/// The name that an engine is given at its start: that by which it is asked for, unless its options say one.
+fn named<'a>(server: &ModelServerConfig, served: Option<&'a str>) -> Option<&'a str> {
+    served.filter(|_| !server.options.contains(SERVED))
+}
+
+/// What vLLM calls an engine whose options give it no other name.
+fn model(server: &ModelServerConfig) -> Option<String> {
+    let options = words::split(&server.options).ok()?;
+    let given = options.iter().rposition(|word| word == MODEL || word.starts_with(&format!("{MODEL}=")))?;
+    match options.get(given)?.split_once('=') {
+        Some((_, name)) => Some(name.to_owned()),
+        None => options.get(given + 1).cloned(),
+    }
 }
 
 /// A text's own, as far as eight bytes of its hash tell.
@@ -162,7 +206,7 @@ mod tests {
     #[test]
     fn an_engine_is_asked_for_with_a_port_of_its_own() {
         let config = config(json!({"port": 8005, "options": "--model m --port 1", "env_vars": {"A": "1"}}));
-        let wanted = Wanted::new(&config, &["GPU-1".into(), "GPU-0".into()], 40_123);
+        let wanted = Wanted::new(&config, None, &["GPU-1".into(), "GPU-0".into()], 40_123);
         assert_eq!(
             serde_json::to_value(&wanted).unwrap(),
             json!({
@@ -172,12 +216,39 @@ mod tests {
                 "annotations": {"isc-name": "qwen", "inference-port": "40123"},
             })
         );
-        assert_eq!(Wanted::new(&self::config(json!({})), &[], 7).options, "--port 7");
+        assert_eq!(Wanted::new(&self::config(json!({})), None, &[], 7).options, "--port 7");
+    }
+
+    #[test]
+    fn an_engine_is_called_as_it_is_asked_for_and_keeps_its_own_name() {
+        for (options, started) in [
+            ("--model /models/a", "--model /models/a --served-model-name 'a b' /models/a --port 7"),
+            ("--model=m -x 1", "--model=m -x 1 --served-model-name 'a b' m --port 7"),
+            ("--model 'a b'", "--model 'a b' --served-model-name 'a b' --port 7"),
+            ("-x 1", "-x 1 --served-model-name 'a b' --port 7"),
+            ("--model m --served-model-name own", "--model m --served-model-name own --port 7"),
+        ] {
+            let config = config(json!({"options": options}));
+            let server = &config.spec.model_server_config;
+            assert_eq!(Wanted::new(&config, Some("a b"), &[], 7).options, started);
+            let [named, other, unnamed] =
+                [Some("a b"), Some("c"), None].map(|name| fingerprint(server, name));
+            let distinct = named != unnamed && named != other;
+            assert_eq!(distinct, !options.contains("--served"), "{options}: {named} {other} {unnamed}");
+            for one in [named, other, unnamed] {
+                assert!(is_of(server, one), "{options}");
+            }
+        }
+        let other = config(json!({"options": "--model b"})).spec.model_server_config;
+        assert!(!is_of(
+            &other,
+            fingerprint(&config(json!({"options": "--model a"})).spec.model_server_config, None)
+        ));
     }
 
     #[test]
     fn only_what_the_engine_is_changes_its_fingerprint() {
-        let of = |server: Value| fingerprint(&config(server).spec.model_server_config);
+        let of = |server: Value| fingerprint(&config(server).spec.model_server_config, None);
         let base = of(json!({"options": "--model m", "env_vars": {"A": "1", "B": "2"}}));
         // Ids of running engines have it in them: it must not change between versions.
         assert_eq!(base.to_string(), "90c9612bdd5a512c");
