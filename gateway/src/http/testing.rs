@@ -176,7 +176,7 @@ impl Gateway {
     }
 
     /// Waits until so many clients are connected: what the gateway does about one that left, it does no later than this.
-    pub(crate) async fn until_connected(&self, clients: u32) {
+    pub(crate) async fn until_connected(&mut self, clients: u32) {
         let counted = async {
             while self.loads.connections().iter().sum::<u32>() != clients {
                 tokio::task::yield_now().await;
@@ -187,11 +187,12 @@ impl Gateway {
     }
 
     /// Waits until its one core has done all that it had to do: it takes up tasks in the order in which they are woken, and this is
-    /// one more.
-    pub(crate) async fn caught_up(&self) {
+    /// one more, of whose end nobody else is told.
+    pub(crate) async fn caught_up(&mut self) {
         let mut client = self.connect().await;
         client.send(raw("GET /v1/models", "", "")).await;
         assert_eq!(client.answer().await.status, 200);
+        self.next_ended().await;
     }
 
     /// The next request that parks.

@@ -243,7 +243,9 @@ fn many_large_bodies_at_once_are_bounded_by_their_sum() {
         .start();
     // The launch that the first of them causes holds descriptors of its own.
     assert_eq!(gateway.admin().post("/admin/v1/models/small/wake", "").status, 202);
-    gateway.until_state("small", "launching");
+    gateway.until("its process runs", Duration::from_secs(10), || {
+        gateway.engine("small#0")["state"] == "Loading"
+    });
     let level = Level::of(&gateway);
     let body = format!("{{\"model\":\"small\",\"x\":\"{}\"}}", "x".repeat(10 * MIB));
     let parked: Vec<_> = (0..3).map(|_| gateway.client().open(request(CHAT, "", &body))).collect();

@@ -32,7 +32,7 @@ const ABORTS: usize = 100;
 const OTHERS: u64 = 8;
 const AWAY: Duration = Duration::from_millis(20);
 /// A core that others of the machine took makes an abort late, and nothing makes it early: of so many tries one has to hold.
-const TRIES: usize = 3;
+const TRIES: usize = 5;
 /// For what another process does in its own time, on a machine that may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const SEED: u64 = 0x5eed_2026;

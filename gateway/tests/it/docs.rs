@@ -134,7 +134,7 @@ const SHOWN: [(&str, &[&str]); 16] = [
     ("rouse-gateway explain qwen3-8b", &["qwen3-8b: ", " leases"]),
     ("rouse-gateway events", &["qwen3-8b"]),
     ("rouse-gateway logs qwen3-8b", &["listening on"]),
-    ("rouse-gateway replay ", &["\n> ", "\n= ", "qwen3-8b"]),
+    ("rouse-gateway replay ", &["\n  > launch qwen3-8b#0", "\n  = qwen3-8b: awake"]),
     ("/admin/v1/openapi.json", &["\"openapi\":", "\"/admin/v1/models/{model}/explain\""]),
     ("/admin/v1/fleet", &["\"accelerators\":", "\"engines\":", "\"name\":\"qwen3-8b\""]),
     ("/admin/v1/models/qwen3-8b/explain", &["\"model\":\"qwen3-8b\"", "\"reason\":", "\"at\":"]),
