@@ -53,8 +53,8 @@ pub(crate) async fn before_each_write(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_killed_before_any_write_of_a_start_leaves_nothing_doubled_and_nothing_lost() {
-    // A reservation, a Deployment, a Pod and statuses.
-    before_each_write(8, SAMPLED, at).await;
+    // A reservation, a Deployment, a Pod and statuses: about seventeen.
+    before_each_write(24, SAMPLED, at).await;
 }
 
 /// Whether there was such a write before the request was answered.
@@ -84,14 +84,14 @@ const LONG: u32 = 6000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_killed_before_any_write_for_a_further_engine_leaves_nothing_doubled_and_no_stream_cut() {
-    // A reservation, a number of replicas, a Pod and a status.
-    before_each_write(7, SAMPLED, further).await;
+    // A reservation, a number of replicas, a Pod and statuses: about sixteen.
+    before_each_write(24, SAMPLED, further).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_killed_before_any_write_of_a_scale_down_leaves_nothing_behind_and_nothing_lost() {
-    // A Pod that leaves and goes, a number of replicas, the ledger, statuses.
-    before_each_write(7, SAMPLED, fewer).await;
+    // A Pod that leaves and goes, a number of replicas, the ledger, statuses: about twenty-two.
+    before_each_write(30, SAMPLED, fewer).await;
 }
 
 /// A leader that is killed before this write, once that is wanted, and a gateway that follows it.
