@@ -91,7 +91,7 @@ impl Reader {
         if object["metadata"]["namespace"].is_string() {
             object["metadata"].as_object_mut().unwrap().remove("namespace");
         }
-        for subject in object["subjects"].as_array_mut().into_iter().flatten() {
+        for subject in object.get_mut("subjects").and_then(Value::as_array_mut).into_iter().flatten() {
             subject["namespace"] = json!(self.real(subject["namespace"].as_str().unwrap()));
         }
         // These are nobody's own in a cluster that tests share.
