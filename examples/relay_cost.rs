@@ -131,6 +131,7 @@ async fn answer(
                 generation: Generation(1),
                 address: *address,
                 authorization: None,
+                origin: None,
             },
             outgoing: Outgoing {
                 method: &Method::POST,
