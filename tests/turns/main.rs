@@ -120,9 +120,7 @@ fn crowded(seed: u64, limited: bool) -> (Scenario, Millis) {
     }
     // A model that is full when its gate closes granted its last lease as long ago as an exchange takes.
     let backlog = if limited { longest } else { Millis::ZERO };
-    // A request that comes when its model's gate has just closed waits for the rest of that turn, for the others' turns, and for the
-    // model to start: of all turns only the part in which its own model served is not waited for.
-    (scenario, Millis((turn.0 + SLACK.0) * models - turns.max_turn.0) + backlog)
+    (scenario, Millis((turn.0 + SLACK.0) * models) + backlog)
 }
 
 /// A model of a higher band keeps what it uses; once it rests, the lower one gets a whole turn for the swap.

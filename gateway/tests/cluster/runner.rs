@@ -16,33 +16,6 @@ const STUB: &str = "rouse/stub";
 /// What this test program is, when it is started for a Pod.
 pub(crate) const RUNS: &str = "ROUSE_TEST_STUB";
 
-/// Programs that tests start.
-pub(crate) struct Programs {
-    gateway: PathBuf,
-    /// None: this very program.
-    stub: Option<PathBuf>,
-}
-
-impl Programs {
-    /// As the tests are built.
-    pub(crate) fn ours() -> Self {
-        Self { gateway: env!("CARGO_BIN_EXE_rouse-gateway").into(), stub: None }
-    }
-
-    /// Optimised ones, from the folder that `ROUSE_OPTIMISED` names, for figures that are promised of what ships. Ours, where none is
-    /// named.
-    pub(crate) fn optimised() -> Self {
-        let Some(folder) = std::env::var_os("ROUSE_OPTIMISED").map(PathBuf::from) else {
-            return Self::ours();
-        };
-        Self { gateway: folder.join("rouse-gateway"), stub: Some(folder.join("rouse-stub")) }
-    }
-
-    pub(crate) const fn are_optimised(&self) -> bool {
-        self.stub.is_some()
-    }
-}
-
 /// Not a test: the stub of a Pod.
 #[test]
 fn stub() {
@@ -68,27 +41,16 @@ impl<'a> World<'a> {
 
     /// On this ground, with the node that is made for the namespace's name.
     pub(crate) async fn at(site: Site<'a>, memory: &str, node: impl FnOnce(&str) -> NodeSpec) -> Self {
-        Self::of(Programs::ours(), site, memory, node).await
-    }
-
-    /// The same with these programs.
-    pub(crate) async fn of(
-        programs: Programs,
-        site: Site<'a>,
-        memory: &str,
-        node: impl FnOnce(&str) -> NodeSpec,
-    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let own = site.namespace.name().to_owned();
         let runner = PodRunner::of(&site.namespace)
             .node(node(&own))
-            .image(STUB, Image::new(programs.stub.unwrap_or_else(|| stub_program(&dir))))
-            .image("rouse/engine", Image::new(&programs.gateway))
+            .image(STUB, Image::new(stub_program(&dir)))
+            .image("rouse/engine", Image::new(env!("CARGO_BIN_EXE_rouse-gateway")))
             .start()
             .await
             .unwrap();
-        let (program, stub_image) = (programs.gateway, STUB.to_owned());
-        let world = Self { site, runner, dir, program, stub_image, watched: own.clone() };
+        let world = Self { site, runner, dir, stub_image: STUB.to_owned(), watched: own.clone() };
         world.pool(&own, json!({"nodeSelector": {"inference-pool": own}, "memory": memory})).await;
         world
     }

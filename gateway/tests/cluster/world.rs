@@ -37,8 +37,6 @@ pub(crate) struct World<'a, R = PodRunner> {
     pub(crate) site: Site<'a>,
     pub(crate) runner: R,
     pub(crate) dir: TempDir,
-    /// What gateways are.
-    pub(crate) program: PathBuf,
     /// What gateways are told.
     pub(crate) stub_image: String,
     /// The namespaces whose models they serve.
@@ -183,7 +181,7 @@ impl<R> World<'_, R> {
         kubeconfig: &Path,
         env: &[(&str, String)],
     ) -> Gateway {
-        Starting::of(&self.program, &self.file(name, kubernetes, settings), kubeconfig, env).listening()
+        Gateway::start(&self.file(name, kubernetes, settings), kubeconfig, env)
     }
 
     /// The configuration of such a gateway.
@@ -231,11 +229,7 @@ pub(crate) struct Starting {
 
 impl Starting {
     pub(crate) fn new(file: &Path, kubeconfig: &Path, env: &[(&str, String)]) -> Self {
-        Self::of(Path::new(env!("CARGO_BIN_EXE_rouse-gateway")), file, kubeconfig, env)
-    }
-
-    fn of(program: &Path, file: &Path, kubeconfig: &Path, env: &[(&str, String)]) -> Self {
-        let child = Command::new(program)
+        let child = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
             .args(["--config", file.to_str().unwrap()])
             .env("KUBECONFIG", kubeconfig)
             .env("ROUSE_LOG", std::env::var("ROUSE_LOG").unwrap_or_else(|_| "info".to_owned()))

@@ -25,7 +25,7 @@ use crate::{
 const CLIENTS: usize = 10_000;
 const CROWD: usize = 48;
 /// The engines on which aborts are timed, each by one client after the other, and how many of each.
-pub(crate) const TIMED: [&str; 2] = ["timed-0", "timed-1"];
+const TIMED: [&str; 2] = ["timed-0", "timed-1"];
 const ABORTS: usize = 100;
 /// Who comes and goes meanwhile, and how long each of them stays away. An abort goes through three processes, and each has to get one of
 /// the machine's cores: a crowd that wants all of them makes a queue for cores, which is not what is timed.
@@ -100,10 +100,7 @@ pub(crate) fn left_in_phases(gateway: &Gateway) {
 
 /// Aborts arrive within 50 ms, but for one in a hundred, while others come and go. `aborts` gives microseconds from each client's close
 /// to its abort, on one engine.
-pub(crate) fn aborts_arrive_in_time(
-    others: impl Fn(&mut Chance) + Sync,
-    aborts: impl Fn(&str) -> Vec<u64> + Sync,
-) {
+fn aborts_arrive_in_time(others: impl Fn(&mut Chance) + Sync, aborts: impl Fn(&str) -> Vec<u64> + Sync) {
     let timed = || -> Vec<u64> {
         let going = AtomicBool::new(true);
         thread::scope(|scope| {
@@ -124,7 +121,7 @@ pub(crate) fn aborts_arrive_in_time(
             ended.into_iter().flat_map(Result::unwrap).collect()
         })
     };
-    let late: Vec<u64> = (0..TRIES).map(|_| p99(timed())).take_while(|late| *late > 50_000).collect();
+    let late: Vec<u64> = (0..TRIES).map(|_| printed(timed()).1).take_while(|late| *late > 50_000).collect();
     assert!(late.len() < TRIES, "p99 of each try: {late:?} µs");
 }
 
@@ -189,13 +186,13 @@ fn timed(gateway: &Gateway, model: &str) -> Vec<u64> {
     delays
 }
 
-/// What one of a hundred took longer than.
-fn p99(mut delays: Vec<u64>) -> u64 {
+/// Median and p99.
+pub(crate) fn printed(mut delays: Vec<u64>) -> (u64, u64) {
     delays.sort_unstable();
     let at = |share: f64| delays.get((delays.len() as f64 * share) as usize).copied().unwrap_or(u64::MAX);
     let (median, late, worst) = (at(0.5), at(0.99), delays.last().copied().unwrap_or(u64::MAX));
     println!("{} aborts timed: median {median} µs, p99 {late} µs, worst {worst} µs", delays.len());
-    late
+    (median, late)
 }
 
 /// No lease, no waiter, no request of any engine, and no more descriptors than there may be.

@@ -49,8 +49,7 @@ pub(crate) async fn ground() -> &'static Ground<'static> {
 pub(crate) async fn start<'a>(cluster: &'a Cluster, dual: &str) -> Ground<'a> {
     let site = Site::new(cluster, "node").await;
     let own = site.namespace.name().to_owned();
-    site.install("dual-pods.yaml", None).await;
-    site.install("dual-pods-namespace.yaml", Some(&own)).await;
+    site.install("dual-pods.yaml", Some(&own)).await;
     // `make test-node` builds them beside what cargo builds, which is this program too.
     let archives = std::env::current_exe().unwrap().parent().unwrap().with_file_name("images");
     let node = Node::of(site.cluster, &archives).image("rouse-stub").image("engine-sim");
@@ -60,8 +59,7 @@ pub(crate) async fn start<'a>(cluster: &'a Cluster, dual: &str) -> Ground<'a> {
     nodes.patch(node.name(), &PatchParams::default(), &Patch::Merge(labels)).await.unwrap();
     let dir = tempfile::tempdir().unwrap();
     let (stub_image, watched) = (image("rouse-stub"), own.clone());
-    let program = env!("CARGO_BIN_EXE_rouse-gateway").into();
-    let world = World { site, runner: node, dir, program, stub_image, watched };
+    let world = World { site, runner: node, dir, stub_image, watched };
     let selector = json!({"inference-pool": own});
     let pool = json!({"nodeSelector": selector, "sleepingMemory": "8Gi", "hostSleepMemory": "256Gi"});
     world.pool(&own, pool).await;

@@ -18,7 +18,7 @@ const TEN: u32 = 10;
 /// So many of a story's writes and orders are tried in the gate, and so many doubles.
 const SAMPLED: usize = 3;
 /// The gate tries some of so many: no story has more, as the soak sees.
-const MOST: u32 = 24;
+const MOST: u32 = 40;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_killed_before_any_write_or_order_leaves_nothing_doubled_and_nothing_lost() {
