@@ -149,6 +149,13 @@ impl Failure {
 }
 
 impl Past {
+    /// A start that failed, as the gateway that leads tells of it: `count` in a row.
+    #[must_use]
+    pub fn of_start(at: Tick, generation: Generation, cause: Cause, count: u32) -> Self {
+        let (doing, symptoms) = (Doing::Starting, Symptoms::default());
+        Self { at, generation, what: Ending::Failed(Failure { doing, cause, count, symptoms }) }
+    }
+
     /// In a row; none of one that was put away.
     #[must_use]
     pub const fn failures(&self) -> u32 {

@@ -9,7 +9,7 @@ use super::{
     role::Role,
 };
 use crate::{
-    engine::{Door, Engine, Proof, backoff, state::State},
+    engine::{Door, Engine, Proof, backoff, past::Past, state::State},
     fault::Cause,
     fleet::command::{Then, Why},
     model::{EngineId, Level},
@@ -134,7 +134,9 @@ impl Engine {
         }
         let served = matches!(self.state, State::Awake | State::Draining { .. });
         let state = match &told.failure {
-            Some(failure) if told.state == PublishedState::Backoff => self.left_alone(failure, since, now),
+            Some(failure) if told.state == PublishedState::Backoff => {
+                self.left_alone(failure, told.since, now)
+            }
             _ => told.state.as_seen(&self.state, since),
         };
         if !state.has_process() {
@@ -161,6 +163,8 @@ impl Engine {
     /// the leader's own pause, and long enough for those who wait to be told.
     fn left_alone(&mut self, failure: &Failure, since: Tick, now: Tick) -> State {
         (self.failures, self.fruitless) = (failure.failures, failure.fruitless);
+        self.past =
+            Some(Past::of_start(since.min(now), self.generation, failure.cause.clone(), failure.failures));
         let pause = failure.until.since(since).max(backoff::FIRST);
         let until = failure.until.clamp(now + backoff::FIRST, now + pause);
         State::Backoff { until, cause: failure.cause.clone() }

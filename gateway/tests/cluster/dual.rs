@@ -66,7 +66,8 @@ impl Duo {
     async fn with(name: &str, gpus: u32, sleeping: &str, dual: &str, env: &[(&str, String)]) -> Self {
         let site = Site::new(cluster().await, name).await;
         let own = site.namespace.name().to_owned();
-        site.install("dual-pods.yaml", Some(&own)).await;
+        site.install("dual-pods.yaml", None).await;
+        site.install("dual-pods-namespace.yaml", Some(&own)).await;
         let world = World::at(site, "1Ti", |own| node(own, "a", gpus)).await;
         let pool = json!({"nodeSelector": {"inference-pool": own}, "sleepingMemory": sleeping, "hostSleepMemory": "256Gi",
             "settle": "1s"});

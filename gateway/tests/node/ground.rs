@@ -49,7 +49,8 @@ pub(crate) async fn ground() -> &'static Ground<'static> {
 pub(crate) async fn start<'a>(cluster: &'a Cluster, dual: &str) -> Ground<'a> {
     let site = Site::new(cluster, "node").await;
     let own = site.namespace.name().to_owned();
-    site.install("dual-pods.yaml", Some(&own)).await;
+    site.install("dual-pods.yaml", None).await;
+    site.install("dual-pods-namespace.yaml", Some(&own)).await;
     // `make test-node` builds them beside what cargo builds, which is this program too.
     let archives = std::env::current_exe().unwrap().parent().unwrap().with_file_name("images");
     let node = Node::of(site.cluster, &archives).image("rouse-stub").image("engine-sim");

@@ -92,14 +92,14 @@ impl Plot {
                 owner(i, mode, capacity, residues, accelerators, &mut random)
             })
             .collect();
-        let budget = Bytes::gib(residues * random.between(1, 3));
+        let budget = Bytes::gib(residues * random.between(1, 2));
         let mut plot = Self {
             seed,
             settings: settings(&mut random),
             nodes: random.between(1, 2) as usize,
             accelerators,
             capacity: Bytes::gib(capacity),
-            sleeping: random.chance(0.7).then_some(budget),
+            sleeping: random.chance(0.9).then_some(budget),
             host: Bytes::gib(random.between(0, 100)),
             launchers: if random.chance(0.3) { random.between(1, u64::from(accelerators)) as u32 } else { 0 },
             launchers_hold: Vec::new(),
