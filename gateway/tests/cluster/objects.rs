@@ -129,7 +129,7 @@ pub(crate) fn full_node() -> (Value, Value) {
     let uuid = "GPU-7c0d5f9e-2f4b-4e0a-9d2f-6a1f0c3b5a77";
     let status = json!({
         "count": 1, "healthy": 1, "type": "NVIDIA-H200", "total": "80Gi", "reserved": "40Gi",
-        "accelerators": [{ "uuid": uuid, "capacity": "79Gi", "healthy": true, "lastSleep": MOMENT }], "partial": true,
+        "accelerators": [{ "uuid": uuid, "capacity": "79Gi", "healthy": true, "lastSleep": MOMENT }],
         "reservations": [{
             "id": 7, "model": "chat/llama", "replica": 0, "bytes": "40Gi", "hostBytes": "0", "uuids": [uuid],
             "state": "Placed",
@@ -141,7 +141,10 @@ pub(crate) fn full_node() -> (Value, Value) {
 
 pub(crate) fn full_replica() -> (Value, Value) {
     let demand = json!({ "waiting": 3, "inFlight": 5, "lastRequest": MOMENT });
-    let status = json!({ "waiting": 3, "inFlight": 5, "models": { "meta-llama/Llama-3.3-70B-Instruct": demand }, "renewed": MOMENT });
+    let status = json!({
+        "waiting": 3, "inFlight": 5, "models": { "meta-llama/Llama-3.3-70B-Instruct": demand }, "renewed": MOMENT,
+        "conditions": [condition("SeesAll", "Granted", "It may see all that it is configured for.")],
+    });
     (json!({ "address": "10.0.0.7:8080" }), status)
 }
 

@@ -44,6 +44,10 @@ async fn a_request_that_waits_at_any_gateway_starts_its_model_and_is_served_ther
     // What comes of a start that fails is told at both, by the one that decides and by the one that does not.
     world.model("broken", "40Gi", "--fault exit-at-start=3", json!({})).await;
     world.until("broken", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
+    for gateway in &gateways {
+        let knows = || gateway.client().get("/v1/models").text().contains("broken");
+        gateway.until("it knows the model", Duration::from_secs(20), knows);
+    }
     let answers = async { tokio::join!(ask(&gateways[0], "broken"), ask(&gateways[1], "broken")) };
     let answers = tokio::time::timeout(Duration::from_secs(60), answers).await.expect("somebody still waits");
     for answer in [answers.0, answers.1] {

@@ -65,9 +65,6 @@ pub struct AcceleratorNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
     pub accelerators: Vec<NodeAccelerator>,
-    /// Listed are those alone that Pods were given, as the stubs in them said: there may be others.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub partial: bool,
     /// A copy of the pool's reservations on this node, for reading. The pool's ledger is what counts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Atomic)]

@@ -135,7 +135,6 @@ fn pool(
                 accelerators,
                 kind: facts.labels.get(&terms.accelerator_type_label).cloned(),
                 total: bytes,
-                units,
                 room,
                 doubt,
                 uid: place.uid.take(),

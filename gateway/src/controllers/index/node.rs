@@ -1,7 +1,7 @@
 //! What a node has, as far as its Node and its AcceleratorNode say.
 //!
-//! An AcceleratorNode that lists all accelerators comes from somebody who asked the driver, so it decides where there is one. Without
-//! it there are the labels of NVIDIA's feature discovery and what the device plugin offers.
+//! An AcceleratorNode comes from a stub that asked the driver, so it decides where there is one. Without it there are the
+//! labels of NVIDIA's feature discovery and what the device plugin offers.
 
 use std::collections::BTreeMap;
 
@@ -30,8 +30,6 @@ pub(super) struct NodeFacts {
 pub(super) struct Accelerators {
     /// Of each; nothing of one that is not healthy.
     capacities: BTreeMap<AcceleratorId, Bytes>,
-    /// There may be others.
-    partial: bool,
     healthy: u32,
     /// What was left out, and why.
     doubt: Option<String>,
@@ -61,8 +59,7 @@ impl Accelerators {
     /// `None`: no stub has said anything.
     pub(super) fn of(node: &AcceleratorNode) -> Option<Self> {
         let listed = node.status.as_ref().map(|status| status.accelerators.as_slice()).unwrap_or_default();
-        let partial = node.status.as_ref().is_some_and(|status| status.partial);
-        let mut seen = Self { partial, ..Self::default() };
+        let mut seen = Self::default();
         let mut doubts = Vec::new();
         for accelerator in listed {
             let id = AcceleratorId::from(accelerator.uuid.as_str());
@@ -100,11 +97,6 @@ pub(super) fn share(
         Some(Err(text)) => (None, Some(format!("allocatable {resource} is '{text}', which is no number"))),
     };
     match accelerators {
-        // Which they are is known of some, and how many there are by the labels.
-        Some(Ok(found)) if found.partial => {
-            let all = by_labels(node, units, join(odd, found.doubt.clone()));
-            Share { room: Room { capacities: found.capacities.clone(), ..all.room }, ..all }
-        }
         Some(Ok(found)) => Share {
             bytes: Some(found.capacities.values().copied().sum()),
             accelerators: found.healthy,

@@ -84,8 +84,6 @@ pub struct NodePlace {
     pub kind: Option<String>,
     /// What may be granted on all of them together; `None`: nothing says.
     pub total: Option<Bytes>,
-    /// Pieces of the pool's resource that Pods may take; `None`: it is not offered there.
-    pub units: Option<u32>,
     pub room: Room,
     /// What of it does not count, and why.
     pub doubt: Option<String>,

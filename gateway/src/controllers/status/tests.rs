@@ -12,11 +12,11 @@ use crate::controllers::{
     condition::time,
     convert::Policy,
     crd::{
-        AcceleratorNodeStatus, InferenceModelStatus,
+        InferenceModelStatus,
         inference_model::{EngineState, EngineStatus, Learned},
         ledger::{Ledger, ObjectName, Reservation, ReservationState},
     },
-    index::{Index, NodePlace, Object, Room, Settled, Sight},
+    index::{Index, NodePlace, Object, Settled, Sight},
 };
 
 const NOW: Tick = Tick(1_780_000_000_000);
@@ -357,44 +357,6 @@ fn a_node_says_whether_it_may_be_given_work() {
         assert_eq!((found.status.as_str(), found.reason.as_str()), (ready, reason), "{found:?}");
         assert!(found.message.contains(says) && found.type_ == "Ready", "{found:?}");
     }
-}
-
-#[test]
-fn a_node_lists_what_stubs_reported_until_it_has_no_longer_so_many() {
-    let held = |uuid: &str| Reservation {
-        id: 1,
-        model: ObjectName::new("chat", "m"),
-        replica: 0,
-        count: 1,
-        bytes: Bytes::gib(40),
-        host_bytes: Bytes::ZERO,
-        node: Some("n".into()),
-        accelerators: vec![uuid.into()],
-        state: ReservationState::Placed,
-        since: NOW,
-    };
-    let mut stored = AcceleratorNodeStatus::default();
-    let mut after = |held: &[&Reservation], units| {
-        let room = Room { each: Some(Bytes::gib(80)), ..Room::default() };
-        let place = NodePlace { pool: Some("p".into()), units: Some(units), room, ..NodePlace::default() };
-        let wanted = node_status(&place, held, None, &stored, NOW);
-        assert!(node_differs(&stored, &wanted) && !node_differs(&wanted, &wanted.clone()));
-        stored = wanted;
-        let listed = stored.accelerators.iter();
-        (stored.partial, listed.map(|own| own.uuid.clone()).collect::<Vec<_>>().join(" "))
-    };
-    let said = |partial, listed: &str| (partial, listed.to_owned());
-    assert_eq!(after(&[], 2), said(false, ""));
-    assert_eq!(after(&[&held("GPU-1")], 2), said(true, "GPU-1"));
-    assert_eq!(after(&[&held("GPU-2")], 2), said(true, "GPU-1 GPU-2"));
-    assert_eq!(after(&[&held("GPU-2")], 1), said(true, "GPU-2"), "one is gone, and not the one in use");
-    // An agent lists what it finds.
-    let mut agents = stored.clone();
-    agents.partial = false;
-    let place =
-        NodePlace { room: Room { each: Some(Bytes::gib(80)), ..Room::default() }, ..NodePlace::default() };
-    let wanted = node_status(&place, &[&held("GPU-3")], None, &agents, NOW);
-    assert!(wanted.accelerators.is_empty() && !wanted.partial, "its list is its own");
 }
 
 #[test]

@@ -1,9 +1,8 @@
 //! InferenceModels of mode dualPods: their engines sleep while nobody asks for them, and are woken through requesters.
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, ResourceExt as _, api::ListParams};
-use rouse_cluster::wait;
-use rouse_gateway::controllers::crd::{AcceleratorNode, inference_model::EngineState};
+use kube::{ResourceExt as _, api::ListParams};
+use rouse_gateway::controllers::crd::inference_model::EngineState;
 use serde_json::json;
 
 use super::{Duo, node};
@@ -66,15 +65,6 @@ async fn a_cold_request_makes_an_engine_which_then_sleeps_and_is_woken_by_the_ne
     assert_eq!((requesters.len(), engines.len()), (1, 1), "{requesters:#?} {engines:#?}");
     let told = duo.world.models().get("one").await.unwrap().status.unwrap();
     assert!(matches!(&told.engines[..], [engine] if engine.state == EngineState::Awake), "{told:?}");
-    // What its stub said which accelerators there are.
-    let node = format!("{}-a", duo.world.name());
-    let (accelerator, _) = duo.world.runner.node(&node).devices().remove(0);
-    let lists = |copy: &Option<AcceleratorNode>| {
-        let status = copy.as_ref().and_then(|copy| copy.status.as_ref());
-        status.is_some_and(|status| status.accelerators.iter().any(|own| own.uuid == accelerator))
-    };
-    let copies: Api<AcceleratorNode> = Api::all(duo.world.site.admin.clone());
-    wait::until(&copies, &node, "its accelerator", lists).await.unwrap();
 
     let asleep = idle(&duo, "one").await;
     assert_eq!(asleep.uid(), engines[0].uid());

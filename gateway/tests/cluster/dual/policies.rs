@@ -177,7 +177,8 @@ async fn where_the_public_projects_policies_are_it_is_said_what_to_install() {
     duo.is_guarded(&plain).await;
     super::models::model(&duo, "one", json!({})).await;
     let client = duo.gateway.client();
-    let asked = tokio::task::spawn_blocking(move || client.chat("one", false, 4));
+    // It waits on, as for whatever an administrator has yet to install: nobody waits for its answer.
+    std::thread::spawn(move || client.chat("one", false, 4));
     let what = "an account whose name ends in -fma-controllers";
     let told = |pod: &Pod| pod.annotations().get("rouse.dev/status").is_some_and(|told| told.contains(what));
     let see = async || super::models::pods(&duo, "one").await;
@@ -190,7 +191,6 @@ async fn where_the_public_projects_policies_are_it_is_said_what_to_install() {
         conditions.into_iter().any(|condition| condition.message.contains(what))
     };
     duo.world.until("one", "its condition", said).await;
-    assert_eq!(asked.await.unwrap().status, 503);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -20,23 +20,6 @@ fn a_stub_is_believed_before_labels_and_labels_before_the_pool() {
     assert_eq!(with_stub.total, Some(Bytes::gib(79 + 78 + 2 * 80)));
     assert!(with_stub.trouble.is_none() && with_stub.doubts.is_empty(), "{with_stub:?}");
 
-    let some = |partial: bool| {
-        let mut object = stub("a", &[("80Gi", true)]);
-        let Object::AcceleratorNode(found) = &mut object else { panic!() };
-        found.status.as_mut().unwrap().partial = partial;
-        of([pool("p", json!({})), node("a", "p", json!("8")), object])
-    };
-    assert_eq!(
-        (some(true).accelerators, some(true).total),
-        (8, Some(Bytes::gib(8 * 80))),
-        "the rest by labels"
-    );
-    assert_eq!(
-        (some(false).accelerators, some(false).total),
-        (1, Some(Bytes::gib(80))),
-        "the others are gone"
-    );
-
     let bare = || labelled("a", json!({"inference-pool": "p"}), json!(null));
     let only_memory = of([pool("p", json!({"memory": "128Gi"})), bare()]);
     assert_eq!((only_memory.total, only_memory.units), (Some(Bytes::gib(128)), None));
