@@ -44,9 +44,14 @@ async fn a_request_that_waits_at_any_gateway_starts_its_model_and_is_served_ther
     // What comes of a start that fails is told at both, by the one that decides and by the one that does not.
     world.model("broken", "40Gi", "--fault exit-at-start=3", json!({})).await;
     world.until("broken", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
+    // A follower hears of a model by its own watch.
     for gateway in &gateways {
-        let knows = || gateway.client().get("/v1/models").text().contains("broken");
-        gateway.until("it knows the model", Duration::from_secs(20), knows);
+        let known = async {
+            while !lists(gateway, "broken").await {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, known).await.expect("it is listed");
     }
     let answers = async { tokio::join!(ask(&gateways[0], "broken"), ask(&gateways[1], "broken")) };
     let answers = tokio::time::timeout(Duration::from_secs(60), answers).await.expect("somebody still waits");
@@ -72,6 +77,11 @@ async fn a_request_that_waits_at_any_gateway_starts_its_model_and_is_served_ther
     let cold = tokio::time::timeout(Duration::from_secs(60), aside(move || client.chat("three", false, 4)));
     assert_eq!(cold.await.unwrap().status, 200);
     assert_eq!(world.booked().await.len(), 3);
+}
+
+async fn lists(gateway: &Gateway, model: &'static str) -> bool {
+    let client = gateway.client();
+    aside(move || client.get("/v1/models").text().contains(model)).await
 }
 
 async fn ask(gateway: &Gateway, model: &'static str) -> Answer {
