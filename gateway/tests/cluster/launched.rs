@@ -45,7 +45,7 @@ pub(crate) async fn define() {
             timeout(PATIENCE, Box::pin(served)).await.unwrap().unwrap();
         }
     };
-    let once = async || cluster().await.once("public-kinds", define()).await.unwrap();
+    let once = async || Box::pin(cluster().await.once("public-kinds", define())).await.unwrap();
     Box::pin(DEFINED.get_or_init(once)).await;
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn root(path: &str) -> PathBuf {
 pub(crate) async fn cluster() -> &'static Cluster {
     static DEFINED: OnceCell<()> = OnceCell::const_new();
     let cluster = Cluster::shared();
-    DEFINED.get_or_init(async || cluster.once("kinds", define(cluster)).await.unwrap()).await;
+    DEFINED.get_or_init(async || Box::pin(cluster.once("kinds", define(cluster))).await.unwrap()).await;
     cluster
 }
 
