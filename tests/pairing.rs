@@ -60,12 +60,10 @@ fn no_cluster_breaks_a_promise() {
         "Pods vanished",
         "launchers edited",
         "engines displaced",
+        "outdated engines evicted",
     ] {
         assert!(tally.get(what).is_some_and(|n| *n > 100), "hardly any {what}: {tally:?}");
     }
-    // The rarest of all: sleepers seldom run out of a node's RAM, since those that find no room sleep at level 2.
-    let what = "outdated engines evicted";
-    assert!(tally.get(what).is_some_and(|n| *n > 50), "hardly any {what}: {tally:?}");
 }
 
 fn work(next: &AtomicU64, seeds: u64) -> (Tally, Vec<Broken>) {

@@ -86,7 +86,7 @@ impl Plot {
         let mode = [Mode::Plain, Mode::Sleep, Mode::Launcher];
         // Some clusters have one mode, most a mixture.
         let only = random.chance(0.4).then(|| random.pick(&mode).copied()).flatten();
-        let owners = (0..random.between(2, 7))
+        let owners = (0..random.between(3, 8))
             .map(|i| {
                 let mode = only.or_else(|| random.pick(&mode).copied()).unwrap_or(Mode::Sleep);
                 owner(i, mode, capacity, residues, accelerators, &mut random)
