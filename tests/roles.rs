@@ -329,7 +329,9 @@ fn who_waits_at_a_follower_is_told_of_a_start_that_failed_as_at_the_leader() {
         assert_eq!(world.arrive("a"), []);
         assert!(world.reason("a").contains("exited:3"), "{}", world.reason("a"));
         world.publish("a", Generation(3), PublishedState::Loading);
+        assert!(world.fleet.last_failure(&"a".into()).is_some(), "it has not served since");
         assert_eq!(world.publish("a", Generation(3), PublishedState::Awake).len(), 2, "open, and granted");
+        assert_eq!(world.fleet.last_failure(&"a".into()), None);
     }
 }
 

@@ -143,7 +143,7 @@ impl Engine {
             return self.end(state, since);
         }
         if state == State::Awake && !served {
-            (self.turn, self.fruitless) = (since, 0);
+            (self.turn, self.fruitless, self.past) = (since, 0, None);
         }
         if state.is_starting() {
             self.began = since;
