@@ -78,16 +78,16 @@ pub struct Engine {
     pub last_progress: Tick,
     /// When its turn began: when it last became awake.
     pub turn: Tick,
-    /// Who has used it in this turn.
+    /// The clients that have used the engine in this turn.
     #[serde(default, skip_serializing_if = "Clients::is_empty")]
     pub clients: Clients,
-    /// When it was last used at another gateway, where nobody says by whom.
+    /// When another gateway last used the engine. Gateways do not tell each other for which client.
     #[serde(default, skip_serializing_if = "never")]
     pub used_elsewhere: Tick,
-    /// How long after a use the next one usually begins.
+    /// How long after a use of the engine the next one usually begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub returns_in: Option<Millis>,
-    /// When it was last used, or asked for, after nobody had.
+    /// When the engine was last used, or asked for, after a pause.
     #[serde(default, skip_serializing_if = "never")]
     pub asked: Tick,
     /// When its gate was last closed for another model, and for whom until that one has had its turn.
@@ -214,8 +214,8 @@ impl Engine {
         self.last_end.max(self.turn)
     }
 
-    /// Somebody uses it, or asks for it, for the first time since it was at rest. `pause`: how long nobody had, where its gate knows:
-    /// it may have been used more than once since it was last heard of. The latest pauses weigh most.
+    /// A request uses the engine, or asks for it. If the engine rested, its usual pause is learned anew; the latest pauses weigh most.
+    /// `pause`: the latest pause, where the gate measured it. Several uses may lie between two samples of a gate.
     pub fn is_asked_for(&mut self, now: Tick, pause: Option<Millis>) {
         if self.rests() {
             let seen = pause.unwrap_or_else(|| now.since(self.last_end));
@@ -224,7 +224,7 @@ impl Engine {
         }
     }
 
-    /// It was used, and nobody has used it or asked for it since.
+    /// The engine was used once, and no request has used it or asked for it since.
     #[must_use]
     pub fn rests(&self) -> bool {
         self.leases == 0 && self.last_end > Tick(0) && self.asked <= self.last_end

@@ -59,9 +59,9 @@ pub struct Gate {
     last_byte: AtomicU64,
     /// Wakes the driver: a closed gate emptied, or a place came free that somebody waits for.
     driver: Arc<Notify>,
-    /// Who has held a lease since it was last closed, as [`Clients`].
+    /// The clients that have held a lease since the gate was last closed, as [`Clients`] has them.
     clients: [AtomicU64; TOLD_APART],
-    /// How long nobody had held one before its latest use, in milliseconds, and one more; 0 for never.
+    /// The pause before the latest use of the gate, in milliseconds plus one; 0 before any.
     pause: AtomicU64,
     fault: OnceLock<Fault>,
     revoked: Arc<Notify>,
@@ -206,13 +206,13 @@ impl Gate {
         self.count.is_open()
     }
 
-    /// Who has held a lease since the gate was last closed: the first few that were told apart.
+    /// The clients that have held a lease since the gate was last closed: the first few.
     #[must_use]
     pub fn clients(&self) -> Clients {
         Clients(self.clients.each_ref().map(|client| client.load(Ordering::Relaxed)))
     }
 
-    /// How long nobody had held a lease before the gate was last used after a pause.
+    /// The latest pause between two uses of the gate.
     #[must_use]
     pub fn pause(&self) -> Option<Millis> {
         self.pause.load(Ordering::Relaxed).checked_sub(1).map(Millis)
@@ -249,7 +249,7 @@ impl Lease {
         self
     }
 
-    /// Says whose it is, as a hash (0 when nobody knows), and since when.
+    /// Notes at the gate which client holds this lease (a hash, 0 for an unknown client) and from when on.
     pub fn is_of(&self, client: u64, now: Instant) {
         let last_end = self.gate.last_end();
         if last_end > Tick(0) && self.gate.leases() == 1 {

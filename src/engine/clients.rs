@@ -1,8 +1,8 @@
-//! Who has used an engine in its turn.
+//! The clients that have used an engine in its turn.
 
 use serde::{Deserialize, Serialize};
 
-/// So many clients of one turn are told apart. Whether the engine is kept for somebody other than those who wait needs no more.
+/// How many clients of one turn are told apart. To know whether an engine has a client that does not wait takes no more.
 pub const TOLD_APART: usize = 4;
 
 /// The first clients of a turn, as hashes; 0 stands for none.
@@ -25,7 +25,7 @@ impl Clients {
         *self == Self::default()
     }
 
-    /// Somebody is among them who does not wait. Where not all could be told apart, somebody is.
+    /// One of the clients does not wait. Where more clients came than are told apart, one of them is taken not to.
     pub fn has_others(&self, waits: impl Fn(u64) -> bool) -> bool {
         self.0.iter().all(|client| *client != 0)
             || self.0.iter().any(|client| *client != 0 && !waits(*client))

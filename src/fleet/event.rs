@@ -32,7 +32,7 @@ pub struct Waiter {
     pub band: i32,
     /// Whose request it is, for fairness; empty without keys.
     pub key: String,
-    /// A hash of who asks: the key, else the user or session, else the address. 0: nobody knows.
+    /// The client as a hash: of its API key, else of the user or session that the request names, else of its address. 0: unknown.
     #[serde(default)]
     pub client: u64,
     /// When it first arrived; a replayed canary keeps it.

@@ -12,7 +12,7 @@ pub struct Request {
     pub model: ModelName,
     pub band: i32,
     pub key: String,
-    /// Who asks; 0: nobody knows.
+    /// The client, as [`crate::fleet::event::Waiter::client`] has it.
     pub client: u64,
     pub stream: bool,
     /// From the lease until the last byte, when the engine is well.

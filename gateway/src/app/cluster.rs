@@ -298,7 +298,7 @@ impl Cluster {
         self.released = Some(tokio::spawn(election.release(async move { writer.quiet().await })));
     }
 
-    /// Whoever leads starts nothing more for requests that wait here.
+    /// The leader starts nothing more for requests that wait at this gateway.
     pub(super) async fn withdraw(&mut self) {
         if let Some(speaks) = self.speaks.take() {
             speaks.abort();

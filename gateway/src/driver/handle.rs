@@ -80,7 +80,7 @@ pub struct Parking {
     pub model: ModelName,
     pub band: i32,
     pub key: String,
-    /// Who asks, as [`Waiter::client`].
+    /// The client, as [`Waiter::client`] has it.
     pub client: u64,
     /// When it first arrived (a replayed canary keeps its place).
     pub arrived: Tick,

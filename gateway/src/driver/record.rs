@@ -127,7 +127,7 @@ impl Recorder {
         self.under_way.insert(engine.clone(), (transition, cause, now));
     }
 
-    /// What it was in the middle of, and since when.
+    /// The transition that the engine was in, and since when.
     fn end(&mut self, engine: &EngineId, outcome: Outcome, now: Tick) -> Option<(Transition, Tick)> {
         let (transition, cause, began) = self.under_way.remove(engine)?;
         self.metrics.model(&engine.model).transition(transition, cause, outcome, now.since(began));

@@ -310,7 +310,7 @@ fn fault(fault: &Fault) -> Response {
     openai::error::response(fault, openai::Form::OpenAi).map(Body::new)
 }
 
-/// Whoever asks has no place.
+/// The 503 for a connection beyond the listener's limit.
 pub(crate) fn full() -> Response {
     let message =
         "the admin listener has as many connections as it takes: what follows events or logs must end first";

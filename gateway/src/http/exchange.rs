@@ -82,7 +82,7 @@ pub(crate) struct Job {
     pub(crate) ties: Ties,
     /// Whose request it is; `None` where no keys are configured.
     pub(crate) key: Option<Arc<Key>>,
-    /// Who asks, as a hash: its key, else the user or session that it names, else its address.
+    /// The client as a hash: of its API key, else of the user or session that the request names, else of its address.
     pub(crate) client: u64,
     /// What it takes of that key's limits.
     pub(crate) bill: Option<Rc<Bill>>,

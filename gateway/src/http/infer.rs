@@ -155,7 +155,7 @@ impl Served {
         })
     }
 
-    /// Who asks, as far as can be told.
+    /// The hash of the client, as [`Job::client`] describes it; 0 where nothing identifies the client.
     fn client(&self, key: Option<&Key>, head: &Head<'_>, headers: &HeaderMap) -> u64 {
         let address = || match self.socket.peer().map(|peer| peer.ip()) {
             Some(IpAddr::V4(address)) => openai::hash(&address.octets()),

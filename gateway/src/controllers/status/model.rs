@@ -245,7 +245,7 @@ fn state(seen: Seen<'_>, facts: &Facts) -> State {
     }
     if let Some(engines) = count(&[EngineState::Launching, EngineState::Loading]) {
         if external {
-            // Nobody here starts it: it is there, or it is not.
+            // Rouse does not start an external backend: the backend is there, or it is not.
             let why = facts.trouble.as_deref().unwrap_or("its backend has not answered yet");
             return State::unavailable("Deploying", why);
         }
