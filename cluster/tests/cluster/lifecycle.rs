@@ -31,25 +31,28 @@ async fn init_containers_run_first_and_sidecars_end_last() {
             echo {name} begins >> /shared/order; while :; do sleep 0.05; done"
         )
     };
-    let always = json!({ "restartPolicy": "Always" });
-    // The second sidecar counts as started only when the first has written, which its startup probe sees.
-    let mut probed = always.clone();
-    probed["startupProbe"] =
-        json!({ "exec": { "command": ["grep", "-q", "two begins", "/shared/order"] }, "periodSeconds": 1 });
+    // A container has started when its process runs, which may be before it wrote: each probe waits for the words.
+    let wrote = |test: &str| {
+        let command = ["sh", "-c", test];
+        json!({ "exec": { "command": command }, "periodSeconds": 1, "failureThreshold": 60 })
+    };
+    let sidecar = |name: &str| {
+        let probe = wrote(&format!("grep -q '{name} begins' /shared/order"));
+        json!({ "restartPolicy": "Always", "startupProbe": probe })
+    };
+    let both = json!({ "readinessProbe": wrote("test $(grep -c 'main begins' /shared/order) -eq 2") });
+    // What they wrote is read back by the one that lives longest.
+    let tells = lives("one").replace("exit 0", "cat /shared/order; exit 0");
     let spec = json!({
         "initContainers": [
             container("first", "echo first >> /shared/order", json!({})),
-            container("one", &lives("one"), always),
-            container("two", &lives("two"), probed),
+            container("one", &tells, sidecar("one")),
+            container("two", &lives("two"), sidecar("two")),
             container("last", "echo last >> /shared/order", json!({})),
         ],
-        "containers": [container("main", &lives("main"), json!({})), container("beside", &lives("main"), json!({}))],
+        "containers": [container("main", &lives("main"), both.clone()), container("beside", &lives("main"), both)],
         "volumes": [{ "name": "shared", "emptyDir": {} }, { "name": "out", "hostPath": { "path": "/tmp" } }],
     });
-    // What they wrote is read back by the one that lives longest.
-    let mut spec = spec;
-    let tells = lives("one").replace("exit 0", "cat /shared/order; exit 0");
-    spec["initContainers"][1] = container("one", &tells, json!({ "restartPolicy": "Always" }));
     let made = pod(&namespace, "order", spec).await;
     let ready = until(&namespace, &made.name_any(), "ready", is_ready).await;
     assert!(is(&ready, "Initialized", "True"));
