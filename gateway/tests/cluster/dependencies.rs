@@ -50,7 +50,7 @@ async fn what_a_model_needs_is_ready_before_it_and_goes_after_it() {
     let left = world.running().await;
     assert!(left.is_empty(), "what needs it is there without it: {left:?}");
     world.until("top", "scaled to zero", zero).await;
-    assert_eq!(world.booked().await, []);
+    world.until_booked("nothing", <[_]>::is_empty).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

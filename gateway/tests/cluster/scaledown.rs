@@ -52,7 +52,7 @@ async fn a_model_that_seems_idle_goes_behind_the_streams_of_a_gateway_that_nobod
     let pods = world.running().await;
     outlives(&world, &pods[0], streams).await;
     world.until("qwen", "put away", |model| reason(model, "Ready") == "ScaledToZero").await;
-    assert_eq!(world.booked().await, []);
+    world.until_booked("nothing", <[_]>::is_empty).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -84,5 +84,5 @@ async fn an_edited_template_and_a_lower_number_end_no_stream_of_any_gateway() {
     outlives(&world, &of("0"), streams).await;
     let answer = next.await.unwrap();
     assert!(answer.is_whole_stream(), "{answer:?}");
-    assert_eq!(world.booked().await, [("qwen".to_owned(), 40)]);
+    world.until_booked("the next one alone", |booked| booked == [("qwen".to_owned(), 40)]).await;
 }

@@ -52,7 +52,8 @@ async fn idle(duo: &Duo, name: &'static str) -> Pod {
     assert!(requesters.is_empty(), "{requesters:#?}");
     assert_eq!(engines.len(), 1, "{engines:#?}");
     assert_eq!(label(&engines[0], "sleeping"), Some("true"));
-    assert!(duo.world.booked().await.iter().all(|(model, _)| model != name));
+    let freed = |booked: &[(String, u64)]| booked.iter().all(|(model, _)| model != name);
+    duo.world.until_booked("no memory for who sleeps", freed).await;
     engines.remove(0)
 }
 
