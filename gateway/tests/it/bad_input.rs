@@ -91,7 +91,7 @@ fn a_model_that_fits_nowhere_fails_the_check_and_not_the_start() {
     assert_eq!(check.status.code(), Some(64), "{said}");
     assert!(said.contains("model 'large': it needs 2Gi on one accelerator and fits nowhere"), "{said}");
     let gateway = fixture.start();
-    assert!(gateway.log().contains("fits nowhere"), "{}", gateway.log());
+    gateway.until_logged("fits nowhere");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Several engines of one model: who gets which request, and what the death of one does to the others.
 
-use std::{collections::BTreeMap, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use nix::sys::signal::Signal;
 
@@ -82,15 +82,25 @@ fn one_beginning_for_all_does_not_fill_one_engine() {
 #[test]
 fn an_engine_killed_under_load_takes_only_its_own_requests_along() {
     let gateway = three();
-    let streams: BTreeMap<usize, Open> = (0..12)
+    // Each has answered: before that it is given a single request.
+    let mut about = 1000;
+    gateway.until("each has answered", Duration::from_secs(10), || {
+        about += 1;
+        assert_eq!(gateway.client().post(CHAT, &turn(about, 0)).status, 200);
+        totals(&gateway).iter().all(|total| *total > 0)
+    });
+    // No stream ends before the engine dies, however long that takes.
+    (0..3).for_each(|n| gateway.stall(&format!("m#{n}"), true));
+    let streams: Vec<Open> = (0..12)
         .map(|n| {
             let body = chat_body("m", true, 400).replace("hello", &format!("hello {n}"));
-            let request = crate::support::client::request(CHAT, "", &body);
-            (n, Open::raw(&gateway.client(), &request).until("data: "))
+            Open::raw(&gateway.client(), &crate::support::client::request(CHAT, "", &body))
         })
         .collect();
+    gateway.until("all have an engine", Duration::from_secs(10), || gateway.leases() == 12);
     let held = gateway.engine("m#1")["leases"].as_u64().unwrap();
     assert!(held > 0);
+    [0, 2].iter().for_each(|n| gateway.stall(&format!("m#{n}"), false));
     let clients: Vec<_> = (0..4)
         .map(|who| {
             let client = gateway.client();
@@ -103,7 +113,7 @@ fn an_engine_killed_under_load_takes_only_its_own_requests_along() {
     // Of those that came meanwhile, at most what had reached the engine when it died.
     let failed: u64 = clients.into_iter().map(|client| client.join().unwrap()).sum();
     assert!(failed <= 4, "{failed}");
-    let broken = streams.into_values().map(Open::rest).filter(|a| !a.is_whole_stream()).count();
+    let broken = streams.into_iter().map(Open::rest).filter(|a| !a.is_whole_stream()).count();
     assert_eq!(broken as u64, held);
     (0..20).for_each(|n| assert_eq!(gateway.client().post(CHAT, &turn(n, 0)).status, 200));
 }
@@ -120,7 +130,7 @@ fn an_engine_that_only_fails_is_left_out_and_comes_back() {
     for line in ["rouse_engines_left_out{model=\"m\"} 1", "rouse_ejections_total{model=\"m\"} 1"] {
         assert!(metrics.contains(line), "{line}");
     }
-    assert!(gateway.log().contains("its requests fail"));
+    gateway.until_logged("its requests fail");
     Engine::of(&gateway, "m#2").faults(r#"{"status": null}"#);
     gateway.until("it is back", Duration::from_secs(30), || {
         (0..10).for_each(|n| assert_eq!(client.post(CHAT, &turn(n, 0)).status, 200));

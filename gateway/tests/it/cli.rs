@@ -124,9 +124,8 @@ async fn without_a_configuration_nothing_is_served_and_the_help_says_what_to_do_
 
 #[tokio::test]
 async fn without_a_gateway_the_commands_say_so() {
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = closed.local_addr().unwrap().to_string();
-    drop(closed);
+    let (_held, address) = crate::support::silent();
+    let address = address.to_string();
     for args in [&["ps"][..], &["explain", "m"], &["events"], &["logs", "m"]] {
         let args = [args, &["--admin", &address]].concat();
         let output = rouse(&args).await;

@@ -205,6 +205,9 @@ fn shell(gateway: &Gateway, text: &str) -> Command {
 }
 
 fn run(gateway: &Gateway, block: &Block) {
+    if block.text.contains("rouse-gateway replay ") {
+        gateway.until_journaled(&gateway.dir.join("journal"), &["\"ready\"", "qwen3-8b#0"]);
+    }
     let output = shell(gateway, &block.text).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);

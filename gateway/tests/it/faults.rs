@@ -153,6 +153,7 @@ fn a_hung_engine_with_open_streams_keeps_its_memory_until_its_process_is_gone() 
     }
     let second = second.rest();
     assert!(second.is_whole_stream(), "{}", second.text());
+    gateway.until_journaled(&journal, &["\"placed\"", "waits#0"]);
     let order = events(&journal);
     let at = |event: &str, id: &str| order.iter().position(|(e, i)| e == event && i == id);
     let (drained, gone, placed) = (at("drained", "hangs#0"), at("gone", "hangs#0"), at("placed", "waits#0"));
@@ -295,7 +296,9 @@ fn meter(gateway: &Gateway) -> (u64, u64) {
 /// Names and engines of all events of a journal, in order.
 fn events(journal: &Path) -> Vec<(String, String)> {
     let lines = read(journal);
-    let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    // The last line may be half written.
+    let whole = lines.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    let lines = whole.map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines
         .flat_map(|line| line["events"].as_array().cloned().unwrap_or_default())
         .map(|event| {

@@ -2,7 +2,6 @@
 
 use std::{
     io::{BufRead as _, BufReader},
-    net::TcpListener,
     process::{Command, Output, Stdio},
     time::Duration,
 };
@@ -11,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     live::{Engine, Open},
-    support::{Answer, Fixture, Gateway, Sim, pause},
+    support::{Answer, Fixture, Gateway, Sim, pause, silent},
 };
 
 const TURNS: &str = "turns: {residency: 1s, maxTurn: 2s, drain: {deadline: 2s, onDeadline: cut}}";
@@ -208,24 +207,29 @@ fn without_a_token_only_loopback_names_and_no_foreign_pages() {
 
 #[test]
 fn events_are_the_journal_as_it_happens() {
-    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).model(&Sim::new("other")).start();
     let get = "GET /admin/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let open = Open::raw(&gateway.admin(), get).until("text/event-stream");
     let mut printing = cli(&gateway, &["events"]).stdout(Stdio::piped()).spawn().unwrap();
-    // The command's subscription is another process's affair: it is there when something arrives.
-    pause(Duration::from_millis(500));
+    let printed = BufReader::new(printing.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let (tell, lines) = std::sync::mpsc::channel();
+    std::thread::spawn(move || printed.for_each(|line| tell.send(line).unwrap_or_default()));
+    // The command's subscription is another process's affair: it is there when it prints what happens to another model.
+    gateway.until("the command listens", Duration::from_secs(30), || {
+        outcome(&gateway, "other", "stop");
+        lines.recv_timeout(Duration::from_millis(20)).is_ok()
+    });
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
     let open = open.until(r#""event":"ready""#).until(r#""event":"canary""#);
-    let lines = open.sse();
-    let events: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told = open.sse();
+    let events: Vec<Value> = told.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(events.iter().all(|turn| turn["at"].is_u64() && turn["events"].is_array()), "{events:?}");
     drop(open);
     assert_eq!(outcome(&gateway, "m", "stop")["state"], "done");
-    let mut printed = BufReader::new(printing.stdout.take().unwrap()).lines().map(Result::unwrap);
     for words in ["a stream for m", "m#0 is ready", "order ", "m#0 is gone"] {
+        let mut printed = std::iter::from_fn(|| lines.recv_timeout(Duration::from_secs(30)).ok());
         assert!(printed.any(|line| line.contains(words)), "{words} in this order");
     }
-    drop(printed);
     printing.kill().unwrap();
     printing.wait().unwrap();
 }
@@ -250,6 +254,9 @@ fn logs_are_the_engines_output_and_can_be_followed() {
 fn each_engine_of_a_model_has_its_output() {
     let gateway = Fixture::new(&["2Gi", "2Gi"]).model(&Sim { keys: "replicas: 2", ..Sim::new("m") }).start();
     assert!(gateway.client().chat("m", true, 1).is_whole_stream());
+    // Before that it writes there itself.
+    gateway
+        .until("the second is awake", Duration::from_secs(10), || gateway.engine("m#1")["state"] == "Awake");
     std::fs::write(gateway.dir.join("state/logs/m-1.log"), "the second\n").unwrap();
     let logs = |query: &str| gateway.admin().get(&format!("/admin/v1/models/m/logs{query}"));
     assert!(logs("").text().contains("generation 1"));
@@ -263,10 +270,12 @@ fn each_engine_of_a_model_has_its_output() {
 #[test]
 fn explain_says_at_each_moment_of_a_swap_why() {
     let slow = "--start-time 400ms --sleep-time 400ms --wake-time 400ms --itl 10ms";
+    // What the engines do themselves lasts until it was seen.
+    let (sleeps, starts) = (format!("{slow} --fault hang-sleep"), format!("{slow} --fault hang"));
     let gateway = Fixture::new(&["1200Mi"])
         .settings(TURNS)
-        .model(&Sim { flags: slow, ..Sim::new("first") })
-        .model(&Sim { flags: slow, ..Sim::new("second") })
+        .model(&Sim { flags: &sleeps, ..Sim::new("first") })
+        .model(&Sim { flags: &starts, ..Sim::new("second") })
         .start();
     let explain = || -> Value { gateway.admin().get("/admin/v1/models/second/explain").json() };
     assert_eq!(explain()["state"], "cold");
@@ -281,6 +290,11 @@ fn explain_says_at_each_moment_of_a_swap_why() {
             let printed = cli(&gateway, &["explain", "second"]).output().unwrap();
             assert_eq!(printed.status.code(), Some(0));
             assert!(text(&printed.stdout).starts_with("second: "), "{}", text(&printed.stdout));
+        }
+        if line.contains("FallingAsleep(1)") {
+            gateway.fault("first#0", r#"{"hang-sleep": null}"#);
+        } else if line.contains("(Loading)") {
+            gateway.fault("second#0", r#"{"hang": null}"#);
         }
         if reasons.last() != Some(&line) {
             reasons.push(line);
@@ -330,6 +344,9 @@ fn the_command_line_shows_the_fleet_and_ends_with_the_right_code() {
     assert!(text(&run(&["explain", "nobody"]).stderr).contains("Model 'nobody' not found"));
     assert_eq!(run(&["logs", "big/model"]).status.code(), Some(0));
 
+    for engine in ["big/model#0", "small#0"] {
+        gateway.until_journaled(&journal, &["\"ready\"", engine]);
+    }
     let replay =
         Command::new(env!("CARGO_BIN_EXE_rouse-gateway")).arg("replay").arg(&journal).output().unwrap();
     let replayed = text(&replay.stdout);
@@ -353,9 +370,9 @@ fn the_command_line_shows_the_fleet_and_ends_with_the_right_code() {
         assert_eq!(output.status.code(), Some(code), "{args:?}: {}", text(&output.stderr));
         assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{args:?}");
     }
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (_held, nobody) = silent();
     let gone = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
-        .args(["ps", "--admin", &format!("http://{free}")])
+        .args(["ps", "--admin", &format!("http://{nobody}")])
         .output()
         .unwrap();
     assert_eq!(gone.status.code(), Some(69), "{}", text(&gone.stderr));
@@ -369,8 +386,11 @@ fn an_unused_model_scales_to_zero_and_the_metrics_show_it_under_the_seeds_names(
         .start();
     assert_eq!(metric(&gateway, "inference_budget_total_bytes{node_pool=\"local\"}"), (2_u64 << 30) as f64);
     assert_eq!(of_model(&gateway, "inference_model_ready"), 0.0);
-    // A long stream is not idle.
-    let long = Open::streaming(&gateway.client(), "m", 300);
+    // A long stream is not idle, and it ends once that was seen.
+    gateway.wake("m");
+    gateway.stall("m#0", true);
+    let long = Open::chat(&gateway.client(), "m", true, 300);
+    gateway.until("it streams", Duration::from_secs(5), || gateway.leases() == 1);
     pause(Duration::from_millis(1000));
     assert_eq!(gateway.engine("m#0")["state"], "Awake");
     for (name, value) in [
@@ -383,10 +403,14 @@ fn an_unused_model_scales_to_zero_and_the_metrics_show_it_under_the_seeds_names(
     let allocated = || metric(&gateway, "inference_budget_allocated_bytes{node_pool=\"local\"}");
     assert_eq!(allocated(), (1_u64 << 30) as f64);
     let engine = Engine::of(&gateway, "m#0");
+    gateway.stall("m#0", false);
     assert!(long.rest().is_whole_stream());
-    gateway.until("asleep", Duration::from_secs(3), || gateway.engine("m#0")["state"] == "Asleep(1)");
-    gateway.until("its residue is left", Duration::from_secs(3), || allocated() == (64_u64 << 20) as f64);
-    assert_eq!(of_model(&gateway, "inference_model_ready"), 0.0);
+    let ready = || of_model(&gateway, "inference_model_ready");
+    // It is asleep for two seconds: all is looked at in each round.
+    gateway.until("asleep, with its residue left", Duration::from_secs(5), || {
+        (allocated(), ready()) == ((64_u64 << 20) as f64, 0.0)
+            && gateway.engine("m#0")["state"] == "Asleep(1)"
+    });
     gateway.until("cold", Duration::from_secs(5), || gateway.engine("m#0")["state"] == "Cold");
     assert!(!engine.lives());
     assert_eq!((allocated(), of_model(&gateway, "inference_model_replicas")), (0.0, 0.0));

@@ -24,11 +24,14 @@ fn two_engines_serve_a_model_and_one_of_them_makes_room_for_another() {
 
     // Each takes one at a time, and two are answered at once.
     let client = gateway.client();
+    let stall = |still| ["twice#0", "twice#1"].iter().for_each(|engine| gateway.stall(engine, still));
+    stall(true);
     std::thread::scope(|scope| {
         let long = || client.chat("twice", true, 100).is_whole_stream();
         let both = [scope.spawn(long), scope.spawn(long)];
         let in_use = |engine: &str| gateway.engine(engine)["leases"] == 1;
         gateway.until("both are in use", SOON, || in_use("twice#0") && in_use("twice#1"));
+        stall(false);
         assert!(both.into_iter().all(|request| request.join().unwrap()));
     });
 

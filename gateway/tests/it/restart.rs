@@ -44,16 +44,22 @@ fn engines_outlive_a_killed_gateway_and_are_adopted_as_they_are_with_their_idle_
     assert_eq!(again.engine("asleep#0")["state"], "Asleep(1)");
     assert_eq!(["awake#0", "asleep#0"].map(|id| Engine::of(&again, id).pid), before);
     assert_eq!(processes(&gateway.dir), 2);
-    again.until("the awake one fell asleep", Duration::from_secs(12), || {
-        again.engine("awake#0")["state"] == "Asleep(1)"
+    // Both are looked at in each round: which of them comes first is not for certain.
+    let (mut asleep, mut stopped) = (None, None);
+    again.until("one fell asleep and the other was stopped", Duration::from_secs(24), || {
+        if asleep.is_none() && again.engine("awake#0")["state"] == "Asleep(1)" {
+            asleep = Some(used.elapsed());
+        }
+        if stopped.is_none() && again.engine("asleep#0")["state"] == "Cold" {
+            stopped = Some(slept.elapsed());
+        }
+        asleep.is_some() && stopped.is_some()
     });
-    println!("asleep {:?} after its last use, sleepAfter being 6 s", used.elapsed());
-    assert!((5.5..11.0).contains(&used.elapsed().as_secs_f64()), "{:?}", used.elapsed());
-    again.until("the sleeper was stopped", Duration::from_secs(12), || {
-        again.engine("asleep#0")["state"] == "Cold"
-    });
-    println!("stopped {:?} after it fell asleep, stopAfter being 7 s", slept.elapsed());
-    assert!((6.0..9.0).contains(&slept.elapsed().as_secs_f64()), "{:?}", slept.elapsed());
+    let (asleep, stopped) = (asleep.unwrap(), stopped.unwrap());
+    println!("asleep {asleep:?} after its last use, sleepAfter being 6 s");
+    assert!((5.5..11.0).contains(&asleep.as_secs_f64()), "{asleep:?}");
+    println!("stopped {stopped:?} after it fell asleep, stopAfter being 7 s");
+    assert!((6.0..9.0).contains(&stopped.as_secs_f64()), "{stopped:?}");
     let hot = again.client().chat("awake", true, 4);
     assert!(hot.is_whole_stream(), "{}", hot.text());
     assert_eq!((hot.header("x-rouse-cold-start"), processes(&gateway.dir)), ("hot", 1));
@@ -82,14 +88,15 @@ fn a_stream_that_ran_when_the_gateway_was_killed_counts_as_use_and_leaves_nothin
     let engine = Engine::of(&gateway, "m#0");
     pause(Duration::from_secs(6));
     kill(&mut gateway);
+    let killed = Instant::now();
     assert!(!stream.rest().complete);
     let again = Gateway::spawn(&gateway.dir, &[]);
-    let adopted = Instant::now();
     again.until("the engine aborted it", Duration::from_secs(1), || engine.counters()["running"] == 0);
     assert_eq!(again.engine("m#0")["leases"], 0);
     again.until("asleep", Duration::from_secs(10), || again.engine("m#0")["state"] == "Asleep(1)");
-    println!("asleep {:?} after the adoption", adopted.elapsed());
-    assert!(adopted.elapsed() > Duration::from_secs(1), "{:?}", adopted.elapsed());
+    // Its use is written down every three seconds, and it sleeps five seconds after that: however long the next gateway took to start.
+    println!("asleep {:?} after the end of the stream", killed.elapsed());
+    assert!(killed.elapsed() > Duration::from_millis(1200), "{:?}", killed.elapsed());
 }
 
 #[test]
@@ -97,16 +104,21 @@ fn a_gateway_killed_while_an_engine_falls_asleep_or_wakes_serves_it_afterwards()
     let slow = Sim { flags: "--sleep-time 1s --wake-time 1s", ..Sim::new("m") };
     let mut gateway = Fixture::new(&["1200Mi"]).model(&slow).start();
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+    // It is on its way until that was seen, and for a second more.
+    gateway.fault("m#0", r#"{"hang-sleep": true}"#);
     assert_eq!(gateway.admin().post("/admin/v1/models/m/sleep?level=1", "").status, 202);
     gateway
         .until("on its way", Duration::from_secs(5), || gateway.engine("m#0")["state"] == "FallingAsleep(1)");
+    gateway.fault("m#0", r#"{"hang-sleep": null}"#);
     pause(Duration::from_millis(300));
     kill(&mut gateway);
     let mut again = Gateway::spawn(&gateway.dir, &[]);
     assert!(again.client().chat("m", true, 4).is_whole_stream());
     sleep(&again, "m");
+    again.fault("m#0", r#"{"hang-wake": true}"#);
     let waiter = Open::chat(&again.client(), "m", true, 4);
     again.until("on its way", Duration::from_secs(5), || again.engine("m#0")["state"] == "Waking(1)");
+    again.fault("m#0", r#"{"hang-wake": null}"#);
     pause(Duration::from_millis(300));
     kill(&mut again);
     drop(waiter);
@@ -163,7 +175,7 @@ fn left_overs_of_models_that_are_gone_are_ended_and_those_of_another_command_rep
     fs::write(&file, changed_text).unwrap();
     let again = Gateway::spawn(&gateway.dir, &[]);
     assert!(!removed.lives());
-    assert!(again.log().contains("left over"), "{}", again.log());
+    again.until_logged("left over");
     again.until("the outdated one was put away", Duration::from_secs(5), || !changed.lives());
     assert!(again.client().chat("changed", true, 4).is_whole_stream());
     assert_ne!(Engine::of(&again, "changed#0").pid, changed.pid);
@@ -191,11 +203,16 @@ fn a_second_gateway_on_one_state_directory_says_so_and_goes() {
 #[test]
 fn sigterm_lets_a_stream_finish_and_then_ends_the_engines() {
     let mut gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
-    let stream = Open::streaming(&gateway.client(), "m", 100);
+    gateway.wake("m");
     let (client, admin) = (gateway.client(), gateway.admin());
     let engine = Engine::of(&gateway, "m#0");
+    // The gateway is there for as long as the stream is, which ends once that was looked at.
+    gateway.stall("m#0", true);
+    let stream = Open::chat(&client, "m", true, 100);
+    gateway.until("it streams", Duration::from_secs(5), || engine.counters()["running"] == 1);
     gateway.signal(Signal::SIGTERM);
     gateway.until("not ready any more", Duration::from_secs(2), || admin.get("/readyz").status == 503);
+    gateway.stall("m#0", false);
     let whole = stream.rest();
     assert!(whole.is_whole_stream(), "{}", whole.text());
     assert_eq!(gateway.wait(), Some(0));
@@ -214,7 +231,9 @@ fn after_the_grace_streams_and_waiters_are_told_that_the_gateway_goes() {
     let running = Open::streaming(&gateway.client(), "m", 100_000);
     let begun = Open::chat(&gateway.client(), "starts", true, 4).until(":");
     let plain = Open::chat(&gateway.client(), "starts", false, 4);
-    pause(Duration::from_millis(200));
+    gateway.until("both wait", Duration::from_secs(5), || {
+        gateway.fleet()["models"].as_array().unwrap().iter().any(|model| model["waiting"] == 2)
+    });
     let began = Instant::now();
     gateway.signal(Signal::SIGTERM);
     for stream in [running, begun] {
@@ -235,7 +254,8 @@ fn a_second_sigterm_means_now() {
     let mut gateway = Fixture::new(&["2Gi"]).settings("shutdown: {grace: 1m}").model(&Sim::new("m")).start();
     let stream = Open::streaming(&gateway.client(), "m", 100_000);
     gateway.signal(Signal::SIGTERM);
-    pause(Duration::from_millis(300));
+    // A second signal that comes before the first was taken is none.
+    gateway.until("it goes", Duration::from_secs(5), || gateway.admin().get("/readyz").status == 503);
     let began = Instant::now();
     gateway.signal(Signal::SIGTERM);
     assert!(stream.rest().broke_off_with("shutting_down"));
@@ -315,7 +335,7 @@ fn an_invalid_file_is_refused_whole_and_sighup_reads_a_good_one() {
     assert_ne!(good, more);
     fs::write(&file, format!("{more}unknown: 1\n")).unwrap();
     gateway.until("refused", Duration::from_secs(5), || gateway.log().contains("was not reloaded"));
-    assert!(gateway.log().contains("unknown"));
+    assert!(gateway.log().contains("unknown"), "{}", gateway.log());
     assert_eq!(gateway.client().chat("n", true, 4).status, 404);
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
     // A link that moves is no change of the file that it names: that is what the signal is for.
@@ -363,8 +383,8 @@ fn a_start_that_fails_leaves_the_journal_of_the_gateway_that_runs_as_it_is() {
     let before = read(&journal);
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
     sleep(&gateway, "m");
-    let after = read(&journal);
-    assert!(after.starts_with(&before) && after.len() > before.len(), "it is written no more");
+    gateway.until("it is written on", Duration::from_secs(5), || read(&journal).len() > before.len());
+    assert!(read(&journal).starts_with(&before), "it was begun anew");
 }
 
 fn sleep(gateway: &Gateway, model: &str) {

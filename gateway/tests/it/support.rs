@@ -250,6 +250,21 @@ impl Gateway {
         read(&self.dir.join("gateway.log"))
     }
 
+    /// Waits until its log has this: a thread of its own writes each line, behind what the line tells of.
+    pub(crate) fn until_logged(&self, text: &str) {
+        self.until(&format!("'{text}' is logged"), Duration::from_secs(10), || self.log().contains(text));
+    }
+
+    /// Waits until a whole line of the journal has all these words: a thread of its own writes it, behind the decisions.
+    pub(crate) fn until_journaled(&self, journal: &Path, words: &[&str]) {
+        let has = || {
+            let text = read(journal);
+            let mut lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            lines.any(|line| words.iter().all(|word| line.contains(word)))
+        };
+        self.until(&format!("the journal has {words:?}"), Duration::from_secs(10), has);
+    }
+
     pub(crate) fn fleet(&self) -> serde_json::Value {
         self.admin().get("/admin/v1/fleet").json()
     }
@@ -320,6 +335,14 @@ fn find_pid(json: &serde_json::Value, id: &str) -> Option<i64> {
 
 pub(crate) fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// An address at which nobody listens: as long as its socket is held, no other process is given the port.
+pub(crate) fn silent() -> (socket2::Socket, SocketAddr) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address)
 }
 
 /// For polls of other processes only, which send no event.

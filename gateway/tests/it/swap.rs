@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::support::{Fixture, Sim, read};
+use crate::{
+    live::Open,
+    support::{Fixture, Sim, client::chat_body, read},
+};
 
 const TURNS: &str = "turns: {residency: 200ms, maxTurn: 1s, drain: {deadline: 2s, onDeadline: cut}}";
 
@@ -36,11 +39,17 @@ fn a_model_gives_up_its_place_as_soon_as_its_last_stream_ends() {
         .model(&Sim::new("second"))
         .start();
     assert!(gateway.client().chat("first", true, 1).is_whole_stream());
+    // It ends when the other one waits for it, and no sooner.
+    gateway.stall("first#0", true);
     let client = gateway.client();
     let stream = std::thread::spawn(move || client.chat("first", true, 300));
     gateway.until("first is in use", Duration::from_secs(5), || gateway.engine("first#0")["leases"] == 1);
+    let second = Open::chat(&gateway.client(), "second", true, 1);
+    let waits = || gateway.fleet()["models"].as_array().unwrap().iter().any(|model| model["waiting"] == 1);
+    gateway.until("second waits", Duration::from_secs(5), waits);
     let began = Instant::now();
-    assert!(gateway.client().chat("second", true, 1).is_whole_stream());
+    gateway.stall("first#0", false);
+    assert!(second.rest().is_whole_stream());
     assert!(began.elapsed() < Duration::from_secs(20), "it waited for the turn's end: {:?}", began.elapsed());
     assert!(stream.join().unwrap().is_whole_stream(), "nobody was cut for it");
 }
@@ -60,15 +69,14 @@ fn another_limit_on_concurrency_holds_from_the_reload_on() {
     let gateway =
         Fixture::new(&["1200Mi"]).model(&Sim { keys: "maxConcurrency: 1", ..Sim::new("small") }).start();
     assert!(gateway.client().chat("small", true, 1).is_whole_stream());
-    let client = gateway.client();
-    let long = std::thread::spawn(move || client.chat("small", true, 600));
-    gateway.until("in use", Duration::from_secs(5), || gateway.engine("small#0")["leases"] == 1);
+    // Longer than any test: who is served before it ends has a place beside it.
+    let long = Open::streaming(&gateway.client(), "small", 100_000);
     let file = gateway.dir.join("rouse.yaml");
     let yaml = read(&file).replace("maxConcurrency: 1", "maxConcurrency: 2");
     std::fs::write(&file, yaml).unwrap();
     gateway.until("reloaded", Duration::from_secs(5), || gateway.log().contains("reloaded"));
-    let began = Instant::now();
-    assert!(gateway.client().chat("small", true, 1).is_whole_stream());
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
-    assert!(long.join().unwrap().is_whole_stream());
+    let headers = "x-request-timeout: 60\r\n";
+    let beside = gateway.client().post_with("/v1/chat/completions", headers, &chat_body("small", true, 1));
+    assert!(beside.is_whole_stream(), "{}", beside.text());
+    drop(long);
 }

@@ -128,7 +128,8 @@ fn what_fits_nowhere_is_refused_for_good() {
 fn when_too_many_wait_the_newest_is_refused() {
     let gateway = Fixture::new(&["2Gi"])
         .settings("queue: {maxWaiting: 2}")
-        .model(&Sim { flags: "--start-time 1s", ..Sim::new("slow") })
+        // Its start lasts until it is let go on.
+        .model(&Sim { flags: "--fault hang", ..Sim::new("slow") })
         .start();
     let mut first = gateway.client().open(request(CHAT, "", &chat_body("slow", true, 2)));
     let mut second = gateway.client().open(request(CHAT, "", &chat_body("slow", false, 2)));
@@ -141,6 +142,7 @@ fn when_too_many_wait_the_newest_is_refused() {
     assert!(error["message"].as_str().unwrap().contains("queue.maxWaiting"), "{error}");
     assert_eq!(error["details"]["queue_position"], 3);
     assert!(error["details"]["waited_for"].as_str().unwrap().contains("launched"), "{error}");
+    gateway.fault("slow#0", r#"{"hang": null}"#);
     first.until("[DONE]");
     second.until("200 OK");
 }
@@ -150,8 +152,12 @@ fn at_max_concurrency_requests_park_and_are_refused_when_their_deadline_passes()
     let gateway = Fixture::new(&["2Gi"])
         .model(&Sim { keys: "maxConcurrency: 1", flags: "--itl 20ms", ..Sim::new("one") })
         .start();
-    let mut long = gateway.client().open(request(CHAT, "", &chat_body("one", true, 60)));
-    long.until("data: ");
+    // With this answer it is proven, and its gate opens to everybody.
+    assert!(gateway.client().chat("one", true, 1).is_whole_stream());
+    // The one that has the place keeps it until the other was refused.
+    gateway.stall("one#0", true);
+    let long = gateway.client().open(request(CHAT, "", &chat_body("one", true, 60)));
+    gateway.until("it has the place", Duration::from_secs(5), || gateway.leases() == 1);
     let headers = "x-request-timeout: 0.2\r\n";
     let answer = gateway.client().post_with(CHAT, headers, &chat_body("one", false, 1));
     let error = refusal(&answer, 429, "queue_full");
@@ -159,6 +165,7 @@ fn at_max_concurrency_requests_park_and_are_refused_when_their_deadline_passes()
     assert!(error["details"]["waited_for"].as_str().unwrap().contains("maxConcurrency"), "{error}");
     assert_eq!(error["details"]["queue_position"], 1);
     // One with patience comes after.
+    gateway.stall("one#0", false);
     assert!(gateway.client().chat("one", true, 1).is_whole_stream());
     assert!(long.rest().is_whole_stream());
 }

@@ -29,8 +29,12 @@ impl Client {
         Self { address }
     }
 
+    pub(crate) fn try_connect(&self) -> std::io::Result<TcpStream> {
+        TcpStream::connect(self.address)
+    }
+
     pub(crate) fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address).unwrap();
+        let stream = self.try_connect().unwrap();
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         stream

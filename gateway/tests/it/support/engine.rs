@@ -26,11 +26,19 @@ impl Gateway {
         Client::new(saved().unwrap())
     }
 
-    /// Sets faults of a running engine-sim: `fault("small#0", r#"{"hang": true}"#)`.
+    /// Sets faults of an engine-sim, once it listens: `fault("small#0", r#"{"hang": true}"#)`.
     pub(crate) fn fault(&self, id: &str, faults: &str) {
         let request = client::request("/sim/faults", "", faults);
-        let answer = self.engine_client(id).raw(&request);
+        let engine = self.engine_client(id);
+        self.until(&format!("{id} listens"), Duration::from_secs(10), || engine.try_connect().is_ok());
+        let answer = engine.raw(&request);
         assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+
+    /// From here on the engine generates nothing: what it has begun stands still, and what comes waits. Or it goes on.
+    pub(crate) fn stall(&self, id: &str, still: bool) {
+        let fault = if still { "true" } else { "null" };
+        self.fault(id, &format!("{{\"stall-streams\": {fault}}}"));
     }
 
     pub(crate) fn counters(&self, id: &str) -> serde_json::Value {

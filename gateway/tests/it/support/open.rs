@@ -33,15 +33,25 @@ impl Open {
         self.stream.write_all(bytes.as_ref()).is_ok()
     }
 
-    /// The client has sent all it will.
+    /// The client has sent all it will. The other side may have had enough of it before, and reset the connection.
     pub(crate) fn finish(&self) {
-        self.stream.shutdown(Shutdown::Write).unwrap();
+        match self.stream.shutdown(Shutdown::Write) {
+            Err(error) if error.kind() == ErrorKind::NotConnected => {}
+            finished => finished.unwrap(),
+        }
     }
 
     /// Reads until this text has come.
     pub(crate) fn until(&mut self, text: &str) {
         while !self.has(text) {
             assert!(self.more(), "ended before {text:?}: {}", self.text());
+        }
+    }
+
+    /// Reads until more has come than so many bytes.
+    pub(crate) fn until_more_than(&mut self, bytes: usize) {
+        while self.seen.len() <= bytes {
+            assert!(self.more(), "ended after {bytes} bytes: {}", self.text());
         }
     }
 

@@ -100,10 +100,13 @@ fn a_failure_after_the_head_is_the_apis_own_error_event() {
         let gateway = one("stream: {grace: 0s}", "--fault slow-start=300ms --fault exit-at-start=3");
         let late = gateway.client().post(path, &body("slow"));
         assert!(failure(path, &late).to_string().contains("model_not_ready"), "{}", late.text());
-        let gateway = one(QUICK, "--start-time 400ms --fault status=418");
+        let gateway = one("stream: {grace: 0s}", "--start-time 400ms --fault status=418");
         let late = gateway.client().post(path, &body("slow"));
         failure(path, &late);
-        // Awake, the same refusal has its status.
+        assert_eq!(gateway.leases(), 0);
+        // Awake, the same refusal has its status: within a grace that a busy machine leaves time for.
+        let gateway = one("", "--fault status=418");
+        gateway.wake("slow");
         assert_eq!(gateway.client().post(path, &body("slow")).status, 418, "{path}");
         assert_eq!(gateway.leases(), 0);
     }
