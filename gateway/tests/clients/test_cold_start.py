@@ -104,16 +104,25 @@ def everything(side, node):
 
 
 @pytest.mark.parametrize("heartbeat", ["300ms", "10m"])
-def test_it_is_the_heartbeats_that_keep_an_impatient_client(heartbeat, gateway, node):
+def test_it_is_the_heartbeats_that_keep_an_impatient_client(heartbeat, gateway, node, tmp_path):
     """What the test above proves, it proves by them: the same clients without them give up."""
     slow = simulated(MODEL, "--start-time", "3s", served=SERVED)
+    if heartbeat == "10m":
+        slow, start = waiting(tmp_path)
     rouse = gateway(slow, stream={"grace": "100ms", "heartbeat": heartbeat})
     ask = streams(Side("through", rouse.api, MODEL), node, 1, max_retries=0)
     if heartbeat == "300ms":
         assert all(together(ask).values())
     else:
         assert all("time" in repr(error).lower() or "terminated" in repr(error) for error in failures(ask).values())
+        start()
         rouse.wake(MODEL)
+
+
+def waiting(folder):
+    """A model whose engine starts when it is told to, and what tells it: however late a client comes, it has to wait."""
+    told = folder / "start"
+    return simulated(MODEL, served=SERVED, shell=f"until [ -e {told} ]; do sleep 0.1; done"), told.touch
 
 
 def failures(calls):
@@ -134,8 +143,9 @@ def test_heartbeats_at_every_turn_change_no_stream(gateway, node):
     assert answers == together(streams(direct, node))
 
 
-def test_clients_that_leave_while_it_starts_leave_nothing_behind_but_a_model_that_is_awake(gateway, node):
-    rouse = gateway(simulated(MODEL, "--start-time", "3s", served=SERVED))
+def test_clients_that_leave_while_it_starts_leave_nothing_behind_but_a_model_that_is_awake(gateway, node, tmp_path):
+    model, start = waiting(tmp_path)
+    rouse = gateway(model)
     side = Side("through", rouse.api, MODEL)
     quick = {"timeout": 1, "max_retries": 0}
     failures({
@@ -145,6 +155,7 @@ def test_clients_that_leave_while_it_starts_leave_nothing_behind_but_a_model_tha
         "langchain": lambda: test_langchain.invoke(side, **quick),
         "node": lambda: node.call("chat", side, timeout=1000, maxRetries=0),
     })  # fmt: skip
+    start()
     rouse.until_state(MODEL, "awake")
     assert rouse.leases() == 0
     assert not [one for one in rouse.engine(MODEL).counters()["arrivals"] if one["request_id"]]

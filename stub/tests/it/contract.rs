@@ -4,7 +4,7 @@ use std::{net::TcpListener, process::Command};
 
 use nix::sys::signal::Signal;
 
-use crate::support::{Client, Setting, engine::scripted, stub, until};
+use crate::support::{Client, Reserved, Setting, engine::scripted, stub, until};
 
 const GATE: [&str; 6] = ["cut", "deadline", "epoch", "gated", "generation", "leases"];
 
@@ -168,9 +168,8 @@ fn orders_to_the_engine_are_refused_with_a_reason() {
         ],
     );
     assert!(spi.post("/v1/engine/sleep", said).text().contains("no target"));
-    // Nobody listens there.
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    assert_eq!(stub.target(nobody), 200);
+    let nobody = Reserved::port();
+    assert_eq!(stub.target(nobody.address()), 200);
     let refused = spi.post("/v1/engine/sleep", said);
     assert_eq!(refused.json()["reason"], "the gate is open: close it first");
     assert_eq!(spi.post("/v1/gate?wait=true", said).status, 200);

@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 
 use crate::support::{
-    Answer, before,
+    Answer, Reserved, before,
     client::chat,
     engine::{echo, head_of, scripted, sim},
     stub,
@@ -219,8 +219,8 @@ fn without_an_engine_and_with_one_that_is_not_there_it_says_so() {
         (refused.header("retry-after"), &refused.json()["error"]["code"]),
         ("1", &"not_serving".into())
     );
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    assert_eq!(stub.target(nobody), 200);
+    let nobody = Reserved::port();
+    assert_eq!(stub.target(nobody.address()), 200);
     let unreachable = stub.relay().post(PATH, &chat(1));
     assert_eq!(
         (unreachable.status, &unreachable.json()["error"]["code"]),

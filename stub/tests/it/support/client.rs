@@ -93,9 +93,12 @@ impl Open {
         self.stream.write_all(bytes.as_ref()).is_ok()
     }
 
-    /// The client has sent all it will.
+    /// The client has sent all it will. The other side may have had enough of it before, and reset the connection.
     pub(crate) fn finish(&self) {
-        self.stream.shutdown(Shutdown::Write).unwrap();
+        match self.stream.shutdown(Shutdown::Write) {
+            Err(error) if error.kind() == ErrorKind::NotConnected => {}
+            finished => finished.unwrap(),
+        }
     }
 
     pub(crate) fn until(&mut self, text: &str) {
