@@ -109,9 +109,21 @@ async fn who_has_no_rights_is_refused_until_it_gets_them() {
     }
 
     // What an account asked for is told with what came of it.
-    let calls = cluster.calls(&account).unwrap();
+    // The API server writes its log behind its answers.
+    let told = async {
+        loop {
+            let calls = cluster.calls(&account).unwrap();
+            let told: Vec<_> = calls.into_iter().map(|call| (call.verb, call.resource, call.code)).collect();
+            if told.last().is_some_and(|(_, resource, _)| resource == "configmaps") {
+                return told;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    let told =
+        tokio::time::timeout(rouse_cluster::wait::PATIENCE, told).await.expect("its last call is logged");
     let told: Vec<_> =
-        calls.iter().map(|call| (call.verb.as_str(), call.resource.as_str(), call.code)).collect();
+        told.iter().map(|(verb, resource, code)| (verb.as_str(), resource.as_str(), *code)).collect();
     assert_eq!(told.first(), Some(&("list", "pods", 403)));
     assert_eq!(told[told.len() - 2..], [("list", "pods", 200), ("list", "configmaps", 403)]);
 }

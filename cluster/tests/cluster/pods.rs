@@ -37,6 +37,8 @@ async fn a_deployment_gets_ready_and_scaled_to_zero_its_processes_are_asked_to_e
         running.iter().map(|pod| pod.status.clone().unwrap().pod_ip.unwrap()).collect();
     assert_eq!((running.len(), addresses.len()), (2, 2), "{addresses:?}");
     for pod in &running {
+        // Before that a shell has no trap.
+        wait_for_log(&runner, pod, "up").await;
         assert!(!runner.processes(pod).is_empty());
         assert!(addresses.iter().all(|ip| ip.starts_with("127.")));
     }
