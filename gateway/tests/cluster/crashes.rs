@@ -152,13 +152,16 @@ async fn further(write: u32) -> bool {
     let (mut scene, used) = Scene::new("more", write, few(1)).await;
     used.leave().await;
     // At the gateway that lives: one stream has the place that there is, until after another leads; one waits.
-    let first = Stream::open(&scene.follower, "qwen", 1200).await;
+    let first = Stream::open(&scene.follower, "qwen", 300).await;
+    let engine = scene.world.running().await;
+    scene.world.faults(&engine, r#"{"stall-streams": true}"#).await;
     std::fs::write(&scene.from, "").unwrap();
     scene.world.model("qwen", "40Gi", FLAGS, few(2)).await;
     let client = scene.follower.client();
     let second = aside(move || client.chat("qwen", true, 10)).await;
     assert!(second.is_whole_stream(), "write {write}: {second:?}");
     let killed = scene.settles(2).await;
+    scene.world.faults(&engine, r#"{"stall-streams": null}"#).await;
     first.ends_whole().await;
     killed
 }

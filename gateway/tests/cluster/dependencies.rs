@@ -15,7 +15,7 @@ use crate::world::{World, aside, reason};
 async fn what_a_model_needs_is_ready_before_it_and_goes_after_it() {
     let world = World::new("needs", 2, "128Gi").await;
     world.model("base", "40Gi", "--start-time 3s", json!({"cooldownPeriod": "1s"})).await;
-    let top = json!({"cooldownPeriod": "5s", "modelName": "org/top", "dependencies": ["base"]});
+    let top = json!({"cooldownPeriod": "10m", "modelName": "org/top", "dependencies": ["base"]});
     world.model("top", "60Gi", "--model org/top", top).await;
     let gateway = world.gateway("gateway-0", "");
     world.until("top", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
@@ -45,6 +45,7 @@ async fn what_a_model_needs_is_ready_before_it_and_goes_after_it() {
     assert_eq!(pod_of(&still, "top").metadata.uid, top.metadata.uid);
     assert_eq!(still.len(), 2);
 
+    world.edit("top", json!({"cooldownPeriod": "5s"})).await;
     let zero = |model: &_| reason(model, "Ready") == "ScaledToZero";
     world.until("base", "scaled to zero", zero).await;
     let left = world.running().await;

@@ -41,14 +41,15 @@ pub(crate) struct Witness {
 /// From when on this one leads in this epoch; or nobody does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
-    pub(crate) at: Instant,
+    /// When the last look began at which it was so: it was so at that moment, however late the witness has a core.
+    pub(crate) until: Instant,
     pub(crate) leader: Option<(usize, u64)>,
 }
 
 impl Witness {
     pub(crate) fn of(claims: &[&Election]) -> Self {
         let claims: Vec<Claims> = claims.iter().map(|election| election.claim()).collect();
-        let first = Seen { at: Instant::now(), leader: leader(&claims) };
+        let first = Seen { until: Instant::now(), leader: leader(&claims) };
         let seen = Arc::new(Mutex::new(vec![first]));
         let (stop, stopped) = mpsc::channel();
         let into = Arc::clone(&seen);
@@ -57,10 +58,12 @@ impl Witness {
             while !last {
                 // Told to stop, or left alone, it looks once more.
                 last = stopped.recv_timeout(Duration::from_millis(1)) != Err(RecvTimeoutError::Timeout);
+                let until = Instant::now();
                 let leader = leader(&claims);
                 let mut into = into.lock().unwrap();
-                if into.last().is_none_or(|last| last.leader != leader) {
-                    into.push(Seen { at: Instant::now(), leader });
+                match into.last_mut().filter(|last| last.leader == leader) {
+                    Some(last) => last.until = until,
+                    None => into.push(Seen { until, leader }),
                 }
             }
         });
@@ -152,8 +155,8 @@ async fn who_is_cut_off_gives_up_before_another_begins_and_does_not_come_back() 
     pair.links[0].set(Mode::Pass);
     sleep(RENEW_DEADLINE / 2).await;
     let seen = witness.tell();
-    let lost = seen[1].at - cut;
-    println!("cut off: lost after {lost:?}, taken after {taken:?}");
+    let lost = seen[0].until - cut;
+    println!("cut off: led for {lost:?}, taken after {taken:?}");
     handed_over(&seen, pair.epoch);
     assert!(lost <= RENEW_DEADLINE, "{lost:?}");
     assert!(taken <= DURATION + SOON, "{taken:?}");

@@ -19,6 +19,8 @@ async fn an_engine_that_dies_is_replaced_and_its_memory_is_booked_once() {
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
     assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    // Its status says so some time later, and would else be taken for that of a dead one.
+    world.until("qwen", "ready", |model| reason(model, "Ready") == "Deployed").await;
     let pods = world.running().await;
     let processes = world.runner.processes(&pods[0]);
     let (_, engine) = processes.iter().find(|(container, _)| container == "engine").unwrap();

@@ -57,7 +57,7 @@ fn names(told: &[(String, i32)]) -> Vec<&str> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_models_life_is_told_by_whoever_decides_and_by_nobody_else() {
     let world = World::new("events", 2, "128Gi").await;
-    let policy = json!({"cooldownPeriod": "4s", "eviction": "cooldown", "queue": {"policy": "reject"}});
+    let policy = json!({"cooldownPeriod": "10m", "eviction": "cooldown", "queue": {"policy": "reject"}});
     let large = world.model("large", "80Gi", "", policy.clone()).await;
     let other = world.model("other", "60Gi", "", policy.clone()).await;
     let leader = world.gateway("gateway-0", "");
@@ -79,17 +79,17 @@ async fn a_models_life_is_told_by_whoever_decides_and_by_nobody_else() {
     let refused = told(&world, &other, "InsufficientMemory").await;
     assert_eq!(refused.type_.as_deref(), Some("Warning"));
     assert!(refused.message.as_ref().unwrap().contains("large"), "{refused:?}");
-    told(&world, &large, "ScaledToZero").await;
-
-    let changed = json!({"cooldownPeriod": "1h"});
+    // It stays until all that was refused, and goes when that is changed.
+    let changed = json!({"cooldownPeriod": "1s"});
     let mut spec = policy;
     crate::world::merge(&mut spec, changed);
     world.model("large", "80Gi", "", spec).await;
     told(&world, &large, "Updated").await;
+    told(&world, &large, "ScaledToZero").await;
     world.models().delete("other", &DeleteParams::default()).await.unwrap();
     told(&world, &other, "Deleted").await;
 
-    assert_eq!(names(&all(&world, &large).await), ["Created", "ScaledUp", "ScaledToZero", "Updated"]);
+    assert_eq!(names(&all(&world, &large).await), ["Created", "ScaledUp", "Updated", "ScaledToZero"]);
     assert_eq!(names(&all(&world, &other).await), ["Created", "InsufficientMemory", "Deleted"]);
     let calls = world.site.cluster.calls(&world.site.account).unwrap();
     let written =

@@ -65,7 +65,8 @@ async fn a_gateways_object_goes_with_it_or_with_its_pod() {
 async fn one_that_is_to_end_leaves_the_lease_to_others_before_its_requests_are_over() {
     let world = World::new("leftovers-lease", 1, "16Gi").await;
     world.model("slow", "10Gi", "--start-time 60s", json!({})).await;
-    let gateway = world.gateway("gateway-0", "shutdown: {grace: 2s}");
+    // Some times as long as it takes to see the lease given back.
+    let gateway = world.gateway("gateway-0", "shutdown: {grace: 10s}");
     let client = gateway.client();
     let waits = tokio::spawn(aside(move || client.chat("slow", false, 4)));
     let waiting = |found: &Option<GatewayReplica>| {

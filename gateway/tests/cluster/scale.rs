@@ -106,6 +106,11 @@ impl<'a> Scene<'a> {
         crowd::until(Api::<AcceleratorNode>::all(self.site.admin.clone()), NODES, "noted", noted).await;
         let created = |event: &Event| event.reason.as_deref() == Some("Created");
         crowd::until(self.site.namespace.api(), MODELS, "created", created).await;
+        for (resource, all) in
+            [("inferencemodels/status", MODELS), ("events", MODELS), ("acceleratornodes/status", NODES)]
+        {
+            self.calls_with(0, resource, all).await;
+        }
         let calls = self.calls();
         let written: Vec<&Call> =
             calls.iter().filter(|call| call.resource == "inferencemodels/status").collect();

@@ -11,8 +11,11 @@ use rouse_cluster::{Mode, wait};
 use rouse_gateway::controllers::crd::{InferenceModel, inference_model::EngineState};
 use serde_json::json;
 
-/// At 20 ms each: longer than any step of a scale-down takes.
+/// At 20 ms each: longer than it takes to have the engines stand still.
 const TOKENS: u32 = 300;
+/// No stream ends before what it is to outlive has begun, however long that takes.
+const STILL: &str = r#"{"stall-streams": true}"#;
+const ON: &str = r#"{"stall-streams": null}"#;
 
 fn drains(model: &InferenceModel, replica: u32) -> bool {
     let engines = model.status.as_ref().map(|status| status.engines.as_slice()).unwrap_or_default();
@@ -47,9 +50,11 @@ async fn a_model_that_seems_idle_goes_behind_the_streams_of_a_gateway_that_nobod
     unheard[0].serves().await;
     assert_eq!(aside(move || client.chat("qwen", true, 100)).await.status, 200);
     link.set(Mode::Cut);
-    let streams = Stream::through(&unheard, "qwen", TOKENS, 2).await;
-    world.until("qwen", "put away", |model| drains(model, 0)).await;
     let pods = world.running().await;
+    let streams = Stream::through(&unheard, "qwen", TOKENS, 2).await;
+    world.faults(&pods, STILL).await;
+    world.until("qwen", "put away", |model| drains(model, 0)).await;
+    world.faults(&pods, ON).await;
     outlives(&world, &pods[0], streams).await;
     world.until("qwen", "put away", |model| reason(model, "Ready") == "ScaledToZero").await;
     world.until_booked("nothing", <[_]>::is_empty).await;
@@ -65,6 +70,7 @@ async fn an_edited_template_and_a_lower_number_end_no_stream_of_any_gateway() {
     let streams = Stream::through(&gateways, "qwen", TOKENS, 3).await;
     let pods = world.running().await;
     assert_eq!(pods.len(), 2);
+    world.faults(&pods, STILL).await;
     let is =
         |pod: &&Pod, replica: &str| pod.annotations().get("rouse.dev/replica").is_some_and(|r| r == replica);
     let of = |replica: &str| pods.iter().find(|pod| is(pod, replica)).cloned().expect("it has a Pod");
@@ -72,13 +78,17 @@ async fn an_edited_template_and_a_lower_number_end_no_stream_of_any_gateway() {
     let one = json!({"maxReplicas": 1, "maxConcurrency": 2});
     world.model("qwen", "40Gi", "--itl 20ms", one.clone()).await;
     world.until("qwen", "one too many", |model| drains(model, 1)).await;
+    world.faults(&pods, ON).await;
     outlives(&world, &of("1"), streams).await;
     let left: Vec<_> = world.running().await.into_iter().map(|pod| pod.uid()).collect();
     assert_eq!(left, [of("0").uid()]);
 
+    let first = [of("0")];
     let streams = Stream::through(&gateways, "qwen", TOKENS, 2).await;
+    world.faults(&first, STILL).await;
     world.model("qwen", "40Gi", "--itl 19ms", one).await;
     world.until("qwen", "outdated", |model| drains(model, 0)).await;
+    world.faults(&first, ON).await;
     let client = gateways[1].client();
     let next = tokio::spawn(aside(move || client.chat("qwen", true, 4)));
     outlives(&world, &of("0"), streams).await;

@@ -51,7 +51,7 @@ const RARE: [&str; 12] = [
 async fn prometheus_finds_what_the_page_names_and_the_pools_own_sums() {
     let world = World::new("scraped", 2, "128Gi").await;
     world.accelerators("large", &[("GPU-a", 60 << 10)]);
-    world.model("large", "80Gi", "", json!({"cooldownPeriod": "4s"})).await;
+    world.model("large", "80Gi", "", json!({"cooldownPeriod": "10m"})).await;
     let gateway = world.gateway("gateway-0", "");
     world.until("large", "accepted", |model| reason(model, "Accepted") == "Accepted").await;
     let prometheus = Prometheus::start(&[("gateway", gateway.admin)]).await;
@@ -99,6 +99,8 @@ async fn prometheus_finds_what_the_page_names_and_the_pools_own_sums() {
     };
     assert_eq!(scraped.iter().filter(|name| !known(name)).collect::<Vec<_>>(), [""; 0]);
 
+    // It goes once all of that was scraped, and no sooner.
+    world.edit("large", json!({"cooldownPeriod": "1s"})).await;
     prometheus.until(&budget("allocated"), 0.0).await;
     assert_eq!(is_as_in_status().await, Bytes::ZERO);
 }

@@ -1,5 +1,6 @@
 //! What others do to what Rouse has made: people with kubectl, controllers of the cluster, a spoiled object.
 
+use futures_util::StreamExt as _;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::{
     ResourceExt as _,
@@ -8,6 +9,7 @@ use kube::{
 use nix::sys::signal::Signal;
 use rouse_cluster::wait;
 use serde_json::json;
+use tokio::time::timeout;
 
 use crate::{
     support::MANAGER,
@@ -32,12 +34,26 @@ async fn pods_that_somebody_adds_to_a_deployment_are_given_up() {
     let (name, three) = (its_deployment(&world).await.name_any(), json!({"spec": {"replicas": 3}}));
     world.deployments().patch(&name, &PatchParams::apply(MANAGER), &Patch::Merge(&three)).await.unwrap();
     let one = |found: &Option<Deployment>| {
-        let spec = found.as_ref().and_then(|found| found.spec.as_ref());
-        let seen = found.as_ref().and_then(|found| found.status.as_ref()?.replicas);
-        spec.is_some_and(|spec| spec.replicas == Some(1)) && seen == Some(1)
+        let Some(found) = found else { return false };
+        let status = found.status.clone().unwrap_or_default();
+        let is_looked_at = status.observed_generation == found.metadata.generation;
+        let wanted = found.spec.as_ref().and_then(|spec| spec.replicas);
+        is_looked_at && (wanted, status.replicas) == (Some(1), Some(1))
     };
     wait::until(&world.deployments(), &name, "one Pod again", one).await.unwrap();
-    assert_eq!(world.running().await[0].name_any(), own, "the engine is not the one that went");
+    // What is counted there may be from before there were three.
+    let left = async {
+        let mut changed = wait::changes(&world.pods());
+        loop {
+            let pods = world.running().await;
+            if pods.len() == 1 {
+                return pods;
+            }
+            changed.next().await;
+        }
+    };
+    let left = timeout(wait::PATIENCE, left).await.expect("one Pod again");
+    assert_eq!(left[0].name_any(), own, "the engine is not the one that went");
     let client = gateway.client();
     assert!(aside(move || client.chat("qwen", true, 4)).await.is_whole_stream());
     assert_eq!(world.booked().await, [("qwen".to_owned(), 40)]);
@@ -50,6 +66,8 @@ async fn an_engine_whose_pod_somebody_deletes_is_replaced_and_nobody_is_sent_to_
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
     assert_eq!(aside(move || client.chat("qwen", false, 4)).await.status, 200);
+    // Its status says so some time later, and would else be taken for that of one that goes.
+    world.until("qwen", "ready", |model| reason(model, "Ready") == "Deployed").await;
     let before = world.running().await[0].name_any();
     world.pods().delete(&before, &DeleteParams::default()).await.unwrap();
     let leaves = |model: &_| reason(model, "Ready") != "Deployed";

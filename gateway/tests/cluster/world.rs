@@ -93,6 +93,25 @@ impl<R> World<'_, R> {
         self.apply(name, &spec).await.unwrap()
     }
 
+    /// Changes this field of a model's spec, and waits until whoever decides has seen that.
+    pub(crate) async fn edit(&self, name: &str, change: Value) {
+        let patch = Patch::Merge(json!({"spec": change}));
+        let made = self.models().patch(name, &PatchParams::apply(MANAGER), &patch).await.unwrap();
+        let seen = |model: &InferenceModel| {
+            model.status.as_ref().is_some_and(|status| status.observed_generation == made.metadata.generation)
+        };
+        self.until(name, "the change to be seen", seen).await;
+    }
+
+    /// Sets and clears faults of the engines in these Pods, past their stubs.
+    pub(crate) async fn faults(&self, pods: &[Pod], faults: &'static str) {
+        for pod in pods {
+            let engine = Client::new(SocketAddr::new(crate::pairs::address(pod), 8000));
+            let answer = aside(move || engine.post("/sim/faults", faults)).await;
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+    }
+
     pub(crate) async fn apply(&self, name: &str, spec: &Value) -> kube::Result<InferenceModel> {
         let model = json!({"apiVersion": "rouse.dev/v1alpha1", "kind": "InferenceModel",
             "metadata": {"name": name}, "spec": spec});
