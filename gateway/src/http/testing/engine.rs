@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::mpsc,
     time::Instant,
 };
@@ -70,9 +70,14 @@ async fn converse(
     closes.send(Instant::now()).unwrap_or_default();
 }
 
-/// An address that refuses connections.
+/// An address that refuses connections: it is bound, and nobody listens. It stays so while this process lives, or
+/// another test could be given the port.
 pub(crate) async fn nobody() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = socket.local_addr().unwrap();
+    std::mem::forget(socket);
+    address
 }
 
 pub(crate) fn json(body: &str) -> String {

@@ -79,7 +79,11 @@ async fn an_even_load_stays_where_it_was_accepted() {
 
 #[tokio::test]
 async fn a_connection_keeps_its_place_among_those_of_its_address_when_it_moves() {
-    let gateway = uneven(2, |config| config.limits.connections_per_address = 150);
+    let gateway = uneven(2, |config| {
+        config.limits.connections_per_address = 150;
+        // The first is still there when the last comes, however long that takes.
+        config.limits.connection_idle = rouse::units::Millis::secs(600);
+    });
     for _ in 0..2 {
         let mut clients = Vec::new();
         for _ in 0..150 {

@@ -108,7 +108,10 @@ async fn a_stream_of_http2_that_is_reset_during_its_body_is_a_client_that_left()
     let request = http::Request::post(format!("http://{}/v1/completions", gateway.address));
     let begun = Unfinished(Some(Bytes::from_static(b"{")));
     let abandoned = tokio::spawn(sender.send_request(request.body(begun).unwrap()));
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    // A request that is reset before the gateway took it up was never one.
+    while gateway.loads.exchanges() != [1] {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     abandoned.abort();
     let ended = gateway.next_ended().await;
     assert_eq!((ended.status, ended.code, ended.left), (499, None, Some(Phase::Connecting)));
