@@ -65,8 +65,20 @@ impl Claim {
         self.age() < DURATION / 3
     }
 
+    /// For how long it still holds where it is not renewed.
+    #[must_use]
+    pub fn left(&self) -> Duration {
+        RENEW_DEADLINE.saturating_sub(self.age())
+    }
+
     fn age(&self) -> Duration {
         Instant::now() - self.renewed
+    }
+
+    /// One that was renewed so long ago.
+    #[cfg(test)]
+    pub(super) fn aged(epoch: u64, age: Duration) -> Self {
+        Self { epoch, renewed: Instant::now() - age }
     }
 }
 

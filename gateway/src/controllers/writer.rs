@@ -73,6 +73,19 @@ impl Writer {
         self.claim.borrow().filter(Claim::is_fresh).ok_or(Error::NotLeading)
     }
 
+    /// The same. Where this gateway leads and only its renewal is late, that is waited for, as long as the claim holds.
+    ///
+    /// # Errors
+    /// As of [`Self::claim`].
+    pub async fn renewed(&self) -> Result<Claim, Error> {
+        let mut claims = self.claim.clone();
+        let left = claims.borrow().as_ref().map_or(Duration::ZERO, Claim::left);
+        let fresh = claims.wait_for(|claim| claim.as_ref().is_none_or(Claim::is_fresh));
+        // However that ends, what counts is the claim as it is then.
+        drop(time::timeout(left, fresh).await);
+        self.claim()
+    }
+
     /// The object as it is now.
     ///
     /// # Errors
@@ -237,5 +250,37 @@ impl From<kube::Error> for Error {
             }
             _ => Self::Api(Arc::new(error)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::Opts;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_renewal_that_is_late_is_waited_for_and_a_claim_that_is_lost_is_not() {
+        let aged = |seconds| Some(Claim::aged(7, Duration::from_secs(seconds)));
+        let claims = watch::Sender::new(aged(0));
+        let writes = IntCounterVec::new(Opts::new("writes", "of a test"), &["kind", "outcome"]).unwrap();
+        let writer = Writer::new(claims.subscribe(), writes);
+        assert_eq!(writer.renewed().await.unwrap().epoch, 7);
+
+        for (told, led) in [(aged(0), true), (None, false)] {
+            claims.send_replace(aged(6));
+            assert!(matches!(writer.claim(), Err(Error::NotLeading)));
+            let waiting = tokio::spawn({
+                let writer = writer.clone();
+                async move { writer.renewed().await.is_ok() }
+            });
+            tokio::task::yield_now().await;
+            assert!(!waiting.is_finished());
+            claims.send_replace(told);
+            assert_eq!(waiting.await.unwrap(), led);
+        }
+
+        claims.send_replace(aged(10));
+        assert!(matches!(writer.renewed().await, Err(Error::NotLeading)), "another may decide by now");
     }
 }

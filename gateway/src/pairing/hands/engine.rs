@@ -184,7 +184,7 @@ impl Hands {
             }
         }
         // Nobody is behind a gate that could be waited for.
-        self.directly(job)?.sleep(level).await.map_err(engine_failed)?;
+        self.directly(job).await?.sleep(level).await.map_err(engine_failed)?;
         Ok(Answer::Asleep { residue: None })
     }
 
@@ -192,13 +192,14 @@ impl Hands {
         if self.actuated(job, generation, true, level).await?.is_some() {
             return Ok(Answer::Done);
         }
-        self.directly(job)?.wake(level).await.map_err(engine_failed)?;
+        self.directly(job).await?.wake(level).await.map_err(engine_failed)?;
         Ok(Answer::Done)
     }
 
-    /// An order that no stub can refuse is given only by who certainly leads.
-    fn directly(&self, job: &Job) -> Result<Adapter, Failed> {
-        self.writer.claim()?;
+    /// An order that no stub can refuse is given only by who certainly leads. A renewal that is late is waited for: an order that was
+    /// not given would be taken for one that the engine did not follow, and the engine would be ended.
+    async fn directly(&self, job: &Job) -> Result<Adapter, Failed> {
+        self.writer.renewed().await?;
         fault::point();
         adapter(job, None, Task::None)
     }
