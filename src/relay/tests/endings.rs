@@ -206,12 +206,12 @@ async fn each_deadline_names_itself() {
     let timer = |which, limit| Fault::EngineTimeout { model: "m".into(), which, limit: Millis(limit) };
     let engine = Engine::start().await;
     let mut core = Core::new(engine.address());
-    core.timeouts.first_byte = Millis(60);
-    core.timeouts.non_stream = Millis(90);
-    core.timeouts.idle = Millis(120);
+    core.timeouts.first_byte = Millis(200);
+    core.timeouts.non_stream = Millis(250);
+    core.timeouts.idle = Millis(1500);
 
     // No head.
-    for (stream, fault) in [(true, timer(Timer::FirstByte, 60)), (false, timer(Timer::NonStream, 90))] {
+    for (stream, fault) in [(true, timer(Timer::FirstByte, 200)), (false, timer(Timer::NonStream, 250))] {
         let seen = Seen::default();
         let (answer, _peer) = tokio::join!(core.send(stream, &seen), engine.accept());
         let failed = answer.unwrap_err();
@@ -220,7 +220,7 @@ async fn each_deadline_names_itself() {
     // A head, and then no first byte.
     let seen = Seen::default();
     let (mut body, _peer) = begun(&core, &engine, &seen, EVENTS).await;
-    let fault = timer(Timer::FirstByte, 60);
+    let fault = timer(Timer::FirstByte, 200);
     assert_eq!(drain(&mut body).await, (event(&fault), Err(fault)));
     // Frames that come apart for longer than the first byte may take, and then none.
     let seen = Seen::default();
@@ -228,9 +228,9 @@ async fn each_deadline_names_itself() {
     for _ in 0..3 {
         peer.chunk("data: 1\n\n").await;
         frame(&mut body).await.unwrap().unwrap();
-        tokio::time::sleep(Duration::from_millis(80)).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
     }
-    let fault = timer(Timer::Idle, 120);
+    let fault = timer(Timer::Idle, 1500);
     assert_eq!(drain(&mut body).await, (event(&fault), Err(fault)));
     assert!(core.is_unused());
 }

@@ -77,10 +77,12 @@ async fn a_driver_that_hangs_costs_one_thread_however_many_ask() {
     }
     assert_eq!(driver.most_inside.load(Ordering::SeqCst), 1);
 
-    // Who comes now need not wait for it to hang once more.
+    // Who comes now need not wait for it to hang once more: one after the other, they would wait a hundred times.
     let before = Instant::now();
-    assert!(memory.read().await.is_err());
-    assert!(before.elapsed() < within);
+    for _ in 0..100 {
+        assert!(memory.read().await.is_err());
+    }
+    assert!(before.elapsed() < within * 50, "{:?}", before.elapsed());
 
     driver.hang_at(None);
     let idle = || memory.shared.turn.lock().unwrap().running.is_none();
