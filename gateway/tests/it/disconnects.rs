@@ -25,14 +25,14 @@ use crate::{
 const CLIENTS: usize = 10_000;
 const CROWD: usize = 48;
 /// The engines on which aborts are timed, each by one client after the other, and how many of each.
-const TIMED: [&str; 2] = ["timed-0", "timed-1"];
+pub(crate) const TIMED: [&str; 2] = ["timed-0", "timed-1"];
 const ABORTS: usize = 100;
 /// Who comes and goes meanwhile, and how long each of them stays away. An abort goes through three processes, and each has to get one of
 /// the machine's cores: a crowd that wants all of them makes a queue for cores, which is not what is timed.
 const OTHERS: u64 = 8;
 const AWAY: Duration = Duration::from_millis(20);
 /// A core that others of the machine took makes an abort late, and nothing makes it early: of so many tries one has to hold.
-const TRIES: usize = 5;
+pub(crate) const TRIES: usize = 5;
 /// For what another process does in its own time, on a machine that may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const SEED: u64 = 0x5eed_2026;
@@ -98,31 +98,40 @@ pub(crate) fn left_in_phases(gateway: &Gateway) {
     assert!(Engine::of(gateway, "m#0").counters()["aborts"].as_u64().unwrap() > 50);
 }
 
+/// One in a hundred aborts may take longer, in microseconds.
+pub(crate) const LATE: u64 = 50_000;
+
 /// Aborts arrive within 50 ms, but for one in a hundred, while others come and go. `aborts` gives microseconds from each client's close
 /// to its abort, on one engine.
 fn aborts_arrive_in_time(others: impl Fn(&mut Chance) + Sync, aborts: impl Fn(&str) -> Vec<u64> + Sync) {
-    let timed = || -> Vec<u64> {
-        let going = AtomicBool::new(true);
-        thread::scope(|scope| {
-            for other in 0..OTHERS {
-                let (others, going) = (&others, &going);
-                let mut chance = Chance(SEED ^ other);
-                scope.spawn(move || {
-                    while going.load(Relaxed) {
-                        others(&mut chance);
-                        pause(AWAY);
-                    }
-                });
-            }
-            let aborts = &aborts;
-            let timers = TIMED.map(|name| scope.spawn(move || aborts(name)));
-            let ended = timers.map(|timer| timer.join());
-            going.store(false, Relaxed);
-            ended.into_iter().flat_map(Result::unwrap).collect()
-        })
-    };
-    let late: Vec<u64> = (0..TRIES).map(|_| printed(timed()).1).take_while(|late| *late > 50_000).collect();
+    let late = |_| printed("aborts", beside(&others, &aborts)).1;
+    let late: Vec<u64> = (0..TRIES).map(late).take_while(|late| *late > LATE).collect();
     assert!(late.len() < TRIES, "p99 of each try: {late:?} µs");
+}
+
+/// What this gives for each engine on which aborts are timed, while others come and go.
+pub(crate) fn beside<T: Send>(
+    others: impl Fn(&mut Chance) + Sync,
+    aborts: impl Fn(&str) -> Vec<T> + Sync,
+) -> Vec<T> {
+    let going = AtomicBool::new(true);
+    thread::scope(|scope| {
+        for other in 0..OTHERS {
+            let (others, going) = (&others, &going);
+            let mut chance = Chance(SEED ^ other);
+            scope.spawn(move || {
+                while going.load(Relaxed) {
+                    others(&mut chance);
+                    pause(AWAY);
+                }
+            });
+        }
+        let aborts = &aborts;
+        let timers = TIMED.map(|name| scope.spawn(move || aborts(name)));
+        let ended = timers.map(|timer| timer.join());
+        going.store(false, Relaxed);
+        ended.into_iter().flat_map(Result::unwrap).collect()
+    })
 }
 
 /// One client: a phase, a moment in it, a way to leave.
@@ -187,11 +196,11 @@ fn timed(gateway: &Gateway, model: &str) -> Vec<u64> {
 }
 
 /// Median and p99.
-pub(crate) fn printed(mut delays: Vec<u64>) -> (u64, u64) {
+pub(crate) fn printed(what: &str, mut delays: Vec<u64>) -> (u64, u64) {
     delays.sort_unstable();
     let at = |share: f64| delays.get((delays.len() as f64 * share) as usize).copied().unwrap_or(u64::MAX);
     let (median, late, worst) = (at(0.5), at(0.99), delays.last().copied().unwrap_or(u64::MAX));
-    println!("{} aborts timed: median {median} µs, p99 {late} µs, worst {worst} µs", delays.len());
+    println!("{} {what} timed: median {median} µs, p99 {late} µs, worst {worst} µs", delays.len());
     (median, late)
 }
 

@@ -17,13 +17,14 @@ use tokio::time::Instant;
 
 use crate::{
     disconnects::{
-        Chance, PATIENCE, descriptors, engine_sim_now, left_in_phases, printed, reset_on_close, settled,
+        Chance, LATE, PATIENCE, TIMED, TRIES, beside, descriptors, engine_sim_now, left_in_phases, printed,
+        reset_on_close, settled,
     },
     live::{ALL_FROM_HERE, Engine},
     support::{
         Fixture, Gateway, Sim,
         client::chat_body,
-        frames::{self, DATA, END_HEADERS, GOAWAY, HEADERS, POST, RST_STREAM, block, frame},
+        frames::{self, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, POST, RST_STREAM, block, frame},
         pause,
         secure::{Authority, Secure, secure},
     },
@@ -32,8 +33,8 @@ use crate::{
 /// How many connections, and how many at a time. Each has up to eight streams.
 const CONNECTIONS: usize = 1_500;
 const CROWD: usize = 8;
-/// Aborts that are timed, on each of two engines.
-const TIMED: usize = 150;
+/// Aborts that are timed at a time, on each of two engines.
+const ABORTS: usize = 100;
 const SEED: u64 = 0x5eed_0002;
 
 /// A connection in the clear or under TLS.
@@ -120,11 +121,11 @@ fn nothing_is_left(fixture: Fixture, tls: Option<Arc<ClientConfig>>) {
     let gateway = fixture
         .settings(ALL_FROM_HERE)
         .model(&engine("m"))
-        .model(&engine("timed-0"))
-        .model(&engine("timed-1"))
+        .model(&engine(TIMED[0]))
+        .model(&engine(TIMED[1]))
         .model(&Sim { flags: "--start-time 5m", ..Sim::new("parks") })
         .start();
-    for name in ["m", "timed-0", "timed-1"] {
+    for name in TIMED.into_iter().chain(["m"]) {
         gateway.wake_by_admin(name);
     }
     assert_eq!(gateway.admin().post("/admin/v1/models/parks/wake", "").status, 202);
@@ -144,7 +145,7 @@ fn nothing_is_left(fixture: Fixture, tls: Option<Arc<ClientConfig>>) {
                 }
             });
         }
-        let timers = ["timed-0", "timed-1"].map(|name| {
+        let timers = TIMED.map(|name| {
             let (gateway, tls) = (&gateway, tls.as_ref());
             scope.spawn(move || timed(gateway, tls, name))
         });
@@ -155,12 +156,28 @@ fn nothing_is_left(fixture: Fixture, tls: Option<Arc<ClientConfig>>) {
         streams.into_inner(),
         begun.elapsed()
     );
+    // The crowd takes all cores, so that the latest of these aborts only show how long they wait for a core.
+    let (median, _) = printed("aborts", delays.into_iter().map(|(abort, _)| abort).collect());
+    assert!(median <= LATE, "median {median} µs");
+    aborts_arrive_in_time(&gateway, tls.as_ref());
     settled(&gateway, before);
     assert_eq!(Engine::of(&gateway, "m#0").counters()["malformed"], 0);
     left_in_phases(&gateway);
-    // The crowd shares the machine with the engines and the gateway: how late the latest are is for people to read.
-    let (median, _) = printed(delays);
-    assert!(median <= 50_000, "median {median} µs");
+}
+
+/// Aborts arrive within 50 ms, but for one in a hundred, while others come and go; or, where the machine gives no core for that, within
+/// what an exchange takes beside them. An exchange goes through the same processes, there and back.
+fn aborts_arrive_in_time(gateway: &Gateway, tls: Option<&Arc<ClientConfig>>) {
+    let others = |chance: &mut Chance| {
+        leave(gateway, tls, chance);
+    };
+    let late = |_| {
+        let (aborts, exchanges) = beside(others, |name| timed(gateway, tls, name)).into_iter().unzip();
+        (printed("aborts", aborts).1, printed("exchanges", exchanges).1)
+    };
+    let is_late = |(abort, exchange): &(u64, u64)| *abort > LATE.max(*exchange);
+    let late: Vec<_> = (0..TRIES).map(late).take_while(is_late).collect();
+    assert!(late.len() < TRIES, "p99 of aborts and of exchanges in each try: {late:?} µs");
 }
 
 /// One connection: some streams, each left at a moment of its own, and then all that are still there at once. Gives how
@@ -206,18 +223,20 @@ fn leave(gateway: &Gateway, tls: Option<&Arc<ClientConfig>>, chance: &mut Chance
     count as usize
 }
 
-/// Streams of an engine that nobody else uses, one after the other: microseconds from each one's end to its abort.
-fn timed(gateway: &Gateway, tls: Option<&Arc<ClientConfig>>, model: &str) -> Vec<u64> {
+/// Streams of an engine that nobody else uses, one after the other: microseconds from each one's end to its abort, and those that a short
+/// exchange took just before.
+fn timed(gateway: &Gateway, tls: Option<&Arc<ClientConfig>>, model: &str) -> Vec<(u64, u64)> {
     let engine = Engine::of(gateway, &format!("{model}#0"));
     let mut chance = Chance(SEED ^ engine.pid as u64);
     let mut delays = Vec::new();
-    for _ in 0..TIMED {
+    for _ in 0..ABORTS {
         let before = engine.counters();
         let mut wire = Wire::connect(gateway, tls);
-        wire.send(&frames::chat(1, &chat_body(model, chance.of(2) == 0, 10_000)));
+        let exchange = exchange(&mut wire, model);
+        wire.send(&frames::chat(3, &chat_body(model, chance.of(2) == 0, 10_000)));
         gateway.until("it runs", PATIENCE, || engine.counters()["running"] == 1);
         let way = chance.of(3);
-        let reset = frame(RST_STREAM, 0, 1, &8_u32.to_be_bytes());
+        let reset = frame(RST_STREAM, 0, 3, &8_u32.to_be_bytes());
         if way == 1 {
             reset_on_close(wire.socket());
         }
@@ -233,8 +252,20 @@ fn timed(gateway: &Gateway, tls: Option<&Arc<ClientConfig>>, model: &str) -> Vec
         let aborts = before["aborts"].as_u64().unwrap() + 1;
         gateway.until("aborted", PATIENCE, || engine.counters()["aborts"] == aborts);
         let aborted = engine.counters()["last_abort_unix_us"].as_u64().unwrap();
-        delays.push(aborted.saturating_sub(closed));
+        delays.push((aborted.saturating_sub(closed), exchange));
         drop(kept);
     }
     delays
+}
+
+/// What the connection's first stream takes for an answer of one token, in microseconds.
+fn exchange(wire: &mut Wire, model: &str) -> u64 {
+    let begun = Instant::now();
+    wire.send(&frames::chat(1, &chat_body(model, false, 1)));
+    let mut ended = false;
+    while !ended {
+        let frame = frames::next(wire).expect("the connection lasts");
+        ended = frame.stream == 1 && frame.flags & END_STREAM != 0;
+    }
+    u64::try_from(begun.elapsed().as_micros()).unwrap()
 }
