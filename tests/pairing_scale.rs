@@ -96,6 +96,7 @@ fn sleeper(node: usize, fingerprint: u64) -> Event {
         deleting: false,
         restarts: 0,
         build: None,
+        host: None,
         records: vec![record],
     };
     Event::SeenProvider { node: name(node), provider: ProviderId::direct(&engine), seen }

@@ -229,6 +229,7 @@ impl Provider {
             deleting: false,
             restarts: 0,
             build: None,
+            host: None,
             since: now,
             proved: None,
             made: false,

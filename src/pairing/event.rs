@@ -208,6 +208,9 @@ pub struct SeenProvider {
     pub restarts: u32,
     /// Of a launcher, if its Pod says it.
     pub build: Option<Build>,
+    /// The memory limit of the container that its engines run in, which what they keep in host RAM counts against.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<Bytes>,
     /// What its annotations say of its engines.
     pub records: Vec<Record>,
 }

@@ -83,6 +83,8 @@ pub struct Provider {
     pub restarts: u32,
     /// Of a launcher that was seen.
     pub build: Option<Build>,
+    /// Its memory limit, if it has been seen and has one.
+    pub host: Option<Bytes>,
     pub since: Tick,
     /// Of a launcher: since when an engine in it has proved that it works.
     pub proved: Option<Tick>,
@@ -473,6 +475,21 @@ impl Node {
     #[must_use]
     pub fn left_of_host(&self) -> Bytes {
         self.remains.iter().map(|remains| remains.held_host).sum()
+    }
+
+    /// Whether this engine's weights may go to host RAM: among what all sleepers of the node may keep there, and within the memory
+    /// limit of its Pod, whose engines count together. An engine that breaks the limit is killed, so that a limit which nobody has
+    /// seen yet has room for nothing.
+    #[must_use]
+    pub(super) fn has_host_for(&self, engine: &Engine) -> bool {
+        let wanted = engine.sizes.host;
+        let provider = self.providers.get(&engine.provider).filter(|provider| provider.uid.is_some());
+        let within = |limit| {
+            let others = self.engines_in(&engine.provider).filter(|other| other.id != engine.id);
+            others.map(|other| other.held_host).sum::<Bytes>() + wanted <= limit
+        };
+        self.reserved_host().saturating_sub(engine.held_host) + wanted <= self.facts.host
+            && provider.is_some_and(|provider| provider.host.is_none_or(within))
     }
 
     /// Its requester, unless that is gone or on its way out.

@@ -218,6 +218,7 @@ impl Node {
         known.stage = seen.stage;
         known.restarts = seen.restarts;
         known.build = seen.build;
+        known.host = seen.host;
         known.deleting |= seen.deleting;
         if anew {
             self.container_anew(id, now);

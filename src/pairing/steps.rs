@@ -176,8 +176,7 @@ impl Draft<'_> {
         if leaves || self.standing(e) == Standing::Obsolete {
             return Some(Step::End { why: Why::Obsolete });
         }
-        let room =
-            self.node.reserved_host().saturating_sub(e.held_host) + e.sizes.host <= self.node.facts.host;
+        let room = self.node.has_host_for(e);
         let level = match e.level {
             _ if e.id.mode == Mode::Plain => None,
             LevelPolicy::Never => None,

@@ -190,6 +190,7 @@ impl Case {
             deleting: false,
             restarts: 0,
             build: None,
+            host: None,
             records: Vec::new(),
         };
         change(&mut seen);

@@ -1,11 +1,12 @@
-//! Host RAM that level-1 sleepers keep: one sum over all Pods and launchers of a node. Whole reports on file.
+//! Host RAM that level-1 sleepers keep: one sum over all Pods and launchers of a node, and one within each Pod's memory limit.
+//! Whole reports on file.
 
 use rouse::{
     model::LevelPolicy::{self, Auto, One, Two},
     pairing::{
         command::{Command, Order, Step},
-        event::{Answer, Event, NodeFacts},
-        ids::{EngineId, Mode},
+        event::{Answer, Event, NodeFacts, Stage},
+        ids::{EngineId, Mode, ProviderId},
     },
     units::{Bytes, Millis},
 };
@@ -95,6 +96,37 @@ fn over_all_pods_and_launchers_of_a_node() {
             case.reason(&format!("of-{number}"))
         );
         lines.push(format!("{id} is launched, level {level:?}"));
+    }
+    insta::assert_snapshot!(lines.join("\n"));
+}
+
+/// Of a provider's Pod, as it is seen from now on.
+fn limited(case: &mut Case, provider: &ProviderId, limit: Bytes) {
+    case.provider(provider, Stage::Ready, |seen| seen.host = Some(limit));
+}
+
+#[test]
+fn within_the_memory_limit_of_a_pod() {
+    let mut case = Case::new(2);
+    case.on(Event::Node { node: node(), facts: NodeFacts { cordoned: false, host: Bytes::gib(200) } });
+    let mut lines = vec![];
+    for (number, limit) in [(1, 20), (2, 19)] {
+        let id = awake(&mut case, Mode::Sleep, number, "a", One);
+        limited(&mut case, &ProviderId::direct(&id), Bytes::gib(limit));
+        let what = goes(&mut case, &id);
+        case.after(Millis::secs(61));
+        lines.push(format!("{id}, whose weights are 20Gi, in a Pod of {limit}Gi: {what}"));
+    }
+    let launcher = case.launcher_ready("b");
+    limited(&mut case, &launcher, Bytes::gib(50));
+    for number in 3..=5 {
+        let id = engine(Mode::Launcher, number, &["b"]);
+        case.requester(&format!("of-{number}"), ask(Mode::Launcher, number), &["b"], |_| ());
+        case.launched(&id);
+        case.finalized(&format!("of-{number}"));
+        let what = goes(&mut case, &id);
+        case.after(Millis::secs(61));
+        lines.push(format!("{id}, the same, in a launcher of 50Gi: {what}"));
     }
     insta::assert_snapshot!(lines.join("\n"));
 }

@@ -218,12 +218,21 @@ fn variants(
             if spec.variants.is_empty() { String::new() } else { format!("variants '{}': ", written.name) };
         let memory = reader.memory(spec, written, engine.sleep != config::SleepApi::None, kv_cache);
         let replicas = reader.replicas(spec, written);
+        let count = reader.accelerators(spec, written);
+        let template = pods::template(reader, run, written.template.as_ref());
+        let host = Bytes(memory.host.0.saturating_mul(u64::from(count)));
+        let idle = if pods::memory_limit(run, template.as_ref()).is_some_and(|limit| host > limit) {
+            Idle { level: engine::without_host_memory(common.idle.level), ..common.idle }
+        } else {
+            common.idle
+        };
         variants.push(Variant {
             name: written.name.clone(),
             cost: written.cost,
             spec: ModelSpec {
-                accelerators: Accelerators::Count(reader.accelerators(spec, written)),
+                accelerators: Accelerators::Count(count),
                 explicit_memory: explicit,
+                idle,
                 fingerprint: pods::patched(
                     engine.fingerprint,
                     written.template.as_ref(),
@@ -232,7 +241,7 @@ fn variants(
                 ..model_spec(spec, engine, common, memory, replicas)
             },
             node_selector: written.node_selector.as_ref().unwrap_or(&spec.node_selector).clone(),
-            template: pods::template(reader, run, written.template.as_ref()),
+            template,
         });
     }
     reader.within.clear();

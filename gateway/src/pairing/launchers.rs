@@ -251,6 +251,7 @@ mod tests {
             deleting: false,
             restarts: 0,
             build: None,
+            host: None,
             records: vec![record],
         };
         let mut core = rouse::pairing::Pairing::new(rouse::pairing::settings::Settings::default());

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     Cluster,
     execute::Key,
-    pods::{Ghost, Phase},
+    pods::{Ghost, Phase, Process},
 };
 use crate::{
     model::AcceleratorId,
@@ -114,6 +114,14 @@ impl Cluster {
         for (node, used) in host {
             if self.machines.get(node).is_some_and(|machine| used > machine.facts.host) {
                 broken.push(format!("sleepers hold {used} of the host RAM of {node}"));
+            }
+        }
+        for ((node, id), provider) in &self.providers {
+            let used = provider.processes.values().map(Process::holds_of_host).sum::<Bytes>();
+            if let Some(limit) = provider.host.filter(|limit| used > *limit) {
+                broken.push(format!(
+                    "sleepers hold {used} of host RAM in {id} of {node}, whose limit is {limit}"
+                ));
             }
         }
         broken

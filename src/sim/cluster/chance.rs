@@ -24,6 +24,8 @@ pub struct Plot {
     pub capacity: Bytes,
     pub sleeping: Option<Bytes>,
     pub host: Bytes,
+    /// The memory limit of each provider.
+    pub provider_host: Option<Bytes>,
     /// So many accelerators of each node are to have a launcher, whether somebody asks for it or not.
     pub launchers: u32,
     /// For each LauncherConfig how many engines its launchers may hold.
@@ -101,6 +103,7 @@ impl Plot {
             capacity: Bytes::gib(capacity),
             sleeping: random.chance(0.9).then_some(budget),
             host: Bytes::gib(random.between(0, 100)),
+            provider_host: None,
             launchers: if random.chance(0.3) { random.between(1, u64::from(accelerators)) as u32 } else { 0 },
             launchers_hold: Vec::new(),
             owners,
@@ -124,6 +127,7 @@ impl Plot {
         for (i, owner) in (0..).zip(&mut plot.owners).filter(|(_, owner)| owner.ask.mode == Mode::Launcher) {
             owner.ask.build = Some(build(i % configs));
         }
+        plot.provider_host = random.chance(0.3).then(|| Bytes::gib(random.between(8, 60)));
         plot
     }
 
@@ -138,6 +142,7 @@ impl Plot {
             capacity: Bytes::gib(80),
             sleeping: Some(Bytes::gib(8)),
             host: Bytes::gib(200),
+            provider_host: None,
             launchers: 0,
             launchers_hold: Vec::new(),
             owners,

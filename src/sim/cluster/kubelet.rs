@@ -127,6 +127,7 @@ impl Cluster {
             deleting: false,
             restarts: 0,
             build,
+            host: self.plot.provider_host,
             epoch,
             hung: false,
             records,

@@ -56,6 +56,8 @@ pub(super) struct Provider {
     pub(super) restarts: u32,
     /// Of a launcher.
     pub(super) build: Option<Build>,
+    /// Its memory limit.
+    pub(super) host: Option<Bytes>,
     pub(super) epoch: Epoch,
     /// A launcher that answers nobody.
     pub(super) hung: bool,
@@ -145,6 +147,7 @@ impl Provider {
             deleting: self.deleting,
             restarts: self.restarts,
             build: self.build,
+            host: self.host,
             records: self.records.clone(),
         }
     }

@@ -127,3 +127,11 @@ pub(super) const fn level(level: Level) -> LevelPolicy {
         Level::Never => LevelPolicy::Never,
     }
 }
+
+/// How deep an engine may sleep whose Pod has a memory limit below what it would keep there at level 1.
+pub(super) const fn without_host_memory(level: LevelPolicy) -> LevelPolicy {
+    match level {
+        LevelPolicy::One | LevelPolicy::Two | LevelPolicy::Auto => LevelPolicy::Two,
+        LevelPolicy::OnlyOne | LevelPolicy::Never => LevelPolicy::Never,
+    }
+}

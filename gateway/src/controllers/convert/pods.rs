@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rouse::units::Bytes;
 use serde_json::{Map, Value, json};
 
 use super::{Pods, Refusal, Run, read::Reader};
@@ -11,6 +12,7 @@ use crate::{
         address::Backend,
         crd::{
             InferenceModelSpec, Template,
+            fma::amount,
             inference_model::{ResourceAmounts, Resources},
         },
         strategic,
@@ -118,6 +120,23 @@ pub(super) fn command(run: &Run) -> Vec<String> {
     let words =
         |key: &str| container.and_then(|container| container.get(key)?.as_array()).into_iter().flatten();
     words("command").chain(words("args")).filter_map(|word| word.as_str().map(str::to_owned)).collect()
+}
+
+/// How much host RAM an engine of mode deployment may take: by its container's memory limit or by its Pod's. `own`: the template
+/// of its variant. In mode dualPods the Pods that are seen say it.
+pub(super) fn memory_limit(run: Option<&Run>, own: Option<&Template>) -> Option<Bytes> {
+    let Run::Deployment(pods) = run? else { return None };
+    let template = own.unwrap_or(&pods.template).value();
+    let spec = template.get("spec")?;
+    let containers = spec["containers"].as_array().into_iter().flatten();
+    let engine = containers.filter(|container| container["name"] == pods.container.as_str());
+    let limits = engine.chain([spec]).map(|part| &part["resources"]["limits"]["memory"]);
+    let bytes = limits.filter_map(|limit| match limit {
+        Value::String(text) => amount::bytes(text),
+        Value::Number(number) => amount::bytes(&number.to_string()),
+        _ => None,
+    });
+    bytes.min()
 }
 
 /// Of what an engine is started with, and of the nodes that it may be on.

@@ -130,6 +130,28 @@ fn an_engine_sleeps_where_its_command_and_its_mode_let_it() {
 }
 
 #[test]
+fn a_pod_with_too_little_memory_for_the_weights_sleeps_at_level_2() {
+    let mut said = vllm("deployment", json!(["--kv-cache-memory-bytes=60Gi"]));
+    said["engine"]["sleepMode"] = "vllm".into();
+    let level = |said: &Value| {
+        let spec = read(said.clone()).variants.remove(0).spec;
+        assert_eq!(spec.memory.host, Bytes::gib(20));
+        spec.idle.level
+    };
+    assert_eq!(level(&said), LevelPolicy::Auto);
+    for (limit, expected) in [("20Gi", LevelPolicy::Auto), ("19Gi", LevelPolicy::Two)] {
+        said["template"]["spec"]["containers"][1]["resources"] = json!({"limits": {"memory": limit}});
+        assert_eq!(level(&said), expected, "{limit}");
+    }
+    said["engine"]["level"] = "never".into();
+    assert_eq!(level(&said), LevelPolicy::Never);
+    said["engine"]["level"] = "1".into();
+    said["variants"] = json!([{"name": "big", "template":
+        {"spec": {"containers": [{"name": "vllm", "resources": {"limits": {"memory": "64Gi"}}}]}}}]);
+    assert_eq!(level(&said), LevelPolicy::One, "a variant says its own");
+}
+
+#[test]
 fn variants_take_from_the_model_what_they_leave_out() {
     let model = read(json!({
         "pinned": true,

@@ -5,7 +5,7 @@
 //! one API server takes another takes too. What is wrong with an object is told in words, as its status would
 //! say it ([`InferenceServerConfigSpec::problems`] and its like), never by not reading it.
 
-mod amount;
+pub(crate) mod amount;
 mod launcher;
 mod population;
 mod server;

@@ -12,17 +12,17 @@ use rouse::{
         event::{Record, SeenProvider, Stage},
         ids::{EngineId, NodeName, ProviderId, Uid},
     },
-    units::Tick,
+    units::{Bytes, Tick},
 };
 
 use super::kubelet::{address, container, created, stage};
 use crate::{
     controllers::{
-        crd::ledger::ObjectName,
+        crd::{fma::amount, ledger::ObjectName},
         dual::{
             edition::Edition,
             engines::{self, Inside, Routing},
-            record,
+            keys, record,
         },
         watch,
     },
@@ -90,6 +90,7 @@ impl Provider {
                 deleting: pod.metadata.deletion_timestamp.is_some(),
                 restarts,
                 build: None,
+                host: memory_limit(pod),
                 records: inside.iter().map(|own| own.record.clone()).collect(),
             },
             inside: inside.into_iter().map(|own| (own.record.engine.clone(), own)).collect(),
@@ -145,5 +146,44 @@ impl Provider {
     /// Where a launcher takes orders.
     pub(in crate::pairing) fn orders(&self) -> Option<SocketAddr> {
         self.at(launcher::PORT)
+    }
+}
+
+/// How much host RAM the container of its engines may take: by its own memory limit or by its Pod's, as they are to be and, while
+/// they are changed, as they still are.
+fn memory_limit(pod: &Pod) -> Option<Bytes> {
+    let spec = pod.spec.as_ref()?;
+    let own = spec.containers.iter().find(|own| own.name == keys::CONTAINER);
+    let said = [
+        own.and_then(|own| own.resources.as_ref()),
+        container(pod).and_then(|own| own.resources.as_ref()),
+        spec.resources.as_ref(),
+    ];
+    let limits = said.into_iter().flatten().filter_map(|resources| resources.limits.as_ref());
+    limits.filter_map(|limits| amount::bytes(&limits.get("memory")?.0)).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_least_memory_limit_of_those_that_hold_for_the_engine_counts() {
+        let limit = |memory: &str| json!({"limits": {"memory": memory}});
+        let pod = |container, whole, status| -> Pod {
+            let containers = json!([{"name": "side", "resources": limit("1Gi")}, {"name": "inference-server", "resources": container}]);
+            let running = json!({"name": "inference-server", "ready": true, "restartCount": 0, "image": "",
+                "imageID": "", "resources": status});
+            let spec = json!({"containers": containers, "resources": whole});
+            serde_json::from_value(json!({"spec": spec, "status": {"containerStatuses": [running]}})).unwrap()
+        };
+        let none = json!({});
+        let of = |container, whole, status| memory_limit(&pod(container, whole, status));
+        assert_eq!(of(none.clone(), none.clone(), none.clone()), None);
+        assert_eq!(of(limit("40Gi"), none.clone(), none.clone()), Some(Bytes::gib(40)));
+        assert_eq!(of(limit("40Gi"), limit("30Gi"), none.clone()), Some(Bytes::gib(30)));
+        assert_eq!(of(limit("40Gi"), none, limit("20Gi")), Some(Bytes::gib(20)), "it is being raised");
     }
 }

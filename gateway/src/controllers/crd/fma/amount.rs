@@ -1,5 +1,14 @@
 //! Kubernetes' quantities, of any resource: `8`, `500m`, `128Gi`, `1e3`.
 
+use rouse::units::Bytes;
+
+const ONE: i128 = 1_000_000_000;
+
+/// An amount of memory, of which a fraction of a byte counts as nothing. None: it is no such amount.
+pub(crate) fn bytes(text: &str) -> Option<Bytes> {
+    u64::try_from(amount(text)? / ONE).ok().map(Bytes)
+}
+
 /// In thousand-millionths, which is as fine as they get. None: it is no quantity, or one beyond all resources.
 pub(super) fn amount(text: &str) -> Option<i128> {
     let end = text.find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-')).unwrap_or(text.len());
@@ -12,7 +21,6 @@ pub(super) fn amount(text: &str) -> Option<i128> {
 }
 
 fn of_unit(unit: &str) -> Option<i128> {
-    const ONE: i128 = 1_000_000_000;
     let decimal = |power: i32| u32::try_from(9 + power).ok().and_then(|power| 10_i128.checked_pow(power));
     let binary = |power: u32| Some(ONE << (10 * power));
     match unit {
@@ -61,6 +69,14 @@ mod tests {
             assert_eq!(amount(one).unwrap(), amount(other).unwrap(), "{one} {other}");
         }
         assert!(amount("64Gi") < amount("128Gi") && amount("128G") < amount("128Gi"));
+    }
+
+    #[test]
+    fn memory_is_counted_in_whole_bytes() {
+        assert_eq!(bytes("1.5Gi"), Some(Bytes::mib(1536)));
+        assert_eq!(bytes("2e3"), Some(Bytes(2000)));
+        assert_eq!(bytes("1900m"), Some(Bytes(1)));
+        assert_eq!(["-2", "lots", "64Ei"].map(bytes), [None; 3]);
     }
 
     #[test]
