@@ -48,6 +48,7 @@ fn requester(node: usize, id: String, fingerprint: u64, on: &[u32]) -> Event {
         stub: Some("stub".into()),
         accelerators: on.iter().map(|index| format!("gpu-{index}").into()).collect(),
         deleting: None,
+        grace: None,
         ended: false,
         finalizer: false,
     };

@@ -192,6 +192,9 @@ pub struct SeenRequester {
     pub accelerators: Vec<AcceleratorId>,
     /// Being deleted since.
     pub deleting: Option<Tick>,
+    /// How long after that its kubelet kills what still runs of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace: Option<Millis>,
     /// Its containers have ended for good: the kubelet hands its accelerators on.
     pub ended: bool,
     /// Our finalizer is on it.

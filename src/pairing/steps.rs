@@ -10,8 +10,12 @@ use super::{
 };
 use crate::{
     model::{Level, LevelPolicy},
-    units::Millis,
+    units::{Millis, Tick},
 };
+
+/// A drain ends so long before the stub is killed, and takes so long however soon that is: the stub's own words take a second.
+const BEFORE_THE_KILL: Millis = Millis::secs(5);
+const AT_LEAST: Millis = Millis::secs(1);
 
 impl Draft<'_> {
     pub(super) fn next_step(&self, e: &Engine) -> Option<Step> {
@@ -154,7 +158,7 @@ impl Draft<'_> {
         };
         if !requester.stays() {
             // What was never opened has nobody to wait for. After a restart it may have been.
-            let deadline = self.now() + self.rules.settings.drain;
+            let deadline = self.drains_until(requester);
             let id = e.requester()?.clone();
             let gate = Step::Gate { requester: id, deadline };
             return if requester.speaks() { Some(gate) } else { self.put_away(e) };
@@ -163,6 +167,16 @@ impl Draft<'_> {
         let requester = e.requester()?.clone();
         (!told && self.requester(e).is_some_and(Requester::speaks) && self.may_retry(e))
             .then_some(Step::Open { requester })
+    }
+
+    /// Until when requests that are under way at this requester may go on: for as long as is configured, and not until its kubelet
+    /// kills the stub, which could then neither end their streams with an error nor put the engine to sleep.
+    fn drains_until(&self, requester: &Requester) -> Tick {
+        let configured = self.now() + self.rules.settings.drain;
+        let Some(grace) = requester.seen.grace else { return configured };
+        let killed = requester.seen.deleting.unwrap_or_else(|| self.now()) + grace;
+        let before = Tick(killed.0.saturating_sub(BEFORE_THE_KILL.0));
+        configured.min(before.max(self.now() + AT_LEAST))
     }
 
     /// Nobody uses it: to sleep if it can, at level 1 where there is host RAM for it; as soon as that disturbs nobody's launch,

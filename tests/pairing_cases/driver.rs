@@ -163,6 +163,7 @@ impl Case {
             stub: Some("stub".into()),
             accelerators: on.iter().map(|a| AcceleratorId::from(*a)).collect(),
             deleting: None,
+            grace: None,
             ended: false,
             finalizer: self.node().requesters.get(&id.into()).is_some_and(|known| known.seen.finalizer),
         };

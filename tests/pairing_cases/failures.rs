@@ -2,6 +2,7 @@
 
 use rouse::{
     pairing::{
+        command::{Command, Order, Step},
         event::{Answer, Cause, Condition, Event, Sizes, Stage, Standing},
         ids::{Fingerprint, Mode, ProviderId},
         node::State,
@@ -288,6 +289,22 @@ fn a_large_engine_is_given_the_time_that_its_bytes_take_and_a_small_one_what_is_
     assert!(case.is_held("one") && !case.has(ends(&id)), "70 seconds are not too long for 60 GiB");
     case.after(Millis::secs(1));
     assert!(case.has(ends(&id)));
+}
+
+#[test]
+fn a_drain_ends_before_the_kubelet_kills_the_stub() {
+    for (grace, expected) in [(None, 30), (Some(110), 30), (Some(30), 25), (Some(5), 1), (Some(0), 1)] {
+        let mut case = Case::new(1);
+        let id = case.cold_start("one", ask(Mode::Sleep, 1), &["a"]);
+        case.requester("one", ask(Mode::Sleep, 1), &["a"], |seen| seen.grace = grace.map(Millis::secs));
+        case.delete("one");
+        let Some(Command { order: Order::Engine { step: Step::Gate { deadline, .. }, .. }, .. }) =
+            case.ordered(gates(&id))
+        else {
+            panic!("its gate stays open");
+        };
+        assert_eq!(deadline.since(case.now), Millis::secs(expected), "{grace:?}");
+    }
 }
 
 #[test]

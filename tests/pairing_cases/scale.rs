@@ -64,6 +64,7 @@ fn requester(node: &NodeName, number: usize, index: u32) -> Event {
         stub: Some("stub".into()),
         accelerators: vec![format!("gpu-{index}").into()],
         deleting: None,
+        grace: None,
         ended: false,
         finalizer: false,
     };

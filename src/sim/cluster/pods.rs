@@ -133,6 +133,7 @@ impl Requester {
             stub: self.stub.as_ref().map(|stub| stub.container.clone()),
             accelerators: Vec::new(),
             deleting: self.deleting,
+            grace: None,
             ended: self.ended,
             finalizer: self.finalizer,
         }

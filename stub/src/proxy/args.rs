@@ -57,7 +57,7 @@ pub struct Args {
     #[arg(long)]
     pub(super) epoch_gate: bool,
     /// How long the hold after SIGTERM lasts at most; requests that still run then are cut
-    #[arg(long, value_name = "TIME", value_parser = time, default_value = "25s")]
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "60s")]
     pub(super) hold: Duration,
     /// Without a hold: how long requests may go on after SIGTERM
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "60s")]
@@ -143,6 +143,13 @@ mod tests {
     struct Line {
         #[command(flatten)]
         args: Args,
+    }
+
+    #[test]
+    fn the_hold_lasts_as_long_as_a_drain_and_a_sleep_unless_the_flags_say_otherwise() {
+        let line = Line::try_parse_from(["proxy"]).unwrap();
+        let defaults = rouse::pairing::settings::Settings::default();
+        assert_eq!(line.args.hold, (defaults.drain + defaults.sleep).duration());
     }
 
     fn earlier(flags: &[&str]) -> Option<(Vec<u16>, u16, u16, u16)> {

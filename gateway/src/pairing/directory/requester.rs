@@ -48,8 +48,9 @@ pub(in crate::pairing) struct Requester {
     /// That its Pod names.
     pub(in crate::pairing) accelerators: Vec<AcceleratorId>,
     deleting: Option<Tick>,
-    /// How long it may take to end.
+    /// How long it may take to end, as its spec says, and as it is deleted.
     pub(in crate::pairing) grace: Option<Millis>,
+    deleted_within: Option<Millis>,
     ended: bool,
     finalizer: bool,
     /// Of whose template it is.
@@ -78,7 +79,8 @@ impl Requester {
             began: container(pod).and_then(began),
             accelerators: keys::accelerators(pod),
             deleting: deleting(pod),
-            grace: grace(pod),
+            grace: pod.spec.as_ref()?.termination_grace_period_seconds.and_then(seconds),
+            deleted_within: pod.metadata.deletion_grace_period_seconds.and_then(seconds),
             ended: has_ended(pod),
             finalizer: pod.finalizers().iter().any(|own| own == keys::REQUESTER_FINALIZER),
             edition: Edition::of(pod),
@@ -125,6 +127,7 @@ impl Requester {
             stub: self.stub.clone().filter(|_| self.admin.is_some()),
             accelerators: self.accelerators.clone(),
             deleting: self.deleting,
+            grace: self.deleted_within.or(self.grace),
             ended: self.ended,
             finalizer: self.finalizer,
         };
@@ -132,7 +135,6 @@ impl Requester {
     }
 }
 
-fn grace(pod: &Pod) -> Option<Millis> {
-    let seconds = pod.spec.as_ref()?.termination_grace_period_seconds?;
-    Some(Millis::secs(u64::try_from(seconds).ok()?))
+fn seconds(seconds: i64) -> Option<Millis> {
+    u64::try_from(seconds).ok().map(Millis::secs)
 }
