@@ -29,6 +29,8 @@ pub const SERVER_IP: &str = "dual-pods.llm-d.ai/inference-server-ip";
 pub const ACCELERATORS: &str = "dual-pods.llm-d.ai/accelerators";
 /// A label of both while they are bound: the other's name.
 pub const DUAL: &str = "dual-pods.llm-d.ai/dual";
+/// A label of requesters whose engine is in a launcher: by which id it has it. For others to read.
+pub const INSTANCE: &str = "dual-pods.llm-d.ai/instance";
 
 /// A label of the providers of a model's engines: its name, as [`crate::controllers::label::value`] has it.
 pub const ENGINE_OF: &str = "rouse.dev/engine-of";
@@ -39,6 +41,11 @@ pub const SERVER_PORT: &str = "dual-pods.llm-d.ai/server-port";
 /// Of a launcher, beside the two before: which of its engines was bound last. For others to read; what is decided by is in
 /// [`super::engines`].
 pub const INSTANCE_ID: &str = "dual-pods.llm-d.ai/instance-id";
+/// The same for how the launcher is told to start it, as JSON, and for what leads requests to it.
+pub const VLLM_CONFIG: &str = "dual-pods.llm-d.ai/vllm-config";
+pub const ROUTING: &str = "dual-pods.llm-d.ai/isc-routing-metadata";
+/// Of providers with one engine: what they have in common that may serve each other's requesters. For others to read.
+pub const NOMINAL: &str = "dual-pods.llm-d.ai/nominal";
 /// A label: `true` or `false`.
 pub const SLEEPING: &str = "dual-pods.llm-d.ai/sleeping";
 /// Of providers: for which edition of whose template it was made, as [`super::edition`] has it.

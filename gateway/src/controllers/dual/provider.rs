@@ -8,7 +8,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 use aws_lc_rs::digest;
-use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::LabelSelector};
+use k8s_openapi::{ByteString, api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::LabelSelector};
 use rouse::{
     model::AcceleratorId,
     pairing::{
@@ -115,12 +115,29 @@ pub fn asked(requester: &Pod, node: &NodeName) -> Result<Asked, Error> {
     let command: Vec<String> =
         [&engine.command, &engine.args].into_iter().flatten().flatten().cloned().collect();
     let kv_cache = kv_cache_by_command(&command);
-    // Objects of serde_json are sorted: one Pod has one text.
-    let text = serde_json::to_vec(&pod).map_err(|error| Error::NoPod(error.to_string()))?;
-    let hash = digest::digest(&digest::SHA256, &text);
+    let hash = digest::digest(&digest::SHA256, &text(&pod)?);
     let first = hash.as_ref().iter().take(8);
     let fingerprint = Fingerprint(first.fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
     Ok(Asked { fingerprint, labels, kv_cache })
+}
+
+/// What an engine is. Objects of serde_json are sorted: one Pod has one text.
+fn text(pod: &Pod) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(pod).map_err(|error| Error::NoPod(error.to_string()))
+}
+
+/// Stands for the engine as its patch has it, where it is to be: in base64, as the public project has it.
+fn nominal(patched: &Pod, place: &Place<'_>) -> Result<String, Error> {
+    let mut pod = patched.clone();
+    (pod.metadata.labels, pod.metadata.annotations) = (None, None);
+    let numbers = |all: &[u32]| all.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let accelerators = place.numbers.map_or_else(|| keys::listed(place.accelerators), numbers);
+    let mut text = text(&pod)?;
+    text.extend(format!(";gpus={accelerators};node={}", place.node).into_bytes());
+    let hash = digest::digest(&digest::SHA256, &text);
+    let base64 = serde_json::to_value(ByteString(hash.as_ref().to_vec()));
+    let base64 = base64.map_err(|error| Error::NoPod(error.to_string()))?;
+    Ok(base64.as_str().unwrap_or_default().trim_end_matches('=').to_owned())
 }
 
 /// The provider of this engine.
@@ -135,6 +152,7 @@ pub fn make(
     make: &Make,
 ) -> Result<Made, Error> {
     let mut pod = decoded(patched(requester, place.node)?)?;
+    let nominal = nominal(&pod, place)?;
     let requester_name = requester.metadata.name.clone().unwrap_or_default();
     let name = name(place, &own.engine);
     let labels = pod.metadata.labels.get_or_insert_default();
@@ -150,6 +168,7 @@ pub fn make(
     let spec = pod.spec.as_mut().ok_or(Error::NoContainer)?;
     let port = forced::force(spec, place, make).ok_or(Error::NoContainer)?;
     record::write(&mut pod, place.node, &requester_name, own, port);
+    pod.metadata.annotations.get_or_insert_default().insert(keys::NOMINAL.to_owned(), nominal);
     Ok(Made { pod, name })
 }
 

@@ -98,7 +98,7 @@ impl Hands {
             let tell = matches!(error, writer::Error::Invalid(_));
             Failed { tell, ..Failed::from(error) }
         })?;
-        match self.name_dual(own, &made.name).await {
+        match self.name_dual(own, &made.name, None).await {
             // It is another Pod of that name by now, and the provider is there all the same.
             Err(Failed { cause: Cause::Conflict, .. }) => Ok(Answer::Done),
             outcome => outcome,
@@ -116,8 +116,11 @@ impl Hands {
     }
 
     /// Whoever looks at the requester finds its provider. Nothing is decided by that.
-    pub(super) async fn name_dual(&self, own: &Requester, provider: &str) -> Outcome {
-        let metadata = json!({"uid": own.id.as_str(), "labels": {keys::DUAL: provider}});
+    pub(super) async fn name_dual(&self, own: &Requester, provider: &str, instance: Option<&str>) -> Outcome {
+        let mut metadata = json!({"uid": own.id.as_str(), "labels": {keys::DUAL: provider}});
+        if let Some(instance) = instance {
+            metadata["labels"][keys::INSTANCE] = json!(instance);
+        }
         self.patch(&own.name, &json!({"metadata": metadata})).await
     }
 
@@ -241,7 +244,8 @@ impl Hands {
 
     pub(super) async fn unname_dual(&self, job: &Job) -> Outcome {
         if let Some(own) = &job.requester {
-            let metadata = json!({"uid": own.id.as_str(), "labels": {keys::DUAL: null}});
+            let metadata =
+                json!({"uid": own.id.as_str(), "labels": {keys::DUAL: null, keys::INSTANCE: null}});
             match self.patch(&own.name, &json!({"metadata": metadata})).await {
                 // Another Pod of its name.
                 Err(Failed { cause: Cause::Conflict, .. }) => {}

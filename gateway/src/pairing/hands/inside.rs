@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use super::{Failed, Hands, Job, Outcome, engine};
 use crate::{
     controllers::{
+        crd::fma::InferenceServerConfig,
         dual::{
             engines::{self, Inside, Routing},
             keys,
@@ -54,6 +55,7 @@ impl Hands {
         let (own, provider) = (job.requester()?, job.provider()?);
         let port = job.port.ok_or_else(|| Failed::lost("its port"))?;
         let (slept, routing) = (job.written(&record.engine), Routing::default());
+        let (started, routed) = told(job, own, &record.engine, port);
         let inside = Inside { record: record.clone(), slept, port, routing };
         let patch = json!({"metadata": {
             "uid": provider.uid.as_str(),
@@ -64,10 +66,12 @@ impl Hands {
                 keys::REQUESTER: format!("{} {}", own.id, own.name.name),
                 keys::INSTANCE_ID: id_of(&record.engine),
                 keys::SERVER_PORT: port.to_string(),
+                keys::VLLM_CONFIG: started,
+                keys::ROUTING: routed,
             },
         }});
         self.patch(&provider.name, &patch).await?;
-        self.name_dual(own, &provider.name.name).await
+        self.name_dual(own, &provider.name.name, Some(&id_of(&record.engine))).await
     }
 
     /// Whoever reads labels before its requests are waited for comes no more.
@@ -108,7 +112,8 @@ impl Hands {
             let nobodys = all.iter().all(|other| other.record.requester.is_none());
             if nobodys {
                 labels.insert(keys::DUAL.to_owned(), None);
-                let public = [keys::REQUESTER, keys::INSTANCE_ID, keys::SERVER_PORT];
+                let public =
+                    [keys::REQUESTER, keys::INSTANCE_ID, keys::SERVER_PORT, keys::VLLM_CONFIG, keys::ROUTING];
                 annotations.extend(public.map(|key| (key.to_owned(), None)));
                 let asleep = (forget || job.slept.is_some()) && all.iter().all(|other| other.slept.is_some());
                 labels.insert(keys::SLEEPING.to_owned(), Some(asleep.to_string()));
@@ -156,6 +161,23 @@ pub(super) fn serving(job: &Job, own: &Requester) -> Result<Value, Failed> {
     annotations.insert(key, engines::text(&Inside { record, slept: None, port, routing }));
     labels.insert(keys::SLEEPING.to_owned(), "false".to_owned());
     Ok(json!({"metadata": {"uid": provider.uid.as_str(), "labels": labels, "annotations": annotations}}))
+}
+
+/// What readers of the public project's annotations are told of an engine: how its launcher starts it, and what leads requests to it.
+/// Its environment is left out: who may read Pods need not know the keys in it. None of both once its configuration is another
+/// engine's.
+fn told(job: &Job, own: &Requester, id: &EngineId, port: u16) -> (Option<String>, Option<String>) {
+    let is_of = |config: &&InferenceServerConfig| {
+        launcher::fingerprint(&config.spec.model_server_config, own.served()) == id.fingerprint
+    };
+    job.config.as_deref().filter(is_of).map_or((None, None), |config| {
+        let Wanted { options, gpu_uuids, annotations, .. } =
+            Wanted::new(config, own.served(), &id.accelerators, port);
+        let started = json!({"options": options, "gpu_uuids": gpu_uuids, "annotations": annotations});
+        let server = &config.spec.model_server_config;
+        let routed = json!({"labels": server.labels, "annotations": server.annotations});
+        (Some(started.to_string()), Some(routed.to_string()))
+    })
 }
 
 fn id_of(engine: &EngineId) -> String {

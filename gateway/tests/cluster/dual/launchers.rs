@@ -93,7 +93,14 @@ async fn instance_wake_up_fast_path_of_an_engine_that_sleeps_without_its_request
     assert_eq!(annotation(&launcher, "server-port"), Some(&*port));
     let bound = format!("{} {}", requester.uid().unwrap(), requester.name_any());
     assert_eq!(annotation(&launcher, "requester"), Some(&*bound));
-    assert!(annotation(&launcher, "instance-id").is_some());
+    let instance = annotation(&launcher, "instance-id");
+    assert!(instance.is_some() && label(&requester, "instance") == instance, "{requester:#?}");
+    let said = |key: &str| serde_json::from_str::<Value>(annotation(&launcher, key).unwrap()).unwrap();
+    let started = said("vllm-config");
+    assert!(started["options"].as_str().unwrap().ends_with(&format!(" --port {port}")), "{started}");
+    assert_eq!(started["gpu_uuids"], json!([annotation(&requester, "accelerators").unwrap()]));
+    let routes = json!({"labels": {"serves": "one"}, "annotations": {"example.com/about": "one"}});
+    assert_eq!(said("isc-routing-metadata"), routes);
     assert_eq!(
         annotation(&requester, "inference-server-ip"),
         launcher.status.as_ref().unwrap().pod_ip.as_deref()
@@ -102,7 +109,7 @@ async fn instance_wake_up_fast_path_of_an_engine_that_sleeps_without_its_request
     let sleeper = duo.put_away("one", 1).await;
     assert_eq!((sleeper.uid(), label(&sleeper, "sleeping")), (launcher.uid(), Some("true")));
     assert_eq!(led(&sleeper), (None, None, Some("template".to_owned())));
-    for key in ["requester", "instance-id", "server-port"] {
+    for key in ["requester", "instance-id", "server-port", "vllm-config", "isc-routing-metadata"] {
         assert_eq!(annotation(&sleeper, key), None, "{key}: it is nobody's");
     }
     duo.scale("one", 1).await;

@@ -108,7 +108,7 @@ fn the_seeds_requester_gets_the_seeds_provider() {
     assert_eq!(annotations[keys::REQUESTER], "uid-1 example-request");
     assert_eq!(annotations[keys::ACCELERATORS], "GPU-3");
     let names: Vec<&String> = annotations.keys().collect();
-    assert_eq!(names, [keys::ACCELERATORS, keys::REQUESTER, keys::SERVER_PORT, keys::ENGINE]);
+    assert_eq!(names, [keys::ACCELERATORS, keys::NOMINAL, keys::REQUESTER, keys::SERVER_PORT, keys::ENGINE]);
 }
 
 #[test]
@@ -177,6 +177,23 @@ fn users_errors_say_what_is_wrong() {
     let mut bare = seed();
     bare.metadata.annotations = None;
     assert_eq!(made(&bare, Mode::Plain, None).unwrap_err(), Error::NoPatch);
+}
+
+#[test]
+fn providers_of_one_server_in_one_place_are_nominally_the_same() {
+    let node = NodeName::from("somenode");
+    let of = |requester: &Pod, numbers: &[u32]| {
+        let record = record(Mode::Sleep);
+        let place = Place { node: &node, accelerators: &record.engine.accelerators, numbers: Some(numbers) };
+        let pod = make(requester, &place, &record, None, &Make::default()).unwrap().pod;
+        pod.metadata.annotations.unwrap()[keys::NOMINAL].clone()
+    };
+    let (mut routed, seed) = (seed(), seed());
+    routed.metadata.labels = Some([("team".to_owned(), "x".to_owned())].into());
+    let nominal = of(&seed, &[3]);
+    assert_eq!(nominal.len(), 43, "256 bits in base64, without padding: {nominal}");
+    assert_eq!(of(&routed, &[3]), nominal, "labels do not make another engine");
+    assert_ne!(of(&seed, &[2]), nominal, "it would use another accelerator");
 }
 
 /// What the page shows is what it says.
