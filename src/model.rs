@@ -265,6 +265,18 @@ pub enum LevelPolicy {
     Never,
 }
 
+impl LevelPolicy {
+    /// The same for an engine that would lose more than it reads again when it wakes from level 2. To say level 2 for such a one is
+    /// an error of its own.
+    #[must_use]
+    pub const fn keeping_all(self) -> Self {
+        match self {
+            Self::One | Self::Auto => Self::OnlyOne,
+            Self::Two | Self::OnlyOne | Self::Never => self,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Level {

@@ -46,7 +46,10 @@ pub use self::{
     tls::Tls,
 };
 pub(crate) use self::{
-    engine::{Fingerprint, KV_CACHE_BYTES, kind_name, kv_cache_by_command, sleep_by_command},
+    engine::{
+        ADAPTERS_AT_LEVEL_2, Fingerprint, KV_CACHE_BYTES, adapters_by_command, kind_name,
+        kv_cache_by_command, sleep_by_command,
+    },
     file::{LOCAL_ADMIN, parse_address},
     model::{memory_of, unusable},
     telemetry::collector_fault,

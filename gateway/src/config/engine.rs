@@ -82,7 +82,7 @@ impl Engine {
 
     /// It has LoRA adapters in memory, beside the weights that it would read again.
     pub(super) fn has_adapters(&self) -> bool {
-        self.model.kind == Kind::Vllm && has_word(&self.model.command, "--enable-lora")
+        self.model.kind == Kind::Vllm && adapters_by_command(&self.model.command)
     }
 }
 
@@ -255,6 +255,14 @@ pub(crate) fn sleep_by_command(kind: Kind, stub: bool, command: &[String]) -> Sl
 fn has_word(command: &[String], word: &str) -> bool {
     command.iter().any(|text| text.split_whitespace().any(|one| one == word))
 }
+
+/// A vLLM with this command has LoRA adapters in memory, beside the weights that it would read again.
+pub(crate) fn adapters_by_command(command: &[String]) -> bool {
+    has_word(command, "--enable-lora")
+}
+
+/// What is told of such an engine that is to sleep at level 2.
+pub(crate) const ADAPTERS_AT_LEVEL_2: &str = "with --enable-lora the adapters are lost at level 2, which reads only the model's own weights again: say 1 or never";
 
 /// vLLM's flag for the bytes of its KV cache on each accelerator. With it an engine does not measure free memory when it starts.
 pub(crate) const KV_CACHE_BYTES: &str = "--kv-cache-memory-bytes";

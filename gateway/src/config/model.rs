@@ -8,7 +8,7 @@ use rouse::{
 };
 
 use super::{
-    At, Model, SleepApi, engine, policy,
+    ADAPTERS_AT_LEVEL_2, At, Model, SleepApi, engine, policy,
     reader::{Reader, Section},
     tree::{Node, Value},
 };
@@ -250,10 +250,7 @@ fn idle(reader: &mut Reader, section: &mut Section, can_sleep: bool, adapters: b
     let level = section
         .read(reader, "level", |reader, node| level(reader, node, can_sleep, adapters))
         .unwrap_or(LevelPolicy::Auto);
-    let level = match level {
-        LevelPolicy::One | LevelPolicy::Auto if adapters => LevelPolicy::OnlyOne,
-        level => level,
-    };
+    let level = if adapters { level.keeping_all() } else { level };
     Idle { sleep_after, stop_after, level }
 }
 
@@ -274,10 +271,7 @@ fn level(reader: &mut Reader, node: &Node, can_sleep: bool, adapters: bool) -> O
              --enable-memory-saver; or say engine.sleepMode",
         );
     } else if adapters && level == LevelPolicy::Two {
-        reader.note(
-            node.at,
-            "with --enable-lora the adapters are lost at level 2, which reads only the model's own weights again: say 1 or never",
-        );
+        reader.note(node.at, ADAPTERS_AT_LEVEL_2);
     }
     Some(level)
 }

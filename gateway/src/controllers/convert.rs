@@ -12,7 +12,7 @@ mod tests;
 use std::{collections::BTreeMap, sync::Arc};
 
 use rouse::{
-    model::{Accelerators, Eviction, Idle, Memory, ModelName, ModelSpec, OwnQueue, QueuePolicy},
+    model::{Accelerators, Eviction, Idle, LevelPolicy, Memory, ModelName, ModelSpec, OwnQueue, QueuePolicy},
     pairing,
     units::{Bytes, Millis},
 };
@@ -221,11 +221,16 @@ fn variants(
         let count = reader.accelerators(spec, written);
         let template = pods::template(reader, run, written.template.as_ref());
         let host = Bytes(memory.host.0.saturating_mul(u64::from(count)));
-        let idle = if pods::memory_limit(run, template.as_ref()).is_some_and(|limit| host > limit) {
-            Idle { level: engine::without_host_memory(common.idle.level), ..common.idle }
-        } else {
-            common.idle
-        };
+        let mut idle = common.idle;
+        if engine::has_adapters(spec.engine.kind, run, template.as_ref()) {
+            if idle.level == LevelPolicy::Two && engine.sleep != config::SleepApi::None {
+                reader.spec(format!("engine.level: {}", config::ADAPTERS_AT_LEVEL_2));
+            }
+            idle.level = idle.level.keeping_all();
+        }
+        if pods::memory_limit(run, template.as_ref()).is_some_and(|limit| host > limit) {
+            idle.level = engine::without_host_memory(idle.level);
+        }
         variants.push(Variant {
             name: written.name.clone(),
             cost: written.cost,

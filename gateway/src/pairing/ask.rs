@@ -14,11 +14,14 @@ use rouse::{
 };
 
 use super::facts::{Doubt, Facts};
-use crate::controllers::{
-    crd::ledger::ObjectName,
-    dual::{
-        keys, provider,
-        record::{self, Rest, Wanted},
+use crate::{
+    config::{adapters_by_command, kv_cache_by_command},
+    controllers::{
+        crd::ledger::ObjectName,
+        dual::{
+            keys, provider,
+            record::{self, Rest, Wanted},
+        },
     },
 };
 
@@ -39,6 +42,7 @@ enum Server {
         fingerprint: Fingerprint,
         labels: BTreeMap<String, String>,
         kv_cache: Option<Bytes>,
+        adapters: bool,
     },
     /// Of this InferenceServerConfig, in a launcher, and called this.
     Configured { config: ObjectName, served: Option<String> },
@@ -67,8 +71,9 @@ impl Asked {
                 served: pod.annotations().get(keys::SERVED_NAME).cloned(),
             }
         } else {
-            let provider::Asked { fingerprint, labels, kv_cache } = provider::asked(pod, node)?;
-            Server::Patched { mode: own_mode(pod)?.unwrap_or(mode), fingerprint, labels, kv_cache }
+            let provider::Asked { fingerprint, labels, kv_cache, adapters } = provider::asked(pod, node)?;
+            let mode = own_mode(pod)?.unwrap_or(mode);
+            Server::Patched { mode, fingerprint, labels, kv_cache, adapters }
         };
         Ok(Self { server, wanted: record::wanted(pod)?, rest: record::rest(pod)? })
     }
@@ -106,17 +111,31 @@ impl Asked {
     }
 
     pub(super) fn on(&self, node: &NodeName, facts: &Facts) -> Result<Ask, Doubt> {
-        let (mode, fingerprint, build, kv_cache) = match &self.server {
-            Server::Patched { mode, fingerprint, kv_cache, .. } => (*mode, *fingerprint, None, *kv_cache),
+        let (mode, fingerprint, build, kv_cache, adapters) = match &self.server {
+            Server::Patched { mode, fingerprint, kv_cache, adapters, .. } => {
+                (*mode, *fingerprint, None, *kv_cache, *adapters)
+            }
             Server::Configured { config, served } => {
                 let configs = &facts.configs;
                 let fingerprint = configs.fingerprint(config, served.as_deref())?;
-                (Mode::Launcher, fingerprint, configs.build(config), configs.kv_cache(config))
+                let options = configs.options(config);
+                let (kv_cache, adapters) = (kv_cache_by_command(&options), adapters_by_command(&options));
+                (Mode::Launcher, fingerprint, configs.build(config), kv_cache, adapters)
             }
         };
         let sizes = facts.sizes(node, &self.wanted, kv_cache)?;
         let Rest { level, stop_after } = self.rest;
+        let level = if adapters { level_with_adapters(level, mode)? } else { level };
         Ok(Ask { mode, fingerprint, build, sizes, level, stop_after })
+    }
+}
+
+/// How deep an engine may sleep that would lose its adapters at level 2. In mode plain it never sleeps, whatever is said.
+fn level_with_adapters(level: LevelPolicy, mode: Mode) -> Result<LevelPolicy, Doubt> {
+    if level == LevelPolicy::Two && mode != Mode::Plain {
+        Err(Doubt::Adapters)
+    } else {
+        Ok(level.keeping_all())
     }
 }
 
@@ -126,5 +145,29 @@ fn own_mode(pod: &Pod) -> Result<Option<Mode>, Error> {
         Some("plain") => Ok(Some(Mode::Plain)),
         Some("sleep") => Ok(Some(Mode::Sleep)),
         Some(other) => Err(Error::Mode(other.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_with_adapters_sleeps_at_level_1_or_not_at_all() {
+        for (said, expected) in [
+            (LevelPolicy::Auto, LevelPolicy::OnlyOne),
+            (LevelPolicy::One, LevelPolicy::OnlyOne),
+            (LevelPolicy::Never, LevelPolicy::Never),
+        ] {
+            assert_eq!(level_with_adapters(said, Mode::Sleep).unwrap(), expected);
+        }
+        for mode in [Mode::Sleep, Mode::Launcher] {
+            let refused = level_with_adapters(LevelPolicy::Two, mode).unwrap_err().to_string();
+            assert!(
+                refused.starts_with("the annotation rouse.dev/sleep-level is '2': with --enable-lora"),
+                "{refused}"
+            );
+        }
+        assert_eq!(level_with_adapters(LevelPolicy::Two, Mode::Plain).unwrap(), LevelPolicy::Two);
     }
 }

@@ -12,12 +12,10 @@ use rouse::{
         event::{Standing, Terms},
         ids::{Build, Fingerprint},
     },
-    units::Bytes,
     words,
 };
 
 use crate::{
-    config::kv_cache_by_command,
     controllers::{
         crd::{
             fma::{GROUP, InferenceServerConfig, LauncherConfig, LauncherPopulationPolicy, Status},
@@ -224,10 +222,10 @@ impl Configs {
         Ok(launcher::fingerprint(&config.spec.model_server_config, served))
     }
 
-    /// The KV cache of its engine on each accelerator, where its options say it.
-    pub(super) fn kv_cache(&self, name: &ObjectName) -> Option<Bytes> {
-        let options = words::split(&self.engine(name)?.spec.model_server_config.options).ok()?;
-        kv_cache_by_command(&options)
+    /// What its engine is started with, word by word; nothing of one that is not there.
+    pub(super) fn options(&self, name: &ObjectName) -> Vec<String> {
+        let options = self.engine(name).map(|config| &config.spec.model_server_config.options);
+        options.and_then(|options| words::split(options).ok()).unwrap_or_default()
     }
 
     /// Whether somebody may ask for such an engine again; `None`: that is not known yet.

@@ -35,9 +35,10 @@ use super::{
     population::Launcher,
 };
 use crate::{
+    config::ADAPTERS_AT_LEVEL_2,
     controllers::{
         crd::fma::LauncherConfig,
-        dual::{access::Access, record::Wanted},
+        dual::{access::Access, keys, record::Wanted},
         index::{NodePlace, Settled, Terms as PoolTerms},
         watch::{Change, Found},
     },
@@ -90,6 +91,8 @@ pub(super) enum Doubt {
          the node, or take the taint out of the pool"
     )]
     Untainted { node: NodeName, key: String },
+    #[error("the annotation {} is '2': {ADAPTERS_AT_LEVEL_2}", keys::SLEEP_LEVEL)]
+    Adapters,
     #[error("{0}")]
     Config(#[from] configs::Error),
 }

@@ -9,9 +9,9 @@ use rouse::{
 
 use super::{Refusal, Run, pods, read::Reader};
 use crate::{
-    config::{self, KV_CACHE_BYTES, OnDisconnect, Passage, kind_name, sleep_by_command},
+    config::{self, KV_CACHE_BYTES, OnDisconnect, Passage, adapters_by_command, kind_name, sleep_by_command},
     controllers::crd::{
-        InferenceModelSpec,
+        InferenceModelSpec, Template,
         inference_model::{self as written, Level, SleepMode},
     },
 };
@@ -126,6 +126,13 @@ pub(super) const fn level(level: Level) -> LevelPolicy {
         Level::Auto => LevelPolicy::Auto,
         Level::Never => LevelPolicy::Never,
     }
+}
+
+/// Its template says that it has adapters which level 2 loses. Of the engine of an InferenceServerConfig no template says anything.
+pub(super) fn has_adapters(kind: written::Kind, run: Option<&Run>, own: Option<&Template>) -> bool {
+    let configured = matches!(run, Some(Run::DualPods(pods)) if pods.is_configured());
+    let command = || run.map(|run| pods::command_of(run, own)).unwrap_or_default();
+    matches!(kind, written::Kind::Vllm) && !configured && adapters_by_command(&command())
 }
 
 /// How deep an engine may sleep whose Pod has a memory limit below what it would keep there at level 1.

@@ -111,11 +111,16 @@ fn amounts(amounts: Option<&ResourceAmounts>) -> Map<String, Value> {
 
 /// Command and arguments of the engine's container; empty where its image says them.
 pub(super) fn command(run: &Run) -> Vec<String> {
+    command_of(run, None)
+}
+
+/// The same for a variant that has a template of its own.
+pub(super) fn command_of(run: &Run, own: Option<&Template>) -> Vec<String> {
     let (Run::Deployment(pods) | Run::DualPods(pods)) = run else {
         return Vec::new();
     };
     let named = |name: Option<&Value>| name.and_then(Value::as_str) == Some(pods.container.as_str());
-    let containers = pods.template.containers();
+    let containers = own.unwrap_or(&pods.template).containers();
     let container = containers.iter().find(|container| named(container.get("name")));
     let words =
         |key: &str| container.and_then(|container| container.get(key)?.as_array()).into_iter().flatten();

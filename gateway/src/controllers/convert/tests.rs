@@ -1,4 +1,3 @@
-use rouse::model::LevelPolicy;
 use serde_json::{Value, json};
 
 use super::*;
@@ -149,6 +148,35 @@ fn a_pod_with_too_little_memory_for_the_weights_sleeps_at_level_2() {
     said["variants"] = json!([{"name": "big", "template":
         {"spec": {"containers": [{"name": "vllm", "resources": {"limits": {"memory": "64Gi"}}}]}}}]);
     assert_eq!(level(&said), LevelPolicy::One, "a variant says its own");
+}
+
+#[test]
+fn an_engine_with_adapters_does_not_sleep_at_level_2() {
+    for mode in ["deployment", "dualPods"] {
+        let mut said = vllm(mode, json!(["--enable-lora"]));
+        said["engine"]["sleepMode"] = "vllm".into();
+        let level = |said: &Value| read(said.clone()).variants.remove(0).spec.idle.level;
+        for (own, expected) in
+            [("auto", LevelPolicy::OnlyOne), ("1", LevelPolicy::OnlyOne), ("never", LevelPolicy::Never)]
+        {
+            said["engine"]["level"] = own.into();
+            assert_eq!(level(&said), expected, "{mode} {own}");
+        }
+        said["engine"]["level"] = "2".into();
+        let (reason, why) = refused(said.clone());
+        assert_eq!(reason, "InvalidSpec");
+        assert!(why.contains("engine.level: with --enable-lora the adapters are lost at level 2"), "{why}");
+        let pod = &mut said["template"];
+        pod["metadata"]["annotations"] = json!({SERVER_CONFIG: "one"});
+        if mode == "dualPods" {
+            assert_eq!(level(&said), LevelPolicy::Two, "its InferenceServerConfig says what is started");
+        }
+    }
+    let mut own = vllm("deployment", json!([]));
+    own["engine"]["sleepMode"] = "vllm".into();
+    own["variants"] = json!([{"name": "adapted", "template":
+        {"spec": {"containers": [{"name": "vllm", "args": ["--enable-lora"]}]}}}]);
+    assert_eq!(read(own).variants[0].spec.idle.level, LevelPolicy::OnlyOne, "a variant says its own");
 }
 
 #[test]

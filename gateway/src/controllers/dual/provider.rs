@@ -24,7 +24,10 @@ use super::{
     keys, record,
     template::{self, Fields},
 };
-use crate::{config::kv_cache_by_command, controllers::strategic};
+use crate::{
+    config::{adapters_by_command, kv_cache_by_command},
+    controllers::strategic,
+};
 
 pub use name::name;
 
@@ -100,6 +103,8 @@ pub struct Asked {
     pub labels: BTreeMap<String, String>,
     /// Of each accelerator, where its command says it.
     pub kv_cache: Option<Bytes>,
+    /// It has some in memory, by its command, which level 2 loses.
+    pub adapters: bool,
 }
 
 /// Reads what a requester on this node asks for.
@@ -114,11 +119,11 @@ pub fn asked(requester: &Pod, node: &NodeName) -> Result<Asked, Error> {
     let engine = containers.find(|own| own.name == keys::CONTAINER).ok_or(Error::NoContainer)?;
     let command: Vec<String> =
         [&engine.command, &engine.args].into_iter().flatten().flatten().cloned().collect();
-    let kv_cache = kv_cache_by_command(&command);
+    let (kv_cache, adapters) = (kv_cache_by_command(&command), adapters_by_command(&command));
     let hash = digest::digest(&digest::SHA256, &text(&pod)?);
     let first = hash.as_ref().iter().take(8);
     let fingerprint = Fingerprint(first.fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
-    Ok(Asked { fingerprint, labels, kv_cache })
+    Ok(Asked { fingerprint, labels, kv_cache, adapters })
 }
 
 /// What an engine is. Objects of serde_json are sorted: one Pod has one text.

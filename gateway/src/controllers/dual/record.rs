@@ -117,6 +117,8 @@ pub fn rest(pod: &Pod) -> Result<Rest, Error> {
 /// As annotations say it.
 #[must_use]
 pub fn rest_annotations(Rest { level, stop_after }: Rest) -> Value {
+    // Whoever reads it knows by the command which engines have only that one level.
+    let level = if level == LevelPolicy::OnlyOne { LevelPolicy::One } else { level };
     let level = LEVELS.iter().find(|(_, known)| *known == level).map(|(text, _)| *text);
     json!({
         keys::SLEEP_LEVEL: level,
@@ -276,6 +278,8 @@ mod tests {
             pod.metadata.annotations = serde_json::from_value(rest_annotations(said)).unwrap();
             assert_eq!(rest(&pod), Ok(said));
         }
+        let only = Rest { level: LevelPolicy::OnlyOne, stop_after: None };
+        assert_eq!(rest_annotations(only)[keys::SLEEP_LEVEL], "1");
         let said = wanted(&with(&[(keys::MEMORY, "40Gi"), (keys::HOST_MEMORY, "8Gi")])).unwrap();
         assert_eq!(
             said,

@@ -127,6 +127,11 @@ fn what_only_leads_requests_to_it_is_no_part_of_what_it_is() {
         other.metadata.annotations.as_mut().unwrap().get_mut("dual-pod.llm-d.ai/server-patch").unwrap();
     *patch = patch.replace("32768", "65536");
     assert_ne!(of(&seed()), of(&other));
+    assert!(!asked(&other, &node).unwrap().adapters);
+    let patch =
+        other.metadata.annotations.as_mut().unwrap().get_mut("dual-pod.llm-d.ai/server-patch").unwrap();
+    *patch = patch.replace("--max-model-len=65536", "--enable-lora");
+    assert!(asked(&other, &node).unwrap().adapters, "{:?}", other.metadata.annotations);
     assert_ne!(
         of(&seed()),
         asked(&seed(), &NodeName::from("another")).unwrap().fingerprint,
