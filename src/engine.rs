@@ -117,6 +117,10 @@ pub struct Engine {
     pub began: Tick,
     /// Started from nothing, rather than woken.
     pub cold: bool,
+    /// What was in use of its accelerators when it was started, where the meter names nobody and no other engine was there: what is
+    /// in use beyond that once it serves is its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub before: Vec<(AcceleratorId, Bytes)>,
     /// A process of this generation is gone while its gate was open: the gate is still to be shut.
     pub orphan: Option<(Generation, Cause)>,
     /// Taken over asleep while somebody here still held a lease: those are told, and count no more.
@@ -188,6 +192,7 @@ impl Engine {
             stop_by: Tick(0),
             began: now,
             cold: true,
+            before: Vec::new(),
             orphan: None,
             forsaken: false,
             past: None,

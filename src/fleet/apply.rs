@@ -13,7 +13,7 @@ use super::{
 use crate::{
     engine::{Door, Engine, Placing, Proof, STOP_AGAIN, state::State},
     fault::Cause,
-    model::{EngineId, Level, ModelName},
+    model::{AcceleratorId, EngineId, Level, ModelName},
     units::{Bytes, Generation, Tick},
 };
 
@@ -46,6 +46,7 @@ impl Planner {
                     e.placing = None;
                     e.proof = Proof::NotReady;
                     e.cold = false;
+                    e.before.clear();
                     e.become_state(State::Waking { level: *level }, now);
                 })
             }
@@ -148,12 +149,15 @@ impl Planner {
         }
     }
 
-    fn launched(&mut self, engine: &EngineId, accelerators: Vec<crate::model::AcceleratorId>, now: Tick) {
+    fn launched(&mut self, engine: &EngineId, accelerators: Vec<AcceleratorId>, now: Tick) {
         self.begins(engine, now);
         let spec = self.spec(&engine.model);
         let (measures, fingerprint) = spec.map_or((true, 0), |s| (s.measures(), s.fingerprint));
+        let used = |on: &AcceleratorId| self.ledger.accelerators.get(on)?.used_by_one(engine, now);
+        let before = accelerators.iter().filter_map(|on| Some((on.clone(), used(on)?))).collect();
         self.with(engine, |e| {
             e.placing = None;
+            e.before = before;
             e.accelerators = accelerators;
             e.fingerprint = fingerprint;
             e.profiled = !measures;

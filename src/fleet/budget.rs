@@ -167,6 +167,15 @@ impl Account {
         larger + reading.used.saturating_sub(ours)
     }
 
+    /// What is in use here beside the only engine that has anything booked, as it was read a moment ago by a meter that names
+    /// nobody. None where there is another, or a meter that tells them apart.
+    #[must_use]
+    pub(super) fn used_by_one(&self, engine: &EngineId, now: Tick) -> Option<Bytes> {
+        let reading = self.reading.as_ref().filter(|r| r.by_engine.is_none() && r.at + FRESH > now)?;
+        let alone = self.booked.iter().all(|(other, _)| other == engine);
+        (self.metered && alone).then_some(reading.used)
+    }
+
     /// No reading is under way, or the one that is has been lost.
     #[must_use]
     pub(super) fn may_ask(&self, now: Tick) -> bool {

@@ -53,7 +53,7 @@ impl Planner {
             Event::Elsewhere { gateway, demand } => self.heard(gateway, demand.as_ref(), now),
             Event::Memory { accelerator, used, by_engine } => {
                 let reading = Reading { used: *used, by_engine: by_engine.clone(), at: now };
-                self.metered(accelerator, reading);
+                self.metered(accelerator, reading, now);
             }
             Event::AcceleratorLost { accelerator } => self.set_health(accelerator, false, now),
             Event::AcceleratorBack { accelerator } => self.set_health(accelerator, true, now),
@@ -188,7 +188,7 @@ impl Planner {
         }
     }
 
-    fn metered(&mut self, accelerator: &crate::model::AcceleratorId, reading: Reading) {
+    fn metered(&mut self, accelerator: &crate::model::AcceleratorId, reading: Reading, now: Tick) {
         if self.ledger.accelerators.get(accelerator).is_none() {
             return;
         }
@@ -202,6 +202,26 @@ impl Planner {
             }
         }
         self.ledger.accelerators.change(accelerator, |account| account.read(reading));
+        self.grown(accelerator, now);
+    }
+
+    /// The first reading once an engine serves that was started where no other is. By a meter that names nobody only this one says
+    /// what it takes: later ones may show what somebody else has come to use.
+    fn grown(&mut self, accelerator: &crate::model::AcceleratorId, now: Tick) {
+        let Some(account) = self.ledger.accelerators.get(accelerator) else { return };
+        let found = account.booked.iter().find_map(|(id, _)| {
+            let e = self.engines.get(id).filter(|e| e.state == State::Awake && e.turn <= now)?;
+            let (_, before) = e.before.iter().find(|(on, _)| on == accelerator)?;
+            Some((id.clone(), *before))
+        });
+        let Some((id, before)) = found else { return };
+        let used = account.used_by_one(&id, now);
+        self.engines.change(&id, |e| e.before.retain(|(on, _)| on != accelerator));
+        let Some(own) = used.map(|used| used.saturating_sub(before)) else { return };
+        let each = self.spec(&id.model).map_or(own, |spec| spec.accelerators.on_each(own));
+        self.learn(&id.model, |learned| {
+            learned.peak = Some(learned.peak.unwrap_or_default().max(each));
+        });
     }
 
     fn observed(&mut self, id: &EngineId, used: Bytes) {
