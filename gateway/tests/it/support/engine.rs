@@ -30,8 +30,13 @@ impl Gateway {
     pub(crate) fn fault(&self, id: &str, faults: &str) {
         let request = client::request("/sim/faults", "", faults);
         let engine = self.engine_client(id);
-        self.until(&format!("{id} listens"), Duration::from_secs(10), || engine.try_connect().is_ok());
-        let answer = engine.raw(&request);
+        let mut answer = None;
+        self.until(&format!("{id} listens"), Duration::from_secs(10), || {
+            // A stub before it may listen already.
+            answer = engine.try_connect().ok().map(|_| engine.raw(&request)).filter(|it| it.status != 502);
+            answer.is_some()
+        });
+        let answer = answer.unwrap();
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
 
