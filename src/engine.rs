@@ -117,8 +117,8 @@ pub struct Engine {
     pub began: Tick,
     /// Started from nothing, rather than woken.
     pub cold: bool,
-    /// What was in use of its accelerators when it was started, where the meter names nobody and no other engine was there: what is
-    /// in use beyond that once it serves is its own.
+    /// Memory in use on each accelerator when the engine was launched, if the meter names no processes and the engine was alone there.
+    /// The growth until it serves is its peak.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub before: Vec<(AcceleratorId, Bytes)>,
     /// A process of this generation is gone while its gate was open: the gate is still to be shut.

@@ -167,8 +167,8 @@ impl Account {
         larger + reading.used.saturating_sub(ours)
     }
 
-    /// What is in use here beside the only engine that has anything booked, as it was read a moment ago by a meter that names
-    /// nobody. None where there is another, or a meter that tells them apart.
+    /// Memory in use here, by a fresh reading of a meter that names no processes. `None` if another engine has a booking here, or if
+    /// the meter tells processes apart.
     #[must_use]
     pub(super) fn used_by_one(&self, engine: &EngineId, now: Tick) -> Option<Bytes> {
         let reading = self.reading.as_ref().filter(|r| r.by_engine.is_none() && r.at + FRESH > now)?;

@@ -205,8 +205,8 @@ impl Planner {
         self.grown(accelerator, now);
     }
 
-    /// The first reading once an engine serves that was started where no other is. By a meter that names nobody only this one says
-    /// what it takes: later ones may show what somebody else has come to use.
+    /// Learns the peak of an engine that started alone, from the first reading after it serves. Later readings may include memory that
+    /// another program has taken since.
     fn grown(&mut self, accelerator: &crate::model::AcceleratorId, now: Tick) {
         let Some(account) = self.ledger.accelerators.get(accelerator) else { return };
         let found = account.booked.iter().find_map(|(id, _)| {

@@ -192,7 +192,7 @@ pub struct SeenRequester {
     pub accelerators: Vec<AcceleratorId>,
     /// Being deleted since.
     pub deleting: Option<Tick>,
-    /// How long after that its kubelet kills what still runs of it.
+    /// How long after its deletion the kubelet kills what still runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace: Option<Millis>,
     /// Its containers have ended for good: the kubelet hands its accelerators on.
@@ -211,7 +211,7 @@ pub struct SeenProvider {
     pub restarts: u32,
     /// Of a launcher, if its Pod says it.
     pub build: Option<Build>,
-    /// The memory limit of the container that its engines run in, which what they keep in host RAM counts against.
+    /// The memory limit of the container that its engines run in. Weights in host RAM count against it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<Bytes>,
     /// What its annotations say of its engines.

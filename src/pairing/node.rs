@@ -477,9 +477,8 @@ impl Node {
         self.remains.iter().map(|remains| remains.held_host).sum()
     }
 
-    /// Whether this engine's weights may go to host RAM: among what all sleepers of the node may keep there, and within the memory
-    /// limit of its Pod, whose engines count together. An engine that breaks the limit is killed, so that a limit which nobody has
-    /// seen yet has room for nothing.
+    /// Whether this engine's weights fit into host RAM: into the node's budget for sleepers, and into the memory limit of its Pod,
+    /// which all engines of the Pod share. The kernel kills an engine beyond the limit, so a Pod not seen yet has no room.
     #[must_use]
     pub(super) fn has_host_for(&self, engine: &Engine) -> bool {
         let wanted = engine.sizes.host;

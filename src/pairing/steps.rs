@@ -13,7 +13,7 @@ use crate::{
     units::{Millis, Tick},
 };
 
-/// A drain ends so long before the stub is killed, and takes so long however soon that is: the stub's own words take a second.
+/// A drain ends this long before the kubelet kills the stub, and lasts [`AT_LEAST`]: the stub needs a second to end its streams.
 const BEFORE_THE_KILL: Millis = Millis::secs(5);
 const AT_LEAST: Millis = Millis::secs(1);
 
@@ -169,8 +169,8 @@ impl Draft<'_> {
             .then_some(Step::Open { requester })
     }
 
-    /// Until when requests that are under way at this requester may go on: for as long as is configured, and not until its kubelet
-    /// kills the stub, which could then neither end their streams with an error nor put the engine to sleep.
+    /// When the drain of this requester ends: after the configured time, but before the kubelet kills the stub. A killed stub can
+    /// neither end its streams with an error nor put the engine to sleep.
     fn drains_until(&self, requester: &Requester) -> Tick {
         let configured = self.now() + self.rules.settings.drain;
         let Some(grace) = requester.seen.grace else { return configured };

@@ -1,5 +1,5 @@
 //! Host RAM that level-1 sleepers keep: one sum over all Pods and launchers of a node, and one within each Pod's memory limit.
-//! Whole reports on file.
+//! The complete reports are snapshots.
 
 use rouse::{
     model::LevelPolicy::{self, Auto, One, Two},

@@ -256,12 +256,12 @@ fn has_word(command: &[String], word: &str) -> bool {
     command.iter().any(|text| text.split_whitespace().any(|one| one == word))
 }
 
-/// A vLLM with this command has LoRA adapters in memory, beside the weights that it would read again.
+/// Whether a vLLM with this command holds LoRA adapters in memory. A wake from level 2 reloads only the model's own weights.
 pub(crate) fn adapters_by_command(command: &[String]) -> bool {
     has_word(command, "--enable-lora")
 }
 
-/// What is told of such an engine that is to sleep at level 2.
+/// The error where level 2 is configured for an engine with LoRA adapters.
 pub(crate) const ADAPTERS_AT_LEVEL_2: &str = "with --enable-lora the adapters are lost at level 2, which reads only the model's own weights again: say 1 or never";
 
 /// vLLM's flag for the bytes of its KV cache on each accelerator. With it an engine does not measure free memory when it starts.

@@ -65,7 +65,7 @@ impl Claim {
         self.age() < DURATION / 3
     }
 
-    /// For how long it still holds where it is not renewed.
+    /// How long the claim holds from now on if it is not renewed.
     #[must_use]
     pub fn left(&self) -> Duration {
         RENEW_DEADLINE.saturating_sub(self.age())
@@ -75,7 +75,7 @@ impl Claim {
         Instant::now() - self.renewed
     }
 
-    /// One that was renewed so long ago.
+    /// A claim that was last renewed `age` ago.
     #[cfg(test)]
     pub(super) fn aged(epoch: u64, age: Duration) -> Self {
         Self { epoch, renewed: Instant::now() - age }

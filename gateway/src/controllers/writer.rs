@@ -73,15 +73,15 @@ impl Writer {
         self.claim.borrow().filter(Claim::is_fresh).ok_or(Error::NotLeading)
     }
 
-    /// The same. Where this gateway leads and only its renewal is late, that is waited for, as long as the claim holds.
+    /// The claim, like [`Self::claim`]. If this gateway leads and the renewal is late, waits for the renewal until the claim expires.
     ///
     /// # Errors
-    /// As of [`Self::claim`].
+    /// As for [`Self::claim`].
     pub async fn renewed(&self) -> Result<Claim, Error> {
         let mut claims = self.claim.clone();
         let left = claims.borrow().as_ref().map_or(Duration::ZERO, Claim::left);
         let fresh = claims.wait_for(|claim| claim.as_ref().is_none_or(Claim::is_fresh));
-        // However that ends, what counts is the claim as it is then.
+        // Renewed, lost or timed out: the claim that is current now decides.
         drop(time::timeout(left, fresh).await);
         self.claim()
     }

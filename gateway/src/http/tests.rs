@@ -332,7 +332,7 @@ async fn a_request_that_meets_a_dead_engine_queues_again_in_its_old_place() {
     let mut gateway = Gateway::start(|_| {});
     let engine = Engine::start(json("{}")).await;
     let (dead, gate) = (gateway.open_gate(), gateway.open_gate());
-    gateway.route(&[(nobody().await, &dead)]);
+    gateway.route(&[(nobody(), &dead)]);
     let mut client = gateway.connect().await;
     client.send(post(false)).await;
     let met = Instant::now();
@@ -404,11 +404,11 @@ async fn a_request_that_meets_two_dead_engines_is_refused() {
     let mut client = gateway.connect().await;
     client.send(post(false)).await;
     let parked = gateway.next_parked().await;
-    let grant = gateway.grant(nobody().await, &dead);
+    let grant = gateway.grant(nobody(), &dead);
     dead.close();
     drop(parked.answer.send(Ok(grant)));
     let parked = gateway.next_parked().await;
-    drop(parked.answer.send(Ok(gateway.grant(nobody().await, &gate))));
+    drop(parked.answer.send(Ok(gateway.grant(nobody(), &gate))));
     let answer = client.answer().await;
     assert_eq!((answer.status, answer.error()["code"].as_str()), (502, Some("engine_unreachable")));
     assert_eq!(answer.header("x-should-retry"), Some("true"));

@@ -130,7 +130,7 @@ impl Asked {
     }
 }
 
-/// How deep an engine may sleep that would lose its adapters at level 2. In mode plain it never sleeps, whatever is said.
+/// The level policy of an engine with LoRA adapters. An engine of mode plain never sleeps, so its annotation is not refused.
 fn level_with_adapters(level: LevelPolicy, mode: Mode) -> Result<LevelPolicy, Doubt> {
     if level == LevelPolicy::Two && mode != Mode::Plain {
         Err(Doubt::Adapters)

@@ -222,7 +222,7 @@ impl Configs {
         Ok(launcher::fingerprint(&config.spec.model_server_config, served))
     }
 
-    /// What its engine is started with, word by word; nothing of one that is not there.
+    /// The engine's options, split into words; empty if the InferenceServerConfig is unknown.
     pub(super) fn options(&self, name: &ObjectName) -> Vec<String> {
         let options = self.engine(name).map(|config| &config.spec.model_server_config.options);
         options.and_then(|options| words::split(options).ok()).unwrap_or_default()

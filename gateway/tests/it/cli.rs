@@ -2,6 +2,7 @@
 
 use std::{io::Write as _, process::Output};
 
+use rouse_testing::port::Reserved;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
@@ -124,8 +125,8 @@ async fn without_a_configuration_nothing_is_served_and_the_help_says_what_to_do_
 
 #[tokio::test]
 async fn without_a_gateway_the_commands_say_so() {
-    let (_held, address) = crate::support::silent();
-    let address = address.to_string();
+    let nobody = Reserved::port();
+    let address = nobody.address().to_string();
     for args in [&["ps"][..], &["explain", "m"], &["events"], &["logs", "m"]] {
         let args = [args, &["--admin", &address]].concat();
         let output = rouse(&args).await;

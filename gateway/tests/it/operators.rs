@@ -6,11 +6,12 @@ use std::{
     time::Duration,
 };
 
+use rouse_testing::port::Reserved;
 use serde_json::{Value, json};
 
 use crate::{
     live::{Engine, Open},
-    support::{Answer, Fixture, Gateway, Sim, pause, silent},
+    support::{Answer, Fixture, Gateway, Sim, pause},
 };
 
 const TURNS: &str = "turns: {residency: 1s, maxTurn: 2s, drain: {deadline: 2s, onDeadline: cut}}";
@@ -370,9 +371,9 @@ fn the_command_line_shows_the_fleet_and_ends_with_the_right_code() {
         assert_eq!(output.status.code(), Some(code), "{args:?}: {}", text(&output.stderr));
         assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{args:?}");
     }
-    let (_held, nobody) = silent();
+    let nobody = Reserved::port();
     let gone = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
-        .args(["ps", "--admin", &format!("http://{nobody}")])
+        .args(["ps", "--admin", &format!("http://{}", nobody.address())])
         .output()
         .unwrap();
     assert_eq!(gone.status.code(), Some(69), "{}", text(&gone.stderr));

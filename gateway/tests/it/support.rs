@@ -337,14 +337,6 @@ pub(crate) fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// An address at which nobody listens: as long as its socket is held, no other process is given the port.
-pub(crate) fn silent() -> (socket2::Socket, SocketAddr) {
-    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
-    let address = socket.local_addr().unwrap().as_socket().unwrap();
-    (socket, address)
-}
-
 /// For polls of other processes only, which send no event.
 #[expect(clippy::disallowed_methods, reason = "a test polls another process")]
 pub(crate) fn pause(span: Duration) {

@@ -56,7 +56,7 @@ pub(super) struct Provider {
     pub(super) restarts: u32,
     /// Of a launcher.
     pub(super) build: Option<Build>,
-    /// Its memory limit.
+    /// The memory limit of its Pod.
     pub(super) host: Option<Bytes>,
     pub(super) epoch: Epoch,
     /// A launcher that answers nobody.

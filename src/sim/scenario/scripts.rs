@@ -229,7 +229,9 @@ fn world(name: &str, gpus: u64, models: Vec<ModelSpec>) -> Scenario {
     Scenario::new(name, Configuration { settings, accelerators: (0..gpus).map(gpu).collect(), models })
 }
 
-fn model(name: &str, gib: u64) -> ModelSpec {
+/// A model on one accelerator that takes `gib` GiB awake, 1 GiB asleep, and sleeps only to make room.
+#[must_use]
+pub fn model(name: &str, gib: u64) -> ModelSpec {
     ModelSpec {
         name: name.into(),
         aliases: Vec::new(),

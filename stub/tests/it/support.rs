@@ -5,7 +5,7 @@ use std::{
     ffi::OsStr,
     fs::File,
     io::{BufRead as _, BufReader},
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Condvar, Mutex},
@@ -16,7 +16,6 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
@@ -26,6 +25,7 @@ pub(crate) mod nvml;
 pub(crate) mod turns;
 
 pub(crate) use client::{Answer, Client, Open};
+pub(crate) use rouse_testing::port::Reserved;
 
 /// Longer than anything that is waited for takes.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
@@ -62,9 +62,6 @@ struct Said {
     /// No more will come.
     ended: bool,
 }
-
-/// A port on loopback that nobody else is given while this lives, and on which nobody listens.
-pub(crate) struct Reserved(Socket);
 
 /// A stub with all ports, each of them free, and more flags.
 pub(crate) fn stub(flags: &[&str]) -> Stub {
@@ -303,29 +300,6 @@ impl Drop for Stub {
         if std::thread::panicking() {
             eprintln!("--- the stub's log\n{}", self.log.said.lock().unwrap().text);
         }
-    }
-}
-
-impl Reserved {
-    pub(crate) fn port() -> Self {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        // The stub does so too, and may have it for that.
-        socket.set_reuse_address(true).unwrap();
-        socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
-        Self(socket)
-    }
-
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.0.local_addr().unwrap().as_socket().unwrap()
-    }
-
-    pub(crate) fn number(&self) -> u16 {
-        self.address().port()
-    }
-
-    pub(crate) fn listen(self) -> TcpListener {
-        self.0.listen(128).unwrap();
-        self.0.into()
     }
 }
 

@@ -128,14 +128,15 @@ pub(super) const fn level(level: Level) -> LevelPolicy {
     }
 }
 
-/// Its template says that it has adapters which level 2 loses. Of the engine of an InferenceServerConfig no template says anything.
+/// Whether the engine's template starts it with LoRA adapters, which level 2 loses. An engine of an InferenceServerConfig has no
+/// command in a template; [`crate::pairing`] checks that one.
 pub(super) fn has_adapters(kind: written::Kind, run: Option<&Run>, own: Option<&Template>) -> bool {
     let configured = matches!(run, Some(Run::DualPods(pods)) if pods.is_configured());
     let command = || run.map(|run| pods::command_of(run, own)).unwrap_or_default();
     matches!(kind, written::Kind::Vllm) && !configured && adapters_by_command(&command())
 }
 
-/// How deep an engine may sleep whose Pod has a memory limit below what it would keep there at level 1.
+/// The level policy of an engine whose weights do not fit into its Pod's memory limit.
 pub(super) const fn without_host_memory(level: LevelPolicy) -> LevelPolicy {
     match level {
         LevelPolicy::One | LevelPolicy::Two | LevelPolicy::Auto => LevelPolicy::Two,

@@ -114,7 +114,7 @@ pub(super) fn command(run: &Run) -> Vec<String> {
     command_of(run, None)
 }
 
-/// The same for a variant that has a template of its own.
+/// Command and arguments of the engine's container in the variant's own template, else in the model's.
 pub(super) fn command_of(run: &Run, own: Option<&Template>) -> Vec<String> {
     let (Run::Deployment(pods) | Run::DualPods(pods)) = run else {
         return Vec::new();
@@ -127,8 +127,8 @@ pub(super) fn command_of(run: &Run, own: Option<&Template>) -> Vec<String> {
     words("command").chain(words("args")).filter_map(|word| word.as_str().map(str::to_owned)).collect()
 }
 
-/// How much host RAM an engine of mode deployment may take: by its container's memory limit or by its Pod's. `own`: the template
-/// of its variant. In mode dualPods the Pods that are seen say it.
+/// The memory limit of the engine's container or of its Pod, whichever is lower, in mode deployment. `own` is the variant's template.
+/// In mode dualPods the limit is read from the running Pod.
 pub(super) fn memory_limit(run: Option<&Run>, own: Option<&Template>) -> Option<Bytes> {
     let Run::Deployment(pods) = run? else { return None };
     let template = own.unwrap_or(&pods.template).value();

@@ -29,7 +29,7 @@ pub const SERVER_IP: &str = "dual-pods.llm-d.ai/inference-server-ip";
 pub const ACCELERATORS: &str = "dual-pods.llm-d.ai/accelerators";
 /// A label of both while they are bound: the other's name.
 pub const DUAL: &str = "dual-pods.llm-d.ai/dual";
-/// A label of requesters whose engine is in a launcher: by which id it has it. For others to read.
+/// Label of a requester whose engine runs in a launcher: the engine's instance id there. Rouse does not read it back.
 pub const INSTANCE: &str = "dual-pods.llm-d.ai/instance";
 
 /// A label of the providers of a model's engines: its name, as [`crate::controllers::label::value`] has it.
@@ -41,10 +41,11 @@ pub const SERVER_PORT: &str = "dual-pods.llm-d.ai/server-port";
 /// Of a launcher, beside the two before: which of its engines was bound last. For others to read; what is decided by is in
 /// [`super::engines`].
 pub const INSTANCE_ID: &str = "dual-pods.llm-d.ai/instance-id";
-/// The same for how the launcher is told to start it, as JSON, and for what leads requests to it.
+/// Annotations of a launcher: how the bound engine is started, and its routing metadata, as JSON. Rouse does not read them back.
 pub const VLLM_CONFIG: &str = "dual-pods.llm-d.ai/vllm-config";
 pub const ROUTING: &str = "dual-pods.llm-d.ai/isc-routing-metadata";
-/// Of providers with one engine: what they have in common that may serve each other's requesters. For others to read.
+/// Annotation of a provider with one engine: a hash that providers share when they can serve each other's requesters. Rouse does
+/// not read it back.
 pub const NOMINAL: &str = "dual-pods.llm-d.ai/nominal";
 /// A label: `true` or `false`.
 pub const SLEEPING: &str = "dual-pods.llm-d.ai/sleeping";

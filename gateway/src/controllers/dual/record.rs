@@ -117,7 +117,7 @@ pub fn rest(pod: &Pod) -> Result<Rest, Error> {
 /// As annotations say it.
 #[must_use]
 pub fn rest_annotations(Rest { level, stop_after }: Rest) -> Value {
-    // Whoever reads it knows by the command which engines have only that one level.
+    // The annotation has no word for `OnlyOne`; the reader derives it again from the engine's command.
     let level = if level == LevelPolicy::OnlyOne { LevelPolicy::One } else { level };
     let level = LEVELS.iter().find(|(_, known)| *known == level).map(|(text, _)| *text);
     json!({

@@ -73,7 +73,7 @@ async fn a_request_that_finds_its_engine_absent_goes_to_another_at_once() {
     let mut gateway = Gateway::start(|_| {});
     let engine = Engine::start(json("{}")).await;
     let (dead, gate) = (gateway.open_gate(), gateway.open_gate());
-    gateway.route(&[(nobody().await, &dead), (engine.address, &gate)]);
+    gateway.route(&[(nobody(), &dead), (engine.address, &gate)]);
     let (mut replayed, begun) = (0, Instant::now());
     for _ in 0..30 {
         assert_eq!(ask(&gateway, &post(false)).await.status, 200);

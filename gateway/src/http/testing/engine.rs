@@ -2,9 +2,10 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
+use rouse_testing::port::Reserved;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpSocket, TcpStream},
+    net::{TcpListener, TcpStream},
     sync::mpsc,
     time::Instant,
 };
@@ -70,13 +71,11 @@ async fn converse(
     closes.send(Instant::now()).unwrap_or_default();
 }
 
-/// An address that refuses connections: it is bound, and nobody listens. It stays so while this process lives, or
-/// another test could be given the port.
-pub(crate) async fn nobody() -> SocketAddr {
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
-    let address = socket.local_addr().unwrap();
-    std::mem::forget(socket);
+/// An address that refuses connections until this process ends.
+pub(crate) fn nobody() -> SocketAddr {
+    let port = Reserved::port();
+    let address = port.address();
+    std::mem::forget(port);
     address
 }
 

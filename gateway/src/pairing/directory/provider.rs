@@ -149,8 +149,8 @@ impl Provider {
     }
 }
 
-/// How much host RAM the container of its engines may take: by its own memory limit or by its Pod's, as they are to be and, while
-/// they are changed, as they still are.
+/// The memory limit that applies to the engines' container: the lowest of its spec, its status and the Pod. Spec and status differ
+/// while a resize is under way.
 fn memory_limit(pod: &Pod) -> Option<Bytes> {
     let spec = pod.spec.as_ref()?;
     let own = spec.containers.iter().find(|own| own.name == keys::CONTAINER);

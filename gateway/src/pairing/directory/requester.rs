@@ -48,7 +48,7 @@ pub(in crate::pairing) struct Requester {
     /// That its Pod names.
     pub(in crate::pairing) accelerators: Vec<AcceleratorId>,
     deleting: Option<Tick>,
-    /// How long it may take to end, as its spec says, and as it is deleted.
+    /// The termination grace period of the Pod's spec, and that of its deletion.
     pub(in crate::pairing) grace: Option<Millis>,
     deleted_within: Option<Millis>,
     ended: bool,

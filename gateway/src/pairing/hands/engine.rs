@@ -199,8 +199,8 @@ impl Hands {
         Ok(Answer::Done)
     }
 
-    /// An order that no stub can refuse is given only by who certainly leads. A renewal that is late is waited for: an order that was
-    /// not given would be taken for one that the engine did not follow, and the engine would be ended.
+    /// The engine itself, for an order that no stub can refuse: only a certain leader sends one. Waits for a late renewal, because the
+    /// planner takes an order that was not sent for one that failed, and ends the engine.
     async fn directly(&self, job: &Job) -> Result<Adapter, Failed> {
         self.writer.renewed().await?;
         fault::point();

@@ -163,9 +163,8 @@ pub(super) fn serving(job: &Job, own: &Requester) -> Result<Value, Failed> {
     Ok(json!({"metadata": {"uid": provider.uid.as_str(), "labels": labels, "annotations": annotations}}))
 }
 
-/// What readers of the public project's annotations are told of an engine: how its launcher starts it, and what leads requests to it.
-/// Its environment is left out: who may read Pods need not know the keys in it. None of both once its configuration is another
-/// engine's.
+/// Values of the annotations `vllm-config` and `isc-routing-metadata`. The environment is left out: it may hold keys that a reader
+/// of Pods must not see. Both are `None` if the InferenceServerConfig was edited since the engine was made.
 fn told(job: &Job, own: &Requester, id: &EngineId, port: u16) -> (Option<String>, Option<String>) {
     let is_of = |config: &&InferenceServerConfig| {
         launcher::fingerprint(&config.spec.model_server_config, own.served()) == id.fingerprint

@@ -32,7 +32,7 @@ impl Gateway {
         let engine = self.engine_client(id);
         let mut answer = None;
         self.until(&format!("{id} listens"), Duration::from_secs(10), || {
-            // A stub before it may listen already.
+            // A stub in front of the engine may listen before the engine does.
             answer = engine.try_connect().ok().map(|_| engine.raw(&request)).filter(|it| it.status != 502);
             answer.is_some()
         });

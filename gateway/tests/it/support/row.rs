@@ -33,8 +33,8 @@ pub(crate) fn is_asked() -> bool {
     std::env::var_os("ROUSE_STUB").is_some()
 }
 
-/// A stub, where rows are asked for. Nobody has orders for it, so its admin port is whichever is free when it starts: one
-/// that was chosen before could be another test's by then.
+/// A stub, if `ROUSE_STUB` is set. No test sends orders to it, so it binds any free admin port when it starts; a port chosen earlier
+/// might be taken by then.
 pub(crate) fn asked() -> Option<Place<'static>> {
     is_asked().then_some(Place { admin: 0, folder: None })
 }

@@ -77,7 +77,7 @@ async fn a_driver_that_hangs_costs_one_thread_however_many_ask() {
     }
     assert_eq!(driver.most_inside.load(Ordering::SeqCst), 1);
 
-    // Who comes now need not wait for it to hang once more: one after the other, they would wait a hundred times.
+    // Later reads fail at once instead of waiting for the hanging driver; otherwise these reads would time out a hundred times.
     let before = Instant::now();
     for _ in 0..100 {
         assert!(memory.read().await.is_err());

@@ -21,7 +21,7 @@ struct Engine {
     task: JoinHandle<()>,
 }
 
-/// What to look at whenever the engine is asked, and what was seen.
+/// A check that the engine makes at each probe, and its results.
 type AtAsked = Option<(Box<dyn Fn() -> bool + Send>, Vec<bool>)>;
 
 impl Engine {
@@ -170,7 +170,7 @@ async fn unready_comes_after_the_threshold_and_not_before() {
     engine.set(204);
     until(&readiness, true).await;
 
-    // What it is at each question after a bad answer was set. A look from here may be late by a question and more.
+    // The engine records the readiness at each probe after its answers turned bad; the test itself might look a probe too late.
     let known = Arc::clone(&readiness);
     engine.set(500);
     *engine.at_asked.lock().unwrap() = Some((Box::new(move || known.ready()), Vec::new()));

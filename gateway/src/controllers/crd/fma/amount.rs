@@ -4,7 +4,7 @@ use rouse::units::Bytes;
 
 const ONE: i128 = 1_000_000_000;
 
-/// An amount of memory, of which a fraction of a byte counts as nothing. None: it is no such amount.
+/// Parses a quantity of memory, rounded down to whole bytes. `None`: it is negative, too large, or no quantity.
 pub(crate) fn bytes(text: &str) -> Option<Bytes> {
     u64::try_from(amount(text)? / ONE).ok().map(Bytes)
 }
