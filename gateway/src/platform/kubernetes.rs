@@ -265,6 +265,14 @@ impl Shared {
         placed.await.unwrap_or(Ok(()))
     }
 
+    /// The engine has these accelerators, whatever else is booked on them.
+    fn is_at(&self, place: &Place, replica: u32, spot: Spot) {
+        if let (Some(pool), Some(wanted)) = (place.pool.clone(), place.wanted(replica)) {
+            let entry = Entry::Adopt { wanted, spot: Some(spot) };
+            self.requests.send(Request::Enter { pool, entry }).unwrap_or_default();
+        }
+    }
+
     async fn fails(&self, engine: &EngineId, generation: Generation, why: &str) {
         fails(&self.common, &self.told, engine, generation, why).await;
     }

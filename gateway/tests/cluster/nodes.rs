@@ -1,6 +1,10 @@
 //! Where engines come to be, and what is written of that.
 
-use kube::Api;
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
 use rouse_cluster::wait;
 use rouse_gateway::controllers::crd::{
     AcceleratorNode, AcceleratorNodeStatus, AcceleratorPool, ledger::ReservationState,
@@ -54,6 +58,45 @@ async fn a_booking_is_placed_on_the_node_of_its_pod_and_the_nodes_object_says_so
     world.until("qwen", "scaled to zero", |model| reason(model, "Ready") == "ScaledToZero").await;
     let empty = says(|status| status.reservations.is_empty());
     wait::until(&copies, &node, "nothing booked", empty).await.unwrap();
+}
+
+/// The accelerators that a node's object lists.
+pub(crate) fn listed(copy: &Option<AcceleratorNode>) -> Vec<&str> {
+    let status = copy.as_ref().and_then(|copy| copy.status.as_ref());
+    let own = status.into_iter().flat_map(|status| &status.accelerators);
+    own.map(|accelerator| accelerator.uuid.as_str()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_nodes_object_lists_the_accelerators_that_stubs_report_and_those_that_are_gone_no_longer() {
+    let site = Site::new(cluster().await, "node-listed").await;
+    let large = |own: &str| plain_node(own, 2).label("nvidia.com/gpu.memory", "65536");
+    let world = World::at(site, "128Gi", large).await;
+    let node = world.runner.node(&format!("{}-a", world.name()));
+    let node = node.name();
+    let gateway = world.gateway("gateway-0", "");
+    for (model, accelerator, cooldown) in [("stays", "GPU-a", "10m"), ("goes", "GPU-b", "1s")] {
+        world.accelerators(model, &[(accelerator, 40 << 10)]);
+        world.model(model, "40Gi", "", json!({"cooldownPeriod": cooldown})).await;
+        world.until(model, "accepted", |model| reason(model, "Accepted") == "Accepted").await;
+        let client = gateway.client();
+        assert_eq!(aside(move || client.chat(model, false, 4)).await.status, 200);
+    }
+    let copies: Api<AcceleratorNode> = Api::all(world.site.admin.clone());
+    wait::until(&copies, node, "both", |copy| listed(copy) == ["GPU-a", "GPU-b"]).await.unwrap();
+
+    world.until("goes", "scaled to zero", |model| reason(model, "Ready") == "ScaledToZero").await;
+    let one_has = |copy: &Option<AcceleratorNode>| {
+        let status = copy.as_ref().and_then(|copy| copy.status.as_ref());
+        status.is_some_and(|status| status.reservations.len() == 1)
+    };
+    let copy = wait::until(&copies, node, "one has an engine", one_has).await.unwrap();
+    assert_eq!(listed(&copy), ["GPU-a", "GPU-b"], "that no Pod has it is no evidence");
+
+    let nodes: Api<Node> = Api::all(world.site.admin.clone());
+    let offered = json!({"status": {"allocatable": {"nvidia.com/gpu": "1"}}});
+    nodes.patch_status(node, &PatchParams::default(), &Patch::Merge(&offered)).await.unwrap();
+    wait::until(&copies, node, "one is gone", |copy| listed(copy) == ["GPU-a"]).await.unwrap();
 }
 
 /// Its Pod asks for one accelerator, and the pool's sum has room; only the accelerator that it comes to has not.

@@ -129,7 +129,7 @@ pub(crate) fn full_node() -> (Value, Value) {
     let uuid = "GPU-7c0d5f9e-2f4b-4e0a-9d2f-6a1f0c3b5a77";
     let status = json!({
         "count": 1, "healthy": 1, "type": "NVIDIA-H200", "total": "80Gi", "reserved": "40Gi",
-        "accelerators": [{ "uuid": uuid, "capacity": "79Gi", "healthy": true, "lastSleep": MOMENT }],
+        "accelerators": [{ "uuid": uuid, "capacity": "79Gi", "healthy": true, "lastSleep": MOMENT }], "partial": true,
         "reservations": [{
             "id": 7, "model": "chat/llama", "replica": 0, "bytes": "40Gi", "hostBytes": "0", "uuids": [uuid],
             "state": "Placed",

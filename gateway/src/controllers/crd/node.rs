@@ -65,6 +65,9 @@ pub struct AcceleratorNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
     pub accelerators: Vec<NodeAccelerator>,
+    /// The list has only accelerators that stubs reported from Pods which were given them: the node may have others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
     /// A copy of the pool's reservations on this node, for reading. The pool's ledger is what counts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Atomic)]

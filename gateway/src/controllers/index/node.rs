@@ -1,7 +1,8 @@
 //! What a node has, as far as its Node and its AcceleratorNode say.
 //!
-//! An AcceleratorNode comes from a stub that asked the driver, so it decides where there is one. Without it there are the
-//! labels of NVIDIA's feature discovery and what the device plugin offers.
+//! An AcceleratorNode that lists all accelerators comes from a program that asked the driver, so it decides where there is one.
+//! Without it there are the labels of NVIDIA's feature discovery and what the device plugin offers. A partial list is Rouse's own
+//! and is derived from those labels, so it decides nothing: an accelerator that it lacks is not gone.
 
 use std::collections::BTreeMap;
 
@@ -56,9 +57,10 @@ impl NodeFacts {
 }
 
 impl Accelerators {
-    /// `None`: no stub has said anything.
+    /// `None`: the node's object lists no accelerators, or not all of them.
     pub(super) fn of(node: &AcceleratorNode) -> Option<Self> {
-        let listed = node.status.as_ref().map(|status| status.accelerators.as_slice()).unwrap_or_default();
+        let whole = node.status.as_ref().filter(|status| !status.partial);
+        let listed = whole.map(|status| status.accelerators.as_slice()).unwrap_or_default();
         let mut seen = Self::default();
         let mut doubts = Vec::new();
         for accelerator in listed {

@@ -8,7 +8,7 @@ use std::{
     future::{pending, ready},
     net::SocketAddr,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -78,6 +78,8 @@ pub(super) struct Berth {
     pub(super) generation: Generation,
     pub(super) place: Arc<Place>,
     pub(super) requests: mpsc::UnboundedSender<Request>,
+    /// The engine's stub has answered which accelerators its Pod has.
+    pub(super) located: AtomicBool,
 }
 
 /// The Pod that it has; `None` while it has none, and once it is gone.
@@ -222,7 +224,7 @@ impl Berth {
         Arc::new(self.shared.tenants.enter(self.id.clone(), node))
     }
 
-    /// Looks at its memory. Of one that was found serving not at once: it is not known yet who else is there.
+    /// Looks where it is, and at its memory. Of one that was found serving not at once: it is not known yet who else is there.
     fn observe(
         self: &Arc<Self>,
         pod: &Pod,
@@ -232,11 +234,16 @@ impl Berth {
         let (berth, pod) = (Arc::clone(self), pod.clone());
         let since = self.shared.common.clock.now();
         async move {
+            let found = matches!(start, Start::Awake | Start::Doubtful);
+            if !found {
+                // It may have become ready before its stub answered.
+                let _answered = work::locate(&berth, &pod).await;
+            }
             if berth.place.dual {
                 // Others sleep on its accelerators: what is in use there is not its own.
                 pending::<()>().await;
             }
-            if matches!(start, Start::Awake | Start::Doubtful) {
+            if found {
                 time::sleep(observe::EVERY).await;
             }
             observe::watch(berth, pod, tenancy, since).await;

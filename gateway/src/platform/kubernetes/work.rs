@@ -1,7 +1,11 @@
 //! What a life does with its Pod, its stub and its engine, step by step. Each is a future that the life polls and may drop at
 //! any await; each can be begun again where another leader left off.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod as PodObject};
 use kube::Api;
@@ -167,13 +171,44 @@ pub(super) async fn resume(berth: Arc<Berth>, pod: Pod) -> Done {
 
 /// Notes to which accelerators the engine came; ends when it does not fit there.
 async fn misplaced(berth: &Berth, pod: &Pod, proxy: SocketAddr) -> Cause {
-    if let (Some(stub), Some(node)) = (berth.stub(proxy), node(pod))
-        && let Err(why) = berth.shared.placed(&berth.place, berth.id.replica, spot(&stub, node).await).await
-    {
-        tracing::warn!(engine = %berth.id, %why, "it came to where there is no room");
-        return Cause::Misplaced;
+    if let (Some(stub), Some(node)) = (berth.stub(proxy), node(pod)) {
+        let spot = spot(&stub, node).await;
+        berth.located.store(!spot.accelerators.is_empty(), Ordering::Relaxed);
+        if let Err(why) = berth.shared.placed(&berth.place, berth.id.replica, spot).await {
+            tracing::warn!(engine = %berth.id, %why, "it came to where there is no room");
+            return Cause::Misplaced;
+        }
+    }
+    // A requester's Pod has an address before its stub listens.
+    let mut pauses = Pauses::new();
+    while !locate(berth, pod).await {
+        pauses.pause().await;
     }
     std::future::pending().await
+}
+
+/// Notes which accelerators the stub reports, unless that is done. False: the stub does not answer.
+///
+/// The engine is not judged by them: a requester's accelerators are handed to the next before what the former had there is released
+/// in the ledger, and it is the pairing of requesters with engines that keeps room on them.
+pub(super) async fn locate(berth: &Berth, pod: &Pod) -> bool {
+    if berth.located.load(Ordering::Relaxed) {
+        return true;
+    }
+    let stub = berth.proxy(pod).and_then(|proxy| berth.stub(proxy));
+    let (Some(stub), Some(node)) = (stub, node(pod)) else { return false };
+    match stub.accelerators().await {
+        Ok(accelerators) => berth.shared.is_at(&berth.place, berth.id.replica, Spot { node, accelerators }),
+        Err(stub::Error::Silent(error)) => {
+            tracing::debug!(engine = %berth.id, %error, "its stub does not say yet which accelerators its Pod has");
+            return false;
+        }
+        Err(error) => {
+            tracing::debug!(engine = %berth.id, %error, "its stub cannot say which accelerators its Pod has");
+        }
+    }
+    berth.located.store(true, Ordering::Relaxed);
+    true
 }
 
 fn node(pod: &Pod) -> Option<String> {

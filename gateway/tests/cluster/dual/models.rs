@@ -1,14 +1,16 @@
 //! InferenceModels of mode dualPods: their engines sleep while nobody asks for them, and are woken through requesters.
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::{ResourceExt as _, api::ListParams};
-use rouse_gateway::controllers::crd::inference_model::EngineState;
+use kube::{Api, ResourceExt as _, api::ListParams};
+use rouse_cluster::wait;
+use rouse_gateway::controllers::crd::{AcceleratorNode, inference_model::EngineState};
 use serde_json::json;
 
 use super::{Duo, node};
 use crate::{
     client::Answer,
     launched::lives,
+    nodes,
     pairs::{annotation, label},
     streams::Stream,
     world::{aside, reason},
@@ -66,9 +68,17 @@ async fn a_cold_request_makes_an_engine_which_then_sleeps_and_is_woken_by_the_ne
     assert_eq!((requesters.len(), engines.len()), (1, 1), "{requesters:#?} {engines:#?}");
     let told = duo.world.models().get("one").await.unwrap().status.unwrap();
     assert!(matches!(&told.engines[..], [engine] if engine.state == EngineState::Awake), "{told:?}");
+    let node = duo.world.runner.node(&format!("{}-a", duo.world.name()));
+    let (accelerator, _) = node.devices().remove(0);
+    let copies = Api::all(duo.world.site.admin.clone());
+    let reported = |copy: &Option<AcceleratorNode>| nodes::listed(copy) == [accelerator.as_str()];
+    wait::until(&copies, node.name(), "the accelerator that the requester's stub reported", reported)
+        .await
+        .unwrap();
 
     let asleep = idle(&duo, "one").await;
     assert_eq!(asleep.uid(), engines[0].uid());
+    assert!(reported(&copies.get_opt(node.name()).await.unwrap()), "the engine has it without a requester");
     asks(&duo, "one").await;
     let (_, woken) = pods(&duo, "one").await;
     assert_eq!(woken.iter().map(|pod| pod.uid()).collect::<Vec<_>>(), [asleep.uid()]);

@@ -20,6 +20,13 @@ fn a_stub_is_believed_before_labels_and_labels_before_the_pool() {
     assert_eq!(with_stub.total, Some(Bytes::gib(79 + 78 + 2 * 80)));
     assert!(with_stub.trouble.is_none() && with_stub.doubts.is_empty(), "{with_stub:?}");
 
+    let mut some = stub("a", &[("79Gi", true)]);
+    let Object::AcceleratorNode(listed) = &mut some else { panic!("{some:?}") };
+    listed.status.as_mut().unwrap().partial = true;
+    let all = settled([pool("p", json!({})), node("a", "p", json!("8")), some]);
+    assert_eq!((all.pools["p"].accelerators, all.pools["p"].total), (8, Some(Bytes::gib(8 * 80))));
+    assert!(all.nodes["a"].room.capacities.is_empty(), "an accelerator that is not listed is not gone");
+
     let bare = || labelled("a", json!({"inference-pool": "p"}), json!(null));
     let only_memory = of([pool("p", json!({"memory": "128Gi"})), bare()]);
     assert_eq!((only_memory.total, only_memory.units), (Some(Bytes::gib(128)), None));

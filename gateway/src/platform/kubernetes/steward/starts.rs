@@ -1,6 +1,9 @@
 //! How lives begin.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use rouse::{fault::Cause, fleet::event::Event, model::EngineId, units::Generation};
 use tokio::sync::{mpsc, watch};
@@ -67,6 +70,7 @@ impl Steward {
             generation,
             place: Arc::clone(&place),
             requests: self.requests.clone(),
+            located: AtomicBool::new(false),
         };
         self.tasks.spawn(life::live(Arc::new(berth), received, seen, start));
         let life = Life {
