@@ -83,17 +83,19 @@ test-crates: $(NEXTEST)
 	@$(PART) "gateway and stub in a row: bytes, framing, waits, cancellation" 60 env ROUSE_STUB=1 $(RUN_TESTS) \
 	    -E 'package(rouse-gateway) & $(IN_A_ROW)'
 
-# Not at the same speed as what ships, but as many instructions: a count does not mind a busy machine.
-COUNTED = cargo run --locked --profile counted -p rouse-gateway --features pipe --bin instructions
-INSTRUCTIONS = $(COUNTED) --
+# These programs are optimised as releases are, but for link-time optimisation, which takes an hour. One build serves two ends: the
+# program that counts instructions, and the gateway and stub of the cluster tests that hold a promised figure.
+OPTIMISED := $(TARGET)/counted
+INSTRUCTIONS = "$(OPTIMISED)/instructions"
 
 .PHONY: test-bench
 test-bench: ## Instructions per request and event, held to what is recorded (ARGS="--annotate CASE" for where they go)
 	@command -v valgrind >/dev/null || { echo "valgrind is missing, which counts instructions: apt-get install valgrind"; exit 1; }
+	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
 	@$(PART) "instructions per request and per event, over pipes in memory" 240 $(INSTRUCTIONS) $(ARGS)
 
 .PHONY: bench-record
-bench-record: ## Record what test-bench counts as what it is held to from now on
+bench-record: build-counted ## Record what test-bench counts as what it is held to from now on
 	$(INSTRUCTIONS) --record
 
 # What the cluster tests run is built once and kept in the cache; cluster/build says what and how.
@@ -106,15 +108,15 @@ cluster: ## Build the test cluster: etcd and Kubernetes from pinned Go modules, 
 test-cluster: $(NEXTEST) ## The cluster tests: a real kube-apiserver on loopback, Pods as processes (ARGS="NAME")
 	@$(PART) "Kubernetes for the cluster's tests" 5 $(MAKE) cluster RINGS=ring1
 	@$(PART) "building the cluster's tests" 60 $(RUN_TESTS) --test cluster --no-run
-	@$(PART) "the cluster: a real control plane, Pods as processes" 400 \
+	@$(PART) "the optimised programs" 10 $(MAKE) build-counted
+	@$(PART) "the cluster: a real control plane, Pods as processes" 400 env ROUSE_OPTIMISED="$(OPTIMISED)" \
 	    "$(TARGET)/debug/with-cluster" $(RUN_TESTS) --test cluster --test-threads $(CLUSTER_TESTS_AT_ONCE) $(ARGS)
 
-# The gateway, the stub and the engines as they ship, but for link-time optimisation, which takes an hour.
 .PHONY: hot-start
-hot-start: ## How long requesters wait for sleepers that are there, twenty at once, held to what is promised
-	@$(MAKE) cluster RINGS=ring1
-	@echo "== hot starts, twenty at once, with optimised builds: a quarter of an hour to build the first time"
-	cargo test -p rouse-gateway --locked --profile counted --test cluster -- alone::hot --nocapture
+hot-start: PROFILE = soak
+hot-start: $(NEXTEST) ## How long requesters wait for sleepers that are there, twenty at once in ten rounds, held to what is promised
+	@$(MAKE) cluster build-counted RINGS=ring1
+	env ROUSE_SOAK=1 ROUSE_OPTIMISED="$(OPTIMISED)" $(RUN_TESTS) --test cluster --no-capture -E 'test(/^alone::hot/)'
 
 # What goes into its images is what the tests have built: cargo makes a package's programs for its tests. Asked for by their
 # names they would have other features, and all that they stand on would be built again.
@@ -129,7 +131,8 @@ build-tests: $(NEXTEST)
 
 .PHONY: build-counted
 build-counted:
-	$(COUNTED:run=build)
+	cargo build --locked --profile counted -p rouse-gateway -p rouse-stub --features rouse-gateway/pipe \
+	    --bin instructions --bin rouse-gateway --bin rouse-stub
 
 .PHONY: tools
 tools: $(DENY) $(VENV)/.complete $(ADMIN_VENV)/.complete $(CLIENTS_VENV)/.complete
@@ -181,7 +184,8 @@ soak-crates: $(NEXTEST)
 soak-cluster: $(NEXTEST)
 	@$(PART) "Kubernetes for the cluster's tests" 5 $(MAKE) cluster RINGS=ring1
 	@$(PART) "building the cluster's tests" 60 $(RUN_TESTS) --test cluster --no-run
-	@$(PART) "the cluster, whole" 3000 env ROUSE_SOAK=1 "$(TARGET)/debug/with-cluster" \
+	@$(PART) "the optimised programs" 10 $(MAKE) build-counted
+	@$(PART) "the cluster, whole" 3000 env ROUSE_SOAK=1 ROUSE_OPTIMISED="$(OPTIMISED)" "$(TARGET)/debug/with-cluster" \
 	    $(RUN_TESTS) --test cluster --test-threads $(CLUSTER_TESTS_AT_ONCE) $(ARGS)
 
 # ---- images

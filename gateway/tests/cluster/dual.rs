@@ -34,6 +34,7 @@ use serde_json::{Value, json};
 use crate::{
     memory::until_told,
     pairs,
+    runner::Programs,
     site::Site,
     support::{MANAGER, cluster},
     world::{Gateway, World},
@@ -51,24 +52,36 @@ pub(crate) struct Duo {
 
 impl Duo {
     pub(crate) async fn new(name: &str, gpus: u32, sleeping: &str, dual: &str) -> Self {
-        Self::with(name, gpus, sleeping, dual, &[]).await
+        Self::with(Programs::ours(), name, gpus, sleeping, dual, &[]).await
+    }
+
+    /// With these programs as gateway, stubs and engines.
+    pub(crate) async fn of(programs: Programs, name: &str, gpus: u32, sleeping: &str) -> Self {
+        Self::with(programs, name, gpus, sleeping, "", &[]).await
     }
 
     /// Whose gateway dies before its write or order of this number; another is there to take over, which may die as well.
     async fn dying(name: &str, point: u32, second: Option<u32>, home: both::Home) -> Self {
         let before = |point: u32| ("ROUSE_TEST_ABORT_BEFORE_WRITE", point.to_string());
-        let mut duo = Self::with(name, 1, "8Gi", home.mode(), &[before(point)]).await;
+        let mut duo = Self::with(Programs::ours(), name, 1, "8Gi", home.mode(), &[before(point)]).await;
         let env: Vec<_> = second.map(before).into_iter().collect();
         duo.second = Some(duo.world.gateway_in("gateway-1", &duo.more, &env));
         duo
     }
 
-    async fn with(name: &str, gpus: u32, sleeping: &str, dual: &str, env: &[(&str, String)]) -> Self {
+    async fn with(
+        programs: Programs,
+        name: &str,
+        gpus: u32,
+        sleeping: &str,
+        dual: &str,
+        env: &[(&str, String)],
+    ) -> Self {
         let site = Site::new(cluster().await, name).await;
         let own = site.namespace.name().to_owned();
         site.install("dual-pods.yaml", None).await;
         site.install("dual-pods-namespace.yaml", Some(&own)).await;
-        let world = World::at(site, "1Ti", |own| node(own, "a", gpus)).await;
+        let world = World::of(programs, site, "1Ti", |own| node(own, "a", gpus)).await;
         let pool = json!({"nodeSelector": {"inference-pool": own}, "sleepingMemory": sleeping, "hostSleepMemory": "256Gi",
             "settle": "1s"});
         world.pool(&own, pool).await;

@@ -16,6 +16,33 @@ const STUB: &str = "rouse/stub";
 /// What this test program is, when it is started for a Pod.
 pub(crate) const RUNS: &str = "ROUSE_TEST_STUB";
 
+/// The gateway, which is the engine too, and the stub of a world.
+pub(crate) struct Programs {
+    gateway: PathBuf,
+    /// None: this test program is the stub.
+    stub: Option<PathBuf>,
+}
+
+impl Programs {
+    /// The programs as cargo builds them for tests.
+    pub(crate) fn ours() -> Self {
+        Self { gateway: env!("CARGO_BIN_EXE_rouse-gateway").into(), stub: None }
+    }
+
+    /// The optimised programs of the folder that `ROUSE_OPTIMISED` names: tests hold them to figures that are promised of releases.
+    /// Without that variable, the same as [`Self::ours`].
+    pub(crate) fn optimised() -> Self {
+        let Some(folder) = std::env::var_os("ROUSE_OPTIMISED").map(PathBuf::from) else {
+            return Self::ours();
+        };
+        Self { gateway: folder.join("rouse-gateway"), stub: Some(folder.join("rouse-stub")) }
+    }
+
+    pub(crate) const fn are_optimised(&self) -> bool {
+        self.stub.is_some()
+    }
+}
+
 /// Not a test: the stub of a Pod.
 #[test]
 fn stub() {
@@ -41,16 +68,27 @@ impl<'a> World<'a> {
 
     /// On this ground, with the node that is made for the namespace's name.
     pub(crate) async fn at(site: Site<'a>, memory: &str, node: impl FnOnce(&str) -> NodeSpec) -> Self {
+        Self::of(Programs::ours(), site, memory, node).await
+    }
+
+    /// On this ground, with a node that is made for the namespace's name, and with these programs.
+    pub(crate) async fn of(
+        programs: Programs,
+        site: Site<'a>,
+        memory: &str,
+        node: impl FnOnce(&str) -> NodeSpec,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let own = site.namespace.name().to_owned();
         let runner = PodRunner::of(&site.namespace)
             .node(node(&own))
-            .image(STUB, Image::new(stub_program(&dir)))
-            .image("rouse/engine", Image::new(env!("CARGO_BIN_EXE_rouse-gateway")))
+            .image(STUB, Image::new(programs.stub.unwrap_or_else(|| stub_program(&dir))))
+            .image("rouse/engine", Image::new(&programs.gateway))
             .start()
             .await
             .unwrap();
-        let world = Self { site, runner, dir, stub_image: STUB.to_owned(), watched: own.clone() };
+        let (program, stub_image) = (programs.gateway, STUB.to_owned());
+        let world = Self { site, runner, dir, program, stub_image, watched: own.clone() };
         world.pool(&own, json!({"nodeSelector": {"inference-pool": own}, "memory": memory})).await;
         world
     }

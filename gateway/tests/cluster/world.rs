@@ -37,6 +37,8 @@ pub(crate) struct World<'a, R = PodRunner> {
     pub(crate) site: Site<'a>,
     pub(crate) runner: R,
     pub(crate) dir: TempDir,
+    /// The gateways' program.
+    pub(crate) program: PathBuf,
     /// What gateways are told.
     pub(crate) stub_image: String,
     /// The namespaces whose models they serve.
@@ -200,7 +202,7 @@ impl<R> World<'_, R> {
         kubeconfig: &Path,
         env: &[(&str, String)],
     ) -> Gateway {
-        Gateway::start(&self.file(name, kubernetes, settings), kubeconfig, env)
+        Starting::of(&self.program, &self.file(name, kubernetes, settings), kubeconfig, env).listening()
     }
 
     /// The configuration of such a gateway.
@@ -248,7 +250,11 @@ pub(crate) struct Starting {
 
 impl Starting {
     pub(crate) fn new(file: &Path, kubeconfig: &Path, env: &[(&str, String)]) -> Self {
-        let child = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
+        Self::of(Path::new(env!("CARGO_BIN_EXE_rouse-gateway")), file, kubeconfig, env)
+    }
+
+    fn of(program: &Path, file: &Path, kubeconfig: &Path, env: &[(&str, String)]) -> Self {
+        let child = Command::new(program)
             .args(["--config", file.to_str().unwrap()])
             .env("KUBECONFIG", kubeconfig)
             .env("ROUSE_LOG", std::env::var("ROUSE_LOG").unwrap_or_else(|_| "info".to_owned()))

@@ -60,7 +60,8 @@ pub(crate) async fn start<'a>(cluster: &'a Cluster, dual: &str) -> Ground<'a> {
     nodes.patch(node.name(), &PatchParams::default(), &Patch::Merge(labels)).await.unwrap();
     let dir = tempfile::tempdir().unwrap();
     let (stub_image, watched) = (image("rouse-stub"), own.clone());
-    let world = World { site, runner: node, dir, stub_image, watched };
+    let program = env!("CARGO_BIN_EXE_rouse-gateway").into();
+    let world = World { site, runner: node, dir, program, stub_image, watched };
     let selector = json!({"inference-pool": own});
     let pool = json!({"nodeSelector": selector, "sleepingMemory": "8Gi", "hostSleepMemory": "256Gi"});
     world.pool(&own, pool).await;

@@ -11,6 +11,8 @@ use tokio::time::{Duration, Instant, sleep};
 
 use crate::{
     load::{Load, Outcome, Wishes},
+    runner::{Programs, plain_node},
+    site::Site,
     support::define,
     world::{Gateway, World, aside},
 };
@@ -19,7 +21,7 @@ use crate::{
 const RATE: u32 = 1000;
 const WISHES: Wishes =
     Wishes { short: "short", rate: RATE + RATE / 20, clients: 24, long: "long", streams: 12, tokens: 100 };
-/// The share of the undisturbed rate that is left while gateways start and an API server does.
+/// Debug builds may answer fewer requests than that even undisturbed. The test holds them to this share of their undisturbed rate.
 const KEPT: f64 = 0.8;
 /// A new leader acts so soon after the lease of a former one has ended.
 const ACTS: Duration = Duration::from_secs(2);
@@ -28,7 +30,10 @@ const ACTS: Duration = Duration::from_secs(2);
 async fn a_thousand_requests_a_second_fail_by_no_kill_no_rolling_restart_and_no_absence_of_the_api_server() {
     let cluster = Cluster::start().unwrap();
     define(&cluster).await;
-    let world = World::on(&cluster, "many", 4, "256Gi").await;
+    let programs = Programs::optimised();
+    let optimised = programs.are_optimised();
+    let site = Site::new(&cluster, "many").await;
+    let world = World::of(programs, site, "256Gi", |own| plain_node(own, 4)).await;
     world.model("short", "40Gi", "--ttft 1ms --itl 1ms", json!({})).await;
     world.model("long", "40Gi", "--itl 20ms", json!({})).await;
     for cold in ["cold-0", "cold-1"] {
@@ -46,8 +51,8 @@ async fn a_thousand_requests_a_second_fail_by_no_kill_no_rolling_restart_and_no_
     let load = Load::start(gateways.iter().map(|gateway| gateway.api).collect(), WISHES);
     let mut phase = Phase::new();
     sleep(Duration::from_secs(2)).await;
-    // A machine that makes fewer while nothing happens is held to what it makes.
-    let wanted = f64::from(RATE).min(phase.ends("undisturbed", &load) * KEPT);
+    let undisturbed = phase.ends("undisturbed", &load);
+    let wanted = if optimised { f64::from(RATE) } else { f64::from(RATE).min(undisturbed * KEPT) };
 
     let (killed, gone) = kill_the_leader(&world, &mut gateways, &load).await;
     phase.ends("the leader killed", &load);
@@ -142,6 +147,6 @@ fn check(outcome: Outcome, wanted: f64, excused: impl Fn(SocketAddr, Instant) ->
         apart.len()
     );
     assert!(failed.is_empty(), "{} failed: {failed:#?}", failed.len());
-    assert!(rate >= wanted, "{rate:.0} requests a second, {wanted:.0} are made while nothing happens");
+    assert!(rate >= wanted, "{rate:.0} requests a second, {wanted:.0} are wanted");
     assert!(streams >= 100, "{streams}");
 }
