@@ -237,7 +237,7 @@ impl Berth {
             let found = matches!(start, Start::Awake | Start::Doubtful);
             if !found {
                 // It may have become ready before its stub answered.
-                let _answered = work::locate(&berth, &pod).await;
+                work::located(&berth, &pod).await;
             }
             if berth.place.dual {
                 // Others sleep on its accelerators: what is in use there is not its own.

@@ -179,19 +179,23 @@ async fn misplaced(berth: &Berth, pod: &Pod, proxy: SocketAddr) -> Cause {
             return Cause::Misplaced;
         }
     }
-    // A requester's Pod has an address before its stub listens.
+    located(berth, pod).await;
+    std::future::pending().await
+}
+
+/// Until it is noted which accelerators the engine has: a requester's Pod has an address before its stub listens.
+pub(super) async fn located(berth: &Berth, pod: &Pod) {
     let mut pauses = Pauses::new();
     while !locate(berth, pod).await {
         pauses.pause().await;
     }
-    std::future::pending().await
 }
 
 /// Notes which accelerators the stub reports, unless that is done. False: the stub does not answer.
 ///
 /// The engine is not judged by them: a requester's accelerators are handed to the next before what the former had there is released
 /// in the ledger, and it is the pairing of requesters with engines that keeps room on them.
-pub(super) async fn locate(berth: &Berth, pod: &Pod) -> bool {
+async fn locate(berth: &Berth, pod: &Pod) -> bool {
     if berth.located.load(Ordering::Relaxed) {
         return true;
     }
