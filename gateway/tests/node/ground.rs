@@ -65,8 +65,8 @@ pub(crate) async fn start<'a>(cluster: &'a Cluster, dual: &str) -> Ground<'a> {
     let selector = json!({"inference-pool": own});
     let pool = json!({"nodeSelector": selector, "sleepingMemory": "8Gi", "hostSleepMemory": "256Gi"});
     world.pool(&own, pool).await;
-    let dual = format!(", dualPods: {{{dual}}}");
-    let gateway = world.gateway_in("gateway-0", &dual, &[world.site.cluster.mark()]);
+    let settings = format!(", anyBackend: true, dualPods: {{{dual}}}");
+    let gateway = world.gateway_in("gateway-0", &settings, &[world.site.cluster.mark()]);
     Ground { world, gateway }
 }
 
@@ -163,6 +163,11 @@ pub(crate) fn idle_after(cooldown: &'static str) -> impl FnOnce(&mut Value) {
 /// The pid of what runs in the engine's container.
 pub(crate) fn engine(pod: &Pod, processes: &[i32]) -> i32 {
     assert_eq!(pod.annotations()[CONTAINER], "engine");
+    simulator(processes)
+}
+
+/// The pid of engine-sim.
+pub(crate) fn simulator(processes: &[i32]) -> i32 {
     let runs = |pid: &&i32| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         line.starts_with(b"/engine-sim\0")

@@ -8,6 +8,7 @@
 mod client;
 mod dual;
 mod ends;
+mod external;
 mod failures;
 mod flow;
 mod ground;

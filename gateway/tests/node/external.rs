@@ -1,0 +1,83 @@
+//! A backend in a Pod that somebody else made and looks after.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    ResourceExt as _,
+    api::{DeleteParams, PostParams},
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use rouse_cluster::{node::image, wait};
+use serde_json::{Value, json};
+
+use crate::{
+    ground::{Ground, ground, run, simulator},
+    world::reason,
+};
+
+/// The kubelet starts its container again where it was; the gateway finds it there and has no part in that.
+#[test]
+fn a_backend_of_somebody_else_is_forwarded_to_and_watched_and_never_touched() {
+    run(async {
+        let ground = ground().await;
+        let pod = backend(ground, "theirs").await;
+        let url = format!("http://{}:8000/v1", pod.status.as_ref().unwrap().pod_ip.as_ref().unwrap());
+        let spec = json!({"modelName": "theirs", "mode": "external", "backendUrl": url});
+        ground.world.apply("theirs", &spec).await.unwrap();
+        ground.world.until("theirs", "served", |model| reason(model, "Ready") == "Deployed").await;
+
+        assert!(ground.chat("theirs", true).await.is_whole_stream());
+        let whole = ground.chat("theirs", false).await;
+        assert_eq!((whole.status, whole.header("x-rouse-cold-start")), (200, ""), "{}", whole.text());
+        assert_eq!(whole.json()["model"], "theirs");
+        assert_eq!(ground.booked("theirs").await, [0; 0], "its memory is nobody's here");
+
+        let stream = ground.stream("theirs", 2000).await;
+        kill(Pid::from_raw(simulator(&ground.world.runner.processes(&pod).unwrap())), Signal::SIGKILL)
+            .unwrap();
+        let cut = stream.ended().await;
+        assert!(
+            !cut.is_whole_stream() && cut.events().iter().any(|event| event.contains("\"error\"")),
+            "{cut:?}"
+        );
+        // Whoever asks while it is away waits for it.
+        assert!(ground.chat("theirs", true).await.is_whole_stream());
+        ground.world.until("theirs", "served again", |model| reason(model, "Ready") == "Deployed").await;
+
+        ground.world.models().delete("theirs", &DeleteParams::default()).await.unwrap();
+        wait::until(&ground.world.models(), "theirs", "its end", Option::is_none).await.unwrap();
+        let left = ground.world.pods().get("theirs").await.unwrap();
+        assert_eq!((left.uid(), restarts(&left)), (pod.uid(), 1));
+        assert_eq!(left.metadata.deletion_timestamp, None);
+        assert!(ground.deployments("theirs").await.is_empty());
+    });
+}
+
+/// A Pod with an engine and nothing of Rouse's, once it runs.
+async fn backend(ground: &Ground<'_>, name: &str) -> Pod {
+    let args =
+        format!("--host=$(POD_IP) --port=8000 --model={name} --start-time=100ms --ttft=5ms --itl=50ms");
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{
+            "name": "server",
+            "image": image("engine-sim"),
+            "args": args.split(' ').collect::<Value>(),
+            "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+        }],
+    }});
+    let pods = ground.world.pods();
+    pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+    let runs = |pod: &Option<Pod>| {
+        let status = pod.as_ref().and_then(|pod| pod.status.as_ref());
+        status.is_some_and(|status| status.phase.as_deref() == Some("Running") && status.pod_ip.is_some())
+    };
+    wait::until(&pods, name, "running", runs).await.unwrap().unwrap()
+}
+
+fn restarts(pod: &Pod) -> i32 {
+    let containers = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    containers.map(|container| container.restart_count).sum()
+}
