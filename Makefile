@@ -108,7 +108,7 @@ cluster: ## Build the test cluster: etcd and Kubernetes from pinned Go modules, 
 test-cluster: $(NEXTEST) ## The cluster tests: a real kube-apiserver on loopback, Pods as processes (ARGS="NAME")
 	@$(PART) "Kubernetes for the cluster's tests" 5 $(MAKE) cluster RINGS=ring1
 	@$(PART) "building the cluster's tests" 60 $(RUN_TESTS) --test cluster --no-run
-	@$(PART) "the optimised programs" 10 $(MAKE) build-counted
+	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
 	@$(PART) "the cluster: a real control plane, Pods as processes" 400 env ROUSE_OPTIMISED="$(OPTIMISED)" \
 	    "$(TARGET)/debug/with-cluster" $(RUN_TESTS) --test cluster --test-threads $(CLUSTER_TESTS_AT_ONCE) $(ARGS)
 
@@ -184,7 +184,7 @@ soak-crates: $(NEXTEST)
 soak-cluster: $(NEXTEST)
 	@$(PART) "Kubernetes for the cluster's tests" 5 $(MAKE) cluster RINGS=ring1
 	@$(PART) "building the cluster's tests" 60 $(RUN_TESTS) --test cluster --no-run
-	@$(PART) "the optimised programs" 10 $(MAKE) build-counted
+	@$(PART) "the optimised programs" 240 $(MAKE) build-counted
 	@$(PART) "the cluster, whole" 3000 env ROUSE_SOAK=1 ROUSE_OPTIMISED="$(OPTIMISED)" "$(TARGET)/debug/with-cluster" \
 	    $(RUN_TESTS) --test cluster --test-threads $(CLUSTER_TESTS_AT_ONCE) $(ARGS)
 

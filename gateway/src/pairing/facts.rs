@@ -83,7 +83,7 @@ pub(super) enum Doubt {
     #[error("its node {0} is in no AcceleratorPool: make one whose nodeSelector it has")]
     NoPool(NodeName),
     #[error(
-        "nothing says how much memory the accelerators of its node {0} have: label it nvidia.com/gpu.memory, or run rouse-stub there"
+        "nothing says how much memory the accelerators of its node {0} have: label it nvidia.com/gpu.memory"
     )]
     NoCapacity(NodeName),
     #[error(

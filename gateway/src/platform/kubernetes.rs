@@ -256,21 +256,29 @@ impl Shared {
 
     /// The engine came to these accelerators; returns when that is written. Where it does not fit, why.
     async fn placed(&self, place: &Place, replica: u32, spot: Spot) -> Result<(), NoRoom> {
-        let Some(pool) = place.pool.clone() else { return Ok(()) };
-        let (done, placed) = oneshot::channel();
-        let (model, room) = (place.owner.object.clone(), self.room(&spot.node));
-        let entry = Entry::Place { model, replica, spot, room, done };
-        self.requests.send(Request::Enter { pool, entry }).unwrap_or_default();
+        let room = self.room(&spot.node);
         // An error is a clerk that is gone, and with it this gateway's lead.
-        placed.await.unwrap_or(Ok(()))
+        self.place_within(place, replica, spot, room).await.unwrap_or(Ok(()))
     }
 
-    /// The engine has these accelerators, whatever else is booked on them.
+    /// The engine has these accelerators, whatever room there is on them.
     fn is_at(&self, place: &Place, replica: u32, spot: Spot) {
-        if let (Some(pool), Some(wanted)) = (place.pool.clone(), place.wanted(replica)) {
-            let entry = Entry::Adopt { wanted, spot: Some(spot) };
+        drop(self.place_within(place, replica, spot, Room::default()));
+    }
+
+    fn place_within(
+        &self,
+        place: &Place,
+        replica: u32,
+        spot: Spot,
+        room: Room,
+    ) -> oneshot::Receiver<Result<(), NoRoom>> {
+        let (done, placed) = oneshot::channel();
+        if let Some(pool) = place.pool.clone() {
+            let entry = Entry::Place { model: place.owner.object.clone(), replica, spot, room, done };
             self.requests.send(Request::Enter { pool, entry }).unwrap_or_default();
         }
+        placed
     }
 
     async fn fails(&self, engine: &EngineId, generation: Generation, why: &str) {

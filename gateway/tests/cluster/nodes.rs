@@ -1,10 +1,16 @@
 //! Where engines come to be, and what is written of that.
 
+use std::{
+    fs::{self, OpenOptions},
+    io::Write as _,
+};
+
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api,
     api::{Patch, PatchParams},
 };
+use nix::{sys::stat::Mode, unistd::mkfifo};
 use rouse_cluster::wait;
 use rouse_gateway::controllers::crd::{
     AcceleratorNode, AcceleratorNodeStatus, AcceleratorPool, ledger::ReservationState,
@@ -58,6 +64,40 @@ async fn a_booking_is_placed_on_the_node_of_its_pod_and_the_nodes_object_says_so
     world.until("qwen", "scaled to zero", |model| reason(model, "Ready") == "ScaledToZero").await;
     let empty = says(|status| status.reservations.is_empty());
     wait::until(&copies, &node, "nothing booked", empty).await.unwrap();
+}
+
+/// The stub waits for its driver, and answers who asks it meanwhile that it does not know yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_serves_before_its_stub_knows_its_accelerators_is_placed_on_them_later() {
+    let world = World::new("node-late", 2, "128Gi").await;
+    world.accelerators("late", &[("GPU-late", 1)]);
+    let driver = world.dir.path().join("driver/late");
+    let answer = driver.with_extension("answer");
+    fs::rename(&driver, &answer).unwrap();
+    mkfifo(&driver, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+    world.model("late", "40Gi", "", json!({"cooldownPeriod": "10m"})).await;
+    let gateway = world.gateway("gateway-0", "");
+    let client = gateway.client();
+    assert_eq!(aside(move || client.chat("late", false, 4)).await.status, 200);
+    let ledger = world.budget().await.status.unwrap().ledger;
+    assert_eq!(ledger.reservations[0].state, ReservationState::Reserved, "the driver has not answered");
+
+    aside(move || {
+        let mut asked = OpenOptions::new().write(true).open(&driver).unwrap();
+        let text = fs::read(&answer).unwrap();
+        fs::rename(answer, driver).unwrap();
+        asked.write_all(&text).unwrap();
+    })
+    .await;
+    let pools: Api<AcceleratorPool> = Api::all(world.site.admin.clone());
+    let placed = |pool: &Option<AcceleratorPool>| {
+        let status = pool.as_ref().and_then(|pool| pool.status.as_ref());
+        let own = status.and_then(|status| status.ledger.reservations.first());
+        own.is_some_and(|own| {
+            own.state == ReservationState::Placed && own.accelerators == ["GPU-late".into()]
+        })
+    };
+    wait::until(&pools, world.name(), "placed on its accelerator", placed).await.unwrap();
 }
 
 /// The accelerators that a node's object lists.

@@ -48,7 +48,10 @@ fn a_backend_of_somebody_else_is_forwarded_to_and_watched_and_never_touched() {
 
         ground.world.models().delete("theirs", &DeleteParams::default()).await.unwrap();
         wait::until(&ground.world.models(), "theirs", "its end", Option::is_none).await.unwrap();
-        let left = ground.world.pods().get("theirs").await.unwrap();
+        // The kubelet says later than the server answers that it has started it again.
+        let again = |pod: &Option<Pod>| pod.as_ref().is_some_and(|pod| restarts(pod) > 0);
+        let left =
+            wait::until(&ground.world.pods(), "theirs", "started again", again).await.unwrap().unwrap();
         assert_eq!((left.uid(), restarts(&left)), (pod.uid(), 1));
         assert_eq!(left.metadata.deletion_timestamp, None);
         assert!(ground.deployments("theirs").await.is_empty());

@@ -197,7 +197,13 @@ async fn list(State(accelerators): State<Accelerators>) -> Response {
             let json = serde_json::json!(found.ids);
             ([(header::CONTENT_TYPE, "application/json")], format!("{json}\n")).into_response()
         }
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+        Err(error) => {
+            let status = match error {
+                Error::None => StatusCode::INTERNAL_SERVER_ERROR,
+                Error::Hung(_) => StatusCode::SERVICE_UNAVAILABLE,
+            };
+            (status, format!("{error}\n")).into_response()
+        }
     }
 }
 

@@ -106,7 +106,7 @@ pub(super) fn share(
             units,
             doubt: join(odd, found.doubt.clone()),
         },
-        // A stub is there and what it says is not understood: its accelerators' health is not known.
+        // The node's AcceleratorNode cannot be read: its accelerators' health is not known.
         Some(Err(why)) => {
             Share { bytes: Some(Bytes::ZERO), units, doubt: join(odd, Some(why.clone())), ..Share::default() }
         }

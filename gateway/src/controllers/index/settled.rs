@@ -109,7 +109,7 @@ pub enum Trouble {
     #[error("no node has the labels of its nodeSelector: label nodes, or correct the selector")]
     NoNodes,
     #[error(
-        "nothing says how much memory its accelerators have: run rouse-stub on its nodes, or NVIDIA's feature discovery, \
+        "nothing says how much memory its accelerators have: run NVIDIA's feature discovery, which labels its nodes, \
          or give spec.memory"
     )]
     NoCapacity,

@@ -224,7 +224,7 @@ impl Berth {
         Arc::new(self.shared.tenants.enter(self.id.clone(), node))
     }
 
-    /// Looks where it is, and at its memory. Of one that was found serving not at once: it is not known yet who else is there.
+    /// Looks at the engine's memory while it serves, and, should it have become ready before that was known, at where it is.
     fn observe(
         self: &Arc<Self>,
         pod: &Pod,
@@ -234,19 +234,17 @@ impl Berth {
         let (berth, pod) = (Arc::clone(self), pod.clone());
         let since = self.shared.common.clock.now();
         async move {
-            let found = matches!(start, Start::Awake | Start::Doubtful);
-            if !found {
-                // It may have become ready before its stub answered.
-                work::located(&berth, &pod).await;
-            }
-            if berth.place.dual {
-                // Others sleep on its accelerators: what is in use there is not its own.
-                pending::<()>().await;
-            }
-            if found {
+            if matches!(start, Start::Awake | Start::Doubtful) {
+                // Of an engine that was found serving it is not known at once who else is there.
                 time::sleep(observe::EVERY).await;
             }
-            observe::watch(berth, pod, tenancy, since).await;
+            let memory = async {
+                // On a requester's accelerators others sleep: what is in use there is not this engine's alone.
+                if !berth.place.dual {
+                    observe::watch(Arc::clone(&berth), pod.clone(), tenancy, since).await;
+                }
+            };
+            tokio::join!(work::locate(&berth, &pod), memory);
         }
     }
 

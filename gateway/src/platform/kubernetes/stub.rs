@@ -38,6 +38,13 @@ pub(super) enum Error {
     Refused { status: u16, text: String },
 }
 
+impl Error {
+    /// The stub cannot say yet, and can be asked again.
+    pub(super) const fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Refused { status: 503, .. })
+    }
+}
+
 /// One stub, as this leader speaks to it about one life of its engine.
 #[derive(Debug)]
 pub(super) struct Stub {

@@ -173,46 +173,42 @@ pub(super) async fn resume(berth: Arc<Berth>, pod: Pod) -> Done {
 async fn misplaced(berth: &Berth, pod: &Pod, proxy: SocketAddr) -> Cause {
     if let (Some(stub), Some(node)) = (berth.stub(proxy), node(pod)) {
         let spot = spot(&stub, node).await;
-        berth.located.store(!spot.accelerators.is_empty(), Ordering::Relaxed);
+        let known = !spot.accelerators.is_empty();
         if let Err(why) = berth.shared.placed(&berth.place, berth.id.replica, spot).await {
             tracing::warn!(engine = %berth.id, %why, "it came to where there is no room");
             return Cause::Misplaced;
         }
+        berth.located.store(known, Ordering::Relaxed);
     }
-    located(berth, pod).await;
+    locate(berth, pod).await;
     std::future::pending().await
 }
 
-/// Until it is noted which accelerators the engine has: a requester's Pod has an address before its stub listens.
-pub(super) async fn located(berth: &Berth, pod: &Pod) {
-    let mut pauses = Pauses::new();
-    while !locate(berth, pod).await {
-        pauses.pause().await;
-    }
-}
-
-/// Notes which accelerators the stub reports, unless that is done. False: the stub does not answer.
+/// Notes which accelerators the engine's stub reports, as soon as it reports any; its node alone where the stub knows of none.
 ///
 /// The engine is not judged by them: a requester's accelerators are handed to the next before what the former had there is released
 /// in the ledger, and it is the pairing of requesters with engines that keeps room on them.
-async fn locate(berth: &Berth, pod: &Pod) -> bool {
-    if berth.located.load(Ordering::Relaxed) {
-        return true;
-    }
-    let stub = berth.proxy(pod).and_then(|proxy| berth.stub(proxy));
-    let (Some(stub), Some(node)) = (stub, node(pod)) else { return false };
-    match stub.accelerators().await {
-        Ok(accelerators) => berth.shared.is_at(&berth.place, berth.id.replica, Spot { node, accelerators }),
-        Err(stub::Error::Silent(error)) => {
-            tracing::debug!(engine = %berth.id, %error, "its stub does not say yet which accelerators its Pod has");
-            return false;
+pub(super) async fn locate(berth: &Berth, pod: &Pod) {
+    let mut pauses = Pauses::new();
+    while !berth.located.load(Ordering::Relaxed) {
+        let stub = berth.proxy(pod).and_then(|proxy| berth.stub(proxy));
+        if let (Some(stub), Some(node)) = (stub, node(pod)) {
+            let reported = stub.accelerators().await;
+            if let Err(error) = &reported {
+                tracing::debug!(engine = %berth.id, %error, "the stub does not say which accelerators its Pod has");
+            }
+            // A requester's Pod has an address before its stub listens, and a stub waits for its driver.
+            let later =
+                |error: &stub::Error| matches!(error, stub::Error::Silent(_)) || error.is_unavailable();
+            if !reported.as_ref().is_err_and(later) {
+                let accelerators = reported.unwrap_or_default();
+                berth.shared.is_at(&berth.place, berth.id.replica, Spot { node, accelerators });
+                berth.located.store(true, Ordering::Relaxed);
+                return;
+            }
         }
-        Err(error) => {
-            tracing::debug!(engine = %berth.id, %error, "its stub cannot say which accelerators its Pod has");
-        }
+        pauses.pause().await;
     }
-    berth.located.store(true, Ordering::Relaxed);
-    true
 }
 
 fn node(pod: &Pod) -> Option<String> {

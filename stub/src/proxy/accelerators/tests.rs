@@ -116,7 +116,7 @@ async fn a_driver_that_hangs_is_named_and_believed_when_it_comes_back() {
     let (status, body) = asked(&accelerators).await;
     assert_eq!(
         (status, body.as_str()),
-        (500, "the accelerators are not known yet: NVML has not answered within 50ms\n")
+        (503, "the accelerators are not known yet: NVML has not answered within 50ms\n")
     );
     assert_eq!(accelerators.now(), None);
     driver.hang_at(None);
