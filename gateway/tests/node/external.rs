@@ -13,6 +13,7 @@ use rouse_cluster::{node::image, wait};
 use serde_json::{Value, json};
 
 use crate::{
+    flow::is_ready,
     ground::{Ground, ground, run, simulator},
     world::reason,
 };
@@ -42,23 +43,22 @@ fn a_backend_of_somebody_else_is_forwarded_to_and_watched_and_never_touched() {
             !cut.is_whole_stream() && cut.events().iter().any(|event| event.contains("\"error\"")),
             "{cut:?}"
         );
-        // Whoever asks while it is away waits for it.
-        assert!(ground.chat("theirs", true).await.is_whole_stream());
+        let again = |pod: &Option<Pod>| pod.as_ref().is_some_and(|pod| restarts(pod) > 0 && is_ready(pod));
+        wait::until(&ground.world.pods(), "theirs", "started again", again).await.unwrap();
         ground.world.until("theirs", "served again", |model| reason(model, "Ready") == "Deployed").await;
+        let whole = ground.chat("theirs", true).await;
+        assert!(whole.is_whole_stream(), "{whole:?}");
 
         ground.world.models().delete("theirs", &DeleteParams::default()).await.unwrap();
         wait::until(&ground.world.models(), "theirs", "its end", Option::is_none).await.unwrap();
-        // The kubelet says later than the server answers that it has started it again.
-        let again = |pod: &Option<Pod>| pod.as_ref().is_some_and(|pod| restarts(pod) > 0);
-        let left =
-            wait::until(&ground.world.pods(), "theirs", "started again", again).await.unwrap().unwrap();
+        let left = ground.world.pods().get("theirs").await.unwrap();
         assert_eq!((left.uid(), restarts(&left)), (pod.uid(), 1));
         assert_eq!(left.metadata.deletion_timestamp, None);
         assert!(ground.deployments("theirs").await.is_empty());
     });
 }
 
-/// A Pod with an engine and nothing of Rouse's, once it runs.
+/// A Pod with an engine and nothing of Rouse's, once it serves.
 async fn backend(ground: &Ground<'_>, name: &str) -> Pod {
     let args =
         format!("--host=$(POD_IP) --port=8000 --model={name} --start-time=100ms --ttft=5ms --itl=50ms");
@@ -68,16 +68,14 @@ async fn backend(ground: &Ground<'_>, name: &str) -> Pod {
             "name": "server",
             "image": image("engine-sim"),
             "args": args.split(' ').collect::<Value>(),
+            "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 1},
             "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
         }],
     }});
     let pods = ground.world.pods();
     pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
-    let runs = |pod: &Option<Pod>| {
-        let status = pod.as_ref().and_then(|pod| pod.status.as_ref());
-        status.is_some_and(|status| status.phase.as_deref() == Some("Running") && status.pod_ip.is_some())
-    };
-    wait::until(&pods, name, "running", runs).await.unwrap().unwrap()
+    let serves = |pod: &Option<Pod>| pod.as_ref().is_some_and(is_ready);
+    wait::until(&pods, name, "ready", serves).await.unwrap().unwrap()
 }
 
 fn restarts(pod: &Pod) -> i32 {

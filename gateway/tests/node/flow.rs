@@ -20,7 +20,7 @@ fn container(pod: &Pod, name: &str) -> Option<(bool, bool)> {
     Some((found.started.unwrap_or(false), found.ready))
 }
 
-fn is_ready(pod: &Pod) -> bool {
+pub(crate) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
