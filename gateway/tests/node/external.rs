@@ -13,8 +13,8 @@ use rouse_cluster::{node::image, wait};
 use serde_json::{Value, json};
 
 use crate::{
-    flow::is_ready,
     ground::{Ground, ground, run, simulator},
+    pairs::is_ready,
     world::reason,
 };
 

@@ -10,6 +10,7 @@ use rouse_gateway::controllers::{
 use crate::{
     client::Client,
     ground::{ground, idle_after, run},
+    pairs::is_ready,
     world::{aside, reason},
 };
 
@@ -18,11 +19,6 @@ fn container(pod: &Pod, name: &str) -> Option<(bool, bool)> {
     let all = pod.status.as_ref()?.container_statuses.as_ref()?;
     let found = all.iter().find(|container| container.name == name)?;
     Some((found.started.unwrap_or(false), found.ready))
-}
-
-pub(crate) fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 #[test]
