@@ -194,6 +194,11 @@ impl Stub {
         self.log.said.lock().unwrap().line(wanted).is_some()
     }
 
+    /// How many lines of its log so far have this in them.
+    pub(crate) fn times_said(&self, wanted: &str) -> usize {
+        self.log.said.lock().unwrap().text.matches(wanted).count()
+    }
+
     /// What it wrote to its output so far.
     pub(crate) fn output(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("stdout")).unwrap()

@@ -103,6 +103,26 @@ async fn hot(duo: &Duo, at_once: u32) -> Vec<Duration> {
     ours
 }
 
+/// Without requesters, and every provider asleep.
+async fn sleep_again(duo: &Duo) {
+    duo.scale("hot", 0).await;
+    let asleep = |requesters: &[Pod], providers: &[Pod]| {
+        requesters.is_empty() && providers.iter().all(|pod| label(pod, "sleeping") == Some("true"))
+    };
+    duo.until("hot", "all asleep", asleep).await;
+}
+
+/// How long one waits of whom nobody else is in the way: the median of three, since the others are held to it.
+async fn alone(duo: &Duo) -> Duration {
+    let mut took = Vec::new();
+    for _ in 0..3 {
+        sleep_again(duo).await;
+        took.extend(hot(duo, 1).await);
+    }
+    took.sort();
+    took[1]
+}
+
 /// The median, and what 99 of 100 take at most.
 fn say(what: &str, sorted: &[Duration]) -> (Duration, Duration) {
     let (median, last) = (sorted[sorted.len() / 2], sorted[sorted.len() * 99 / 100]);
@@ -140,12 +160,7 @@ async fn twenty_requesters_on_one_node_have_their_sleepers_at_once() {
     duo.ask("hot", ALL, 1, "--wake-time 50ms").await;
     let served = |requesters: &[Pod], _: &[Pod]| requesters.len() == many && requesters.iter().all(is_ready);
     let (_, before) = duo.until("hot", "all ready", served).await;
-    duo.scale("hot", 0).await;
-    let asleep = |requesters: &[Pod], providers: &[Pod]| {
-        requesters.is_empty() && providers.iter().all(|pod| label(pod, "sleeping") == Some("true"))
-    };
-    duo.until("hot", "all asleep", asleep).await;
-    let alone = hot(&duo, 1).await[0];
+    let alone = alone(&duo).await;
     let write = writes(&duo, &before[0]).await;
     assert!(
         alone <= (16 * write).max(Duration::from_millis(150)),
@@ -153,8 +168,7 @@ async fn twenty_requesters_on_one_node_have_their_sleepers_at_once() {
     );
     let mut all = Vec::new();
     for _ in 0..size(ROUNDS, 1) {
-        duo.scale("hot", 0).await;
-        duo.until("hot", "all asleep again", asleep).await;
+        sleep_again(&duo).await;
         all.extend(hot(&duo, ALL).await);
     }
     all.sort();
