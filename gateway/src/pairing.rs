@@ -318,7 +318,7 @@ impl Controller {
                 }
             }
         }
-        self.notes.write(&self.directory, &self.facts, &self.hands, &mut self.tasks);
+        self.notes.write(&self.directory, &self.facts, &self.hands, &self.tidings, &mut self.tasks);
     }
 }
 

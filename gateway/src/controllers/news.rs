@@ -24,6 +24,7 @@ pub enum Reason {
     Served,
     Ended,
     Failed,
+    ShortGrace,
 }
 
 /// Something happened to a model.
@@ -58,8 +59,15 @@ impl Reason {
         Self::Deleted,
     ];
     /// Of the Pods of dual pods.
-    pub const OF_PODS: [Self; 6] =
-        [Self::Waiting, Self::Served, Self::Deleted, Self::Slept, Self::Ended, Self::Failed];
+    pub const OF_PODS: [Self; 7] = [
+        Self::Waiting,
+        Self::Served,
+        Self::Deleted,
+        Self::Slept,
+        Self::Ended,
+        Self::Failed,
+        Self::ShortGrace,
+    ];
 
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -77,6 +85,7 @@ impl Reason {
             Self::Served => "Served",
             Self::Ended => "Ended",
             Self::Failed => "Failed",
+            Self::ShortGrace => "ShortGrace",
         }
     }
 
@@ -90,7 +99,7 @@ impl Reason {
     #[must_use]
     pub const fn kind(self) -> &'static str {
         match self {
-            Self::InsufficientMemory | Self::FailedCreate | Self::Failed => "Warning",
+            Self::InsufficientMemory | Self::FailedCreate | Self::Failed | Self::ShortGrace => "Warning",
             _ => "Normal",
         }
     }
@@ -99,7 +108,7 @@ impl Reason {
     #[must_use]
     pub const fn action(self) -> &'static str {
         match self {
-            Self::Created | Self::Updated => "Accept",
+            Self::Created | Self::Updated | Self::ShortGrace => "Accept",
             Self::ScaledUp | Self::InsufficientMemory | Self::FailedCreate => "Start",
             Self::ScaledToZero => "Stop",
             Self::Slept => "Sleep",

@@ -23,6 +23,7 @@ use super::{
     directory::{Directory, Requester},
     facts::Facts,
     hands::Hands,
+    tidings::Tidings,
 };
 use crate::controllers::dual::keys;
 
@@ -41,6 +42,8 @@ pub(super) struct Notes {
     writing: BTreeSet<RequesterId>,
     /// Whose accelerators were written on their Pods.
     named: BTreeSet<RequesterId>,
+    /// What each was warned of by this leader.
+    warned: BTreeMap<RequesterId, String>,
 }
 
 impl Notes {
@@ -79,6 +82,7 @@ impl Notes {
         self.errors.remove(id);
         self.due.remove(id);
         self.named.remove(id);
+        self.warned.remove(id);
     }
 
     /// Who waits has its accelerators named on its Pod, as far as they are known. Who gets an engine at once has that written
@@ -113,13 +117,19 @@ impl Notes {
         directory: &Directory,
         facts: &Facts,
         hands: &Arc<Hands>,
+        tidings: &Tidings,
         tasks: &mut JoinSet<Finished>,
     ) {
         let due: Vec<_> = self.due.iter().filter(|id| !self.writing.contains(*id)).cloned().collect();
         for id in due {
             self.due.remove(&id);
             let Some(own) = directory.requester(&id) else { continue };
-            let Some(text) = self.news(own, facts, &hands.settings.core) else { continue };
+            let Some(Told { text, warning }) = self.news(own, facts, &hands.settings.core) else { continue };
+            if let Some(warning) = warning
+                && self.warned.insert(id.clone(), warning.clone()).as_ref() != Some(&warning)
+            {
+                tidings.short_grace(own, &warning);
+            }
             self.writing.insert(id.clone());
             let (name, hands) = (own.name.clone(), Arc::clone(hands));
             tasks.spawn(async move {
@@ -131,7 +141,7 @@ impl Notes {
     }
 
     /// What the annotation is to be, if it is not that already.
-    fn news(&self, own: &Requester, facts: &Facts, settings: &Settings) -> Option<String> {
+    fn news(&self, own: &Requester, facts: &Facts, settings: &Settings) -> Option<Told> {
         let asked = own.asked.as_ref().zip(own.node.as_ref()).map(|(asked, node)| match asked {
             Ok(asked) => asked.on(node, facts).map_err(|doubt| doubt.to_string()),
             Err(error) => Err(error.to_string()),
@@ -146,12 +156,21 @@ impl Notes {
         }
         let errors = if errors.is_empty() { Value::Null } else { json!(errors) };
         let mut status = json!({"Errors": errors});
-        if let Some(warning) = warning {
+        if let Some(warning) = &warning {
             status["Warnings"] = json!([warning]);
         }
         let text = status.to_string();
-        (own.status.as_ref() != Some(&text)).then_some(text)
+        let known = own.status.as_deref().unwrap_or_default();
+        let warning = warning.filter(|warning| !known.contains(warning.as_str()));
+        (known != text).then_some(Told { text, warning })
     }
+}
+
+/// What a requester's annotation is to be.
+struct Told {
+    text: String,
+    /// What it is warned of there and was not before.
+    warning: Option<String>,
 }
 
 /// Its kubelet may kill its stub before its engine sleeps, and with it what is under way.

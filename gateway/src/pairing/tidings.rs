@@ -71,6 +71,12 @@ impl Tidings {
         self.tell([of(own, Reason::Failed.news(why.to_owned()))]);
     }
 
+    /// Its Pod's grace is too short for its engine, and what would be long enough.
+    pub(super) fn short_grace(&self, own: &Requester, why: &str) {
+        tracing::warn!(requester = %own.name, why, "a requester's grace is too short");
+        self.tell([of(own, Reason::ShortGrace.news(why.to_owned()))]);
+    }
+
     /// Why requesters of these nodes wait by now.
     pub(super) fn wait(
         &mut self,

@@ -1,10 +1,15 @@
 //! What whoever describes a requester or a provider finds in its Events.
 
-use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::api::{Patch, PatchParams};
 use rouse::units::Millis;
+use serde_json::json;
 
 use super::Duo;
-use crate::events;
+use crate::{
+    events,
+    pairs::{annotation, is_served},
+};
 
 fn note(event: &Event) -> &str {
     event.message.as_deref().unwrap()
@@ -42,4 +47,40 @@ async fn a_pair_is_told_why_it_waits_and_what_became_of_it() {
     let deleted = events::told(&duo.world, &requester, "Deleted").await;
     let why = "it is deleted, so that another one is made: its provider is being deleted";
     assert_eq!(note(&deleted), why);
+}
+
+impl Duo {
+    /// The next requester of this name has so many seconds of grace.
+    async fn grace(&self, name: &str, seconds: u32) {
+        let spec = json!({"terminationGracePeriodSeconds": seconds});
+        let patch = Patch::Merge(json!({"spec": {"template": {"spec": spec}}}));
+        self.sets().patch(name, &PatchParams::default(), &patch).await.unwrap();
+    }
+}
+
+/// 30 s to drain, for sleep 10 s and one for each of 40 GiB, and ten more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_requester_is_warned_of_a_grace_that_is_too_short_for_a_drain_and_a_sleep() {
+    let duo = Duo::new("dual-grace", 1, "8Gi", "").await;
+    duo.ask("one", 0, 1, "").await;
+    duo.grace("one", 89).await;
+    duo.scale("one", 1).await;
+    let (requester, _) = duo.served("one").await;
+    let warned = events::told(&duo.world, &requester, "ShortGrace").await;
+    assert_eq!(warned.type_.as_deref(), Some("Warning"));
+    let text = note(&warned);
+    assert!(text.starts_with("terminationGracePeriodSeconds is 89: "), "{text}");
+    assert!(text.ends_with("; 90 is enough"), "{text}");
+    let status = json!({"Errors": null, "Warnings": [text]}).to_string();
+    let says = |requesters: &[Pod], providers: &[Pod]| {
+        is_served(requesters, providers) && annotation(&requesters[0], "status") == Some(&*status)
+    };
+    duo.until("one", "a warning in its status", says).await;
+
+    duo.scale("one", 0).await;
+    duo.asleep("one").await;
+    duo.grace("one", 90).await;
+    duo.scale("one", 1).await;
+    let (requester, _) = duo.served("one").await;
+    assert_eq!(annotation(&requester, "status"), None);
 }
