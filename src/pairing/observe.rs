@@ -191,6 +191,18 @@ impl Node {
             known.accelerators.clone_from(&seen.accelerators);
             known.accelerators.sort();
         }
+        self.rest_as_asked(id);
+    }
+
+    /// An engine is put away as its requester says now, which need not be what it said when it was given the engine. A requester
+    /// that asks for another engine by now says nothing of this one.
+    fn rest_as_asked(&mut self, id: &RequesterId) {
+        let Some(requester) = self.requesters.get(id) else { return };
+        let (engine, ask) = (self.wanted_by(requester), &requester.seen.ask);
+        let (level, stop_after) = (ask.level, ask.stop_after);
+        if let Some(own) = self.engines.get_mut(&engine).filter(|own| own.requester() == Some(id)) {
+            (own.level, own.stop_after) = (level, stop_after);
+        }
     }
 
     fn see_provider(&mut self, id: &ProviderId, seen: &SeenProvider, now: Tick) {
@@ -274,6 +286,7 @@ impl Node {
         if !self.engines.contains_key(&record.engine) {
             let engine = Engine::of(record, provider.clone(), State::Unknown, now);
             self.engines.insert(record.engine.clone(), engine);
+            record.requester.iter().for_each(|requester| self.rest_as_asked(requester));
         }
     }
 

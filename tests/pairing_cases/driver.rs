@@ -249,7 +249,7 @@ impl Case {
 
     // Longer ways
 
-    /// The engine of this requester in mode `sleep` has been created, has started and is open.
+    /// The engine of this requester, in a Pod of its own, has been created, has started and is open.
     pub(crate) fn cold_start(&mut self, id: &str, asked: Ask, on: &[&str]) -> EngineId {
         let id_of = engine(asked.mode, asked.fingerprint.0, on);
         self.requester(id, asked, on, |_| ());
@@ -259,6 +259,21 @@ impl Case {
         self.done(opens(&id_of));
         self.finalized(id);
         assert_eq!(self.state(&id_of), Some(State::Awake));
+        id_of
+    }
+
+    /// The engine of this requester has been started, in whatever mode, and is open.
+    pub(crate) fn started(&mut self, id: &str, asked: Ask, on: &[&str]) -> EngineId {
+        if asked.mode != Mode::Launcher {
+            return self.cold_start(id, asked, on);
+        }
+        let id_of = engine(asked.mode, asked.fingerprint.0, on);
+        if let Some(lowest) = on.first() {
+            self.launcher_ready(lowest);
+        }
+        self.requester(id, asked, on, |_| ());
+        self.launched(&id_of);
+        self.finalized(id);
         id_of
     }
 
@@ -367,6 +382,12 @@ pub(crate) fn deletes_launcher(order: &Order) -> bool {
 /// Anything that makes an engine take memory.
 pub(crate) fn starts_anything(order: &Order) -> bool {
     matches!(order, Order::Engine { step: Step::Create { .. } | Step::Launch | Step::Wake { .. }, .. })
+}
+
+/// At which level this orders an engine to sleep.
+pub(crate) fn level_of(Command { order, .. }: &Command) -> Option<u8> {
+    let Order::Engine { step: Step::Sleep { level, .. }, .. } = order else { return None };
+    Some(level.number())
 }
 
 pub(crate) fn generation(of: &Engine) -> Generation {

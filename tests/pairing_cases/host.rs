@@ -4,8 +4,7 @@
 use rouse::{
     model::LevelPolicy::{self, Auto, One, Two},
     pairing::{
-        command::{Command, Order, Step},
-        event::{Answer, Event, NodeFacts, Stage},
+        event::{Answer, Ask, Event, NodeFacts, Stage},
         ids::{EngineId, Mode, ProviderId},
     },
     units::{Bytes, Millis},
@@ -18,18 +17,7 @@ const HOST: Bytes = Bytes::gib(50);
 
 /// An engine of this kind in its own Pod, or in its accelerator's launcher.
 fn awake(case: &mut Case, mode: Mode, number: u64, on: &str, level: LevelPolicy) -> EngineId {
-    let name = format!("of-{number}");
-    let mut asked = ask(mode, number);
-    asked.level = level;
-    if mode == Mode::Sleep {
-        return case.cold_start(&name, asked, &[on]);
-    }
-    let id = engine(mode, number, &[on]);
-    case.launcher_ready(on);
-    case.requester(&name, asked, &[on], |_| ());
-    case.launched(&id);
-    case.finalized(&name);
-    id
+    case.started(&format!("of-{number}"), Ask { level, ..ask(mode, number) }, &[on])
 }
 
 /// Five engines of a node are awake.
@@ -49,11 +37,6 @@ fn all_awake() -> (Case, Vec<(EngineId, LevelPolicy)>) {
     });
     let awake = awake.collect();
     (case, awake)
-}
-
-fn level_of(Command { order, .. }: &Command) -> Option<u8> {
-    let Order::Engine { step: Step::Sleep { level, .. }, .. } = order else { return None };
-    Some(level.number())
 }
 
 /// Its requester goes: what becomes of it, in words.

@@ -1,9 +1,13 @@
 //! What differs between the three modes: how an engine is made, and how it is put away.
 
-use rouse::pairing::{
-    event::{Event, Stage},
-    ids::{Mode, ProviderId},
-    node::State,
+use rouse::{
+    model::LevelPolicy::{self, Auto, Never, One, Two},
+    pairing::{
+        event::{Ask, Condition, Event, Stage},
+        ids::{EngineId, Mode, ProviderId},
+        node::State,
+    },
+    units::Millis,
 };
 
 use crate::driver::*;
@@ -74,4 +78,97 @@ fn a_requester_that_is_too_large_is_told_so() {
     case.requester("one", large, &["a"], |_| ());
     assert!(!case.has(starts_anything));
     assert_eq!(case.reason("one"), "it needs 81Gi of a, which has 80Gi");
+}
+
+const MODES: [Mode; 3] = [Mode::Plain, Mode::Sleep, Mode::Launcher];
+
+/// Its requester goes: the level at which it is put to sleep; `None`: it is ended instead.
+fn put_away(case: &mut Case, id: &EngineId) -> Option<u8> {
+    case.delete("one");
+    case.done(gates(id));
+    let level = case.ordered(sleeps(id)).and_then(level_of);
+    assert_eq!(case.has(ends(id)), level.is_none(), "{:#?}", case.story);
+    level
+}
+
+/// What becomes of an engine with this policy, whose weights have room in host RAM.
+fn level(mode: Mode, policy: LevelPolicy) -> Option<u8> {
+    match policy {
+        _ if mode == Mode::Plain => None,
+        One | Auto => Some(1),
+        Two => Some(2),
+        _ => None,
+    }
+}
+
+#[test]
+fn an_engine_is_put_away_in_each_mode_as_its_requester_says_last() {
+    for mode in MODES {
+        for policy in [One, Two, Auto, Never] {
+            let asked = |level| Ask { level, ..ask(mode, 1) };
+            let mut case = Case::new(1);
+            let id = case.started("one", asked(policy), &["a"]);
+            assert_eq!(put_away(&mut case, &id), level(mode, policy), "{mode:?} {policy:?}");
+            for before in [One, Two, Auto, Never] {
+                let mut case = Case::new(1);
+                let id = case.started("one", asked(before), &["a"]);
+                case.requester("one", asked(policy), &["a"], |_| ());
+                let now = put_away(&mut case, &id);
+                assert_eq!(now, level(mode, policy), "{mode:?}: {before:?}, and {policy:?} while it serves");
+            }
+        }
+    }
+}
+
+/// Its provider's record is of the time when it was bound.
+#[test]
+fn a_leader_that_comes_meanwhile_goes_by_what_the_requester_says_now() {
+    for requester_first in [true, false] {
+        let mut case = Case::new(1);
+        let id = case.started("one", Ask { level: One, ..ask(Mode::Sleep, 1) }, &["a"]);
+        let record = case.record(&id);
+        case.lead(1, 2);
+        let says = |case: &mut Case| {
+            let now = Ask { level: Two, ..ask(Mode::Sleep, 1) };
+            case.requester("one", now, &["a"], |seen| seen.finalizer = true);
+        };
+        if requester_first {
+            says(&mut case);
+        }
+        case.provider(&ProviderId::direct(&id), Stage::Ready, |seen| seen.records = vec![record]);
+        if !requester_first {
+            says(&mut case);
+        }
+        case.on(Event::Listed);
+        case.settle(queries(&id), condition(Condition::Awake));
+        case.done(opens(&id));
+        assert_eq!(put_away(&mut case, &id), Some(2));
+    }
+}
+
+/// One whose annotations mean nothing any more, or mean another engine.
+#[test]
+fn a_requester_that_asks_for_another_engine_by_now_says_nothing_of_the_one_it_has() {
+    let mut case = Case::new(1);
+    let id = case.started("one", Ask { level: One, ..ask(Mode::Sleep, 1) }, &["a"]);
+    case.requester("one", Ask { level: Never, ..ask(Mode::Sleep, 2) }, &["a"], |_| ());
+    assert_eq!(put_away(&mut case, &id), Some(1));
+}
+
+#[test]
+fn a_sleeper_stays_for_as_long_as_its_requester_said_last() {
+    let ten = Some(Millis::secs(600));
+    for mode in [Mode::Sleep, Mode::Launcher] {
+        for (before, last) in [(ten, None), (None, ten), (Some(Millis::secs(60_000)), ten)] {
+            let asked = |stop_after| Ask { stop_after, ..ask(mode, 1) };
+            let mut case = Case::new(1);
+            let id = case.started("one", asked(before), &["a"]);
+            case.requester("one", asked(last), &["a"], |_| ());
+            case.put_to_sleep("one", &id);
+            case.after(Millis::secs(530));
+            assert!(!case.has(ends(&id)), "{mode:?}: {before:?}, then {last:?}");
+            case.after(Millis::secs(61));
+            assert_eq!(case.has(ends(&id)), last.is_some(), "{mode:?}: {before:?}, then {last:?}");
+        }
+    }
 }

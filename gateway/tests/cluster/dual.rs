@@ -13,6 +13,7 @@ mod models;
 mod policies;
 mod proofs;
 mod races;
+mod rest;
 mod rollouts;
 mod tainted;
 mod tokens;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use rouse::{
-    model::{Level, LevelPolicy},
+    model::{Idle, Level, LevelPolicy},
     pairing::{
         event::{Record, Sizes},
         ids::{EngineId, Fingerprint, Mode, NodeName, RequesterId},
@@ -32,6 +32,13 @@ pub struct Rest {
     pub level: LevelPolicy,
     /// `None`: it sleeps until it is in somebody's way.
     pub stop_after: Option<Millis>,
+}
+
+/// As a model has it.
+impl From<Idle> for Rest {
+    fn from(Idle { level, stop_after, .. }: Idle) -> Self {
+        Self { level, stop_after }
+    }
 }
 
 /// What a sleeper is taken to keep when nobody says: vLLM keeps one or two.

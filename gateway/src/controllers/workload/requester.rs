@@ -1,19 +1,12 @@
 //! The Pod of a model in mode dualPods: it holds the accelerators, and asks for the engine that uses them.
 
-use rouse::{
-    model::{Idle, Memory},
-    pairing::event::Sizes,
-    units::Bytes,
-};
+use rouse::{model::Memory, pairing::event::Sizes, units::Bytes};
 use serde_json::{Map, Value, json};
 
 use super::{MANAGED, SPI_PORT, Workload, merge};
 use crate::controllers::{
     crd::Quantity,
-    dual::{
-        keys,
-        record::{self, Rest},
-    },
+    dual::{keys, record},
     label,
 };
 
@@ -67,8 +60,7 @@ impl Workload<'_> {
                 keys::HOST_MEMORY: Quantity::from(host).to_string(),
             }),
         );
-        let Idle { level, stop_after, .. } = self.variant.spec.idle;
-        merge::into(&mut annotations, &record::rest_annotations(Rest { level, stop_after }));
+        merge::into(&mut annotations, &record::rest_annotations(self.variant.spec.idle.into()));
         merge::into(&mut annotations, &self.server(engine));
         json!({"metadata": {"annotations": annotations}, "spec": own})
     }

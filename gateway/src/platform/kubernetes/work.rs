@@ -14,7 +14,7 @@ use rouse::{
     fleet::event::Event,
     units::{Millis, Tick},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time;
 
 use super::{
@@ -25,8 +25,9 @@ use super::{
 use crate::{
     controllers::{
         booking::Spot,
+        dual::record,
         pods::{Seen, Trouble},
-        workload::{DELETION_COST, EPOCH, GENERATION, REPLICA, SPI_PORT},
+        workload::{DELETION_COST, EPOCH, GENERATION, REPLICA, SPI_PORT, merge},
         writer::Error,
     },
     platform::{contact::Contact, ready},
@@ -305,7 +306,7 @@ pub(super) async fn leave(berth: Arc<Berth>, mut pod: Pod, begun: bool) {
         }
         if !seen.ending {
             // A Pod that is not ready is given up before one that is, whatever it costs.
-            if let Err(error) = mark(&berth, seen, json!({DELETION_COST: LEAVING})).await {
+            if let Err(error) = mark(&berth, seen, last_marks(&berth)).await {
                 tracing::debug!(pod = %seen.name, %error, "the Pod was not marked as leaving");
             }
             let unready = |seen: &Option<Arc<Seen>>| seen.as_ref().is_none_or(|seen| !seen.ready);
@@ -330,6 +331,16 @@ pub(super) async fn leave(berth: Arc<Berth>, mut pod: Pod, begun: bool) {
     if !gone {
         std::future::pending::<()>().await;
     }
+}
+
+/// What a Pod that is given up is marked with. A requester was made when its model may have said something else of how its engine
+/// is put away: what the model says now is what counts.
+fn last_marks(berth: &Berth) -> Value {
+    let mut marks = json!({DELETION_COST: LEAVING});
+    if let Some(place) = berth.shared.place(&berth.id.model).filter(|place| place.dual) {
+        merge::into(&mut marks, &record::rest_annotations(place.variant.spec.idle.into()));
+    }
+    marks
 }
 
 /// No request passes, and the kubelet is told. One try: whoever does not answer lets nobody in either, and its Pod goes.
@@ -359,7 +370,7 @@ async fn delete(berth: &Berth, seen: &Seen) -> bool {
 }
 
 /// Writes annotations of this one Pod, and who wrote them.
-pub(super) async fn mark(berth: &Berth, seen: &Seen, mut marks: serde_json::Value) -> Result<(), Error> {
+pub(super) async fn mark(berth: &Berth, seen: &Seen, mut marks: Value) -> Result<(), Error> {
     let epoch = berth.shared.writer.claim()?.epoch;
     if let Some(marks) = marks.as_object_mut() {
         marks.insert(EPOCH.to_owned(), json!(epoch.to_string()));

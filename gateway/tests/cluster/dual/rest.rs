@@ -1,0 +1,67 @@
+//! How deep engines sleep and for how long: as their requesters and models say it, also where that is changed while they serve.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    ResourceExt as _,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+
+use super::{
+    Duo,
+    both::{Home, all, is_empty},
+    models,
+};
+use crate::events::told;
+
+impl Duo {
+    /// Its engine sleeps at level 2, and not for long.
+    async fn sleeps_deep_and_is_ended(&self, provider: &Pod) {
+        let slept = told(&self.world, provider, "Slept").await.message.unwrap();
+        assert!(slept.ends_with("sleeps at level 2"), "{slept}");
+        let ended = told(&self.world, provider, "Ended").await.message.unwrap();
+        assert!(ended.ends_with("it has slept for as long as it may (stopAfter)"), "{ended}");
+    }
+
+    async fn annotate(&self, pod: &Pod, annotations: Value) {
+        let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+        self.world.pods().patch(&pod.name_any(), &PatchParams::default(), &patch).await.unwrap();
+    }
+}
+
+/// Where nothing is said it sleeps at level 1, and stays.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_requester_says_of_its_engines_sleep_while_it_serves_is_followed_in_each_mode() {
+    all("dual-rest", 1, "", async |duo| {
+        duo.demand("one", "").await;
+        let (requester, provider) = duo.pair("one").await;
+        let said = json!({"rouse.dev/sleep-level": "2", "rouse.dev/stop-after": "1s"});
+        duo.annotate(&requester, said).await;
+        duo.scale("one", 0).await;
+        if duo.home == Home::Plain {
+            let ended = told(&duo.world, &provider, "Ended").await.message.unwrap();
+            assert!(ended.ends_with("its requester is gone"), "it never sleeps: {ended}");
+        } else {
+            duo.sleeps_deep_and_is_ended(&provider).await;
+        }
+        duo.watch_for("one", "no engine", is_empty).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_model_says_of_its_engines_sleep_is_followed_and_so_is_a_change_while_it_serves() {
+    let duo = Duo::new("dual-model-rest", 1, "8Gi", "").await;
+    let deep = json!({"engine": {"level": "2"}, "stopAfter": "2s", "cooldownPeriod": "1s"});
+    models::model(&duo, "deep", deep.clone()).await;
+    models::asks(&duo, "deep").await;
+    let (_, engines) = models::pods(&duo, "deep").await;
+    duo.sleeps_deep_and_is_ended(&engines[0]).await;
+
+    let first = json!({"engine": {"level": "1"}, "stopAfter": "2h", "cooldownPeriod": "1h"});
+    models::model(&duo, "changed", first).await;
+    models::asks(&duo, "changed").await;
+    let (_, engines) = models::pods(&duo, "changed").await;
+    duo.world.edit("changed", deep).await;
+    duo.sleeps_deep_and_is_ended(&engines[0]).await;
+}
