@@ -317,11 +317,11 @@ struct End {
 
 impl End {
     async fn come(mut self, signals: &mut Signals, home: &mut Home) {
-        let grace = self.config.shutdown.grace;
         self.stage.send_replace(Stage::Draining);
-        tracing::info!(%grace, "shutting down: no new connections; exchanges may finish; a second signal means now");
-        // First what others wait for, should this be killed before its time: see `config::Shutdown`.
+        // First what others wait for, should this be killed before its time.
         home.step_down();
+        let grace = home.grace(&self.config.shutdown).await;
+        tracing::info!(%grace, "shutting down: no new connections; exchanges may finish; a second signal means now");
         let mut api_ended = false;
         tokio::select! {
             _ = &mut self.api => api_ended = true,

@@ -253,8 +253,25 @@ pub struct Limits {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shutdown {
-    pub grace: Millis,
+    /// How long exchanges may run on, as the file says it.
+    pub grace: Option<Millis>,
+    /// The same where neither the file nor a Pod says it.
+    pub usual_grace: Millis,
     pub stop_engines: bool,
+}
+
+impl Shutdown {
+    /// Of a Pod's time, for telling clients why their streams end, for the lease, and for what says that this gateway waits.
+    const KEPT: Millis = Millis::secs(10);
+
+    /// How long exchanges may run on where this process is killed so long after it was told to end; `None`: nobody knows of that.
+    /// Not until it is killed, whatever the file says.
+    #[must_use]
+    pub fn grace(&self, killed_after: Option<Millis>) -> Millis {
+        let Some(killed) = killed_after else { return self.grace.unwrap_or(self.usual_grace) };
+        let most = Millis(killed.0.saturating_sub(Self::KEPT.0).max(killed.0 / 2));
+        self.grace.map_or(most, |said| said.min(most))
+    }
 }
 
 /// Without the token: configurations are logged.

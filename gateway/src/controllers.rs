@@ -14,6 +14,7 @@ pub mod index;
 pub mod label;
 pub mod news;
 pub mod objects;
+pub mod own_pod;
 pub mod pods;
 pub mod published;
 pub mod recorder;

@@ -12,7 +12,7 @@ use std::{
 use anyhow::Context as _;
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::Client;
-use rouse::{fleet::event::Event, lease::Clock};
+use rouse::{fleet::event::Event, lease::Clock, units::Millis};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::{AbortHandle, JoinHandle, JoinSet},
@@ -21,7 +21,7 @@ use tokio::{
 
 use super::home::Next;
 use crate::{
-    config::{self, Config, Watched as Namespaces},
+    config::{self, Config, Shutdown, Watched as Namespaces},
     controllers::{
         booking::Books,
         compose,
@@ -30,6 +30,7 @@ use crate::{
         election::{Election, Leases},
         index::{Index, Served, Settled, Sight},
         objects::{self, Keeper},
+        own_pod::OwnPod,
         pods,
         recorder::Recorder,
         registry::Registry,
@@ -79,7 +80,7 @@ pub(super) struct Cluster {
     /// What others know this gateway by, and its namespace.
     name: String,
     own: String,
-    pod_uid: Option<String>,
+    pod: OwnPod,
 }
 
 impl Cluster {
@@ -103,6 +104,8 @@ impl Cluster {
         };
         let name = settings.name.clone().map_or_else(host, Ok)?;
         let key = stub_key(&client, &own).await?;
+        let pod = OwnPod::find(client.clone(), &own, &name, settings.pod_uid.as_deref()).await;
+        warn_of_grace(&config.shutdown, &pod);
         let dcgm = settings.prometheus.clone();
         let dcgm = dcgm.map(|asked| Dcgm::new(asked, clock, metrics.readings()).map(Arc::new)).transpose()?;
         let mut tasks = JoinSet::new();
@@ -187,7 +190,7 @@ impl Cluster {
             metrics,
             name,
             own,
-            pod_uid: settings.pod_uid.clone(),
+            pod,
         })
     }
 
@@ -238,7 +241,7 @@ impl Cluster {
             client: self.client.clone(),
             namespace: self.own.clone(),
             name: self.name.clone(),
-            pod_uid: self.pod_uid.clone(),
+            pod_uid: self.pod.uid().map(str::to_owned),
             address: api.to_string(),
             handle: handle.clone(),
             told: Arc::clone(&self.told),
@@ -298,6 +301,11 @@ impl Cluster {
         self.released = Some(tokio::spawn(election.release(async move { writer.quiet().await })));
     }
 
+    /// How long after its signal the kubelet kills this process, as far as anybody says it.
+    pub(super) async fn killed_after(&self) -> Option<Millis> {
+        self.pod.killed_now().await
+    }
+
     /// The leader starts nothing more for requests that wait at this gateway.
     pub(super) async fn withdraw(&mut self) {
         if let Some(speaks) = self.speaks.take() {
@@ -330,6 +338,21 @@ async fn stub_key(client: &Client, namespace: &str) -> anyhow::Result<StubKey> {
             }
             outcome => return Ok(outcome?),
         }
+    }
+}
+
+/// The file promises streams more time than their gateway has.
+fn warn_of_grace(shutdown: &Shutdown, pod: &OwnPod) {
+    let (Some(said), Some(killed)) = (shutdown.grace, pod.killed_after()) else { return };
+    let grace = shutdown.grace(Some(killed));
+    if grace < said {
+        tracing::warn!(
+            %said,
+            killed_after = %killed,
+            %grace,
+            "shutdown.grace is longer than this gateway's Pod lets it be: streams end sooner. Raise terminationGracePeriodSeconds to \
+             ten seconds more than it"
+        );
     }
 }
 

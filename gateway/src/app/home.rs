@@ -2,12 +2,12 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use rouse::{fleet::event::Event, lease::Clock};
+use rouse::{fleet::event::Event, lease::Clock, units::Millis};
 use tokio::sync::mpsc;
 
 use super::cluster::Cluster;
 use crate::{
-    config::Config,
+    config::{Config, Shutdown},
     driver::Handle,
     http::admin::Waits,
     metrics::Metrics,
@@ -101,6 +101,14 @@ impl Home {
     pub(super) fn step_down(&mut self) {
         if let Self::Cluster(cluster) = self {
             cluster.step_down();
+        }
+    }
+
+    /// How long exchanges may run on, now that the end has begun.
+    pub(super) async fn grace(&self, shutdown: &Shutdown) -> Millis {
+        match self {
+            Self::Local(_) => shutdown.grace(None),
+            Self::Cluster(cluster) => shutdown.grace(cluster.killed_after().await),
         }
     }
 

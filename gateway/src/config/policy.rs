@@ -218,14 +218,13 @@ fn header(reader: &mut Reader, node: &Node) -> Option<Bytes> {
     Some(size)
 }
 
-/// `pod`: it is one's process, which Kubernetes kills half a minute after SIGTERM where its Pod says nothing else. What is left of
-/// that is for telling clients, for the lease, and for this gateway's object.
+/// `pod`: it is one's process, which Kubernetes kills half a minute after SIGTERM where its Pod says nothing else.
 pub(super) fn shutdown(reader: &mut Reader, root: &mut Section, pod: bool) -> Shutdown {
-    let default = Millis::secs(if pod { 20 } else { 30 });
+    let usual_grace = Millis::secs(if pod { 20 } else { 30 });
     root.sub(reader, "shutdown", |reader, section| {
         let grace = section.read(reader, "grace", Reader::span);
         let stop = section
             .read(reader, "engines", |reader, node| reader.choice(node, &[("stop", true), ("leave", false)]));
-        Shutdown { grace: grace.unwrap_or(default), stop_engines: stop.unwrap_or(true) }
+        Shutdown { grace, usual_grace, stop_engines: stop.unwrap_or(true) }
     })
 }

@@ -225,10 +225,18 @@ fn keys_of_later_versions_are_known_but_not_silently_accepted() {
 /// Kubernetes kills half a minute after SIGTERM: there is more to do by then than to let streams end.
 #[test]
 fn the_grace_of_a_gateway_in_a_pod_is_below_the_pods() {
-    let grace = |text: &str| read(text).unwrap().shutdown.grace;
+    let within = |text: &str, pod: Option<u64>| read(text).unwrap().shutdown.grace(pod.map(Millis::secs));
     let pod = "platform: kubernetes\nkubernetes: {stubImage: s}\n";
-    assert_eq!((grace("keys: none\n"), grace(pod)), (Millis::secs(30), Millis::secs(20)));
-    assert_eq!(grace(&format!("{pod}shutdown: {{grace: 5m}}\n")), Millis::secs(300));
+    let long = format!("{pod}shutdown: {{grace: 5m}}\n");
+    // Of a Pod that nobody could read.
+    assert_eq!((within("keys: none\n", None), within(pod, None)), (Millis::secs(30), Millis::secs(20)));
+    assert_eq!(within(&long, None), Millis::secs(300));
+    for (killed, most) in [(30, 20_000), (45, 35_000), (12, 6_000), (0, 0)] {
+        for text in [pod, &long] {
+            assert_eq!(within(text, Some(killed)), Millis(most), "{text}: killed after {killed} s");
+        }
+    }
+    assert_eq!(within(&long, Some(600)), Millis::secs(300), "as the file says");
 }
 
 #[test]

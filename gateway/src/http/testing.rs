@@ -402,7 +402,7 @@ fn config() -> Config {
             offences_per_address: 0,
             client_stall: Millis::secs(1),
         },
-        shutdown: config::Shutdown { grace: Millis::secs(1), stop_engines: true },
+        shutdown: config::Shutdown { grace: None, usual_grace: Millis::secs(1), stop_engines: true },
         state: "/nonexistent".into(),
         log_cap: Bytes::mib(1),
         affinity: config::Affinity::default(),

@@ -18,11 +18,12 @@ use crate::{
     world::{World, aside, reason},
 };
 
-/// One that nothing and nobody runs.
-async fn pod(world: &World<'_>, name: &str) -> Pod {
+/// One that nothing and nobody runs, with so many seconds between its deletion and its kill.
+async fn pod(world: &World<'_>, name: &str, grace: u64) -> Pod {
     let pod = json!({
         "metadata": {"name": name},
         "spec": {
+            "terminationGracePeriodSeconds": grace,
             "nodeSelector": {"nowhere": "here"},
             "containers": [{"name": "gateway", "image": "none"}],
         },
@@ -41,10 +42,18 @@ async fn until(world: &World<'_>, name: &str, what: &str, there: bool) {
     wait::until(&replicas(world), name, what, fits).await.unwrap();
 }
 
+/// At the gateway that there is; what it says of that.
+async fn a_request_waits(world: &World<'_>) -> GatewayReplica {
+    let waiting = |found: &Option<GatewayReplica>| {
+        found.as_ref().and_then(|found| found.status.as_ref()).is_some_and(|status| status.waiting == 1)
+    };
+    wait::until(&replicas(world), "gateway-0", "a request to wait", waiting).await.unwrap().unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateways_object_goes_with_it_or_with_its_pod() {
     let world = World::new("leftovers", 1, "16Gi").await;
-    let uid = pod(&world, "gateway-0").await.uid().unwrap();
+    let uid = pod(&world, "gateway-0", 30).await.uid().unwrap();
     let settings = |uid: &str| format!(", podUid: {uid}");
     let (ends, dies) = (world.gateway("gateway-1", ""), world.gateway_with("gateway-0", &settings(&uid)));
     until(&world, "gateway-0", "it to be there", true).await;
@@ -69,10 +78,7 @@ async fn one_that_is_to_end_leaves_the_lease_to_others_before_its_requests_are_o
     let gateway = world.gateway("gateway-0", "shutdown: {grace: 10s}");
     let client = gateway.client();
     let waits = tokio::spawn(aside(move || client.chat("slow", false, 4)));
-    let waiting = |found: &Option<GatewayReplica>| {
-        found.as_ref().and_then(|found| found.status.as_ref()).is_some_and(|status| status.waiting == 1)
-    };
-    wait::until(&replicas(&world), "gateway-0", "a request to wait", waiting).await.unwrap();
+    a_request_waits(&world).await;
     gateway.signal(Signal::SIGTERM);
     let leases: Api<Lease> = world.site.namespace.api();
     let given = |lease: &Option<Lease>| {
@@ -85,6 +91,27 @@ async fn one_that_is_to_end_leaves_the_lease_to_others_before_its_requests_are_o
     assert_eq!(waits.await.unwrap().status, 503);
     assert!(replicas(&world).get_opt("gateway-0").await.unwrap().is_none());
     gateway.ended().await;
+}
+
+/// Whatever its file says. The kubelet's part is played here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_with_a_request_that_waits_leaves_nothing_behind_when_its_kubelet_would_kill_it() {
+    const GRACE: u64 = 20;
+    let world = World::new("leftovers-grace", 1, "16Gi").await;
+    world.model("slow", "10Gi", "--start-time 60s", json!({})).await;
+    let own = pod(&world, "gateway-0", GRACE).await;
+    let gateway = world.gateway("gateway-0", "shutdown: {grace: 5m}");
+    let client = gateway.client();
+    let waits = tokio::spawn(aside(move || client.chat("slow", false, 4)));
+    let object = a_request_waits(&world).await;
+    let owners: Vec<_> = object.owner_references().iter().map(|owner| Some(owner.uid.clone())).collect();
+    assert_eq!(owners, [own.uid()], "it goes with the Pod of its name");
+    gateway.signal(Signal::SIGTERM);
+    let ended = tokio::time::timeout(Duration::from_secs(GRACE), gateway.ended()).await;
+    assert!(ended.is_ok(), "its kubelet kills it");
+    assert_eq!(waits.await.unwrap().status, 503, "its client was told");
+    assert!(replicas(&world).get_opt("gateway-0").await.unwrap().is_none());
+    assert_eq!(world.site.holder().await, "", "the lease is anybody's");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -23,11 +23,12 @@ const CLUSTER: [Rights; 5] = [
     ("", "nodes", &["get", "list", "watch"]),
 ];
 
-const OWN: [Rights; 3] = [
+const OWN: [Rights; 4] = [
     // Those of its one Lease and its one Secret come beside it.
     ("coordination.k8s.io", "leases", &["create"]),
     ("rouse.dev", "gatewayreplicas", &["list", "watch", "create", "patch", "delete"]),
     ("rouse.dev", "gatewayreplicas/status", &["patch"]),
+    ("", "pods", &["get"]),
 ];
 
 const MODELS: [Rights; 5] = [

@@ -1,0 +1,142 @@
+//! The Pod that a gateway runs in, and how long its kubelet lets it run on once it was told to end.
+//!
+//! A gateway that is killed before its streams have ended tells no client why, and leaves behind what says that it waits. So its
+//! own deadline follows from the Pod's, which no environment variable shows: the API server is asked.
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use kube::{Api, Client, ResourceExt as _};
+use rouse::units::Millis;
+use tokio::time::{self, Duration};
+
+/// What Kubernetes gives a Pod that says nothing.
+const USUAL: i64 = 30;
+/// For the API server's answer, when there is time.
+const FIRST: Duration = Duration::from_secs(5);
+/// The same once the kubelet's time runs.
+const LAST: Duration = Duration::from_secs(1);
+
+pub struct OwnPod {
+    api: Api<Pod>,
+    name: String,
+    /// As it is configured.
+    uid: Option<String>,
+    known: Option<Known>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Known {
+    uid: String,
+    killed_after: Millis,
+}
+
+/// Why nothing is known of it.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("the API server does not answer in time")]
+    Late(#[from] time::error::Elapsed),
+    #[error("{0}")]
+    Refused(#[from] kube::Error),
+}
+
+impl OwnPod {
+    /// The Pod of this name. `uid`: it must have that one. A gateway whose Pod cannot be read serves all the same.
+    pub async fn find(client: Client, namespace: &str, name: &str, uid: Option<&str>) -> Self {
+        let api = Api::namespaced(client, namespace);
+        let mut own = Self { api, name: name.to_owned(), uid: uid.map(str::to_owned), known: None };
+        match own.look(FIRST).await {
+            Ok(found) => own.known = found,
+            Err(error) => tracing::warn!(
+                pod = name,
+                %error,
+                "this gateway's Pod cannot be read, so nothing says when its kubelet kills it: let its account get Pods in its own \
+                 namespace (charts/rouse/rbac/gateway.yaml), or give the Pod ten seconds more than shutdown.grace"
+            ),
+        }
+        own
+    }
+
+    /// Which Pod this gateway's own objects go with.
+    #[must_use]
+    pub fn uid(&self) -> Option<&str> {
+        self.uid.as_deref().or_else(|| self.known.as_ref().map(|known| known.uid.as_str()))
+    }
+
+    /// How long after it has told this process to end the kubelet kills it, as far as that was seen.
+    #[must_use]
+    pub fn killed_after(&self) -> Option<Millis> {
+        self.known.as_ref().map(|known| known.killed_after)
+    }
+
+    /// The same now that it has told it so: a deletion may have a grace of its own.
+    pub async fn killed_now(&self) -> Option<Millis> {
+        match self.look(LAST).await {
+            Ok(Some(now)) => Some(now.killed_after),
+            Ok(None) => self.killed_after(),
+            Err(error) => {
+                tracing::debug!(%error, "this gateway's Pod was not read once more");
+                self.killed_after()
+            }
+        }
+    }
+
+    /// `None`: there is no such Pod.
+    async fn look(&self, within: Duration) -> Result<Option<Known>, Error> {
+        let found = time::timeout(within, self.api.get_opt(&self.name)).await??;
+        Ok(found.and_then(|pod| Known::of(&pod, self.uid.as_deref())))
+    }
+}
+
+impl Known {
+    fn of(pod: &Pod, uid: Option<&str>) -> Option<Self> {
+        let own = pod.uid().filter(|own| uid.is_none_or(|uid| uid == own))?;
+        let spec = pod.spec.as_ref()?;
+        let grace = pod.metadata.deletion_grace_period_seconds.or(spec.termination_grace_period_seconds);
+        // The kubelet's time runs while a container pauses, and the signal comes after that. What a command takes nobody knows.
+        let pause = spec.containers.iter().filter_map(pauses).max().unwrap_or(0);
+        let left = grace.unwrap_or(USUAL).saturating_sub(pause);
+        Some(Self { uid: own, killed_after: Millis::secs(u64::try_from(left).unwrap_or(0)) })
+    }
+}
+
+fn pauses(container: &Container) -> Option<i64> {
+    Some(container.lifecycle.as_ref()?.pre_stop.as_ref()?.sleep.as_ref()?.seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn known(metadata: &Value, spec: &Value, uid: Option<&str>) -> Option<Known> {
+        let pod = json!({"metadata": metadata, "spec": spec});
+        Known::of(&serde_json::from_value(pod).unwrap(), uid)
+    }
+
+    #[test]
+    fn the_time_until_the_kill_is_the_deletions_or_the_pods_without_a_pause_before_the_signal() {
+        let spec = |grace: Value, pause: u32| {
+            let lifecycle = json!({"preStop": {"sleep": {"seconds": pause}}});
+            json!({"terminationGracePeriodSeconds": grace, "containers": [
+                {"name": "gateway", "lifecycle": lifecycle}, {"name": "other"},
+            ]})
+        };
+        let seconds =
+            |metadata: Value, spec: &Value| known(&metadata, spec, Some("u")).unwrap().killed_after.0 / 1000;
+        let lives = json!({"uid": "u"});
+        assert_eq!(seconds(lives.clone(), &spec(json!(45), 0)), 45);
+        assert_eq!(seconds(lives.clone(), &spec(Value::Null, 0)), 30);
+        assert_eq!(seconds(lives.clone(), &spec(json!(45), 15)), 30);
+        assert_eq!(seconds(lives, &spec(json!(10), 15)), 0);
+        let deleted = json!({"uid": "u", "deletionGracePeriodSeconds": 5});
+        assert_eq!(seconds(deleted, &spec(json!(45), 0)), 5);
+    }
+
+    #[test]
+    fn a_pod_with_another_uid_is_another_gateways() {
+        let (metadata, spec) = (json!({"uid": "u"}), json!({"containers": []}));
+        assert!(known(&metadata, &spec, None).is_some());
+        assert!(known(&metadata, &spec, Some("u")).is_some());
+        assert_eq!(known(&metadata, &spec, Some("v")), None);
+    }
+}
