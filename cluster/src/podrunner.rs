@@ -11,7 +11,7 @@
 //! `resourceFieldRef`, gRPC and HTTPS probes, ephemeral containers, `activeDeadlineSeconds`, volumes that are devices. Where a
 //! Pod cannot run without, an event says so and the Pod waits.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, fs, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -226,20 +226,6 @@ impl PodRunner {
         let folder = self.shared.logs_of(&pod.namespace().unwrap_or_default(), &pod.name_any());
         let path = folder.join(format!("{container}.{run}.log"));
         fs::read_to_string(&path).with_context(|| path.display().to_string())
-    }
-
-    /// The logs of all containers that ever ran in this namespace, those of Pods that are gone among them.
-    ///
-    /// # Errors
-    /// One cannot be read.
-    pub fn logs(&self, namespace: &str) -> Result<Vec<PathBuf>> {
-        let mut logs = Vec::new();
-        for pod in fs::read_dir(self.shared.logs_of(namespace, ""))? {
-            for log in fs::read_dir(pod?.path())? {
-                logs.push(log?.path());
-            }
-        }
-        Ok(logs)
     }
 }
 

@@ -101,6 +101,11 @@ impl Book {
         self.transact(|state, _| Ok(state.host.used.iter().map(|(pid, entry)| (*pid, entry.bytes)).collect()))
     }
 
+    /// What did not fit, in words, the last of it: an engine that dies of that is gone, and its log may go with it.
+    pub fn refused(&self) -> Result<Vec<String>, Error> {
+        Ok(self.read()?.refused)
+    }
+
     /// An account for the calling process on `ids`; a number that is no id is an index, as in `CUDA_VISIBLE_DEVICES`.
     /// No ids is the first accelerator. Memory that it frees stays counted for `late`.
     pub fn holder(&self, ids: &[String], label: &str, late: Option<Duration>) -> Result<Holder, Error> {
@@ -128,8 +133,14 @@ impl Book {
         let before = state.clone();
         let now_ms = clock::wall_us() / 1000;
         state.drop_gone(now_ms);
+        let unchanged = state.clone();
         let result = change(&mut state, now_ms);
-        if result.is_ok() && state != before {
+        match &result {
+            Ok(_) => {}
+            Err(error @ Error::OutOfMemory { .. }) => state = unchanged.refusing(error.to_string()),
+            Err(_) => return result,
+        }
+        if state != before {
             self.write(&state)?;
         }
         result

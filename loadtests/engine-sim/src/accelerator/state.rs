@@ -13,7 +13,12 @@ pub(super) struct State {
     pub(super) late: Vec<Late>,
     #[serde(default)]
     pub(super) host: Host,
+    #[serde(default)]
+    pub(super) refused: Vec<String>,
 }
+
+/// So many refusals are kept.
+const REFUSALS: usize = 64;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Card {
@@ -48,6 +53,15 @@ pub(super) struct Late {
 }
 
 impl State {
+    /// With one more request that did not fit.
+    pub(super) fn refusing(mut self, what: String) -> Self {
+        if self.refused.len() == REFUSALS {
+            self.refused.remove(0);
+        }
+        self.refused.push(what);
+        self
+    }
+
     pub(super) fn usage(&self, id: &str) -> Usage {
         let Some(card) = self.accelerators.get(id) else {
             return Usage::default();

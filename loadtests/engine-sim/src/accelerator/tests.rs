@@ -23,6 +23,23 @@ fn capacity_is_enforced_and_a_refusal_changes_nothing() {
 }
 
 #[test]
+fn what_did_not_fit_stays_known_and_nothing_else_is_taken_for_it() {
+    let (_dir, book) = book(GIB);
+    let holder = book.holder(&[], "m", None).unwrap();
+    assert_eq!(book.refused().unwrap(), [""; 0]);
+    holder.resize(2 * GIB).unwrap_err();
+    holder.resize(GIB).unwrap();
+    assert!(book.holder(&["none".into()], "m", None).is_err());
+    holder.resize(0).unwrap();
+    let refused = "2147483648 bytes do not fit on `gpu-0`: 1073741824 of 1073741824 are free";
+    assert_eq!(book.refused().unwrap(), [refused]);
+    for _ in 0..100 {
+        holder.resize(2 * GIB).unwrap_err();
+    }
+    assert_eq!(book.refused().unwrap().len(), 64);
+}
+
+#[test]
 fn a_number_is_an_index_and_nothing_is_the_first() {
     let (_dir, book) = book(GIB);
     assert_eq!(book.holder(&["1".into()], "m", None).unwrap().ids(), ["gpu-1"]);
