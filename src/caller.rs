@@ -52,10 +52,12 @@ pub struct Reply {
 }
 
 /// Why there is no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     #[error("no connection")]
     Unreachable,
+    #[error("no TLS: {0}")]
+    Insecure(Arc<str>),
     #[error("no answer in time")]
     Timeout,
     #[error("the connection broke")]
@@ -67,7 +69,7 @@ impl Failure {
     pub const fn cause(&self) -> Cause {
         match self {
             Self::Timeout => Cause::Timeout,
-            Self::Unreachable | Self::Broken => Cause::Unreachable,
+            Self::Unreachable | Self::Insecure(_) | Self::Broken => Cause::Unreachable,
         }
     }
 }
@@ -181,7 +183,10 @@ impl Caller {
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Reply, Failure> {
         let stream = TcpStream::connect(self.address).await.map_err(|_| Failure::Unreachable)?;
         let stream: Box<dyn Duplex> = match self.origin.as_ref().and_then(|origin| origin.tls.as_ref()) {
-            Some(tls) => tls.secure(stream.into()).await.map_err(|_| Failure::Unreachable)?,
+            Some(tls) => {
+                let secured = tls.secure(stream.into()).await;
+                secured.map_err(|error| Failure::Insecure(error.to_string().into()))?
+            }
             None => Box::new(stream),
         };
         exchange(stream, request).await

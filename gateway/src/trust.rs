@@ -4,14 +4,14 @@
 
 use std::{
     io,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use rouse::{
     origin::{Duplex, Secure, Secured},
     tcp::Tcp,
 };
-use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
+use rustls::{CertificateError, ClientConfig, RootCertStore, pki_types::ServerName};
 use tokio_rustls::TlsConnector;
 
 /// The machine's. One that cannot be read is left out.
@@ -36,17 +36,19 @@ pub(crate) struct Backend {
     name: String,
     /// Made for the first connection: the roots are read then, and not for each object that names a backend.
     config: OnceLock<Result<Arc<ClientConfig>, rustls::Error>>,
+    /// What the log says of it already: a backend that is not trusted is asked again and again.
+    logged: Arc<Mutex<String>>,
 }
 
 impl Backend {
     /// `name`: of a host, or an address.
-    pub(crate) const fn new(name: String) -> Self {
-        Self { name, config: OnceLock::new() }
+    pub(crate) fn new(name: String) -> Self {
+        Self { name, config: OnceLock::new(), logged: Arc::default() }
     }
 
     #[cfg(test)]
     pub(crate) fn with_roots(name: &str, roots: RootCertStore) -> Self {
-        Self { name: name.to_owned(), config: OnceLock::from(trusting(roots)) }
+        Self { config: OnceLock::from(trusting(roots)), ..Self::new(name.to_owned()) }
     }
 }
 
@@ -54,14 +56,36 @@ impl Secure for Backend {
     fn secure(&self, connection: Tcp) -> Secured {
         let config = self.config.get_or_init(|| trusting(roots())).clone();
         let name = ServerName::try_from(self.name.clone());
+        let (logged, backend) = (Arc::clone(&self.logged), self.name.clone());
         Box::pin(async move {
             let connector = TlsConnector::from(config.map_err(io::Error::other)?);
             let name = name.map_err(io::Error::other)?;
-            let stream = connector.connect(name, connection).await;
-            let stream = stream.inspect_err(|error| tracing::warn!(%error, "a backend's TLS"))?;
-            Ok(Box::new(stream) as Box<dyn Duplex>)
+            let outcome = connector.connect(name, connection).await.map_err(explained);
+            log_once(&backend, outcome.as_ref().err(), &logged);
+            Ok(Box::new(outcome?) as Box<dyn Duplex>)
         })
     }
+}
+
+/// Each trouble when it begins.
+fn log_once(backend: &str, trouble: Option<&io::Error>, logged: &Mutex<String>) {
+    let why = trouble.map(ToString::to_string).unwrap_or_default();
+    let mut logged = logged.lock().unwrap_or_else(PoisonError::into_inner);
+    if !why.is_empty() && *logged != why {
+        tracing::warn!(backend, why, "a backend cannot be spoken to by TLS");
+    }
+    *logged = why;
+}
+
+/// With what is trusted, where that is what it failed for.
+fn explained(error: io::Error) -> io::Error {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    let unknown = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
+    if cause != Some(&unknown) {
+        return error;
+    }
+    let trusted = "trusted are the roots that SSL_CERT_FILE and SSL_CERT_DIR name, or else the machine's";
+    io::Error::new(error.kind(), format!("{error}; {trusted}"))
 }
 
 #[cfg(test)]
@@ -73,9 +97,10 @@ pub(crate) mod testing {
 
     use super::*;
 
-    /// A server with a certificate of its own, for `localhost`; and its root.
-    pub(crate) fn server() -> (Arc<ServerConfig>, RootCertStore) {
-        let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    /// A server with a certificate of its own, for these names and addresses; and its root.
+    pub(crate) fn server(names: &[&str]) -> (Arc<ServerConfig>, RootCertStore) {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let own = rcgen::generate_simple_self_signed(names).unwrap();
         let mut roots = RootCertStore::empty();
         roots.add(own.cert.der().clone()).unwrap();
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(own.signing_key.serialize_der()));

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
 use super::{Adapter, Health, SleepApi};
-use crate::caller::Failure;
 use crate::{fault::Cause, model::Level};
 
 /// Longer than any deadline the decisions set.
@@ -142,9 +141,7 @@ impl Adapter {
                 tracing::warn!(path, status = reply.status, "the engine refused");
                 Err(Cause::Refused)
             }
-            Err(failure @ (Failure::Timeout | Failure::Unreachable | Failure::Broken)) => {
-                Err(failure.cause())
-            }
+            Err(failure) => Err(failure.cause()),
         }
     }
 }

@@ -17,6 +17,8 @@ use crate::{
     keys,
 };
 
+mod backend;
+
 async fn ask(gateway: &Gateway, request: &str) -> Answer {
     let mut client = gateway.connect().await;
     client.send(request).await;

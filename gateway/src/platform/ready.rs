@@ -40,16 +40,34 @@ impl Pace {
 /// Waits until the engine answers health requests and does not say that it sleeps. For ever, if need be: the
 /// decisions hold the deadline. What it answers meanwhile is told whenever that is something else.
 pub(super) async fn up(contact: &Contact, expected: Option<Millis>) {
-    let mut pace = Pace { began: contact.common.clock.now(), expected, gap: FIRST };
-    let mut told = None;
-    while let Err(probe) = contact.adapter.up(contact.health_timeout()).await {
-        let now = contact.common.clock.now();
-        if told.as_ref() != Some(&probe) && now.since(pace.began) >= SOON {
-            let symptoms = Symptoms { probe: Some(probe.clone()), ..Symptoms::default() };
-            contact.shows(symptoms).await;
-            told = Some(probe);
+    let mut wait = Wait::begin(contact, expected);
+    while let Err(probe) = wait.goes_on(contact).await {
+        contact.shows(Symptoms { probe: Some(probe), ..Symptoms::default() }).await;
+    }
+}
+
+/// The same wait, for whoever has more to do with what is answered meanwhile.
+pub(super) struct Wait {
+    pace: Pace,
+    told: Option<String>,
+}
+
+impl Wait {
+    pub(super) fn begin(contact: &Contact, expected: Option<Millis>) -> Self {
+        Self { pace: Pace { began: contact.common.clock.now(), expected, gap: FIRST }, told: None }
+    }
+
+    /// Until the engine serves. An error is what it answers instead, which is something else than before.
+    pub(super) async fn goes_on(&mut self, contact: &Contact) -> Result<(), String> {
+        while let Err(probe) = contact.adapter.up(contact.health_timeout()).await {
+            let now = contact.common.clock.now();
+            if self.told.as_ref() != Some(&probe) && now.since(self.pace.began) >= SOON {
+                self.told = Some(probe.clone());
+                return Err(probe);
+            }
+            time::sleep(self.pace.next(now)).await;
         }
-        time::sleep(pace.next(now)).await;
+        Ok(())
     }
 }
 

@@ -3,12 +3,14 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use rouse_testing::port::Reserved;
+use rustls::ServerConfig;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::TcpListener,
     sync::mpsc,
     time::Instant,
 };
+use tokio_rustls::TlsAcceptor;
 
 /// An engine that answers every request with the same bytes, and then waits for the end of the connection or, after
 /// `connection: close`, ends it.
@@ -23,14 +25,34 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) async fn start(answer: impl Into<Vec<u8>>) -> Self {
-        let answer: Arc<Vec<u8>> = Arc::new(answer.into());
+        Self::begin(answer.into(), None).await
+    }
+
+    /// The same behind TLS.
+    pub(crate) async fn start_secure(answer: impl Into<Vec<u8>>, server: &Arc<ServerConfig>) -> Self {
+        Self::begin(answer.into(), Some(TlsAcceptor::from(Arc::clone(server)))).await
+    }
+
+    async fn begin(answer: Vec<u8>, tls: Option<TlsAcceptor>) -> Self {
+        let answer = Arc::new(answer);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (saw, seen) = mpsc::unbounded_channel();
         let (closes, closed) = mpsc::unbounded_channel();
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(converse(stream, Arc::clone(&answer), saw.clone(), closes.clone()));
+                let (answer, saw, closes) = (Arc::clone(&answer), saw.clone(), closes.clone());
+                let tls = tls.clone();
+                tokio::spawn(async move {
+                    match tls {
+                        None => converse(stream, answer, saw, closes).await,
+                        Some(tls) => {
+                            if let Ok(stream) = tls.accept(stream).await {
+                                converse(stream, answer, saw, closes).await;
+                            }
+                        }
+                    }
+                });
             }
         });
         Self { address, seen, closed, task }
@@ -44,7 +66,7 @@ impl Drop for Engine {
 }
 
 async fn converse(
-    mut stream: TcpStream,
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
     answer: Arc<Vec<u8>>,
     saw: mpsc::UnboundedSender<String>,
     closes: mpsc::UnboundedSender<Instant>,

@@ -99,10 +99,25 @@ impl Visit {
         if known.is_none() {
             let (engine, generation) = (self.id.clone(), self.generation);
             self.common.tell(Event::Started { engine: engine.clone(), generation, address }).await;
-            ready::up(&contact, None).await;
+            self.answers(&contact).await;
             self.common.tell(Event::Ready { engine, generation }).await;
         }
         health::watch(&contact, Known::Well).await;
+    }
+
+    /// Waits until it serves. What it does instead is told as its model's trouble: nobody here can look into it.
+    async fn answers(&self, contact: &Contact) {
+        let mut wait = ready::Wait::begin(contact, None);
+        let mut told = false;
+        while let Err(probe) = wait.goes_on(contact).await {
+            let why = format!("its backend does not serve: {probe}");
+            tracing::warn!(engine = %self.id, probe, "the backend does not serve");
+            fails(&self.common, &self.told, &self.id, self.generation, &why).await;
+            told = true;
+        }
+        if told {
+            self.told.recovers(&self.id.model);
+        }
     }
 
     fn contact(&self, address: SocketAddr) -> Contact {
@@ -131,15 +146,18 @@ impl Visit {
 #[cfg(test)]
 mod tests {
     use rouse::{
+        engine::past::Symptoms,
         fleet::event::Verdict,
         lease::Clock,
         origin::{Origin, Secure},
         units::Tick,
     };
+    use rustls::{RootCertStore, ServerConfig};
     use serde_json::json;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpListener,
+        task::JoinHandle,
         time::{Instant, timeout},
     };
     use tokio_rustls::TlsAcceptor;
@@ -156,17 +174,66 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
+    /// A visit of a backend on this machine, and both ends of it.
+    struct Visited {
+        life: JoinHandle<()>,
+        order: mpsc::UnboundedSender<Order>,
+        told: mpsc::Receiver<Event>,
+        /// Whom each of its requests was for, as TLS says it, and the request's head.
+        asked: mpsc::UnboundedReceiver<(Option<String>, String)>,
+        backend: JoinHandle<()>,
+    }
+
+    impl Visited {
+        /// By this name, trusting these roots.
+        async fn begin(name: &str, server: Arc<ServerConfig>, roots: RootCertStore) -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let external = Arc::new(external(listener.local_addr().unwrap().port(), name, roots));
+            let (ask, asked) = mpsc::unbounded_channel();
+            let backend = tokio::spawn(answers(listener, TlsAcceptor::from(server), ask));
+            let (tell, told) = mpsc::channel(16);
+            let config = Arc::new(config::parse("", "test").unwrap());
+            let common = Common::new(config, tell, Clock::new(Instant::now(), Tick(1)));
+            let (requests, _over) = mpsc::unbounded_channel();
+            let (order, orders) = mpsc::unbounded_channel();
+            let (id, generation) = (EngineId::new("m".into(), 0), Generation(1));
+            let visit = Visit { common, told: Arc::default(), id, generation, external, requests };
+            let life = tokio::spawn(visit.live(orders, None));
+            Self { life, order, told, asked, backend }
+        }
+
+        async fn next(&mut self) -> Event {
+            timeout(LONG, self.told.recv()).await.expect("an event").unwrap()
+        }
+
+        async fn ends(mut self) {
+            self.order.send(Order::Stop).unwrap();
+            assert!(matches!(self.next().await, Event::Gone { .. }));
+            self.life.await.unwrap();
+            self.backend.abort();
+        }
+    }
+
     /// Answers whatever it is asked; what that was.
-    async fn answers(listener: TcpListener, tls: TlsAcceptor, asked: mpsc::UnboundedSender<String>) {
+    async fn answers(
+        listener: TcpListener,
+        tls: TlsAcceptor,
+        asked: mpsc::UnboundedSender<(Option<String>, String)>,
+    ) {
         while let Ok((stream, _)) = listener.accept().await {
             let Ok(mut stream) = tls.accept(stream).await else { continue };
+            let name = stream.get_ref().1.server_name().map(str::to_owned);
             let mut head = Vec::new();
             while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-                if stream.read_buf(&mut head).await.is_ok_and(|read| read == 0) {
+                if stream.read_buf(&mut head).await.map_or(true, |read| read == 0) {
                     break;
                 }
             }
-            asked.send(String::from_utf8_lossy(&head).into_owned()).unwrap();
+            // One that does not trust it goes after the handshake, which may be over for this side.
+            if head.is_empty() {
+                continue;
+            }
+            asked.send((name, String::from_utf8_lossy(&head).into_owned())).unwrap();
             let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
             stream.write_all(answer).await.unwrap();
             stream.shutdown().await.unwrap_or_default();
@@ -174,7 +241,7 @@ mod tests {
     }
 
     /// As an object has it, but for where it is: that must be on this machine here, which no object may say.
-    fn external(port: u16, roots: rustls::RootCertStore) -> External {
+    fn external(port: u16, name: &str, roots: RootCertStore) -> External {
         let object: InferenceModel = serde_json::from_value(json!({
             "apiVersion": "rouse.dev/v1alpha1", "kind": "InferenceModel",
             "metadata": {"name": "m", "namespace": "chat"},
@@ -185,40 +252,46 @@ mod tests {
         let Run::External(backend) = model.run else { panic!("{:?}", model.run) };
         let origin = model.engine.origin.as_ref().unwrap();
         assert!(origin.tls.is_some());
-        let tls: Arc<dyn Secure> = Arc::new(trust::Backend::with_roots("localhost", roots));
-        let origin = Some(Arc::new(Origin::new("localhost", &origin.path, Some(tls))));
+        let tls: Arc<dyn Secure> = Arc::new(trust::Backend::with_roots(name, roots));
+        let origin = Some(Arc::new(Origin::new(name, &origin.path, Some(tls))));
         let engine = Arc::new(Model { origin, ..(*model.engine).clone() });
         External { engine, backend: Backend { host: Host::Address([127, 0, 0, 1].into()), port, ..backend } }
     }
 
     #[tokio::test]
     async fn a_backend_behind_tls_and_a_path_is_asked_whether_it_serves_and_proves_it() {
-        let (server, roots) = trust::testing::server();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let external = Arc::new(external(listener.local_addr().unwrap().port(), roots));
-        let (ask, mut asked) = mpsc::unbounded_channel();
-        let backend = tokio::spawn(answers(listener, TlsAcceptor::from(server), ask));
-        let (tell, mut told) = mpsc::channel(16);
-        let config = Arc::new(config::parse("", "test").unwrap());
-        let common = Common::new(config, tell, Clock::new(Instant::now(), Tick(1)));
-        let (requests, _over) = mpsc::unbounded_channel();
-        let (order, orders) = mpsc::unbounded_channel();
-        let (id, generation) = (EngineId::new("m".into(), 0), Generation(1));
-        let visit = Visit { common, told: Arc::default(), id, generation, external, requests };
-        let life = tokio::spawn(visit.live(orders, None));
-        let mut next = async || timeout(LONG, told.recv()).await.expect("an event").unwrap();
-        assert!(matches!(next().await, Event::Started { .. }));
-        assert!(matches!(next().await, Event::Ready { .. }));
-        order.send(Order::Probe).unwrap();
-        assert!(matches!(next().await, Event::Canary { verdict: Verdict::Passed, .. }));
-        let health = asked.recv().await.unwrap();
+        let (server, roots) = trust::testing::server(&["localhost"]);
+        let mut visited = Visited::begin("localhost", server, roots).await;
+        assert!(matches!(visited.next().await, Event::Started { .. }));
+        assert!(matches!(visited.next().await, Event::Ready { .. }));
+        visited.order.send(Order::Probe).unwrap();
+        assert!(matches!(visited.next().await, Event::Canary { verdict: Verdict::Passed, .. }));
+        let (name, health) = visited.asked.recv().await.unwrap();
+        assert_eq!(name.as_deref(), Some("localhost"), "a server of several names is told which is meant");
         assert!(health.starts_with("GET /team/health HTTP/1.1\r\n"), "{health}");
         assert!(health.contains("host: localhost\r\n"), "{health}");
-        let probe = asked.recv().await.unwrap();
+        let (_, probe) = visited.asked.recv().await.unwrap();
         assert!(probe.starts_with("POST /team/v1/chat/completions HTTP/1.1\r\n"), "{probe}");
-        order.send(Order::Stop).unwrap();
-        assert!(matches!(next().await, Event::Gone { .. }));
-        life.await.unwrap();
-        backend.abort();
+        visited.ends().await;
+    }
+
+    #[tokio::test]
+    async fn a_backend_with_a_certificate_that_is_not_trusted_is_asked_nothing_and_its_model_says_why() {
+        let (server, roots) = trust::testing::server(&["localhost"]);
+        for (name, roots, why) in [
+            ("localhost", RootCertStore::empty(), "UnknownIssuer; trusted are the roots that SSL_CERT_FILE"),
+            ("other.example", roots, "not valid for name"),
+        ] {
+            let mut visited = Visited::begin(name, Arc::clone(&server), roots).await;
+            assert!(matches!(visited.next().await, Event::Started { .. }));
+            let shown = visited.next().await;
+            let Event::Shows { symptoms: Symptoms { system: Some(words), .. }, .. } = &shown else {
+                panic!("{shown:?}")
+            };
+            assert!(words.starts_with("its backend does not serve: GET /health: no TLS: "), "{words}");
+            assert!(words.contains(why), "{words}");
+            assert!(visited.asked.try_recv().is_err(), "it was asked");
+            visited.ends().await;
+        }
     }
 }

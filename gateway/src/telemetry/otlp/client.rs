@@ -129,7 +129,7 @@ mod tests {
 
     /// A collector with a certificate of its own, which takes one export; and its root.
     async fn secure() -> (u16, RootCertStore, tokio::task::JoinHandle<Vec<u8>>) {
-        let (config, roots) = trust::testing::server();
+        let (config, roots) = trust::testing::server(&["localhost"]);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let taken = tokio::spawn(async move {
