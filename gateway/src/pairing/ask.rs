@@ -31,6 +31,8 @@ pub(super) struct Asked {
     server: Server,
     wanted: Wanted,
     rest: Rest,
+    /// Of each extended resource, how much its Pod has.
+    resources: BTreeMap<String, u32>,
 }
 
 /// Which engine it is.
@@ -75,7 +77,8 @@ impl Asked {
             let mode = own_mode(pod)?.unwrap_or(mode);
             Server::Patched { mode, fingerprint, labels, kv_cache, adapters }
         };
-        Ok(Self { server, wanted: record::wanted(pod)?, rest: record::rest(pod)? })
+        let (wanted, rest) = (record::wanted(pod)?, record::rest(pod)?);
+        Ok(Self { server, wanted, rest, resources: extended(pod) })
     }
 
     /// Of who is to get nothing more.
@@ -123,7 +126,7 @@ impl Asked {
                 (Mode::Launcher, fingerprint, configs.build(config), kv_cache, adapters)
             }
         };
-        let sizes = facts.sizes(node, &self.wanted, kv_cache)?;
+        let sizes = facts.sizes(node, &self.wanted, kv_cache, &self.resources)?;
         let Rest { level, stop_after } = self.rest;
         let level = if adapters { level_with_adapters(level, mode)? } else { level };
         Ok(Ask { mode, fingerprint, build, sizes, level, stop_after })
@@ -139,6 +142,17 @@ fn level_with_adapters(level: LevelPolicy, mode: Mode) -> Result<LevelPolicy, Do
     }
 }
 
+/// The names of extended resources have a domain.
+fn extended(pod: &Pod) -> BTreeMap<String, u32> {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let limits = containers.filter_map(|own| own.resources.as_ref()?.limits.as_ref()).flatten();
+    let mut all = BTreeMap::<String, u32>::new();
+    for (name, amount) in limits.filter(|(name, _)| name.contains('/')) {
+        *all.entry(name.clone()).or_default() += amount.0.parse::<u32>().unwrap_or(0);
+    }
+    all
+}
+
 fn own_mode(pod: &Pod) -> Result<Option<Mode>, Error> {
     match pod.annotations().get(keys::MODE).map(String::as_str) {
         None => Ok(None),
@@ -150,7 +164,70 @@ fn own_mode(pod: &Pod) -> Result<Option<Mode>, Error> {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::Node;
+    use serde_json::json;
+
     use super::*;
+    use crate::controllers::{
+        convert::Policy,
+        crd::AcceleratorPool,
+        index::{Index, Sight},
+    };
+
+    /// Of one node, whose accelerators have 80 GiB, of which sleepers may keep eight.
+    fn facts() -> Facts {
+        let sight =
+            Sight { policy: Policy { any_backend: false, dual_pods: None }, nodes: true, namespaces: 1 };
+        let mut index = Index::new(sight);
+        let pool = json!({
+            "apiVersion": "rouse.dev/v1alpha1", "kind": "AcceleratorPool",
+            "metadata": {"name": "p", "uid": "uid-p", "generation": 1},
+            "spec": {"nodeSelector": {"pool": "p"}, "sleepingMemory": "8Gi"},
+        });
+        index.apply(serde_json::from_value::<AcceleratorPool>(pool).unwrap());
+        let node = json!({
+            "metadata": {"name": "n1", "labels": {"pool": "p", "nvidia.com/gpu.memory": "81920"}},
+            "status": {"allocatable": {"nvidia.com/gpu": "4"}},
+        });
+        index.apply(serde_json::from_value::<Node>(node).unwrap());
+        let mut facts = Facts::default();
+        facts.settled(index.settled());
+        facts
+    }
+
+    /// A requester that has so many accelerators, and whose engine is started with this.
+    fn sizes(gpus: &str, command: &[&str], annotations: &[(&str, &str)]) -> Sizes {
+        let engine = json!({"name": "inference-server", "image": "vllm", "command": command});
+        let patch = json!({"spec": {"containers": [engine]}});
+        let mut pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "one", "namespace": "ns", "annotations": {keys::SERVER_PATCH: patch.to_string()}},
+            "spec": {"containers": [
+                {"name": "inference-server", "image": "stub", "resources": {"limits": {"nvidia.com/gpu": gpus, "memory": "1Gi"}}},
+            ]},
+        }))
+        .unwrap();
+        let all = pod.metadata.annotations.as_mut().unwrap();
+        all.extend(annotations.iter().map(|(key, text)| ((*key).to_owned(), (*text).to_owned())));
+        let node = NodeName::from("n1");
+        Asked::of(&pod, &node, Mode::Sleep).unwrap().on(&node, &facts()).unwrap().sizes
+    }
+
+    #[test]
+    fn what_a_requester_does_not_say_of_host_memory_are_the_weights_on_all_its_accelerators() {
+        let of = |awake, asleep, host| Sizes {
+            awake: Bytes::gib(awake),
+            asleep: Bytes::gib(asleep),
+            host: Bytes::gib(host),
+        };
+        let (plain, kv_cache) =
+            (["vllm", "serve", "m"], ["vllm", "serve", "m", "--kv-cache-memory-bytes=56Gi"]);
+        assert_eq!(sizes("1", &plain, &[]), of(72, 2, 72), "all that sleepers may not keep");
+        assert_eq!(sizes("1", &kv_cache, &[]), of(72, 2, 16));
+        assert_eq!(sizes("2", &kv_cache, &[]), of(72, 2, 32), "16 for each of two");
+        assert_eq!(sizes("1", &kv_cache, &[(keys::MEMORY, "60Gi")]), of(60, 2, 4));
+        let said = [(keys::MEMORY, "60Gi"), (keys::MEMORY_ASLEEP, "1Gi"), (keys::HOST_MEMORY, "30Gi")];
+        assert_eq!(sizes("2", &kv_cache, &said), of(60, 1, 30), "as it says, for all of them");
+    }
 
     #[test]
     fn an_engine_with_adapters_sleeps_at_level_1_or_not_at_all() {

@@ -216,13 +216,14 @@ impl Facts {
         self.nodes.contains_key(node)
     }
 
-    /// What is wanted, in full: what is not said is what the node's accelerators have. `kv_cache`: what of it is no weights, where
-    /// that is known.
+    /// What is wanted, in full: what is not said is what the node's accelerators have. `kv_cache`: what of each is no weights, where
+    /// that is known. `resources`: how many accelerators are asked for, among other things.
     pub(super) fn sizes(
         &self,
         node: &NodeName,
         wanted: &Wanted,
         kv_cache: Option<Bytes>,
+        resources: &BTreeMap<String, u32>,
     ) -> Result<Sizes, Doubt> {
         let (place, terms) = self.place(node).ok_or_else(|| Doubt::NoPool(node.clone()))?;
         if let Some(key) = self.lacks(node, terms) {
@@ -232,8 +233,10 @@ impl Facts {
         let capacity = least.or(place.room.each).ok_or_else(|| Doubt::NoCapacity(node.clone()))?;
         let kept = terms.sleeping_memory.unwrap_or_default();
         let awake = wanted.awake.unwrap_or_else(|| capacity.saturating_sub(kept));
-        let weights = awake.saturating_sub(kv_cache.unwrap_or_default());
-        Ok(Sizes { awake, asleep: wanted.asleep.min(awake), host: wanted.host.unwrap_or(weights) })
+        let count = resources.get(&terms.resource).copied().unwrap_or(1).max(1);
+        let weights = awake.saturating_sub(kv_cache.unwrap_or_default()).0.saturating_mul(u64::from(count));
+        let host = wanted.host.unwrap_or(Bytes(weights));
+        Ok(Sizes { awake, asleep: wanted.asleep.min(awake), host })
     }
 
     /// The key of its pool's taint, where the node has none of that key.
