@@ -21,8 +21,9 @@ pub enum Fault {
     InvalidRequest { message: String, param: Option<String> },
     #[error("no API key: send one as 'Authorization: Bearer KEY', or in the header 'x-api-key' or 'api-key'")]
     MissingApiKey,
-    #[error("invalid API key: the one sent is not among those that this gateway knows")]
-    InvalidApiKey,
+    /// `header`: the field of the head that the key came in.
+    #[error("invalid API key: the one in the header '{header}' is not among those that this gateway knows")]
+    InvalidApiKey { header: String },
     #[error("this key may not use the model '{model}'")]
     ModelForbidden { model: String },
     /// Without keys only pages of this machine and of the configured origins may ask.
@@ -53,7 +54,7 @@ pub enum Fault {
     /// It does not fit. `never`: not even when everything else is put away.
     #[error("{0}")]
     InsufficientMemory(Box<Shortage>),
-    #[error("{message}")]
+    #[error("{message}{}", in_queue(.message, .wait))]
     QueueFull { message: String, wait: Wait },
     #[error("this key may use {} {} in {}: {} are used, and this request needs {}", .rate.limit, .rate.unit.as_str(), .rate.window, .rate.used, .rate.requested)]
     RateLimited { rate: Rate, retry_after: Millis },
@@ -205,6 +206,18 @@ pub struct Wait {
     pub holders: Vec<Blocking>,
     /// The earliest moment at which trying again makes sense.
     pub retry_after: Option<Millis>,
+    /// What ended the wait, where time did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub over: Option<Patience>,
+}
+
+/// How long a request waits for its model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Patience {
+    /// Its client said so, and said less than the queue allows.
+    Request,
+    Queue,
 }
 
 /// Why a model does not fit, in numbers.
@@ -236,17 +249,28 @@ fn meant(near: &[String]) -> String {
 
 /// What is waited for says how the last start failed, where one did.
 fn not_ready(model: &ModelName, cause: &Cause, wait: &Wait) -> String {
-    let Wait { waited_for, waited, .. } = wait;
+    let Wait { waited_for, waited, over, .. } = wait;
     match cause {
-        Cause::Deadline => format!(
-            "Model '{model}' was not ready after {waited}, when the request's x-request-timeout or queue.maxWait was over: \
-             {waited_for}"
-        ),
+        Cause::Deadline => {
+            let when = over.map(|over| format!(", when {} was over", over.words())).unwrap_or_default();
+            format!("Model '{model}' was not ready after {waited}{when}: {waited_for}")
+        }
         cause => {
             let why = if waited_for.is_empty() { cause.words() } else { waited_for.clone() };
-            format!("Model '{model}' failed to become ready: {why}")
+            format!("Model '{model}' failed to become ready: {why}{}", over_after(wait))
         }
     }
+}
+
+/// Behind what was in the way: why the request waits no longer.
+fn over_after(wait: &Wait) -> String {
+    wait.over.map(|over| format!("; {} was over after {}", over.words(), wait.waited)).unwrap_or_default()
+}
+
+/// What those in the queue wait for.
+fn in_queue(message: &str, wait: &Wait) -> String {
+    let why = Some(&wait.waited_for).filter(|why| !why.is_empty() && *why != message);
+    why.map(|why| format!(": {why}")).unwrap_or_default() + &over_after(wait)
 }
 
 impl std::fmt::Display for Shortage {
@@ -260,7 +284,7 @@ impl std::fmt::Display for Shortage {
         if !why.is_empty() {
             write!(f, ": {why}")?;
         }
-        Ok(())
+        f.write_str(&over_after(wait))
     }
 }
 
@@ -272,6 +296,15 @@ pub struct Blocking {
     pub idle_for: Millis,
     pub leases: u32,
     pub pinned: bool,
+}
+
+impl Patience {
+    const fn words(self) -> &'static str {
+        match self {
+            Self::Request => "the request's x-request-timeout",
+            Self::Queue => "queue.maxWait",
+        }
+    }
 }
 
 impl Phase {

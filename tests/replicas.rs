@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use rouse::{
     engine::state::State,
+    fault::Cause,
     fleet::{
         command::{Command, Why},
         event::Order,
+        report::ModelState,
     },
     model::{
         Accelerator, Accelerators, Configuration, EngineId, Idle, Level, LevelPolicy, Memory, ModelSpec,
@@ -283,6 +285,25 @@ fn an_engine_that_level_2_would_cost_its_adapters_sleeps_at_level_1_or_is_stoppe
         let order = Order::Sleep { level: Some(Level::Two) };
         let refused = world.fleet().forbids(&"qwen".into(), order);
         assert!(refused.as_ref().is_err_and(|why| why.contains("LoRA")), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_start_that_failed_is_remembered_for_as_long_as_nobody_asks() {
+    let mut scenario = world(1, vec![model("qwen", 1)]).at(Millis::secs(1), ask("qwen", Millis::secs(1)));
+    scenario.faults.start_failed = 1.0;
+    let mut world = World::new(scenario);
+    world.run_until(Millis::secs(60)).unwrap_or_else(|failure| panic!("{failure}"));
+    let failed = world.fleet().last_failure(&"qwen".into()).expect("it failed");
+    assert_eq!((&failed.cause, failed.count), (&Cause::CommandNotFound, 2));
+    // An alert waits for five minutes.
+    for minute in 1..=20 {
+        world.run_until(Millis::secs(60 * minute)).unwrap_or_else(|failure| panic!("{failure}"));
+        let fleet = world.fleet();
+        let line = fleet.report(&fleet.plan(world.now())).models["qwen"].clone();
+        assert_eq!(line.state, ModelState::Failed, "after {minute} minutes");
+        assert!(line.reason.contains("(command_not_found), 2 failures in a row"), "{}", line.reason);
+        assert_eq!(fleet.last_failure(&"qwen".into()).as_ref(), Some(&failed));
     }
 }
 

@@ -315,7 +315,8 @@ impl Served {
                     json(models::one(&routes, &name, model, created))
                 }
                 _ => {
-                    return self.refuse(&near::not_found(&routes.registry, key, escaped), exchange);
+                    let name = route::unescape(escaped).unwrap_or_else(|| escaped.clone());
+                    return self.refuse(&near::not_found(&routes.registry, key, &name), exchange);
                 }
             },
             Route::Readyz if !routes.ready || self.core.draining() => {
@@ -339,9 +340,7 @@ impl Served {
     /// A request on a path of an engine's own.
     fn through(&self, parts: &request::Parts, key: Option<&Key>, config: &Config) -> Result<Call, Misrouted> {
         let routes = self.core.shared.control.routes();
-        let found = passage::find(&parts.method, &parts.uri, &routes.registry, config, |model| {
-            key.is_none_or(|key| key.lets_use(model))
-        })?;
+        let found = passage::find(&parts.method, &parts.uri, &routes.registry, config, key)?;
         Call::through(found, parts).map_err(|fault| (fault, None))
     }
 
@@ -365,7 +364,7 @@ impl Served {
         self.track.fault(fault);
         let mut response = openai::error::response(fault, self.form);
         // By our own word: an engine that refuses the gateway's key says nothing of the client.
-        if matches!(fault, Fault::MissingApiKey | Fault::InvalidApiKey) {
+        if matches!(fault, Fault::MissingApiKey | Fault::InvalidApiKey { .. }) {
             keys::challenge(response.headers_mut());
         }
         let (mut parts, _) = response.into_parts();

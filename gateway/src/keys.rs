@@ -85,6 +85,14 @@ struct Shown {
     table: Arc<Table>,
 }
 
+/// A key as a request shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sent<'a> {
+    pub(crate) secret: &'a [u8],
+    /// Where it stands in the head, as people write it.
+    pub(crate) header: &'static str,
+}
+
 impl Keys {
     pub(crate) fn new() -> Self {
         Self { table: ArcSwap::default(), making: Mutex::default() }
@@ -134,17 +142,16 @@ impl Table {
         Self { source: Arc::clone(source), by_hash }
     }
 
-    /// Whose key this is; `shown` is `None` when none was sent. Without any configured key everybody is nobody in
-    /// particular.
+    /// Whose key this is; `sent` is `None` when none was. Without any configured key everybody is nobody in particular.
     pub(crate) fn authenticate(
         self: &Arc<Self>,
-        shown: Option<&[u8]>,
+        sent: Option<Sent<'_>>,
         remembered: &Remembered,
     ) -> Result<Option<Arc<Key>>, Fault> {
         if self.source.is_empty() {
             return Ok(None);
         }
-        let shown = shown.ok_or(Fault::MissingApiKey)?;
+        let Sent { secret: shown, header } = sent.ok_or(Fault::MissingApiKey)?;
         if let Some(last) = &*remembered.0.borrow()
             && Arc::ptr_eq(&last.table, self)
             // Behind a proxy a connection may be shared by clients that do not trust each other.
@@ -154,7 +161,10 @@ impl Table {
         }
         // What was found in an older list keeps that list, and the counters of its keys, from going.
         drop(remembered.0.take());
-        let key = self.by_hash.get(&hash(shown)).ok_or(Fault::InvalidApiKey)?;
+        let key = self
+            .by_hash
+            .get(&hash(shown))
+            .ok_or_else(|| Fault::InvalidApiKey { header: header.to_owned() })?;
         let shown = Shown { secret: shown.into(), key: Arc::clone(key), table: Arc::clone(self) };
         *remembered.0.borrow_mut() = Some(shown);
         Ok(Some(Arc::clone(key)))
@@ -224,8 +234,12 @@ mod tests {
         }
     }
 
+    fn sent(secret: &str) -> Sent<'_> {
+        Sent { secret: secret.as_bytes(), header: "api-key" }
+    }
+
     fn found(table: &Arc<Table>, secret: &str, remembered: &Remembered) -> Option<Arc<Key>> {
-        table.authenticate(Some(secret.as_bytes()), remembered).ok().flatten()
+        table.authenticate(Some(sent(secret)), remembered).ok().flatten()
     }
 
     #[test]
@@ -240,6 +254,8 @@ mod tests {
         assert_eq!(found(&table, "two", &here).unwrap().name.as_ref(), "b");
         assert!(found(&table, "three", &here).is_none());
         assert!(matches!(table.authenticate(None, &here), Err(Fault::MissingApiKey)));
+        let unknown = table.authenticate(Some(sent("three")), &here);
+        assert!(matches!(unknown, Err(Fault::InvalidApiKey { header }) if header == "api-key"));
         assert!(found(&table, "two", &here).is_some());
         let second: config::Keys = vec![key("a", "one", None)].into();
         let table = keys.table(&second, |_| None);
@@ -264,6 +280,6 @@ mod tests {
     fn without_keys_everybody_is_let_in() {
         let table = Keys::new().table(&config::Keys::default(), |_| None);
         assert!(table.authenticate(None, &Remembered::default()).unwrap().is_none());
-        assert!(table.authenticate(Some(b"any"), &Remembered::default()).unwrap().is_none());
+        assert!(table.authenticate(Some(sent("any")), &Remembered::default()).unwrap().is_none());
     }
 }

@@ -267,6 +267,7 @@ fn refuse<'w>(
         let wait = Wait {
             waited: now.since(waiter.arrived),
             position: u32::try_from(index + 1).unwrap_or(u32::MAX),
+            over: late.then(|| verdicts.patience(waiter)),
             ..verdicts.wait(model)
         };
         let fault = match verdicts.refusal(model, &wait) {

@@ -213,11 +213,10 @@ impl Draft<'_> {
         let available = candidate.accelerators.iter().filter_map(|a| planner.ledger.accelerators.get(a));
         let available = available.map(super::budget::Account::free).min().unwrap_or_default();
         let retry_after = holders.iter().filter_map(|e| self.may_go_at(e)).min();
+        let held_by =
+            if words.is_empty() { "claimed by others in line".to_owned() } else { words.join("; ") };
         Reason {
-            text: format!(
-                "{waits_for}: {}",
-                if words.is_empty() { "claimed by others in line".to_owned() } else { words.join("; ") }
-            ),
+            text: format!("{waits_for}: {held_by}{}", self.failed_before(id)),
             named: holders.iter().map(|e| e.id.model.clone()).collect(),
             holders: holders.iter().map(|e| planner.blocking(e, self.now)).collect(),
             held,
@@ -226,6 +225,12 @@ impl Draft<'_> {
             refuse: false,
             class: Class::Memory { need: candidate.need.bytes, available },
         }
+    }
+
+    /// How it last failed, where it has not served since, behind what it waits for now.
+    fn failed_before(&self, id: &EngineId) -> String {
+        let words = |e: &Engine| Some(e.failure()?.words(e.past.as_ref()?.at));
+        self.engine(id).and_then(words).map(|words| format!("; {words}")).unwrap_or_default()
     }
 
     /// What of a candidate there is not enough of, for texts.
@@ -330,9 +335,7 @@ impl Draft<'_> {
         let what = if e.cold { "launched" } else { "woken" };
         let mut reason = Reason::starting(&format!("it is being {what} ({}), given up at {by}", e.state));
         reason.for_admin = e.symptoms.words();
-        if let (Some(past), Some(failure)) = (&e.past, e.failure()) {
-            reason.text = format!("{}; {}", reason.text, failure.words(past.at));
-        }
+        reason.text += &self.failed_before(id);
         // Asked again after the time that it usually takes, the request is served; the deadline is no such time.
         let learned = self.planner.models.get(&id.model).map(|model| model.learned);
         let usual = learned.and_then(|learned| if e.cold { learned.start } else { learned.wake });

@@ -17,7 +17,7 @@ use super::{
     command::Command,
     elsewhere::Others,
     engines::Engines,
-    event::{Learned, OperationId},
+    event::{Learned, OperationId, Waiter},
     explain::Reason,
     needs::Needs,
     orders::Operation,
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     engine::{Door, Engine, NOT_DUE, state::State},
-    fault::{Cause, Fault, Wait},
+    fault::{Cause, Fault, Patience, Wait},
     model::{AcceleratorId, Accelerators, EngineId, Eviction, ModelName, ModelSpec, Settings},
     units::{Bytes, Generation, Millis, Tick},
 };
@@ -136,6 +136,7 @@ pub(super) struct Why {
 pub struct Verdicts {
     reasons: Arc<BTreeMap<ModelName, Reason>>,
     models: Arc<BTreeMap<ModelName, Model>>,
+    max_wait: Millis,
     knows: bool,
     shutdown: bool,
     now: Tick,
@@ -238,6 +239,7 @@ impl<'a> Draft<'a> {
         Verdicts {
             reasons: Arc::clone(&self.reasons),
             models: Arc::clone(&self.planner.models),
+            max_wait: self.planner.settings.queue.max_wait,
             knows: self.planner.knows(),
             shutdown: self.planner.shutdown.is_some(),
             now: self.now,
@@ -284,6 +286,14 @@ impl Verdicts {
     /// What a model's waiters wait for, without what is each waiter's own.
     pub(super) fn wait(&self, model: &ModelName) -> Wait {
         self.reasons.get(model).map_or_else(|| Reason::full().wait(self.now), |r| r.wait(self.now))
+    }
+
+    /// What set the deadline of this waiter.
+    pub(super) fn patience(&self, waiter: &Waiter) -> Patience {
+        let spec = self.models.get(&waiter.model).and_then(|model| model.spec.as_ref());
+        let longest = spec.and_then(|spec| spec.queue.max_wait).unwrap_or(self.max_wait);
+        let shorter = waiter.deadline.since(waiter.arrived) < longest;
+        if shorter { Patience::Request } else { Patience::Queue }
     }
 
     fn has(&self, model: &ModelName) -> bool {

@@ -156,7 +156,7 @@ pub fn event_of_engine(status: StatusCode, body: &[u8], form: Form) -> Bytes {
 const fn row(fault: &Fault) -> Row {
     let (status, code, retry) = match fault {
         Fault::InvalidRequest { .. } => (400, "invalid_request", false),
-        Fault::MissingApiKey | Fault::InvalidApiKey => (401, "invalid_api_key", false),
+        Fault::MissingApiKey | Fault::InvalidApiKey { .. } => (401, "invalid_api_key", false),
         Fault::ModelForbidden { .. } => (403, "model_forbidden", false),
         Fault::OriginForbidden { .. } => (403, "origin_forbidden", false),
         Fault::ModelNotFound { .. } => (404, "model_not_found", false),

@@ -38,6 +38,10 @@ use crate::{
 /// [`RelayBody::is_broken`] instead of waiting for this.
 const FAREWELL: Millis = Millis(50);
 
+/// An engine that dies closes its connections before its process is seen to have ended. For so long a broken stream waits to be told
+/// which of the two it was.
+const NOTICED: Millis = Millis(500);
+
 /// An answer's body. Holds the engine's connection and the lease; both go when it ends or is dropped.
 #[derive(Debug)]
 pub struct RelayBody<O: Observer> {
@@ -93,6 +97,8 @@ enum Stage {
         flow: Pin<Box<Flow>>,
         decoder: Decoder,
     },
+    /// It broke, and its client will be told of it: as soon as the lease is revoked, or as all that is known after a while.
+    Sought(Pin<Box<Flow>>, Pin<Box<Sleep>>),
     /// The error event is out, and is given time to leave.
     Farewell(Pin<Box<Sleep>>, Box<Fault>),
     Broken(Box<Fault>),
@@ -219,6 +225,19 @@ impl<O: Observer + Unpin> RelayBody<O> {
                     self.stage = Stage::Ended;
                     return Poll::Ready(Some(Err(broken)));
                 }
+                Stage::Sought(flow, patience) => {
+                    let known = self.record.open().and_then(|open| {
+                        flow.as_mut().watch().register(&open.lease, cx);
+                        open.lease.revoked().cloned()
+                    });
+                    if known.is_none() {
+                        ready!(patience.as_mut().poll(cx));
+                    }
+                    let fault = known.unwrap_or_else(|| broke_off(&self.model));
+                    if let Some(event) = self.fail(fault) {
+                        return Poll::Ready(Some(Ok(Piece::Own(event))));
+                    }
+                }
                 Stage::Flowing { flow, decoder } => {
                     let Some(open) = self.record.open() else {
                         self.stage = Stage::Broken(Box::new(Fault::Internal));
@@ -244,10 +263,16 @@ impl<O: Observer + Unpin> RelayBody<O> {
                     };
                     let piece = match next {
                         Ok(piece) => piece,
-                        Err(fault) => match self.fail(fault) {
-                            Some(event) => return Poll::Ready(Some(Ok(Piece::Own(event)))),
-                            None => continue,
-                        },
+                        Err(fault) => {
+                            if fault == broke_off(&self.model) && self.tells() {
+                                self.seek();
+                                continue;
+                            }
+                            match self.fail(fault) {
+                                Some(event) => return Poll::Ready(Some(Ok(Piece::Own(event)))),
+                                None => continue,
+                            }
+                        }
                     };
                     let last = piece.is_none() || decoder.is_done();
                     let now = Instant::now();
@@ -265,12 +290,22 @@ impl<O: Observer + Unpin> RelayBody<O> {
         }
     }
 
+    /// The stream has room for an event of ours.
+    fn tells(&self) -> bool {
+        self.events.is_some() && self.follow.as_ref().is_some_and(|follow| !follow.is_over())
+    }
+
+    /// Waits for why it broke.
+    fn seek(&mut self) {
+        if let Stage::Flowing { flow, .. } = std::mem::replace(&mut self.stage, Stage::Ended) {
+            self.stage = Stage::Sought(flow, Box::pin(sleep(NOTICED.duration())));
+        }
+    }
+
     /// Ends the exchange with a fault. Gives the last event, where the stream has room for one.
     fn fail(&mut self, fault: Fault) -> Option<Bytes> {
-        let farewell = self
-            .events
-            .zip(self.follow.as_ref())
-            .and_then(|(form, follow)| (!follow.is_over()).then(|| last_event(&fault, form, follow)));
+        let told = self.events.zip(self.follow.as_ref()).filter(|_| self.tells());
+        let farewell = told.map(|(form, follow)| last_event(&fault, form, follow));
         let told = Box::new(fault.clone());
         self.stage = if farewell.is_some() {
             Stage::Farewell(Box::pin(sleep(FAREWELL.duration())), told)
@@ -309,7 +344,7 @@ impl<O: Observer + Unpin> Body for RelayBody<O> {
             Stage::Flowing { decoder, .. } => {
                 decoder.left().map_or_else(SizeHint::default, SizeHint::with_exact)
             }
-            Stage::Farewell(..) | Stage::Broken(_) => SizeHint::default(),
+            Stage::Sought(..) | Stage::Farewell(..) | Stage::Broken(_) => SizeHint::default(),
         }
     }
 }

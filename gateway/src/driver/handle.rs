@@ -374,7 +374,7 @@ impl<'a> Place<'a> {
     fn new(shared: &'a Shared) -> Result<Self, Fault> {
         if shared.parked.fetch_add(1, Ordering::Relaxed) >= shared.most_parked.load(Ordering::Relaxed) {
             shared.parked.fetch_sub(1, Ordering::Relaxed);
-            let message = "too many requests wait".to_owned();
+            let message = "too many requests wait (queue.maxWaiting)".to_owned();
             return Err(Fault::QueueFull { message, wait: Wait::default() });
         }
         let id = WaiterId(shared.ids.fetch_add(1, Ordering::Relaxed));

@@ -7,6 +7,7 @@ use super::{
     fields::{Field, Fields},
     text,
 };
+use crate::keys::Sent;
 
 const X_REQUEST_TIMEOUT: &str = "x-request-timeout";
 const X_ROUSE_HEARTBEAT: &str = "x-rouse-heartbeat";
@@ -53,21 +54,23 @@ pub(super) fn heartbeat(fields: &Fields<'_>) -> Result<Option<bool>, Fault> {
 }
 
 /// The key that was sent. Two different ones are a client that does not know what it sends.
-pub(super) fn key<'a>(fields: &Fields<'a>) -> Result<Option<&'a [u8]>, Fault> {
-    let mut seen: Option<&[u8]> = None;
-    let authorization = fields.all(Field::Authorization).map(bearer);
-    let plain = fields
-        .all(Field::XApiKey)
-        .chain(fields.all(Field::ApiKey))
-        .map(|value| value.as_bytes().trim_ascii());
-    for key in authorization.chain(plain) {
-        if seen.is_some_and(|earlier| earlier != key) {
+pub(super) fn key<'a>(fields: &Fields<'a>) -> Result<Option<Sent<'a>>, Fault> {
+    let mut seen: Option<Sent<'a>> = None;
+    let plain = |field, header| {
+        let sent = move |value: &'a HeaderValue| Sent { secret: value.as_bytes().trim_ascii(), header };
+        fields.all(field).map(sent)
+    };
+    let authorization = fields.all(Field::Authorization);
+    let authorization = authorization.map(|value| Sent { secret: bearer(value), header: "Authorization" });
+    let others = plain(Field::XApiKey, "x-api-key").chain(plain(Field::ApiKey, "api-key"));
+    for key in authorization.chain(others) {
+        if seen.is_some_and(|earlier| earlier.secret != key.secret) {
             return Err(Fault::InvalidRequest {
                 message: "conflicting keys: send one of Authorization, x-api-key and api-key".into(),
                 param: None,
             });
         }
-        seen = Some(key);
+        seen.get_or_insert(key);
     }
     Ok(seen)
 }
@@ -104,7 +107,12 @@ mod tests {
     #[test]
     fn two_different_keys_conflict_and_the_same_one_twice_does_not() {
         let same = headers(&[("authorization", "Bearer a"), ("x-api-key", "a"), ("api-key", " a")]);
-        assert_eq!(key(&Fields::of(&same)).unwrap(), Some(&b"a"[..]));
+        let first = Sent { secret: b"a", header: "Authorization" };
+        assert_eq!(key(&Fields::of(&same)).unwrap(), Some(first));
+        for header in ["x-api-key", "api-key"] {
+            let sent = Sent { secret: b"Bearer a", header };
+            assert_eq!(key(&Fields::of(&headers(&[(header, "Bearer a")]))).unwrap(), Some(sent));
+        }
         let conflict = headers(&[("authorization", "bearer a"), ("api-key", "b")]);
         assert!(matches!(key(&Fields::of(&conflict)), Err(Fault::InvalidRequest { .. })));
     }

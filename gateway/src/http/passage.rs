@@ -14,10 +14,14 @@ use rouse::{
 };
 
 use super::{
+    near,
     route::{self, unescape},
     text,
 };
-use crate::config::{self, Config};
+use crate::{
+    config::{self, Config},
+    keys::Key,
+};
 
 /// A name has at most 256 bytes, and each may be escaped.
 const LONGEST_NAME: usize = 3 * 256;
@@ -34,21 +38,22 @@ pub(super) struct Found {
 }
 
 /// Looks up what follows `/engines/` in `uri`. With a 405 goes what would be allowed. What a model is called besides,
-/// and what its engine opens, is told to those only who may use it (`may_use`).
+/// and what its engine opens, is told to those only whose `key` may use it.
 pub(super) fn find(
     method: &Method,
     uri: &http::Uri,
     registry: &Registry,
     config: &Config,
-    may_use: impl FnOnce(&ModelName) -> bool,
+    key: Option<&Key>,
 ) -> Result<Found, (Fault, Option<&'static str>)> {
     let unknown = || (route::unknown(method, uri.path()), None);
     let rest = uri.path().strip_prefix("/engines/").ok_or_else(unknown)?;
     let Some((spelled, model, path)) = split(registry, rest) else {
         let name = rest.split('/').next().unwrap_or_default();
-        return Err((Fault::ModelNotFound { model: text::cut(name), near: Vec::new() }, None));
+        let name = unescape(name).unwrap_or_else(|| name.to_owned());
+        return Err((near::not_found(registry, key, &name), None));
     };
-    if !may_use(model) {
+    if key.is_some_and(|key| !key.lets_use(model)) {
         return Err((Fault::ModelForbidden { model: text::cut(&spelled) }, None));
     }
     let spec = config.models.get(model).ok_or_else(unknown)?;

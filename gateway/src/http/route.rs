@@ -118,7 +118,7 @@ fn meant(path: &str) -> Option<String> {
     let bare = path.trim_start_matches("/v1");
     [path.to_owned(), format!("/v1{path}"), format!("/v1{bare}")]
         .into_iter()
-        .find(|path| matches!(known(path), Some(Route::Inference(_) | Route::Models)))
+        .find(|path| matches!(known(path), Some(Route::Inference(_) | Route::Models | Route::Model(_))))
 }
 
 fn known(path: &str) -> Option<Route> {

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use prometheus::{Gauge, IntGauge, IntGaugeVec, Registry};
 use rouse::{
+    engine::past::{Ending, Past},
     fleet::report::{EngineView, ModelState, ModelView},
     units::{Bytes, Millis},
 };
@@ -41,6 +42,7 @@ pub struct ModelMetrics {
     replicas: IntGauge,
     state: IntGaugeVec,
     failures: IntGauge,
+    failed_at: IntGaugeVec,
 }
 
 impl ModelMetrics {
@@ -74,6 +76,11 @@ impl ModelMetrics {
             failures: make.gauge(
                 "rouse_model_failures",
                 "Failures in a row of the model's engines since one last served",
+            ),
+            failed_at: make.gauges(
+                "rouse_model_last_failure_timestamp_seconds",
+                "When an engine of the model last failed, and of what, where none has served since",
+                &["cause"],
             ),
             families: Families { always: make.families.into(), traffic: Arc::clone(&traffic) },
             name: name.into(),
@@ -174,6 +181,10 @@ impl ModelMetrics {
             self.state.with_label_values(&[state.as_str()]).set(is);
         }
         self.failures.set(model.last.as_ref().map_or(0, |last| i64::from(last.failures())));
+        self.failed_at.reset();
+        if let Some(Past { at, what: Ending::Failed(failure), .. }) = &model.last {
+            self.failed_at.with_label_values(&[failure.cause.class().as_str()]).set(integer(at.0 / 1000));
+        }
         let exist = engines.iter().filter(|engine| engine.state != "Cold").count();
         self.replicas.set(i64::try_from(exist).unwrap_or(i64::MAX));
         if exist == 0 && self.traffic.get().is_none() {

@@ -67,11 +67,17 @@ fn a_request_needs_a_key_in_any_of_the_three_headers_and_health_needs_none() {
     let both = format!("{}x-api-key: secret-a\r\n", bearer("secret-a"));
     assert_eq!(chat(&both).status, 200);
     refusal(&chat(&format!("{}x-api-key: other\r\n", bearer("secret-a"))), 400, "invalid_request");
-    for headers in ["", "x-api-key: \r\n", "Authorization: Basic secret-a\r\n", "api-key: secret-b\r\n"] {
+    for (headers, says) in [
+        ("", "no API key: send one as 'Authorization: Bearer KEY'"),
+        ("x-api-key: \r\n", "invalid API key: the one in the header 'x-api-key' is not among those"),
+        ("Authorization: Basic secret-a\r\n", "the one in the header 'Authorization' is not among those"),
+        ("api-key: secret-b\r\n", "the one in the header 'api-key' is not among those"),
+    ] {
         for answer in
             [chat(headers), get(client, "/v1/models", headers), get(client, "/v1/models/small", headers)]
         {
-            refusal(&answer, 401, "invalid_api_key");
+            let error = refusal(&answer, 401, "invalid_api_key");
+            assert!(error["message"].as_str().unwrap().contains(says), "{headers}: {error}");
             assert_eq!(answer.header("www-authenticate"), "Bearer", "{headers}");
         }
     }

@@ -112,7 +112,18 @@ fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged
     let listed = model("broken");
     assert_eq!((&listed["state"], &listed["last_failure"]["cause"]), (&json!("failed"), &json!("exited:1")));
     assert_eq!(listed["last_failure"]["count"], 2);
-    assert!(gateway.admin().get("/metrics").text().contains("rouse_model_failures{model=\"broken\"} 2"));
+    let metrics = gateway.admin().get("/metrics").text();
+    let failed_at = format!(
+        "rouse_model_last_failure_timestamp_seconds{{cause=\"exited:1\",model=\"broken\"}} {}",
+        listed["last_failure"]["at"]
+    );
+    for line in [
+        "rouse_model_state{model=\"broken\",state=\"failed\"} 1",
+        "rouse_model_failures{model=\"broken\"} 2",
+        &failed_at,
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{line} in\n{metrics}");
+    }
     // One holds what the other waits for.
     let holding = Open::streaming(&gateway.client(), "first", 100_000);
     let waits = Open::chat(&gateway.client(), "second", false, 1);
@@ -138,6 +149,28 @@ fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged
         let logged = || gateway.log().lines().any(|line| line.contains(level) && line.contains(words));
         gateway.until(words, Duration::from_secs(2), logged);
     }
+}
+
+#[test]
+fn what_waits_for_memory_still_tells_how_its_last_start_failed() {
+    let gateway = Fixture::new(&["1200Mi"])
+        .settings("turns: {residency: 0s, maxTurn: 1h}")
+        .model(&Sim::new("first"))
+        .model(&Sim { flags: "--fault exit-at-start=3", ..Sim::new("broken") })
+        .start();
+    let why = || {
+        let explained = gateway.admin().get("/admin/v1/models/broken/explain").json();
+        explained["reason"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(gateway.client().chat("broken", false, 1).status, 503);
+    gateway.until("left alone no more", Duration::from_secs(5), || why().starts_with("not running"));
+    let holding = Open::streaming(&gateway.client(), "first", 100_000);
+    let waits = Open::chat(&gateway.client(), "broken", false, 1);
+    gateway.until("it waits", Duration::from_secs(5), || why().contains("held by first"));
+    let reason = why();
+    assert!(reason.contains("; last start failed at "), "{reason}");
+    assert!(reason.contains(": exit status 3 (exited:3), 2 failures in a row"), "{reason}");
+    drop((holding, waits));
 }
 
 #[test]

@@ -285,6 +285,8 @@ fn a_path_and_a_body_that_contradict_each_other_are_refused() {
         refusal(&client.post(path, &body), 400, "invalid_request");
     }
     refusal(&client.post("/engines/nobody/v1/chat/completions", "{}"), 404, "model_not_found");
+    let near = refusal(&client.post("/engines/Smal%6C-/v1/chat/completions", "{}"), 404, "model_not_found");
+    assert_eq!(near["message"], "Model 'Small-' not found: did you mean 'small'?");
     refusal(&client.post("/engines/small/v1/unknown", "{}"), 404, "route_not_found");
     let wrong = client.post("/engines/small/v1/models", "{}");
     refusal(&wrong, 405, "method_not_allowed");

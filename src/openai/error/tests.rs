@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    fault::{Cause, Phase, Rate, RateUnit, Timer},
+    fault::{Cause, Patience, Phase, Rate, RateUnit, Timer},
     units::Bytes as Size,
 };
 
@@ -20,6 +20,7 @@ fn waited() -> Wait {
             pinned: true,
         }],
         retry_after: Some(Millis(2001)),
+        over: None,
     }
 }
 
@@ -57,7 +58,14 @@ fn table() -> Vec<Expected> {
     vec![
         (Fault::InvalidRequest { message, param }, 400, invalid, "invalid_request", false, None),
         (Fault::MissingApiKey, 401, "authentication_error", "invalid_api_key", false, None),
-        (Fault::InvalidApiKey, 401, "authentication_error", "invalid_api_key", false, None),
+        (
+            Fault::InvalidApiKey { header: text() },
+            401,
+            "authentication_error",
+            "invalid_api_key",
+            false,
+            None,
+        ),
         (Fault::ModelForbidden { model: text() }, 403, "permission_error", "model_forbidden", false, None),
         (Fault::OriginForbidden { origin: text() }, 403, "permission_error", "origin_forbidden", false, None),
         (
@@ -239,15 +247,30 @@ fn a_model_that_does_not_start_shows_the_class_of_the_cause_and_no_text_of_the_e
 fn a_message_says_what_happened_why_and_what_to_do() {
     let says = |fault: &Fault, words: &str| assert!(fault.to_string().contains(words), "{fault}");
     says(&Fault::MissingApiKey, "no API key: send one as 'Authorization: Bearer KEY'");
-    says(&Fault::InvalidApiKey, "invalid API key");
+    let header = "x-api-key".to_owned();
+    says(&Fault::InvalidApiKey { header }, "invalid API key: the one in the header 'x-api-key'");
     let timeout =
         Fault::EngineTimeout { model: "m".into(), which: Timer::FirstByte, limit: Millis::secs(300) };
     says(&timeout, "firstByte after 5m: no byte of a stream");
     let not_ready = |cause| Fault::ModelNotReady { model: "m".into(), cause, wait: waited() };
-    says(
-        &not_ready(Cause::Deadline),
-        "not ready after 1m1.500s, when the request's x-request-timeout or queue.maxWait",
-    );
+    says(&not_ready(Cause::Deadline), "was not ready after 1m1.500s: gpu-1: held by qwen");
+    for (over, words) in [
+        (Patience::Request, "the request's x-request-timeout was over"),
+        (Patience::Queue, "queue.maxWait was over"),
+    ] {
+        let wait = Wait { over: Some(over), ..waited() };
+        let late = |cause| Fault::ModelNotReady { model: "m".into(), cause, wait: wait.clone() };
+        says(
+            &late(Cause::Deadline),
+            &format!("was not ready after 1m1.500s, when {words}: gpu-1: held by qwen"),
+        );
+        says(&late(Cause::Exited(1)), &format!("gpu-1: held by qwen; {words} after 1m1.500s"));
+        let full = Fault::QueueFull { message: "'m' is full".into(), wait: wait.clone() };
+        says(&full, &format!("'m' is full: gpu-1: held by qwen; {words} after 1m1.500s"));
+        let Fault::InsufficientMemory(mut short) = shortage(false) else { panic!("it is one") };
+        short.wait = wait;
+        says(&Fault::InsufficientMemory(short), &format!("gpu-1: held by qwen; {words} after 1m1.500s"));
+    }
     says(&not_ready(Cause::Exited(1)), "failed to become ready: gpu-1: held by qwen");
     let unsaid = Fault::ModelNotReady { model: "m".into(), cause: Cause::Timeout, wait: Wait::default() };
     says(&unsaid, "failed to become ready: it was not ready in time (timeout)");
@@ -365,6 +388,6 @@ fn defects_are_loud_and_mistakes_of_clients_are_not() {
     assert_eq!(level(&failed(None)), Level::WARN);
     assert_eq!(level(&Fault::ShuttingDown), Level::INFO);
     assert_eq!(level(&shortage(true)), Level::INFO);
-    assert_eq!(level(&Fault::InvalidApiKey), Level::DEBUG);
+    assert_eq!(level(&Fault::InvalidApiKey { header: String::new() }), Level::DEBUG);
     assert_eq!(level(&Fault::NotImplemented { what: String::new() }), Level::DEBUG);
 }

@@ -92,6 +92,25 @@ async fn an_engine_that_dies_mid_stream_leaves_an_error_event_and_an_unclean_end
     }
 }
 
+/// Its connections end before its process is seen to have.
+#[tokio::test]
+async fn a_stream_whose_engine_died_says_so_and_not_that_a_connection_broke() {
+    let engine = Engine::start().await;
+    let core = Core::new(engine.address());
+    let seen = Seen::default();
+    let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
+    peer.chunk("data: 1\n\n").await;
+    frame(&mut body).await.unwrap().unwrap();
+    drop(peer);
+    assert!(timeout(Duration::from_millis(100), body.frame()).await.is_err(), "it has said what it knows");
+    let killed = Fault::EngineFailed { model: "m".into(), cause: Cause::Killed(9), wait: None };
+    core.gate.close();
+    core.gate.revoke(killed.clone());
+    assert_eq!(drain(&mut body).await, (event(&killed), Err(killed.clone())));
+    assert_eq!(seen.ends(), [Outcome::Failed(killed)]);
+    assert!(core.is_unused());
+}
+
 #[tokio::test]
 async fn at_a_border_the_error_event_follows_directly() {
     for text in ["data: 1\n\n", "data: 1\r\n\r\n", "data: 1\r\r"] {

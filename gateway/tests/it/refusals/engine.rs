@@ -67,6 +67,11 @@ fn a_start_that_outlasts_the_request_is_a_timeout_and_goes_on() {
     let error = refusal(&answer, 503, "model_not_ready");
     assert_eq!(error["details"]["cause"], "timeout");
     assert!(error["details"]["waited_for"].as_str().unwrap().contains("launched"), "{error}");
+    let message = error["message"].as_str().unwrap();
+    assert!(
+        message.contains(", when the request's x-request-timeout was over: it is being launched"),
+        "{message}"
+    );
     // Not when the start would be given up, eight minutes on: who asks again soon takes its place in the queue.
     assert_eq!(answer.header("retry-after"), "1");
     gateway.until_state("slow", "awake");
@@ -143,7 +148,8 @@ fn refusals_are_counted_by_their_reason() {
         .model(&Sim { awake: "2Gi", ..Sim::new("large") })
         .start();
     let client = gateway.client();
-    refusal(&client.chat("never", false, 1), 503, "model_not_ready");
+    let late = refusal(&client.chat("never", false, 1), 503, "model_not_ready");
+    assert!(late["message"].as_str().unwrap().contains(", when queue.maxWait was over: "), "{late}");
     refusal(&client.chat("large", false, 1), 422, "unplaceable");
     refusal(&client.chat("absent", false, 1), 404, "model_not_found");
     refusal(&client.post(CHAT, "{}"), 400, "invalid_request");

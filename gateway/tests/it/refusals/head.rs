@@ -72,10 +72,15 @@ fn models_and_routes_that_are_not_there_are_404() {
     let message = error["message"].as_str().unwrap();
     assert!(message.len() < 350 && message.contains("a\\r\\nb"), "{message}");
     refusal(&client.get("/v1/models/absent"), 404, "model_not_found");
+    for answer in [client.chat("smal", true, 1), client.get("/v1/models/sma%6C")] {
+        let near = refusal(&answer, 404, "model_not_found");
+        assert_eq!(near["message"], "Model 'smal' not found: did you mean 'small'?");
+    }
     for (path, says) in [
         ("/", "no route GET /"),
         ("/v1/models/", "no route GET /v1/models/: use /v1/models"),
         ("/chat/completions", "no route GET /chat/completions: use /v1/chat/completions"),
+        ("/models/small", "no route GET /models/small: use /v1/models/small"),
         ("/v1/v1/models", "no route GET /v1/v1/models: use /v1/models"),
     ] {
         let error = refusal(&client.get(path), 404, "route_not_found");

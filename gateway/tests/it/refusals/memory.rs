@@ -32,7 +32,7 @@ fn where_waiting_is_off_a_model_that_does_not_fit_is_refused_at_once() {
         let error = refusal(&answer, 429, "insufficient_memory");
         let message = error["message"].as_str().unwrap();
         let says = "Cannot schedule second: insufficient memory (1Gi needed, 176Mi free): waiting for gpu-0: held by first";
-        assert!(message.starts_with(says), "{message}");
+        assert!(message.starts_with(says) && message.contains("0 leases, may go at "), "{message}");
         let details = &error["details"];
         assert_eq!(details["requested"], json!({"model": "second", "memory": "1Gi"}));
         assert_eq!(details["available"], "176Mi");
@@ -65,11 +65,31 @@ fn a_pinned_model_in_the_way_is_named_when_the_deadline_passes() {
     let headers = "x-request-timeout: 0.3\r\n";
     let answer = gateway.client().post_with(CHAT, headers, &chat_body("second", true, 1));
     let error = refusal(&answer, 429, "insufficient_memory");
+    let message = error["message"].as_str().unwrap();
+    let says = "held by first, 0 leases, pinned; the request's x-request-timeout was over after ";
+    assert!(message.contains(says), "{message}");
     let blocking = &error["details"]["blocking"][0];
     assert_eq!((&blocking["model"], &blocking["pinned"]), (&json!("first"), &json!(true)), "{error}");
     assert_eq!(error["details"]["requested"]["memory"], "1Gi");
     assert!(error["details"]["waited"].as_str().unwrap().ends_with("ms"), "{error}");
     assert_eq!(gateway.engine("first#0")["state"], "Awake");
+}
+
+/// Its details do not reach the users of most SDKs, which raise the message alone.
+#[test]
+fn a_stream_that_has_begun_to_wait_is_told_who_has_the_memory_and_until_when() {
+    let settings =
+        "stream: {grace: 50ms, heartbeat: 50ms}\nturns: {protect: always, residency: 1h, maxTurn: 2h}";
+    let gateway = full(settings, &Sim::new("first"));
+    let body = chat_body("second", true, 1);
+    let mut open = gateway.client().open(request(CHAT, "x-request-timeout: 1\r\n", &body));
+    open.until(" \n");
+    let answer = open.rest();
+    let last: serde_json::Value = serde_json::from_str(&answer.events().pop().unwrap()).unwrap();
+    assert_eq!(last["error"]["code"], "insufficient_memory", "{last}");
+    let message = last["error"]["message"].as_str().unwrap();
+    assert!(message.contains("waiting for gpu-0: held by first, 0 leases, may go at "), "{message}");
+    assert!(message.contains("; the request's x-request-timeout was over after 1"), "{message}");
 }
 
 #[test]
@@ -139,7 +159,11 @@ fn when_too_many_wait_the_newest_is_refused() {
     });
     let answer = gateway.client().chat("slow", false, 2);
     let error = refusal(&answer, 429, "queue_full");
-    assert!(error["message"].as_str().unwrap().contains("queue.maxWaiting"), "{error}");
+    let message = error["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("too many requests wait (queue.maxWaiting): it is being launched"),
+        "{message}"
+    );
     assert_eq!(error["details"]["queue_position"], 3);
     assert!(error["details"]["waited_for"].as_str().unwrap().contains("launched"), "{error}");
     gateway.fault("slow#0", r#"{"hang": null}"#);
@@ -161,7 +185,11 @@ fn at_max_concurrency_requests_park_and_are_refused_when_their_deadline_passes()
     let headers = "x-request-timeout: 0.2\r\n";
     let answer = gateway.client().post_with(CHAT, headers, &chat_body("one", false, 1));
     let error = refusal(&answer, 429, "queue_full");
-    assert!(error["message"].as_str().unwrap().contains("maxConcurrency"), "{error}");
+    let message = error["message"].as_str().unwrap();
+    assert!(
+        message.contains("maxConcurrency") && message.contains("x-request-timeout was over after"),
+        "{message}"
+    );
     assert!(error["details"]["waited_for"].as_str().unwrap().contains("maxConcurrency"), "{error}");
     assert_eq!(error["details"]["queue_position"], 1);
     // One with patience comes after.
