@@ -308,6 +308,26 @@ fn a_start_that_failed_is_remembered_for_as_long_as_nobody_asks() {
 }
 
 #[test]
+fn one_that_lost_its_adapters_in_its_sleep_is_started_anew_and_not_woken() {
+    let mut deep = model("qwen", 1);
+    deep.can_sleep = true;
+    deep.idle.sleep_after = Some(Millis::secs(5));
+    deep.idle.level = LevelPolicy::Two;
+    let scenario = world(1, vec![deep]).at(Millis::secs(1), ask("qwen", Millis::secs(1)));
+    let mut adapted = scenario.configuration.clone();
+    adapted.models[0].idle.level = LevelPolicy::OnlyOne;
+    let scenario = scenario
+        .at(Millis::secs(60), Deed::Reload(Box::new(adapted)))
+        .at(Millis::secs(80), ask("qwen", Millis::secs(1)));
+    let given = commands(&run(scenario, 160));
+    let slept = given.iter().position(|(_, c)| matches!(c, Command::Sleep { level: Level::Two, .. }));
+    let (before, after) = given.split_at(slept.expect("it was asleep at level 2"));
+    let launched = |part: &[(f64, Command)]| part.iter().any(|(_, c)| matches!(c, Command::Launch { .. }));
+    assert!(launched(before) && launched(after), "{given:?}");
+    assert!(!given.iter().any(|(_, c)| matches!(c, Command::Wake { .. })), "{given:?}");
+}
+
+#[test]
 fn an_order_against_what_is_to_run_is_refused_until_it_is_unpinned() {
     let mut least = model("qwen", 2);
     (least.min_replicas, least.can_sleep) = (1, true);

@@ -14,6 +14,7 @@ mod keys;
 mod kubernetes;
 mod machine;
 mod model;
+mod options;
 mod passage;
 mod policy;
 mod reader;
@@ -47,8 +48,8 @@ pub use self::{
 };
 pub(crate) use self::{
     engine::{
-        ADAPTERS_AT_LEVEL_2, Fingerprint, KV_CACHE_BYTES, adapters_by_command, kind_name,
-        kv_cache_by_command, sleep_by_command,
+        ADAPTERS_AT_LEVEL_2, Fingerprint, adapters_by_command, kind_name, kv_cache_by_command, says_kv_cache,
+        sleep_by_command,
     },
     file::{LOCAL_ADMIN, parse_address},
     model::{memory_of, unusable},

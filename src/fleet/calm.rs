@@ -18,7 +18,7 @@ use std::{
 use super::{
     accounts::Touched,
     budget::Account,
-    plan::{Model, Planner},
+    plan::{Model, Planner, is_outdated},
 };
 use crate::{
     engine::{Door, Engine, state::State},
@@ -131,9 +131,8 @@ impl Planner {
             return (!self.is_followed(e)).then_some(ASTIR);
         }
         let Some(spec) = self.spec(&e.id.model) else { return Some(ASTIR) };
-        let outdated = e.state.has_process() && e.fingerprint != spec.fingerprint;
         let ordered = self.operations.values().any(|op| op.model == e.id.model);
-        if e.orphan.is_some() || e.id.replica >= spec.replicas || outdated || ordered {
+        if e.orphan.is_some() || is_outdated(e, spec) || ordered {
             return Some(ASTIR);
         }
         let timeouts = &self.settings.timeouts;

@@ -30,7 +30,9 @@ use super::{
 use crate::{
     engine::{Door, Engine, NOT_DUE, state::State},
     fault::{Cause, Fault, Patience, Wait},
-    model::{AcceleratorId, Accelerators, EngineId, Eviction, ModelName, ModelSpec, Settings},
+    model::{
+        AcceleratorId, Accelerators, EngineId, Eviction, Level, LevelPolicy, ModelName, ModelSpec, Settings,
+    },
     units::{Bytes, Generation, Millis, Tick},
 };
 
@@ -329,6 +331,13 @@ impl Verdicts {
     }
 }
 
+/// Its model is not configured to have this engine, or not as it runs. One that lies asleep at level 2 has lost what a wake does not
+/// read again: an operator's own call, or a gateway that knew no better, put it there.
+pub(super) fn is_outdated(e: &Engine, spec: &ModelSpec) -> bool {
+    let lost = spec.idle.level == LevelPolicy::OnlyOne && e.state == State::Asleep { level: Level::Two };
+    e.id.replica >= spec.replicas || lost || (e.state.has_process() && e.fingerprint != spec.fingerprint)
+}
+
 impl Planner {
     pub(super) fn report(&self, why: &Why) -> Report {
         let line = |name: &ModelName| {
@@ -389,15 +398,10 @@ impl Planner {
         self.due(e, self.spec(&id.model)).is_some_and(|at| at <= now)
     }
 
-    /// Its model is no longer configured, or configured otherwise, or everything is to be stopped.
+    /// Its model is no longer configured, or configured otherwise, or everything is to be stopped; or it would not wake whole.
     pub(super) fn unwanted(&self, id: &EngineId) -> bool {
         let Some(e) = self.engines.get(id) else { return false };
-        let outdated = match self.spec(&id.model) {
-            None => true,
-            Some(spec) => {
-                id.replica >= spec.replicas || (e.state.has_process() && e.fingerprint != spec.fingerprint)
-            }
-        };
+        let outdated = self.spec(&id.model).is_none_or(|spec| is_outdated(e, spec));
         outdated || self.shutdown == Some(true)
     }
 

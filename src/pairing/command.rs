@@ -94,6 +94,8 @@ pub enum Why {
     Displaced,
     /// Its template is no longer there.
     Obsolete,
+    /// It sleeps at level 2, from which an engine with LoRA adapters does not come back whole.
+    Adapters,
     StartFailed,
     WakeFailed,
     CanaryFailed,
@@ -214,6 +216,7 @@ impl fmt::Display for Why {
             Self::Evicted => "room is needed",
             Self::Displaced => "its launcher is full",
             Self::Obsolete => "its template is gone",
+            Self::Adapters => "it sleeps at level 2, where its LoRA adapters are lost",
             Self::StartFailed => "it did not start",
             Self::WakeFailed => "it did not wake",
             Self::CanaryFailed => "it answered and could not serve",

@@ -328,6 +328,12 @@ impl Engine {
         matches!(self.state, State::Asleep { .. }) && self.binding.is_none() && self.call.is_none()
     }
 
+    /// A wake from there reads only the model's own weights again.
+    #[must_use]
+    pub fn is_at_level_2(&self) -> bool {
+        self.state == State::Asleep { level: Level::Two }
+    }
+
     /// When it will have slept for as long as it may, without anybody it is for.
     #[must_use]
     pub fn stops_at(&self) -> Option<Tick> {

@@ -3,14 +3,17 @@
 use std::collections::BTreeSet;
 
 use super::{
-    command::{Dismissal, Farewell, OfProvider, OfRequester, Step},
+    command::{Dismissal, Farewell, OfProvider, OfRequester, Step, Why},
     decide::Draft,
     event::{Record, Stage},
     ids::{Build, EngineId, Mode, ProviderId, RequesterId},
     node::{Accelerator, Engine, Requester, State},
     room::{Newcomer, Room},
 };
-use crate::{model::AcceleratorId, units::Tick};
+use crate::{
+    model::{AcceleratorId, LevelPolicy},
+    units::Tick,
+};
 
 impl Draft<'_> {
     pub(super) fn requesters(&mut self) {
@@ -121,7 +124,14 @@ impl Draft<'_> {
         }
         if let Some(sleeper) = self.node.engines.get(&engine) {
             if !sleeper.is_free() {
-                return Some(format!("the engine that it asks for is {}", sleeper.state));
+                let why = if let State::Ending { why, .. } = sleeper.state { Some(why) } else { None };
+                let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+                return Some(format!("the engine that it asks for is {}{why}", sleeper.state));
+            }
+            if requester.seen.ask.level == LevelPolicy::OnlyOne && sleeper.is_at_level_2() {
+                let why = Why::Adapters;
+                self.step(&engine, Step::End { why });
+                return Some(format!("the engine that it asks for is being ended: {why}"));
             }
         } else if let Some(reason) = self.provider_is_missing(&provider, id) {
             return Some(reason);

@@ -233,13 +233,15 @@ impl Draft<'_> {
         let Some(requester) = self.node.staying(e) else {
             return Some(Step::Unbind { last_used: e.last_used, forget: false });
         };
-        if e.failed.is_some() {
+        // It was bound before it was known how deep it sleeps.
+        let lost = e.level == LevelPolicy::OnlyOne && e.is_at_level_2();
+        if e.failed.is_some() || lost {
             return Some(Step::End { why: Why::WakeFailed });
         }
         if !binding.written {
             return Some(Step::Bind { record: e.record(e.last_used) });
         }
-        let Asleep { level } = asleep(e)?;
+        let State::Asleep { level } = e.state else { return None };
         requester.speaks().then(|| Step::Wake { level, via: binding.requester.clone() })
     }
 
@@ -273,12 +275,4 @@ impl Draft<'_> {
         }
         e.binding.is_some().then_some(Step::Unbind { last_used: e.last_used, forget: false })
     }
-}
-
-struct Asleep {
-    level: Level,
-}
-
-const fn asleep(e: &Engine) -> Option<Asleep> {
-    if let State::Asleep { level } = e.state { Some(Asleep { level }) } else { None }
 }

@@ -109,7 +109,8 @@ fn a_launcher_of_another_configuration_makes_way_for_who_asks() {
     case.put_to_sleep("one", &id);
     assert!(!case.has(binds(&id)));
     case.done(deletes_launcher);
-    assert_eq!(case.reason("other"), "the engine that it asks for is being ended");
+    let why = "the engine that it asks for is being ended: its node, Pod or accelerator goes away";
+    assert_eq!(case.reason("other"), why);
     case.provider_gone(&launcher());
     case.done(makes_launcher_for("other"));
     ready(&mut case, 2);

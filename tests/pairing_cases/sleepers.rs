@@ -176,3 +176,21 @@ fn a_sleeper_is_ended_once_it_has_slept_for_as_long_as_it_may_and_nobody_wants_i
     case.after(Millis::secs(61));
     assert!(case.has(ends(&id)));
 }
+
+/// It was put to sleep before anybody knew of its adapters.
+#[test]
+fn a_sleeper_that_has_lost_its_adapters_is_started_anew_and_not_woken() {
+    let mut case = Case::new(1);
+    let mut asked = ask(Mode::Sleep, 1);
+    asked.level = LevelPolicy::Two;
+    let id = case.cold_start("one", asked.clone(), &["a"]);
+    case.put_to_sleep("one", &id);
+    asked.level = LevelPolicy::OnlyOne;
+    case.requester("two", asked, &["a"], |_| ());
+    assert!(case.has(ends(&id)) && !case.has(binds(&id)), "{:#?}", case.story);
+    assert!(case.reason("two").contains("its LoRA adapters are lost"), "{}", case.reason("two"));
+    case.done(ends(&id));
+    case.provider_gone(&rouse::pairing::ids::ProviderId::direct(&id));
+    assert!(case.has(creates(&id)) && !case.has(wakes(&id)), "{:#?}", case.story);
+    assert_eq!(case.failures("two"), 0, "nothing failed");
+}

@@ -8,7 +8,7 @@ use rouse::{
 };
 
 use super::{
-    Kind, Model, OnDisconnect, Passage, SleepApi, Task,
+    Kind, Model, OnDisconnect, Passage, SleepApi, Task, options,
     reader::{Reader, Section},
     tree::{Node, Value},
 };
@@ -246,31 +246,29 @@ fn sleep_mode(reader: &mut Reader, node: &Node, stub: bool) -> Option<Option<Sle
 pub(crate) fn sleep_by_command(kind: Kind, stub: bool, command: &[String]) -> SleepApi {
     match kind {
         _ if stub => SleepApi::None,
-        Kind::Vllm if has_word(command, "--enable-sleep-mode") => SleepApi::Vllm,
-        Kind::Sglang if has_word(command, "--enable-memory-saver") => SleepApi::Sglang,
+        Kind::Vllm if options::is_on(command, "--enable-sleep-mode") => SleepApi::Vllm,
+        Kind::Sglang if options::is_on(command, "--enable-memory-saver") => SleepApi::Sglang,
         _ => SleepApi::None,
     }
 }
 
-fn has_word(command: &[String], word: &str) -> bool {
-    command.iter().any(|text| text.split_whitespace().any(|one| one == word))
-}
-
 /// Whether a vLLM with this command holds LoRA adapters in memory. A wake from level 2 reloads only the model's own weights.
 pub(crate) fn adapters_by_command(command: &[String]) -> bool {
-    has_word(command, "--enable-lora")
+    options::is_on(command, "--enable-lora")
 }
 
 /// The error where level 2 is configured for an engine with LoRA adapters.
 pub(crate) const ADAPTERS_AT_LEVEL_2: &str = "with --enable-lora the adapters are lost at level 2, which reads only the model's own weights again: say 1 or never";
 
 /// vLLM's flag for the bytes of its KV cache on each accelerator. With it an engine does not measure free memory when it starts.
-pub(crate) const KV_CACHE_BYTES: &str = "--kv-cache-memory-bytes";
+const KV_CACHE_BYTES: &str = "--kv-cache-memory-bytes";
 
 /// The bytes of its KV cache on each accelerator, where its command says them. What else it takes is little more than weights.
 pub(crate) fn kv_cache_by_command(command: &[String]) -> Option<Bytes> {
-    let mut words = command.iter().flat_map(|text| text.split_whitespace());
-    let rest = words.find_map(|word| word.strip_prefix(KV_CACHE_BYTES))?;
-    let said = if rest.is_empty() { words.next() } else { rest.strip_prefix('=') };
-    said?.parse().ok()
+    options::value(command, KV_CACHE_BYTES)?.parse().ok()
+}
+
+/// Whether the command says that number, in whatever form.
+pub(crate) fn says_kv_cache(command: &[String]) -> bool {
+    options::value(command, KV_CACHE_BYTES).is_some()
 }

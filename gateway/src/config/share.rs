@@ -5,11 +5,9 @@ use rouse::{
     units::Bytes,
 };
 
-use super::{Config, Kind, Model};
+use super::{Config, Kind, Model, options, says_kv_cache};
 
 const SHARE: &str = "--gpu-memory-utilization";
-/// With it vLLM looks at no share.
-const CACHE: &str = "--kv-cache-memory-bytes";
 
 impl Config {
     /// Books what such engines take in place of what is declared, where it is more. Twice is as once. Of accelerators of different
@@ -29,23 +27,13 @@ impl Config {
 }
 
 impl Model {
-    /// The share of its accelerator's memory that stands in the command as a number.
+    /// The share of its accelerator's memory that stands in the command as a number. A vLLM that is told the bytes of its cache
+    /// looks at none.
     pub(super) fn share(&self) -> Option<f64> {
-        if self.kind != Kind::Vllm || self.argument(CACHE).is_some() {
+        if self.kind != Kind::Vllm || says_kv_cache(&self.command) {
             return None;
         }
-        self.argument(SHARE)?.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0)
-    }
-
-    /// What stands behind this option. vLLM takes underscores for dashes, and the last of several.
-    fn argument(&self, option: &str) -> Option<&str> {
-        let words: Vec<_> = self.command.iter().flat_map(|text| text.split_whitespace()).collect();
-        words.iter().enumerate().rev().find_map(|(at, word)| {
-            let (name, value) =
-                word.split_once('=').map_or((*word, None), |(name, value)| (name, Some(value)));
-            let named = name.replace('_', "-") == option;
-            named.then(|| value.or_else(|| words.get(at + 1).copied()))?
-        })
+        options::value(&self.command, SHARE)?.parse().ok().filter(|share| *share > 0.0 && *share <= 1.0)
     }
 }
 
@@ -72,12 +60,13 @@ mod tests {
             model("own", "--gpu-memory-utilization, '0.5'", "[small]"),
             model("joined", "'--gpu_memory_utilization=0.5'", "[large]"),
             model("any", "'--gpu-memory-utilization 0.5'", "1"),
+            model("script", r#"'exec vllm serve m --gpu-memory-utilization "0.5"; true'"#, "[large]"),
             model("less", "--gpu-memory-utilization, '0.25'", "[small]"),
             model("ours", "--gpu-memory-utilization, '${MEMORY_FRACTION}'", "1"),
             model("cache", "--gpu-memory-utilization, '0.9', --kv-cache-memory-bytes, '1000'", "1"),
             model("none", "--gpu-memory-utilization, '7'", "1"),
         ];
-        let expected = [12, 40, 40, 10, 10, 10, 10].map(Bytes::gib);
+        let expected = [12, 40, 40, 40, 10, 10, 10, 10].map(Bytes::gib);
         assert_eq!(awake(&models.concat()), expected);
     }
 

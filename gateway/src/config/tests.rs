@@ -289,7 +289,10 @@ fn a_vllm_with_adapters_does_not_sleep_at_level_2() {
     for (level, policy) in
         [("auto", LevelPolicy::OnlyOne), ("1", LevelPolicy::OnlyOne), ("never", LevelPolicy::Never)]
     {
-        assert_eq!(read(&with(level)).unwrap().core.models[0].idle.level, policy);
+        for spelled in ["--enable-lora", "--enable_lora", "'sh -c \"exec vllm --enable-lora\"'"] {
+            let read = read(&with(level).replace("--enable-lora", spelled)).unwrap();
+            assert_eq!(read.core.models[0].idle.level, policy, "{spelled}");
+        }
     }
     insta::assert_snapshot!(errors(&with("2")), @"rouse.yaml:5:19: models[0].idle.level: with --enable-lora the adapters are lost at level 2, which reads only the model's own weights again: say 1 or never");
 }

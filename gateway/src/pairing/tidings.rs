@@ -153,6 +153,7 @@ const fn is_failure(why: Why) -> bool {
         | Why::Evicted
         | Why::Displaced
         | Why::Obsolete
+        | Why::Adapters
         | Why::Overdue
         | Why::Leaving => false,
     }

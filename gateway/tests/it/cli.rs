@@ -96,6 +96,12 @@ async fn check_passes_a_valid_file_and_fails_one_whose_model_fits_nowhere() {
         text(&output.stderr)
     );
 
+    // The command line says where engines run, whatever the file says.
+    let elsewhere = rouse(&["--config", good.path().to_str().unwrap(), "--platform", "kubernetes"]).await;
+    let told = text(&elsewhere.stderr);
+    assert_eq!(elsewhere.status.code(), Some(64), "{told}");
+    assert!(told.contains("kubernetes needs a section `kubernetes` with at least stubImage"), "{told}");
+
     let small = file(&format!("accelerators: [{{id: a, memory: 4Gi}}]\n{model}"));
     let output = rouse(&["check", small.path().to_str().unwrap()]).await;
     assert_eq!(output.status.code(), Some(64));

@@ -9,7 +9,7 @@ use rouse::{
 
 use super::{Refusal, Run, pods, read::Reader};
 use crate::{
-    config::{self, KV_CACHE_BYTES, OnDisconnect, Passage, adapters_by_command, kind_name, sleep_by_command},
+    config::{self, OnDisconnect, Passage, adapters_by_command, kind_name, says_kv_cache, sleep_by_command},
     controllers::crd::{
         InferenceModelSpec, Template,
         inference_model::{self as written, Level, SleepMode},
@@ -66,10 +66,9 @@ pub(super) fn engine(
 
 /// The engine was told its KV cache's bytes, or is of a kind that does not measure free memory when it starts.
 pub(super) fn explicit_memory(kind: written::Kind, run: &Run) -> bool {
-    let told = |word: &String| word == KV_CACHE_BYTES || word.starts_with(&format!("{KV_CACHE_BYTES}="));
     match kind {
         written::Kind::LlamaCpp | written::Kind::Custom => true,
-        written::Kind::Vllm | written::Kind::Sglang => pods::command(run).iter().any(told),
+        written::Kind::Vllm | written::Kind::Sglang => says_kv_cache(&pods::command(run)),
     }
 }
 
