@@ -17,6 +17,7 @@ mod keys;
 mod launchers;
 #[allow(dead_code, reason = "shared by two programs")]
 mod live;
+mod load_scripts;
 mod operators;
 mod passage;
 mod refusals;
