@@ -301,9 +301,11 @@ impl Controller {
                 Finished::Order(Box::new((done, notices)))
             });
         }
-        for ((_, requester), why) in &mut plan.reasons {
-            if let Some(error) = self.notes.error_of(requester) {
-                *why = format!("{why}; {error}");
+        for ((node, requester), why) in &mut plan.reasons {
+            for more in
+                [self.notes.error_of(requester), self.trouble_of(node, requester)].into_iter().flatten()
+            {
+                *why = format!("{why}; {more}");
             }
         }
         self.tidings.wait(&plan.looked, &plan.reasons, &mut self.tasks);
@@ -319,6 +321,18 @@ impl Controller {
             }
         }
         self.notes.write(&self.directory, &self.facts, &self.hands, &self.tidings, &mut self.tasks);
+    }
+
+    /// What the kubelet says of the provider that failed this requester last: its own, or the launcher where it is.
+    fn trouble_of(&self, node: &NodeName, requester: &RequesterId) -> Option<&str> {
+        let known = self.core.node(node)?;
+        let own = known.requesters.get(requester)?;
+        let crashed =
+            own.accelerators.iter().filter_map(|on| known.accelerators.get(on)).any(|on| on.crashes > 0);
+        if own.failures == 0 && !crashed {
+            return None;
+        }
+        self.directory.trouble(node, &own.accelerators)
     }
 }
 

@@ -173,7 +173,7 @@ fn crashed(container: &ContainerStatus) -> Option<Trouble> {
 }
 
 /// Why it cannot be made, in a word and in more.
-fn stuck(container: &ContainerStatus) -> Option<(String, String)> {
+pub(crate) fn stuck(container: &ContainerStatus) -> Option<(String, String)> {
     let waiting = container.state.as_ref()?.waiting.as_ref()?;
     let reason = waiting.reason.clone().unwrap_or_default();
     // What is only on its way has a reason, too.

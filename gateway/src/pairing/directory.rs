@@ -7,9 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use rouse::pairing::{
-    event::{Ask, Event, Record, Stage},
-    ids::{EngineId, Mode, NodeName, ProviderId, RequesterId, Uid},
+use rouse::{
+    model::AcceleratorId,
+    pairing::{
+        event::{Ask, Event, Record, Stage},
+        ids::{EngineId, Mode, NodeName, ProviderId, RequesterId, Uid},
+    },
 };
 
 pub(super) use self::{provider::Provider, requester::Requester};
@@ -35,6 +38,8 @@ pub(super) struct Directory {
     late: Option<Vec<Change<Pod>>>,
     requesters: BTreeMap<RequesterId, ObjectName>,
     providers: BTreeMap<(NodeName, ProviderId), ObjectName>,
+    /// Why the last provider on an accelerator did not run that had trouble there, until one is ready.
+    troubles: BTreeMap<(NodeName, AcceleratorId), String>,
 }
 
 /// What a Pod is here.
@@ -53,6 +58,25 @@ impl Directory {
             late: None,
             requesters: BTreeMap::new(),
             providers: BTreeMap::new(),
+            troubles: BTreeMap::new(),
+        }
+    }
+
+    /// Why the last provider on one of these did not run.
+    pub(super) fn trouble(&self, node: &NodeName, on: &[AcceleratorId]) -> Option<&str> {
+        on.iter()
+            .find_map(|accelerator| self.troubles.get(&(node.clone(), accelerator.clone())))
+            .map(String::as_str)
+    }
+
+    fn note_trouble(&mut self, own: &Provider) {
+        for accelerator in own.id.accelerators.iter() {
+            let place = || (own.node.clone(), accelerator.clone());
+            match &own.trouble {
+                Some(trouble) => drop(self.troubles.insert(place(), trouble.clone())),
+                None if own.seen.stage == Stage::Ready => drop(self.troubles.remove(&place())),
+                None => {}
+            }
         }
     }
 
@@ -185,6 +209,7 @@ impl Directory {
             Role::Requester(own) => drop(self.requesters.insert(own.id.clone(), own.name.clone())),
             Role::Provider(own) => {
                 drop(self.providers.insert((own.node.clone(), own.id.clone()), own.name.clone()));
+                self.note_trouble(own);
             }
         }
         self.say(&role, facts, tell);

@@ -25,20 +25,29 @@ pub(crate) async fn told<K, R>(world: &World<'_, R>, object: &K, reason: &str) -
 where
     K: Resource<DynamicType = ()>,
 {
+    told_that(world, object, reason, "").await
+}
+
+/// The first of this reason whose note says this; waits for it.
+pub(crate) async fn told_that<K, R>(world: &World<'_, R>, object: &K, reason: &str, says: &str) -> Event
+where
+    K: Resource<DynamicType = ()>,
+{
     let api: Api<Event> = world.site.namespace.api();
     let events = watcher(api, watcher::Config::default().fields(&of(object)));
     let mut events = std::pin::pin!(events.default_backoff().applied_objects());
     let found = async {
         loop {
             let event = events.next().await.unwrap().unwrap();
-            if event.reason.as_deref() == Some(reason) {
+            let note = event.message.as_deref().unwrap_or_default();
+            if event.reason.as_deref() == Some(reason) && note.contains(says) {
                 return event;
             }
         }
     };
     timeout(PATIENCE, found)
         .await
-        .unwrap_or_else(|_| panic!("{} was never told to be {reason}", object.name_any()))
+        .unwrap_or_else(|_| panic!("{} was never told to be {reason}, '{says}'", object.name_any()))
 }
 
 /// All reasons so far, in their order, with how often.
@@ -114,5 +123,8 @@ async fn a_start_that_fails_says_why() {
     let failed = told(&world, &broken, "FailedCreate").await;
     assert_eq!(failed.type_.as_deref(), Some("Warning"));
     let note = failed.message.unwrap();
-    assert!(note.starts_with("engine 0 could not be started: "), "{note}");
+    // The cause, and the API server's own words for it.
+    assert!(note.starts_with("engine 0 could not be started: its Pod cannot be run (unrunnable)"), "{note}");
+    assert!(note.contains("99999"), "{note}");
+    world.until("broken", "failed", |model| reason(model, "Available") == "Failed").await;
 }

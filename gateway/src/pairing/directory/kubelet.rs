@@ -9,7 +9,10 @@ use rouse::{
     units::{Millis, Tick},
 };
 
-use crate::controllers::{condition::tick, dual::keys};
+use crate::controllers::{condition::tick, dual::keys, pods};
+
+/// Of what a kubelet says, in characters.
+const LONGEST: usize = 300;
 
 pub(super) fn created(pod: &Pod) -> Tick {
     pod.creation_timestamp().map_or(Tick(0), |time| tick(&time))
@@ -46,6 +49,22 @@ pub(super) fn deleting(pod: &Pod) -> Option<Tick> {
     let grace =
         u64::try_from(pod.metadata.deletion_grace_period_seconds.unwrap_or_default()).unwrap_or_default();
     Some(Tick(until.0.saturating_sub(Millis::secs(grace).0)))
+}
+
+/// Why the container that counts does not run, or did not before.
+pub(super) fn trouble(pod: &Pod) -> Option<String> {
+    let own = container(pod)?;
+    let ended =
+        [&own.state, &own.last_state].into_iter().flatten().find_map(|state| state.terminated.as_ref());
+    if let Some(ended) = ended {
+        let reason = ended.reason.as_deref().filter(|reason| *reason != "Error");
+        let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+        return Some(format!("its container ended with exit code {}{reason}", ended.exit_code));
+    }
+    let (reason, message) = pods::stuck(own)?;
+    let message = Some(message).filter(|message| !message.is_empty());
+    let message = message.map(|message| format!(": {message}")).unwrap_or_default();
+    Some(format!("its container cannot be made: {reason}{message}").chars().take(LONGEST).collect())
 }
 
 pub(super) fn stage(pod: &Pod) -> Stage {

@@ -15,7 +15,7 @@ use rouse::{
     units::{Bytes, Tick},
 };
 
-use super::kubelet::{address, container, created, stage};
+use super::kubelet::{address, container, created, stage, trouble};
 use crate::{
     controllers::{
         crd::{fma::amount, ledger::ObjectName},
@@ -48,6 +48,8 @@ pub(in crate::pairing) struct Provider {
     pub(in crate::pairing) source: Option<Source>,
     whole: bool,
     pub(super) seen: SeenProvider,
+    /// Why its container does not run.
+    pub(super) trouble: Option<String>,
     /// A kubelet may have begun to run it.
     pub(super) placed: bool,
     pub(in crate::pairing) created: Tick,
@@ -84,6 +86,7 @@ impl Provider {
             edition: Edition::read(pod),
             source: None,
             whole: true,
+            trouble: trouble(pod),
             seen: SeenProvider {
                 uid,
                 stage: stage(pod),

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::super::Duo;
 use crate::{
     client::{Client, request},
+    events,
     launched::{engines, lives},
     pairs::{address, annotation, ask, is_ready},
     world::aside,
@@ -133,6 +134,9 @@ async fn launchers_that_crash_are_not_made_again_without_pause() {
     let made = |pod: &Pod| pod.creation_timestamp().unwrap().0;
     let between = made(&second[0]).duration_since(made(&first[0]));
     assert!(between.as_secs() >= 10, "{between:?}");
+    let (requesters, _) = duo.see("one", "a requester", |requesters, _| requesters.len() == 1).await;
+    let told = events::told_that(&duo.world, &requesters[0], "Waiting", "it was never ready").await;
+    assert!(told.message.as_ref().unwrap().contains("its container ended with exit code 2"), "{told:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
