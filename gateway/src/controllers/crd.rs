@@ -16,9 +16,10 @@ pub mod scalar;
 pub mod template;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+    CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use kube::CustomResourceExt as _;
+use serde_json::{Value, json};
 
 pub use self::{
     inference_model::{InferenceModel, InferenceModelSpec, InferenceModelStatus},
@@ -29,6 +30,8 @@ pub use self::{
     template::Template,
 };
 
+use super::condition::{ACCEPTED, READY};
+
 /// The API group of every kind here.
 pub const GROUP: &str = "rouse.dev";
 const HEADER: &str = "# Made of the gateway's types by `rouse-gateway crds`: a change belongs there.\n";
@@ -36,17 +39,41 @@ const HEADER: &str = "# Made of the gateway's types by `rouse-gateway crds`: a c
 /// The definitions of all four kinds, in the order in which they are printed.
 #[must_use]
 pub fn all() -> [CustomResourceDefinition; 4] {
-    tidied([InferenceModel::crd(), AcceleratorPool::crd(), AcceleratorNode::crd(), GatewayReplica::crd()])
+    let mut all = tidied([
+        InferenceModel::crd(),
+        AcceleratorPool::crd(),
+        AcceleratorNode::crd(),
+        GatewayReplica::crd(),
+    ]);
+    if let Some(status) =
+        schemas(&mut all).next().and_then(|model| model.properties.as_mut()?.get_mut("status"))
+    {
+        status.default = Some(JSON(unseen()));
+    }
+    all
+}
+
+/// The status of a model that no gateway has said anything of. No gateway may write on objects outside its namespaces, so this is what
+/// tells their owners why nothing happens.
+fn unseen() -> Value {
+    let condition = |kind: &str| {
+        json!({
+            "type": kind, "status": "Unknown", "reason": "Pending", "lastTransitionTime": "1970-01-01T00:00:00Z",
+            "message": "no gateway has looked at it: one has to run, with this namespace in its kubernetes.namespaces",
+        })
+    };
+    json!({"conditions": [condition(ACCEPTED), condition(READY)]})
 }
 
 fn tidied<const N: usize>(mut all: [CustomResourceDefinition; N]) -> [CustomResourceDefinition; N] {
-    for crd in &mut all {
-        for version in &mut crd.spec.versions {
-            let schema = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut());
-            schema.into_iter().for_each(tidy);
-        }
-    }
+    schemas(&mut all).for_each(|schema| each(schema, &mut tidy));
     all
+}
+
+/// Those of all versions, in their order.
+fn schemas(all: &mut [CustomResourceDefinition]) -> impl Iterator<Item = &mut JSONSchemaProps> {
+    let versions = all.iter_mut().flat_map(|crd| &mut crd.spec.versions);
+    versions.filter_map(|version| version.schema.as_mut()?.open_api_v3_schema.as_mut())
 }
 
 /// One definition, as a file.
@@ -84,13 +111,18 @@ fn tidy(schema: &mut JSONSchemaProps) {
     if schema.format.as_deref().is_some_and(|format| format.starts_with("uint")) {
         schema.format = None;
     }
-    schema.properties.iter_mut().flatten().for_each(|(_, below)| tidy(below));
+}
+
+/// A schema and all that is below it.
+fn each(schema: &mut JSONSchemaProps, change: &mut impl FnMut(&mut JSONSchemaProps)) {
+    change(schema);
+    schema.properties.iter_mut().flatten().for_each(|(_, below)| each(below, change));
     if let Some(JSONSchemaPropsOrBool::Schema(below)) = &mut schema.additional_properties {
-        tidy(below);
+        each(below, change);
     }
     match &mut schema.items {
-        Some(JSONSchemaPropsOrArray::Schema(below)) => tidy(below),
-        Some(JSONSchemaPropsOrArray::Schemas(list)) => list.iter_mut().for_each(tidy),
+        Some(JSONSchemaPropsOrArray::Schema(below)) => each(below, change),
+        Some(JSONSchemaPropsOrArray::Schemas(list)) => list.iter_mut().for_each(|below| each(below, change)),
         None => {}
     }
 }

@@ -222,10 +222,10 @@ impl Index {
         settled
     }
 
-    /// The status that the object has, as it was last seen.
+    /// The status that the object has, as it was last seen. Its default was written by nobody, and is none.
     #[must_use]
     pub fn model_status(&self, object: &ObjectName) -> Option<&InferenceModelStatus> {
-        self.models.get(object)?.status.as_ref()
+        self.models.get(object)?.status.as_ref().filter(|status| status.observed_generation.is_some())
     }
 
     /// The status that the pool has, with its ledger, as it was last seen. Nothing is decided by it: bookings read the

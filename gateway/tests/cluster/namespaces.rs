@@ -8,7 +8,7 @@ use crate::{
     runner::plain_node,
     site::{Models, Site},
     support::{cluster, own_cluster},
-    world::{World, aside},
+    world::{World, aside, reason},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -47,6 +47,16 @@ async fn serves(near: &World<'_>, far: &World<'_>, stranger: &World<'_>, too: bo
         assert_eq!(aside(move || client.chat(model, false, 4)).await.status, 200, "{model}");
         assert_eq!(world.booked().await, [(model.to_owned(), 40)], "in its own pool");
         assert_eq!(world.running().await.len(), 1, "in its own namespace");
+    }
+    if too {
+        stranger.until("stranger", "seen", |model| reason(model, "Ready") == "ScaledToZero").await;
+    } else {
+        // Nobody may write there, and its owner is told all the same.
+        let unseen = stranger.models().get("stranger").await.unwrap();
+        let said = unseen.status.unwrap_or_default().conditions;
+        let ready = said.iter().find(|condition| condition.type_ == "Ready").unwrap();
+        assert_eq!((ready.reason.as_str(), ready.status.as_str()), ("Pending", "Unknown"));
+        assert!(ready.message.contains("with this namespace in its kubernetes.namespaces"), "{ready:?}");
     }
     let client = gateway.client();
     let listed = aside(move || client.get("/v1/models")).await.json();

@@ -1,7 +1,8 @@
-//! What the pages tell their readers to do in a cluster, done as it stands there: `sh kubectl` by what kubectl does with it, and objects
-//! as `kubectl apply -f -` would. Only the names of the two namespaces are others, since tests share a cluster.
+//! What the pages tell their readers to do in a cluster, done as it stands there: `sh kubectl` by a shell, in which kubectl and curl note
+//! what they are told, and then by what they do with it; objects as `kubectl apply -f -` would. Only the names of the two namespaces are
+//! others, since tests share a cluster.
 
-use std::{collections::BTreeSet, fs, process::Command};
+use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
 use k8s_openapi::api::{
     apps::v1::Deployment,
@@ -26,12 +27,62 @@ use crate::{
     world::{aside, reason},
 };
 
+/// Stands for kubectl and for curl.
+const NOTES: &str = r#"#!/bin/bash
+set -eu
+call=$(mktemp -d "$CALLS/$(date +%s%N)-XXXX")
+printf '%s\0' "$(basename "$0")" "$@" > "$call/words"
+case " $* " in *" -f - "*) cat > "$call/input" ;; esac
+"#;
+
+/// One call of them, and what it was given to read.
+struct Call {
+    words: Vec<String>,
+    input: String,
+}
+
+/// Those that a shell makes of a block.
+fn calls(block: &str, at: &str) -> Vec<Call> {
+    let folder = tempfile::tempdir().unwrap();
+    let (programs, noted) = (folder.path().join("bin"), folder.path().join("calls"));
+    for made in [&programs, &noted] {
+        fs::create_dir(made).unwrap();
+    }
+    for program in ["kubectl", "curl"] {
+        let program = programs.join(program);
+        fs::write(&program, NOTES).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let own = Path::new(env!("CARGO_BIN_EXE_rouse-gateway")).parent().unwrap();
+    let path = format!("{}:{}:{}", programs.display(), own.display(), std::env::var("PATH").unwrap());
+    let script = format!("set -euo pipefail\n{block}\nwait\n");
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &script]).current_dir(root("")).env("PATH", path).env("CALLS", &noted);
+    let output = shell.output().unwrap();
+    assert!(output.status.success(), "{at}: {}", String::from_utf8_lossy(&output.stderr));
+    let mut folders: Vec<_> = fs::read_dir(&noted).unwrap().map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    let call = |folder: &Path| {
+        let words = fs::read_to_string(folder.join("words")).unwrap();
+        let words = words.split_terminator('\0').map(str::to_owned).collect();
+        Call { words, input: fs::read_to_string(folder.join("input")).unwrap_or_default() }
+    };
+    let mut calls: Vec<Call> = folders.iter().map(|folder| call(folder)).collect();
+    // It runs beside what comes behind it.
+    calls.sort_by_key(|call| !call.words.iter().any(|word| word == "port-forward"));
+    calls
+}
+
 /// Who does what a page says.
 struct Reader {
     client: kube::Client,
     /// By their names on the pages.
     namespaces: [(&'static str, Namespace); 2],
     made: BTreeSet<String>,
+    /// Namespace, Service and the two ports.
+    forwarded: Option<(String, String, [u16; 2])>,
+    /// Accounts that were given rights.
+    accounts: BTreeSet<String>,
 }
 
 impl Reader {
@@ -46,15 +97,11 @@ impl Reader {
         known.map_or_else(|| panic!("no page speaks of the namespace {name}"), |(_, real)| real.name())
     }
 
-    /// One line of a shell.
-    async fn command(&mut self, line: &str, at: &str) {
-        let words: Vec<&str> = line.split_whitespace().collect();
+    async fn call(&mut self, Call { words, input }: Call, at: &str) {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
         match words[..] {
-            ["rouse-gateway", .., "|", "kubectl", "apply", "--server-side", "-f", "-"] => {
-                let args: Vec<&str> = words.iter().skip(1).copied().take_while(|word| *word != "|").collect();
-                let output = Command::new(env!("CARGO_BIN_EXE_rouse-gateway")).args(args).output().unwrap();
-                assert!(output.status.success(), "{at}: {line}");
-                self.apply(&String::from_utf8(output.stdout).unwrap(), None, at).await;
+            ["kubectl", "apply", "-f", "-"] | ["kubectl", "apply", "--server-side", "-f", "-"] => {
+                self.apply(&input, None, at).await;
             }
             ["kubectl", "create", "namespace", name] => {
                 self.real(name);
@@ -64,12 +111,58 @@ impl Reader {
             ["kubectl", "apply", "--namespace", namespace, "-f", file] => {
                 self.apply(&read(file), Some(namespace), at).await;
             }
-            _ => panic!("{at}: nobody here knows how to do this: {line}"),
+            ["kubectl", "--namespace", namespace, "create", "serviceaccount", name] => {
+                let account =
+                    json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}});
+                self.apply(&account.to_string(), Some(namespace), at).await;
+            }
+            ["kubectl", "--namespace", namespace, "rollout", "status", what] => {
+                let deployment = what.strip_prefix("deployment/").expect(at);
+                let deployments: Api<Deployment> = self.api(self.namespace(namespace, at));
+                let available = |deployment: &Option<Deployment>| {
+                    let status = deployment.as_ref().and_then(|deployment| deployment.status.as_ref());
+                    status.and_then(|status| status.available_replicas) == Some(2)
+                };
+                wait::until(&deployments, deployment, "two gateways", available).await.unwrap();
+            }
+            ["kubectl", "--namespace", namespace, "port-forward", what, ports] => {
+                let service = what.strip_prefix("service/").expect(at).to_owned();
+                let (here, there) = ports.split_once(':').expect(at);
+                let ports = [here, there].map(|port| port.parse::<u16>().expect(at));
+                self.forwarded = Some((self.namespace(namespace, at).to_owned(), service, ports));
+            }
+            ["curl", "-s", url] => drop(self.get(url, at).await),
+            _ => panic!("{at}: nobody here knows how to do this: {words:?}"),
         }
     }
 
+    fn api<K>(&self, namespace: &str) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// What a gateway behind the forwarded port of its Service answers.
+    async fn get(&self, url: &str, at: &str) -> Value {
+        let (namespace, service, [here, there]) = self.forwarded.as_ref().expect(at);
+        let path = url.strip_prefix(&format!("localhost:{here}")).expect(at).to_owned();
+        let service = self.api::<Service>(namespace).get(service).await.unwrap().spec.unwrap();
+        let port = service.ports.iter().flatten().find(|port| port.port == i32::from(*there)).expect(at);
+        let labels = service.selector.iter().flatten().map(|(key, value)| format!("{key}={value}"));
+        let behind = ListParams::default().labels(&labels.collect::<Vec<_>>().join(","));
+        let pod = self.api::<Pod>(namespace).list(&behind).await.unwrap().items.pop().expect(at);
+        let ports = pod.spec.unwrap().containers[0].ports.clone().unwrap();
+        let target = ports.iter().find(|own| json!(own.name) == json!(port.target_port)).expect(at);
+        let address = format!("{}:{}", pod.status.unwrap().pod_ip.unwrap(), target.container_port);
+        let gateway = Client::new(address.parse().unwrap());
+        let answer = aside(move || gateway.get(&path)).await;
+        assert_eq!(answer.status, 200, "{at}: {}", answer.text());
+        answer.json()
+    }
+
     /// Every document of this text. `into`: the namespace of the command line.
-    async fn apply(&self, text: &str, into: Option<&str>, at: &str) {
+    async fn apply(&mut self, text: &str, into: Option<&str>, at: &str) {
         for document in text.split("---\n").filter(|document| !document.trim().is_empty()) {
             let mut object: Value =
                 serde_saphyr::from_str(document).unwrap_or_else(|error| panic!("{at}: {error}"));
@@ -87,12 +180,13 @@ impl Reader {
     }
 
     /// Names of namespaces, wherever an object has them.
-    fn rename(&self, object: &mut Value) {
+    fn rename(&mut self, object: &mut Value) {
         if object["metadata"]["namespace"].is_string() {
             object["metadata"].as_object_mut().unwrap().remove("namespace");
         }
         for subject in object.get_mut("subjects").and_then(Value::as_array_mut).into_iter().flatten() {
             subject["namespace"] = json!(self.real(subject["namespace"].as_str().unwrap()));
+            self.accounts.insert(subject["name"].as_str().unwrap().to_owned());
         }
         // These are nobody's own in a cluster that tests share.
         if object["kind"] == "ClusterRoleBinding" {
@@ -125,7 +219,7 @@ impl Reader {
         let mut parameters = PatchParams::apply(MANAGER).force();
         parameters.field_validation = Some(ValidationDirective::Strict);
         // Of dual pods it is enough that the API server takes them: what becomes of them has tests of its own.
-        parameters.dry_run = at.starts_with("docs/dual-pods.md") && !cluster_wide;
+        parameters.dry_run = at.starts_with("docs/dual-pods.md") && kind != "CustomResourceDefinition";
         let answer = api.patch(name, &parameters, &Patch::Apply(object)).await;
         assert!(answer.is_ok(), "{at}: {kind} {name}: {}", answer.unwrap_err());
     }
@@ -143,8 +237,8 @@ impl Reader {
                 "```sh kubectl" => {
                     let block = block();
                     number += block.len() + 1;
-                    for line in block {
-                        self.command(line, &at).await;
+                    for call in calls(&block.join("\n"), &at) {
+                        self.call(call, &at).await;
                     }
                 }
                 "```yaml object" => {
@@ -173,44 +267,26 @@ async fn the_pages_lead_to_gateways_that_serve_a_model_and_to_objects_that_an_ap
         .start()
         .await
         .unwrap();
-    let (deployments, services) = (rouse.api::<Deployment>(), rouse.api::<Service>());
     let models = chat.api::<InferenceModel>();
     let client = cluster.client().await.unwrap();
     let namespaces = [("rouse", rouse), ("chat", chat)];
-    let mut reader = Reader { client, namespaces, made: BTreeSet::new() };
+    let (made, accounts) = (BTreeSet::new(), BTreeSet::new());
+    let mut reader = Reader { client, namespaces, made, forwarded: None, accounts };
     reader.does("docs/kubernetes.md").await;
 
-    let available = |deployment: &Option<Deployment>| {
-        let status = deployment.as_ref().and_then(|deployment| deployment.status.as_ref());
-        status.and_then(|status| status.available_replicas) == Some(2)
-    };
-    wait::until(&deployments, "rouse-gateway", "two gateways", available).await.unwrap();
     let accepted = |model: &Option<InferenceModel>| {
         model.as_ref().is_some_and(|model| reason(model, "Accepted") == "Accepted")
     };
     wait::until(&models, "llama-70b", "accepted", accepted).await.unwrap();
-    // Behind the Service is what the Deployment makes, at a port that it has.
-    let (service, deployment) = (
-        services.get("rouse-gateway").await.unwrap().spec.unwrap(),
-        deployments.get("rouse-gateway").await.unwrap(),
-    );
-    let template = deployment.spec.unwrap().template;
-    let (labels, pod) = (template.metadata.unwrap().labels.unwrap(), template.spec.unwrap());
-    assert!(service.selector.unwrap().iter().all(|(key, value)| labels.get(key) == Some(value)));
-    let ports = pod.containers[0].ports.clone().unwrap();
-    assert_eq!(json!(service.ports.unwrap()[0].target_port), json!(ports[0].name));
     // And a client is told of the model there.
-    let pods: Api<Pod> = reader.namespaces[0].1.api();
-    let pods = pods.list(&ListParams::default()).await.unwrap().items;
-    let address =
-        format!("{}:{}", pods[0].status.as_ref().unwrap().pod_ip.as_ref().unwrap(), ports[0].container_port);
-    let gateway = Client::new(address.parse().unwrap());
-    let told = aside(move || gateway.get("/v1/models").json()).await;
+    let told = reader.get("localhost:8080/v1/models", "the port that the page forwards").await;
     let names: Vec<&str> =
         told["data"].as_array().unwrap().iter().filter_map(|model| model["id"].as_str()).collect();
     assert!(names.contains(&"meta-llama/Llama-3.3-70B-Instruct"), "{names:?}");
 
     reader.does("docs/dual-pods.md").await;
+    // What the page replaces in a manifest must be in it.
+    assert!(reader.accounts.contains("rouse-fma-controllers"), "{:?}", reader.accounts);
     // Pools belong to no namespace.
     let pools: Api<AcceleratorPool> = Api::all(reader.client.clone());
     pools.delete("default", &DeleteParams::default()).await.unwrap();

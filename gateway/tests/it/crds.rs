@@ -117,14 +117,36 @@ fn the_kinds_of_others_have_their_names() {
     // What the public project's own definitions ask for, an object must have here as well.
     let asked: BTreeSet<String> =
         definitions.iter().flat_map(required).filter(|path| !path.contains("status")).collect();
-    for field in [
+    let public = [
+        "spec",
         "spec.modelServerConfig",
         "spec.modelServerConfig.port",
         "spec.launcherConfigName",
         "spec.maxInstances",
-    ] {
-        assert!(asked.contains(field), "{field} is not asked for: {asked:?}");
+        "spec.podTemplate.spec.containers",
+        "spec.podTemplate.spec.containers[].name",
+        "spec.enhancedNodeSelector",
+        "spec.enhancedNodeSelector.labelSelector",
+        "spec.enhancedNodeSelector.labelSelector.matchExpressions[].key",
+        "spec.enhancedNodeSelector.labelSelector.matchExpressions[].operator",
+        "spec.countForLauncher",
+        "spec.countForLauncher[].launcherConfigName",
+        "spec.countForLauncher[].launcherCount",
+    ];
+    assert_eq!(asked, public.map(str::to_owned).into());
+    // Nor do they fill anything in, or take any text for an amount.
+    let all = || definitions.iter().flat_map(fields);
+    assert!(all().all(|field| field.schema.default.is_none()));
+    for bound in ["min", "max"] {
+        let path = format!("spec.enhancedNodeSelector.allocatableResources.*.{bound}");
+        assert!(all().any(|field| field.path == path && field.schema.pattern.is_some()), "{path}");
     }
+    let bounds = |path: &str| {
+        let field = all().find(|field| field.path == path).unwrap();
+        (field.schema.minimum, field.schema.maximum)
+    };
+    assert_eq!(bounds("spec.modelServerConfig.port"), (Some(1.0), Some(65535.0)));
+    assert_eq!(bounds("spec.maxInstances"), (Some(1.0), None));
     // An API server takes no name twice.
     let keys = &counts.unwrap().schema.x_kubernetes_list_map_keys;
     assert_eq!(*keys, Some(vec!["launcherConfigName".to_owned()]));

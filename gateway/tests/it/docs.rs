@@ -95,9 +95,10 @@ fn every_block_has_a_known_tag_and_configurations_and_json_are_valid() {
                 let findings = config::check(&config);
                 assert_eq!(findings, config::Findings::default(), "{at}: no example should be warned of");
             }
+            "sh" => assert!(!text.contains("kubectl"), "{at}: what kubectl is told has the tag `sh kubectl`"),
             "json" => drop(serde_json::from_str::<serde_json::Value>(&text).expect(&at)),
             "yaml object" | "sh run" | "sh follow" | "sh launcher" | "sh kubectl" | "mermaid states"
-            | "sh" | "text" => {}
+            | "text" => {}
             _ => panic!("{at}: '{tag}' is no known tag"),
         }
     }
@@ -267,6 +268,28 @@ fn links_lead_somewhere_and_files_and_tests_that_are_named_exist() {
             }
         }
     }
+}
+
+#[test]
+fn every_page_is_in_the_list_of_pages_and_none_promises_what_is_not_there() {
+    let list = read(&root().join("docs/README.md"));
+    for (page, text) in pages() {
+        if let Some(name) = page.strip_prefix("docs/").filter(|name| *name != "README.md") {
+            assert!(list.contains(&format!("]({name})")), "{page} is not in docs/README.md");
+        }
+        // What changed is told of as it was.
+        if page == "CHANGELOG.md" {
+            continue;
+        }
+        for gone in
+            ["`kubernetes` is not supported", "No gateway reads them", "the Helm chart", "28 KiB a stream"]
+        {
+            assert!(!text.contains(gone), "{page} says '{gone}'");
+        }
+        let words = |line: &&str| line.contains("dashboard") && !line.contains("**Not there:**");
+        assert_eq!(text.lines().find(words), None, "{page}");
+    }
+    assert!(!root().join("charts/rouse/templates").exists(), "README.md says that there is no chart");
 }
 
 #[test]

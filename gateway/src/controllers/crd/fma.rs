@@ -10,7 +10,9 @@ mod launcher;
 mod population;
 mod server;
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps,
+};
 use kube::CustomResourceExt as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -29,7 +31,22 @@ pub const GROUP: &str = "fma.llm-d.ai";
 /// The definitions of the three kinds, for a cluster that has none: an existing installation owns them.
 #[must_use]
 pub fn all() -> [CustomResourceDefinition; 3] {
-    super::tidied([InferenceServerConfig::crd(), LauncherConfig::crd(), LauncherPopulationPolicy::crd()])
+    let mut all =
+        super::tidied([InferenceServerConfig::crd(), LauncherConfig::crd(), LauncherPopulationPolicy::crd()]);
+    super::schemas(&mut all).for_each(as_the_public_ones);
+    all
+}
+
+/// The public definitions fill nothing in, and ask for a list of launchers that is read here as empty where there is none.
+fn as_the_public_ones(schema: &mut JSONSchemaProps) {
+    super::each(schema, &mut |below: &mut JSONSchemaProps| below.default = None);
+    let spec = schema.properties.as_mut().and_then(|properties| properties.get_mut("spec"));
+    let launchers = "countForLauncher";
+    if let Some(spec) =
+        spec.filter(|spec| spec.properties.iter().flatten().any(|(name, _)| name == launchers))
+    {
+        spec.required.get_or_insert_default().push(launchers.to_owned());
+    }
 }
 
 /// The definitions as YAML.

@@ -82,30 +82,33 @@ impl JsonSchema for Template {
 }
 
 /// Of a whole template, what would go wrong only much later without it.
-pub(super) fn whole(_: &mut SchemaGenerator) -> Schema {
+pub(super) fn whole(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
         "x-kubernetes-preserve-unknown-fields": true,
         "required": ["spec"],
+        "properties": {"spec": pods(generator)},
+    })
+}
+
+/// The same of the `spec` of a template.
+pub(super) fn pods(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "description": "The Pods' spec, as in a Deployment. Every field is passed on as it is.",
+        "x-kubernetes-preserve-unknown-fields": true,
+        "required": ["containers"],
         "properties": {
-            "spec": {
-                "type": "object",
-                "description": "The Pods' spec, as in a Deployment. Every field is passed on as it is.",
-                "x-kubernetes-preserve-unknown-fields": true,
-                "required": ["containers"],
-                "properties": {
-                    "containers": {
-                        "type": "array",
-                        "description": "The engine's container and its helpers.",
-                        "minItems": 1,
-                        "items": {
-                            "type": "object",
-                            "x-kubernetes-preserve-unknown-fields": true,
-                            "required": ["name"],
-                            "properties": {
-                                "name": {"type": "string", "description": "The container's name."},
-                            },
-                        },
+            "containers": {
+                "type": "array",
+                "description": "The engine's container and its helpers.",
+                "minItems": 1,
+                "items": {
+                    "type": "object",
+                    "x-kubernetes-preserve-unknown-fields": true,
+                    "required": ["name"],
+                    "properties": {
+                        "name": {"type": "string", "description": "The container's name."},
                     },
                 },
             },

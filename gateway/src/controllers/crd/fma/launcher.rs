@@ -6,7 +6,10 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{super::template::Template, Status};
+use super::{
+    super::template::{self, Template},
+    Status,
+};
 
 /// The container of a provider Pod, and of a requester Pod, that counts.
 pub const CONTAINER: &str = "inference-server";
@@ -42,6 +45,7 @@ pub struct PodTemplate {
     pub metadata: PodMetadata,
     /// The Pod's spec. Every field is passed on as it is.
     #[serde(default)]
+    #[schemars(schema_with = "template::pods")]
     pub spec: Template,
 }
 

@@ -71,10 +71,13 @@ pub struct CountForLauncher {
     pub launcher_count: i32,
 }
 
-/// Of any resource: `8`, `500m`, `128Gi`.
+/// Of any resource: `8`, `500m`, `128Gi`; as Kubernetes writes them.
 fn any_amount(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"x-kubernetes-int-or-string": true})
+    json_schema!({"x-kubernetes-int-or-string": true, "pattern": AMOUNT})
 }
+
+const AMOUNT: &str =
+    "^[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?([0-9]+([.][0-9]*)?|[.][0-9]+))?$";
 
 impl LauncherPopulationPolicySpec {
     /// Why it cannot be followed; nothing, when it can.
