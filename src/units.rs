@@ -257,6 +257,14 @@ impl fmt::Display for Tick {
     }
 }
 
+/// So many of them, in words: "1 lease", "2 leases".
+#[must_use]
+pub fn count(number: impl fmt::Display, what: &str) -> String {
+    let number = number.to_string();
+    let many = if number == "1" { "" } else { "s" };
+    format!("{number} {what}{many}")
+}
+
 impl Generation {
     #[must_use]
     pub const fn next(self) -> Self {
@@ -359,6 +367,12 @@ mod tests {
         for text in ["", "5", "s", "5 s x", "-1s", "1y"] {
             assert!(text.parse::<Millis>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn one_of_a_thing_is_no_plural() {
+        let counted = [0, 1, 2, 11].map(|number| count(number, "engine"));
+        assert_eq!(counted, ["0 engines", "1 engine", "2 engines", "11 engines"]);
     }
 
     #[test]

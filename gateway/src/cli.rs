@@ -10,6 +10,7 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use anyhow::Context as _;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use rouse::causes;
 
 use crate::config;
 
@@ -182,7 +183,7 @@ pub fn run(cli: Cli) -> ExitCode {
         {
             return ExitCode::SUCCESS;
         }
-        eprintln!("rouse-gateway: {error:#}");
+        eprintln!("rouse-gateway: {}", causes::joined(error.as_ref()));
         match error.downcast_ref::<client::Error>() {
             Some(client::Error::NotRunning { .. }) => UNAVAILABLE.into(),
             _ => ExitCode::FAILURE,

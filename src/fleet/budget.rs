@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     model::{Accelerator, AcceleratorId, EngineId},
-    units::{Bytes, Millis, Tick},
+    units::{Bytes, Millis, Tick, count},
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -242,10 +242,8 @@ impl Account {
             ));
         }
         let units = self.units.filter(|units| self.taken.sum() > *units)?;
-        let taken = self.taken.sum();
-        Some(format!(
-            "{taken} accelerators taken of {units}: more than there are, nothing new is granted here"
-        ))
+        let taken = count(self.taken.sum(), "accelerator");
+        Some(format!("{taken} taken of {units}: more than there are, nothing new is granted here"))
     }
 
     /// Observed bytes of one engine, where that can be told or inferred.

@@ -14,7 +14,7 @@ use crate::{
     },
     fault::{Blocking, Cause, Fault, Shortage, Wait},
     model::{AcceleratorId, EngineId, Eviction, ModelName, ModelSpec},
-    units::{Bytes, Tick},
+    units::{Bytes, Tick, count},
 };
 
 /// Why a model is not awake, in words and as data.
@@ -288,10 +288,7 @@ impl Draft<'_> {
     /// How an engine holds its memory and until when, for texts.
     fn hold(&self, e: &Engine) -> String {
         let turns = &self.planner.settings.turns;
-        let leases = match self.planner.uses(e) {
-            1 => "1 lease".to_owned(),
-            n => format!("{n} leases"),
-        };
+        let leases = count(self.planner.uses(e), "lease");
         let until = match &e.state {
             State::Draining { .. } => format!("drains at most until {}", e.since + turns.drain_deadline),
             State::Awake if self.planner.is_kept(&e.id) => self.planner.kept(&e.id),

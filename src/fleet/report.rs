@@ -9,7 +9,7 @@ use crate::{
     engine::past::Past,
     fault::Wait,
     model::{AcceleratorId, EngineId, ModelName},
-    units::{Bytes, Generation, Tick},
+    units::{Bytes, Generation, Tick, count},
 };
 
 /// One line for every model, in the order of names. `Display` is what people read and what golden tests compare.
@@ -145,7 +145,7 @@ impl fmt::Display for Report {
             if *elsewhere > 0 {
                 write!(f, "{elsewhere} of them at other gateways, ")?;
             }
-            writeln!(f, "{leases} leases: {reason}")?;
+            writeln!(f, "{}: {reason}", count(leases, "lease"))?;
         }
         for (accelerator, why) in &self.accelerators {
             writeln!(f, "{accelerator}: {why}")?;

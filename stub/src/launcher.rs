@@ -29,7 +29,7 @@ use std::{
 };
 
 use axum::http::StatusCode;
-use rouse::words;
+use rouse::{causes, words};
 use serde_json::Value;
 use tokio::{
     net::TcpListener,
@@ -73,7 +73,7 @@ pub fn run(args: Args) -> ExitCode {
     let settings = match args.settings() {
         Ok(settings) => settings,
         Err(error) => {
-            tracing::error!("{error:#}");
+            tracing::error!("{}", causes::joined(error.as_ref()));
             return ExitCode::from(USAGE);
         }
     };
@@ -87,7 +87,7 @@ pub fn run(args: Args) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{error:#}");
+            tracing::error!("{}", causes::joined(error.as_ref()));
             ExitCode::FAILURE
         }
     }

@@ -27,9 +27,10 @@ pub(super) struct Client {
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    // What is called `source` would be told twice: here, and as the cause of this.
-    #[error("no gateway answers at {endpoint}: {why}. Is it running? --admin URL or ROUSE_ADMIN says where")]
-    NotRunning { endpoint: Endpoint, why: std::io::Error },
+    #[error(
+        "no gateway answers at {endpoint}: {source}. Is it running? --admin URL or ROUSE_ADMIN says where"
+    )]
+    NotRunning { endpoint: Endpoint, source: std::io::Error },
     #[error("{0} did not answer within 10 s")]
     Silent(Endpoint),
     #[error("the admin API at {0} asks for a token: set ROUSE_ADMIN_TOKEN")]
@@ -68,7 +69,7 @@ impl Client {
     async fn ask(&self, path: &str) -> Result<http::Response<Incoming>, Error> {
         let stream = TcpStream::connect(&self.endpoint.0)
             .await
-            .map_err(|why| Error::NotRunning { endpoint: self.endpoint.clone(), why })?;
+            .map_err(|source| Error::NotRunning { endpoint: self.endpoint.clone(), source })?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| self.strange(error))?;
@@ -96,7 +97,7 @@ impl Client {
         }
         let message = serde_json::from_slice::<serde_json::Value>(body)
             .ok()
-            .and_then(|body| body["error"]["message"].as_str().map(str::to_owned));
+            .and_then(|body| body.pointer("/error/message")?.as_str().map(str::to_owned));
         match message {
             Some(message) => Error::Refused(message),
             None => self.strange(status),

@@ -7,10 +7,10 @@ use std::{
 };
 
 use anyhow::Context as _;
-use rouse::limits;
+use rouse::{limits, units::count};
 use tracing_subscriber::EnvFilter;
 
-use super::{LogFormat, Options, USAGE, show};
+use super::{LogFormat, Options, USAGE};
 use crate::{app, config, demo, metrics::Lost, telemetry::Log};
 
 /// Serves this file, or the demonstration where there is none.
@@ -67,9 +67,9 @@ pub(super) fn check(file: &Path) -> ExitCode {
     let memory = if config.accelerators_auto {
         "accelerators are asked for at the start, so memory was not checked".to_owned()
     } else {
-        show::count(config.core.accelerators.len(), "accelerator")
+        count(config.core.accelerators.len(), "accelerator")
     };
-    println!("{}: valid; {}; {memory}", config.origin, show::count(config.core.models.len(), "model"));
+    println!("{}: valid; {}; {memory}", config.origin, count(config.core.models.len(), "model"));
     ExitCode::SUCCESS
 }
 

@@ -11,7 +11,7 @@ use rouse::{
     fleet::report::{ModelState, View},
     model::ModelName,
     sim::journal::Line,
-    units::{Bytes, Tick},
+    units::{Bytes, Tick, count},
 };
 use serde::Deserialize;
 
@@ -70,7 +70,7 @@ pub(super) async fn explain(client: &Client, model: &str, json: bool) -> anyhow:
         return Ok(writeln!(out, "{}", String::from_utf8_lossy(&body))?);
     }
     let explanation: Explanation = serde_json::from_slice(&body).map_err(|error| client.strange(error))?;
-    Ok(write!(out, "{}", explained(&explanation))?)
+    Ok(write!(out, "{}", explained(&explanation, colours()))?)
 }
 
 /// Until the gateway ends the stream.
@@ -86,8 +86,11 @@ pub(super) async fn events(client: &Client, json: bool) -> anyhow::Result<()> {
             match told {
                 Told::Event(line) if json => writeln!(out, "{line}")?,
                 Told::Event(line) => write!(out, "{}", event(&line))?,
-                Told::Missed(count) => {
-                    eprintln!("rouse-gateway: {count} events were missed: this reader was too slow");
+                Told::Missed(number) => {
+                    eprintln!(
+                        "rouse-gateway: this reader was too slow and missed {}",
+                        count(number, "event")
+                    );
                 }
             }
         }
@@ -198,11 +201,6 @@ fn fleet(view: &View, colours: bool) -> String {
         .join("\n")
 }
 
-/// So many of them, in words.
-pub(super) fn count(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
-}
-
 /// Times of day without their milliseconds, which say nothing to a person who waits for seconds or minutes.
 fn to_the_second(text: &str) -> String {
     let is_clock = |text: &str| {
@@ -228,16 +226,25 @@ fn colour(state: &str) -> Option<&'static str> {
     }
 }
 
-fn explained(explanation: &Explanation) -> String {
+/// A state as it is shown.
+fn stands_out(state: &str, colours: bool) -> String {
+    match colour(state.trim_end()).filter(|_| colours) {
+        Some(colour) => format!("{colour}{state}\x1b[0m"),
+        None => state.to_owned(),
+    }
+}
+
+fn explained(explanation: &Explanation, colours: bool) -> String {
     let Explanation { model, state, waiting, leases, reason, wait, at } = explanation;
-    let (leases, reason) = (count(*leases as usize, "lease"), to_the_second(reason));
-    let mut text = format!("{model}: {}, {waiting} waiting, {leases}\n  {reason}\n", state.as_str());
+    let (leases, reason) = (count(leases, "lease"), to_the_second(reason));
+    let state = stands_out(state.as_str(), colours);
+    let mut text = format!("{model}: {state}, {waiting} waiting, {leases}\n  {reason}\n");
     for holder in &wait.holders {
         text.push_str(&format!(
             "  {} holds {}: {}, idle for {}{}\n",
             holder.model,
             holder.memory,
-            count(holder.leases as usize, "lease"),
+            count(holder.leases, "lease"),
             holder.idle_for,
             if holder.pinned { ", pinned" } else { "" },
         ));
@@ -278,10 +285,9 @@ fn table(rows: &[Vec<String>], colours: bool) -> String {
     for row in rows {
         let mut line = String::new();
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            match colour(cell).filter(|_| colours && column == 1) {
-                Some(colour) => line.push_str(&format!("{colour}{cell:<width$}\x1b[0m  ")),
-                None => line.push_str(&format!("{cell:<width$}  ")),
-            }
+            let cell = format!("{cell:<width$}");
+            line.push_str(&stands_out(&cell, colours && column == 1));
+            line.push_str("  ");
         }
         text.push_str(line.trim_end());
         text.push('\n');

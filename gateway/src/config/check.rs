@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use rouse::{
     model::{AcceleratorId, Accelerators, Configuration, LevelPolicy, ModelName, ModelSpec},
-    units::{Bytes, Millis},
+    units::{Bytes, Millis, count},
 };
 
 pub use here::check_here;
@@ -84,7 +84,8 @@ fn misfit(core: &Configuration, headroom: Bytes, spec: &ModelSpec) -> Option<Str
     if there.len() < wanted {
         return Some(match there.len() {
             0 => format!(
-                "it wants {wanted} accelerators, and there are none: list those that there are under accelerators"
+                "it wants {}, and there are none: list those that there are under accelerators",
+                count(wanted, "accelerator")
             ),
             1 => format!("it wants {wanted} accelerators, and there is one: write accelerators: 1"),
             number => format!(
@@ -225,9 +226,9 @@ fn engine(model: &Model, warn: &mut impl FnMut(String)) {
         }
         Kind::LlamaCpp => {
             let python = words.iter().any(|word| word.contains("llama_cpp"));
-            let interrupts_off = words
-                .windows(2)
-                .any(|pair| pair[0] == "--interrupt_requests" && pair[1].eq_ignore_ascii_case("false"));
+            let interrupts_off = words.windows(2).any(
+                |pair| matches!(pair, ["--interrupt_requests", off] if off.eq_ignore_ascii_case("false")),
+            );
             if python && !interrupts_off && !has("--interrupt_requests=false") {
                 warn(
                     "llama-cpp-python ends a running request when a second one comes: add --interrupt_requests false"

@@ -1,6 +1,10 @@
 //! The binary as a person meets it: exit codes, and what is said when something is wrong.
 
-use std::{io::Write as _, process::Output};
+use std::{
+    io::Write as _,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    process::Output,
+};
 
 use rouse_testing::port::Reserved;
 use tokio::{
@@ -108,6 +112,53 @@ async fn check_passes_a_valid_file_and_fails_one_whose_model_fits_nowhere() {
     assert!(text(&output.stderr).contains(":2:10: model 'm': it needs 8Gi"), "{}", text(&output.stderr));
 }
 
+/// Whoever runs this test may perhaps write everywhere; a service's user may not.
+#[tokio::test]
+async fn check_says_what_to_do_about_a_state_directory_that_its_user_cannot_write() {
+    let state = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(state.path(), std::fs::Permissions::from_mode(0o555)).unwrap();
+    let yaml = file(&format!(
+        "models: []\naccelerators: []\nlisten: {{api: '127.0.0.1:0', admin: '127.0.0.1:0'}}\nstate: {:?}\n",
+        state.path()
+    ));
+    let is_root = std::fs::metadata("/proc/self").unwrap().uid() == 0;
+    let mut command = if is_root {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set=-all", "--inh-caps=-all", env!("CARGO_BIN_EXE_rouse-gateway")]);
+        command
+    } else {
+        Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
+    };
+    let output = command.arg("check").arg(yaml.path()).output().await.unwrap();
+    let (said, shown) = (text(&output.stderr), state.path().display());
+    assert_eq!(output.status.code(), Some(0), "another user may write it: {said}");
+    let told = format!(
+        "state: {shown} cannot be written by this user (Permission denied): write a folder of the gateway's user, or make this \
+         one for it: install -d -o USER {shown}"
+    );
+    assert!(said.contains(&told), "{said}");
+}
+
+#[tokio::test]
+async fn why_a_start_fails_is_said_once() {
+    let listens = "listen: {api: '127.0.0.1:0', admin: '127.0.0.1:0'}";
+    for (yaml, why) in [
+        // Nobody has this address.
+        ("listen: {api: '192.0.2.1:1', admin: '127.0.0.1:0'}\n", "Cannot assign requested address"),
+        (format!("{listens}\nlogs: {{access: /dev/null/log}}\n").as_str(), "Not a directory"),
+        (format!("{listens}\nstate: /dev/null/state\n").as_str(), "Not a directory"),
+    ] {
+        let state = tempfile::tempdir().unwrap();
+        let state =
+            if yaml.contains("state:") { String::new() } else { format!("state: {:?}\n", state.path()) };
+        let yaml = file(&format!("models: []\naccelerators: []\n{state}{yaml}"));
+        let output = rouse(&["--config", yaml.path().to_str().unwrap()]).await;
+        let said = text(&output.stderr);
+        let said = said.lines().find(|line| line.starts_with("rouse-gateway: ")).unwrap_or(&said);
+        assert_eq!((output.status.code(), said.matches(why).count()), (Some(1), 1), "{said}");
+    }
+}
+
 #[tokio::test]
 async fn a_wrong_command_line_is_exit_code_64_and_help_is_none() {
     assert_eq!(rouse(&["--no-such-flag"]).await.status.code(), Some(64));
@@ -198,7 +249,7 @@ async fn a_reader_that_was_too_slow_is_told_beside_the_events() {
     .await;
     let output = rouse(&["events", "--admin", &address]).await;
     assert_eq!(text(&output.stdout), "00:00:00.001 waiter 7 leaves\n");
-    assert!(text(&output.stderr).contains("12 events were missed"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).ends_with("and missed 12 events\n"), "{}", text(&output.stderr));
 }
 
 #[tokio::test]

@@ -130,6 +130,23 @@ fn commands_do_what_they_are_shown_for() {
     assert_eq!(gateway.terminate(), Some(0));
 }
 
+#[test]
+fn the_unit_for_systemd_starts_this_program_can_be_enabled_and_lets_engines_live() {
+    let unit = tagged("text").find(|block| block.text.starts_with("[Unit]\n")).unwrap().text;
+    let (service, install) = unit.split_once("\n[Install]\n").expect("without it no unit can be enabled");
+    assert_eq!(install, "WantedBy=multi-user.target\n");
+    assert!(service.lines().any(|line| line == "KillMode=process"), "{service}");
+    let start = service.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+    let mut words = start.split_whitespace();
+    assert_eq!(words.next(), Some("/usr/local/bin/rouse-gateway"));
+    let config = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    std::fs::write(&config, "unknown: 1\n").unwrap();
+    let words = words.map(|word| word.replace("/etc/rouse/rouse.yaml", config.path().to_str().unwrap()));
+    let started = Command::new(env!("CARGO_BIN_EXE_rouse-gateway")).args(words).output().unwrap();
+    let said = String::from_utf8_lossy(&started.stderr);
+    assert!(said.contains("unknown key 'unknown'"), "it takes the command line: {said}");
+}
+
 /// What a reader of the pages looks for in the output of each command that they show: of the first of these which the command has in it.
 const SHOWN: [(&str, &[&str]); 16] = [
     ("rouse-gateway check ", &["rouse.yaml: valid", "2 models"]),

@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use rouse::{
     model::Idle,
-    units::{Bytes, Millis, Tick},
+    units::{self, Bytes, Millis, Tick},
 };
 
 use super::usage::usage;
@@ -233,7 +233,7 @@ fn state(seen: Seen<'_>, facts: &Facts) -> State {
     };
     let count = |states: &[EngineState]| {
         let found = facts.engines.iter().filter(|engine| states.contains(&engine.state)).count();
-        (found > 0).then(|| if found == 1 { "1 engine".to_owned() } else { format!("{found} engines") })
+        (found > 0).then(|| units::count(found, "engine"))
     };
     let external = served.pool.is_none();
     if let Some(engines) = count(&[EngineState::Awake]) {

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use rouse::{
     model::AcceleratorId,
-    units::{Bytes, Tick},
+    units::{Bytes, Tick, count},
 };
 
 use crate::controllers::{
@@ -121,7 +121,7 @@ pub fn node_condition(
         |text: &str| doubt.map_or_else(|| text.to_owned(), |doubt| format!("{text}. Left out: {doubt}"));
     let (ready, reason, message) = match place {
         Some(NodePlace { pool: Some(pool), accelerators, .. }) if *accelerators > 0 => {
-            (true, "Ready", said(&format!("{accelerators} accelerators for the pool '{pool}'")))
+            (true, "Ready", said(&format!("{} for the pool '{pool}'", count(accelerators, "accelerator"))))
         }
         Some(NodePlace { pool: Some(_), .. }) => (false, "NoAccelerators", said("it has nothing to grant")),
         _ => (false, "NoPool", said("it is in no AcceleratorPool")),

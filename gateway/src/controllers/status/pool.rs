@@ -1,6 +1,6 @@
 //! The status of an AcceleratorPool: its sums and its condition. The ledger in it is for booking to change.
 
-use rouse::units::{Bytes, Tick};
+use rouse::units::{Bytes, Tick, count};
 
 use crate::controllers::{
     booking::sum_up,
@@ -43,9 +43,9 @@ pub fn pool_differs(stored: Option<&AcceleratorPoolStatus>, wanted: &Accelerator
 
 fn what_it_has(pool: &Pool) -> String {
     let mut text = format!(
-        "{} nodes with {} accelerators, {} to grant",
-        pool.nodes,
-        pool.accelerators,
+        "{} with {}, {} to grant",
+        count(pool.nodes, "node"),
+        count(pool.accelerators, "accelerator"),
         pool.total.unwrap_or(Bytes::ZERO)
     );
     if !pool.doubts.is_empty() {
