@@ -67,11 +67,8 @@ pub(super) fn keys(reader: &mut Reader, root: &mut Section, models: &[ModelSpec]
                 let read = reader.list(node, |reader, node| {
                     if let Value::Scalar(_) = &node.value {
                         // Never the text: it may be the key itself.
-                        reader.note(
-                            node.at,
-                            "expected {name: NAME, sha256: HASH}, found a single value: 'rouse-gateway key NAME' makes a key \
-                             and its line, and with --stdin the line of one that exists",
-                        );
+                        let expected = "expected {name: NAME, sha256: HASH}, found a single value";
+                        reader.note(node.at, format_args!("{expected}: {MAKES}"));
                         return None;
                     }
                     let mut section = reader.section(node);
@@ -81,13 +78,27 @@ pub(super) fn keys(reader: &mut Reader, root: &mut Section, models: &[ModelSpec]
                 });
                 found.keys = read.unwrap_or_default().into();
             }
-            Value::Scalar(_) => found.none = reader.choice(node, &[("none", true)])?,
+            Value::Scalar(written) => {
+                found.none = reader.text(node)? == "none";
+                if !found.none {
+                    // As above, but for what the file says of the environment.
+                    let shown = if written.contains("${env:") { written.as_str() } else { "a single value" };
+                    reader.note(
+                        node.at,
+                        format_args!("expected 'none' or a list of keys, found {shown}: {MAKES}"),
+                    );
+                }
+            }
             _ => reader.note(node.at, "expected 'none' or a list of keys"),
         }
         Some(())
     });
     found
 }
+
+/// What to do about a key that stands in the file as it is.
+const MAKES: &str =
+    "'rouse-gateway key NAME' makes a key and its line, and with --stdin the line of one that exists";
 
 /// What other keys have already.
 #[derive(Default)]
@@ -104,7 +115,18 @@ fn one(
     doubts: &mut Vec<Problem>,
 ) -> Option<Key> {
     let name = section.require(reader, "name", |reader, node| name(reader, node, taken));
-    let hash = section.require(reader, "sha256", |reader, node| hash(reader, node, taken));
+    let is_plain = section.place_of("key").is_some();
+    if is_plain {
+        section.read(reader, "key", |reader, node| {
+            reader.note(node.at, format_args!("a key is not written here, only its sha256: {MAKES}"));
+            None::<()>
+        });
+    }
+    let hash = if is_plain && section.place_of("sha256").is_none() {
+        None
+    } else {
+        section.require(reader, "sha256", |reader, node| hash(reader, node, taken))
+    };
     let models = section.read(reader, "models", |reader, node| models(reader, node, specs, doubts));
     let limits = Limits {
         requests: section.read(reader, "requestsPerMinute", at_least_one),

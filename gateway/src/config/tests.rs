@@ -539,6 +539,27 @@ models:
 }
 
 #[test]
+fn why_a_model_fits_nowhere_is_told_with_what_to_write() {
+    let misfit = |top: &str, model: &str| {
+        let engine = "engine: {kind: custom, command: [x, '${HOST}:${PORT}']}";
+        let errors =
+            check(&read(&format!("{top}\nmodels: [{{name: m, {engine}, {model}}}]")).unwrap()).errors;
+        errors.iter().map(|error| error.text.as_str()).collect::<Vec<_>>().join("\n")
+    };
+    let (one, two) = (
+        "accelerators: [{id: a, memory: 24Gi}]",
+        "accelerators: [{id: a, memory: 24Gi}, {id: b, memory: 16Gi}]",
+    );
+    assert_eq!(misfit(one, "memory: {awake: 23Gi}"), "");
+    // It is headroom alone that is in the way.
+    insta::assert_snapshot!(misfit(one, "memory: {awake: 23.5Gi}"), @"model 'm': it needs 23.50Gi on one accelerator and fits nowhere: at most 23Gi can be granted there (headroom keeps 1Gi of each free). Write memory.awake: 23Gi or less, or a smaller headroom");
+    insta::assert_snapshot!(misfit(one, "memory: {awake: 25Gi}"), @"model 'm': it needs 25Gi on one accelerator and fits nowhere: at most 23Gi can be granted there (headroom keeps 1Gi of each free). Write memory.awake: 23Gi or less");
+    insta::assert_snapshot!(misfit(&format!("headroom: 0\n{two}"), "accelerators: 2, memory: {awake: 20Gi}"), @"model 'm': it needs 20Gi on each of 2 accelerators and fits nowhere: at most 16Gi can be granted there. Write memory.awake: 16Gi or less");
+    insta::assert_snapshot!(misfit(two, "accelerators: 3, memory: {awake: 1Gi}"), @"model 'm': it wants 3 accelerators, and there are 2: write accelerators: 2 or less");
+    insta::assert_snapshot!(misfit("accelerators: []", "memory: {awake: 1Gi}"), @"model 'm': it wants 1 accelerator, and there are none: list those that there are under accelerators");
+}
+
+#[test]
 fn a_reload_is_told_apart_by_model_and_by_key() {
     let old = read(MODEL).unwrap();
     assert_eq!(diff(&old, &old).to_string(), "nothing changed");

@@ -49,6 +49,8 @@ async fn the_demonstration_is_started_by_its_name() {
     let mut gateway = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"))
         .args(["demo", "--api", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
         .env("XDG_STATE_HOME", state.path())
+        // Whoever asks for the demonstration does not mean the configuration of a service.
+        .env("ROUSE_CONFIG", state.path().join("absent.yaml"))
         .env_remove("STATE_DIRECTORY")
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

@@ -30,7 +30,7 @@ pub fn check_here(config: &Config) -> Vec<Problem> {
     }
     for (name, model) in &config.models {
         let place = |name: &ModelName| config.places.get(name).copied().unwrap_or_default();
-        let found = program(model).into_iter().chain(files(model));
+        let found = programs(model).into_iter().chain(files(model));
         found.for_each(|text| warn(place(name), format!("model '{name}': {text}")));
     }
     warnings
@@ -51,8 +51,33 @@ fn state(folder: &Path) -> Option<String> {
     ))
 }
 
-fn program(model: &Model) -> Option<String> {
-    let program = model.command.first().filter(|program| !program.contains("${"))?;
+/// What a shell is given to run, in words; `None` where the command is no shell's. Quotations are only taken off.
+fn shell_words(model: &Model) -> Option<impl Iterator<Item = &str>> {
+    let [_, flag, line, ..] = model.command.as_slice() else { return None };
+    (flag == "-c").then(|| line.split_whitespace().map(|word| word.trim_matches(['"', '\''])))
+}
+
+/// The command's program, and the one that its shell becomes.
+fn programs(model: &Model) -> Vec<String> {
+    let executed = shell_words(model).and_then(|mut words| {
+        words.find(|word| *word == "exec")?;
+        words.next()
+    });
+    model
+        .command
+        .first()
+        .map(String::as_str)
+        .into_iter()
+        .chain(executed)
+        .filter_map(|one| program(model, one))
+        .collect()
+}
+
+fn program(model: &Model, program: &str) -> Option<String> {
+    // A placeholder, or a variable of a shell.
+    if program.contains('$') {
+        return None;
+    }
     let candidates: Vec<PathBuf> = if program.contains('/') {
         vec![program.into()]
     } else {
@@ -77,19 +102,21 @@ fn program(model: &Model) -> Option<String> {
     })
 }
 
-fn files(model: &Model) -> impl Iterator<Item = String> {
-    let words = &model.command;
-    let behind =
-        words.windows(2).filter(|pair| MODEL_FLAGS.contains(&pair[0].as_str())).map(|pair| pair[1].as_str());
-    let joined =
-        words.iter().filter_map(|word| word.split_once('=')).filter(|(flag, _)| MODEL_FLAGS.contains(flag));
-    behind.chain(joined.map(|(_, path)| path)).filter_map(missing)
+fn files(model: &Model) -> Vec<String> {
+    let shell = shell_words(model).map(Iterator::collect::<Vec<_>>);
+    let is_shell = shell.is_some();
+    let words = shell.unwrap_or_else(|| model.command.iter().map(String::as_str).collect());
+    let behind = words.iter().zip(words.iter().skip(1)).map(|(flag, path)| (*flag, *path));
+    let joined = words.iter().filter_map(|word| word.split_once('='));
+    let paths = behind.chain(joined).filter(|(flag, _)| MODEL_FLAGS.contains(flag)).map(|(_, path)| path);
+    // A shell knows homes and variables.
+    paths.filter(|path| !(is_shell && path.starts_with('~'))).filter_map(missing).collect()
 }
 
 /// Why a path leads to no model. What does not look like a path may be a name, which the engine fetches.
 fn missing(path: &str) -> Option<String> {
     let is_path = path.starts_with(['/', '.', '~']) || path.ends_with(".gguf");
-    if !is_path || path.contains("${") || Path::new(path).exists() {
+    if !is_path || path.contains('$') || Path::new(path).exists() {
         return None;
     }
     Some(if path.starts_with('~') {
@@ -131,10 +158,17 @@ mod tests {
         let (runs, plain, model) = (at("runs"), at("plain"), at("there.gguf"));
         let fine =
             format!("listen: {{api: \"127.0.0.1:0\", admin: \"127.0.0.1:0\"}}\nstate: {}", at("state"));
+        let in_a_shell = format!("sh, -c, 'exec {runs} -m {model} --lora=~/l --mmproj $${{HOME}}/p.gguf'");
         assert_eq!(
-            found(&fine, &[&format!("{runs}, -m, {model}"), "sh, --model, org/name", "\"${HOST}\", x"]),
+            found(
+                &fine,
+                &[&format!("{runs}, -m, {model}"), "sh, --model, org/name", "\"${HOST}\", x", &in_a_shell]
+            ),
             ""
         );
+        let taken_twice =
+            format!("listen: {{api: \"127.0.0.1:0\", admin: \"127.0.0.1:{port}\"}}\nstate: {}", at("state"));
+        insta::assert_snapshot!(found(&taken_twice, &[]), @"address 127.0.0.1:PORT is in use by another process, maybe by a gateway that runs already: `ss -ltnp 'sport = :PORT'` shows which. End that one, or take another address with --admin ADDR or listen.admin");
         let top = format!(
             "listen: {{api: \"127.0.0.1:{port}\", admin: \"127.0.0.1:0\"}}\nstate: {}",
             at("plain/state")
@@ -145,6 +179,8 @@ mod tests {
             &plain,
             &format!("{runs}, -m, {}", at("absent.gguf")),
             "sh, \"--model=~/m\", --mmproj, absent.gguf",
+            &format!("{runs}, serve, {}", at("absent-folder")),
+            &format!("sh, -c, 'exec no-such-program-of-anybody -m {}'", at("absent.gguf")),
         ]), @r"
         state: DIR/plain is no folder: write the path of one
         address 127.0.0.1:PORT is in use by another process, maybe by a gateway that runs already: `ss -ltnp 'sport = :PORT'` shows which. End that one, or take another address with --api ADDR or listen.api
@@ -154,6 +190,9 @@ mod tests {
         model 'm3': there is no model DIR/absent.gguf: write where it is
         model 'm4': there is no model absent.gguf in the folder in which this was started: write the whole path
         model 'm4': ~/m: no shell is involved, to which ~ would mean a home: write the whole path
+        model 'm5': there is no model DIR/absent-folder: write where it is
+        model 'm6': there is no program 'no-such-program-of-anybody' in PATH: install it, or write its whole path, as `command -v no-such-program-of-anybody` shows it where it is installed
+        model 'm6': there is no model DIR/absent.gguf: write where it is
         ");
     }
 }

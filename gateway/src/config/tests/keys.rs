@@ -75,7 +75,9 @@ fn every_mistake_in_a_key_is_told_with_its_place_and_without_the_key() {
     rouse.yaml:6:32: keys[4]: unknown key 'tokens' (known here: name, sha256, models, requestsPerMinute, tokensPerMinute, priority, heartbeat)
     "###);
     insta::assert_snapshot!(errors("keys: []"), @"rouse.yaml:1:7: keys: an empty list would let nobody in: leave it out, or say 'none', to let everybody in");
-    insta::assert_snapshot!(errors("keys: all"), @"rouse.yaml:1:7: keys: 'all' is none of: none");
+    insta::assert_snapshot!(errors("keys: rk-plain"), @"rouse.yaml:1:7: keys: expected 'none' or a list of keys, found a single value: 'rouse-gateway key NAME' makes a key and its line, and with --stdin the line of one that exists");
+    insta::assert_snapshot!(errors("keys: [{name: a, key: rk-plain}]"), @"rouse.yaml:1:23: keys[0].key: a key is not written here, only its sha256: 'rouse-gateway key NAME' makes a key and its line, and with --stdin the line of one that exists");
+    insta::assert_snapshot!(errors("keys: [{name: a, sha256: rk-plain}]"), @"rouse.yaml:1:26: keys[0].sha256: a SHA-256 has 64 hexadecimal digits: 'rouse-gateway key' makes a key and its line");
 }
 
 #[test]
