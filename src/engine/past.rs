@@ -32,7 +32,7 @@ pub struct Past {
 pub enum Ending {
     Failed(Failure),
     PutAway {
-        /// Why its gate closed; `None` of one that slept, whose gate was closed already.
+        /// Why its gate closed; of one that slept, whose gate was closed already, why it was stopped.
         why: Option<Why>,
         /// The model that had the memory next.
         to: Option<ModelName>,
@@ -235,6 +235,16 @@ impl Engine {
         self.past = Some(Past { at: now, generation: self.generation, what: Ending::PutAway { why, to } });
     }
 
+    /// It is stopped in its sleep, and this is why.
+    pub fn stops_for(&mut self, reason: Why) {
+        match &mut self.past {
+            Some(Past { at, what: Ending::PutAway { why, .. }, .. }) if *at == self.since => {
+                *why = Some(reason);
+            }
+            _ => {}
+        }
+    }
+
     /// It is stopped, for this model's sake.
     pub fn gives_way_to(&mut self, model: &ModelName) {
         match &mut self.past {
@@ -282,7 +292,10 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{fleet::command::Then, model::EngineId};
+    use crate::{
+        fleet::command::Then,
+        model::{EngineId, Level},
+    };
 
     fn engine(state: State) -> Engine {
         Engine { state, generation: Generation(1), ..Engine::new(EngineId::new("m".into(), 0), Tick(0)) }
@@ -331,6 +344,13 @@ mod tests {
         let mut idle = engine(draining(Why::Idle));
         idle.become_state(stopped.clone(), Tick(5000));
         assert_eq!(words(&idle), "put away at 00:00:05.000, unused");
+        let mut sleeper = engine(State::Asleep { level: Level::One });
+        sleeper.become_state(stopped.clone(), Tick(5000));
+        assert_eq!(words(&sleeper), "stopped at 00:00:05.000");
+        sleeper.stops_for(Why::Idle);
+        assert_eq!(words(&sleeper), "put away at 00:00:05.000, unused");
+        sleeper.gives_way_to(&"gamma".into());
+        assert_eq!(words(&sleeper), "evicted at 00:00:05.000 for gamma");
         let mut abandoned = engine(State::Loading);
         abandoned.become_state(stopped, Tick(5000));
         assert_eq!(words(&abandoned), "");

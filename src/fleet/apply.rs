@@ -52,11 +52,12 @@ impl Planner {
             }
             Command::Sleep { engine, level, .. } => self.put_to_sleep(engine, *level, now),
             Command::Stop { engine, grace, to, .. } => {
-                let cause = self.cause_of_end(engine, now);
+                let (cause, why) = (self.cause_of_end(engine, now), self.why_in_its_sleep(engine));
                 self.with(engine, |e| {
                     e.stop_by = now + *grace + STOP_AGAIN;
                     if !matches!(e.state, State::Stopping { .. }) {
                         e.become_state(State::Stopping { cause }, now);
+                        why.into_iter().for_each(|why| e.stops_for(why));
                         to.iter().for_each(|to| e.gives_way_to(&to.model));
                     }
                     e.placing = None;
@@ -214,6 +215,23 @@ impl Planner {
 }
 
 impl Planner {
+    /// Why an engine that sleeps is stopped now; `None` of any other, and where it is no decision of ours.
+    fn why_in_its_sleep(&self, id: &EngineId) -> Option<Why> {
+        let is_asleep = self.engines.get(id).is_some_and(|e| matches!(e.state, State::Asleep { .. }));
+        if !is_asleep || self.lost_accelerator(id).is_some() {
+            return None;
+        }
+        Some(if self.shutdown.is_some() {
+            Why::Shutdown
+        } else if self.unwanted(id) {
+            Why::Outdated
+        } else if self.ordered_stop(id) {
+            Why::Order
+        } else {
+            Why::Idle
+        })
+    }
+
     /// Why an engine is being ended, from what it was doing. What nobody wants any more, or what makes room, has not
     /// failed, nor has what does not fall asleep: it served. What should have been ready by now has.
     pub(super) fn cause_of_end(&self, id: &EngineId, now: Tick) -> Cause {

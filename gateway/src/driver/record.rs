@@ -13,7 +13,7 @@ use rouse::{
         event::{Event, Verdict},
     },
     model::{AcceleratorId, EngineId},
-    units::{Generation, Tick},
+    units::{Generation, Tick, count},
 };
 
 use crate::metrics::{Cause, Metrics, Outcome, Transition};
@@ -83,11 +83,15 @@ impl Recorder {
         match command {
             Command::Launch { engine, accelerators, bytes, .. } => {
                 let on: Vec<&str> = accelerators.iter().map(AcceleratorId::as_str).collect();
-                let waiting = fleet.waiting(&engine.model);
-                tracing::info!(%engine, on = on.join(","), memory = %bytes, waiting, "launching");
+                let why = wanted(fleet, engine);
+                tracing::info!(%engine, on = on.join(","), memory = %bytes, why, "launching");
                 self.begin(engine, Transition::Launch, Cause::Demand, now);
             }
-            Command::Wake { engine, .. } => self.begin(engine, Transition::Wake, Cause::Demand, now),
+            Command::Wake { engine, level, .. } => {
+                let (level, why) = (level.number(), wanted(fleet, engine));
+                tracing::info!(%engine, level, why, "waking");
+                self.begin(engine, Transition::Wake, Cause::Demand, now);
+            }
             Command::Sleep { engine, .. } => {
                 let cause = self.closed.get(engine).copied().unwrap_or(Cause::Idle);
                 self.begin(engine, Transition::Sleep, cause, now);
@@ -132,6 +136,15 @@ impl Recorder {
         let (transition, cause, began) = self.under_way.remove(engine)?;
         self.metrics.model(&engine.model).transition(transition, cause, outcome, now.since(began));
         Some((transition, began))
+    }
+}
+
+/// Why an engine is started or woken, in words. Who waits at another gateway is that one's to tell.
+fn wanted(fleet: &Fleet, engine: &EngineId) -> String {
+    match fleet.waiting(&engine.model) {
+        0 if fleet.spec(&engine.model).is_some_and(|spec| spec.pinned) => "it is pinned".to_owned(),
+        0 => "it is to be ready, and no request waits here".to_owned(),
+        waiting => format!("{} waiting for it", count(waiting, "request")),
     }
 }
 

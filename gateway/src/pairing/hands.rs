@@ -8,6 +8,7 @@ mod engine;
 mod inside;
 mod prove;
 mod provider;
+mod record;
 mod requester;
 mod spi;
 
@@ -23,7 +24,7 @@ use rouse::{
         event::{Answer, Cause, Event},
         ids::RequesterId,
     },
-    units::Tick,
+    units::{Millis, Tick},
 };
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -97,8 +98,10 @@ impl Hands {
         };
         let Command { node, serial, order, .. } = &job.command;
         let requester = job.requester.as_ref().map(|own| own.id.clone());
-        let mut error = None;
-        tracing::debug!(%node, %order, took = ?begun.elapsed(), "an order's end");
+        let (mut error, took) = (None, begun.elapsed());
+        if outcome.is_ok() {
+            record::carried_out(&job, took);
+        }
         if matches!(outcome, Err(Failed { deposed: true, .. })) {
             tracing::warn!(%node, %order, "a younger leader is obeyed: nothing more is decided here");
             let event = Event::Deposed { epoch: job.command.epoch };
@@ -106,7 +109,8 @@ impl Hands {
         }
         let result = outcome.map_err(|failed| {
             let Failed { cause, text, tell, .. } = failed;
-            tracing::warn!(%node, %order, ?cause, text, "an order was not carried out");
+            let took = Millis::from(took);
+            tracing::warn!(%node, %order, ?cause, text, %took, "an order was not carried out");
             error = tell.then_some(text);
             cause
         });

@@ -63,6 +63,7 @@ impl Tidings {
             Path::Warm => "was started in a launcher that was there",
             Path::Cold => "was started in a new Pod",
         };
+        tracing::info!(requester = %own.name, how, %took, "its engine serves it");
         self.tell([of(own, Reason::Served.news(format!("its engine {how}, and serves it after {took}")))]);
     }
 
@@ -145,7 +146,7 @@ fn farewell(why: Farewell) -> News {
 }
 
 /// Something is wrong with the engine, and not with who wants it.
-const fn is_failure(why: Why) -> bool {
+pub(super) const fn is_failure(why: Why) -> bool {
     match why {
         Why::StartFailed | Why::WakeFailed | Why::CanaryFailed | Why::SleepFailed | Why::Lost => true,
         Why::Unneeded

@@ -131,6 +131,17 @@ async fn an_engine_that_is_to_sleep_does_so_in_its_pod_and_is_woken_there() {
     }
     seen.dedup();
     assert_eq!(seen.len(), 1, "it is the same Pod all the time: {seen:?}");
+    let pod = world.running().await.remove(0);
+    world.pods().delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await.unwrap();
+    for (level, words) in [
+        ("INFO", "launching"),
+        ("INFO", "waking"),
+        ("INFO", "ready"),
+        ("INFO", "asleep"),
+        ("WARN", "in its sleep"),
+    ] {
+        gateway.logs(level, words).await;
+    }
 }
 
 /// Models that take turns in a pool with room for one; one's Pod is killed, and so is who leads, whose lease lasts for 15 s more. No

@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
     pin::pin,
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use futures_util::StreamExt as _;
@@ -240,12 +241,14 @@ pub(crate) struct Gateway {
     child: Option<Child>,
     pub(crate) api: SocketAddr,
     pub(crate) admin: SocketAddr,
+    log: PathBuf,
 }
 
 /// A gateway's process that has not said yet where it listens; ended by its own pid when dropped, so that whoever reads what it
 /// says comes to an end as well.
 pub(crate) struct Starting {
     child: Option<Child>,
+    log: PathBuf,
 }
 
 impl Starting {
@@ -254,15 +257,18 @@ impl Starting {
     }
 
     fn of(program: &Path, file: &Path, kubeconfig: &Path, env: &[(&str, String)]) -> Self {
+        let log = file.with_extension("log");
+        let lines = fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
         let child = Command::new(program)
             .args(["--config", file.to_str().unwrap()])
             .env("KUBECONFIG", kubeconfig)
             .env("ROUSE_LOG", std::env::var("ROUSE_LOG").unwrap_or_else(|_| "info".to_owned()))
             .envs(env.iter().map(|(name, value)| (*name, value)))
             .stdout(Stdio::piped())
+            .stderr(lines)
             .spawn()
             .unwrap();
-        Self { child: Some(child) }
+        Self { child: Some(child), log }
     }
 
     /// Blocks until it listens.
@@ -283,20 +289,24 @@ impl Starting {
         };
         let (api, admin) = (at("inference API"), at("admin"));
         std::thread::spawn(move || lines.for_each(drop));
-        Gateway { child: self.child.take(), api, admin }
+        Gateway { child: self.child.take(), api, admin, log: self.log.clone() }
     }
 }
 
 impl Drop for Starting {
     fn drop(&mut self) {
-        end(&mut self.child);
+        end(&mut self.child, &self.log);
     }
 }
 
-fn end(child: &mut Option<Child>) {
+/// A test that fails shows what it logged.
+fn end(child: &mut Option<Child>, log: &Path) {
     if let Some(mut child) = child.take() {
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+    if std::thread::panicking() {
+        eprintln!("--- {}\n{}", log.display(), fs::read_to_string(log).unwrap_or_default());
     }
 }
 
@@ -312,6 +322,18 @@ impl Gateway {
     /// What it says of itself on the operators' listener.
     pub(crate) fn metrics(&self) -> String {
         Client::new(self.admin).get("/metrics").text()
+    }
+
+    /// Waits until it, or one of its name before it, has logged a line of this level with these words.
+    pub(crate) async fn logs(&self, level: &str, words: &str) {
+        let has = |line: &str| line.contains(level) && line.contains(words);
+        let logged = async {
+            while !fs::read_to_string(&self.log).unwrap().lines().any(has) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let in_time = timeout(PATIENCE, logged).await;
+        in_time.unwrap_or_else(|_| panic!("no {level} with '{words}' in the log of {}", self.log.display()));
     }
 
     /// Waits until it says that it is ready.
@@ -347,7 +369,7 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        end(&mut self.child);
+        end(&mut self.child, &self.log);
     }
 }
 

@@ -174,6 +174,41 @@ fn what_waits_for_memory_still_tells_how_its_last_start_failed() {
 }
 
 #[test]
+fn each_step_of_an_engine_is_one_line_of_the_log_with_why_and_how_long() {
+    let gateway = Fixture::new(&["1200Mi"])
+        .model(&Sim { keys: "idle: {sleepAfter: 200ms, stopAfter: 1s}", ..Sim::new("idle") })
+        .model(&Sim { asleep: "600Mi", ..Sim::new("sleeper") })
+        .model(&Sim::new("next"))
+        .start();
+    assert!(gateway.client().chat("idle", true, 1).is_whole_stream());
+    gateway.until("stopped", Duration::from_secs(10), || gateway.engine("idle#0")["state"] == "Cold");
+    for order in ["wake", "sleep", "wake", "sleep"] {
+        assert_eq!(outcome(&gateway, "sleeper", order)["state"], "done", "{order}");
+    }
+    // There is no room for it beside what the sleeper keeps.
+    assert!(gateway.client().chat("next", true, 1).is_whole_stream());
+    for [begins, goes_on] in [
+        ["launching engine=idle#0 on=\"gpu-0\" memory=1Gi", " why=\"1 request waiting for it\""],
+        ["ready engine=idle#0 how=\"started\"", " took="],
+        ["asleep engine=idle#0 level=1 why=\"put away at ", ", unused\" took="],
+        ["stopped engine=idle#0 why=\"put away at ", ", unused\" took="],
+        ["launching engine=sleeper#0", " why=\"it is to be ready, and no request waits here\""],
+        ["asleep engine=sleeper#0 level=1 why=\"put away at ", " by order\" took="],
+        ["waking engine=sleeper#0 level=1", " why=\"it is to be ready, and no request waits here\""],
+        ["ready engine=sleeper#0 how=\"woken\"", " took="],
+        ["evicted: it is stopped for another engine=sleeper#0", " to=next#0"],
+        ["stopped engine=sleeper#0 why=\"evicted at ", " for next\" took="],
+    ] {
+        let said = |line: &str| {
+            line.contains(" INFO ") && line.split_once(begins).is_some_and(|(_, rest)| rest.contains(goes_on))
+        };
+        let logged = || gateway.log().lines().any(said);
+        gateway.until(&format!("{begins}…{goes_on}"), Duration::from_secs(2), logged);
+    }
+    assert!(!gateway.log().contains(" WARN "), "nothing has failed: {}", gateway.log());
+}
+
+#[test]
 fn a_stop_tells_the_streams_that_it_ends() {
     let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
     let stream = Open::streaming(&gateway.client(), "m", 100_000);

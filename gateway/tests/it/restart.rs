@@ -333,6 +333,10 @@ fn an_invalid_file_is_refused_whole_and_sighup_reads_a_good_one() {
     let good = read(&file);
     let more = good.replace("    accelerators: 1", "    aliases: [n]\n    accelerators: 1");
     assert_ne!(good, more);
+    gateway.signal(Signal::SIGHUP);
+    let unchanged =
+        || gateway.log().lines().any(|line| line.ends_with("configuration reloaded: nothing changed"));
+    gateway.until("read again", Duration::from_secs(5), unchanged);
     fs::write(&file, format!("{more}unknown: 1\n")).unwrap();
     gateway.until("refused", Duration::from_secs(5), || gateway.log().contains("was not reloaded"));
     assert!(gateway.log().contains("unknown"), "{}", gateway.log());

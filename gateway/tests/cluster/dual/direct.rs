@@ -48,6 +48,9 @@ async fn requester_deletion_leaves_its_provider_asleep_and_reuse_wakes_it() {
     duo.counted("cold", "", 1).await;
     duo.counted("hot", "", 1).await;
     assert_ne!(again.uid(), requester.uid());
+    for words in ["order=\"put ", "order=\"wake ", "its engine serves it requester="] {
+        duo.gateway.logs("INFO", words).await;
+    }
 }
 
 /// Whether the installation is in that mode, or the requester says it.
