@@ -310,6 +310,11 @@ fn fault(fault: &Fault) -> Response {
     openai::error::response(fault, openai::Form::OpenAi).map(Body::new)
 }
 
+/// Whether the gateway is well: a question that is over at once, and that a crowd of readers must not keep anybody from asking.
+pub(crate) fn asks_for_health<B>(request: &Request<B>) -> bool {
+    matches!(request.uri().path(), "/healthz" | "/readyz")
+}
+
 /// The 503 for a connection beyond the listener's limit.
 pub(crate) fn full() -> Response {
     let message =

@@ -2,7 +2,7 @@
 //! TLS, handshakes are made elsewhere: the driver runs here.
 //!
 //! What follows events or logs keeps its connection for as long as it likes, and every descriptor that it holds is one less for the
-//! inference API. So there are only so many connections, and whoever comes beyond them is told that.
+//! inference API. So there are only so many connections, and whoever comes beyond them is told that, or only how the gateway is.
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -116,8 +116,11 @@ impl Admin {
                 let answer = service_fn(move |request| {
                     let service = service.clone();
                     async move {
-                        let answer =
-                            if is_served { service.answer(request, peer).await } else { admin::full() };
+                        let answer = if is_served || admin::asks_for_health(&request) {
+                            service.answer(request, peer).await
+                        } else {
+                            admin::full()
+                        };
                         Ok::<_, Infallible>(answer)
                     }
                 });

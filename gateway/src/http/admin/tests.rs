@@ -54,8 +54,13 @@ async fn who_comes_beyond_the_connections_that_the_listener_takes_is_told_so_and
     assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
     assert_eq!(refused.error()["code"], "too_many_connections");
     assert_eq!(refused.header("connection"), Some("close"));
+    // Whoever watches over it must not take it for dead.
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(ask(at, &format!("GET {path}"), "").await.status, 200, "{path}");
+    }
+    assert_eq!(ask(at, "GET /admin/v1/fleet", "").await.status, 503);
     held.pop();
-    while ask(at, "GET /healthz", "").await.status != 200 {}
+    while ask(at, "GET /admin/v1/fleet", "").await.status != 200 {}
 }
 
 #[tokio::test]
