@@ -1,5 +1,8 @@
 //! The gateway: listeners, the driver, the platforms.
 
+// As in the crate `rouse`: releases abort at a panic, and with it end all streams.
+#![warn(clippy::indexing_slicing)]
+
 pub mod app;
 pub mod cli;
 pub mod config;

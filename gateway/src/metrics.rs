@@ -287,7 +287,9 @@ impl Metrics {
     }
 
     pub fn client_left(&self, phase: Phase) {
-        self.disconnects[labels::phase_index(phase)].inc();
+        if let Some(counter) = self.disconnects.get(labels::phase_index(phase)) {
+            counter.inc();
+        }
     }
 
     /// What the gateway itself added to a request, in microseconds.

@@ -120,7 +120,7 @@ impl Ahead {
         let mut ahead = self.bytes.borrow_mut();
         if !ahead.is_empty() {
             let n = ahead.len().min(buf.remaining());
-            buf.put_slice(&ahead[..n]);
+            buf.put_slice(ahead.get(..n).unwrap_or_default());
             ahead.advance(n);
             if ahead.is_empty() {
                 // An idle connection keeps no buffer.
@@ -141,7 +141,8 @@ impl Ahead {
         room: usize,
     ) -> Poll<io::Result<usize>> {
         let mut scratch = [const { MaybeUninit::uninit() }; STEP];
-        let mut buf = ReadBuf::uninit(&mut scratch[..room.min(STEP)]);
+        let (scratch, _) = scratch.split_at_mut(room.min(STEP));
+        let mut buf = ReadBuf::uninit(scratch);
         ready!(Pin::new(&mut *stream.borrow_mut()).poll_read(cx, &mut buf))?;
         self.bytes.borrow_mut().extend_from_slice(buf.filled());
         Poll::Ready(Ok(buf.filled().len()))

@@ -212,21 +212,21 @@ impl<'a> Found<'a> {
         let mut found = Self::default();
         members::each(body, |key, value| {
             if let Some(key) = Key::named(key) {
-                found.sees(key, &body[value]);
+                found.sees(key, value);
             }
         })?;
         Some(found)
     }
 
     fn sees(&mut self, key: Key, value: &'a [u8]) {
-        let before = self.values[key as usize].replace(value);
+        let before = self.values.get_mut(key as usize).and_then(|slot| slot.replace(value));
         if before.is_some() && key <= LAST_TO_DECIDE {
-            self.twice.get_or_insert(KEYS[key as usize]);
+            self.twice = self.twice.or_else(|| KEYS.get(key as usize).copied());
         }
     }
 
-    const fn get(&self, key: Key) -> Option<&'a [u8]> {
-        self.values[key as usize]
+    fn get(&self, key: Key) -> Option<&'a [u8]> {
+        self.values.get(key as usize).copied().flatten()
     }
 
     /// Unless it is `null`.

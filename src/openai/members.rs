@@ -22,9 +22,9 @@ struct Json<'a> {
     is_clean: bool,
 }
 
-/// Tells `member` of each member at the top: the key as it stands between its quotes, and where the value does. `None`:
+/// Tells `member` of each member at the top: the key as it stands between its quotes, and the value as it stands. `None`:
 /// not taken, however many were told before.
-pub(super) fn each<'a>(document: &'a [u8], mut member: impl FnMut(&'a [u8], Range<usize>)) -> Option<()> {
+pub(super) fn each<'a>(document: &'a [u8], mut member: impl FnMut(&'a [u8], &'a [u8])) -> Option<()> {
     let is_clean = is_clean(document);
     if !is_clean && str::from_utf8(document).is_err() {
         return None;
@@ -42,7 +42,7 @@ pub(super) fn each<'a>(document: &'a [u8], mut member: impl FnMut(&'a [u8], Rang
         let (name, begin) = key(json, at)?;
         let begin = blank(document, begin);
         let end = value(json, begin)?;
-        member(&document[name], begin..end);
+        member(document.get(name)?, document.get(begin..end)?);
         at = blank(document, end);
         match document.get(at)? {
             b',' => at = blank(document, at + 1),
@@ -70,7 +70,7 @@ fn key(json: Json<'_>, at: usize) -> Option<(Range<usize>, usize)> {
         return None;
     }
     let end = special(json, at + 1)?;
-    if json.bytes[end] != b'"' {
+    if json.bytes.get(end) != Some(&b'"') {
         return None;
     }
     let colon = blank(json.bytes, end + 1);
@@ -132,14 +132,14 @@ fn value(json: Json<'_>, mut at: usize) -> Option<usize> {
 }
 
 fn word(json: &[u8], at: usize, word: &[u8]) -> Option<usize> {
-    json[at..].starts_with(word).then_some(at + word.len())
+    json.get(at..)?.starts_with(word).then_some(at + word.len())
 }
 
 fn number(json: &[u8], mut at: usize) -> Option<usize> {
     let digits = |from: usize| {
-        let end =
-            json[from..].iter().position(|byte| !byte.is_ascii_digit()).map_or(json.len(), |n| from + n);
-        (end > from).then_some(end)
+        let rest = json.get(from..)?;
+        let length = rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
+        (length > 0).then_some(from + length)
     };
     if json.get(at) == Some(&b'-') {
         at += 1;
@@ -159,7 +159,7 @@ fn number(json: &[u8], mut at: usize) -> Option<usize> {
 fn string(json: Json<'_>, mut at: usize) -> Option<usize> {
     loop {
         at = special(json, at)?;
-        if json.bytes[at] == b'"' {
+        if json.bytes.get(at) == Some(&b'"') {
             return Some(at + 1);
         }
         match json.bytes.get(at + 1)? {
@@ -175,13 +175,13 @@ fn special(json: Json<'_>, from: usize) -> Option<usize> {
     let bytes = json.bytes.get(from..)?;
     // Most strings are keys and other short words, for which the fast search takes longer to begin.
     let (words, _) = bytes.as_chunks::<8>();
-    let short = &words[..words.len().min(SHORT)];
+    let short = words.get(..SHORT).unwrap_or(words);
     let near = short.iter().enumerate().find_map(|(at, word)| Some(8 * at + in_word(*word)?));
     let found = match near {
         Some(found) => found,
-        None => 8 * short.len() + memchr2(b'"', b'\\', &bytes[8 * short.len()..])?,
+        None => 8 * short.len() + memchr2(b'"', b'\\', bytes.get(8 * short.len()..)?)?,
     };
-    (json.is_clean || bytes[..found].iter().all(|byte| *byte >= b' ')).then_some(from + found)
+    (json.is_clean || bytes.get(..found)?.iter().all(|byte| *byte >= b' ')).then_some(from + found)
 }
 
 /// Of eight bytes the first that is a quote or a backslash.
@@ -218,7 +218,7 @@ mod tests {
     fn found(json: &[u8]) -> Option<Vec<(String, String)>> {
         let mut members = Vec::new();
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-        each(json, |key, value| members.push((text(key), text(&json[value]))))?;
+        each(json, |key, value| members.push((text(key), text(value))))?;
         Some(members)
     }
 

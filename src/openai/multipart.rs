@@ -54,10 +54,9 @@ pub fn boundary(content_type: &HeaderValue) -> Result<&[u8], Error> {
     }
     let mut boundary = None;
     for piece in pieces {
-        let Some(equals) = memchr::memchr(b'=', piece) else {
+        let Some((name, value)) = split_once(piece, b'=') else {
             return Err(Error::ContentType("a parameter has no value"));
         };
-        let (name, value) = (&piece[..equals], &piece[equals + 1..]);
         // In lower case, as all clients write it: some servers look for nothing else.
         if name == b"boundary" {
             if boundary.replace(unquoted(value)?).is_some() {
@@ -100,11 +99,11 @@ pub fn peek_any<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Head<'a>, Error> 
         *place = Some(content.clone());
     }
     let name = match &model {
-        Some(range) => model_name(&body[Range::clone(range)])?,
+        Some(range) => model_name(within(body, range))?,
         None => "",
     };
     let range: Range<usize> = model.unwrap_or_default();
-    let stream = stream.map_or(Ok(false), |range: Range<usize>| wants_stream(&body[range]))?;
+    let stream = stream.map_or(Ok(false), |range| wants_stream(within(body, &range)))?;
     Ok(Head {
         model: Cow::Borrowed(name),
         stream,
@@ -148,7 +147,7 @@ fn parts<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Vec<Part<'a>>, Error> {
             return Err(Error::Malformed("the last boundary is missing"));
         };
         // What looks like a boundary inside a line is one to some readers.
-        let end = next.checked_sub(2).filter(|end| *end >= begin && body[*end..].starts_with(b"\r\n"));
+        let end = next.checked_sub(2).filter(|end| *end >= begin && within(body, &(*end..next)) == b"\r\n");
         let Some(end) = end else {
             return Err(Error::Malformed("a boundary stands inside of a part"));
         };
@@ -158,6 +157,17 @@ fn parts<'a>(body: &'a [u8], boundary: &[u8]) -> Result<Vec<Part<'a>>, Error> {
         parts.push(Part::read(body, begin..end)?);
         begin = next + delimiter.len();
     }
+}
+
+/// A range of the body, as its boundaries have shown it.
+fn within<'a>(body: &'a [u8], range: &Range<usize>) -> &'a [u8] {
+    body.get(range.clone()).unwrap_or_default()
+}
+
+/// What stands before the first of these bytes, and what behind it.
+fn split_once(text: &[u8], byte: u8) -> Option<(&[u8], &[u8])> {
+    let at = memchr::memchr(byte, text)?;
+    Some((text.get(..at)?, text.get(at + 1..)?))
 }
 
 /// As clients write a truth value into a form. Engines understand more words than these, not all of them the same.

@@ -165,7 +165,7 @@ impl Scanner {
             if word::end(name) != End::No || name.contains(&b'\r') {
                 return None;
             }
-            rest = &after[1..];
+            rest = after.get(1..)?;
         }
         let datum = rest.strip_prefix(b"data: {")?;
         let (datum, after) = datum.split_at(memchr2(b'\n', b'\r', datum)?);
@@ -188,8 +188,9 @@ impl Scanner {
             return rest;
         }
         if !matches!((self.line, self.data), (Line::Other, _) | (Line::Data, Data::Json)) {
-            self.byte(bytes[0]);
-            return &bytes[1..];
+            let Some((&byte, rest)) = bytes.split_first() else { return bytes };
+            self.byte(byte);
+            return rest;
         }
         let (line, rest) = bytes.split_at(memchr2(b'\n', b'\r', bytes).unwrap_or(bytes.len()));
         if self.line == Line::Data {

@@ -403,7 +403,7 @@ impl Flow {
                 Poll::Ready(_) => return Poll::Ready(Err(broke_off(model))),
                 Poll::Pending => return this.watch.poll(lease, model, cx).map(Err),
             };
-            let Ok(found) = decoder.decode(&mut memory[..read]) else {
+            let Some(Ok(found)) = memory.get_mut(..read).map(|read| decoder.decode(read)) else {
                 return Poll::Ready(Err(broke_off(model)));
             };
             // It says more than it was asked.
@@ -455,7 +455,7 @@ impl Piece {
     #[must_use]
     pub fn bytes<'a>(&'a self, memory: &'a [u8]) -> &'a [u8] {
         match self {
-            Self::Here(range) => &memory[range.clone()],
+            Self::Here(range) => memory.get(range.clone()).unwrap_or_default(),
             Self::Own(bytes) => bytes,
         }
     }
@@ -464,7 +464,7 @@ impl Piece {
     #[must_use]
     pub fn into_bytes(self, memory: &[u8]) -> Bytes {
         match self {
-            Self::Here(range) => Bytes::copy_from_slice(&memory[range]),
+            Self::Here(range) => Bytes::copy_from_slice(memory.get(range).unwrap_or_default()),
             Self::Own(bytes) => bytes,
         }
     }

@@ -102,7 +102,7 @@ impl Connection {
     pub(super) fn poll_hold(&mut self, pool: &Pool, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         pool.with_scratch(|scratch| {
             let length = ready!(self.poll_read(scratch, cx))?;
-            let read = &scratch[..length];
+            let read = scratch.get(..length).unwrap_or_default();
             self.held = if self.held.is_empty() {
                 Bytes::copy_from_slice(read)
             } else {
@@ -124,7 +124,7 @@ impl Connection {
         };
         // An error comes again when the rest is sent.
         let sent = if let Poll::Ready(Ok(sent)) = written { sent } else { 0 };
-        Unsent::after(sent, &head[..length], body)
+        Unsent::after(sent, head.get(..length).unwrap_or_default(), body)
     }
 
     /// Sends until nothing is left. A long prompt goes in turns with what else its core has to do, however fast the

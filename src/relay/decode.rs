@@ -143,7 +143,7 @@ impl Chunks {
                 at += here;
                 self.framing = 0;
                 self.at = match left - here as u64 {
-                    0 if bytes[at..].starts_with(b"\r\n") => {
+                    0 if bytes.get(at..at + 2).is_some_and(|end| end == b"\r\n") => {
                         at += 2;
                         self.framing = 2;
                         SIZE
@@ -151,12 +151,14 @@ impl Chunks {
                     0 => At::DataCr,
                     left => At::Data { left },
                 };
-            } else if let (SIZE, Some((left, length))) = (self.at, size_line(&bytes[at..])) {
+            } else if let (SIZE, Some((left, length))) =
+                (self.at, size_line(bytes.get(at..).unwrap_or_default()))
+            {
                 self.at = At::Data { left };
                 self.framing += length;
                 at += length;
             } else {
-                self.at = self.at.after(bytes[at])?;
+                self.at = self.at.after(*bytes.get(at).ok_or(Malformed)?)?;
                 self.framing += 1;
                 at += 1;
             }

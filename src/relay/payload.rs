@@ -146,7 +146,8 @@ impl Unsent {
         if sent < head.len() + body.len() {
             let [a, b, c] = body.0.clone();
             let of_head = sent.min(head.len());
-            unsent.pieces = Some(Box::new([Bytes::copy_from_slice(&head[of_head..]), a, b, c]));
+            let head = Bytes::copy_from_slice(head.get(of_head..).unwrap_or_default());
+            unsent.pieces = Some(Box::new([head, a, b, c]));
             unsent.advance(sent - of_head);
         }
         unsent

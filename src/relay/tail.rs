@@ -33,12 +33,13 @@ impl Tail {
         if begins.is_some() {
             self.started = 0;
         }
-        self.keep_start(&frame[begins.unwrap_or(0)..]);
+        self.keep_start(frame.get(begins.unwrap_or(0)..).unwrap_or_default());
         if let Some(last) = frame.last_chunk() {
             self.bytes = *last;
         } else {
             self.bytes.copy_within(frame.len().., 0);
-            self.bytes[KEPT - frame.len()..].copy_from_slice(frame);
+            let (_, end) = self.bytes.split_at_mut(KEPT - frame.len());
+            end.copy_from_slice(frame);
         }
         self.length = (self.length + frame.len()).min(KEPT);
     }
@@ -47,8 +48,8 @@ impl Tail {
     #[inline]
     fn last_start(&self, frame: &[u8]) -> Option<usize> {
         let mut end = 1 + frame.iter().rposition(|byte| !is_line_end(*byte))?;
-        while let Some(at) = memrchr2(b'\n', b'\r', &frame[..end]) {
-            if ends_event(self.kept(), &frame[..=at]) {
+        while let Some(at) = memrchr2(b'\n', b'\r', frame.get(..end)?) {
+            if ends_event(self.kept(), frame.get(..=at)?) {
                 return Some(at + 1);
             }
             end = at;
@@ -58,9 +59,10 @@ impl Tail {
 
     #[inline]
     fn keep_start(&mut self, bytes: &[u8]) {
-        let room = &mut self.start[self.started..];
+        let (_, room) = self.start.split_at_mut(self.started);
         let length = bytes.len().min(room.len());
-        room[..length].copy_from_slice(&bytes[..length]);
+        let ((room, _), (bytes, _)) = (room.split_at_mut(length), bytes.split_at(length));
+        room.copy_from_slice(bytes);
         self.started += length;
     }
 
@@ -81,13 +83,13 @@ impl Tail {
         }
         // What such events look like is known in one place. Theirs is told by how they begin.
         let mut scanner = Scanner::new();
-        scanner.feed(&self.start[..self.started]);
+        scanner.feed(self.start.get(..self.started).unwrap_or_default());
         scanner.feed(b"\n\n");
         scanner.facts().done || scanner.facts().error
     }
 
     fn kept(&self) -> &[u8] {
-        &self.bytes[KEPT - self.length..]
+        self.bytes.get(KEPT - self.length..).unwrap_or_default()
     }
 }
 

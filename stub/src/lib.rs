@@ -8,6 +8,9 @@
 //!
 //! It decides nothing: whoever leads orders, with an epoch, and the stub does or refuses.
 
+// As in the crate `rouse`: releases abort at a panic, and with it end all streams.
+#![warn(clippy::indexing_slicing)]
+
 mod accelerators;
 pub mod cli;
 mod driver;

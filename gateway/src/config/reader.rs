@@ -303,6 +303,7 @@ fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
 }
 
 /// Levenshtein's.
+#[expect(clippy::indexing_slicing, reason = "the row is one longer than `b`")]
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<_> = b.chars().collect();
     let mut row: Vec<_> = (0..=b.len()).collect();

@@ -69,7 +69,9 @@ impl Pods {
     /// Their requesters ask for the engine of an InferenceServerConfig, which says how it is started.
     #[must_use]
     pub fn is_configured(&self) -> bool {
-        self.template.value().get("metadata").is_some_and(|own| own["annotations"][SERVER_CONFIG].is_string())
+        let template = self.template.value();
+        let own = template.get("metadata").and_then(|own| own.get("annotations")?.get(SERVER_CONFIG));
+        own.is_some_and(serde_json::Value::is_string)
     }
 }
 

@@ -282,11 +282,15 @@ impl Workload<'_> {
 /// The resource claims of this container.
 fn claims(spec: &Map<String, Value>, container: &str) -> Option<Value> {
     let mut all = spec.get("containers")?.as_array()?.iter();
-    all.find(|it| it["name"] == container)?.pointer("/resources/claims").cloned()
+    all.find(|it| merge::is_named(it, container))?.pointer("/resources/claims").cloned()
 }
 
-fn container_of<'a>(spec: &'a mut Map<String, Value>, name: &str) -> Option<&'a mut Value> {
-    spec.get_mut("containers")?.as_array_mut()?.iter_mut().find(|it| it["name"] == name)
+fn container_of<'a>(spec: &'a mut Map<String, Value>, name: &str) -> Option<&'a mut Map<String, Value>> {
+    spec.get_mut("containers")?
+        .as_array_mut()?
+        .iter_mut()
+        .find(|it| merge::is_named(it, name))?
+        .as_object_mut()
 }
 
 fn push(spec: &mut Map<String, Value>, list: &str, item: Value) {

@@ -190,11 +190,14 @@ impl Content {
     }
 
     fn names(&self, served: &str) -> bool {
-        let stands = &self.body[self.range.clone()];
+        let stands = self.body.get(self.range.clone()).unwrap_or_default();
         match &self.name {
             Some(name) => name == served,
             None if self.is_form => stands == served.as_bytes(),
-            None => stands.get(1..stands.len() - 1) == Some(served.as_bytes()),
+            None => {
+                let inner = stands.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
+                inner == Some(served.as_bytes())
+            }
         }
     }
 }

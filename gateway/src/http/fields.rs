@@ -70,20 +70,23 @@ impl<'a> Fields<'a> {
         let mut fields = Self { headers, first: [None; FIELDS], repeated: [false; FIELDS] };
         for (name, value) in headers {
             if let Some(field) = Field::named(name.as_str()) {
-                let first = &mut fields.first[field as usize];
-                fields.repeated[field as usize] |= first.is_some();
+                let first = fields.first.get_mut(field as usize);
+                let Some((first, repeated)) = first.zip(fields.repeated.get_mut(field as usize)) else {
+                    continue;
+                };
+                *repeated |= first.is_some();
                 first.get_or_insert(value);
             }
         }
         fields
     }
 
-    pub(super) const fn first(&self, field: Field) -> Option<&'a HeaderValue> {
-        self.first[field as usize]
+    pub(super) fn first(&self, field: Field) -> Option<&'a HeaderValue> {
+        self.first.get(field as usize).copied().flatten()
     }
 
-    pub(super) const fn is_repeated(&self, field: Field) -> bool {
-        self.repeated[field as usize]
+    pub(super) fn is_repeated(&self, field: Field) -> bool {
+        self.repeated.get(field as usize) == Some(&true)
     }
 
     /// In the order in which they were sent.

@@ -315,7 +315,7 @@ impl Live {
                         Some(Ok(frame)) => {
                             if let Ok(data) = frame.into_data() {
                                 let room = REFUSAL.saturating_sub(gathered.len()).min(data.len());
-                                gathered.extend_from_slice(&data[..room]);
+                                gathered.extend_from_slice(data.get(..room).unwrap_or_default());
                             }
                         }
                         None | Some(Err(_)) => {

@@ -73,14 +73,16 @@ pub(crate) fn note_limits(key: &Key, now: Tick, headers: &mut HeaderMap) {
 impl Text {
     fn push(&mut self, more: &[u8]) {
         let end = self.length + more.len();
-        self.bytes[self.length..end].copy_from_slice(more);
-        self.length = end;
+        if let Some(room) = self.bytes.get_mut(self.length..end) {
+            room.copy_from_slice(more);
+            self.length = end;
+        }
     }
 }
 
 impl AsRef<[u8]> for Text {
     fn as_ref(&self) -> &[u8] {
-        &self.bytes[..self.length]
+        self.bytes.get(..self.length).unwrap_or_default()
     }
 }
 

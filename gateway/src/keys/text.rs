@@ -59,14 +59,14 @@ fn is_escaped(before: &[u8]) -> bool {
 
 /// Where the data of a data URL begins, and its length; of what follows its scheme.
 fn data(rest: &[u8]) -> Option<(usize, usize)> {
-    let head = &rest[..rest.len().min(LONGEST_TYPE + BASE64.len())];
+    let head = rest.get(..LONGEST_TYPE + BASE64.len()).unwrap_or(rest);
     let start = head.windows(BASE64.len()).position(|window| window == BASE64.as_bytes())?;
     let is_type = |byte: &u8| byte.is_ascii_alphanumeric() || b"/\\.+-;=_".contains(byte);
-    if !head[..start].iter().all(is_type) {
+    if !head.get(..start)?.iter().all(is_type) {
         return None;
     }
     let start = start + BASE64.len();
-    let data = &rest[start..];
+    let data = rest.get(start..)?;
     let is_data = |(at, byte): &(usize, &u8)| match byte {
         // Some encoders escape slashes.
         b'\\' => data.get(at + 1) == Some(&b'/'),

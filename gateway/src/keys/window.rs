@@ -115,7 +115,7 @@ impl Window {
             if wanted <= limit.saturating_sub(used) {
                 break;
             }
-            used -= self.slots[(slot % SLOTS) as usize];
+            used -= self.counted(slot);
             wait = Millis(((slot + SLOTS) * SLOT).saturating_sub(now.0));
         }
         Millis(wait.0 + minutes * (SLOTS * SLOT))
@@ -131,7 +131,7 @@ impl Window {
         }
         // Every answer says this: from the newest slot there is seldom more than one to look at, from the oldest all.
         let oldest = (self.newest + 1).saturating_sub(SLOTS);
-        let last = (oldest..=self.newest).rev().find(|slot| self.slots[(slot % SLOTS) as usize] > 0);
+        let last = (oldest..=self.newest).rev().find(|slot| self.counted(*slot) > 0);
         last.map_or(Millis::ZERO, |slot| Millis(((slot + SLOTS) * SLOT).saturating_sub(now.0)))
     }
 
@@ -140,6 +140,11 @@ impl Window {
         self.sum += amount;
     }
 
+    fn counted(&self, number: u64) -> u64 {
+        self.slots.get((number % SLOTS) as usize).copied().unwrap_or_default()
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "a remainder is less than what it is the remainder of")]
     fn slot(&mut self, number: u64) -> &mut u64 {
         &mut self.slots[(number % SLOTS) as usize]
     }

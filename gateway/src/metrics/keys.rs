@@ -98,12 +98,15 @@ impl Families {
 
 impl KeyMetrics {
     pub fn request(&self, outcome: KeyOutcome) {
-        self.requests[outcome as usize].fetch_add(1, Relaxed);
+        if let Some(counter) = self.requests.get(outcome as usize) {
+            counter.fetch_add(1, Relaxed);
+        }
     }
 
     /// `counted`: by the engine; otherwise it is an estimate.
     pub fn tokens(&self, used: Usage, counted: bool) {
-        let [prompt, completion] = &self.tokens[usize::from(!counted)];
+        let [by_engine, estimated] = &self.tokens;
+        let [prompt, completion] = if counted { by_engine } else { estimated };
         prompt.fetch_add(used.prompt, Relaxed);
         completion.fetch_add(used.completion, Relaxed);
     }

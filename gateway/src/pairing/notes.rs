@@ -25,7 +25,7 @@ use super::{
     hands::Hands,
     tidings::Tidings,
 };
-use crate::controllers::dual::keys;
+use crate::controllers::{dual::keys, workload::merge};
 
 /// A requester is told no more often than that.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -157,7 +157,7 @@ impl Notes {
         let errors = if errors.is_empty() { Value::Null } else { json!(errors) };
         let mut status = json!({"Errors": errors});
         if let Some(warning) = &warning {
-            status["Warnings"] = json!([warning]);
+            merge::into(&mut status, &json!({"Warnings": [warning]}));
         }
         let text = status.to_string();
         let known = own.status.as_deref().unwrap_or_default();

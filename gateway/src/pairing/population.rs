@@ -128,8 +128,8 @@ pub(super) fn places(
     there: &There<'_>,
 ) -> BTreeMap<AcceleratorId, ObjectName> {
     let mut places = BTreeMap::new();
-    let mut free: BTreeSet<usize> =
-        (0..accelerators.len()).filter(|at| !there.contains_key(accelerators[*at])).collect();
+    let empty = accelerators.iter().enumerate().filter(|(_, a)| !there.contains_key(**a));
+    let mut free: BTreeSet<usize> = empty.map(|(at, _)| at).collect();
     for (config, count) in counts {
         let own = (config.namespace.clone(), label_value(&config.name));
         let of = |used: bool| {
@@ -142,8 +142,9 @@ pub(super) fn places(
     for (config, count) in counts {
         let kept = places.values().filter(|placed| *placed == config).count();
         for _ in kept..*count {
-            let Some(at) = free.pop_first() else { return places };
-            places.insert(accelerators[at].clone(), config.clone());
+            let next = free.pop_first().and_then(|at| accelerators.get(at));
+            let Some(next) = next else { return places };
+            places.insert((*next).clone(), config.clone());
         }
     }
     places

@@ -61,7 +61,9 @@ impl Loads {
 
     /// Counts one connection more for this core, wherever the caller runs: who comes next sees it at once.
     pub(super) fn seat(self: &Arc<Self>, number: usize) -> Seat {
-        self.0[number].connections.fetch_add(1, Ordering::Relaxed);
+        if let Some(load) = self.0.get(number) {
+            load.connections.fetch_add(1, Ordering::Relaxed);
+        }
         Seat { loads: Arc::clone(self), number }
     }
 
@@ -101,14 +103,16 @@ impl OnCore {
 
     /// Not in one step, which would cost more, and is not needed where only one thread writes.
     fn exchanges(&self, change: i32) {
-        let exchanges = &self.loads.0[self.number].exchanges;
+        let Some(Load { exchanges, .. }) = self.loads.0.get(self.number) else { return };
         exchanges.store(exchanges.load(Ordering::Relaxed).wrapping_add_signed(change), Ordering::Relaxed);
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.loads.0[self.number].connections.fetch_sub(1, Ordering::Relaxed);
+        if let Some(load) = self.loads.0.get(self.number) {
+            load.connections.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 

@@ -325,7 +325,7 @@ impl Socket {
         while !bytes.is_empty() {
             let write = |cx: &mut Context<'_>| Pin::new(&mut *self.stream.borrow_mut()).poll_write(cx, bytes);
             let written = poll_fn(write).await?;
-            bytes = &bytes[written..];
+            bytes = bytes.get(written..).unwrap_or_default();
         }
         poll_fn(|cx| Pin::new(&mut *self.stream.borrow_mut()).poll_flush(cx)).await
     }

@@ -74,7 +74,7 @@ impl Identity {
             Some(file) => Some((file, certificates("clientCa", file, &bytes("clientCa", file)?)?)),
             None => None,
         };
-        let leaf = chain[0].clone();
+        let leaf = chain.first().cloned().ok_or_else(|| failed("cert", &tls.cert, &NO_CERTIFICATE))?;
         let builder = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(|error| failed("cert", &tls.cert, &error))?;
@@ -169,12 +169,14 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
+const NO_CERTIFICATE: &str = "there is no certificate in it (PEM)";
+
 fn certificates(key: &'static str, file: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {
     let chain: Vec<_> = CertificateDer::pem_slice_iter(bytes)
         .collect::<Result<_, _>>()
         .map_err(|error| failed(key, file, &error))?;
     if chain.is_empty() {
-        return Err(failed(key, file, &"there is no certificate in it (PEM)"));
+        return Err(failed(key, file, &NO_CERTIFICATE));
     }
     Ok(chain)
 }

@@ -28,12 +28,13 @@ pub(super) fn hash(system: [Option<&[u8]>; 2], messages: Option<&[u8]>) -> Optio
         let mut rest = messages;
         while let Some(begin) = rest.iter().position(|byte| *byte == b'{') {
             any = true;
-            let message = Message::first_of(&rest[begin..]);
+            let (_, found) = rest.split_at(begin);
+            let message = Message::first_of(found);
             hasher.write(cut(message.text));
             if !message.is_system {
                 break;
             }
-            rest = &rest[begin + message.text.len()..];
+            rest = found.get(message.text.len()..).unwrap_or_default();
         }
         // Of texts or tokens, which have no speaker.
         if !any && messages.len() > "[]".len() {
@@ -73,7 +74,9 @@ impl<'a> Message<'a> {
                 b':' if depth == 1 => in_value = true,
                 b',' if depth == 1 => in_value = false,
                 b'{' | b'[' => depth += 1,
-                b'}' | b']' if depth == 1 => return Self { text: &text[..=at], is_system },
+                b'}' | b']' if depth == 1 => {
+                    return Self { text: text.get(..=at).unwrap_or(text), is_system };
+                }
                 b'}' | b']' => depth -= 1,
                 _ => {}
             }
@@ -87,7 +90,7 @@ impl<'a> Message<'a> {
 fn end_of_string(text: &[u8], mut at: usize) -> usize {
     while let Some(rest) = text.get(at..) {
         match memchr2(b'"', b'\\', rest) {
-            Some(found) if rest[found] == b'"' => return at + found,
+            Some(found) if rest.get(found) == Some(&b'"') => return at + found,
             Some(found) => at += found + 2,
             None => break,
         }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use memchr::memmem;
 
-use super::{Error, MOST_HEADER, is_utf8};
+use super::{Error, MOST_HEADER, is_utf8, split_once, within};
 
 const DISPOSITION: &[u8] = b"content-disposition";
 const ENCODING: &[u8] = b"content-transfer-encoding";
@@ -22,7 +22,7 @@ pub(super) struct Part<'a> {
 impl<'a> Part<'a> {
     /// The part that is all of `body[whole]`, between two boundaries.
     pub(super) fn read(body: &'a [u8], whole: Range<usize>) -> Result<Self, Error> {
-        let part = &body[whole.clone()];
+        let part = within(body, &whole);
         let searched = part.get(..MOST_HEADER + 4).unwrap_or(part);
         let Some(blank) = memmem::find(searched, b"\r\n\r\n") else {
             let wrong = if part.len() > MOST_HEADER {
@@ -33,7 +33,7 @@ impl<'a> Part<'a> {
             return Err(Error::Malformed(wrong));
         };
         let (mut disposition, mut encoding, mut kind) = (None, None, None);
-        for field in lines(&part[..blank]) {
+        for field in lines(within(part, &(0..blank))) {
             let (name, value) = split(field)?;
             let place = if name.eq_ignore_ascii_case(DISPOSITION) {
                 &mut disposition
@@ -71,8 +71,9 @@ impl<'a> Part<'a> {
             let mut pieces = kind.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
             pieces.next().is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/plain"))
                 && pieces.all(|piece| {
-                    piece.get(..8).is_some_and(|name| name.eq_ignore_ascii_case(b"charset="))
-                        && is_utf8(&piece[8..])
+                    split_once(piece, b'=').is_some_and(|(name, charset)| {
+                        name.eq_ignore_ascii_case(b"charset") && is_utf8(charset)
+                    })
                 })
         };
         match self {
@@ -89,16 +90,16 @@ fn lines(header: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let header = rest?;
         let end = memmem::find(header, b"\r\n");
-        rest = end.map(|end| &header[end + 2..]);
-        Some(end.map_or(header, |end| &header[..end]))
+        rest = end.and_then(|end| header.get(end + 2..));
+        end.map_or(Some(header), |end| header.get(..end))
     })
 }
 
 /// A field's name and value. A line that goes on with the value of the one before begins with white space, so it has
 /// no name and is refused.
 fn split(field: &[u8]) -> Result<(&[u8], &[u8]), Error> {
-    let colon = memchr::memchr(b':', field).ok_or(Error::Malformed("a part's header field has no colon"))?;
-    let (name, value) = (&field[..colon], &field[colon + 1..]);
+    let (name, value) =
+        split_once(field, b':').ok_or(Error::Malformed("a part's header field has no colon"))?;
     if name.is_empty() || !name.iter().all(|byte| is_token(*byte)) {
         return Err(Error::Malformed("a part's header field has a bad name"));
     }
@@ -153,15 +154,15 @@ struct Parameter<'a> {
 impl<'a> Parameter<'a> {
     fn read(text: &'a [u8]) -> Result<Self, Error> {
         let text = text.trim_ascii_start();
-        let equals = memchr::memchr(b'=', text).ok_or(Error::Malformed("a part's parameter has no value"))?;
-        let (key, text) = (&text[..equals], &text[equals + 1..]);
+        let (key, text) =
+            split_once(text, b'=').ok_or(Error::Malformed("a part's parameter has no value"))?;
         let Some(quoted) = text.strip_prefix(b"\"") else {
             let end = text.iter().position(|byte| !is_token(*byte)).unwrap_or(text.len());
-            return Ok(Self { key, value: &text[..end], rest: &text[end..] });
+            let (value, rest) = text.split_at(end);
+            return Ok(Self { key, value, rest });
         };
-        let end = memchr::memchr(b'"', quoted)
-            .ok_or(Error::Malformed("a quoted parameter of a part has no end"))?;
-        let (value, rest) = (&quoted[..end], &quoted[end + 1..]);
+        let (value, rest) =
+            split_once(quoted, b'"').ok_or(Error::Malformed("a quoted parameter of a part has no end"))?;
         // To some readers the quote after it is a part of the value, to others it ends it.
         if value.ends_with(b"\\") {
             return Err(Error::Malformed("a parameter of a part has an escaped quote in it: write %22"));

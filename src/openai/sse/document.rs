@@ -15,11 +15,11 @@ pub(super) fn read(bytes: &[u8]) -> Option<Json> {
             b"error" => &mut error,
             b"usage" => &mut usage,
             // What these hold counts as well.
-            b"response" | b"message" => return plain &= is_null(&bytes[value]),
+            b"response" | b"message" => return plain &= is_null(value),
             _ => return,
         };
         // Of two the other one knows which counts.
-        plain &= slot.replace(&bytes[value]).is_none();
+        plain &= slot.replace(value).is_none();
     })?;
     if !plain {
         return None;
@@ -43,7 +43,7 @@ fn counts(usage: &[u8]) -> Option<(Option<u64>, Option<u64>)> {
             b"completion_tokens" | b"output_tokens" => &mut completion,
             _ => return,
         };
-        plain &= slot.replace(&usage[value]).is_none();
+        plain &= slot.replace(value).is_none();
     })?;
     if !plain {
         return None;

@@ -42,6 +42,10 @@ fn may_end(json: &[u8]) -> bool {
 /// What `look` says of any three bytes in a row. In this form the compiler looks at sixteen places at a time; with an
 /// iterator or a branch it does not.
 #[inline(always)]
+#[expect(
+    clippy::indexing_slicing,
+    reason = "each of the three has `places` bytes, which the compiler sees as well"
+)]
 fn over(json: &[u8], look: impl Fn(u8, u8, u8) -> u8) -> u8 {
     let places = json.len().saturating_sub(2);
     let [Some(first), Some(second), Some(third)] = [0, 1, 2].map(|from| json.get(from..from + places)) else {

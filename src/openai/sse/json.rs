@@ -111,10 +111,10 @@ impl Json {
 
     /// To the next byte that does not stay where nothing matters, or that begins a string which is not all here.
     fn skip<'a>(&mut self, mut bytes: &'a [u8]) -> &'a [u8] {
-        while let Some(place) = bytes.iter().position(|byte| TURNS[usize::from(*byte)]) {
+        while let Some(place) = bytes.iter().position(|byte| turns(*byte)) {
             let (_, turn) = bytes.split_at(place);
-            let after = &turn[1..];
-            bytes = match turn[0] {
+            let Some((first, after)) = turn.split_first() else { return turn };
+            bytes = match first {
                 b'"' => match after_string(after) {
                     Some(rest) => rest,
                     None => return turn,
@@ -300,7 +300,13 @@ fn after_string(mut bytes: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// The bytes that change something where nothing else matters.
+/// This byte changes something where nothing else matters.
+#[inline(always)]
+fn turns(byte: u8) -> bool {
+    TURNS.get(usize::from(byte)).is_some_and(|turns| *turns)
+}
+
+#[expect(clippy::indexing_slicing, reason = "a constant: there is an entry for each byte")]
 const TURNS: [bool; 256] = {
     let mut turns = [false; 256];
     turns[b'"' as usize] = true;

@@ -167,6 +167,7 @@ impl Metrics {
     }
 
     /// Requests that ended so.
+    #[expect(clippy::indexing_slicing, reason = "there is a counter for each outcome")]
     pub(crate) fn requests(&self, outcome: Outcome) -> IntCounter {
         self.requests[outcome as usize].clone()
     }
@@ -209,7 +210,7 @@ impl Metrics {
 impl Traffic {
     /// Bytes of a body passed on.
     pub(crate) fn passed(&self, direction: Direction, bytes: usize) {
-        let passed = &self.passed.0[direction as usize];
+        let Some(passed) = self.passed.0.get(direction as usize) else { return };
         passed.store(passed.load(Relaxed) + bytes as u64, Relaxed);
     }
 }
@@ -225,7 +226,14 @@ impl State {
         reach(&self.changes, now.changes);
         reach(&self.log, now.log);
         for (direction, counter) in self.bytes.iter().enumerate() {
-            reach(counter, self.traffic.iter().map(|passed| passed.0[direction].load(Relaxed)).sum());
+            reach(
+                counter,
+                self.traffic
+                    .iter()
+                    .filter_map(|passed| passed.0.get(direction))
+                    .map(|n| n.load(Relaxed))
+                    .sum(),
+            );
         }
     }
 }

@@ -59,6 +59,7 @@ fn fit(core: &Configuration, models: &[&ModelSpec]) -> bool {
 
 /// Places the shares one by one, and takes back what leads nowhere. Shares of one model go to different accelerators, in
 /// ascending order: `from` is the first that the next one may have.
+#[expect(clippy::indexing_slicing, reason = "candidates are indices of `free`")]
 fn place(shares: &[Share], free: &mut [Bytes], from: usize, tries: &mut u32) -> bool {
     let Some((share, rest)) = shares.split_first() else { return true };
     let Some(left) = tries.checked_sub(1) else { return true };

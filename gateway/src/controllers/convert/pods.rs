@@ -16,6 +16,7 @@ use crate::{
             inference_model::{ResourceAmounts, Resources},
         },
         strategic,
+        workload::merge,
     },
 };
 
@@ -97,7 +98,8 @@ fn short_form(image: &str, spec: &InferenceModelSpec) -> Template {
         }],
     });
     if needed {
-        pod["tolerations"] = json!([{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]);
+        let toleration = json!({"key": GPU, "operator": "Exists", "effect": "NoSchedule"});
+        merge::into(&mut pod, &json!({"tolerations": [toleration]}));
     }
     Map::from_iter([("spec".to_owned(), pod)]).into()
 }
@@ -133,9 +135,9 @@ pub(super) fn memory_limit(run: Option<&Run>, own: Option<&Template>) -> Option<
     let Run::Deployment(pods) = run? else { return None };
     let template = own.unwrap_or(&pods.template).value();
     let spec = template.get("spec")?;
-    let containers = spec["containers"].as_array().into_iter().flatten();
-    let engine = containers.filter(|container| container["name"] == pods.container.as_str());
-    let limits = engine.chain([spec]).map(|part| &part["resources"]["limits"]["memory"]);
+    let containers = spec.get("containers").and_then(Value::as_array).into_iter().flatten();
+    let engine = containers.filter(|container| merge::is_named(container, &pods.container));
+    let limits = engine.chain([spec]).filter_map(|part| part.pointer("/resources/limits/memory"));
     let bytes = limits.filter_map(|limit| match limit {
         Value::String(text) => amount::bytes(text),
         Value::Number(number) => amount::bytes(&number.to_string()),

@@ -188,7 +188,8 @@ fn patched(requester: &Pod, node: &NodeName) -> Result<Value, Error> {
     // Whatever the patch says of the rest of these is not its to say.
     merged.remove("status");
     let metadata = merged.remove("metadata").unwrap_or_default();
-    let kept = ["labels", "annotations"].map(|key| (key.to_owned(), metadata[key].clone()));
+    let kept =
+        ["labels", "annotations"].map(|key| (key.to_owned(), metadata.get(key).cloned().unwrap_or_default()));
     let mut kept: serde_json::Map<_, _> = kept.into_iter().filter(|(_, value)| !value.is_null()).collect();
     kept.insert("namespace".to_owned(), json!(requester.metadata.namespace));
     merged.insert("metadata".to_owned(), Value::Object(kept));

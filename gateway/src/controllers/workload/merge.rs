@@ -23,6 +23,19 @@ pub(crate) fn into(value: &mut Value, patch: &Value) {
     }
 }
 
+/// It is a container or a variable of this name.
+pub(crate) fn is_named(it: &Value, name: &str) -> bool {
+    it.get("name").and_then(Value::as_str) == Some(name)
+}
+
+/// What stands under this key, of an object that is made where something else stands: an index would panic there.
+pub(crate) fn under<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Value> {
+    if !value.is_object() {
+        *value = Value::Object(serde_json::Map::new());
+    }
+    Some(value.as_object_mut()?.entry(key).or_insert(Value::Null))
+}
+
 /// Adds what only the other one has, items of lists by their places: `value` is `other`, read as a Pod and added to, so that it
 /// lacks the fields that Pods do not have.
 pub(crate) fn fill(value: &mut Value, other: &Value) {

@@ -3,7 +3,10 @@
 use rouse::{model::Memory, pairing::event::Sizes, units::Bytes};
 use serde_json::{Map, Value, json};
 
-use super::{MANAGED, SPI_PORT, Workload, merge};
+use super::{
+    MANAGED, SPI_PORT, Workload,
+    merge::{self, is_named},
+};
 use crate::controllers::{
     crd::Quantity,
     dual::{keys, record},
@@ -26,12 +29,12 @@ const GPU: &str = "nvidia.com/gpu";
 impl Workload<'_> {
     /// Asks for this engine.
     pub(super) fn requester(&self, engine: Value) -> Value {
-        let spec = &engine["spec"];
+        let spec = engine.get("spec");
         let accelerators = self.accelerators(spec);
         let mut own: Map<String, Value> = PLACING
             .iter()
             .filter_map(|key| {
-                Some(((*key).to_owned(), spec.get(key).filter(|value| !value.is_null())?.clone()))
+                Some(((*key).to_owned(), spec?.get(key).filter(|value| !value.is_null())?.clone()))
             })
             .collect();
         self.go_to_sleepers(&mut own);
@@ -67,16 +70,15 @@ impl Workload<'_> {
 
     /// What says which engine it is: the template itself, or an InferenceServerConfig that it names.
     fn server(&self, engine: Value) -> Value {
-        let own = &engine["metadata"]["annotations"];
-        if let config @ Value::String(_) = &own[keys::SERVER_CONFIG] {
+        let own = |key: &str| {
+            engine.pointer("/metadata/annotations")?.get(key).filter(|value| value.is_string()).cloned()
+        };
+        if let Some(config) = own(keys::SERVER_CONFIG) {
             return json!({keys::SERVER_CONFIG: config, keys::SERVED_NAME: self.engine.served_name});
         }
-        let mut server = json!({});
-        if let mode @ Value::String(_) = &own[keys::MODE] {
-            server[keys::MODE] = mode.clone();
-        }
-        server[keys::SERVER_PATCH] = json!(self.patch(engine));
-        server
+        let mode = own(keys::MODE).map(|mode| (keys::MODE.to_owned(), mode));
+        let patch = (keys::SERVER_PATCH.to_owned(), json!(self.patch(engine)));
+        Value::Object(mode.into_iter().chain([patch]).collect())
     }
 
     fn label(&self) -> String {
@@ -87,8 +89,10 @@ impl Workload<'_> {
     fn go_to_sleepers(&self, spec: &mut Map<String, Value>) {
         let labels = json!({keys::ENGINE_OF: self.label(), keys::SLEEPING: "true"});
         let term = json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}});
-        let affinity = spec.entry("affinity").or_insert_with(|| json!({}));
-        let all = &mut affinity["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"];
+        let affinity = spec.entry("affinity").or_insert(Value::Null);
+        let all = merge::under(affinity, "podAffinity")
+            .and_then(|own| merge::under(own, "preferredDuringSchedulingIgnoredDuringExecution"));
+        let Some(all) = all else { return };
         if !all.is_array() {
             *all = json!([]);
         }
@@ -98,9 +102,9 @@ impl Workload<'_> {
     }
 
     /// The extended resources of the engine's container: of such are accelerators.
-    fn accelerators(&self, spec: &Value) -> Value {
-        let container = spec["containers"].as_array().into_iter().flatten();
-        let container = container.into_iter().find(|it| it["name"] == self.pods.container.as_str());
+    fn accelerators(&self, spec: Option<&Value>) -> Value {
+        let mut all = spec.and_then(|spec| spec.get("containers")?.as_array()).into_iter().flatten();
+        let container = all.find(|it| is_named(it, &self.pods.container));
         let limits = container.and_then(|it| it.pointer("/resources/limits")?.as_object());
         let extended: Map<String, Value> = limits
             .into_iter()
@@ -116,31 +120,32 @@ impl Workload<'_> {
 
     /// Makes the engine's Pod of the requester: all of it in the place of the requester's.
     fn patch(&self, mut engine: Value) -> String {
-        let mut spec = engine["spec"].take();
-        spec["$patch"] = json!("replace");
-        let all = spec["containers"].as_array_mut().into_iter().flatten();
-        if let Some(own) = all.into_iter().find(|it| it["name"] == self.pods.container.as_str()) {
+        let mut spec = engine.get_mut("spec").map(Value::take).unwrap_or_default();
+        merge::into(&mut spec, &json!({"$patch": "replace"}));
+        let mut all = spec.get_mut("containers").and_then(Value::as_array_mut).into_iter().flatten();
+        if let Some(own) = all.find(|it| is_named(it, &self.pods.container)).and_then(Value::as_object_mut) {
             self.engine_container(own);
         }
-        let mut metadata = json!({"labels": {}, "annotations": {}});
-        for key in ["labels", "annotations"] {
-            if let given @ Value::Object(_) = engine["metadata"][key].take() {
-                metadata[key] = given;
-            }
-        }
-        metadata["labels"][MANAGED] = Value::Null;
-        metadata["labels"][keys::ENGINE_OF] = json!(self.label());
-        let patch = json!({"metadata": metadata, "spec": spec});
+        let mut given = |at: &str| match engine.pointer_mut(at).map(Value::take) {
+            Some(Value::Object(given)) => given,
+            _ => Map::new(),
+        };
+        let (mut labels, annotations) = (given("/metadata/labels"), given("/metadata/annotations"));
+        labels.insert(MANAGED.to_owned(), Value::Null);
+        labels.insert(keys::ENGINE_OF.to_owned(), json!(self.label()));
+        let patch = json!({"metadata": {"labels": labels, "annotations": annotations}, "spec": spec});
         // A server patch is a template, of which an engine's command is no part. JSON has two braces together only in texts.
         patch.to_string().replace("{{", "\\u007b\\u007b")
     }
 
     /// As the controller of dual pods knows one: by its name, and by the port of its probe.
-    fn engine_container(&self, own: &mut Value) {
-        own["name"] = json!(keys::CONTAINER);
+    fn engine_container(&self, own: &mut Map<String, Value>) {
+        own.insert("name".to_owned(), json!(keys::CONTAINER));
         let port = self.pods.port;
-        if own.pointer("/readinessProbe/httpGet/port") != Some(&json!(port)) {
-            own["readinessProbe"] = json!({"httpGet": {"path": "/health", "port": port}, "periodSeconds": 1});
+        let probed = own.get("readinessProbe").and_then(|probe| probe.pointer("/httpGet/port"));
+        if probed != Some(&json!(port)) {
+            let probe = json!({"httpGet": {"path": "/health", "port": port}, "periodSeconds": 1});
+            own.insert("readinessProbe".to_owned(), probe);
         }
         lets_sleep(own);
     }
@@ -150,12 +155,13 @@ impl Workload<'_> {
 const DEVELOPERS: &str = "VLLM_SERVER_DEV_MODE";
 
 /// This container's engine takes the orders to sleep and to wake.
-pub(super) fn lets_sleep(own: &mut Value) {
-    if !own["env"].is_array() {
-        own["env"] = json!([]);
+pub(super) fn lets_sleep(own: &mut Map<String, Value>) {
+    let env = own.entry("env").or_insert(Value::Null);
+    if !env.is_array() {
+        *env = json!([]);
     }
-    if let Some(env) = own["env"].as_array_mut()
-        && !env.iter().any(|it| it["name"] == DEVELOPERS)
+    if let Some(env) = env.as_array_mut()
+        && !env.iter().any(|it| is_named(it, DEVELOPERS))
     {
         env.push(json!({"name": DEVELOPERS, "value": "1"}));
     }

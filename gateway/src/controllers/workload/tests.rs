@@ -121,6 +121,52 @@ fn a_stub_has_the_resource_claims_of_its_engine_and_no_others() {
     });
 }
 
+/// A template is any object: the API server checks it as a Pod's only in the Deployment, and until then nothing in it may bring a
+/// gateway down.
+#[test]
+fn a_template_whose_fields_are_not_what_a_pod_has_is_passed_on_and_brings_nothing_down() {
+    const PREFERRED: &str =
+        "/spec/template/spec/affinity/podAffinity/preferredDuringSchedulingIgnoredDuringExecution";
+    let odd = [
+        json!("x"),
+        json!(7),
+        json!([]),
+        json!(["x"]),
+        json!({"labels": "x", "annotations": 7}),
+        Value::Null,
+    ];
+    let within = |at: &str, odd: &Value| {
+        let mut template = json!({"metadata": {}, "spec": {"affinity": {"podAffinity": {}}, "containers": ["x", {"name": "vllm"}]}});
+        if let Some((parent, key)) = at.rsplit_once('/') {
+            let parent = template.pointer_mut(parent).and_then(Value::as_object_mut).unwrap();
+            parent.insert(key.to_owned(), odd.clone());
+        }
+        template
+    };
+    for at in [
+        "/metadata",
+        "/metadata/annotations",
+        "/spec/affinity",
+        "/spec/affinity/podAffinity",
+        "/spec/affinity/podAffinity/preferredDuringSchedulingIgnoredDuringExecution",
+        "/spec/nodeSelector",
+        "/spec/tolerations",
+        "/spec/containers/1/env",
+        "/spec/containers/1/resources",
+        "/spec/containers/1/readinessProbe",
+    ] {
+        for (odd, mode) in odd.iter().flat_map(|odd| [(odd, "dualPods"), (odd, "deployment")]) {
+            let engine = if mode == "deployment" { json!({"sleepMode": "vllm"}) } else { json!({}) };
+            let spec = json!({"modelName": "m", "memory": "1Gi", "mode": mode, "engine": engine,
+                "nodeSelector": {"inference-pool": "h200"}, "template": within(at, odd)});
+            workload(spec, |made| {
+                let all = made.pointer(PREFERRED).and_then(Value::as_array);
+                assert!(mode == "deployment" || all.is_some_and(|all| !all.is_empty()), "{at}: {made}");
+            });
+        }
+    }
+}
+
 #[test]
 fn another_template_is_another_deployment_and_more_replicas_are_not() {
     let spec = |image: &str| json!({"modelName": "m", "memory": "1Gi", "containerImage": image});

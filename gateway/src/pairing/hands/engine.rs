@@ -30,7 +30,9 @@ use crate::{
             provider::{self, Owner, Place},
             record,
         },
-        fault, writer,
+        fault,
+        workload::merge,
+        writer,
     },
     pairing::{
         ask::Asked,
@@ -119,7 +121,7 @@ impl Hands {
     pub(super) async fn name_dual(&self, own: &Requester, provider: &str, instance: Option<&str>) -> Outcome {
         let mut metadata = json!({"uid": own.id.as_str(), "labels": {keys::DUAL: provider}});
         if let Some(instance) = instance {
-            metadata["labels"][keys::INSTANCE] = json!(instance);
+            merge::into(&mut metadata, &json!({"labels": {keys::INSTANCE: instance}}));
         }
         self.patch(&own.name, &json!({"metadata": metadata})).await
     }
@@ -129,7 +131,9 @@ impl Hands {
         let (own, provider) = (job.requester()?, job.provider()?);
         let mut annotations =
             record::annotations(&job.command.node, record, Some(&own.name.name), job.written(&record.engine));
-        annotations[keys::EDITION] = json!(own.edition.as_ref().map(Edition::text));
+        if let Some(edition) = merge::under(&mut annotations, keys::EDITION) {
+            *edition = json!(own.edition.as_ref().map(Edition::text));
+        }
         let patch = json!({"metadata": {
             "uid": provider.uid.as_str(),
             "finalizers": [keys::PROVIDER_FINALIZER],

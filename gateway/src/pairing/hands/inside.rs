@@ -21,6 +21,7 @@ use crate::{
             keys,
         },
         fault,
+        workload::merge,
     },
     pairing::directory::{Provider, Requester},
     platform::kubernetes::launcher::{self, Error::Conflict, Instance, Launcher, Wanted},
@@ -126,7 +127,8 @@ impl Hands {
                 "annotations": annotations,
             });
             if nobodys {
-                metadata["$deleteFromPrimitiveList/finalizers"] = json!([keys::PROVIDER_FINALIZER]);
+                let ours = json!({"$deleteFromPrimitiveList/finalizers": [keys::PROVIDER_FINALIZER]});
+                merge::into(&mut metadata, &ours);
             }
             self.patch(&provider.name, &json!({"metadata": metadata})).await?;
         }

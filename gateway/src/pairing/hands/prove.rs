@@ -35,7 +35,7 @@ impl Hands {
         let caller = Caller::new(engine, None);
         let list: Value =
             serde_json::from_slice(&caller.get("/v1/models", MOMENT).await?.body).unwrap_or_default();
-        let served = list["data"][0]["id"].as_str().map(str::to_owned);
+        let served = list.pointer("/data/0/id").and_then(Value::as_str).map(str::to_owned);
         let task = if served.is_some() { Task::Generate } else { Task::None };
         fault::point();
         match adapter(job, served, task)?.probe(within).await {

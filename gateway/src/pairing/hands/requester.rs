@@ -8,7 +8,10 @@ use serde_json::{Value, json};
 
 use super::{Failed, Hands, Job, Outcome, spi::Spi};
 use crate::{
-    controllers::dual::keys::{ACCELERATORS, DUAL, REQUESTER_FINALIZER, SERVER_IP, listed},
+    controllers::{
+        dual::keys::{ACCELERATORS, DUAL, REQUESTER_FINALIZER, SERVER_IP, listed},
+        workload::merge,
+    },
     pairing::directory::{Provider, Requester},
 };
 
@@ -44,10 +47,14 @@ impl Hands {
             if let Ok(provider) = job.provider() {
                 metadata = named(own, provider);
             }
-            metadata["finalizers"] = json!([REQUESTER_FINALIZER]);
-            metadata["annotations"][ACCELERATORS] = json!(listed(&job.accelerators));
+            let written = json!({ACCELERATORS: listed(&job.accelerators)});
+            let more = json!({"finalizers": [REQUESTER_FINALIZER], "annotations": written});
+            merge::into(&mut metadata, &more);
         } else {
-            metadata["$deleteFromPrimitiveList/finalizers"] = json!([REQUESTER_FINALIZER]);
+            merge::into(
+                &mut metadata,
+                &json!({"$deleteFromPrimitiveList/finalizers": [REQUESTER_FINALIZER]}),
+            );
         }
         self.patch(&own.name, &json!({"metadata": metadata})).await
     }

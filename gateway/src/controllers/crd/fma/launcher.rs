@@ -10,6 +10,7 @@ use super::{
     super::template::{self, Template},
     Status,
 };
+use crate::controllers::workload::merge;
 
 /// The container of a provider Pod, and of a requester Pod, that counts.
 pub const CONTAINER: &str = "inference-server";
@@ -70,7 +71,7 @@ impl LauncherConfigSpec {
         }
         let spec = self.pod_template.spec.value();
         let containers = spec.get("containers").and_then(serde_json::Value::as_array);
-        if !containers.is_some_and(|all| all.iter().any(|one| one["name"] == CONTAINER)) {
+        if !containers.is_some_and(|all| all.iter().any(|one| merge::is_named(one, CONTAINER))) {
             problems.push(format!("podTemplate.spec.containers: none is named '{CONTAINER}'"));
         }
         problems

@@ -97,6 +97,7 @@ pub(super) fn from_uuid(text: &[u8]) -> Result<String, Error> {
     ))
 }
 
+#[expect(clippy::indexing_slicing, reason = "there are 64 digits")]
 fn digit(value: u64) -> char {
     char::from(DIGITS[(value % 64) as usize])
 }

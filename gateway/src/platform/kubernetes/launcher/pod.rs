@@ -206,7 +206,7 @@ impl Place<'_> {
         }
         let containers = pod.pointer_mut("/spec/containers").and_then(Value::as_array_mut);
         let mut containers = containers.into_iter().flatten();
-        let launcher = containers.find(|container| container["name"] == CONTAINER);
+        let launcher = containers.find(|container| merge::is_named(container, CONTAINER));
         let own = ObjectName::new(self.namespace, name(self.node, self.accelerator));
         let token = key.launcher_hash(&own);
         force(launcher.and_then(Value::as_object_mut).ok_or(NoContainer)?, &token);
@@ -256,7 +256,9 @@ impl Place<'_> {
             for term in terms.iter_mut().filter(|term| demands(term)) {
                 let mut expressions = list(term.get_mut(EXPRESSIONS));
                 expressions.push(here.clone());
-                term[EXPRESSIONS] = expressions.into();
+                if let Some(place) = merge::under(term, EXPRESSIONS) {
+                    *place = expressions.into();
+                }
             }
         }
         let required =
@@ -274,7 +276,8 @@ fn list(place: Option<&mut Value>) -> Vec<Value> {
 }
 
 fn demands(term: &Value) -> bool {
-    [EXPRESSIONS, "matchFields"].iter().any(|what| term[what].as_array().is_some_and(|all| !all.is_empty()))
+    let demanded = |what| term.get(what).and_then(Value::as_array).is_some_and(|all| !all.is_empty());
+    demanded(EXPRESSIONS) || demanded("matchFields")
 }
 
 /// The container asks for no accelerator.
@@ -289,7 +292,7 @@ fn without_accelerators(container: &mut Value) {
 fn force(container: &mut Map<String, Value>, token: &str) {
     let forced = FORCED.into_iter().chain([(TOKEN, token)]);
     let mut env = list(container.get_mut("env"));
-    env.retain(|one| forced.clone().all(|(name, _)| one["name"] != name));
+    env.retain(|one| forced.clone().all(|(name, _)| !merge::is_named(one, name)));
     env.extend(forced.map(|(name, value)| json!({"name": name, "value": value})));
     container.insert("env".to_owned(), env.into());
     let none = json!({"limits": {GPU: "0"}, "requests": {GPU: "0"}});
