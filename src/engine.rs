@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     fault::Cause,
+    fleet::command::Why,
     model::{AcceleratorId, EngineId, ModelSpec, Timeouts},
     units::{Bytes, Generation, Millis, Tick},
 };
@@ -134,6 +135,9 @@ pub struct Engine {
     pub symptoms: Symptoms,
 }
 
+/// An engine that took the order to sleep and says for so long that it is awake does not fall asleep. vLLM answers the order once
+/// it sleeps, and says so from then on; what answers before gets this much.
+pub const SLEEP_DENIAL: Millis = Millis::secs(2);
 /// Awake for so long without a failure, and former failures are forgotten.
 const FORGIVEN: Millis = Millis::secs(60);
 /// A canary or probe without any byte has failed so long after its exchange should have timed out by itself.
@@ -265,6 +269,21 @@ impl Engine {
     pub fn granted(&mut self, now: Tick) {
         self.leases += 1;
         self.left_out = self.left_out.map(|until| if until <= now { NOT_DUE } else { until });
+    }
+
+    /// Its gate opens again before it was put away. One that was told to sleep, and is awake, serves as after a wake: its turn begins
+    /// anew, and no order of before puts it to sleep again.
+    pub fn is_called_back(&mut self, now: Tick) {
+        if self.stays_awake() {
+            (self.turn, self.clients, self.past) = (now, Clients::default(), None);
+        }
+        self.become_state(State::Awake, now);
+    }
+
+    /// It was told to sleep, and says that it is awake.
+    #[must_use]
+    pub const fn stays_awake(&self) -> bool {
+        matches!(self.state, State::Draining { why: Why::StaysAwake, .. })
     }
 
     /// A launch that others must keep away from, on its accelerators.

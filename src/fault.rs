@@ -158,6 +158,8 @@ pub enum Cause {
     PublicListener,
     /// The engine refused the call (sleep or wake).
     Refused,
+    /// The engine took the order to sleep, and has said for [`crate::engine::SLEEP_DENIAL`] that it is awake.
+    StaysAwake,
     /// An operator's order.
     Stopped,
     Unreachable,
@@ -390,6 +392,7 @@ impl Cause {
             }
             Self::PublicListener => "it listens on every interface",
             Self::Refused => "it refused the call",
+            Self::StaysAwake => "it took the order to sleep and says that it is awake",
             Self::Stopped => "it was stopped by order",
             Self::Unreachable => "it cannot be reached",
             Self::BrokeOff => "its connection broke in the middle of the answer",
@@ -434,6 +437,7 @@ impl std::fmt::Display for Cause {
             }
             Self::PublicListener => f.write_str("public_listener"),
             Self::Refused => f.write_str("refused"),
+            Self::StaysAwake => f.write_str("stays_awake"),
             Self::Stopped => f.write_str("stopped"),
             Self::Unreachable => f.write_str("unreachable"),
             Self::BrokeOff => f.write_str("broke_off"),
@@ -483,6 +487,7 @@ mod tests {
             Cause::NotLaunched,
             Cause::BrokeOff,
             Cause::Timeout,
+            Cause::StaysAwake,
             Cause::Unrunnable,
         ];
         for cause in

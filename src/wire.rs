@@ -90,6 +90,17 @@ pub struct Actuate {
     pub level: Option<u8>,
 }
 
+/// Their 502: the engine did not follow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NotActuated {
+    /// For people.
+    pub error: String,
+    /// It took the order to sleep, and says that it is awake: requests may be let in again.
+    #[serde(default)]
+    pub stays_awake: bool,
+}
+
 /// What became of it, with the memory as it is read afterwards, where it can be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Actuated {

@@ -51,6 +51,7 @@ fn no_cluster_breaks_a_promise() {
     for what in [
         "wakes",
         "sleeps",
+        "sleeps denied",
         "requesters killed",
         "leaders lost",
         "leaders continued",

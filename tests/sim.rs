@@ -114,6 +114,8 @@ fn assert_not_vacuous(tally: &Tally) {
         "fault: engine hung",
         "fault: wake refused",
         "fault: sleep refused",
+        "fault: sleep denied",
+        "called back from a sleep that was denied",
         "fault: accelerator lost",
         "fault: conflict",
         "fault: a stub's gate closed",

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
 use super::{Adapter, Health, SleepApi};
-use crate::{fault::Cause, model::Level};
+use crate::{engine::SLEEP_DENIAL, fault::Cause, model::Level};
 
 /// Longer than any deadline the decisions set.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
@@ -23,7 +23,10 @@ const STUCK: Duration = Duration::from_millis(500);
 const LINGER: Duration = Duration::from_secs(3);
 
 impl Adapter {
-    /// Puts the engine to sleep; returns when it says that it sleeps.
+    /// Puts the engine to sleep; returns when it says that it sleeps, or that it does not.
+    ///
+    /// # Errors
+    /// [`Cause::StaysAwake`]: it took the order, and is awake. It can serve at once.
     pub async fn sleep(&self, level: Level) -> Result<(), Cause> {
         match self.manner.sleep {
             SleepApi::None => return Err(Cause::Refused),
@@ -39,13 +42,32 @@ impl Adapter {
                 self.order("/release_memory_occupation", Some(&json!({}))).await?;
             }
         }
-        // Some versions answer when the order is taken, not when it is carried out.
+        self.until_asleep().await
+    }
+
+    /// After the order to sleep was taken. Some versions answer then, and not when it is carried out.
+    ///
+    /// Only an engine that says so itself is awake. One that gives no answer to the first question cannot tell, and its word that it took
+    /// the order counts; but once it has denied, nothing but its word that it sleeps does, and silence proves neither.
+    async fn until_asleep(&self) -> Result<(), Cause> {
+        let (mut denied, mut denies_since): (bool, Option<Instant>) = (false, None);
         let mut gap = Duration::from_millis(5);
-        while self.asleep(MOMENT).await == Some(false) {
+        loop {
+            match self.asleep(MOMENT).await {
+                Some(true) => return Ok(()),
+                None if !denied => return Ok(()),
+                None => denies_since = None,
+                Some(false) => {
+                    denied = true;
+                    let since = *denies_since.get_or_insert_with(Instant::now);
+                    if Instant::now() - since >= SLEEP_DENIAL.duration() {
+                        return Err(Cause::StaysAwake);
+                    }
+                }
+            }
             time::sleep(gap).await;
             gap = (gap * 2).min(Duration::from_millis(200));
         }
-        Ok(())
     }
 
     /// Gives the wake orders; the engine is usable once its health is good and [`Self::asleep`] denies.

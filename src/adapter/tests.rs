@@ -10,10 +10,10 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{Response, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::Instant};
 
 use super::*;
-use crate::model::Level;
+use crate::{engine::SLEEP_DENIAL, model::Level};
 
 const WITHIN: Duration = Duration::from_secs(5);
 
@@ -118,6 +118,46 @@ async fn an_engine_whose_counters_are_stuck_is_asked_for_a_token_and_then_put_to
     ])
     .await;
     assert_eq!(engine.vllm().sleep(Level::One).await, Ok(()));
+}
+
+const TAKES: (&str, &str) = ("POST /sleep?level=1&mode=wait", "ok");
+const DENIES: (&str, &str) = ("GET /is_sleeping", r#"{"is_sleeping": false}"#);
+const ASLEEP: &str = r#"{"is_sleeping": true}"#;
+
+#[tokio::test]
+async fn an_engine_that_says_for_long_enough_that_it_is_awake_does_not_fall_asleep() {
+    let engine = Engine::new(&[TAKES, DENIES]).await;
+    let began = Instant::now();
+    assert_eq!(engine.vllm().sleep(Level::One).await, Err(Cause::StaysAwake));
+    assert!(began.elapsed() >= SLEEP_DENIAL.duration(), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn an_engine_that_took_the_order_and_cannot_tell_counts_as_asleep() {
+    for answer in ["404", "500", "not json", "{}"] {
+        let engine = Engine::new(&[TAKES, ("GET /is_sleeping", answer)]).await;
+        assert_eq!(engine.vllm().sleep(Level::One).await, Ok(()), "{answer}");
+    }
+}
+
+/// It is neither asleep nor awake while it gives no answer: only its own word that it sleeps ends that.
+#[tokio::test]
+async fn an_engine_that_denied_and_then_says_nothing_is_asleep_once_it_says_so() {
+    let later =
+        [("GET /is_sleeping after POST /falls", "503"), ("GET /is_sleeping after POST /asleep", ASLEEP)];
+    let engine = Engine::new(&[TAKES, DENIES, later[0], later[1]]).await;
+    let adapter = engine.vllm();
+    let sleeping = tokio::spawn(async move { adapter.sleep(Level::One).await });
+    let asked = || engine.asked.lock().unwrap().iter().filter(|call| *call == DENIES.0).count();
+    while asked() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let caller = Caller::new(engine.address, None);
+    caller.post("/falls", None, WITHIN).await.unwrap();
+    tokio::time::sleep(SLEEP_DENIAL.duration() + Duration::from_millis(300)).await;
+    assert!(asked() > 2 && !sleeping.is_finished());
+    caller.post("/asleep", None, WITHIN).await.unwrap();
+    assert_eq!(sleeping.await.unwrap(), Ok(()));
 }
 
 #[tokio::test]

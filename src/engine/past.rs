@@ -188,7 +188,7 @@ impl Past {
                 Some(Why::Outdated) => format!("stopped at {at}: its configuration changed"),
                 Some(Why::Shutdown) => format!("stopped at {at} with the gateway"),
                 // What fails otherwise has failed, and is not put away.
-                Some(Why::Fault) => format!("stopped at {at}: it did not fall asleep"),
+                Some(Why::Fault | Why::StaysAwake) => format!("stopped at {at}: it did not fall asleep"),
                 Some(Why::Published) | None => format!("stopped at {at}"),
             },
         }
@@ -253,6 +253,12 @@ impl Engine {
             }
             _ => {}
         }
+    }
+
+    /// It was put away for another model's turn, and has not served since.
+    pub(crate) fn is_evicted(&self) -> bool {
+        let past = self.past.as_ref().map(|past| &past.what);
+        matches!(past, Some(Ending::PutAway { why: Some(Why::Turn), .. }))
     }
 
     /// The last failure, where the engine has not served since.

@@ -224,7 +224,8 @@ impl Draft<'_> {
         }
         // Also when it is drained already and only waits for a neighbour.
         let wanted = self.waiting(&id.model) > 0 || self.is_wanted_for_others(id);
-        if why == Why::Idle && wanted && !hung {
+        let stays = why == Why::Idle || why == Why::StaysAwake && self.may_stay(id);
+        if stays && wanted && !hung {
             return self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });
         }
         if drained {
@@ -237,6 +238,11 @@ impl Draft<'_> {
         } else if cut && !revoked {
             self.revoke(id, Fault::TurnOver { model: id.model.clone() });
         }
+    }
+
+    /// Nothing but its idleness speaks against its serving on.
+    fn may_stay(&self, id: &EngineId) -> bool {
+        !self.unwanted(id) && !self.ordered_stop(id) && self.planner.lost_accelerator(id).is_none()
     }
 
     /// The gate is drained: asleep if it can, else stopped.

@@ -69,13 +69,7 @@ impl Planner {
                 self.ledger.accelerators.change(accelerator, asked);
             }
             Command::Probe { engine, .. } => self.with(engine, |e| e.proof = Proof::Out(now)),
-            Command::OpenGate { engine, public, .. } => self.with(engine, |e| {
-                e.door = if *public { Door::Public } else { Door::Waiters };
-                e.forsaken = false;
-                if matches!(e.state, State::Draining { .. }) {
-                    e.become_state(State::Awake, now);
-                }
-            }),
+            Command::OpenGate { engine, public, .. } => self.open(engine, *public, now),
             Command::CloseGate { engine, generation, why, then, to } => {
                 self.close(engine, *generation, *why, *then, now);
                 if let Some(to) = to {
@@ -176,6 +170,20 @@ impl Planner {
             self.ledger.host.booked.book(engine, host);
         }
         self.with(engine, |e| e.become_state(State::FallingAsleep { level }, now));
+    }
+
+    fn open(&mut self, engine: &EngineId, public: bool, now: Tick) {
+        if self.engines.get(engine).is_some_and(Engine::stays_awake) {
+            // It holds nothing there, as after a wake.
+            self.ledger.host.booked.remove(engine);
+        }
+        self.with(engine, |e| {
+            e.door = if public { Door::Public } else { Door::Waiters };
+            e.forsaken = false;
+            if matches!(e.state, State::Draining { .. }) {
+                e.is_called_back(now);
+            }
+        });
     }
 
     fn close(&mut self, engine: &EngineId, generation: Generation, why: Why, then: Then, now: Tick) {

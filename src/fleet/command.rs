@@ -25,6 +25,8 @@ pub enum Why {
     Outdated,
     /// It is hung, failed or gone.
     Fault,
+    /// It was told to sleep and says that it is awake; a new request cancels this one too.
+    StaysAwake,
     Shutdown,
     /// The gateway that leads says that it is not awake.
     Published,

@@ -381,9 +381,11 @@ impl Engine {
                 self.proof = Proof::Wanted;
                 self.symptoms = Symptoms::default();
             }
-            // Its gate is closed and drained already: it is stopped instead.
-            Event::SleepFailed { .. } if matches!(self.state, State::FallingAsleep { .. }) => {
-                let (why, then) = (Why::Fault, Then::Stop);
+            // Its gate is closed and drained already: it is stopped instead. One that is awake may serve whoever waits for it, as long as
+            // it does not make room for another.
+            Event::SleepFailed { cause, .. } if matches!(self.state, State::FallingAsleep { .. }) => {
+                let awake = *cause == Cause::StaysAwake && !self.is_evicted();
+                let (why, then) = (if awake { Why::StaysAwake } else { Why::Fault }, Then::Stop);
                 self.become_state(State::Draining { why, then, revoked: false, drained: true }, now);
             }
             Event::WakeFailed { cause, .. } | Event::StartFailed { cause, .. }

@@ -8,7 +8,7 @@ use super::{
     world::{Happening, World},
 };
 use crate::{
-    engine::clients::Clients,
+    engine::{SLEEP_DENIAL, clients::Clients},
     fault::{Cause, Fault},
     fleet::{
         command::{Command, Why},
@@ -160,6 +160,7 @@ impl World {
             ignores_term: self.random.chance(faults.ignores_term),
             refuse_wake: false,
             late: None,
+            denied: false,
             profiling,
             measured_from: 0,
         };
@@ -211,6 +212,7 @@ impl World {
         let faults = self.scenario.faults;
         let refused = self.random.chance(faults.sleep_refused);
         let hangs = self.random.chance(faults.sleep_hangs);
+        let denied = self.random.chance(faults.sleep_denied);
         let Some(process) = self.machine.process(engine, generation) else {
             return;
         };
@@ -220,7 +222,10 @@ impl World {
             self.tally.add("fault: sleep hangs");
         } else if refused {
             self.tally.add("fault: sleep refused");
-            self.plan_step(engine, takes, Step::SleepRefused);
+            self.plan_step(engine, takes, Step::SleepFails(Cause::Refused));
+        } else if denied {
+            self.tally.add("fault: sleep denied");
+            self.plan_step(engine, SLEEP_DENIAL, Step::SleepFails(Cause::StaysAwake));
         } else {
             self.plan_step(engine, takes, Step::Slept);
         }
@@ -284,6 +289,10 @@ impl World {
 
     fn open_gate(&mut self, engine: &EngineId, generation: Generation, public: bool) {
         self.check_traffic(engine, generation);
+        if self.machine.process(engine, generation).is_some_and(|process| std::mem::take(&mut process.denied))
+        {
+            self.tally.add("called back from a sleep that was denied");
+        }
         let Some(gate) = self.gates.get_mut(engine).filter(|g| g.generation == generation) else {
             return self.violation(format!("a gate is opened that is not there: {engine} {generation}"));
         };

@@ -37,6 +37,8 @@ pub(super) struct Process {
     /// The next wake is refused, or the next sleep late, by a scenario's order.
     pub(super) refuse_wake: bool,
     pub(super) late: Option<Millis>,
+    /// It took the last order to sleep and stayed awake.
+    pub(super) denied: bool,
     /// It measures free memory at its start, and the fleet has not been told that this is over.
     pub(super) profiling: bool,
     /// The devices' counts when it began to measure.
@@ -65,7 +67,7 @@ pub(super) enum Step {
     /// The kernel ends it, whatever it does.
     Killed,
     Slept,
-    SleepRefused,
+    SleepFails(Cause),
     Freed,
     WokenWeights,
     Woken,
@@ -143,10 +145,11 @@ impl World {
             Step::Exits(cause) => self.die(&engine, cause),
             Step::Killed => self.die(&engine, Cause::Stopped),
             Step::Slept => self.slept(engine, generation),
-            Step::SleepRefused => {
+            Step::SleepFails(cause) => {
                 process.enter(Phase::Awake);
+                process.denied = cause == Cause::StaysAwake;
                 self.watch(&engine);
-                self.tell(Event::SleepFailed { engine, generation, cause: Cause::Refused });
+                self.tell(Event::SleepFailed { engine, generation, cause });
             }
             Step::Freed => process.held = process.residue,
             Step::WokenWeights => {

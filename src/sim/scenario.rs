@@ -56,6 +56,8 @@ pub struct Faults {
     pub wake_hangs: f64,
     pub sleep_refused: f64,
     pub sleep_hangs: f64,
+    /// The order to sleep is taken, and the engine stays awake.
+    pub sleep_denied: f64,
     pub late_memory: f64,
     /// The residue turns out larger than declared.
     pub fat_residue: f64,

@@ -1,6 +1,7 @@
 //! Turns: nobody waits longer than the turns before it add up to, and swaps are few.
 
 use rouse::{
+    engine::SLEEP_DENIAL,
     fleet::event::Order,
     model::{
         Accelerator, Accelerators, Configuration, Idle, LevelPolicy, Memory, ModelSpec, OnDeadline, OwnQueue,
@@ -207,6 +208,47 @@ fn an_engine_that_never_sleeps_or_wakes_starts_at_once_each_time() {
         assert_eq!(world.tally().of("requests served"), 8);
         assert!(world.longest_wait() < Millis::secs(10), "{}", world.longest_wait());
     }
+}
+
+/// It is started once, and put to sleep no more for the order, as if it had been woken.
+#[test]
+fn an_engine_that_is_told_to_sleep_and_stays_awake_serves_who_comes_meanwhile() {
+    for order in [false, true] {
+        let mut configuration = configuration(1, 1, Settings::default());
+        configuration.models[0].idle.sleep_after = (!order).then_some(Millis::secs(20));
+        let mut scenario = Scenario::new("stays awake", configuration)
+            .at(Millis::secs(1), ask("model-0"))
+            .at(Millis::secs(23), ask("model-0"));
+        if order {
+            let sleep = Order::Sleep { level: None };
+            scenario = scenario.at(Millis(22_500), Deed::Order("model-0".into(), sleep));
+        }
+        scenario.nature.start = (Millis::secs(1), Millis::secs(1));
+        scenario.faults.sleep_denied = 1.0;
+        let world = run(scenario);
+        let tally = |what| world.tally().of(what);
+        assert_eq!(tally("requests served"), 2);
+        assert_eq!((tally("launches"), tally("called back from a sleep that was denied")), (1, 1));
+        assert!(world.longest_wait() <= SLEEP_DENIAL + SLACK, "{}", world.longest_wait());
+        // By idleness it is told again, and then nobody comes.
+        let (sleeps, stops) = if order { (1, 0) } else { (2, 1) };
+        assert_eq!((tally("sleeps"), tally("stops")), (sleeps, stops));
+        assert_eq!(tally("operations done"), u64::from(order));
+    }
+}
+
+/// Who has waited for its memory comes first, also before those who would have it back.
+#[test]
+fn an_engine_that_makes_room_and_stays_awake_is_stopped() {
+    let mut scenario = Scenario::new("stays awake in the way", configuration(1, 2, Settings::default()))
+        .at(Millis::secs(1), ask("model-0"))
+        .at(Millis::secs(60), ask("model-1"))
+        .at(Millis::secs(61), ask("model-0"));
+    scenario.faults.sleep_denied = 1.0;
+    let world = run(scenario);
+    let tally = |what| world.tally().of(what);
+    assert_eq!((tally("requests served"), tally("launches")), (3, 3));
+    assert_eq!(tally("called back from a sleep that was denied"), 0);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use rouse::{
     engine::past::{Ending, see_logs},
+    fault::Cause as EngineCause,
     fleet::{
         Fleet,
         command::{Command, Then, Why},
@@ -63,6 +64,10 @@ impl Recorder {
             | Event::WakeFailed { engine, .. }
             | Event::StartFailed { engine, .. } => {
                 self.end(engine, Outcome::Failed, now);
+                if let Event::SleepFailed { cause: cause @ EngineCause::StaysAwake, .. } = event {
+                    let why = cause.words();
+                    tracing::warn!(%engine, why, "not asleep: it serves those who wait for it, or is stopped");
+                }
             }
             Event::Gone { engine, generation, .. } => {
                 let stopped = matches!(self.under_way.get(engine), Some((Transition::Stop, ..)));
@@ -172,7 +177,7 @@ const fn cause(why: Why) -> Option<Cause> {
         Why::Turn => Cause::Swap,
         Why::Order => Cause::Operator,
         Why::Outdated => Cause::Reload,
-        Why::Fault => Cause::Fault,
+        Why::Fault | Why::StaysAwake => Cause::Fault,
         Why::Shutdown => Cause::Shutdown,
         Why::Published => return None,
     })

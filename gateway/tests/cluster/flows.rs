@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use kube::{ResourceExt as _, api::DeleteParams};
 use nix::sys::signal::Signal;
+use rouse::engine::SLEEP_DENIAL;
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::{
     audit::Audit,
@@ -142,6 +144,37 @@ async fn an_engine_that_is_to_sleep_does_so_in_its_pod_and_is_woken_there() {
     ] {
         gateway.logs(level, words).await;
     }
+}
+
+/// Who comes before it is stopped is served by it, in the same Pod, which says no longer that it sleeps.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_serves_who_comes_meanwhile() {
+    let world = World::new("flow-awake", 1, "128Gi").await;
+    let more = json!({"cooldownPeriod": "2s", "memoryAsleep": "2Gi", "hostMemory": "30Gi",
+        "engine": {"sleepMode": "vllm"}});
+    world.model("qwen", "80Gi", "--enable-sleep-mode --fault ignore-sleep", more).await;
+    let gateway = world.gateway("gateway-0", "");
+    let chat = async || {
+        let client = gateway.client();
+        aside(move || client.chat("qwen", true, 4)).await
+    };
+    let told = |model: &_| reason(model, "Ready") == "Asleep";
+    assert!(chat().await.is_whole_stream());
+    let before = world.running().await;
+    world.until("qwen", "told to sleep", told).await;
+    let began = Instant::now();
+    let answer = chat().await;
+    let waited = began.elapsed();
+    assert!(answer.is_whole_stream(), "{}", answer.text());
+    assert!(waited <= SLEEP_DENIAL.duration() + Duration::from_secs(1), "{waited:?}");
+    let now = world.running().await;
+    assert_eq!((now.len(), now[0].uid()), (1, before[0].uid()));
+    assert!(!now[0].annotations().contains_key("rouse.dev/asleep"), "{:?}", now[0].annotations());
+    assert_eq!(world.booked().await, [("qwen".to_owned(), 80)]);
+    // Nobody comes the next time.
+    world.until("qwen", "told to sleep again", told).await;
+    world.until_booked("nothing", <[_]>::is_empty).await;
+    assert_eq!(world.running().await.len(), 0);
 }
 
 /// Models that take turns in a pool with room for one; one's Pod is killed, and so is who leads, whose lease lasts for 15 s more. No

@@ -17,6 +17,7 @@ pub enum Fault {
     HangWake,
     RefuseSleep,
     HangSleep,
+    IgnoreSleep,
     Hang,
     StallStreams,
     DieMidStream,

@@ -70,6 +70,8 @@ pub struct Troubles {
     pub starts_late: f64,
     pub start_fails: f64,
     pub sleep_fails: f64,
+    /// The order to sleep is taken, and the engine stays awake.
+    pub sleep_denied: f64,
     pub wake_fails: f64,
     pub canary_fails: f64,
     pub hangs: f64,
@@ -128,6 +130,9 @@ impl Plot {
             owner.ask.build = Some(build(i % configs));
         }
         plot.provider_host = random.chance(0.3).then(|| Bytes::gib(random.between(8, 60)));
+        if plot.troubles.every.is_some() && random.chance(0.2) {
+            plot.troubles.sleep_denied = 0.15;
+        }
         plot
     }
 
@@ -260,6 +265,7 @@ fn troubles(random: &mut Random) -> Troubles {
         canary_fails: some(0.1),
         hangs: some(0.06),
         fat_residue: some(0.3),
+        ..Troubles::default()
     };
     troubles.every = random.chance(0.85).then(|| Millis::secs(random.between(3, 40)));
     troubles

@@ -5,6 +5,7 @@ use super::{
     pods::{Phase, Process, ProviderKey, Stub},
 };
 use crate::{
+    engine::SLEEP_DENIAL,
     pairing::{
         command::{Command, OfProvider, OfRequester, Order, Step, Why},
         event::{Answer, Cause, Condition, Epoch, Event, Stage},
@@ -386,6 +387,14 @@ impl Cluster {
         if self.chance(fails) {
             self.count("refusals");
             return Some(Err(Cause::Refused));
+        }
+        if matches!(step, Step::Sleep { .. }) && self.chance(troubles.sleep_denied) {
+            self.count("sleeps denied");
+            // It is awake all the time, and that is found out.
+            if !self.books.unanswered.remove(&(command.epoch, command.serial)) {
+                self.answer_after(SLEEP_DENIAL, command, Err(Cause::Refused));
+            }
+            return None;
         }
         self.change(key, id, |process| process.phase = phase);
         self.add(after, Happening::Finish(command.clone()));

@@ -38,13 +38,14 @@ impl Scenario {
             let names: Vec<ModelName> = configuration.models.iter().map(|spec| spec.name.clone()).collect();
             need_some(&mut configuration.models, &names, &mut random);
         }
+        let sleep_denied = if random.chance(0.2) { 0.3 } else { 0.0 };
         Self {
             name: format!("seed {seed}"),
             seed,
             start: Tick(1_000_000_000),
             nature,
             configuration,
-            faults: Faults { gated, ..faults },
+            faults: Faults { gated, sleep_denied, ..faults },
             sources,
             deeds: Vec::new(),
         }

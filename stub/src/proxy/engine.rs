@@ -29,7 +29,7 @@ use rouse::{
     fault::Cause,
     model::Level,
     units::Millis,
-    wire::{Actuate, Actuated},
+    wire::{Actuate, Actuated, NotActuated},
 };
 use tokio::time::{Instant, sleep as pause, timeout};
 
@@ -123,7 +123,9 @@ async fn actuate(State(proxy): State<Arc<Proxy>>, order: Order, body: &[u8]) -> 
             Err(Failed::Otherwise(why)) => Refused::Barred(proxy.keeper.view(), why).into_response(),
             Err(Failed::Engine(cause)) => {
                 tracing::warn!(%cause, "{bar}, and did not follow");
-                text(StatusCode::BAD_GATEWAY, format!("the engine did not follow: {cause}"))
+                let error = format!("the engine did not follow: {}", cause.words());
+                let refusal = NotActuated { error, stays_awake: cause == Cause::StaysAwake };
+                (StatusCode::BAD_GATEWAY, Json(refusal)).into_response()
             }
         }
     });

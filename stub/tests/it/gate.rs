@@ -321,6 +321,17 @@ fn an_engine_sleeps_and_wakes_behind_its_gate() {
     assert!(stub.relay().stream(3).all().contains("[DONE]"));
 }
 
+#[test]
+fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_is_told_of_and_may_serve() {
+    let engine = sim("--ttft 1ms --itl 20ms --fault ignore-sleep");
+    let stub = before(engine.address, &["--epoch-gate"]);
+    let denied = stub.spi().post("/v1/engine/sleep", r#"{"epoch":1,"generation":1,"level":1}"#);
+    assert_eq!((denied.status, &denied.json()["staysAwake"]), (502, &true.into()), "{}", denied.text());
+    assert!(denied.json()["error"].as_str().is_some_and(|why| why.contains("(stays_awake)")));
+    assert_eq!(stub.spi().send("DELETE", "/v1/gate?epoch=1&generation=1", "").status, 200);
+    assert!(stub.relay().stream(3).all().contains("[DONE]"));
+}
+
 /// Engines take an order to sleep deeper, say that they sleep, and have done nothing.
 #[test]
 fn an_engine_that_sleeps_is_not_said_to_sleep_at_another_level() {

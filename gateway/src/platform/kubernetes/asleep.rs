@@ -21,12 +21,20 @@ use crate::{
 pub(super) async fn sleep(contact: Arc<Contact>, berth: Arc<Berth>, pod: Pod, level: Level) -> Done {
     note(&berth, &pod, Some(level)).await;
     let (engine, generation) = (berth.id.clone(), berth.generation);
-    let event = match actuated(&contact, &berth, false, level).await {
-        Ok(()) => Event::Slept { engine, generation, level },
-        Err(cause) => Event::SleepFailed { engine, generation, cause },
+    let (event, done) = match actuated(&contact, &berth, false, level).await {
+        Ok(()) => (Event::Slept { engine, generation, level }, Done::Asleep),
+        Err(cause) => {
+            let awake = cause == Cause::StaysAwake;
+            if awake {
+                // Before requests may be let in again.
+                note(&berth, &pod, None).await;
+            }
+            let done = if awake { Done::Ready } else { Done::Asleep };
+            (Event::SleepFailed { engine, generation, cause }, done)
+        }
     };
     berth.shared.common.tell(event).await;
-    Done::Asleep
+    done
 }
 
 pub(super) async fn wake(contact: Arc<Contact>, berth: Arc<Berth>, pod: Pod, level: Level) -> Done {
@@ -61,6 +69,7 @@ async fn actuated(contact: &Contact, berth: &Berth, wake: bool, level: Level) ->
             match done.await {
                 Ok(()) => return Ok(()),
                 Err(stub::Error::Older) => work::overruled(berth).await,
+                Err(stub::Error::StaysAwake) => return Err(Cause::StaysAwake),
                 Err(error @ (stub::Error::Stranger | stub::Error::Refused { .. })) => {
                     tracing::warn!(engine = %berth.id, wake, %error, "it neither sleeps nor wakes by its stub");
                     return Err(Cause::Refused);

@@ -9,7 +9,7 @@ use rouse::{
     model::{AcceleratorId, Level},
     nvml,
     units::{Bytes, Generation, Millis},
-    wire::{Actuate, Close, Epoch, OnDeadline, Open},
+    wire::{Actuate, Close, Epoch, NotActuated, OnDeadline, Open},
 };
 use serde_json::{Value, json};
 
@@ -34,6 +34,9 @@ pub(super) enum Error {
     /// It was started with another key.
     #[error("the stub knows another token")]
     Stranger,
+    /// The engine took the order to sleep, and says that it is awake.
+    #[error("the engine stays awake")]
+    StaysAwake,
     #[error("the stub answered {status}: {text}")]
     Refused { status: u16, text: String },
 }
@@ -150,6 +153,9 @@ fn checked(reply: Reply) -> Result<Reply, Error> {
         200..=299 => Ok(reply),
         401 => Err(Error::Stranger),
         409 => Err(Error::Older),
+        502 if serde_json::from_slice(&reply.body).is_ok_and(|said: NotActuated| said.stays_awake) => {
+            Err(Error::StaysAwake)
+        }
         status => {
             let text = String::from_utf8_lossy(&reply.body).chars().take(256).collect();
             Err(Error::Refused { status, text })

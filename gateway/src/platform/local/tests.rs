@@ -380,6 +380,30 @@ async fn a_stopped_process_shows_in_the_health_of_its_engine_and_so_does_its_ret
     world.gone("m").await;
 }
 
+/// It is watched again, and the next gateway finds it awake.
+#[tokio::test]
+async fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_is_as_it_was() {
+    let models = || vec![sim("m", "--fault ignore-sleep")];
+    let mut world = World::new(models());
+    world.adopted().await;
+    world.run("m").await;
+    let (id, generation, cause) = (engine("m"), FIRST, Cause::StaysAwake);
+    world.local.submit(Command::Sleep { engine: id.clone(), generation, level: Level::One });
+    assert_eq!(world.next().await, Event::SleepFailed { engine: id, generation, cause });
+    let pid = nix::unistd::Pid::from_raw(world.pid("m"));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
+    assert!(matches!(world.next().await, Event::Health { ok: false, .. }));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).unwrap();
+    while !matches!(world.next().await, Event::Health { ok: true, .. }) {}
+
+    let mut world = world.restart(models()).await;
+    let adopted = world.adopted().await;
+    let [Event::Adopted { found, .. }] = &*adopted else { panic!("{adopted:?}") };
+    assert_eq!((found.asleep, found.ready), (None, true));
+    world.stop("m", Millis::secs(5));
+    assert_eq!(world.gone("m").await, Cause::Stopped);
+}
+
 #[tokio::test]
 async fn orders_to_an_engine_that_is_gone_are_answered_as_such() {
     let mut world = World::new(vec![sim("m", "")]);

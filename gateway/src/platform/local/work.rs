@@ -2,7 +2,7 @@
 
 use std::{pin::Pin, sync::Arc};
 
-use rouse::{fleet::event::Event, model::Level};
+use rouse::{fault::Cause, fleet::event::Event, model::Level};
 
 use super::{fit, life::Tenant, store::Phase};
 use crate::platform::{
@@ -57,15 +57,23 @@ pub(super) async fn sleep(tenant: Arc<Tenant>, level: Level) -> After {
     tenant.enter(Phase::Moving(level)).await;
     let outcome = tenant.contact.adapter.sleep(level).await;
     let (engine, generation) = (tenant.contact.id.clone(), tenant.contact.generation);
-    let event = match outcome {
+    let (event, after) = match outcome {
         Ok(()) => {
             tenant.enter(Phase::Asleep(level)).await;
-            Event::Slept { engine, generation, level }
+            (Event::Slept { engine, generation, level }, After::AsBefore)
         }
-        Err(cause) => Event::SleepFailed { engine, generation, cause },
+        Err(cause) => {
+            // It is awake as before, and may be given to those who wait for it.
+            let awake = cause == Cause::StaysAwake;
+            if awake {
+                tenant.enter(Phase::Awake).await;
+            }
+            let after = if awake { After::Watch } else { After::AsBefore };
+            (Event::SleepFailed { engine, generation, cause }, after)
+        }
     };
     tenant.contact.common.tell(event).await;
-    After::AsBefore
+    after
 }
 
 pub(super) async fn wake(tenant: Arc<Tenant>, level: Level) -> After {

@@ -10,8 +10,12 @@ use kube::{
 use nix::sys::signal::Signal;
 use rouse_cluster::wait;
 use serde_json::json;
+use tokio::time::{Duration, Instant};
 
-use super::{Duo, both::all};
+use super::{
+    Duo,
+    both::{all, engines_of},
+};
 use crate::{
     client::{Answer, Client, chat_body, request},
     pairs::{annotation, label},
@@ -59,6 +63,25 @@ async fn a_requester_whose_provider_hangs_is_gone_within_the_deadline() {
         duo.scale("hung", 1).await;
         let (_, next) = duo.pair("hung").await;
         assert_eq!(label(&next, "sleeping"), Some("false"));
+    })
+    .await;
+}
+
+/// It is ended as soon as it has said so for long enough, and not only when the time for a sleep is over: 50 s for 40 GiB.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_provider_that_takes_the_order_to_sleep_and_stays_awake_makes_room_for_the_next() {
+    all("dual-denied", 1, "", async |duo| {
+        duo.demand("awake", "--fault ignore-sleep").await;
+        let (_, provider) = duo.pair("awake").await;
+        let before = engines_of(&provider);
+        let began = Instant::now();
+        duo.scale("awake", 0).await;
+        duo.watch_for("awake", "no requester", |requesters, _| requesters.is_empty()).await;
+        duo.scale("awake", 1).await;
+        let (_, next) = duo.pair("awake").await;
+        let waited = began.elapsed();
+        assert_ne!(engines_of(&next), before);
+        assert!(waited < Duration::from_secs(30), "{waited:?}");
     })
     .await;
 }

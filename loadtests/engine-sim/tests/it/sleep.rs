@@ -135,6 +135,17 @@ fn sleep_and_wake_can_be_refused() {
 }
 
 #[test]
+fn an_order_to_sleep_can_be_taken_and_ignored() {
+    let engine = start(&format!("{FAST} --fault ignore-sleep"));
+    assert_eq!(engine.post("/sleep", "").status, 200);
+    assert_eq!(engine.get("/is_sleeping").json(), json!({"is_sleeping": false}));
+    assert_eq!(says(&engine), right());
+    engine.set(r#"{"ignore-sleep": null}"#);
+    assert_eq!(engine.post("/sleep", "").status, 200);
+    assert_eq!(engine.get("/is_sleeping").json(), json!({"is_sleeping": true}));
+}
+
+#[test]
 fn sleep_and_wake_can_hang_until_the_fault_is_cleared() {
     for (fault, path) in [("hang-sleep", "/sleep"), ("hang-wake", "/wake_up")] {
         let engine = start(FAST);
