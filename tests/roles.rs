@@ -422,6 +422,45 @@ fn what_is_found_asleep_is_shut_and_whoever_is_in_it_is_told() {
     assert!(matches!(commands[..], [Command::Reserve { generation: ONE, .. }]), "{commands:?}");
 }
 
+/// The leader before ordered it, and may not have heard what came of it.
+#[test]
+fn what_was_told_to_sleep_has_all_its_memory_until_it_says_that_it_sleeps() {
+    let taken_over = || {
+        let mut world = World::serving(1);
+        world.tell(&Event::Led { leads: true });
+        world.adopt("a", ONE, Some(Level::One), false);
+        world.tell(&Event::AdoptionDone);
+        assert_eq!(closes(&world.turn()), [(ONE, Why::Fault, true)]);
+        assert_eq!(world.of("a").state, State::FallingAsleep { level: Level::One });
+        for model in ["a", "b"] {
+            assert_eq!(world.arrive(model), [], "nothing is known of it yet");
+        }
+        world
+    };
+    let (engine, generation, level) = (engine("a"), ONE, Level::One);
+    let mut world = taken_over();
+    world.tell(&Event::Slept { engine: engine.clone(), generation, level });
+    let commands = world.turn();
+    assert!(
+        matches!(commands[..], [Command::Shrink { .. }, Command::Reserve { generation: ONE, .. }]),
+        "{commands:?}"
+    );
+
+    let mut world = taken_over();
+    world.tell(&Event::SleepFailed { engine: engine.clone(), generation, cause: Cause::StaysAwake });
+    assert_eq!(world.turn(), [opens("a", ONE), grants(1, "a", ONE)]);
+
+    // Refused, or without an answer until its time is over.
+    let mut refused = taken_over();
+    refused.tell(&Event::SleepFailed { engine, generation, cause: Cause::Refused });
+    let mut silent = taken_over();
+    silent.after(30 + 20);
+    for mut world in [refused, silent] {
+        let commands = world.turn();
+        assert!(matches!(commands[..], [Command::Stop { generation: ONE, .. }]), "{commands:?}");
+    }
+}
+
 #[test]
 fn one_that_does_not_answer_for_a_moment_keeps_its_requests_and_is_watched() {
     let mut world = World::serving(1);

@@ -44,7 +44,8 @@ impl Planner {
         let measures = self.spec(&id.model).is_none_or(ModelSpec::measures);
         engine.profiled = found.ready || found.asleep.is_some() || !measures;
         let (state, bytes) = match (found.asleep, found.ready) {
-            (Some(level), _) => (State::Asleep { level }, residue),
+            (Some(level), true) => (State::Asleep { level }, residue),
+            (Some(level), false) => (State::FallingAsleep { level }, awake),
             (None, true) => (State::Awake, awake),
             (None, false) => (State::Loading, awake),
         };
@@ -54,7 +55,7 @@ impl Planner {
         engine.turn = found.last_end.max(found.started).min(now);
         engine.proof = Proof::NotReady;
         // A sleeper is stopped so long after it fell asleep, which was not later than now and not before it was used.
-        engine.since = if found.asleep.is_some() { engine.turn } else { now };
+        engine.since = if matches!(state, State::Asleep { .. }) { engine.turn } else { now };
         engine.state = state;
         if followed {
             self.hand_over(&mut engine, now);

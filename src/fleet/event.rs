@@ -273,8 +273,9 @@ pub enum Event {
 pub struct Found {
     pub address: SocketAddr,
     pub accelerators: Vec<AcceleratorId>,
-    /// Asleep at this level; `None`: awake, or still starting when `ready` is false.
+    /// Told to sleep at this level; `None`: awake, or still starting when `ready` is false.
     pub asleep: Option<Level>,
+    /// It serves, or sleeps, for certain. One that was told to sleep, and of which nobody knows whether it does, is being asked.
     pub ready: bool,
     /// Which template it was started from.
     pub fingerprint: u64,

@@ -117,7 +117,7 @@ impl Planner {
         if before.generation == engine.generation {
             engine.last_end = engine.last_end.max(before.last_end);
             // Whoever is still inside an engine that sleeps has nobody there to be answered by.
-            let asleep = matches!(engine.state, State::Asleep { .. });
+            let asleep = matches!(engine.state, State::Asleep { .. } | State::FallingAsleep { .. });
             engine.forsaken = asleep && leases > 0;
             engine.leases = if asleep { 0 } else { leases };
         }

@@ -420,7 +420,10 @@ impl World {
                         Phase::Asleep(level) => Some(level),
                         _ => None,
                     },
-                    ready: process.phase == Phase::Awake && !process.hung,
+                    ready: match process.phase {
+                        Phase::Asleep(_) => true,
+                        phase => phase == Phase::Awake && !process.hung,
+                    },
                     fingerprint: process.spec.fingerprint,
                     last_end,
                     started: process.started,

@@ -264,7 +264,7 @@ impl World {
             // What is up is let in to: whatever the one before had begun is nobody's any more.
             process.stub = process.phase == Phase::Up;
             let accelerators = process.accelerators.clone();
-            let ready = process.phase == Phase::Up;
+            let ready = matches!(process.phase, Phase::Up | Phase::Asleep(_));
             let last_end = Tick(0);
             let found_as =
                 Found { address: address(), accelerators, asleep, ready, fingerprint: 1, last_end, started };
@@ -277,7 +277,9 @@ impl World {
         let doors = found.iter().filter(|event| match event {
             Event::Adopted { engine, generation, found } => {
                 let gate = self.gateways[self.leader].gates.get(engine);
-                found.ready && gate.is_some_and(|gate| gate.open && gate.generation == *generation)
+                found.ready
+                    && found.asleep.is_none()
+                    && gate.is_some_and(|gate| gate.open && gate.generation == *generation)
             }
             _ => false,
         });

@@ -177,6 +177,35 @@ async fn an_engine_that_takes_the_order_to_sleep_and_stays_awake_serves_who_come
     assert_eq!(world.running().await.len(), 0);
 }
 
+/// Whoever leads then finds on its Pod that it was told to sleep, and in the ledger that nobody has heard that it does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_is_told_to_sleep_when_its_leader_dies_has_its_memory_until_it_sleeps() {
+    let world = World::new("flow-asked-again", 1, "128Gi").await;
+    let more = json!({"cooldownPeriod": "2s", "memoryAsleep": "2Gi", "hostMemory": "30Gi",
+        "engine": {"sleepMode": "vllm"}});
+    world.model("qwen", "80Gi", "--enable-sleep-mode --fault hang-sleep", more).await;
+    let mut first = world.gateway("gateway-0", "");
+    let client = first.client();
+    assert!(aside(move || client.chat("qwen", true, 4)).await.is_whole_stream());
+    let told = |model: &_| reason(model, "Ready") == "Asleep";
+    world.until("qwen", "told to sleep", told).await;
+    let pods = world.running().await;
+    first.signal(Signal::SIGKILL);
+    first.ended().await;
+    let next = world.gateway("gateway-0", "");
+    // Seen by whoever leads, which has taken over by then.
+    world.edit("qwen", json!({"cooldownPeriod": "10m"})).await;
+    assert_eq!(world.booked().await, [("qwen".to_owned(), 80)]);
+    world.faults(&pods, r#"{"hang-sleep": null}"#).await;
+    world.until_booked("what it keeps", |booked| booked == [("qwen".to_owned(), 2)]).await;
+    let client = next.client();
+    let answer = aside(move || client.chat("qwen", true, 4)).await;
+    assert_eq!((answer.is_whole_stream(), answer.header("x-rouse-cold-start")), (true, "hot"), "{answer:?}");
+    assert_eq!(world.booked().await, [("qwen".to_owned(), 80)]);
+    let now = world.running().await;
+    assert_eq!((now.len(), now[0].uid()), (1, pods[0].uid()));
+}
+
 /// Models that take turns in a pool with room for one; one's Pod is killed, and so is who leads, whose lease lasts for 15 s more. No
 /// revision of the pool books more than there is, and no booking stays for longer than `settle` once its Pod is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -37,6 +37,12 @@ pub(super) async fn sleep(contact: Arc<Contact>, berth: Arc<Berth>, pod: Pod, le
     done
 }
 
+/// Where whoever led before left off. The stub obeys again what it has carried out, and lets go who is still inside.
+pub(super) async fn again(contact: Arc<Contact>, berth: Arc<Berth>, pod: Pod, level: Level) -> Done {
+    work::closed(&contact, &berth, true).await;
+    sleep(contact, berth, pod, level).await
+}
+
 pub(super) async fn wake(contact: Arc<Contact>, berth: Arc<Berth>, pod: Pod, level: Level) -> Done {
     let (engine, generation) = (berth.id.clone(), berth.generation);
     let woken = async {

@@ -69,6 +69,8 @@ pub(super) enum Start {
     /// It was awake to whoever led before, and has not answered this leader.
     Doubtful,
     Asleep,
+    /// It was told to sleep, and whoever led before has not heard that it does.
+    FallingAsleep(Level),
 }
 
 /// Which engine, in which life, and where.
@@ -96,13 +98,16 @@ pub(super) async fn live(
 ) {
     let mut contact = match start {
         Start::Launch => None,
-        Start::Starting | Start::Awake | Start::Doubtful | Start::Asleep => berth.contact(&pod),
+        _ => berth.contact(&pod),
     };
-    let mut starting: Work<Done> = Some(match start {
-        Start::Launch => Box::pin(work::begin(Arc::clone(&berth), pod.clone())),
-        Start::Starting => Box::pin(work::resume(Arc::clone(&berth), pod.clone())),
-        Start::Awake | Start::Doubtful => Box::pin(ready(Done::Ready)),
-        Start::Asleep => Box::pin(ready(Done::Asleep)),
+    let mut starting: Work<Done> = Some(match (start, &contact) {
+        (Start::Launch, _) => Box::pin(work::begin(Arc::clone(&berth), pod.clone())),
+        (Start::Starting, _) => Box::pin(work::resume(Arc::clone(&berth), pod.clone())),
+        (Start::Awake | Start::Doubtful, _) => Box::pin(ready(Done::Ready)),
+        (Start::FallingAsleep(level), Some(contact)) => {
+            Box::pin(asleep::again(Arc::clone(contact), Arc::clone(&berth), pod.clone(), level))
+        }
+        (Start::Asleep | Start::FallingAsleep(_), _) => Box::pin(ready(Done::Asleep)),
     });
     let (mut probe, mut drain, mut watched, mut leaving): (Work<()>, Work<()>, Work<()>, Work<()>) =
         (None, None, None, None);

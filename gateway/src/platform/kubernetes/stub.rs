@@ -31,6 +31,9 @@ pub(super) enum Error {
     /// A newer leader has given orders.
     #[error("the stub has heard a newer leader")]
     Older,
+    /// It is in the middle of what it was told before, in this life of the engine.
+    #[error("the stub is busy: {0}")]
+    Busy(String),
     /// It was started with another key.
     #[error("the stub knows another token")]
     Stranger,
@@ -102,7 +105,14 @@ impl Stub {
     pub(super) async fn actuate(&self, wake: bool, level: Level) -> Result<(), Error> {
         let path = if wake { "/v1/engine/wake" } else { "/v1/engine/sleep" };
         let body = Actuate { epoch: self.epoch, generation: self.generation, level: Some(level.number()) };
-        self.order(Method::POST, path, serde_json::to_value(body).ok(), ACTUATION).await
+        let body = serde_json::to_value(body).ok();
+        let reply = self.caller.call(Method::POST, path, body.as_ref(), Some(self.epoch), ACTUATION).await?;
+        // What it refuses to this leader, and in this life, bars the order for now: one that is under way, say.
+        let own = |gate: &rouse::wire::Gate| (gate.epoch, gate.generation) == (self.epoch, self.generation);
+        if reply.status == 409 && serde_json::from_slice(&reply.body).is_ok_and(|gate| own(&gate)) {
+            return Err(Error::Busy(words(&reply)));
+        }
+        checked(reply).map(drop)
     }
 
     /// What the kubelet is told.
@@ -157,8 +167,12 @@ fn checked(reply: Reply) -> Result<Reply, Error> {
             Err(Error::StaysAwake)
         }
         status => {
-            let text = String::from_utf8_lossy(&reply.body).chars().take(256).collect();
+            let text = words(&reply);
             Err(Error::Refused { status, text })
         }
     }
+}
+
+fn words(reply: &Reply) -> String {
+    String::from_utf8_lossy(&reply.body).chars().take(256).collect()
 }

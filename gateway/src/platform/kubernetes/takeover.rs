@@ -38,7 +38,10 @@ use crate::{
     controllers::{
         booking::{Error, Spot},
         condition::tick,
-        crd::{inference_model::EngineState, ledger::ObjectName},
+        crd::{
+            inference_model::EngineState,
+            ledger::{ObjectName, ReservationState},
+        },
         pods::Seen,
         workload::{PROXY_PORT, SPI_PORT},
     },
@@ -60,6 +63,8 @@ pub(super) struct Booked {
     pub(super) pool: String,
     pub(super) model: ObjectName,
     pub(super) replica: u32,
+    /// Whoever led before has heard that it sleeps, and given back what it no longer takes.
+    asleep: bool,
 }
 
 /// An engine that runs, and how it was found.
@@ -89,7 +94,7 @@ pub(super) async fn take_over(steward: &mut Steward) {
         found.ready &= found.served;
     }
     for found in runs {
-        adopt(steward, &shared, found).await;
+        adopt(steward, &shared, &booked, found).await;
     }
     adopt_externals(steward, &shared).await;
     end_leftovers(steward, &shared, &booked).await;
@@ -112,6 +117,7 @@ async fn stamp_one(shared: &Arc<Shared>, pool: String) -> Vec<Booked> {
                 let booked = ledgers.into_values().flat_map(|ledger| ledger.reservations);
                 let booked = booked.map(|entry| Booked {
                     pool: pool.clone(),
+                    asleep: entry.state == ReservationState::Asleep,
                     model: entry.model,
                     replica: entry.replica,
                 });
@@ -241,8 +247,11 @@ async fn spot(shared: &Arc<Shared>, runs: &Runs) -> Option<Spot> {
     Some(work::spot(&stub, runs.pod.node.clone()?).await)
 }
 
-async fn adopt(steward: &mut Steward, shared: &Arc<Shared>, found: Runs) {
+async fn adopt(steward: &mut Steward, shared: &Arc<Shared>, booked: &[Booked], found: Runs) {
     let Runs { engine, generation, place, pod, address, ready, served, stranger, spot } = found;
+    // That it was told to sleep is written on its Pod before the order, and that it does in the ledger. In between it may be awake.
+    let own = |entry: &&Booked| entry.model == place.owner.object && entry.replica == engine.replica;
+    let sleeps = place.pool.is_none() || booked.iter().find(own).is_some_and(|entry| entry.asleep);
     if stranger {
         tracing::warn!(%engine, pod = %pod.name, "its stub was made by another key: it is replaced");
         return steward.dismiss(&place, engine.replica, generation, Some(pod)).await;
@@ -256,7 +265,7 @@ async fn adopt(steward: &mut Steward, shared: &Arc<Shared>, found: Runs) {
             address,
             accelerators,
             asleep: pod.asleep,
-            ready,
+            ready: if pod.asleep.is_some() { sleeps } else { ready },
             fingerprint: pod.fingerprint,
             last_end: steward.last_request(&place.owner.object).max(pod.created),
             started: pod.created,
@@ -266,7 +275,7 @@ async fn adopt(steward: &mut Steward, shared: &Arc<Shared>, found: Runs) {
         // It is there, whatever is booked.
         let clerk = steward.clerk(&pool);
         clerk.send(Entry::Adopt { wanted, spot }).unwrap_or_default();
-        if let Some(level) = pod.asleep {
+        if let Some(level) = pod.asleep.filter(|_| sleeps) {
             let (model, keeps) = (place.owner.object.clone(), place.keeps(level));
             let entry = Entry::FallsAsleep { model, replica: engine.replica, keeps };
             clerk.send(entry).unwrap_or_default();
@@ -274,11 +283,12 @@ async fn adopt(steward: &mut Steward, shared: &Arc<Shared>, found: Runs) {
     }
     shared.told.runs_in(&engine, generation, &pod.name.name, &place.variant.name);
     shared.common.tell(event).await;
-    let start = match (ready, served) {
-        _ if pod.asleep.is_some() => Start::Asleep,
-        (true, _) => Start::Awake,
-        (false, true) => Start::Doubtful,
-        (false, false) => Start::Starting,
+    let start = match (pod.asleep, ready, served) {
+        (Some(_), ..) if sleeps => Start::Asleep,
+        (Some(level), ..) => Start::FallingAsleep(level),
+        (None, true, _) => Start::Awake,
+        (None, false, true) => Start::Doubtful,
+        (None, false, false) => Start::Starting,
     };
     steward.enlist(engine, generation, place, Some(pod), start);
 }
@@ -326,7 +336,8 @@ async fn end_leftovers(steward: &mut Steward, shared: &Arc<Shared>, booked: &[Bo
             steward.dismiss(&at_home(place, replica, booked), replica, generation, Some(pod)).await;
         }
     }
-    for Booked { pool, model, replica } in booked {
+    for entry in booked {
+        let Booked { pool, model, replica, .. } = entry;
         if let Some(place) = places.values().find(|place| place.owner.object == *model) {
             let home = at_home(place, *replica, booked);
             if home.pool.as_ref() == Some(pool) {
@@ -342,7 +353,7 @@ async fn end_leftovers(steward: &mut Steward, shared: &Arc<Shared>, booked: &[Bo
             // Its Pods are not seen: they hold what is booked, for all that is known.
             continue;
         }
-        steward.orphans.push(Booked { pool: pool.clone(), model: model.clone(), replica: *replica });
+        steward.orphans.push(entry.clone());
     }
     steward.end_strays();
     steward.release_orphans();

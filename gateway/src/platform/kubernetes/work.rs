@@ -269,7 +269,7 @@ pub(super) async fn drain(contact: Arc<Contact>, berth: Arc<Berth>, cut: bool) {
     berth.shared.common.tell(Event::Drained { engine, generation }).await;
 }
 
-async fn closed(contact: &Contact, berth: &Berth, cut: bool) {
+pub(super) async fn closed(contact: &Contact, berth: &Berth, cut: bool) {
     let mut pauses = Pauses::new();
     let given_up = time::Instant::now() + SILENT;
     loop {
