@@ -1,7 +1,8 @@
 //! The application: put together, reloaded, ended.
 //!
 //! Everything that can fail for a reason of the operator's (a port, a state directory, an accelerator driver) fails
-//! here, before an engine is started or adopted.
+//! here, before an engine is started or adopted. On one machine the ports are bound and the state directory is locked before
+//! anything on disk changes: where that fails, another gateway runs, and all there is may be its own.
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
@@ -21,6 +22,7 @@ use tokio::{
 
 use crate::{
     config::{self, Config, Source},
+    demo,
     driver::{Handle, Journal, JournalFile},
     http::{self, admin::Parts},
     metrics::{Lost, Metrics},
@@ -34,7 +36,7 @@ mod home;
 mod reload;
 mod signals;
 
-use home::{Home, Next};
+use home::{Claim, Home, Next};
 use reload::Reload;
 use signals::{Asked, Signals};
 
@@ -92,13 +94,21 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
         let opened = journal.as_deref().map(|path| JournalFile::open(path, &lost)).transpose();
         opened.context("cannot open the journal")
     };
-    let (events, received) = mpsc::channel(EVENTS);
     let current = config.load_full();
-    let mut home = Home::start(&current, events, clock, &metrics).await?;
+    let operators = Admin::listen(current.admin.address)?;
+    let listen = || Api::listen(current.api, current.threads);
+    // The ports of a Pod are its own, and whoever connects to one is refused until it is known what there is to serve.
+    let bound = current.kubernetes.is_none().then(listen).transpose()?;
+    let claim = Claim::take(&current)?;
+    if source.file.is_none() {
+        demo::prepare(&current)?;
+    }
+    let (events, received) = mpsc::channel(EVENTS);
+    let mut home = Home::start(claim, &current, events, clock, &metrics).await?;
     let platform = home.platform();
     let (handle, driver) =
         Handle::new(Arc::clone(&platform), received, Journal::default(), Arc::clone(&metrics), clock);
-    let admin = Admin::bind(current.admin.address, parts(&handle, &config, &metrics, &home))?;
+    let admin = Admin::over(operators, parts(&handle, &config, &metrics, &home))?;
     let operators = admin.address();
     let (stage, watched) = watch::channel(Stage::Serving);
     let (mut driver, driver_goes) = held(|journal| driver.run(journal));
@@ -138,7 +148,8 @@ async fn serve(Start { mut config, source, journal, lost }: Start) -> anyhow::Re
     let meter = Arc::clone(&metrics) as _;
     let control = Arc::new(handle.clone());
     let shared = http::Shared::told(control, Arc::clone(&config), meter, Arc::clone(&telemetry));
-    let api = Api::bind(current.api, current.threads, shared)?;
+    let bound = bound.map_or_else(|| Api::listen(current.api, current.threads), Ok)?;
+    let api = Api::over(current.api, bound, shared)?;
     home.speak(&handle, api.address());
     announce(&shown, source.file.is_none(), &api, operators);
 

@@ -7,12 +7,32 @@ use tokio::sync::mpsc;
 
 use super::cluster::Cluster;
 use crate::{
-    config::{Config, Shutdown},
+    config::{self, Config, Shutdown},
     driver::Handle,
     http::admin::Waits,
     metrics::Metrics,
-    platform::{Platform, local::Local},
+    platform::{
+        Platform,
+        local::{self, Local, Lock},
+    },
 };
+
+/// Where a gateway's engines are to be, once no other gateway has that.
+pub(super) enum Claim<'c> {
+    Machine(Lock),
+    /// Who has a cluster is decided by its Lease, again and again.
+    Cluster(&'c config::Kubernetes),
+}
+
+impl<'c> Claim<'c> {
+    /// Locks the state directory and changes nothing in it.
+    pub(super) fn take(config: &'c Config) -> Result<Self, local::Error> {
+        match &config.kubernetes {
+            None => Ok(Self::Machine(Lock::take(&config.state)?)),
+            Some(settings) => Ok(Self::Cluster(settings)),
+        }
+    }
+}
 
 pub(super) enum Home {
     Local(Arc<Local>),
@@ -30,14 +50,17 @@ pub(super) enum Next {
 
 impl Home {
     pub(super) async fn start(
+        claim: Claim<'_>,
         config: &Arc<Config>,
         events: mpsc::Sender<Event>,
         clock: Clock,
         metrics: &Arc<Metrics>,
     ) -> anyhow::Result<Self> {
-        match &config.kubernetes {
-            None => Ok(Self::Local(Arc::new(Local::start(Arc::clone(config), events, clock)?))),
-            Some(settings) => {
+        match claim {
+            Claim::Machine(lock) => {
+                Ok(Self::Local(Arc::new(Local::start(lock, Arc::clone(config), events, clock)?)))
+            }
+            Claim::Cluster(settings) => {
                 let cluster = Cluster::start(config, settings, events, clock, metrics).await?;
                 Ok(Self::Cluster(Box::new(cluster)))
             }

@@ -11,7 +11,7 @@ use rouse::{limits, units::count};
 use tracing_subscriber::EnvFilter;
 
 use super::{LogFormat, Options, USAGE};
-use crate::{app, config, demo, metrics::Lost, telemetry::Log};
+use crate::{app, config, metrics::Lost, telemetry::Log};
 
 /// Serves this file, or the demonstration where there is none.
 pub(super) fn serve(
@@ -36,11 +36,6 @@ fn start(source: config::Source, options: Options, lost: Lost) -> anyhow::Result
     let findings = config::check(&config);
     for problem in findings.errors.iter().chain(&findings.warnings) {
         tracing::warn!("{}", problem.display(&config.origin));
-    }
-    if source.file.is_none() {
-        std::fs::create_dir_all(&config.state)
-            .with_context(|| format!("cannot make {}", config.state.display()))?;
-        demo::prepare(&config)?;
     }
     app::run(app::Start { config, source, journal: options.journal, lost })
 }

@@ -92,7 +92,8 @@ struct Heard(mpsc::UnboundedSender<Ended>);
 impl Gateway {
     /// With these limits changed, on one core.
     pub(crate) fn start(change: impl FnOnce(&mut Config)) -> Self {
-        Self::start_on(change, |shared| Api::bind("127.0.0.1:0".parse().unwrap(), Some(1), shared).unwrap())
+        let here = "127.0.0.1:0".parse().unwrap();
+        Self::start_on(change, |shared| Api::over(here, Api::listen(here, Some(1)).unwrap(), shared).unwrap())
     }
 
     pub(crate) fn start_on(change: impl FnOnce(&mut Config), bind: impl FnOnce(Arc<Shared>) -> Api) -> Self {

@@ -46,11 +46,11 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use super::{Platform, contact::Common};
 use crate::{config::Config, routes::Reported};
 use meter::Meters;
-use store::{Lock, Store};
+use store::Store;
 use supervisor::Supervisor;
 
 pub use meter::{Error as MeterError, discover};
-pub use store::{Error, runs_in};
+pub use store::{Error, Lock, runs_in};
 
 /// The engines of this machine.
 #[derive(Debug)]
@@ -73,11 +73,19 @@ struct Shared {
 }
 
 impl Local {
-    /// Locks the state directory and begins. On `events` come, in this order: what was learned earlier (`Recalled`),
-    /// engines that already run (`Adopted`), `AdoptionDone`; then outcomes. Must be called inside a runtime, on which
-    /// the platform's tasks run.
-    pub fn start(config: Arc<Config>, events: mpsc::Sender<Event>, clock: Clock) -> Result<Self, Error> {
-        let (store, lock) = Store::open(&config.state)?;
+    /// Begins in the state directory that is locked. On `events` come, in this order: what was learned earlier
+    /// (`Recalled`), engines that already run (`Adopted`), `AdoptionDone`; then outcomes. Must be called inside a runtime,
+    /// on which the platform's tasks run.
+    ///
+    /// # Errors
+    /// The folder for engines' logs cannot be made.
+    pub fn start(
+        lock: Lock,
+        config: Arc<Config>,
+        events: mpsc::Sender<Event>,
+        clock: Clock,
+    ) -> Result<Self, Error> {
+        let store = Store::open(&lock)?;
         let shared = Arc::new(Shared {
             store: Arc::new(store),
             common: Common::new(config, events, clock),

@@ -66,9 +66,20 @@ impl Places {
 }
 
 impl Admin {
-    pub fn bind(address: SocketAddr, parts: Parts) -> Result<Self, Error> {
-        let listener = listener::bind_one(address)?;
-        let address = listener.local_addr().map_err(|source| Error::Bind { address, source })?;
+    /// Binds the listener. Connections queue from here on.
+    ///
+    /// # Errors
+    /// The address is taken, or is none of this machine's.
+    pub fn listen(address: SocketAddr) -> Result<std::net::TcpListener, Error> {
+        listener::bind_one(address)
+    }
+
+    /// # Errors
+    /// The certificates cannot be used.
+    pub fn over(listener: std::net::TcpListener, parts: Parts) -> Result<Self, Error> {
+        let address = listener
+            .local_addr()
+            .map_err(|source| Error::Bind { address: parts.config.load().admin.address, source })?;
         let config = parts.config.load();
         let handshakes = if config.admin.tls { Handshakes::of(config.tls.as_ref(), 1)? } else { None };
         drop(config);

@@ -92,13 +92,19 @@ struct Start {
 impl Api {
     /// Binds `cores` listeners to one address (`None`: as many as there are cores). Connections queue from here on and
     /// are accepted after [`Self::start`].
-    pub fn bind(address: SocketAddr, cores: Option<usize>, shared: Arc<Shared>) -> Result<Self, Error> {
+    ///
+    /// # Errors
+    /// The address is taken, or is none of this machine's.
+    pub fn listen(address: SocketAddr, cores: Option<usize>) -> Result<Vec<std::net::TcpListener>, Error> {
         let cores = cores.or_else(|| thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
-        Self::over(address, listener::bind_shared(address, cores)?, shared)
+        listener::bind_shared(address, cores)
     }
 
     /// One thread for each listener.
-    pub(super) fn over(
+    ///
+    /// # Errors
+    /// The certificates cannot be used.
+    pub fn over(
         address: SocketAddr,
         listeners: Vec<std::net::TcpListener>,
         shared: Arc<Shared>,

@@ -25,6 +25,7 @@ mod refusals;
 mod replicas;
 mod restart;
 mod smuggling;
+mod starts;
 mod stub_row;
 #[allow(dead_code, reason = "shared by two programs")]
 mod support;

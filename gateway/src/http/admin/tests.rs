@@ -19,7 +19,7 @@ pub(super) async fn start(gateway: &Gateway, logs: Option<std::path::PathBuf>) -
         waits: Arc::new(|| None),
         lacks: Arc::new(|| None),
     };
-    let admin = Admin::bind("127.0.0.1:0".parse().unwrap(), parts).unwrap();
+    let admin = Admin::over(Admin::listen("127.0.0.1:0".parse().unwrap()).unwrap(), parts).unwrap();
     let address = admin.address();
     tokio::spawn(admin.run(gateway.stage.subscribe()));
     address

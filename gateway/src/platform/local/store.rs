@@ -64,10 +64,11 @@ pub(super) enum Phase {
     Asleep(Level),
 }
 
-/// While this is held, no other gateway uses the folder. Not a part of [`Store`], which tasks still share while they
-/// are being ended.
+/// The state directory. While this is held, no other gateway uses it. Not a part of [`Store`], which tasks still share while
+/// they are being ended.
 #[derive(Debug)]
-pub(super) struct Lock {
+pub struct Lock {
+    folder: PathBuf,
     _file: Flock<File>,
 }
 
@@ -100,29 +101,41 @@ pub fn runs_in(folder: &Path) -> bool {
     lock.is_ok_and(|lock| Flock::lock(lock, FlockArg::LockSharedNonblock).is_err())
 }
 
-impl Store {
-    /// Opens and locks the folder, making it when needed, and reads what an earlier gateway left.
-    pub(super) fn open(folder: &Path) -> Result<(Self, Lock), Error> {
+impl Lock {
+    /// Locks the folder, making it when needed. What an earlier gateway left in it stays as it is.
+    ///
+    /// # Errors
+    /// Another gateway has it, or it cannot be made or written.
+    pub fn take(folder: &Path) -> Result<Self, Error> {
         let failed = |source| Error::Io { path: folder.to_owned(), source };
-        fs::create_dir_all(folder.join("logs")).map_err(failed)?;
+        fs::create_dir_all(folder).map_err(failed)?;
         let folder = folder.canonicalize().map_err(failed)?;
-        let lock = File::options().create(true).truncate(false).write(true).open(folder.join(LOCK));
-        let lock = Flock::lock(lock.map_err(failed)?, FlockArg::LockExclusiveNonblock);
-        let lock = lock.map_err(|_| Error::Locked(folder.clone()))?;
+        let file = File::options().create(true).truncate(false).write(true).open(folder.join(LOCK));
+        let file = Flock::lock(file.map_err(failed)?, FlockArg::LockExclusiveNonblock);
+        let file = file.map_err(|_| Error::Locked(folder.clone()))?;
+        Ok(Self { folder, _file: file })
+    }
+}
+
+impl Store {
+    /// Reads what an earlier gateway left in the folder. A damaged file is put aside.
+    pub(super) fn open(lock: &Lock) -> Result<Self, Error> {
+        let folder = lock.folder.clone();
+        fs::create_dir_all(folder.join("logs"))
+            .map_err(|source| Error::Io { path: folder.clone(), source })?;
         let boot = table::boot();
         let mut saved: Engines = read(&folder.join(ENGINES));
         if saved.boot != boot {
             saved.engines.clear();
         }
         let content = Content { engines: saved.engines, learned: read(&folder.join(LEARNED)) };
-        let store = Self {
+        Ok(Self {
             folder,
             boot,
             content: Mutex::new(content),
             writing: Mutex::default(),
             dirty: Notify::new(),
-        };
-        Ok((store, Lock { _file: lock }))
+        })
     }
 
     pub(super) fn folder(&self) -> &Path {
@@ -266,13 +279,13 @@ mod tests {
     #[test]
     fn a_state_directory_serves_one_gateway() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Store::open(dir.path()).unwrap();
+        let first = Lock::take(dir.path()).unwrap();
         assert!(runs_in(dir.path()));
-        let second = Store::open(dir.path()).unwrap_err().to_string();
+        let second = Lock::take(dir.path()).unwrap_err().to_string();
         assert!(second.starts_with("another gateway uses this state directory"), "{second}");
         drop(first);
         assert!(!runs_in(dir.path()));
-        Store::open(dir.path()).unwrap();
+        Lock::take(dir.path()).unwrap();
     }
 
     #[tokio::test]
@@ -280,15 +293,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let known = Learned { wake: Some(Millis(50)), ..Learned::default() };
         let learned = BTreeMap::from([(ModelName::from("m"), known)]);
-        let (store, lock) = Store::open(dir.path()).unwrap();
-        let store = Arc::new(store);
+        let lock = Lock::take(dir.path()).unwrap();
+        let store = Arc::new(Store::open(&lock).unwrap());
         store.learn(learned.clone());
         // What a gateway says that has just started and knows nothing yet.
         store.learn(BTreeMap::from([(ModelName::from("m"), Learned::default())]));
         store.save().await;
         drop(lock);
         fs::write(dir.path().join(ENGINES), "{").unwrap();
-        let (store, _lock) = Store::open(dir.path()).unwrap();
+        let lock = Lock::take(dir.path()).unwrap();
+        assert!(!dir.path().join("engines.json.damaged").exists(), "a lock changes nothing");
+        let store = Store::open(&lock).unwrap();
         assert_eq!(store.learned(), learned);
         assert!(dir.path().join("engines.json.damaged").exists());
     }

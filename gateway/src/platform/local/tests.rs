@@ -155,7 +155,8 @@ impl Drop for Engines {
 fn start(config: &Config) -> (Local, mpsc::Receiver<Event>) {
     let (sender, events) = mpsc::channel(16);
     let clock = Clock::new(time::Instant::now(), Tick(1_000_000));
-    (Local::start(Arc::new(config.clone()), sender, clock).unwrap(), events)
+    let lock = Lock::take(&config.state).unwrap();
+    (Local::start(lock, Arc::new(config.clone()), sender, clock).unwrap(), events)
 }
 
 fn engine(model: &str) -> EngineId {
@@ -240,6 +241,35 @@ async fn an_engine_starts_without_a_log_where_none_can_be_written() {
     world.run("m").await;
     world.stop("m", Millis::secs(5));
     assert_eq!(world.gone("m").await, Cause::Stopped);
+}
+
+/// A name that a maker's library does not know would hide a GPU.
+#[tokio::test]
+async fn an_engine_on_a_declared_accelerator_gets_the_variables_that_the_file_says_and_else_none() {
+    let mut world = World::new(vec![script("plain", &["env"]), script("shown", &["env"])]);
+    assert_eq!(world.adopted().await, []);
+    world.launch("plain");
+    assert_eq!(world.gone("plain").await, Cause::Exited(0));
+    let said = BTreeMap::from([("HIP_VISIBLE_DEVICES".to_owned(), "3".to_owned())]);
+    world.config.visible = BTreeMap::from([("gpu-0".into(), said)]);
+    world.local.reconfigure(Arc::new(world.config.clone()));
+    world.launch("shown");
+    assert_eq!(world.gone("shown").await, Cause::Exited(0));
+
+    let names = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"];
+    let seen = |model: &str, name: &str| {
+        let log = fs::read_to_string(world.local.log(&engine(model)).unwrap()).unwrap();
+        let mut lines = log.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('=').map(str::to_owned))
+    };
+    assert!(seen("plain", "PATH").is_some(), "it does not show its environment");
+    for name in names {
+        // What the gateway itself was started with is for its engines, too.
+        let ours = std::env::var(name).ok();
+        assert_eq!(seen("plain", name), ours, "{name}");
+        let expected = if name.starts_with("HIP") { Some("3".to_owned()) } else { ours };
+        assert_eq!(seen("shown", name), expected, "{name}");
+    }
 }
 
 #[tokio::test]

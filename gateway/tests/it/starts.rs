@@ -1,0 +1,88 @@
+//! Starts that fail: what is on disk may be another gateway's, and stays as it is.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use crate::support::{Fixture, Gateway, Sim, read};
+
+/// Which file it is, when it was last changed, and what is in it.
+type Found = (u64, (i64, i64), Vec<u8>);
+
+/// The folder and all that is in it.
+fn all(dir: &Path) -> BTreeMap<PathBuf, Found> {
+    let about = fs::symlink_metadata(dir).unwrap();
+    let content = if about.is_file() { fs::read(dir).unwrap() } else { Vec::new() };
+    let here = (dir.to_owned(), (about.ino(), (about.mtime(), about.mtime_nsec()), content));
+    let mut found = BTreeMap::from([here]);
+    if about.is_dir() {
+        for entry in fs::read_dir(dir).unwrap() {
+            found.extend(all(&entry.unwrap().path()));
+        }
+    }
+    found
+}
+
+/// A folder in which a gateway was that has ended: its configuration, a journal, and a state that cannot be read. `state`: it
+/// had that directory instead.
+fn left(gateway: &Gateway, name: &str, state: Option<&Path>) -> PathBuf {
+    let dir = gateway.dir.join(name);
+    fs::create_dir_all(dir.join("state")).unwrap();
+    fs::write(dir.join("state/engines.json"), "{").unwrap();
+    fs::write(dir.join("journal"), "what happened\n").unwrap();
+    let theirs = format!("state: {:?}\n", gateway.dir.join("state"));
+    let ours = format!(
+        "logs: {{access: {:?}}}\nstate: {:?}\n",
+        dir.join("access.log"),
+        state.map_or_else(|| dir.join("state"), Path::to_owned)
+    );
+    let yaml = read(&gateway.dir.join("rouse.yaml"));
+    assert!(yaml.contains(&theirs), "{yaml}");
+    fs::write(dir.join("rouse.yaml"), yaml.replace(&theirs, &ours)).unwrap();
+    dir
+}
+
+fn started(command: &mut Command, api: &str, admin: &str) -> Output {
+    command.args(["--api", api, "--admin", admin]).stdin(Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn a_start_that_fails_for_a_port_or_the_lock_changes_nothing_on_disk() {
+    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+    let (api, admin) = (gateway.api.to_string(), gateway.admin.to_string());
+    let (free, theirs) = ("127.0.0.1:0", gateway.dir.join("state"));
+    for (name, state, api, admin, says) in [
+        ("api", None, api.as_str(), free, "with --api ADDR or listen.api"),
+        ("admin", None, free, admin.as_str(), "with --admin ADDR or listen.admin"),
+        ("lock", Some(theirs.as_path()), free, free, "another gateway uses this state directory"),
+    ] {
+        let dir = left(&gateway, name, state);
+        let before = all(&dir);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
+        command.arg("--config").arg(dir.join("rouse.yaml")).arg("--journal").arg(dir.join("journal"));
+        let failed = started(&mut command, api, admin);
+        let said = String::from_utf8_lossy(&failed.stderr);
+        assert!(failed.status.code() == Some(1) && said.contains(says), "{name}: {said}");
+        assert_eq!(all(&dir), before, "{name}: {said}");
+    }
+    assert!(gateway.client().chat("m", true, 4).is_whole_stream());
+}
+
+#[test]
+fn a_demonstration_that_cannot_listen_leaves_nothing_behind() {
+    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("m")).start();
+    let home = gateway.dir.join("home");
+    fs::create_dir(&home).unwrap();
+    let before = all(&home);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
+    command.arg("demo").env("XDG_STATE_HOME", &home).env_remove("STATE_DIRECTORY");
+    let failed = started(&mut command, &gateway.api.to_string(), "127.0.0.1:0");
+    let said = String::from_utf8_lossy(&failed.stderr);
+    assert!(failed.status.code() == Some(1) && said.contains("is in use by another process"), "{said}");
+    assert_eq!(all(&home), before, "{said}");
+}
