@@ -18,10 +18,12 @@ use crate::{
 pub mod backoff;
 pub mod clients;
 pub mod past;
+pub mod pauses;
 pub mod state;
 
 use clients::Clients;
 use past::{Past, Symptoms};
+use pauses::Pauses;
 use state::State;
 
 /// Who gets through an engine's gate.
@@ -85,9 +87,9 @@ pub struct Engine {
     /// When another gateway last used the engine. Gateways do not tell each other for which client.
     #[serde(default, skip_serializing_if = "never")]
     pub used_elsewhere: Tick,
-    /// How long after a use of the engine the next one usually begins.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub returns_in: Option<Millis>,
+    /// How long after a use of the engine the next one begins.
+    #[serde(default, skip_serializing_if = "Pauses::is_empty")]
+    pub pauses: Pauses,
     /// When the engine was last used, or asked for, after a pause.
     #[serde(default, skip_serializing_if = "never")]
     pub asked: Tick,
@@ -181,7 +183,7 @@ impl Engine {
             turn: Tick(0),
             clients: Clients([0; clients::TOLD_APART]),
             used_elsewhere: Tick(0),
-            returns_in: None,
+            pauses: Pauses::NONE,
             asked: Tick(0),
             yielded: Tick(0),
             yielded_to: None,
@@ -223,12 +225,12 @@ impl Engine {
         self.last_end.max(self.turn)
     }
 
-    /// A request uses the engine, or asks for it. If the engine rested, its usual pause is learned anew; the latest pauses weigh most.
+    /// A request uses the engine, or asks for it. If the engine rested, that was a pause.
     /// `pause`: the latest pause, where the gate measured it. Several uses may lie between two samples of a gate.
     pub fn is_asked_for(&mut self, now: Tick, pause: Option<Millis>) {
         if self.rests() {
             let seen = pause.unwrap_or_else(|| now.since(self.last_end));
-            self.returns_in = Some(self.returns_in.map_or(seen, |usual| Millis((usual.0 + seen.0) / 2)));
+            self.pauses.note(seen);
             self.asked = now;
         }
     }

@@ -238,7 +238,7 @@ impl Planner {
         let turns = &self.settings.turns;
         let span = match turns.protect {
             Protect::Always => turns.residency,
-            Protect::Expected if e.returns_in.is_some_and(|usually| usually < back) => {
+            Protect::Expected if e.pauses.usual().is_some_and(|usual| usual < back) => {
                 back.min(turns.residency)
             }
             Protect::Expected | Protect::Never => return None,

@@ -25,8 +25,9 @@ pub struct Request {
     pub patience: Option<Millis>,
     /// It leaves so long after it got its lease.
     pub leaves_after: Option<Millis>,
-    /// When it was answered or refused, the same client asks the same again so much later.
-    pub again: Option<Millis>,
+    /// Once it was answered or refused, the same client asks the same again after the first of these pauses, then after the
+    /// next, round and round. None: it asks once.
+    pub again: Vec<Millis>,
     /// It stops reading: no byte passes, though the engine is well, until the stall rule ends the exchange.
     pub stalls: bool,
 }
@@ -70,7 +71,7 @@ impl Request {
             timeout: None,
             patience: None,
             leaves_after: None,
-            again: None,
+            again: Vec::new(),
             stalls: false,
         }
     }

@@ -97,7 +97,7 @@ impl Habits {
             timeout: random.chance(self.hurry).then(|| Millis(random.between(1, 4000))),
             patience: random.chance(self.leave_parked).then(|| Millis(random.between(0, 8000))),
             leaves_after: random.chance(self.leave_streaming).then(|| Millis(random.between(0, exchange.0))),
-            again: None,
+            again: Vec::new(),
             stalls: random.chance(self.stall),
         }
     }

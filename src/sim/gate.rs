@@ -116,8 +116,9 @@ impl World {
         }
     }
 
-    pub(super) fn ask_again(&mut self, request: Request) {
-        if let Some(pause) = request.again.filter(|_| !self.calm) {
+    pub(super) fn ask_again(&mut self, mut request: Request) {
+        if let Some(pause) = request.again.first().copied().filter(|_| !self.calm) {
+            request.again.rotate_left(1);
             self.agenda.add(self.now + pause, Happening::Ask(request));
         }
     }

@@ -12,6 +12,7 @@ use rouse::{
 };
 use rouse_testing::sample::{first_seed, size};
 
+mod bursts;
 mod protection;
 
 fn model(name: &str, memory: Bytes) -> ModelSpec {
@@ -56,6 +57,9 @@ fn configuration(gpus: u64, models: u64, settings: Settings) -> Configuration {
 const SLACK: Millis = Millis(100);
 /// Some world of each sample comes so near to its bound. A bound that no world comes near would show nothing.
 const TIGHT: f64 = 1.1;
+
+/// 99 of 100 of the recorded trace waited 4.129 s at most while a model stayed for its residency (ADR 9), and wait no longer now.
+const MOST_WAIT: Millis = Millis(4_200);
 
 /// In the soak, and by the day in the gate.
 const SEEDS: u64 = 100;
@@ -304,7 +308,8 @@ fn turns_swap_far_less_than_first_come_first_served() {
     // Who was served at once did not wait.
     waits.resize(requests, Millis::ZERO);
     waits.sort_unstable();
-    println!("99 of 100 waited at most {}", waits[requests * 99 / 100]);
+    let most = waits[requests * 99 / 100];
+    println!("99 of 100 waited at most {most}");
     println!(
         "{} requests: {ours} swaps, longest wait {}; first come, first served: {} swaps, longest wait {}",
         arrivals.len(),
@@ -314,6 +319,7 @@ fn turns_swap_far_less_than_first_come_first_served() {
     );
     assert_eq!(world.tally().of("requests served"), arrivals.len() as u64);
     assert!(ours * 5 <= theirs.swaps, "{ours} swaps against {}", theirs.swaps);
+    assert!(most <= MOST_WAIT, "one in a hundred waited longer than {MOST_WAIT}: {most}");
 }
 
 /// The trace on file, which the end-to-end test plays against real processes. It must be what its generator says.

@@ -6,12 +6,12 @@ use super::*;
 
 /// A wait may exceed what the engines themselves take by a fifth, and by this.
 const BESIDE: Millis = Millis(100);
-const EXCHANGE: Millis = Millis(500);
+pub(super) const EXCHANGE: Millis = Millis(500);
 /// From an answer's end until the same person asks again.
 const THINKS: Millis = Millis(200);
 
 /// Two models that each fill the accelerator, with the times of engines that load for long.
-fn two(name: &str, protect: Protect) -> Scenario {
+pub(super) fn two(name: &str, protect: Protect) -> Scenario {
     let mut settings = Settings { host_memory: Bytes::gib(64), ..Settings::default() };
     settings.turns.protect = protect;
     let mut scenario = Scenario::new(name, patient(configuration(1, 2, settings)));
@@ -33,7 +33,7 @@ fn patient(mut configuration: Configuration) -> Configuration {
 }
 
 /// A request for model `n` by `client`, whose waits are found under the model's number.
-fn by(client: u64, n: u64) -> Deed {
+pub(super) fn by(client: u64, n: u64) -> Deed {
     let stream = Request::stream(&format!("model-{n}"), EXCHANGE);
     Deed::Ask(Request { client, key: n.to_string(), ..stream })
 }
@@ -87,7 +87,11 @@ fn a_single_user_is_not_held_up_by_what_he_used_himself() {
 /// One person asks the first model each second for half a minute; then another asks the second. Returns what he waited
 /// beyond what the engines took.
 fn waits_for_a_neighbour(protect: Protect) -> Millis {
-    let mut scenario = two("two users", protect);
+    waits_in(two("two users", protect), Millis::secs(3))
+}
+
+/// The same where a swap takes so long.
+fn waits_in(mut scenario: Scenario, swap: Millis) -> Millis {
     scenario = scenario.at(Millis::secs(1), by(2, 1)).at(Millis::secs(70), by(1, 0));
     for n in 0..30 {
         scenario = scenario.at(Millis::secs(150 + n), by(1, 0));
@@ -99,7 +103,7 @@ fn waits_for_a_neighbour(protect: Protect) -> Millis {
         panic!("{failure}");
     }
     let last = *world.waits("1").last().expect("it was asked for");
-    Millis(last.0.saturating_sub(3000))
+    Millis(last.0.saturating_sub(swap.0))
 }
 
 #[test]
@@ -116,6 +120,20 @@ fn a_model_whose_other_user_is_expected_back_stays_as_long_as_bringing_it_back_w
     assert!(never < BESIDE, "{never}");
 }
 
+/// To start it again takes a minute: it may be worth that wait to one, and not to the other.
+#[test]
+fn a_model_that_would_have_to_be_started_is_kept_no_longer_than_residency() {
+    for residency in [30_u64, 5] {
+        let mut scenario = two("two users of models that cannot sleep", Protect::Expected);
+        scenario.configuration.settings.turns.residency = Millis::secs(residency);
+        scenario.configuration.models.iter_mut().for_each(|spec| spec.can_sleep = false);
+        let waited = waits_in(scenario, Millis::secs(61));
+        println!("kept for {waited} of {residency} s");
+        // Half a second of it has passed.
+        assert!((Millis::secs(residency - 1)..Millis::secs(residency)).contains(&waited), "{waited}");
+    }
+}
+
 /// Three people, each of whom asks his own model again as soon as he has read the answer.
 #[test]
 fn three_users_of_three_models_take_turns_and_none_starves() {
@@ -127,7 +145,7 @@ fn three_users_of_three_models_take_turns_and_none_starves() {
     scenario.nature = nature;
     for n in 0..3 {
         let Deed::Ask(request) = by(n + 1, n) else { unreachable!("it asks") };
-        scenario = scenario.at(Millis::secs(1 + n), Deed::Ask(Request { again: Some(THINKS), ..request }));
+        scenario = scenario.at(Millis::secs(1 + n), Deed::Ask(Request { again: vec![THINKS], ..request }));
     }
     let mut world = World::new(scenario);
     if let Err(failure) = world.run_until(Millis::secs(1800)) {

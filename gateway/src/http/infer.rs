@@ -224,3 +224,6 @@ impl Served {
         head.map(|()| Reply::live(Live::relayed(answer, live, now), exchange))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! Who asks, as turns have it: whether an idle model is kept for anybody but those who wait goes by that.
+
+use std::collections::BTreeSet;
+
+use rouse::fault::Fault;
+
+use crate::{
+    config,
+    http::testing::{Client, Gateway, MODEL, raw},
+    keys,
+};
+
+/// As whom the gateway takes who asks so, from this address.
+async fn client(gateway: &mut Gateway, from: &str, headers: &str, fields: &str) -> u64 {
+    let mut client = Client::connect_from(from, gateway.address).await;
+    let body = format!("{{\"model\":\"{MODEL}\"{fields}}}");
+    client.send(raw("POST /v1/chat/completions", headers, &body)).await;
+    let parked = gateway.next_parked().await;
+    drop(parked.answer.send(Err(Fault::ShuttingDown)));
+    client.answer().await;
+    parked.parking.client
+}
+
+const HERE: &str = "127.0.0.1:0";
+const THERE: &str = "127.0.0.2:0";
+
+#[tokio::test]
+async fn a_client_without_a_key_is_the_user_or_session_that_it_names_else_its_address() {
+    let mut gateway = Gateway::start(|_| {});
+    let gateway = &mut gateway;
+    let mut told_apart = BTreeSet::new();
+    for same in [
+        // Whatever else is said, and from wherever.
+        [(HERE, "x-session-id: s\r\n", r#","user":"ann""#), (THERE, "", r#","safety_identifier":"ann""#)],
+        [(HERE, "", r#","user":"bob""#), (HERE, "x-forwarded-for: 10.0.0.1\r\n", r#","user":"bob""#)],
+        [(HERE, "x-session-id: one\r\n", r#","prompt_cache_key":"x""#), (THERE, "x-session-id: one\r\n", "")],
+        [
+            (HERE, "", r#","prompt_cache_key":"two""#),
+            (THERE, "x-forwarded-for: 10.0.0.1\r\n", r#","prompt_cache_key":"two""#),
+        ],
+        [(HERE, "x-forwarded-for: 10.0.0.1\r\n", ""), (THERE, "x-forwarded-for: 10.0.0.1\r\n", "")],
+        [(HERE, "", ""), (HERE, "", r#","n":1"#)],
+        [(THERE, "", ""), (THERE, "", r#","n":1"#)],
+    ] {
+        let [first, second] = same;
+        let known = client(gateway, first.0, first.1, first.2).await;
+        assert_eq!(known, client(gateway, second.0, second.1, second.2).await, "{same:?}");
+        assert!(told_apart.insert(known), "as somebody else before: {same:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_with_a_key_is_that_key() {
+    let file = format!("keys: [{{name: one, sha256: {}}}]", "0".repeat(64));
+    let any = config::parse(&file, "test").unwrap().keys[0].clone();
+    let key =
+        |name: &str| config::Key { name: name.into(), hash: keys::hash(name.as_bytes()), ..any.clone() };
+    let mut gateway = Gateway::start(|config| config.keys = vec![key("one"), key("two")].into());
+    let gateway = &mut gateway;
+    let one = client(gateway, HERE, "authorization: Bearer one\r\n", "").await;
+    let user = client(gateway, THERE, "authorization: Bearer one\r\n", r#","user":"ann""#).await;
+    let two = client(gateway, HERE, "authorization: Bearer two\r\n", "").await;
+    assert_eq!(one, user);
+    assert_ne!(one, two);
+}
