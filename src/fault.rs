@@ -137,6 +137,7 @@ pub enum Cause {
     /// The command is there, and the gateway's user may not run it.
     #[serde(rename = "permission_denied")]
     NotPermitted,
+    /// With this exit code; -1: it is not known how.
     Exited(i32),
     /// Ended by this signal.
     Killed(i32),
@@ -375,6 +376,8 @@ impl Cause {
             Self::CommandNotFound => "there is no such command",
             Self::NotPermitted => "its command may not be run",
             Self::NotLaunched => "the machine has no process, descriptor or memory left for it",
+            // A process tells its parent, which was an earlier gateway.
+            Self::Exited(-1) => "it ended, and how is not known",
             Self::Exited(code) => return format!("exit status {code} ({self})"),
             Self::Killed(signal) => return format!("killed by signal {signal} ({self})"),
             Self::Timeout => "it was not ready in time",

@@ -321,11 +321,10 @@ impl Fleet {
         self.planner.past_of(model)
     }
 
-    /// Why it fits nowhere, whatever else is put away, if so.
+    /// Why there is no room for it, or for all that it needs beside it, whatever else is put away, if so.
     #[must_use]
     pub fn misfit(&self, model: &ModelName) -> Option<String> {
-        let spec = self.planner.spec(model)?;
-        (!self.planner.could_ever_hold(spec)).then(|| self.planner.misfit(spec))
+        self.planner.unplaceable(model)
     }
 
     /// What this key is served by this model counts, since its requests waited there and the model is busy still.

@@ -5,6 +5,7 @@ use rouse::{
     fleet::{
         command::{Command, Why},
         event::Order,
+        report::ModelState,
     },
     model::{
         Accelerator, Accelerators, Configuration, EngineId, Idle, LevelPolicy, Memory, ModelSpec, OwnQueue,
@@ -139,4 +140,27 @@ fn an_order_to_stop_what_is_needed_is_carried_out_and_it_comes_back() {
     assert!(first(&world, 40.0, stops).is_some_and(|at| at < 41.0));
     assert!(first(&world, 40.0, launches).is_some());
     assert_eq!(world.tally().of("requests served"), 2, "what is awake goes on");
+}
+
+#[test]
+fn a_model_that_can_never_have_what_it_needs_says_so_before_anybody_asks() {
+    let large = model("large", 90, &[]);
+    let models =
+        vec![model("base", 14, &[]), model("beside", 12, &["base"]), large, model("top", 8, &["large"])];
+    let world = run(world(models).at(Millis::secs(40), ask("top")), 60);
+    let fleet = world.fleet();
+    let report = fleet.report(&fleet.plan(world.now()));
+    for (name, why) in [
+        ("beside", "it can never start: it never fits beside all that it needs: "),
+        ("top", "it can never start: it needs 'large', which can never start: it needs 90Gi "),
+    ] {
+        let line = &report.models[name];
+        assert!(line.reason.starts_with(why), "{}", line.reason);
+        assert_eq!(line.state, ModelState::Unplaceable, "{name}");
+    }
+    let refuses = |c: &Command| match c {
+        Command::Refuse { fault: Fault::InsufficientMemory(shortage), .. } => shortage.never,
+        _ => false,
+    };
+    assert!(first(&world, 40.0, refuses).is_some());
 }

@@ -1,8 +1,8 @@
 //! What befell an engine last, kept until it serves again. Without this, an engine that crashed, one that was put away and one
 //! that nobody has asked for would all look the same: cold.
 //!
-//! An engine's own words ([`Symptoms`]) are for the admin alone. Clients are told the class of a cause and never what an engine
-//! wrote, which may be what others asked it.
+//! An engine's own words ([`Symptoms`]) are for the admin alone. Clients are told the class of a cause, how the last probe was
+//! answered, and never what an engine wrote, which may be what others asked it.
 
 use serde::{Deserialize, Serialize};
 
@@ -125,10 +125,21 @@ impl Symptoms {
     /// For the admin: to stand behind what happened.
     #[must_use]
     pub fn words(&self) -> String {
-        let probe = self.probe.as_ref().map(|probe| format!("; its last probe: {probe}"));
+        self.for_clients() + &self.for_admin()
+    }
+
+    /// What anybody may read of them: how a probe was answered is told in the gateway's own words.
+    #[must_use]
+    pub fn for_clients(&self) -> String {
+        self.probe.as_ref().map(|probe| format!("; its last probe: {probe}")).unwrap_or_default()
+    }
+
+    /// The rest.
+    #[must_use]
+    pub fn for_admin(&self) -> String {
         let line = self.last_line.as_ref().map(|line| format!("; it wrote last: {line}"));
         let system = self.system.as_ref().map(|system| format!("; {system}"));
-        system.into_iter().chain(probe).chain(line).collect()
+        system.into_iter().chain(line).collect()
     }
 }
 

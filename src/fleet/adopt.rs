@@ -171,9 +171,8 @@ impl Planner {
         ];
         let best = |state: &ModelState| self.engines_of(model).any(|e| rank(e) == *state);
         let state = order.into_iter().find(best).unwrap_or_default();
-        let rests = matches!(state, ModelState::Failed | ModelState::Cold);
-        let misfit = rests && self.spec(model).is_some_and(|spec| !self.could_ever_hold(spec));
-        if misfit { ModelState::Unplaceable } else { state }
+        let rests = matches!(state, ModelState::Failed | ModelState::Cold | ModelState::Asleep);
+        if rests && self.unplaceable(model).is_some() { ModelState::Unplaceable } else { state }
     }
 
     pub(super) fn view(&self, report: &Report) -> View {

@@ -93,7 +93,8 @@ impl Reason {
         let (text, for_admin) = match (&e.past, e.failure()) {
             (Some(past), Some(failure)) => {
                 let (words, logs) = (failure.words(past.at), see_logs(spec));
-                (format!("{words}; tried again at {until}{logs}"), past.symptoms())
+                let probe = failure.symptoms.for_clients();
+                (format!("{words}{probe}; tried again at {until}{logs}"), failure.symptoms.for_admin())
             }
             _ => (format!("its memory was not granted ({cause}); tried again at {until}"), String::new()),
         };
@@ -330,9 +331,11 @@ impl Draft<'_> {
         let held = self.planner.ledger.held(id);
         let by = e.deadline(Some(spec), held, &self.planner.settings.timeouts).unwrap_or(e.since);
         let what = if e.cold { "launched" } else { "woken" };
-        let mut reason = Reason::starting(&format!("it is being {what} ({}), given up at {by}", e.state));
-        reason.for_admin = e.symptoms.words();
-        reason.text += &self.failed_before(id);
+        let probe = e.symptoms.for_clients();
+        let failed = self.failed_before(id);
+        let text = format!("it is being {what} ({}), given up at {by}{probe}{failed}", e.state);
+        let mut reason = Reason::starting(&text);
+        reason.for_admin = e.symptoms.for_admin();
         // Asked again after the time that it usually takes, the request is served; the deadline is no such time.
         let learned = self.planner.models.get(&id.model).map(|model| model.learned);
         let usual = learned.and_then(|learned| if e.cold { learned.start } else { learned.wake });
@@ -430,12 +433,14 @@ impl Planner {
                 let stopped =
                     idle.and_then(|i| i.stop_after).map(|after| e.idle_since().max(e.since) + after);
                 let stopped = stopped.map(|at| format!("; stopped at {at}")).unwrap_or_default();
-                format!("asleep at level {}{since}{stopped}", level.number())
+                let never = self.impossible(model).map(|why| format!("; it can never wake: {why}"));
+                format!("asleep at level {}{since}{}{stopped}", level.number(), never.unwrap_or_default())
             }
             State::Cold => return self.explain_cold(e, spec),
             State::Backoff { cause, .. } if !self.role.decides() => {
                 format!("failed ({cause}); the gateway that leads tries it again")
             }
+            State::Backoff { .. } if self.impossible(model).is_some() => return self.explain_cold(e, spec),
             State::Backoff { until, cause } => match spec {
                 Some(spec) => return Reason::failed(e, spec, cause.clone(), *until, false),
                 None => "removed".to_owned(),
@@ -448,8 +453,8 @@ impl Planner {
     /// Nothing runs of it: what became of it last, and what comes when it is asked for.
     fn explain_cold(&self, e: &Engine, spec: Option<&ModelSpec>) -> Reason {
         let Some(spec) = spec else { return Reason::starting("removed") };
-        if !self.could_ever_hold(spec) {
-            return Reason::starting(&format!("it can never start: {}", self.misfit(spec)));
+        if let Some(why) = self.impossible(&spec.name) {
+            return Reason::starting(&format!("it can never start: {why}"));
         }
         let Some(past) = &e.past else { return Reason::starting("not running; launched when asked for") };
         let logs = if e.failure().is_some() { see_logs(spec) } else { String::new() };

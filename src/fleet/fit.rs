@@ -8,10 +8,10 @@ use std::{
 use super::{
     explain::Reason,
     placement::{Candidate, MOST},
-    plan::{Draft, Planner},
+    plan::Planner,
     portion::Portion,
 };
-use crate::model::{AcceleratorId, Accelerators, EngineId, ModelSpec};
+use crate::model::{AcceleratorId, Accelerators, ModelName, ModelSpec};
 
 /// So many ways of placing models beside each other are looked at; beyond, they are taken to fit.
 const WAYS: u32 = 10_000;
@@ -20,11 +20,29 @@ const WAYS: u32 = 10_000;
 type Wanted = (Portion, Vec<Candidate>);
 type Room<'a> = BTreeMap<&'a AcceleratorId, Portion>;
 
-impl Draft<'_> {
-    /// Whatever is put away, there is not enough for all of them at once.
-    pub(super) fn never_fits_together(&self, id: &EngineId) -> Option<Reason> {
-        let names = self.planner.needs.closure(&id.model).iter().chain([&id.model]);
-        let specs: Vec<&ModelSpec> = names.filter_map(|name| self.planner.spec(name)).collect();
+impl Planner {
+    /// Why this model can be neither started nor woken as things are configured; `None`: it can.
+    pub(super) fn impossible(&self, model: &ModelName) -> Option<String> {
+        self.needs.broken(model).map(str::to_owned).or_else(|| self.unplaceable(model))
+    }
+
+    /// Why there is no room for this model, or for all that it needs beside it, whatever else is put away; `None`: there is.
+    pub(super) fn unplaceable(&self, model: &ModelName) -> Option<String> {
+        let misfit = |model: &ModelName| {
+            self.spec(model).filter(|spec| !self.could_ever_hold(spec)).map(|spec| self.misfit(spec))
+        };
+        let needs = self.needs.closure(model);
+        let needed = |of| Some(format!("it needs '{of}', which can never start: {}", misfit(of)?));
+        let together = || if needs.is_empty() { None } else { self.never_fits_together(model) };
+        misfit(model)
+            .or_else(|| needs.iter().find_map(needed))
+            .or_else(|| together().map(|reason| reason.text))
+    }
+
+    /// Whatever is put away, there is not enough for this model and all that it needs at once.
+    pub(super) fn never_fits_together(&self, model: &ModelName) -> Option<Reason> {
+        let names = self.needs.closure(model).iter().chain([model]);
+        let specs: Vec<&ModelSpec> = names.filter_map(|name| self.spec(name)).collect();
         let mut wanted: Vec<Wanted> =
             specs.iter().map(|spec| self.wanted_by_spec(spec)).collect::<Option<_>>()?;
         wanted.sort_by_key(|(need, places)| (places.len(), Reverse(need.bytes)));
@@ -43,14 +61,14 @@ impl Draft<'_> {
         let need = wanted.iter().map(|(need, _)| need.bytes).sum();
         let available = there.values().map(|all| all.bytes).sum();
         let mut reason = Reason::never(text, need, available);
-        reason.named = specs.iter().map(|spec| spec.name.clone()).filter(|name| *name != id.model).collect();
+        reason.named = specs.iter().map(|spec| spec.name.clone()).filter(|name| name != model).collect();
         Some(reason)
     }
 
     /// `None`: it fits nowhere, which it says itself, or there are more ways than are known.
     fn wanted_by_spec(&self, spec: &ModelSpec) -> Option<Wanted> {
         let need = declared(spec);
-        let accounts = &self.planner.ledger.accelerators;
+        let accounts = &self.ledger.accelerators;
         let usable = |a: &AcceleratorId| accounts.get(a).is_some_and(|a| a.could_hold(need));
         let places = self.places_for(spec, need, usable);
         (!places.is_empty() && places.len() < MOST).then_some((need, places))
@@ -61,14 +79,12 @@ impl Draft<'_> {
         let on: BTreeSet<&AcceleratorId> =
             wanted.iter().flat_map(|(_, places)| places).flat_map(|place| &place.accelerators).collect();
         let all = |a: &AcceleratorId| {
-            let account = self.planner.ledger.accelerators.get(a)?;
+            let account = self.ledger.accelerators.get(a)?;
             Some(Portion { bytes: account.capacity, units: account.units.unwrap_or(u32::MAX) })
         };
         on.into_iter().filter_map(|a| Some((a, all(a)?))).collect()
     }
-}
 
-impl Planner {
     /// Some accelerators could hold an engine of this model, were everything else put away.
     pub(super) fn could_ever_hold(&self, spec: &ModelSpec) -> bool {
         match &spec.accelerators {

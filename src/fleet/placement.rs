@@ -1,6 +1,10 @@
 //! Where an engine may go: candidate sets of accelerators, and whether one has room.
 
-use super::{budget::Account, plan::Draft, portion::Portion};
+use super::{
+    budget::Account,
+    plan::{Draft, Planner},
+    portion::Portion,
+};
 use crate::{
     engine::{Engine, Proof, state::State},
     model::{AcceleratorId, Accelerators, EngineId, Eviction, ModelSpec},
@@ -42,6 +46,36 @@ pub(super) enum Room {
 /// More combinations than this are not looked at; those with the most free memory come first.
 pub(super) const MOST: usize = 64;
 
+impl Planner {
+    /// Accelerators, or sets of them, on which an engine of this model could be that needs so much of each.
+    pub(super) fn places_for(
+        &self,
+        spec: &ModelSpec,
+        need: Portion,
+        usable: impl Fn(&AcceleratorId) -> bool,
+    ) -> Vec<Candidate> {
+        let accounts = &self.ledger.accelerators;
+        if spec.accelerators.is_none() {
+            return vec![Candidate { accelerators: Vec::new(), need }];
+        }
+        let sets = match &spec.accelerators {
+            Accelerators::Ids(ids) => vec![ids.clone()],
+            Accelerators::Of { pool, .. } => vec![vec![pool.clone()]],
+            Accelerators::Count(n) => {
+                // A pool is no accelerator of this machine: it is for those who name it.
+                let single = |a: &&AcceleratorId| accounts.get(a).is_some_and(|a| a.units.is_none());
+                // No more of them can be in the first combinations.
+                let most = (*n as usize).saturating_add(MOST);
+                let free = accounts.most_free_first().filter(single);
+                let ids: Vec<AcceleratorId> = free.filter(|a| usable(a)).take(most).cloned().collect();
+                combinations(&ids, *n as usize)
+            }
+        };
+        let fits = |set: &Vec<AcceleratorId>| !set.is_empty() && set.iter().all(&usable);
+        sets.into_iter().filter(fits).map(|accelerators| Candidate { accelerators, need }).collect()
+    }
+}
+
 impl Draft<'_> {
     /// Every candidate, those with the most free memory first. Empty: it fits nowhere, even were all else put away.
     pub(super) fn candidates(&self, id: &EngineId, spec: &ModelSpec, healthy_only: bool) -> Vec<Candidate> {
@@ -62,7 +96,7 @@ impl Draft<'_> {
             let fits = (!own.is_empty() || spec.accelerators.is_none()) && own.iter().all(usable);
             return fits.then_some(Candidate { accelerators: own, need }).into_iter().collect();
         }
-        self.places_for(spec, need, usable)
+        self.planner.places_for(spec, need, usable)
     }
 
     /// Where an asleep engine could be, were it started anew.
@@ -74,36 +108,9 @@ impl Draft<'_> {
         let accounts = &self.planner.ledger.accelerators;
         let usable = |a: &AcceleratorId| accounts.get(a).is_some_and(|a| a.healthy && a.could_hold(need));
         let own = self.engine(id).map(|e| e.accelerators.clone()).unwrap_or_default();
-        let mut places = self.places_for(spec, need, usable);
+        let mut places = self.planner.places_for(spec, need, usable);
         places.retain(|c| !c.accelerators.iter().any(|a| own.contains(a)));
         places
-    }
-
-    pub(super) fn places_for(
-        &self,
-        spec: &ModelSpec,
-        need: Portion,
-        usable: impl Fn(&AcceleratorId) -> bool,
-    ) -> Vec<Candidate> {
-        let accounts = &self.planner.ledger.accelerators;
-        if spec.accelerators.is_none() {
-            return vec![Candidate { accelerators: Vec::new(), need }];
-        }
-        let sets = match &spec.accelerators {
-            Accelerators::Ids(ids) => vec![ids.clone()],
-            Accelerators::Of { pool, .. } => vec![vec![pool.clone()]],
-            Accelerators::Count(n) => {
-                // A pool is no accelerator of this machine: it is for those who name it.
-                let single = |a: &&AcceleratorId| accounts.get(a).is_some_and(|a| a.units.is_none());
-                // No more of them can be in the first combinations.
-                let most = (*n as usize).saturating_add(MOST);
-                let free = accounts.most_free_first().filter(single);
-                let ids: Vec<AcceleratorId> = free.filter(|a| usable(a)).take(most).cloned().collect();
-                combinations(&ids, *n as usize)
-            }
-        };
-        let fits = |set: &Vec<AcceleratorId>| !set.is_empty() && set.iter().all(&usable);
-        sets.into_iter().filter(fits).map(|accelerators| Candidate { accelerators, need }).collect()
     }
 
     /// What is still missing on one accelerator of a candidate: first after what is free, then after what is on its way

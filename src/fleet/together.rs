@@ -129,7 +129,7 @@ impl Draft<'_> {
             self.because(id, Reason::starting("waiting until all that it needs serve").naming(&lacks));
             return Some(Outcome::Stuck);
         }
-        if let Some(reason) = self.never_fits_together(id) {
+        if let Some(reason) = self.planner.never_fits_together(&id.model) {
             self.because(id, reason);
             return Some(Outcome::Stuck);
         }

@@ -14,6 +14,7 @@ use rouse_testing::sample::{first_seed, size};
 
 mod bursts;
 mod protection;
+mod told;
 
 fn model(name: &str, memory: Bytes) -> ModelSpec {
     ModelSpec {

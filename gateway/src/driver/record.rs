@@ -6,7 +6,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use rouse::{
-    engine::past::{Ending, see_logs},
+    engine::{
+        Engine,
+        past::{Ending, see_logs},
+    },
     fault::Cause as EngineCause,
     fleet::{
         Fleet,
@@ -57,6 +60,12 @@ impl Recorder {
                 if let Some((_, began)) = self.end(engine, Outcome::Done, now) {
                     let (level, why) = (level.number(), past(fleet, engine));
                     tracing::info!(%engine, level, why, took = %now.since(began), "asleep");
+                }
+            }
+            Event::Shows { engine, generation, symptoms } if symptoms.probe.is_some() => {
+                let starts = |e: &Engine| e.generation == *generation && e.state.is_starting();
+                if fleet.engine(engine).is_some_and(starts) {
+                    tracing::info!(%engine, "not ready yet{}", symptoms.for_clients());
                 }
             }
             Event::Canary { engine, verdict: Verdict::Failed(_), .. }

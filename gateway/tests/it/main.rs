@@ -34,5 +34,6 @@ mod swap;
 mod telemetry;
 mod terminal;
 mod tls;
+mod told;
 mod trace;
 mod waiting;

@@ -144,6 +144,7 @@ fn what_became_of_a_model_is_remembered_told_the_same_from_both_sides_and_logged
         ("INFO", "evicted: it makes room for another engine=first#0 to=second#0"),
         ("INFO", "asleep engine=first#0 level=1 why=\"evicted at "),
         ("WARN", "exit status 1 (exited:1), 2 failures in a row; it wrote last: No module named llama_cpp"),
+        ("WARN", "No module named llama_cpp; 'rouse-gateway logs broken' shows what it wrote"),
         ("WARN", "killed by signal 9 (killed:9)"),
     ] {
         let logged = || gateway.log().lines().any(|line| line.contains(level) && line.contains(words));
@@ -513,7 +514,7 @@ fn gateway_state(fleet: &Answer) -> String {
 }
 
 /// This build's command line, asking this gateway.
-fn cli(gateway: &Gateway, args: &[&str]) -> Command {
+pub(crate) fn cli(gateway: &Gateway, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rouse-gateway"));
     command.args(args).arg("--admin").arg(format!("http://{}", gateway.admin));
     command

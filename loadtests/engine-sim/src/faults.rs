@@ -38,6 +38,7 @@ pub enum Fault {
     ExitAtStart,
     OomAtStart,
     WrongModelName,
+    NoHealth,
     ErrorRate,
     Status,
     FailNext,

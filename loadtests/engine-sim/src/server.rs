@@ -106,6 +106,7 @@ async fn answer(
         return sent;
     }
     let reply = match (method, path) {
+        ("GET", "/health") if engine.faults.on(Fault::NoHealth) => Reply::detail(404, "Not Found"),
         ("GET", "/health") => {
             engine.counters.became_ready();
             Reply::empty(200)

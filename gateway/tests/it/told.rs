@@ -1,0 +1,142 @@
+//! What became of a model is told in the same words wherever one looks: to operators all of it, to clients what is theirs.
+
+use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
+
+use serde_json::{Value, json};
+
+use crate::{
+    live::Engine,
+    operators::cli,
+    refusals::refusal,
+    support::{Fixture, Gateway, Sim, client::chat_body, read},
+};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn why(gateway: &Gateway, model: &str) -> String {
+    let explained = gateway.admin().get(&format!("/admin/v1/models/{model}/explain")).json();
+    explained["reason"].as_str().unwrap().to_owned()
+}
+
+/// The admin API and the command line have all of these words of the model.
+fn everywhere(gateway: &Gateway, model: &str, words: &[&str]) {
+    let fleet = gateway.fleet();
+    let models = fleet["models"].as_array().unwrap();
+    let shown = models.iter().find(|view| view["name"] == model).unwrap();
+    let printed = |args: &[&str]| {
+        let output = cli(gateway, args).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let ps = printed(&["ps"]);
+    let line = ps.lines().find(|line| line.starts_with(&format!("{model} "))).unwrap_or_default();
+    for (place, text) in [
+        ("explain by HTTP", why(gateway, model)),
+        ("fleet", shown["reason"].as_str().unwrap().to_owned()),
+        ("ps", line.to_owned()),
+        ("explain", printed(&["explain", model])),
+    ] {
+        for word in words {
+            assert!(text.contains(word), "{place} has no '{word}': {text}");
+        }
+    }
+}
+
+fn listed(gateway: &Gateway, model: &str) -> Value {
+    gateway.client().get(&format!("/v1/models/{model}")).json()
+}
+
+#[test]
+fn an_eviction_and_a_death_are_told_the_same_wherever_one_looks() {
+    let gateway = Fixture::new(&["1200Mi"]).model(&Sim::new("first")).model(&Sim::new("second")).start();
+    for model in ["first", "second"] {
+        assert!(gateway.client().chat(model, true, 1).is_whole_stream());
+    }
+    everywhere(&gateway, "first", &["asleep at level 1; evicted at ", " for second"]);
+    assert_eq!(listed(&gateway, "first")["state"], "asleep");
+    Engine::of(&gateway, "second#0").signal(nix::sys::signal::Signal::SIGKILL);
+    let rests = || why(&gateway, "second").starts_with("not running");
+    gateway.until("seen dead, and left alone no more", Duration::from_secs(10), rests);
+    everywhere(
+        &gateway,
+        "second",
+        &["not running: failed while it served at ", "killed by signal 9 (killed:9)"],
+    );
+    assert_eq!(listed(&gateway, "second")["last_failure"]["cause"], "killed:9");
+}
+
+/// Nothing of it runs that would have to end for that, and nobody has asked.
+#[test]
+fn a_reload_to_a_size_that_fits_nowhere_is_told_before_anybody_asks() {
+    let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("slept")).model(&Sim::new("new")).start();
+    assert!(gateway.client().chat("slept", true, 1).is_whole_stream());
+    assert_eq!(gateway.admin().post("/admin/v1/models/slept/sleep?level=1", "").status, 202);
+    gateway.until_state("slept", "asleep");
+    let file = gateway.dir.join("rouse.yaml");
+    let yaml = read(&file).replace("memory: {awake: 1Gi", "memory: {awake: 90Gi");
+    fs::write(&file, yaml).unwrap();
+    gateway.until_logged("configuration reloaded: changed");
+    let size = "it needs 90Gi on each accelerator: the largest has 2Gi";
+    for (model, can) in [("slept", "it can never wake: "), ("new", "it can never start: ")] {
+        everywhere(&gateway, model, &[can, size]);
+        assert_eq!(listed(&gateway, model)["state"], "unplaceable");
+        let error = refusal(&gateway.client().chat(model, false, 1), 422, "unplaceable");
+        assert!(error["message"].as_str().unwrap().contains(size), "{error}");
+    }
+}
+
+#[test]
+fn an_engine_without_a_health_route_says_so_while_it_loads_and_once_it_has_failed() {
+    let sim = Sim { flags: "--fault no-health", engine: "startTimeout: 5s", ..Sim::new("m") };
+    let gateway = Fixture::new(&["2Gi"]).model(&sim).start();
+    let probe = "its last probe: GET /health was answered with status 404";
+    let asks = || {
+        let body = chat_body("m", false, 1);
+        gateway.client().post_with(CHAT, "x-request-timeout: 0.2\r\n", &body)
+    };
+    refusal(&asks(), 503, "model_not_ready");
+    // It loads until its time is over, and is not started again: nobody waits any more.
+    gateway.until("its probe is told", Duration::from_secs(20), || why(&gateway, "m").contains(probe));
+    let loads = why(&gateway, "m");
+    assert!(loads.starts_with("Loading since ") || loads.contains("last start failed"), "{loads}");
+    let error = refusal(&asks(), 503, "model_not_ready");
+    assert!(error["message"].as_str().unwrap().contains(probe), "{error}");
+    let failed = || why(&gateway, "m").starts_with("not running: last start failed at ");
+    gateway.until("it failed, and is left alone no more", Duration::from_secs(30), failed);
+    let logs = "'rouse-gateway logs m' shows what it wrote";
+    let cause = "it was not ready in time (timeout)";
+    everywhere(&gateway, "m", &[cause, probe, "it wrote last: ", logs]);
+    let shown = listed(&gateway, "m");
+    assert_eq!((&shown["state"], &shown["last_failure"]["cause"]), (&json!("failed"), &json!("timeout")));
+    let warned =
+        |line: &str| ["WARN", cause, probe, "it wrote last: ", logs].iter().all(|word| line.contains(word));
+    gateway.until("it is logged", Duration::from_secs(5), || gateway.log().lines().any(warned));
+    gateway.until_logged("not ready yet; its last probe: GET /health was answered with status 404");
+}
+
+#[test]
+fn a_command_that_may_not_be_run_has_a_cause_of_its_own_wherever_one_looks() {
+    let fixture = Fixture::new(&["2Gi"]);
+    let program = fixture.dir().join("locked");
+    fs::write(&program, "#!/bin/sh\n").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o644)).unwrap();
+    let model = format!(
+        "  - name: locked\n    engine: {{kind: custom, command: [{program:?}, \"${{PORT}}\"]}}\n    memory: {{awake: 64Mi}}\n"
+    );
+    let gateway = fixture.model_yaml(&model).start();
+    let error = refusal(&gateway.client().chat("locked", false, 1), 503, "model_not_ready");
+    assert_eq!(error["details"]["cause"], "permission_denied");
+    let message = error["message"].as_str().unwrap();
+    let cause = "last start failed at ";
+    for words in [cause, "its command may not be run (permission_denied)", "'rouse-gateway logs locked'"] {
+        assert!(message.contains(words), "{message}");
+    }
+    let path = program.to_str().unwrap();
+    assert!(!message.contains(path), "the configuration is not for clients: {message}");
+    let system = format!("'{path}' cannot be run: Permission denied");
+    let system = system.as_str();
+    everywhere(&gateway, "locked", &[cause, "(permission_denied)", system]);
+    assert_eq!(listed(&gateway, "locked")["last_failure"]["cause"], "permission_denied");
+    let warned = |line: &str| ["WARN", "(permission_denied)", system].iter().all(|word| line.contains(word));
+    gateway.until("it is logged", Duration::from_secs(5), || gateway.log().lines().any(warned));
+}
