@@ -54,7 +54,7 @@ pub fn prepare(config: &Config) -> Result<(), engine_sim::accelerator::Error> {
 pub fn yaml(state_dir: &Path, own_exe: &Path) -> String {
     let meter = quoted(&state_dir.join(METER).display().to_string());
     let mut text = format!(
-        "headroom: 1Gi\nhost: {{sleepMemory: 64Gi}}\nturns: {{maxTurn: 20s}}\nstate: {}\naccelerators:\n",
+        "headroom: 1Gi\nhost: {{sleepMemory: 64Gi}}\nstate: {}\naccelerators:\n",
         quoted(&state_dir.display().to_string())
     );
     for (id, bytes) in ACCELERATORS {

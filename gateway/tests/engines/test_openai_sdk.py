@@ -1,5 +1,6 @@
-"""PyPI `openai`, exactly as its users have it, against the embedded demonstration while models swap."""
+"""PyPI `openai`, exactly as its users have it, while models swap and against the embedded demonstration."""
 
+import os
 import time
 
 import openai
@@ -7,8 +8,36 @@ import pytest
 
 from conftest import together, watching
 
-# Two turns of everyone under steady load: a few of the demonstration's longest turns, which is 20 s.
+# Two turns of everyone under steady load: a few of the longest turns, and the swaps between them.
+LONGEST_TURN = 5
 EVERYONE_TWICE_WITHIN = 180
+
+
+def pretended(name, accelerators, awake, start):
+    """A model of engine-sim, which is part of the gateway's program."""
+    command = [os.environ["ROUSE_GATEWAY"], "demo-engine", "--host", "${HOST}", "--port", "${PORT}", "--model", name]
+    command += ["--enable-sleep-mode", "--gpu-memory-utilization", "${MEMORY_FRACTION}"]
+    command += ["--start-time", start, "--wake-time", "400ms", "--sleep-time", "200ms", "--ttft", "80ms", "--itl", "25ms"]
+    return {
+        "name": name,
+        "engine": {"kind": "vllm", "command": command, "env": {"VLLM_SERVER_DEV_MODE": "1"}},
+        "accelerators": accelerators,
+        "memory": {"awake": awake, "asleep": "1Gi", "host": "4Gi"},
+    }
+
+
+def three_models():
+    """As the demonstration has them, with turns so short that a test sees several: by default one lasts two minutes."""
+    return {
+        "accelerators": [{"id": name, "memory": "24Gi"} for name in ("sim-0", "sim-1")],
+        "host": {"sleepMemory": "64Gi"},
+        "turns": {"maxTurn": f"{LONGEST_TURN}s"},
+        "models": [
+            pretended("large", 1, "20Gi", "3s"),
+            pretended("small", 1, "12Gi", "2s"),
+            pretended("wide", 2, "16Gi", "4s"),
+        ],
+    }
 
 
 def stock_client(gateway):
@@ -32,7 +61,7 @@ def ask(api, model, stream):
 
 
 def test_no_client_sees_an_error_while_models_swap(gateway):
-    rouse = gateway()
+    rouse = gateway(three_models())
     models = [model.id for model in stock_client(rouse).models.list()]
     assert len(models) >= 3, models
     history = {model: [] for model in models}
