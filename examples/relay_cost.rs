@@ -150,6 +150,7 @@ async fn answer(
                 first_byte: Millis::secs(300),
                 non_stream: Millis::secs(600),
                 idle: Millis::secs(300),
+                death: Millis::ZERO,
             },
             observer: (),
         },

@@ -119,6 +119,9 @@ pub struct Timeouts {
     pub non_stream: Millis,
     /// Between two frames of a stream.
     pub idle: Millis,
+    /// From the break of a stream until its client is told, unless the lease is revoked first: an engine that dies closes its
+    /// connections before its process is seen to have ended. Zero where nobody watches the process.
+    pub death: Millis,
 }
 
 /// One attempt at one engine.

@@ -45,7 +45,7 @@ fn scenario(name: &str, models: Vec<ModelSpec>) -> Scenario {
 
 /// A client that asks the same again and again, at once or after a pause.
 fn client(key: &str, exchange: Millis, tokens: u64, pause: Millis) -> Deed {
-    let again = Some(pause);
+    let again = vec![pause];
     Deed::Ask(Request { key: key.into(), tokens, again, ..Request::stream("m", exchange) })
 }
 

@@ -1,7 +1,7 @@
 //! How long an engine rests between two uses, by its latest pauses.
 //!
-//! Half of them decide, not their mean: whoever asks a few questions and rests for a minute is expected back within a second
-//! in the middle of that, and one long rest would hide it from a mean until the questions are over.
+//! What is usual is the median of the latest pauses, not their mean: a client that asks a few questions and rests for a minute is
+//! expected back within a second in the middle of that, and one long rest would hide it from a mean until the questions are over.
 
 use serde::{Deserialize, Serialize};
 

@@ -223,7 +223,8 @@ impl Draft<'_> {
             return self.revoke(id, self.failed(id, Cause::Stopped));
         }
         // Also when it is drained already and only waits for a neighbour.
-        let wanted = self.waiting(&id.model) > 0 || self.is_wanted_for_others(id);
+        let kept = why == Why::StaysAwake && (self.planner.is_kept(id) || self.ordered_awake(&id.model));
+        let wanted = kept || self.waiting(&id.model) > 0 || self.is_wanted_for_others(id);
         let stays = why == Why::Idle || why == Why::StaysAwake && self.may_stay(id);
         if stays && wanted && !hung {
             return self.emit(Command::OpenGate { engine: id.clone(), generation, public: true });

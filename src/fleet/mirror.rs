@@ -112,7 +112,7 @@ impl Planner {
         let Some(before) = self.engines.get(&id) else { return };
         let mut before = before.clone();
         let leases = before.leases;
-        before.shut();
+        before.shut(Cause::Stopped);
         engine.orphan = before.orphan;
         if before.generation == engine.generation {
             engine.last_end = engine.last_end.max(before.last_end);
@@ -172,16 +172,17 @@ impl Engine {
 
     /// Its process is no more, by somebody else's word.
     fn end(&mut self, state: State, now: Tick) {
-        self.shut();
+        let cause = if let State::Backoff { cause, .. } = &state { cause.clone() } else { Cause::Stopped };
+        self.shut(cause);
         (self.state, self.since) = (state, now);
         self.forget_process();
         (self.gated, self.stub_watched) = (false, false);
     }
 
     /// An open gate is to be shut, and whoever is inside told, though this life is over.
-    fn shut(&mut self) {
+    fn shut(&mut self, cause: Cause) {
         if self.door != Door::Closed {
-            self.orphan = Some((self.generation, Cause::Stopped));
+            self.orphan = Some((self.generation, cause));
             self.door = Door::Closed;
         }
     }

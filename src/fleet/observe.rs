@@ -381,8 +381,8 @@ impl Engine {
                 self.proof = Proof::Wanted;
                 self.symptoms = Symptoms::default();
             }
-            // Its gate is closed and drained already: it is stopped instead. One that is awake may serve whoever waits for it, as long as
-            // it does not make room for another.
+            // The engine's gate is closed and drained already: the engine is stopped. One that says it is awake may serve those who
+            // wait for it, unless it was put away for another model. A new leader does not know for which model that was.
             Event::SleepFailed { cause, .. } if matches!(self.state, State::FallingAsleep { .. }) => {
                 let awake = *cause == Cause::StaysAwake && !self.is_evicted();
                 let (why, then) = (if awake { Why::StaysAwake } else { Why::Fault }, Then::Stop);

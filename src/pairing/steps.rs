@@ -236,7 +236,8 @@ impl Draft<'_> {
         // It was bound before it was known how deep it sleeps.
         let lost = e.level == LevelPolicy::OnlyOne && e.is_at_level_2();
         if e.failed.is_some() || lost {
-            return Some(Step::End { why: Why::WakeFailed });
+            let why = if e.failed.is_some() { Why::WakeFailed } else { Why::Adapters };
+            return Some(Step::End { why });
         }
         if !binding.written {
             return Some(Step::Bind { record: e.record(e.last_used) });

@@ -38,10 +38,6 @@ use crate::{
 /// [`RelayBody::is_broken`] instead of waiting for this.
 const FAREWELL: Millis = Millis(50);
 
-/// An engine that dies closes its connections before its process is seen to have ended. For so long a broken stream waits to be told
-/// which of the two it was.
-const NOTICED: Millis = Millis(500);
-
 /// An answer's body. Holds the engine's connection and the lease; both go when it ends or is dropped.
 #[derive(Debug)]
 pub struct RelayBody<O: Observer> {
@@ -55,6 +51,8 @@ pub struct RelayBody<O: Observer> {
     events: Option<Form>,
     /// Between two frames; `None` where one deadline covers the whole answer.
     idle: Option<Millis>,
+    /// [`Timeouts::death`].
+    death: Millis,
     /// When its last frame passed.
     passed: Option<Instant>,
 }
@@ -147,6 +145,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
             follow,
             events: events.then_some(wanted.form),
             idle: wanted.stream.then_some(timeouts.idle),
+            death: timeouts.death,
             passed: None,
         };
         if decoder.is_done() {
@@ -264,7 +263,7 @@ impl<O: Observer + Unpin> RelayBody<O> {
                     let piece = match next {
                         Ok(piece) => piece,
                         Err(fault) => {
-                            if fault == broke_off(&self.model) && self.tells() {
+                            if self.death > Millis::ZERO && fault == broke_off(&self.model) && self.tells() {
                                 self.seek();
                                 continue;
                             }
@@ -295,10 +294,11 @@ impl<O: Observer + Unpin> RelayBody<O> {
         self.events.is_some() && self.follow.as_ref().is_some_and(|follow| !follow.is_over())
     }
 
-    /// Waits for why it broke.
+    /// Waits for the word that the engine died. An engine that lives hears at once that nobody reads on.
     fn seek(&mut self) {
-        if let Stage::Flowing { flow, .. } = std::mem::replace(&mut self.stage, Stage::Ended) {
-            self.stage = Stage::Sought(flow, Box::pin(sleep(NOTICED.duration())));
+        if let Stage::Flowing { mut flow, .. } = std::mem::replace(&mut self.stage, Stage::Ended) {
+            flow.as_mut().hang_up();
+            self.stage = Stage::Sought(flow, Box::pin(sleep(self.death.duration())));
         }
     }
 
@@ -364,6 +364,10 @@ impl Flow {
         *this.connection = Some(connection);
         *this.unsent = unsent;
         *this.home = home;
+    }
+
+    fn hang_up(self: Pin<&mut Self>) {
+        *self.project().connection = None;
     }
 
     /// The next piece of payload, as much as is there; `None` at the end.

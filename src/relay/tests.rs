@@ -166,6 +166,7 @@ impl Core {
                 first_byte: Millis::secs(10),
                 non_stream: Millis::secs(10),
                 idle: Millis::secs(10),
+                death: Millis::ZERO,
             },
             path: PathAndQuery::from_static("/v1/chat/completions?x=1"),
             headers: HeaderMap::new(),

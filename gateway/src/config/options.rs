@@ -38,7 +38,8 @@ fn split(text: &str) -> Vec<String> {
     }
     let plain = || text.split_whitespace().map(str::to_owned).collect();
     let words: Vec<String> = words::split(text).unwrap_or_else(|_| plain());
-    words.into_iter().map(|word| word.trim_end_matches([';', '&', ')']).to_owned()).collect()
+    // A quoted script has words of its own.
+    words.iter().flat_map(|word| split(word.trim_end_matches([';', '&', ')']))).collect()
 }
 
 #[cfg(test)]

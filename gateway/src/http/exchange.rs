@@ -359,6 +359,7 @@ impl Job {
                 first_byte: timeouts.first_byte,
                 non_stream: timeouts.non_stream,
                 idle: timeouts.idle,
+                death: NOTICED.into(),
             },
             observer: Watcher {
                 core: Rc::clone(&self.core),

@@ -72,10 +72,11 @@ impl Directory {
     fn note_trouble(&mut self, own: &Provider) {
         for accelerator in own.id.accelerators.iter() {
             let place = || (own.node.clone(), accelerator.clone());
-            match &own.trouble {
-                Some(trouble) => drop(self.troubles.insert(place(), trouble.clone())),
-                None if own.seen.stage == Stage::Ready => drop(self.troubles.remove(&place())),
-                None => {}
+            // A provider that serves after a restart still says how it ended before.
+            if own.seen.stage == Stage::Ready {
+                self.troubles.remove(&place());
+            } else if let Some(trouble) = &own.trouble {
+                self.troubles.insert(place(), trouble.clone());
             }
         }
     }

@@ -50,24 +50,33 @@ pub(super) async fn up(contact: &Contact, expected: Option<Millis>) {
 pub(super) struct Wait {
     pace: Pace,
     told: Option<String>,
+    /// Before the engine is asked again.
+    pause: Option<Duration>,
 }
 
 impl Wait {
     pub(super) fn begin(contact: &Contact, expected: Option<Millis>) -> Self {
-        Self { pace: Pace { began: contact.common.clock.now(), expected, gap: FIRST }, told: None }
+        Self {
+            pace: Pace { began: contact.common.clock.now(), expected, gap: FIRST },
+            told: None,
+            pause: None,
+        }
     }
 
     /// Until the engine serves. An error is what it answers instead, which is something else than before.
     pub(super) async fn goes_on(&mut self, contact: &Contact) -> Result<(), String> {
-        while let Err(probe) = contact.adapter.up(contact.health_timeout()).await {
+        loop {
+            if let Some(pause) = self.pause.take() {
+                time::sleep(pause).await;
+            }
+            let Err(probe) = contact.adapter.up(contact.health_timeout()).await else { return Ok(()) };
             let now = contact.common.clock.now();
+            self.pause = Some(self.pace.next(now));
             if self.told.as_ref() != Some(&probe) && now.since(self.pace.began) >= SOON {
                 self.told = Some(probe.clone());
                 return Err(probe);
             }
-            time::sleep(self.pace.next(now)).await;
         }
-        Ok(())
     }
 }
 

@@ -96,7 +96,8 @@ async fn an_engine_that_dies_mid_stream_leaves_an_error_event_and_an_unclean_end
 #[tokio::test]
 async fn a_stream_whose_engine_died_says_so_and_not_that_a_connection_broke() {
     let engine = Engine::start().await;
-    let core = Core::new(engine.address());
+    let mut core = Core::new(engine.address());
+    core.timeouts.death = LONG.into();
     let seen = Seen::default();
     let (mut body, mut peer) = begun(&core, &engine, &seen, EVENTS).await;
     peer.chunk("data: 1\n\n").await;

@@ -53,8 +53,10 @@ fn state(folder: &Path) -> Option<String> {
 
 /// What a shell is given to run, in words; `None` where the command is no shell's. Quotations are only taken off.
 fn shell_words(model: &Model) -> Option<impl Iterator<Item = &str>> {
-    let [_, flag, line, ..] = model.command.as_slice() else { return None };
-    (flag == "-c").then(|| line.split_whitespace().map(|word| word.trim_matches(['"', '\''])))
+    let [program, flag, line, ..] = model.command.as_slice() else { return None };
+    let is_shell =
+        ["sh", "bash", "dash", "ash", "zsh"].iter().any(|shell| Path::new(program).ends_with(shell));
+    (is_shell && flag == "-c").then(|| line.split_whitespace().map(|word| word.trim_matches(['"', '\''])))
 }
 
 /// The command's program, and the one that its shell becomes.

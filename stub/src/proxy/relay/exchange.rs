@@ -180,6 +180,7 @@ async fn relay(
             first_byte: ANY_TIME,
             non_stream: ANY_TIME,
             idle: ANY_TIME,
+            death: Millis::ZERO,
         },
         observer: Watcher { core: Rc::clone(core), part, stream: None },
     };

@@ -62,7 +62,11 @@ fn what_changes_nothing_costs_nothing() {
     let before = index.settled();
     // A status was written, by whomever; a kubelet told that it lives; a stub that something fell asleep.
     let mut model = model_at(&name("model", 7), of_pool(7), 1);
-    model.status = Some(InferenceModelStatus { ready: true, ..InferenceModelStatus::default() });
+    model.status = Some(InferenceModelStatus {
+        ready: true,
+        observed_generation: Some(1),
+        ..InferenceModelStatus::default()
+    });
     index.apply(model);
     let mut pool = pool_at(&name("pool", 7), json!({}), 1);
     pool.status = Some(AcceleratorPoolStatus { count: 3, ..AcceleratorPoolStatus::default() });
