@@ -43,7 +43,7 @@ async fn until(world: &World<'_>, name: &str, what: &str, there: bool) {
 }
 
 /// At the gateway that there is; what it says of that.
-async fn a_request_waits(world: &World<'_>) -> GatewayReplica {
+pub(crate) async fn a_request_waits(world: &World<'_>) -> GatewayReplica {
     let waiting = |found: &Option<GatewayReplica>| {
         found.as_ref().and_then(|found| found.status.as_ref()).is_some_and(|status| status.waiting == 1)
     };
@@ -100,14 +100,19 @@ async fn one_with_a_request_that_waits_leaves_nothing_behind_when_its_kubelet_wo
     let world = World::new("leftovers-grace", 1, "16Gi").await;
     world.model("slow", "10Gi", "--start-time 60s", json!({})).await;
     let own = pod(&world, "gateway-0", GRACE).await;
-    let gateway = world.gateway("gateway-0", "shutdown: {grace: 5m}");
+    let mut gateway = world.gateway("gateway-0", "shutdown: {grace: 5m}");
     let client = gateway.client();
     let waits = tokio::spawn(aside(move || client.chat("slow", false, 4)));
     let object = a_request_waits(&world).await;
     let owners: Vec<_> = object.owner_references().iter().map(|owner| Some(owner.uid.clone())).collect();
     assert_eq!(owners, [own.uid()], "it goes with the Pod of its name");
     gateway.signal(Signal::SIGTERM);
-    let ended = tokio::time::timeout(Duration::from_secs(GRACE), gateway.ended()).await;
+    let ended = async {
+        while !gateway.has_ended() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(GRACE), ended).await;
     assert!(ended.is_ok(), "its kubelet kills it");
     assert_eq!(waits.await.unwrap().status, 503, "its client was told");
     assert!(replicas(&world).get_opt("gateway-0").await.unwrap().is_none());

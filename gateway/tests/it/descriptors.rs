@@ -24,7 +24,7 @@ fn hundreds_who_follow_events_keep_no_request_from_being_served_where_descriptor
     let followers: Vec<_> = (0..600).map(|_| Open::raw(&gateway.admin(), follow)).collect();
     // A cold start, and many streams at once: each takes two descriptors.
     assert!(gateway.client().chat("m", true, 4).is_whole_stream());
-    let streams: Vec<_> = (0..80).map(|_| Open::streaming(&gateway.client(), "m", 20)).collect();
+    let streams: Vec<_> = (0..80).map(|_| Open::streaming(&gateway.client(), "m", 1000)).collect();
     assert_eq!(gateway.client().get("/healthz").status, 200);
     for stream in streams {
         assert!(stream.rest().is_whole_stream());

@@ -175,10 +175,10 @@ impl Life {
         if faults.on(Fault::RefuseSleep) {
             return Err(Refusal::plain("sleep failed"));
         }
+        faults.cleared(&[Fault::HangSleep]).await;
         if faults.on(Fault::IgnoreSleep) {
             return Ok(());
         }
-        faults.cleared(&[Fault::HangSleep]).await;
         if self.asleep.any() {
             log::info("Executor is already sleeping.");
             return Ok(());

@@ -138,7 +138,7 @@ async fn no_turn_takes_more_of_a_body_than_the_others_can_wait_for() {
 }
 
 /// How long the threads of this process have waited for a core: other processes took that time, not the task that ran. It counts
-/// for all of them, since one that waits may hold what this one needs, as the lock of the address space is.
+/// for all of them, since one that waits may hold what this one needs, as the lock of the address space is. The same time may count twice.
 fn waited_for_a_core() -> Duration {
     let of = |task: io::Result<fs::DirEntry>| {
         // A thread may have ended meanwhile.

@@ -48,7 +48,7 @@ async fn requester_deletion_leaves_its_provider_asleep_and_reuse_wakes_it() {
     duo.counted("cold", "", 1).await;
     duo.counted("hot", "", 1).await;
     assert_ne!(again.uid(), requester.uid());
-    for words in ["order=\"put ", "order=\"wake ", "its engine serves it requester="] {
+    for words in ["order=put ", "order=wake ", "its engine serves it requester="] {
         duo.gateway.logs("INFO", words).await;
     }
 }

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt as _, api::ListParams};
 use rouse_cluster::wait;
-use rouse_gateway::controllers::crd::{AcceleratorNode, inference_model::EngineState};
+use rouse_gateway::controllers::crd::{AcceleratorNode, InferenceModel, inference_model::EngineState};
 use serde_json::json;
 
 use super::{Duo, node};
@@ -28,7 +28,10 @@ pub(super) async fn model_with(duo: &Duo, name: &str, flags: &str, more: serde_j
         json!({"mode": "dualPods", "memoryAsleep": "1Gi", "hostMemory": "8Gi", "cooldownPeriod": "2s"});
     crate::world::merge(&mut spec, more);
     duo.world.model(name, "40Gi", &flags, spec).await;
-    duo.world.until(name, "known to the gateway", |model| !reason(model, "Accepted").is_empty()).await;
+    let known = |model: &InferenceModel| {
+        model.status.as_ref().is_some_and(|status| status.observed_generation.is_some())
+    };
+    duo.world.until(name, "known to the gateway", known).await;
 }
 
 /// Pods of this model: who asks, and the engines.
@@ -179,7 +182,7 @@ async fn what_is_wrong_with_an_engines_pod_is_said_by_its_model() {
     let answer = aside(move || client.chat("wrong", false, 4)).await;
     assert_eq!(answer.status, 503, "{}", answer.text());
     let text = "noSuchField";
-    let told = |model: &rouse_gateway::controllers::crd::InferenceModel| {
+    let told = |model: &InferenceModel| {
         let status = model.status.clone().unwrap_or_default();
         status.conditions.iter().any(|condition| condition.message.contains(text))
     };

@@ -135,7 +135,7 @@ async fn launchers_that_crash_are_not_made_again_without_pause() {
     let between = made(&second[0]).duration_since(made(&first[0]));
     assert!(between.as_secs() >= 10, "{between:?}");
     let (requesters, _) = duo.see("one", "a requester", |requesters, _| requesters.len() == 1).await;
-    let told = events::told_that(&duo.world, &requesters[0], "Waiting", "it was never ready").await;
+    let told = events::told_that(&duo.world, &requesters[0], "Waiting", "was never ready").await;
     assert!(told.message.as_ref().unwrap().contains("its container ended with exit code 2"), "{told:?}");
 }
 
