@@ -51,7 +51,7 @@ fn an_explanation_says_why_and_who_holds_the_memory() {
                 "holders": [{"model": "tiny-llama", "memory": 21474836480, "idle_for": 0, "leases": 1, "pinned": true}]}}"#,
     )
     .unwrap();
-    insta::assert_snapshot!(explained(&explanation), @r###"
+    insta::assert_snapshot!(explained(&explanation, false), @r###"
     tiny-mistral: asleep, 3 waiting, 0 leases
       waiting for sim-0: held by tiny-llama, 2 leases
       tiny-llama holds 20Gi: 1 lease, idle for 0ms, pinned
