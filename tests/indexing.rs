@@ -39,8 +39,8 @@ fn no_crate_that_ships_indexes_but_where_a_function_says_why_it_may() {
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
+    for entry in fs::read_dir(folder).expect("a folder of the sources") {
+        let path = entry.expect("what is in it").path();
         if path.is_dir() {
             files.extend(sources(&path));
         } else if path.extension().is_some_and(|end| end == "rs") {
