@@ -10,12 +10,12 @@ use crate::world::{World, aside};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_in_a_pool_that_its_model_no_longer_names_goes_and_gives_its_memory_back() {
-    given_back("moves-runs", false).await;
+    Box::pin(given_back("moves-runs", false)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_booking_in_a_pool_that_its_model_no_longer_names_is_given_back() {
-    given_back("moves-gone", true).await;
+    Box::pin(given_back("moves-gone", true)).await;
 }
 
 /// A leader ends, the model is sent elsewhere, and another gateway gets the lead; `gone`: the engine has ended meanwhile.
