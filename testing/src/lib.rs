@@ -1,4 +1,5 @@
 //! What tests of several crates share.
 
 pub mod port;
+pub mod run_queue;
 pub mod sample;

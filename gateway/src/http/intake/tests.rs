@@ -1,6 +1,7 @@
-use std::{cell::Cell, convert::Infallible, fs, io, rc::Rc, sync::atomic::AtomicUsize, task::Context};
+use std::{cell::Cell, convert::Infallible, rc::Rc, sync::atomic::AtomicUsize, task::Context};
 
 use http_body::{Frame, SizeHint};
+use rouse_testing::run_queue;
 use tokio::task::{LocalSet, spawn_local};
 
 use super::*;
@@ -137,17 +138,6 @@ async fn no_turn_takes_more_of_a_body_than_the_others_can_wait_for() {
     assert_eq!(whole.len(), 64 * MIB);
 }
 
-/// How long the threads of this process have waited for a core: other processes took that time, not the task that ran. It counts
-/// for all of them, since one that waits may hold what this one needs, as the lock of the address space is. The same time may count twice.
-fn waited_for_a_core() -> Duration {
-    let of = |task: io::Result<fs::DirEntry>| {
-        // A thread may have ended meanwhile.
-        let counted = fs::read_to_string(task.unwrap().path().join("schedstat")).unwrap_or_default();
-        counted.split_whitespace().nth(1).map_or(0, |nanos| nanos.parse().unwrap())
-    };
-    Duration::from_nanos(fs::read_dir("/proc/self/task").unwrap().map(of).sum())
-}
-
 #[tokio::test]
 async fn other_tasks_of_the_core_go_on_while_a_large_body_comes_is_read_and_goes() {
     let limits = limits();
@@ -156,10 +146,10 @@ async fn other_tasks_of_the_core_go_on_while_a_large_body_comes_is_read_and_goes
             let longest = Rc::new(Cell::new(Duration::ZERO));
             let seen = Rc::clone(&longest);
             let ticking = spawn_local(async move {
-                let mut last = (Instant::now(), waited_for_a_core());
+                let mut last = (Instant::now(), run_queue::of_this_process());
                 loop {
                     tokio::task::yield_now().await;
-                    let now = (Instant::now(), waited_for_a_core());
+                    let now = (Instant::now(), run_queue::of_this_process());
                     let turn = (now.0 - last.0).saturating_sub(now.1.saturating_sub(last.1));
                     seen.set(seen.get().max(turn));
                     last = now;
