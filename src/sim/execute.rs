@@ -161,6 +161,7 @@ impl World {
             refuse_wake: false,
             late: None,
             denied: false,
+            adopted_with: None,
             profiling,
             measured_from: 0,
         };
@@ -246,6 +247,7 @@ impl World {
             return;
         };
         process.enter(Phase::Waking(level));
+        process.adopted_with = None;
         if std::mem::take(&mut process.refuse_wake) || refused {
             self.tally.add("fault: wake refused");
             return self.plan_step(engine, Millis(takes.0 / 2), Step::WakeRefused);

@@ -388,7 +388,7 @@ impl World {
         let mut found = Vec::new();
         // Those of engines that are gone went with the gateway.
         let gates = std::mem::take(&mut self.gates);
-        for (engine, process) in &self.machine.processes {
+        for (engine, process) in &mut self.machine.processes {
             let booking = super::machine::Booking {
                 generation: process.generation,
                 accelerators: process.accelerators.clone(),
@@ -404,6 +404,7 @@ impl World {
                 units: process.spec.accelerators.units().unwrap_or(1),
                 placed: true,
             };
+            process.adopted_with = matches!(process.phase, Phase::Asleep(_)).then_some(booking.bytes);
             self.machine.bookings.insert(engine.clone(), booking);
             let mut gate = Gate::new(process.generation, process.spec.max_concurrency);
             let old = gates.get(engine);

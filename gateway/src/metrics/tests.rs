@@ -6,6 +6,8 @@ use std::{
 use http::Method;
 use rouse::{
     caller::Observer as _,
+    engine::past::Past,
+    fault,
     fleet::report::{AcceleratorView, EngineView, HostView, ModelState, ModelView},
     model::EngineId,
     units::{Bytes, Generation, Tick},
@@ -211,7 +213,7 @@ fn view(name: &ModelName) -> View {
             leases: 0,
             pinned: false,
             reason: String::new(),
-            last: None,
+            last: Some(Past::of_start(Tick(1_000), Generation(1), fault::Cause::Hung, 1)),
             declared: Bytes(400),
             learned: rouse::fleet::event::Learned { peak: Some(Bytes(300)), ..Default::default() },
         }],

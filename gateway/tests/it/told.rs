@@ -71,7 +71,7 @@ fn a_reload_to_a_size_that_fits_nowhere_is_told_before_anybody_asks() {
     let gateway = Fixture::new(&["2Gi"]).model(&Sim::new("slept")).model(&Sim::new("new")).start();
     assert!(gateway.client().chat("slept", true, 1).is_whole_stream());
     assert_eq!(gateway.admin().post("/admin/v1/models/slept/sleep?level=1", "").status, 202);
-    gateway.until_state("slept", "asleep");
+    gateway.until("asleep", Duration::from_secs(10), || gateway.engine("slept#0")["state"] == "Asleep(1)");
     let file = gateway.dir.join("rouse.yaml");
     let yaml = read(&file).replace("memory: {awake: 1Gi", "memory: {awake: 90Gi");
     fs::write(&file, yaml).unwrap();

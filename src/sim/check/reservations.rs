@@ -48,12 +48,17 @@ impl World {
     }
 
     /// A booking may not become smaller than what is really held. Where the meter cannot tell whose memory it shows, it
-    /// is enough that all bookings together cover it.
+    /// is enough that all bookings together cover it, or that a sleeper whose wake is called off has what it was adopted with: the rest
+    /// counts as somebody else's for as long as it sleeps.
     pub(in crate::sim) fn check_shrink(&mut self, engine: &EngineId, generation: Generation, bytes: Bytes) {
         let Some(process) = self.machine.process(engine, generation) else {
             return;
         };
         let (held, phase, accelerators) = (process.held, process.phase, process.accelerators.clone());
+        let per_process = self.scenario.nature.per_process;
+        if !per_process && process.adopted_with.is_some_and(|known| bytes >= known) {
+            return;
+        }
         if held <= bytes || accelerators.is_empty() || !self.machine.metered(&accelerators) {
             return;
         }
@@ -63,7 +68,7 @@ impl World {
             let booked = self.machine.booked(id).saturating_sub(own) + bytes;
             self.machine.used(id).saturating_sub(foreign) <= booked
         });
-        if self.scenario.nature.per_process || !covered {
+        if per_process || !covered {
             self.violation(format!(
                 "the reservation of {engine} {generation} shrinks to {bytes} while it is {phase:?} and holds {held}"
             ));

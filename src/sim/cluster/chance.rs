@@ -130,8 +130,8 @@ impl Plot {
             owner.ask.build = Some(build(i % configs));
         }
         plot.provider_host = random.chance(0.3).then(|| Bytes::gib(random.between(8, 60)));
-        if plot.troubles.every.is_some() && random.chance(0.2) {
-            plot.troubles.sleep_denied = 0.15;
+        if plot.troubles.every.is_some() && random.chance(0.1) {
+            plot.troubles.sleep_denied = 0.1;
         }
         plot
     }

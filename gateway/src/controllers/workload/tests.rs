@@ -156,7 +156,8 @@ fn a_template_whose_fields_are_not_what_a_pod_has_is_passed_on_and_brings_nothin
         "/spec/containers/1/readinessProbe",
     ] {
         for (odd, mode) in odd.iter().flat_map(|odd| [(odd, "dualPods"), (odd, "deployment")]) {
-            let engine = if mode == "deployment" { json!({"sleepMode": "vllm"}) } else { json!({}) };
+            let engine =
+                if mode == "deployment" { json!({"kind": "vllm", "sleepMode": "vllm"}) } else { json!({}) };
             let spec = json!({"modelName": "m", "memory": "1Gi", "mode": mode, "engine": engine,
                 "nodeSelector": {"inference-pool": "h200"}, "template": within(at, odd)});
             workload(spec, |made| {
