@@ -145,7 +145,7 @@ async fn an_engine_that_comes_to_an_accelerator_without_room_for_it_goes_and_who
     let site = Site::new(cluster().await, "node-misplaced").await;
     let small = |own: &str| plain_node(own, 4).label("nvidia.com/gpu.memory", "24576");
     let world = World::at(site, "128Gi", small).await;
-    world.model("qwen", "40Gi", "--start-time 60s", json!({"queue": {"maxWait": "20s"}})).await;
+    world.model("qwen", "40Gi", "--start-time 2m", json!({"queue": {"maxWait": "1m"}})).await;
     let gateway = world.gateway("gateway-0", "");
     let client = gateway.client();
     let refused = aside(move || client.chat("qwen", false, 4)).await;

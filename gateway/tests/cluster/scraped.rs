@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// Of the page's families, those that have a series only once what they count has happened, or where it is configured.
-const RARE: [&str; 12] = [
+const RARE: [&str; 13] = [
     "fma_actuation_seconds",
     "fma_duality",
     "fma_http_latency_seconds",
@@ -44,6 +44,7 @@ const RARE: [&str; 12] = [
     "rouse_evictions_total",
     "rouse_key_requests_total",
     "rouse_key_tokens_total",
+    "rouse_model_last_failure_timestamp_seconds",
     "rouse_tls_certificate_expiry_seconds",
 ];
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt as _, core::DynamicObject, runtime::wait::await_condition};
 use rouse_cluster::wait::PATIENCE;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::{
@@ -22,9 +22,9 @@ async fn basic_launcher_pod_creation() {
     let numbers: BTreeMap<_, _> = (0..).zip(node.devices()).map(|(at, (id, _))| (id, at)).collect();
     let map = BTreeMap::from([(node.name().to_owned(), serde_json::to_string(&numbers).unwrap())]);
     duo.map(&map).await;
-    let populate = async |gpus: &str, count: u32| {
+    let populate = async |gpus: Value, count: u32| {
         let selector = json!({"labelSelector": {"matchLabels": {"inference-pool": own}},
-            "allocatableResources": {"nvidia.com/gpu": {"min": gpus}}});
+            "allocatableResources": {"nvidia.com/gpu": gpus}});
         let counts = json!([{"launcherConfigName": "launchers", "launcherCount": count}]);
         let spec = json!({"enhancedNodeSelector": selector, "countForLauncher": counts});
         duo.world.object("LauncherPopulationPolicy", "all", spec).await;
@@ -37,7 +37,7 @@ async fn basic_launcher_pod_creation() {
         duo.see("one", "launchers", ready).await.1
     };
     duo.config("one", "").await;
-    populate("2", 2).await;
+    populate(json!({"min": "2"}), 2).await;
     let both = launchers(2).await;
     duo.request("one", 1, 1).await;
     let bound = |requesters: &[Pod], launchers: &[Pod]| {
@@ -55,7 +55,7 @@ async fn basic_launcher_pod_creation() {
     assert_eq!(serves.labels()["serves"], "one");
     assert_eq!(serves.annotations()["example.com/about"], "one");
     assert!(all.iter().all(|own| own.labels()["of"] == "template"));
-    populate("2", 1).await;
+    populate(json!({"min": "2"}), 1).await;
     assert_eq!(launchers(1).await[0].uid(), serves.uid(), "the one with an engine stays");
     duo.scale("one", 0).await;
     let sleeper = duo.put_away("one", 1).await;
@@ -70,11 +70,11 @@ async fn basic_launcher_pod_creation() {
         };
         timeout(PATIENCE, await_condition(policies.clone(), "all", says)).await.unwrap().unwrap();
     };
-    populate("two", 2).await;
-    said("'two' is not a quantity").await;
+    populate(json!({"min": "3", "max": "2"}), 2).await;
+    said("nothing is between so much and so little").await;
     assert_eq!(launchers(1).await[0].uid(), serves.uid());
     // No node has so many: who has no sleeper would go.
-    populate("3", 2).await;
+    populate(json!({"min": "3"}), 2).await;
     duo.delete(&sleeper).await;
     launchers(0).await;
 }
