@@ -64,7 +64,7 @@ pub(super) enum Phase {
     Asleep(Level),
 }
 
-/// The state directory. While this is held, no other gateway uses it. Not a part of [`Store`], which tasks still share while
+/// The state directory. While this is held, no other gateway uses it. Not a part of the store, which tasks still share while
 /// they are being ended.
 #[derive(Debug)]
 pub struct Lock {
