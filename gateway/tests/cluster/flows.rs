@@ -86,6 +86,8 @@ async fn a_restart_leaves_the_budget_and_the_engines_as_they_are() {
     assert_eq!(aside(move || client.chat("large", false, 4)).await.status, 200);
     let before = world.running().await;
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        // What the next one knows of it is what was written.
+        world.until("large", "ready", |model| model.status.as_ref().is_some_and(|status| status.ready)).await;
         gateway.signal(signal);
         gateway.ended().await;
         gateway = world.gateway("gateway-0", "");
