@@ -1,6 +1,10 @@
 //! A namespace for one test.
 
-use std::{ops::Deref, sync::Arc};
+use std::{
+    ops::Deref,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::{
@@ -70,11 +74,15 @@ impl Deref for Namespace {
 impl Drop for Namespace {
     fn drop(&mut self) {
         let (inner, name) = (Arc::clone(&self.inner), self.name.clone());
-        // Nobody waits for it: it only keeps a finished test's Pods from running beside the next. When the API server is
-        // away, they go with the cluster.
+        // It keeps a finished test's Pods from running beside the next. A process must not end while this connects: what TLS draws its
+        // keys from is freed at the end, and whoever draws then aborts. When the API server is away, the Pods go with the cluster.
+        let (tell, told) = mpsc::channel();
         self.inner.handle.spawn(async move {
-            let client = inner.users.client(inner.users.admin(), inner.api_server).await.ok()?;
-            Api::<Object>::all(client).delete(&name, &DeleteParams::background()).await.ok()
+            if let Ok(client) = inner.users.client(inner.users.admin(), inner.api_server).await {
+                Api::<Object>::all(client).delete(&name, &DeleteParams::background()).await.ok();
+            }
+            tell.send(()).ok();
         });
+        told.recv_timeout(Duration::from_secs(2)).ok();
     }
 }
