@@ -74,8 +74,9 @@ impl Deref for Namespace {
 impl Drop for Namespace {
     fn drop(&mut self) {
         let (inner, name) = (Arc::clone(&self.inner), self.name.clone());
-        // It keeps a finished test's Pods from running beside the next. A process must not end while this connects: what TLS draws its
-        // keys from is freed at the end, and whoever draws then aborts. When the API server is away, the Pods go with the cluster.
+        // The deletion keeps a finished test's Pods from running beside the next test's. The drop waits for it: aws-lc frees its entropy
+        // source at the exit of the process, and a TLS handshake that begins then aborts. Without an API server the Pods go with the
+        // cluster.
         let (tell, told) = mpsc::channel();
         self.inner.handle.spawn(async move {
             if let Ok(client) = inner.users.client(inner.users.admin(), inner.api_server).await {

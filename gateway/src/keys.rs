@@ -142,7 +142,8 @@ impl Table {
         Self { source: Arc::clone(source), by_hash }
     }
 
-    /// Whose key this is; `sent` is `None` when none was. Without any configured key everybody is nobody in particular.
+    /// The configured key that the request sent; `sent` is `None` for a request without a key. `Ok(None)`: no keys are configured, and
+    /// any request is served.
     pub(crate) fn authenticate(
         self: &Arc<Self>,
         sent: Option<Sent<'_>>,

@@ -39,7 +39,8 @@ pub(super) struct Process {
     pub(super) late: Option<Millis>,
     /// It took the last order to sleep and stayed awake.
     pub(super) denied: bool,
-    /// What a gateway that started while it slept has booked for it: what it keeps beyond that had not been seen before.
+    /// Bytes that a gateway booked which found the process asleep at its start. The process may keep more, which that gateway has not
+    /// seen.
     pub(super) adopted_with: Option<Bytes>,
     /// It measures free memory at its start, and the fleet has not been told that this is over.
     pub(super) profiling: bool,

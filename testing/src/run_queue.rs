@@ -16,8 +16,9 @@ pub fn of_this_process() -> Duration {
     tasks.map(|task| of(&task.path())).sum()
 }
 
-/// A thread may have ended meanwhile, and then counts for nothing.
-fn of(task: &Path) -> Duration {
+/// Of the thread with this folder in `/proc`. A thread that has ended counts for nothing.
+#[must_use]
+pub fn of(task: &Path) -> Duration {
     let counted = fs::read_to_string(task.join("schedstat")).unwrap_or_default();
     let nanos = counted.split_whitespace().nth(1).and_then(|word| word.parse().ok());
     Duration::from_nanos(nanos.unwrap_or_default())

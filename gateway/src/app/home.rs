@@ -20,7 +20,7 @@ use crate::{
 /// Where a gateway's engines are to be, once no other gateway has that.
 pub(super) enum Claim<'c> {
     Machine(Lock),
-    /// Who has a cluster is decided by its Lease, again and again.
+    /// Nothing is locked: the cluster's Lease decides at any time which gateway leads.
     Cluster(&'c config::Kubernetes),
 }
 

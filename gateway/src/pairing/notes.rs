@@ -42,7 +42,7 @@ pub(super) struct Notes {
     writing: BTreeSet<RequesterId>,
     /// Whose accelerators were written on their Pods.
     named: BTreeSet<RequesterId>,
-    /// What each was warned of by this leader.
+    /// The warning that this leader last sent about each requester.
     warned: BTreeMap<RequesterId, String>,
 }
 
@@ -169,7 +169,7 @@ impl Notes {
 /// What a requester's annotation is to be.
 struct Told {
     text: String,
-    /// What it is warned of there and was not before.
+    /// A warning in this text that the requester's former status did not have.
     warning: Option<String>,
 }
 

@@ -54,7 +54,7 @@ async fn who_comes_beyond_the_connections_that_the_listener_takes_is_told_so_and
     assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
     assert_eq!(refused.error()["code"], "too_many_connections");
     assert_eq!(refused.header("connection"), Some("close"));
-    // Whoever watches over it must not take it for dead.
+    // A probe must not take a full gateway for a dead one.
     for path in ["/healthz", "/readyz"] {
         assert_eq!(ask(at, &format!("GET {path}"), "").await.status, 200, "{path}");
     }

@@ -1,4 +1,4 @@
-//! Who asks, as turns have it: whether an idle model is kept for anybody but those who wait goes by that.
+//! Which client a request counts for. Turns protect an idle model only for clients that do not wait for another one.
 
 use std::collections::BTreeSet;
 

@@ -179,7 +179,7 @@ mod tests {
         life: JoinHandle<()>,
         order: mpsc::UnboundedSender<Order>,
         told: mpsc::Receiver<Event>,
-        /// Whom each of its requests was for, as TLS says it, and the request's head.
+        /// Of each request: the server name of its TLS handshake, and its head.
         asked: mpsc::UnboundedReceiver<(Option<String>, String)>,
         backend: JoinHandle<()>,
     }

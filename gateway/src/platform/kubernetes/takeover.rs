@@ -63,7 +63,7 @@ pub(super) struct Booked {
     pub(super) pool: String,
     pub(super) model: ObjectName,
     pub(super) replica: u32,
-    /// Whoever led before has heard that it sleeps, and given back what it no longer takes.
+    /// A former leader saw the engine asleep, and released the memory that the engine no longer holds.
     asleep: bool,
 }
 

@@ -3,6 +3,8 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
+use rouse_testing::run_queue;
+
 use super::Stub;
 
 /// A thread of any process, by its folder in `/proc`.
@@ -27,12 +29,7 @@ impl Thread {
     /// How long it has waited for a processor in its life. Nothing, where the kernel does not count it: then all that
     /// passes is taken for the program's.
     fn waited(&self) -> Duration {
-        let counted = fs::read_to_string(self.0.join("schedstat")).unwrap_or_default();
-        counted
-            .split(' ')
-            .nth(1)
-            .and_then(|word| word.parse().ok())
-            .map_or(Duration::ZERO, Duration::from_nanos)
+        run_queue::of(&self.0)
     }
 }
 
