@@ -432,6 +432,15 @@ impl Node {
         self.engines.values().filter(|engine| engine.uses(accelerator))
     }
 
+    /// Whether a reading of this accelerator can change a decision: something may hold memory there, or a requester asks for it.
+    #[must_use]
+    pub fn needs_reading(&self, accelerator: &AcceleratorId) -> bool {
+        let asks = |requester: &Requester| requester.accelerators.contains(accelerator);
+        !self.remains.is_empty()
+            || self.engines_on(accelerator).next().is_some()
+            || self.requesters.values().any(asks)
+    }
+
     /// The other engines that use any of its accelerators.
     pub fn beside<'a>(&'a self, engine: &'a EngineId) -> impl Iterator<Item = &'a Engine> {
         let shares = |other: &&Engine| other.id.accelerators.iter().any(|a| engine.accelerators.contains(a));

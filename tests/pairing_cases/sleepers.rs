@@ -126,6 +126,8 @@ fn more_in_use_than_all_sleepers_are_known_to_keep_ends_all_and_is_then_measured
     read(&mut case, 12);
     let new = engine(Mode::Sleep, 4, &["a"]);
     assert!(!case.has(creates(&new)) && case.reason("new").contains("budget"), "{}", case.reason("new"));
+    assert_eq!(case.node().engines.len(), 0);
+    assert!(case.node().needs_reading(&"a".into()), "else nobody would see that the memory is free again");
     read(&mut case, 8);
     assert!(case.has(creates(&new)), "{}", case.reason("new"));
 }

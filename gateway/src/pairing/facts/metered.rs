@@ -32,13 +32,12 @@ impl Facts {
         (self.faults, self.news) = (faults, true);
     }
 
-    /// The readings of accelerators that anything is known to hold memory of, but for those that are known already.
+    /// The readings that a decision may depend on, but for those that are known already.
     pub(in crate::pairing) fn readings(&self, samples: &Samples, core: &Pairing) -> Vec<Event> {
         let all = self.told.accelerators.keys().filter_map(|(node, accelerator)| {
             let sample = samples.used.get(accelerator)?;
             let known = core.node(node)?;
             let before = known.accelerators.get(accelerator)?.observed;
-            let matters = known.engines_on(accelerator).next().is_some() || !known.remains.is_empty();
             let new = before.is_none_or(|(_, at)| at < sample.at);
             let event = Event::Observed {
                 node: node.clone(),
@@ -46,7 +45,7 @@ impl Facts {
                 used: sample.used,
                 at: sample.at,
             };
-            (matters && new).then_some(event)
+            (known.needs_reading(accelerator) && new).then_some(event)
         });
         all.collect()
     }

@@ -2,6 +2,7 @@
 
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
 use nix::sys::signal::Signal;
 
 use super::{
@@ -70,6 +71,10 @@ async fn paused(home: Home) {
     duo.gateway.signal(Signal::SIGCONT);
     duo.scale("one", 1).await;
     other.signal(Signal::SIGSTOP);
+    duo.pair("one").await;
+    // The last that the leader writes on a requester; its engine may serve before.
+    let written = |requesters: &[Pod], _: &[Pod]| requesters.iter().all(|own| !own.finalizers().is_empty());
+    duo.watch_for("one", "a requester with its finalizer", written).await;
     let (requester, next) = duo.pair("one").await;
     assert_eq!(engines_of(&next) == engines_of(&provider), home != Home::Plain);
     other.signal(Signal::SIGCONT);

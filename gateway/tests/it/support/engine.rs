@@ -32,8 +32,9 @@ impl Gateway {
         let engine = self.engine_client(id);
         let mut answer = None;
         self.until(&format!("{id} listens"), Duration::from_secs(10), || {
-            // A stub in front of the engine may listen before the engine does.
-            answer = engine.try_connect().ok().map(|_| engine.raw(&request)).filter(|it| it.status != 502);
+            // A stub in front of the engine may listen before the engine does, and before it is told which engine that is.
+            let answered = engine.try_connect().ok().map(|_| engine.raw(&request));
+            answer = answered.filter(|it| !matches!(it.status, 502 | 503));
             answer.is_some()
         });
         let answer = answer.unwrap();
