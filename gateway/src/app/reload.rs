@@ -75,7 +75,12 @@ impl Reload {
             return;
         }
         self.replace(new, &diff);
-        tracing::info!(pools, "the cluster's objects changed: {diff}");
+        if diff.is_empty() {
+            // What pools have comes and goes with each node.
+            tracing::debug!("the cluster's pools changed");
+        } else {
+            tracing::info!(pools, "the cluster's objects changed: {diff}");
+        }
     }
 
     fn replace(&mut self, new: Config, diff: &Diff) {
