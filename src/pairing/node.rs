@@ -432,7 +432,8 @@ impl Node {
         self.engines.values().filter(|engine| engine.uses(accelerator))
     }
 
-    /// Whether a reading of this accelerator can change a decision: something may hold memory there, or a requester asks for it.
+    /// Whether a reading of this accelerator can change a decision: an engine or a vanished Pod may hold memory there, or a requester
+    /// waits for it.
     #[must_use]
     pub fn needs_reading(&self, accelerator: &AcceleratorId) -> bool {
         let asks = |requester: &Requester| requester.accelerators.contains(accelerator);

@@ -127,7 +127,7 @@ fn more_in_use_than_all_sleepers_are_known_to_keep_ends_all_and_is_then_measured
     let new = engine(Mode::Sleep, 4, &["a"]);
     assert!(!case.has(creates(&new)) && case.reason("new").contains("budget"), "{}", case.reason("new"));
     assert_eq!(case.node().engines.len(), 0);
-    assert!(case.node().needs_reading(&"a".into()), "else nobody would see that the memory is free again");
+    assert!(case.node().needs_reading(&"a".into()), "without a reading the requester waits for ever");
     read(&mut case, 8);
     assert!(case.has(creates(&new)), "{}", case.reason("new"));
 }

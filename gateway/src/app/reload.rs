@@ -76,7 +76,7 @@ impl Reload {
         }
         self.replace(new, &diff);
         if diff.is_empty() {
-            // What pools have comes and goes with each node.
+            // Every node that joins or leaves changes the total of its pool.
             tracing::debug!("the cluster's pools changed");
         } else {
             tracing::info!(pools, "the cluster's objects changed: {diff}");

@@ -206,7 +206,7 @@ async fn an_engine_that_is_told_to_sleep_when_its_leader_dies_has_its_memory_unt
     world.faults(&pods, r#"{"hang-sleep": null}"#).await;
     world.until_booked("what it keeps", |booked| booked == [("qwen".to_owned(), 2)]).await;
     let client = next.client();
-    // No stream, whose head goes out before it is known how the engine was had, once that takes long.
+    // Not a stream: the head of a stream that waits for the grace goes out before the kind of start is known.
     let answer = aside(move || client.chat("qwen", false, 4)).await;
     assert_eq!((answer.status, answer.header("x-rouse-cold-start")), (200, "hot"), "{answer:?}");
     assert_eq!(world.booked().await, [("qwen".to_owned(), 80)]);

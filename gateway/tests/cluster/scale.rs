@@ -139,7 +139,7 @@ impl<'a> Scene<'a> {
             renewed <= usize::try_from(took.as_secs()).unwrap() / 2 + 5,
             "renewed {renewed} times in {took:?}"
         );
-        // What this gateway says of itself takes five seconds from one time to the next, too.
+        // The gateway states its demand at most every five seconds, so a slow run has more statements.
         let stated = of("patch", "gatewayreplicas/status");
         assert!(
             stated <= usize::try_from(took.as_secs()).unwrap() / 5 + 1,

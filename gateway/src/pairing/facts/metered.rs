@@ -32,7 +32,7 @@ impl Facts {
         (self.faults, self.news) = (faults, true);
     }
 
-    /// The readings that a decision may depend on, but for those that are known already.
+    /// The new readings that a decision may depend on.
     pub(in crate::pairing) fn readings(&self, samples: &Samples, core: &Pairing) -> Vec<Event> {
         let all = self.told.accelerators.keys().filter_map(|(node, accelerator)| {
             let sample = samples.used.get(accelerator)?;

@@ -65,7 +65,7 @@ async fn a_sleeper_that_keeps_more_than_it_was_to_keep_goes_before_the_next_engi
     duo.until("one", "no sleeper", |_, providers| providers.is_empty()).await;
     let (_, providers) = duo.pairs("two").await;
     assert!(providers.is_empty(), "what is in use by now is not known yet: {providers:#?}");
-    // Long enough for a reading that counts, of memory that no sleeper has: the requester waits for another one.
+    // Four more readings: at least one is late enough to count, and finds memory that no sleeper holds. The requester keeps waiting.
     let before = read(&duo.gateway.metrics());
     while read(&duo.gateway.metrics()) < before + 4 {
         looks.tick().await;

@@ -72,7 +72,7 @@ async fn paused(home: Home) {
     duo.scale("one", 1).await;
     other.signal(Signal::SIGSTOP);
     duo.pair("one").await;
-    // The last that the leader writes on a requester; its engine may serve before.
+    // The leader writes the finalizer last, and the engine may serve before that.
     let written = |requesters: &[Pod], _: &[Pod]| requesters.iter().all(|own| !own.finalizers().is_empty());
     duo.watch_for("one", "a requester with its finalizer", written).await;
     let (requester, next) = duo.pair("one").await;
